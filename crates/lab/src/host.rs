@@ -1,0 +1,115 @@
+//! One host of the lab: a network namespace, a CPU, an address.
+
+use crate::{LabError, cpus, netlink, steer};
+use rustix::thread::LinkNameSpaceType;
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, ExitStatus};
+use std::thread;
+
+/// One of the lab's two hosts.
+#[derive(Debug)]
+pub struct Host {
+    cpu: usize,
+    address: IpAddr,
+    device: &'static str,
+    /// `None` for a host on the loopback of the process's own namespace.
+    namespace: Option<OwnedFd>,
+}
+
+impl Host {
+    /// A host in a namespace of its own, whose packets will be steered to `cpu`.
+    pub(crate) fn in_new_namespace(cpu: usize, address: IpAddr) -> Result<Self, LabError> {
+        let namespace = in_thread(|| {
+            haul_sys::namespace::unshare_network().map_err(no_namespaces)?;
+            // Devices take the mask when they are made, so it stands before there is one.
+            steer::set_default_mask(cpu);
+            netlink::set_up("lo")?;
+            File::open("/proc/thread-self/ns/net")
+                .map(OwnedFd::from)
+                .map_err(LabError::step("opening the network namespace"))
+        })?;
+        Ok(Self { cpu, address, device: "haul0", namespace: Some(namespace) })
+    }
+
+    /// A host on the loopback of the process's own namespace.
+    pub(crate) fn here(cpu: usize, address: IpAddr) -> Self {
+        Self { cpu, address, device: "lo", namespace: None }
+    }
+
+    /// The host's CPU.
+    pub fn cpu(&self) -> usize {
+        self.cpu
+    }
+
+    /// The address that its peer reaches it at.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The name of its network device, inside its namespace.
+    pub fn device(&self) -> &str {
+        self.device
+    }
+
+    pub(crate) fn namespace(&self) -> Option<&OwnedFd> {
+        self.namespace.as_ref()
+    }
+
+    /// Makes the calling thread a thread of this host, for good: its namespace, its CPU.
+    pub fn enter(&self) -> Result<(), LabError> {
+        if let Some(namespace) = &self.namespace {
+            rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                .map_err(|errno| no_namespaces(errno.into()))?;
+        }
+        cpus::pin_to(self.cpu).map_err(LabError::step(format!("pinning a thread to CPU {}", self.cpu)))
+    }
+
+    /// Runs `work` on a fresh thread of this host and waits for it.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
+        in_thread(|| {
+            self.enter()?;
+            Ok(work())
+        })
+    }
+
+    /// Runs a program on this host until it ends. It is killed if this process is.
+    pub fn run_program(&self, command: &mut Command) -> Result<io::Result<ExitStatus>, LabError> {
+        self.run(|| haul_sys::child::dies_with_parent(command).status())
+    }
+}
+
+/// Runs `work` on a thread of its own, whose namespaces and CPU it may change.
+fn in_thread<T: Send>(work: impl FnOnce() -> Result<T, LabError> + Send) -> Result<T, LabError> {
+    thread::scope(|scope| {
+        thread::Builder::new()
+            .name("haul-host".into())
+            .spawn_scoped(scope, work)
+            .map_err(LabError::step("starting a thread"))?
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Whether this process may make network namespaces as it is.
+pub(crate) fn can_make_namespaces() -> bool {
+    // The capability is asked for rather than tried: a process that starts a thread loses the right to a
+    // user namespace of its own.
+    rustix::thread::capabilities(None)
+        .is_ok_and(|held| held.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN))
+}
+
+/// Says what to do about a refused namespace.
+pub(crate) fn no_namespaces(source: io::Error) -> LabError {
+    let advice = match source.kind() {
+        io::ErrorKind::InvalidInput => "it must be made before the process starts a second thread",
+        io::ErrorKind::StorageFull => "raise sysctl user.max_user_namespaces",
+        _ => {
+            "run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, \
+             kernel.apparmor_restrict_unprivileged_userns=0; in a container: --privileged)"
+        }
+    };
+    LabError::NoNamespaces { source, advice }
+}

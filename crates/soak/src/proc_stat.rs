@@ -1,0 +1,122 @@
+//! `/proc/stat`: the kernel's own account of each CPU, sampled at its timer tick.
+//!
+//! It is a cross-check, not the measurement: on a kernel with tick accounting it sees only what happens to run when the tick
+//! comes, in steps of 10 ms, and charges the whole step to it.
+
+use crate::SoakError;
+use std::collections::BTreeMap;
+use std::fs;
+
+/// Ticks of one CPU by what the kernel says they went to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CpuTimes {
+    /// Ordinary user mode.
+    pub user: u64,
+    /// User mode at a positive nice value: the meter's spinner, mostly.
+    pub nice: u64,
+    /// Kernel mode.
+    pub system: u64,
+    /// Idle, and idle while waiting for a disk.
+    pub idle: u64,
+    /// Hard interrupts.
+    pub irq: u64,
+    /// Softirqs.
+    pub softirq: u64,
+    /// Taken by the hypervisor.
+    pub steal: u64,
+}
+
+impl CpuTimes {
+    /// All ticks. Guest time is part of `user` already.
+    pub fn total(&self) -> u64 {
+        self.user + self.nice + self.system + self.idle + self.irq + self.softirq + self.steal
+    }
+
+    /// What passed between `earlier` and this. A counter that went back (idle may, on some kernels) counts as none.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let less = u64::saturating_sub;
+        Self {
+            user: less(self.user, earlier.user),
+            nice: less(self.nice, earlier.nice),
+            system: less(self.system, earlier.system),
+            idle: less(self.idle, earlier.idle),
+            irq: less(self.irq, earlier.irq),
+            softirq: less(self.softirq, earlier.softirq),
+            steal: less(self.steal, earlier.steal),
+        }
+    }
+
+    /// The load that the kernel claims, in percent: everything but idle, steal and niced work.
+    pub fn load_percent(&self) -> f64 {
+        percent(self.user + self.system + self.irq + self.softirq, self.total())
+    }
+
+    /// The share that the hypervisor took, in percent.
+    pub fn steal_percent(&self) -> f64 {
+        percent(self.steal, self.total())
+    }
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
+}
+
+/// Every CPU's times.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProcStat(pub BTreeMap<usize, CpuTimes>);
+
+impl ProcStat {
+    /// Reads `/proc/stat`.
+    pub fn read() -> Result<Self, SoakError> {
+        fs::read_to_string("/proc/stat").map(|text| Self::parse(&text)).map_err(SoakError::ProcStat)
+    }
+
+    /// Reads the `cpuN` lines of such a text; other lines, and lines that make no sense, are passed over.
+    pub fn parse(text: &str) -> Self {
+        Self(text.lines().filter_map(parse_line).collect())
+    }
+}
+
+fn parse_line(line: &str) -> Option<(usize, CpuTimes)> {
+    let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
+    if !line.as_bytes().get(3)?.is_ascii_digit() {
+        return None;
+    }
+    let cpu = words.next()?.parse().ok()?;
+    let mut next = || words.next()?.parse::<u64>().ok();
+    let (user, nice, system, idle) = (next()?, next()?, next()?, next()?);
+    // Columns that old kernels lack count as none.
+    let (iowait, irq, softirq, steal) =
+        (next().unwrap_or(0), next().unwrap_or(0), next().unwrap_or(0), next().unwrap_or(0));
+    Some((cpu, CpuTimes { user, nice, system, idle: idle.saturating_add(iowait), irq, softirq, steal }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_lines_of_the_cpus_are_read() {
+        let stat = ProcStat::parse(
+            "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\ncpu12 1 0 0 3\nintr 5 0\ncpux 1 2 3 4\n",
+        );
+        let first = CpuTimes { user: 1, nice: 2, system: 3, idle: 9, irq: 6, softirq: 7, steal: 8 };
+        let second = CpuTimes { user: 1, idle: 3, ..CpuTimes::default() };
+        assert_eq!(stat.0, BTreeMap::from([(0, first), (12, second)]));
+        assert!((second.load_percent() - 25.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn this_machine_has_cpus() {
+        assert!(!ProcStat::read().unwrap().0.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_safe(text in "(cpu|[0-9 \n]){0,80}") {
+            let _ = ProcStat::parse(&text);
+        }
+    }
+}

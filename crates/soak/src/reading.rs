@@ -1,0 +1,241 @@
+//! From counters to load.
+
+use crate::meter::{CpuInterval, Interval};
+use serde::Serialize;
+
+/// The most that an assumed baseline may take off, in points. A timer tick of 1000 Hz costs a guest about this.
+const ASSUMED_BASELINE_MAX: f64 = 0.01;
+/// A spinner that kept less than this share of its CPU has too little left to judge its speed by.
+const SPEED_SHARE_MIN: f64 = 0.05;
+
+/// What a quiet CPU does to its spinner: the timer tick that interrupts it, and the speed it reaches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Baseline {
+    cpus: Vec<CpuBaseline>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct CpuBaseline {
+    cpu: usize,
+    /// Share of the spinner's own time that interrupts took.
+    interrupted: f64,
+    /// Cache lines dirtied per second of undisturbed own time.
+    speed: f64,
+    /// Share of the CPU that others took while it should have been quiet.
+    taken: f64,
+}
+
+/// One CPU's readings, all in percent of wall time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct CpuLoad {
+    /// Which CPU.
+    pub cpu: usize,
+    /// Taken plus interrupted: how busy it was.
+    pub load_percent: f64,
+    /// The part that the scheduler gave to others.
+    pub taken_percent: f64,
+    /// The part that interrupts took on top of the spinner, beyond the quiet baseline.
+    pub interrupted_percent: f64,
+    /// How much slower the spinner's remaining time went, `None` when too little remained to tell.
+    pub interference_percent: Option<f64>,
+    /// What `/proc/stat` claims for the same time.
+    pub proc_stat_percent: f64,
+    /// What the hypervisor took, by `/proc/stat`.
+    pub steal_percent: f64,
+}
+
+/// Every measured CPU's readings.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Load {
+    /// Wall time in seconds.
+    pub seconds: f64,
+    /// One entry a CPU, in the order the meter was given.
+    pub cpus: Vec<CpuLoad>,
+}
+
+impl Baseline {
+    /// From an interval in which the machine was quiet.
+    pub(crate) fn from_quiet(interval: &Interval) -> Self {
+        let cpus = interval
+            .cpus
+            .iter()
+            .map(|cpu| CpuBaseline {
+                cpu: cpu.cpu,
+                interrupted: share(cpu.interrupted.as_secs_f64(), cpu.own.as_secs_f64()),
+                speed: speed(cpu),
+                taken: 1.0 - share(cpu.own.as_secs_f64(), interval.wall.as_secs_f64()),
+            })
+            .collect();
+        Self { cpus }
+    }
+
+    /// From a machine that nobody can keep quiet: the least disturbed of several intervals, CPU by CPU.
+    ///
+    /// A steady stream of interrupts would hide in it, so it never takes off more than one point.
+    pub fn assumed_from(intervals: &[Interval]) -> Option<Self> {
+        let least = |mut one: Self, other: Self| {
+            for (one, other) in one.cpus.iter_mut().zip(other.cpus) {
+                one.interrupted = one.interrupted.min(other.interrupted);
+                one.speed = one.speed.max(other.speed);
+                one.taken = one.taken.min(other.taken);
+            }
+            one
+        };
+        let mut assumed = intervals.iter().map(Self::from_quiet).reduce(least)?;
+        for cpu in &mut assumed.cpus {
+            cpu.interrupted = cpu.interrupted.min(ASSUMED_BASELINE_MAX);
+        }
+        Some(assumed)
+    }
+
+    /// The middle of two baselines, taken before and after what they frame.
+    #[must_use]
+    pub fn middle(&self, other: &Self) -> Self {
+        let cpus = self
+            .cpus
+            .iter()
+            .zip(&other.cpus)
+            .map(|(one, other)| CpuBaseline {
+                cpu: one.cpu,
+                interrupted: f64::midpoint(one.interrupted, other.interrupted),
+                speed: f64::midpoint(one.speed, other.speed),
+                taken: f64::midpoint(one.taken, other.taken),
+            })
+            .collect();
+        Self { cpus }
+    }
+
+    /// How much the quiet speed of the CPUs changed from this baseline to `later`, in percent, the worst CPU's:
+    /// the CPU's frequency or the machine's neighbours moved.
+    pub fn drift_percent(&self, later: &Self) -> f64 {
+        let drift =
+            |(one, other): (&CpuBaseline, &CpuBaseline)| 100.0 * (share(other.speed, one.speed) - 1.0);
+        self.cpus
+            .iter()
+            .zip(&later.cpus)
+            .map(drift)
+            .fold(0.0, |worst: f64, next| if next.abs() > worst.abs() { next } else { worst })
+    }
+
+    /// The most that other processes took of a CPU that should have been quiet, in percent.
+    pub fn disturbance_percent(&self) -> f64 {
+        100.0 * self.cpus.iter().map(|cpu| cpu.taken).fold(0.0, f64::max)
+    }
+}
+
+impl Interval {
+    /// The load in this interval, with what `baseline` explains taken off.
+    pub fn load(&self, baseline: &Baseline) -> Load {
+        let wall = self.wall.as_secs_f64();
+        let cpus = self
+            .cpus
+            .iter()
+            .map(|cpu| {
+                let quiet = baseline.cpus.iter().find(|quiet| quiet.cpu == cpu.cpu);
+                let own = share(cpu.own.as_secs_f64(), wall);
+                let expected = quiet.map_or(0.0, |quiet| quiet.interrupted * own);
+                let taken = 100.0 * (1.0 - own);
+                let interrupted = 100.0 * (share(cpu.interrupted.as_secs_f64(), wall) - expected);
+                let interference = quiet
+                    .filter(|_| own >= SPEED_SHARE_MIN)
+                    .map(|quiet| 100.0 * (1.0 - share(speed(cpu), quiet.speed)));
+                CpuLoad {
+                    cpu: cpu.cpu,
+                    load_percent: (taken + interrupted).clamp(0.0, 100.0),
+                    taken_percent: taken,
+                    interrupted_percent: interrupted,
+                    interference_percent: interference,
+                    proc_stat_percent: cpu.stat.load_percent(),
+                    steal_percent: cpu.stat.steal_percent(),
+                }
+            })
+            .collect();
+        Load { seconds: wall, cpus }
+    }
+}
+
+impl Load {
+    /// The readings of one CPU.
+    pub fn of(&self, cpu: usize) -> Option<&CpuLoad> {
+        self.cpus.iter().find(|load| load.cpu == cpu)
+    }
+
+    /// The mean over the measured CPUs, in percent.
+    pub fn total_percent(&self) -> f64 {
+        share(self.cpus.iter().map(|cpu| cpu.load_percent).sum(), self.cpus.len() as f64)
+    }
+
+    /// The CPU time that all this load came to, in seconds.
+    pub fn cpu_seconds(&self) -> f64 {
+        self.seconds * self.cpus.iter().map(|cpu| cpu.load_percent / 100.0).sum::<f64>()
+    }
+
+    /// The largest share that the hypervisor took of any CPU, in percent.
+    pub fn steal_percent(&self) -> f64 {
+        self.cpus.iter().map(|cpu| cpu.steal_percent).fold(0.0, f64::max)
+    }
+}
+
+/// Lines dirtied per second of time that the spinner really had.
+fn speed(cpu: &CpuInterval) -> f64 {
+    share(cpu.work as f64, cpu.own.saturating_sub(cpu.interrupted).as_secs_f64())
+}
+
+fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn interval(own_ms: u64, interrupted_ms: u64, work: u64) -> Interval {
+        Interval {
+            wall: Duration::from_secs(1),
+            cpus: vec![CpuInterval {
+                cpu: 3,
+                own: Duration::from_millis(own_ms),
+                interrupted: Duration::from_millis(interrupted_ms),
+                work,
+                stat: crate::CpuTimes::default(),
+            }],
+        }
+    }
+
+    #[test]
+    fn load_is_what_was_taken_and_what_was_interrupted_beyond_the_tick() {
+        let quiet = Baseline::from_quiet(&interval(1000, 10, 990));
+        let load = interval(500, 105, 395).load(&quiet);
+        let cpu = load.of(3).unwrap();
+        assert!((cpu.taken_percent - 50.0).abs() < 1e-9);
+        assert!((cpu.interrupted_percent - 10.0).abs() < 1e-9);
+        assert!((cpu.load_percent - 60.0).abs() < 1e-9);
+        assert!(cpu.interference_percent.unwrap().abs() < 1e-9);
+        assert!((load.cpu_seconds() - 0.6).abs() < 1e-9);
+    }
+
+    #[test]
+    fn slower_work_in_the_time_kept_is_interference_and_not_load() {
+        let quiet = Baseline::from_quiet(&interval(1000, 0, 1000));
+        let load = interval(500, 0, 400).load(&quiet);
+        let cpu = load.of(3).unwrap();
+        assert!((cpu.load_percent - 50.0).abs() < 1e-9);
+        assert!((cpu.interference_percent.unwrap() - 20.0).abs() < 1e-9);
+        assert_eq!(interval(10, 0, 10).load(&quiet).of(3).unwrap().interference_percent, None);
+    }
+
+    #[test]
+    fn an_assumed_baseline_never_hides_more_than_a_point() {
+        let assumed = Baseline::assumed_from(&[interval(1000, 90, 1), interval(1000, 80, 1)]).unwrap();
+        let load = interval(1000, 85, 1).load(&assumed);
+        assert!((load.of(3).unwrap().load_percent - 7.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn drift_is_the_worst_cpus() {
+        let before = Baseline::from_quiet(&interval(1000, 0, 1000));
+        let after = Baseline::from_quiet(&interval(1000, 0, 900));
+        assert!((before.drift_percent(&after) + 10.0).abs() < 1e-9);
+    }
+}

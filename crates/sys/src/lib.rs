@@ -1,0 +1,24 @@
+//! The kernel facilities that haul needs and [`rustix`] lacks, one per file, each behind a safe type.
+//!
+//! This crate is the ground of the house: it is one of the two places where `unsafe` may stand, and every
+//! such block says why it is sound. It decides nothing: which path to take, when to step down and what an
+//! error means to the user are questions for the crates above.
+//!
+//! Errors are [`std::io::Error`] carrying the kernel's errno, untouched, so that callers can tell a refusal
+//! (`EINVAL`, `EOPNOTSUPP`, `EPERM`, `ENOSYS`) from a failure.
+
+pub mod child;
+pub mod clock;
+pub mod error_queue;
+pub mod ethtool;
+pub mod namespace;
+pub mod region;
+pub mod rusage;
+pub mod sched;
+pub mod sockopt;
+pub mod uring;
+
+/// Turns the `-1` of a system call into the error that `errno` holds.
+fn checked(result: libc::ssize_t) -> std::io::Result<usize> {
+    usize::try_from(result).map_err(|_| std::io::Error::last_os_error())
+}

@@ -1,0 +1,54 @@
+//! `getrusage`: the CPU time that the kernel charges to a thread, the process, or its ended children.
+
+use std::io;
+use std::time::Duration;
+
+/// Whose time is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Who {
+    /// The calling thread (`RUSAGE_THREAD`, Linux 2.6.26).
+    Thread,
+    /// All threads of the process.
+    Process,
+    /// Children that have ended and were waited for, and their descendants likewise.
+    Children,
+}
+
+/// What `getrusage` claims.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Time in user mode.
+    pub user: Duration,
+    /// Time in the kernel on the caller's behalf. Work done in interrupts is charged to nobody.
+    pub system: Duration,
+    /// Times the caller gave up the CPU and times it was taken away.
+    pub context_switches: u64,
+}
+
+impl Usage {
+    /// User and system time together.
+    pub fn cpu(&self) -> Duration {
+        self.user + self.system
+    }
+}
+
+/// Reads the usage of `who`.
+pub fn usage(who: Who) -> io::Result<Usage> {
+    let who = match who {
+        Who::Thread => libc::RUSAGE_THREAD,
+        Who::Process => libc::RUSAGE_SELF,
+        Who::Children => libc::RUSAGE_CHILDREN,
+    };
+    // SAFETY: an all-zero rusage is a valid value of this plain C struct.
+    let mut raw: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `raw` is a valid place for the result.
+    if unsafe { libc::getrusage(who, &raw mut raw) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let duration = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+    Ok(Usage {
+        user: duration(raw.ru_utime),
+        system: duration(raw.ru_stime),
+        context_switches: (raw.ru_nvcsw + raw.ru_nivcsw) as u64,
+    })
+}

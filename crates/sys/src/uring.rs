@@ -1,0 +1,286 @@
+//! io_uring, as far as sending a stream goes: one operation, or one chain, at a time.
+//!
+//! Two sends to one stream socket that are in the kernel together may be carried out in either order, so this
+//! type never has two: every method waits for its operation's result. What stays out is the second completion of a
+//! zero-copy send (`IORING_CQE_F_NOTIF`), which says that the kernel is done with the memory.
+//!
+//! Not here: polled rings, registered files, multishot, anything that receives.
+
+use crate::region::Region;
+use io_uring::{IoUring, opcode, squeue, types};
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+
+/// `IORING_SEND_ZC_REPORT_USAGE` (Linux 6.2): the notice says whether the data was copied.
+const SEND_ZC_REPORT_USAGE: u16 = 1 << 3;
+/// `IORING_NOTIF_USAGE_ZC_COPIED` (Linux 6.2): it was.
+const NOTIF_USAGE_ZC_COPIED: u32 = 1 << 31;
+/// Operations that can wait for submission. A chain has two.
+const ENTRIES: u32 = 8;
+/// Room for results and notices. The kernel keeps what does not fit, so this bounds memory, not correctness.
+const COMPLETIONS: u32 = 1024;
+
+/// The kernel is done with the memory of a zero-copy send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingNotice {
+    /// The send, by the number that [`Ring::send_zerocopy`] gave it.
+    pub send: u64,
+    /// The kernel copied the data after all.
+    pub copied: bool,
+}
+
+/// A submission and completion ring (Linux 5.6 for read and send, 6.2 for zero-copy sends that report).
+///
+/// It holds every region that the kernel may still use. If it is dropped while an operation has no result, the
+/// region of that operation is leaked rather than freed under the kernel.
+pub struct Ring {
+    uring: IoUring,
+    registered: Option<Arc<Region>>,
+    lent: HashMap<u64, Arc<Region>>,
+    results: HashMap<u64, i32>,
+    notices: Vec<RingNotice>,
+    next: u64,
+    without_result: usize,
+    enters: u64,
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Ring").field("lent", &self.lent.len()).finish_non_exhaustive()
+    }
+}
+
+impl Ring {
+    /// Sets up a ring. `ENOSYS` without io_uring, `EPERM` where `kernel.io_uring_disabled` or seccomp forbids it.
+    pub fn new() -> io::Result<Self> {
+        let uring = IoUring::builder()
+            .setup_cqsize(COMPLETIONS)
+            // Completions are collected by this thread anyway: no interrupt is needed to hurry it (5.19).
+            .setup_coop_taskrun()
+            .build(ENTRIES)
+            .or_else(|error| match error.raw_os_error() {
+                Some(libc::EINVAL) => IoUring::builder().setup_cqsize(COMPLETIONS).build(ENTRIES),
+                _ => Err(error),
+            })?;
+        Ok(Self {
+            uring,
+            registered: None,
+            lent: HashMap::new(),
+            results: HashMap::new(),
+            notices: Vec::new(),
+            next: 0,
+            without_result: 0,
+            enters: 0,
+        })
+    }
+
+    /// Whether the kernel knows `SEND_ZC` (Linux 6.0).
+    pub fn has_send_zerocopy(&self) -> io::Result<bool> {
+        let mut probe = io_uring::Probe::new();
+        self.uring.submitter().register_probe(&mut probe)?;
+        Ok(probe.is_supported(opcode::SendZc::CODE))
+    }
+
+    /// Registers `region`, so that zero-copy sends from it need not look up its pages each time.
+    ///
+    /// `ENOMEM` when `RLIMIT_MEMLOCK` is reached, `EOPNOTSUPP` or `EFAULT` for a mapping that cannot be pinned
+    /// for long (a file's), `EBUSY` when a region is registered already.
+    pub fn register(&mut self, region: Arc<Region>) -> io::Result<()> {
+        let (start, len) = region.slice(&(0..region.len()))?;
+        let buffer = libc::iovec { iov_base: start, iov_len: len };
+        // SAFETY: the region stays mapped while it is registered: `registered` holds it until the ring is gone.
+        unsafe { self.uring.submitter().register_buffers(&[buffer]) }?;
+        self.registered = Some(region);
+        Ok(())
+    }
+
+    /// Reads from `file` at `offset` into `range` of `region`; returns the bytes read, 0 at the end of the file.
+    pub fn read(
+        &mut self,
+        file: impl AsFd,
+        offset: u64,
+        region: &Arc<Region>,
+        range: Range<usize>,
+    ) -> io::Result<usize> {
+        let id = self.number();
+        let entry = read_entry(file, offset, region, range)?.user_data(id);
+        self.run(&[(entry, region)])?;
+        self.result(id)
+    }
+
+    /// Sends `range` of `region` to `socket`; returns the bytes it took. On a blocking socket that is all of them.
+    pub fn send(
+        &mut self,
+        socket: impl AsFd,
+        region: &Arc<Region>,
+        range: Range<usize>,
+    ) -> io::Result<usize> {
+        let id = self.number();
+        let entry = send_entry(socket, region, range)?.user_data(id);
+        self.run(&[(entry, region)])?;
+        self.result(id)
+    }
+
+    /// Reads from `file` into `range` and sends it to `socket`, as one chain and one system call.
+    ///
+    /// Returns the results of both. A read that comes out short breaks the chain: the send's result is then `ECANCELED`.
+    pub fn read_then_send(
+        &mut self,
+        file: impl AsFd,
+        offset: u64,
+        socket: impl AsFd,
+        region: &Arc<Region>,
+        range: Range<usize>,
+    ) -> io::Result<(io::Result<usize>, io::Result<usize>)> {
+        let (read, send) = (self.number(), self.number());
+        let first =
+            read_entry(file, offset, region, range.clone())?.flags(squeue::Flags::IO_LINK).user_data(read);
+        let second = send_entry(socket, region, range)?.user_data(send);
+        self.run(&[(first, region), (second, region)])?;
+        Ok((self.result(read), self.result(send)))
+    }
+
+    /// Sends `range` of `region` without copying it, if the device can; returns the send's number and the
+    /// bytes the socket took. The region is held until its notice has come.
+    ///
+    /// `EOPNOTSUPP` for a protocol without it, `ENOMEM` when `RLIMIT_MEMLOCK` is reached.
+    pub fn send_zerocopy(
+        &mut self,
+        socket: impl AsFd,
+        region: &Arc<Region>,
+        range: Range<usize>,
+    ) -> io::Result<(u64, usize)> {
+        let id = self.number();
+        let (start, len) = region.slice(&range)?;
+        let is_registered = self.registered.as_ref().is_some_and(|held| Arc::ptr_eq(held, region));
+        let entry = opcode::SendZc::new(
+            types::Fd(socket.as_fd().as_raw_fd()),
+            start.cast::<u8>().cast_const(),
+            len as u32,
+        )
+        .buf_index(is_registered.then_some(0))
+        .flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL)
+        .zc_flags(SEND_ZC_REPORT_USAGE)
+        .build()
+        .user_data(id);
+        self.run(&[(entry, region)])?;
+        Ok((id, self.result(id)?))
+    }
+
+    /// Zero-copy sends whose memory the kernel may still read.
+    pub fn lent(&self) -> usize {
+        self.lent.len()
+    }
+
+    /// System calls made so far.
+    pub fn enters(&self) -> u64 {
+        self.enters
+    }
+
+    /// Takes the notices that have come.
+    pub fn take_notices(&mut self) -> Vec<RingNotice> {
+        self.collect();
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Waits until at least one more completion has come; returns at once when nothing is out.
+    pub fn wait(&mut self) -> io::Result<()> {
+        self.collect();
+        if self.lent.is_empty() || !self.notices.is_empty() {
+            return Ok(());
+        }
+        self.enter(1)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Submits the entries and waits until each has a result.
+    fn run(&mut self, entries: &[(squeue::Entry, &Arc<Region>)]) -> io::Result<()> {
+        for (entry, region) in entries {
+            self.lent.insert(entry.get_user_data(), Arc::clone(region));
+            // SAFETY: the entry's memory belongs to `region`, which `lent` holds until the kernel has answered
+            // (and leaks if it never does). Its descriptors are borrowed by the caller until the result is in.
+            unsafe { self.uring.submission().push(entry) }
+                .map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
+            self.without_result += 1;
+        }
+        let last = entries.last().map_or(0, |(entry, _)| entry.get_user_data());
+        while !self.results.contains_key(&last) {
+            self.enter(1)?;
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, want: usize) -> io::Result<()> {
+        self.enters += 1;
+        match self.uring.submit_and_wait(want) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        self.collect();
+        Ok(())
+    }
+
+    /// Sorts completions into results and notices, and lets go of the memory that the kernel is done with.
+    fn collect(&mut self) {
+        for completion in self.uring.completion() {
+            let (id, result, flags) = (completion.user_data(), completion.result(), completion.flags());
+            if io_uring::cqueue::notif(flags) {
+                self.lent.remove(&id);
+                self.notices
+                    .push(RingNotice { send: id, copied: result as u32 & NOTIF_USAGE_ZC_COPIED != 0 });
+                continue;
+            }
+            self.without_result -= 1;
+            self.results.insert(id, result);
+            if !io_uring::cqueue::more(flags) {
+                self.lent.remove(&id);
+            }
+        }
+    }
+
+    fn result(&mut self, id: u64) -> io::Result<usize> {
+        // A chain's results come in order, so that the first is in when the last is.
+        let result = self.results.remove(&id).unwrap_or(-libc::ECANCELED);
+        usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.collect();
+        if self.without_result > 0 {
+            // The kernel may still write there: better lost than shared. Zero-copy sends that only lack
+            // their notice need no such care, because the kernel holds their pages by reference.
+            for (_, region) in self.lent.drain() {
+                std::mem::forget(region);
+            }
+        }
+    }
+}
+
+fn read_entry(
+    file: impl AsFd,
+    offset: u64,
+    region: &Region,
+    range: Range<usize>,
+) -> io::Result<squeue::Entry> {
+    let (start, len) = region.slice(&range)?;
+    let fd = types::Fd(file.as_fd().as_raw_fd());
+    Ok(opcode::Read::new(fd, start.cast(), len as u32).offset(offset).build())
+}
+
+fn send_entry(socket: impl AsFd, region: &Region, range: Range<usize>) -> io::Result<squeue::Entry> {
+    let (start, len) = region.slice(&range)?;
+    let fd = types::Fd(socket.as_fd().as_raw_fd());
+    Ok(opcode::Send::new(fd, start.cast::<u8>().cast_const(), len as u32)
+        .flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL)
+        .build())
+}
