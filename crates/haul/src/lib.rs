@@ -1,1 +1,36 @@
-fn unused() {}
+//! Sends bytes over TCP by the cheapest way the kernel offers, and says which way that was.
+//!
+//! Linux has a dozen ways to put a file or a piece of memory into a socket. Which is cheapest depends on the kernel, the network
+//! device and the size, and several copy silently where they promise not to. Here each way is a [`Path`]: it can be
+//! tried ([`probe`]), put to the proof ([`prove`]), used as it is ([`Path::open`]), or used through a [`Sender`],
+//! which steps down to the next best path when the kernel refuses one and never fails for that.
+//!
+//! ```no_run
+//! use haul::{Sender, Source};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let socket = std::net::TcpStream::connect("192.0.2.1:80")?;
+//! let source = Source::file(std::fs::File::open("video.mp4")?)?;
+//! let mut sender = Sender::new(socket)?;
+//! sender.send_all(&source, 0..source.len())?;
+//! println!("{:?}", sender.report());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Everything works on any stream socket, blocking or not: a call takes what the socket takes, and
+//! [`PathError::WouldBlock`] means nothing was taken. `SIGPIPE` must be ignored, as Rust programs do from the start: `sendfile`,
+//! `splice` and `write` have no flag against it.
+//!
+//! What the library cannot do yet: lend buffers, receive, forward, TLS.
+
+mod notices;
+mod path;
+mod pipe;
+mod proof;
+mod sender;
+mod source;
+
+pub use path::{Copying, Counts, Options, Path, PathError, SendPath, UnknownPath};
+pub use proof::{ProofError, Proved, probe, prove};
+pub use sender::{Demotion, Report, Sender};
+pub use source::{Source, SourceError};

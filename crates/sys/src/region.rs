@@ -117,6 +117,13 @@ impl Region {
         crate::checked(unsafe { libc::send(socket.as_fd().as_raw_fd(), start, len, flags) })
     }
 
+    /// `write` of `range` into a descriptor; returns the bytes it took. Raises `SIGPIPE` where that is not ignored.
+    pub fn write(&self, to: impl AsFd, range: Range<usize>) -> io::Result<usize> {
+        let (start, len) = self.slice(&range)?;
+        // SAFETY: the kernel only reads the mapping, and no longer than the call.
+        crate::checked(unsafe { libc::write(to.as_fd().as_raw_fd(), start, len) })
+    }
+
     /// `vmsplice`: puts references to the pages of `range` into a pipe (Linux 2.6.17); returns the bytes it took.
     ///
     /// **No completion exists.** Whoever writes to the memory afterwards changes what the peer receives.

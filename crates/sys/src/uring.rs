@@ -42,6 +42,7 @@ pub struct Ring {
     lent: HashMap<u64, Arc<Region>>,
     results: HashMap<u64, i32>,
     notices: Vec<RingNotice>,
+    send_flags: i32,
     next: u64,
     without_result: usize,
     enters: u64,
@@ -71,10 +72,17 @@ impl Ring {
             lent: HashMap::new(),
             results: HashMap::new(),
             notices: Vec::new(),
+            send_flags: libc::MSG_NOSIGNAL | libc::MSG_WAITALL,
             next: 0,
             without_result: 0,
             enters: 0,
         })
+    }
+
+    /// Has sends answer `EAGAIN` where the socket would block. io_uring waits for the socket otherwise, even for one
+    /// that is `O_NONBLOCK`.
+    pub fn set_nonblocking(&mut self) {
+        self.send_flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     }
 
     /// Whether the kernel knows `SEND_ZC` (Linux 6.0).
@@ -119,7 +127,7 @@ impl Ring {
         range: Range<usize>,
     ) -> io::Result<usize> {
         let id = self.number();
-        let entry = send_entry(socket, region, range)?.user_data(id);
+        let entry = send_entry(socket, region, range, self.send_flags)?.user_data(id);
         self.run(&[(entry, region)])?;
         self.result(id)
     }
@@ -138,7 +146,7 @@ impl Ring {
         let (read, send) = (self.number(), self.number());
         let first =
             read_entry(file, offset, region, range.clone())?.flags(squeue::Flags::IO_LINK).user_data(read);
-        let second = send_entry(socket, region, range)?.user_data(send);
+        let second = send_entry(socket, region, range, self.send_flags)?.user_data(send);
         self.run(&[(first, region), (second, region)])?;
         Ok((self.result(read), self.result(send)))
     }
@@ -162,7 +170,7 @@ impl Ring {
             len as u32,
         )
         .buf_index(is_registered.then_some(0))
-        .flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL)
+        .flags(self.send_flags)
         .zc_flags(SEND_ZC_REPORT_USAGE)
         .build()
         .user_data(id);
@@ -277,10 +285,13 @@ fn read_entry(
     Ok(opcode::Read::new(fd, start.cast(), len as u32).offset(offset).build())
 }
 
-fn send_entry(socket: impl AsFd, region: &Region, range: Range<usize>) -> io::Result<squeue::Entry> {
+fn send_entry(
+    socket: impl AsFd,
+    region: &Region,
+    range: Range<usize>,
+    flags: i32,
+) -> io::Result<squeue::Entry> {
     let (start, len) = region.slice(&range)?;
     let fd = types::Fd(socket.as_fd().as_raw_fd());
-    Ok(opcode::Send::new(fd, start.cast::<u8>().cast_const(), len as u32)
-        .flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL)
-        .build())
+    Ok(opcode::Send::new(fd, start.cast::<u8>().cast_const(), len as u32).flags(flags).build())
 }

@@ -1,0 +1,312 @@
+//! The ways of sending, as a table with one line each.
+//!
+//! Every way is a file of its own under `path/` with the same four parts: what it is and when it silently copies, how it
+//! is tried, how it sends, what to step down to. Adding one is adding such a file, a name in [`Path`] and a line in the table.
+
+mod buffered;
+mod floor;
+mod mmap_send;
+mod read_send;
+mod read_write;
+mod sendfile;
+mod splice;
+mod uring_chain;
+mod uring_send;
+mod uring_zerocopy;
+mod vmsplice;
+mod zerocopy;
+
+use crate::Source;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::str::FromStr;
+
+/// A way of sending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Path {
+    /// `read` into a buffer, `write` it.
+    ReadWrite,
+    /// `read` into a buffer, `send` it.
+    ReadSend,
+    /// Map the file, slide a window over it, one `send` a window.
+    MmapSend,
+    /// `sendfile`.
+    Sendfile,
+    /// `splice` into a pipe and on into the socket.
+    Splice,
+    /// `vmsplice` mapped pages into a pipe, `splice` on into the socket.
+    Vmsplice,
+    /// `send` with `MSG_ZEROCOPY`.
+    Zerocopy,
+    /// io_uring: read, then send.
+    UringSend,
+    /// io_uring: `SEND_ZC` from registered buffers.
+    UringZerocopy,
+    /// io_uring: read linked to send, one system call.
+    UringChain,
+    /// The same few hot pages spliced again and again: the network stack's own cost.
+    Floor,
+}
+
+/// What there is to know of a path: one line each.
+fn entry(path: Path) -> &'static Entry {
+    match path {
+        Path::ReadWrite => &read_write::ENTRY,
+        Path::ReadSend => &read_send::ENTRY,
+        Path::MmapSend => &mmap_send::ENTRY,
+        Path::Sendfile => &sendfile::ENTRY,
+        Path::Splice => &splice::ENTRY,
+        Path::Vmsplice => &vmsplice::ENTRY,
+        Path::Zerocopy => &zerocopy::ENTRY,
+        Path::UringSend => &uring_send::ENTRY,
+        Path::UringZerocopy => &uring_zerocopy::ENTRY,
+        Path::UringChain => &uring_chain::ENTRY,
+        Path::Floor => &floor::ENTRY,
+    }
+}
+
+/// What the table says of a path.
+struct Entry {
+    name: &'static str,
+    copying: Copying,
+    steps_down_to: Option<Path>,
+    open: fn(BorrowedFd<'_>, &Options) -> Opened,
+}
+
+/// A path set up for a socket, or the reason why not.
+type Opened = Result<Box<dyn SendPath>, PathError>;
+
+/// Whether a path copies the bytes on the sending host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copying {
+    /// Always: through a buffer, or from the mapping into the kernel.
+    Always,
+    /// The pages themselves travel, unless the device cannot gather them.
+    Pages,
+    /// It depends, and the kernel tells afterwards.
+    KernelTells,
+}
+
+/// How a path is to work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The most that one [`SendPath::send`] takes, in bytes: the size of the buffer, the window or the system call.
+    pub chunk_bytes: usize,
+    /// The capacity to ask for a pipe, in bytes; `None` for what a chunk needs, up to 1 MiB.
+    pub pipe_bytes: Option<usize>,
+}
+
+impl Default for Options {
+    /// Chunks of 64 KiB, the size up to which the kernel builds one packet for the device to cut.
+    fn default() -> Self {
+        Self { chunk_bytes: 64 * 1024, pipe_bytes: None }
+    }
+}
+
+/// What a path has done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Bytes that the socket took.
+    pub bytes: u64,
+    /// System calls made.
+    pub calls: u64,
+    /// Bytes that the kernel said it sent without copying.
+    pub zero_copied_bytes: u64,
+    /// Bytes that were to go without copying and were copied after all, by the kernel's word or because it
+    /// had no room to keep account of them.
+    pub copied_bytes: u64,
+}
+
+/// One way of sending, with the buffers, pipes or rings it needs.
+///
+/// A value belongs to one socket: it keeps what is on its way (bytes in a pipe, pages lent to the kernel).
+pub trait SendPath: Send {
+    /// Sends the beginning of `range` of `source`, at most one chunk; returns the bytes that the socket took, at least one.
+    ///
+    /// To go on, call again with what is left of the range: a path may hold bytes that it has read ahead.
+    /// `range` must not be empty.
+    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError>;
+
+    /// Takes the kernel's word on pages it was lent; returns how many sends it still holds. Never blocks.
+    fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, PathError> {
+        let _ = socket;
+        Ok(0)
+    }
+
+    /// What it has done so far.
+    fn counts(&self) -> Counts;
+}
+
+/// Why a path did not send.
+#[derive(Debug, thiserror::Error)]
+pub enum PathError {
+    /// The kernel does not do it, here or for this socket. Another path may work: [`Path::steps_down_to`].
+    #[error("the kernel refuses {call}: {source}{}", advice(.call, .source))]
+    Refused {
+        /// The call that was refused.
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The path makes no sense for this source.
+    #[error("{0}")]
+    Unsuited(&'static str),
+    /// The source ended before the range did: the file was truncated.
+    #[error("the file ends at byte {at}, before the range does: it was truncated while being sent")]
+    Ended {
+        /// Where it ends, or rather where nothing more could be read.
+        at: u64,
+    },
+    /// The socket takes nothing now; nothing was sent.
+    #[error("the socket would block")]
+    WouldBlock,
+    /// The call failed for a reason of its own: a reset connection, a disk error.
+    #[error("{call}: {source}")]
+    Failed {
+        /// The call that failed.
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Sorts an error of `call` into those that another path could avoid and those that it could not.
+fn failed(call: &'static str) -> impl Fn(io::Error) -> PathError {
+    move |source| {
+        use rustix::io::Errno;
+        match Errno::from_io_error(&source) {
+            Some(Errno::AGAIN) => PathError::WouldBlock,
+            Some(
+                Errno::INVAL
+                | Errno::OPNOTSUPP
+                | Errno::PERM
+                | Errno::ACCESS
+                | Errno::NOSYS
+                | Errno::NOMEM
+                | Errno::NOPROTOOPT,
+            ) => PathError::Refused { call, source },
+            _ => PathError::Failed { call, source },
+        }
+    }
+}
+
+/// Sorts an error of a splice into a socket.
+pub(crate) fn failed_splice(source: io::Error) -> PathError {
+    failed("splice")(source)
+}
+
+/// What to change, where that is known.
+fn advice(call: &str, source: &io::Error) -> &'static str {
+    use rustix::io::Errno;
+    match (call, Errno::from_io_error(source)) {
+        ("io_uring_setup", Some(Errno::PERM)) => {
+            " (sysctl kernel.io_uring_disabled=0, or allow it in seccomp)"
+        }
+        ("io_uring_setup", Some(Errno::NOSYS)) => {
+            " (the kernel is older than 5.6, or seccomp hides io_uring)"
+        }
+        ("io_uring_register" | "SEND_ZC", Some(Errno::NOMEM)) => " (raise ulimit -l)",
+        (_, Some(Errno::PERM | Errno::NOSYS | Errno::ACCESS)) => {
+            " (a seccomp filter or a container forbids it)"
+        }
+        _ => "",
+    }
+}
+
+impl Path {
+    /// Every path, in the order of reports.
+    pub const ALL: [Self; 11] = [
+        Self::ReadWrite,
+        Self::ReadSend,
+        Self::MmapSend,
+        Self::Sendfile,
+        Self::Splice,
+        Self::Vmsplice,
+        Self::Zerocopy,
+        Self::UringSend,
+        Self::UringZerocopy,
+        Self::UringChain,
+        Self::Floor,
+    ];
+
+    /// Its name, the same in every report and flag.
+    pub fn name(self) -> &'static str {
+        entry(self).name
+    }
+
+    /// Whether it copies the bytes on the sending host.
+    pub fn copying(self) -> Copying {
+        entry(self).copying
+    }
+
+    /// Whether it can send memory; the others need a file to read or map.
+    pub fn takes_memory(self) -> bool {
+        !matches!(self, Self::MmapSend | Self::UringChain)
+    }
+
+    /// The next best path where the kernel refuses this one; `None` for the one that always works.
+    pub fn steps_down_to(self) -> Option<Self> {
+        entry(self).steps_down_to
+    }
+
+    /// Sets the path up for `socket`, or says why the kernel refuses. The io_uring paths look up here, once, whether
+    /// the socket is non-blocking.
+    pub fn open(self, socket: BorrowedFd<'_>, options: &Options) -> Opened {
+        if options.chunk_bytes == 0 {
+            return Err(PathError::Unsuited("chunk_bytes is 0: a path must take at least a byte at a time"));
+        }
+        (entry(self).open)(socket, options)
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// A name that no path has.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("unknown path {0:?}; the paths are {names}", names = Path::ALL.map(Path::name).join(", "))]
+pub struct UnknownPath(pub String);
+
+impl FromStr for Path {
+    type Err = UnknownPath;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPath> {
+        Self::ALL.into_iter().find(|path| path.name() == text).ok_or_else(|| UnknownPath(text.into()))
+    }
+}
+
+/// The beginning of `range`, at most `chunk_bytes` of it, as an offset and a length.
+fn chunk_of(range: &Range<u64>, chunk_bytes: usize) -> (u64, usize) {
+    let left = range.end.saturating_sub(range.start);
+    (range.start, usize::try_from(left).unwrap_or(usize::MAX).min(chunk_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_parse() {
+        for path in Path::ALL {
+            assert_eq!(path.name().parse(), Ok(path));
+        }
+        assert_eq!("sendfil".parse::<Path>(), Err(UnknownPath("sendfil".into())));
+    }
+
+    #[test]
+    fn every_path_steps_down_to_read_write_in_the_end() {
+        for path in Path::ALL {
+            let mut steps = vec![path];
+            while let Some(next) = steps[steps.len() - 1].steps_down_to() {
+                assert!(!steps.contains(&next), "{path} goes round in circles");
+                steps.push(next);
+            }
+            assert_eq!(steps.last(), Some(&Path::ReadWrite));
+        }
+    }
+}

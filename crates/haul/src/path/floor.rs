@@ -1,0 +1,58 @@
+//! `floor`: the same few hot pages spliced again and again.
+//!
+//! Not a way to send anything, but the bound of them all: the network stack's own cost with no data moved and nothing read.
+//! What the peer receives is the source's first pages over and over, as many bytes as were asked for.
+
+use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of};
+use crate::Source;
+use crate::path::failed;
+use crate::pipe::{Pipe, through};
+use rustix::pipe::SpliceFlags;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+/// The hot pages: 16 of them, which any first- or second-level cache holds.
+const HOT_BYTES: u64 = 64 * 1024;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "floor",
+    copying: Copying::Pages,
+    steps_down_to: Some(Path::Sendfile),
+    open: |_, options| {
+        let pipe = Pipe::new(options.chunk_bytes).map_err(failed("pipe2"))?;
+        Ok(Box::new(Floor { pipe, options: options.clone(), counts: Counts::default() }))
+    },
+};
+
+struct Floor {
+    pipe: Pipe,
+    options: Options,
+    counts: Counts,
+}
+
+impl SendPath for Floor {
+    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
+        let hot = HOT_BYTES.min(source.len());
+        let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
+        let calls = &mut self.counts.calls;
+        let sent = through(&mut self.pipe, socket, offset, len, calls, |pipe, offset, len| {
+            let mut position = offset % hot;
+            let len = len.min((hot - position) as usize);
+            rustix::pipe::splice(
+                source.descriptor(),
+                Some(&mut position),
+                pipe.write_end(),
+                None,
+                len,
+                SpliceFlags::empty(),
+            )
+            .map_err(|errno| failed("splice")(errno.into()))
+        })?;
+        self.counts.bytes += sent;
+        Ok(sent)
+    }
+
+    fn counts(&self) -> Counts {
+        self.counts
+    }
+}

@@ -1,0 +1,56 @@
+//! `vmsplice`: mapped pages into a pipe, the pipe into the socket.
+//!
+//! The user's own pages travel, on every device that gathers, loopback and veth too. **No completion exists**: nobody says
+//! when the peer has them, so this is only for memory that is never written again. A [`crate::Source`] is such memory: its
+//! memory cannot be written, and of a file it maps windows that it does not write. It copies where the device cannot gather.
+//! Tried by calling it; hardened hosts refuse it with `EPERM` or `ENOSYS`.
+
+use super::mmap_send::Window;
+use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of, failed};
+use crate::Source;
+use crate::pipe::{Pipe, through};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "vmsplice",
+    copying: Copying::Pages,
+    steps_down_to: Some(Path::Sendfile),
+    open: |_, options| {
+        let pipe = Pipe::new(options.pipe_bytes.unwrap_or(options.chunk_bytes)).map_err(failed("pipe2"))?;
+        Ok(Box::new(Vmsplice { pipe, options: options.clone(), counts: Counts::default() }))
+    },
+};
+
+struct Vmsplice {
+    pipe: Pipe,
+    options: Options,
+    counts: Counts,
+}
+
+impl SendPath for Vmsplice {
+    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
+        let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
+        let mut map_calls = 0;
+        let calls = &mut self.counts.calls;
+        let sent = through(&mut self.pipe, socket, offset, len, calls, |pipe, offset, len| {
+            if let Some(memory) = source.as_memory() {
+                let range = offset as usize..offset as usize + len;
+                return memory.vmsplice(pipe.write_end(), range, true).map_err(failed("vmsplice"));
+            }
+            map_calls += 2;
+            let window = Window::of(source, offset, len)?;
+            window
+                .region
+                .vmsplice(pipe.write_end(), window.range.clone(), true)
+                .map_err(|error| window.failed("vmsplice", offset, error))
+        })?;
+        self.counts.calls += map_calls;
+        self.counts.bytes += sent;
+        Ok(sent)
+    }
+
+    fn counts(&self) -> Counts {
+        self.counts
+    }
+}

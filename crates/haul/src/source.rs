@@ -1,0 +1,94 @@
+//! What is sent: a file, or memory that nobody writes again.
+
+use haul_sys::region::Region;
+use rustix::fs::{FileType, MemfdFlags};
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+/// Bytes to send.
+///
+/// A file is read while it is sent: who changes it meanwhile changes what the peer receives, and a file that shrinks ends
+/// the sending early with [`crate::PathError::Ended`].
+#[derive(Debug)]
+pub struct Source {
+    file: File,
+    len: u64,
+    memory: Option<Arc<Region>>,
+}
+
+/// Why something cannot be sent from.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// Neither a regular file nor a block device.
+    #[error("it is not a regular file: only those can be sent without passing through the program")]
+    NotAFile,
+    /// There is nothing in it.
+    #[error("it is empty: there is nothing to send")]
+    Empty,
+    /// The kernel refused a step.
+    #[error("{step}: {source}")]
+    Failed {
+        /// What was being done.
+        step: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl Source {
+    /// The bytes of a regular file, as many as it has now.
+    pub fn file(file: File) -> Result<Self, SourceError> {
+        let failed = |source| SourceError::Failed { step: "asking for the file's size", source };
+        let stat = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(SourceError::NotAFile);
+        }
+        match u64::try_from(stat.st_size) {
+            Ok(len) if len > 0 => Ok(Self { file, len, memory: None }),
+            _ => Err(SourceError::Empty),
+        }
+    }
+
+    /// The next `len` bytes of `content`, held in memory.
+    ///
+    /// The memory is a memory file (memfd, Linux 3.17), so that the paths that take a descriptor can send it
+    /// as well as those that take an address. Nothing can write to it any more, so pages of it may travel.
+    pub fn memory(content: impl Read, len: usize) -> Result<Self, SourceError> {
+        let failed = |step| move |source| SourceError::Failed { step, source };
+        if len == 0 {
+            return Err(SourceError::Empty);
+        }
+        let mut file = rustix::fs::memfd_create("haul-source", MemfdFlags::CLOEXEC)
+            .map(File::from)
+            .map_err(|errno| failed("making a memory file")(errno.into()))?;
+        let written =
+            io::copy(&mut content.take(len as u64), &mut file).map_err(failed("filling a memory file"))?;
+        if written < len as u64 {
+            return Err(failed("filling a memory file")(io::ErrorKind::UnexpectedEof.into()));
+        }
+        let region = Region::of_memory_file(&file, len).map_err(failed("mapping a memory file"))?;
+        Ok(Self { file, len: len as u64, memory: Some(Arc::new(region)) })
+    }
+
+    /// The same bytes as a file, without the memory.
+    pub(crate) fn into_file(self) -> Self {
+        Self { memory: None, ..self }
+    }
+
+    /// How many bytes there are to send.
+    #[expect(clippy::len_without_is_empty, reason = "an empty source cannot be made")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The descriptor behind it: the file's own, or the memory file's.
+    pub(crate) fn descriptor(&self) -> &File {
+        &self.file
+    }
+
+    /// Its memory, if that is what it is.
+    pub(crate) fn as_memory(&self) -> Option<&Arc<Region>> {
+        self.memory.as_ref()
+    }
+}
