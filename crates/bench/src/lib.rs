@@ -1,1 +1,65 @@
-fn unused() {}
+//! What every way of moving bytes costs on this machine.
+//!
+//! An experiment runs its rows round by round, interleaved, in the [lab](haul_lab), under the [meter](haul_soak), and makes a
+//! [`report::Report`], from which every output is made: the JSON contract, the terminal's table, Markdown and a web page.
+//!
+//! [`send::run`] is the one experiment so far. [`doctor`] says what this machine allows; [`self_check`] shows that the meter reads right.
+
+pub mod answer;
+pub mod doctor;
+pub mod export;
+mod flow;
+mod host;
+pub mod matrix;
+pub mod quantity;
+pub mod report;
+pub mod self_check;
+pub mod send;
+mod stats;
+pub mod warning;
+pub mod workload;
+
+pub use host::HostFacts;
+pub use stats::Figure;
+
+/// Now, to the second, as RFC 3339 writes it in UTC.
+fn now() -> String {
+    let now = jiff::Timestamp::now();
+    now.round(jiff::Unit::Second).unwrap_or(now).to_string()
+}
+
+/// Why an experiment could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// What was asked for makes no sense; nothing was run.
+    #[error("{0}")]
+    BadInput(String),
+    /// A workload that cannot be had.
+    #[error(transparent)]
+    Workload(#[from] workload::WorkloadError),
+    /// The lab failed.
+    #[error(transparent)]
+    Lab(#[from] haul_lab::LabError),
+    /// The meter failed.
+    #[error(transparent)]
+    Soak(#[from] haul_soak::SoakError),
+    /// A connection failed where it must not.
+    #[error(transparent)]
+    Flow(#[from] flow::FlowError),
+    /// Every row was refused.
+    #[error("no row could be measured; the first says: {0}")]
+    NothingMeasured(String),
+}
+
+impl BenchError {
+    /// Whether the fault lies in what was asked for.
+    pub fn is_bad_input(&self) -> bool {
+        matches!(
+            self,
+            Self::BadInput(_)
+                | Self::Workload(_)
+                | Self::Lab(haul_lab::LabError::Mtu(_))
+                | Self::NothingMeasured(_)
+        )
+    }
+}

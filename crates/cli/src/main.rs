@@ -1,1 +1,29 @@
-fn main() {}
+//! The `haul` command: arguments in, results out, nothing else.
+
+mod arguments;
+mod bench;
+mod doctor;
+mod lab;
+mod output;
+mod soak;
+
+use arguments::{Arguments, Command};
+use output::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let result = match arguments::parse() {
+        Ok(Arguments { command }) => run(command),
+        Err(failure) => Err(failure),
+    };
+    result.unwrap_or_else(|failure| failure.report())
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Bench(arguments) => bench::run(arguments),
+        Command::Soak(arguments) => soak::run(arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Lab(arguments) => lab::run(&arguments),
+    }
+}

@@ -7,6 +7,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitStatus};
+use std::sync::mpsc;
 use std::thread;
 
 /// One of the lab's two hosts.
@@ -81,6 +82,46 @@ impl Host {
     }
 }
 
+impl Host {
+    /// Starts a program on this host, in a process group of its own, and leaves it running.
+    pub fn start_program(&self, mut command: Command) -> Result<Running, LabError> {
+        use std::os::unix::process::CommandExt;
+        let program = command.get_program().to_string_lossy().into_owned();
+        let (started_out, started) = mpsc::channel();
+        let namespace = match &self.namespace {
+            Some(namespace) => {
+                Some(namespace.try_clone().map_err(LabError::step("duplicating a namespace's descriptor"))?)
+            }
+            None => None,
+        };
+        let host = Self { namespace, ..*self };
+        // The program is tied to the thread that starts it, so that thread stays until the program ends.
+        let waiting = thread::Builder::new()
+            .name("haul-program".into())
+            .spawn(move || {
+                let spawned = host.enter().and_then(|()| {
+                    haul_sys::child::dies_with_parent(command.process_group(0))
+                        .spawn()
+                        .map_err(LabError::step(format!("starting {program}")))
+                });
+                match spawned {
+                    Ok(mut child) => {
+                        let _ = started_out.send(Ok(rustix::process::Pid::from_child(&child)));
+                        let _ = child.wait();
+                    }
+                    Err(error) => {
+                        let _ = started_out.send(Err(error));
+                    }
+                }
+            })
+            .map_err(LabError::step("starting a thread"))?;
+        let process = started
+            .recv()
+            .map_err(|error| LabError::step("starting a program")(io::Error::other(error)))??;
+        Ok(Running { process, waiting: Some(waiting) })
+    }
+}
+
 /// Runs `work` on a thread of its own, whose namespaces and CPU it may change.
 fn in_thread<T: Send>(work: impl FnOnce() -> Result<T, LabError> + Send) -> Result<T, LabError> {
     thread::scope(|scope| {
@@ -112,4 +153,27 @@ pub(crate) fn no_namespaces(source: io::Error) -> LabError {
         }
     };
     LabError::NoNamespaces { source, advice }
+}
+
+/// A program that runs on a host until it ends or is killed; dropping this kills it.
+#[derive(Debug)]
+pub struct Running {
+    process: rustix::process::Pid,
+    waiting: Option<thread::JoinHandle<()>>,
+}
+
+impl Running {
+    /// Kills it and waits for its end. A program that has ended already is left in peace.
+    pub fn kill(&mut self) {
+        if let Some(waiting) = self.waiting.take() {
+            let _ = rustix::process::kill_process_group(self.process, rustix::process::Signal::KILL);
+            let _ = waiting.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
 }

@@ -21,7 +21,7 @@ mod netlink;
 mod steer;
 
 pub use cpus::{CpuPair, allowed_cpus};
-pub use host::Host;
+pub use host::{Host, Running};
 pub use impair::{Loss, ParseLossError};
 pub use link::Offloads;
 

@@ -18,6 +18,7 @@
 mod meter;
 mod proc_stat;
 mod reading;
+pub mod report;
 mod spinner;
 
 pub use meter::{Interval, Meter, Snapshot};

@@ -44,6 +44,20 @@ impl Meter {
         Ok(Self { spinners })
     }
 
+    /// Runs `work` while no spinner runs, to see what it does without the meter. Intervals that reach into this time mean nothing.
+    pub fn paused<T>(&self, work: impl FnOnce() -> T) -> T {
+        let set_paused = |is_paused| self.spinners.iter().for_each(|spinner| spinner.set_paused(is_paused));
+        set_paused(true);
+        let result = work();
+        set_paused(false);
+        result
+    }
+
+    /// CPU time that the meter's own threads have used so far, which a process must not be charged for.
+    pub fn own_cpu_time(&self) -> Duration {
+        self.spinners.iter().map(|spinner| spinner.counts().own).sum()
+    }
+
     /// Reads all counters. Takes some microseconds and disturbs no spinner.
     pub fn snapshot(&self) -> Result<Snapshot, SoakError> {
         let stat = ProcStat::read()?;

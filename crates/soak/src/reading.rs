@@ -9,7 +9,7 @@ const ASSUMED_BASELINE_MAX: f64 = 0.01;
 const SPEED_SHARE_MIN: f64 = 0.05;
 
 /// What a quiet CPU does to its spinner: the timer tick that interrupts it, and the speed it reaches.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Baseline {
     cpus: Vec<CpuBaseline>,
 }

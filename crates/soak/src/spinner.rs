@@ -38,6 +38,7 @@ pub(crate) struct Counts {
 struct Published {
     interrupted_ns: AtomicU64,
     work: AtomicU64,
+    pause: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -81,6 +82,14 @@ impl Spinner {
         self.cpu
     }
 
+    /// Has the thread sleep, or spin again.
+    pub fn set_paused(&self, is_paused: bool) {
+        self.published.pause.store(is_paused, Relaxed);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+
     pub fn counts(&self) -> Counts {
         Counts {
             // The thread lives as long as this value, so its clock can be read.
@@ -94,6 +103,7 @@ impl Spinner {
 impl Drop for Spinner {
     fn drop(&mut self) {
         self.published.stop.store(true, Relaxed);
+        self.set_paused(false);
         if let Some(thread) = self.thread.take() {
             // A panic in the loop has been printed; there is nothing to add while dropping.
             let _ = thread.join();
@@ -119,6 +129,12 @@ fn spin(clock: ThreadClock, published: &Published) {
     let mut mark = (Instant::now(), own());
     let mut last = mark.0;
     while !published.stop.load(Relaxed) {
+        if published.pause.load(Relaxed) {
+            thread::park();
+            mark = (Instant::now(), own());
+            last = mark.0;
+            continue;
+        }
         for _ in 0..LINES_PER_TURN {
             memory[line] = memory[line].wrapping_add(1);
             line = (line + LINE_BYTES) % MEMORY_BYTES;

@@ -1,0 +1,172 @@
+//! The answer in plain words: what to use here, what it saves and how surely, what silently copied, which setting costs most.
+
+use crate::quantity::Size;
+use crate::report::{Report, Row};
+use crate::stats::Figure;
+use std::collections::BTreeSet;
+
+/// The sentences that a report's rows support.
+pub fn of(report: &Report) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let mut workloads = BTreeSet::new();
+    for row in measured(report) {
+        if !workloads.insert(row.workload.as_str()) {
+            continue;
+        }
+        let Some(rows) = plainest(report, &row.workload) else { continue };
+        sentences.extend(cheapest(&rows));
+        sentences.extend(distance_to_floor(&rows));
+        sentences.extend(copied_after_all(&rows));
+    }
+    sentences.extend(dearest_setting(report));
+    sentences
+}
+
+fn measured(report: &Report) -> impl Iterator<Item = &Row> {
+    report.rows.iter().filter(|row| row.sender_us_per_mib.is_some())
+}
+
+/// The rows of a workload under its plainest conditions: offloads on, no cork, the chunk nearest to 64 KiB.
+fn plainest<'a>(report: &'a Report, workload: &str) -> Option<Vec<&'a Row>> {
+    let plainness = |row: &&Row| {
+        let distance = (row.chunk_bytes as f64 / 65_536.0).log2().abs();
+        (row.offloads != "on", row.cork, (distance * 1000.0) as u64)
+    };
+    let condition =
+        measured(report).filter(|row| row.workload == workload).min_by_key(plainness)?.condition();
+    Some(measured(report).filter(|row| row.condition() == condition).collect())
+}
+
+fn cost(row: &Row) -> Option<Figure> {
+    row.sender_us_per_mib
+}
+
+fn median_cost(row: &Row) -> f64 {
+    cost(row).map_or(f64::INFINITY, |cost| cost.median)
+}
+
+/// The cheapest way of really sending something.
+fn best<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
+    rows.iter()
+        .filter(|row| row.path != "floor")
+        .min_by(|one, other| median_cost(one).total_cmp(&median_cost(other)))
+        .copied()
+}
+
+fn cheapest(rows: &[&Row]) -> Option<String> {
+    let best = best(rows)?;
+    let figure = cost(best)?;
+    let mut sentence = format!(
+        "Cheapest for {} in chunks of {}: {}, {:.0} µs of the sending host's CPU per MiB ({:.0} to {:.0})",
+        best.workload,
+        Size(best.chunk_bytes),
+        best.path,
+        figure.median,
+        figure.low,
+        figure.high
+    );
+    let plain =
+        rows.iter().find(|row| row.path == "read+write").or(rows.iter().find(|row| row.path == "read+send"));
+    match (best.sender_us_ratio, plain) {
+        (Some(ratio), Some(plain)) if plain.path != best.path => {
+            sentence.push_str(&format!(
+                "; that is {:.2} × {} ({:.2} to {:.2}) and saves {:.0} %",
+                ratio.median,
+                plain.path,
+                ratio.low,
+                ratio.high,
+                100.0 * (1.0 - ratio.median)
+            ));
+        }
+        _ => {}
+    }
+    let ties: Vec<&str> = rows
+        .iter()
+        .filter(|row| row.path != best.path && row.path != "floor")
+        .filter(|row| cost(row).is_some_and(|other| other.low <= figure.high))
+        .map(|row| row.path.as_str())
+        .collect();
+    if !ties.is_empty() {
+        sentence.push_str(&format!("; {} cannot be told from it", ties.join(", ")));
+    }
+    Some(sentence + ".")
+}
+
+fn distance_to_floor(rows: &[&Row]) -> Option<String> {
+    let (best, floor) = (best(rows)?, rows.iter().find(|row| row.path == "floor")?);
+    Some(format!(
+        "The network stack alone, with no data moved, costs {:.0} µs per MiB: {} is at {:.2} × that floor.",
+        median_cost(floor),
+        best.path,
+        median_cost(best) / median_cost(floor)
+    ))
+}
+
+fn copied_after_all(rows: &[&Row]) -> Option<String> {
+    let copied: Vec<String> = rows
+        .iter()
+        .filter(|row| row.copied_known_by.as_deref() == Some("notice"))
+        .filter_map(|row| {
+            let percent = row.copied_percent.filter(|&percent| percent > 1.0)?;
+            let ratio = row
+                .sender_us_ratio
+                .map_or(String::new(), |ratio| format!(", at {:.2} × the plain way", ratio.median));
+            Some(format!("{} ({percent:.0} %{ratio})", row.path))
+        })
+        .collect();
+    if copied.is_empty() {
+        return None;
+    }
+    let receiver = |wanted: &dyn Fn(&Row) -> bool| {
+        let costs: Vec<f64> = rows
+            .iter()
+            .filter(|row| wanted(row))
+            .filter_map(|row| row.receiver_us_per_mib.map(|figure| figure.median))
+            .collect();
+        Figure::of(&costs).map(|figure| figure.median)
+    };
+    let with = receiver(&|row| row.copied_known_by.as_deref() == Some("notice"));
+    let without = receiver(&|row| row.path.ends_with("+send") || row.path.ends_with("+write"));
+    let at_receiver = match (with, without) {
+        (Some(with), Some(without)) => {
+            format!(
+                "; the receiving host then pays {with:.0} µs per MiB, against {without:.0} for a plain send"
+            )
+        }
+        _ => String::new(),
+    };
+    Some(format!("Silently copied after all: {}{at_receiver}.", copied.join(", ")))
+}
+
+/// The one change of conditions that makes the best path dearest.
+fn dearest_setting(report: &Report) -> Option<String> {
+    let first = measured(report).next()?;
+    let rows = plainest(report, &first.workload)?;
+    let best = best(&rows)?;
+    let same_path = |row: &&Row| row.path == best.path && row.workload == best.workload;
+    let (worst, setting) = measured(report)
+        .filter(same_path)
+        .filter_map(|row| {
+            let (mut changes, mut setting) = (0, String::new());
+            if row.offloads != best.offloads {
+                (changes, setting) = (changes + 1, "scatter-gather and checksum offload off".into());
+            }
+            if row.cork != best.cork {
+                (changes, setting) = (changes + 1, "TCP_CORK on".into());
+            }
+            if row.chunk_bytes != best.chunk_bytes {
+                (changes, setting) = (changes + 1, format!("chunks of {}", Size(row.chunk_bytes)));
+            }
+            (changes == 1).then_some((row, setting))
+        })
+        .max_by(|(one, _), (other, _)| median_cost(one).total_cmp(&median_cost(other)))?;
+    let ratio = median_cost(worst) / median_cost(best);
+    Some(if ratio > 1.0 {
+        format!(
+            "The setting that costs most, of those tried: {setting} makes {} {ratio:.2} × as dear.",
+            best.path
+        )
+    } else {
+        format!("No setting tried makes {} dearer.", best.path)
+    })
+}

@@ -1,0 +1,74 @@
+//! Tables for a terminal.
+
+use super::{COLUMNS, Column, MORE_COLUMNS, groups, observer, setting};
+use crate::report::{Report, Row};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+
+/// The report as text for a terminal `width` columns wide: more columns where there is room.
+pub fn render(report: &Report, width: u16) -> String {
+    let width = usize::from(width.clamp(40, 400));
+    let mut page = Page { text: String::new(), width };
+    for words in setting(report) {
+        page.paragraph(&words);
+    }
+    for (title, rows) in groups(report) {
+        page.paragraph("");
+        page.paragraph(&title);
+        let (refused, measured): (Vec<&Row>, Vec<&Row>) =
+            rows.iter().copied().partition(|row| row.refused.is_some());
+        if !measured.is_empty() {
+            page.table(&measured);
+        }
+        for row in refused {
+            page.paragraph(&format!("{}: {}", row.path, row.refused.as_deref().unwrap_or_default()));
+        }
+    }
+    page.paragraph("");
+    for words in observer(report) {
+        page.paragraph(&words);
+    }
+    for warning in &report.warnings {
+        page.paragraph(&format!("warning: {}", warning.detail));
+    }
+    page.paragraph("");
+    for words in &report.answers {
+        page.paragraph(words);
+    }
+    page.text
+}
+
+struct Page {
+    text: String,
+    width: usize,
+}
+
+impl Page {
+    fn paragraph(&mut self, words: &str) {
+        let options = textwrap::Options::new(self.width).subsequent_indent("  ");
+        self.text.push_str(&textwrap::fill(words, options));
+        self.text.push('\n');
+    }
+
+    fn table(&mut self, rows: &[&Row]) {
+        let wide = table(rows, COLUMNS.iter().chain(&MORE_COLUMNS));
+        let fits = wide.lines().all(|line| line.chars().count() <= self.width);
+        self.text.push_str(&if fits { wide } else { table(rows, COLUMNS.iter()) });
+        self.text.push('\n');
+    }
+}
+
+fn table<'a>(rows: &[&Row], columns: impl Iterator<Item = &'a Column> + Clone) -> String {
+    let line = |texts: Vec<String>| {
+        texts.into_iter().enumerate().map(|(index, text)| {
+            let side = if index == 0 { CellAlignment::Left } else { CellAlignment::Right };
+            Cell::new(text).set_alignment(side)
+        })
+    };
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(line(columns.clone().map(|column| column.head.to_owned()).collect()));
+    for row in rows {
+        table.add_row(line(columns.clone().map(|column| (column.says)(row)).collect()));
+    }
+    table.to_string()
+}

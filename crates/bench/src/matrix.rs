@@ -1,0 +1,147 @@
+//! Which rows an experiment has.
+
+use crate::BenchError;
+use crate::quantity::Size;
+use crate::workload::{Opened, Workload};
+use haul::Path;
+use haul_lab::Offloads;
+
+/// A product of conditions: every path at every chunk size with every workload, and so on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selection {
+    /// The paths.
+    pub paths: Vec<Path>,
+    /// The chunk sizes.
+    pub chunks: Vec<Size>,
+    /// The workloads.
+    pub workloads: Vec<Workload>,
+    /// `TCP_CORK` off, on.
+    pub corks: Vec<bool>,
+    /// Offloads on, off.
+    pub offloads: Vec<Offloads>,
+}
+
+/// The conditions of a row, apart from its path: rows that share them can be compared.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Condition {
+    /// The workload.
+    pub workload: Workload,
+    /// At most how much a call.
+    pub chunk: Size,
+    /// Whether `TCP_CORK` is set.
+    pub cork: bool,
+    /// The sending device's offloads.
+    pub offloads: Offloads,
+}
+
+/// One row.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Cell {
+    /// The path.
+    pub path: Path,
+    /// Its conditions.
+    pub condition: Condition,
+}
+
+/// 64 KiB, the chunk of the original measurement.
+pub const CHUNK_DEFAULT: Size = Size(64 * 1024);
+
+impl Selection {
+    /// Every path, 64 KiB chunks, 63 files averaging 350 kB, no cork, offloads on.
+    pub fn plain() -> Self {
+        Self {
+            paths: Path::ALL.to_vec(),
+            chunks: vec![CHUNK_DEFAULT],
+            workloads: vec![Workload::Files { count: 63, average: Size(350_000) }],
+            corks: vec![false],
+            offloads: vec![Offloads::On],
+        }
+    }
+
+    /// What `haul bench send` runs unless told otherwise: the original table (every path with offloads on and
+    /// off, `TCP_CORK` on the classic ones), the same at a small and a large chunk, and memory.
+    pub fn default_set() -> Vec<Self> {
+        let files = [Path::ReadWrite, Path::ReadSend, Path::Sendfile, Path::Splice];
+        let memory = [Path::ReadSend, Path::Vmsplice, Path::Zerocopy, Path::UringSend, Path::UringZerocopy];
+        vec![
+            Self { offloads: vec![Offloads::On, Offloads::Off], ..Self::plain() },
+            Self { paths: files[..3].to_vec(), corks: vec![true], ..Self::plain() },
+            Self { paths: files.to_vec(), chunks: vec![Size(4 << 10), Size(1 << 20)], ..Self::plain() },
+            Self {
+                paths: memory.to_vec(),
+                workloads: vec![Workload::Memory(Size(16 << 20))],
+                ..Self::plain()
+            },
+        ]
+    }
+
+    /// Its rows, in the order of conditions first, so that rows to be compared run next to each other.
+    fn cells(&self) -> impl Iterator<Item = Cell> {
+        self.offloads.iter().flat_map(move |&offloads| {
+            self.workloads.iter().flat_map(move |workload| {
+                self.chunks.iter().flat_map(move |&chunk| {
+                    self.corks.iter().flat_map(move |&cork| {
+                        self.paths.iter().map(move |&path| {
+                            let condition = Condition { workload: workload.clone(), chunk, cork, offloads };
+                            Cell { path, condition }
+                        })
+                    })
+                })
+            })
+        })
+    }
+}
+
+/// Every row of several selections, each once.
+pub fn cells(selections: &[Selection]) -> Vec<Cell> {
+    let mut cells: Vec<Cell> = Vec::new();
+    for cell in selections.iter().flat_map(Selection::cells) {
+        if !cells.contains(&cell) {
+            cells.push(cell);
+        }
+    }
+    // Switching offloads is the one change that disturbs the lab, so it happens once a round.
+    cells.sort_by_key(|cell| cell.condition.offloads);
+    cells
+}
+
+/// The largest chunk that makes sense: paths keep a few of them in memory.
+const CHUNK_MAX: Size = Size(64 << 20);
+
+/// Refuses chunks that the workload cannot fill.
+pub fn check_chunk(chunk: Size, workload: &Opened) -> Result<(), BenchError> {
+    let largest = workload.largest();
+    if chunk.0 == 0 {
+        return Err(BenchError::BadInput("chunk 0 would send nothing: use 4KiB or more".into()));
+    }
+    if chunk > CHUNK_MAX {
+        return Err(BenchError::BadInput(format!("chunk {chunk} is larger than {CHUNK_MAX}")));
+    }
+    if chunk > largest {
+        return Err(BenchError::BadInput(format!(
+            "chunk {chunk} is larger than the largest file of workload {name} ({largest})",
+            name = workload.name
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selections_that_overlap_give_each_row_once() {
+        let one = cells(&[Selection::plain()]);
+        assert_eq!(one.len(), Path::ALL.len());
+        assert_eq!(cells(&[Selection::plain(), Selection::plain()]), one);
+    }
+
+    #[test]
+    fn rows_are_sorted_so_that_offloads_switch_once() {
+        let cells = cells(&Selection::default_set());
+        let switches =
+            cells.windows(2).filter(|pair| pair[0].condition.offloads != pair[1].condition.offloads).count();
+        assert_eq!(switches, 1);
+    }
+}

@@ -1,0 +1,126 @@
+//! Sizes and rates as people write them.
+
+use bytesize::ByteSize;
+use std::fmt;
+use std::str::FromStr;
+
+/// A text that is not a size or a rate.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ParseQuantityError {
+    /// Not a size.
+    #[error("{0:?} is not a size: write bytes with a unit, such as 64KiB, 1MiB or 350KB")]
+    Size(String),
+    /// Not a rate.
+    #[error("{0:?} is not a rate: write bits per second with a unit, such as 4gbit or 500mbit")]
+    Rate(String),
+}
+
+/// A number of bytes: `64KiB` is 65,536, `350KB` is 350,000.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Size(pub u64);
+
+impl FromStr for Size {
+    type Err = ParseQuantityError;
+
+    fn from_str(text: &str) -> Result<Self, ParseQuantityError> {
+        let is_number_first = text.starts_with(|first: char| first.is_ascii_digit());
+        match text.parse::<ByteSize>() {
+            Ok(size) if is_number_first => Ok(Self(size.as_u64())),
+            _ => Err(ParseQuantityError::Size(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for Size {
+    /// The largest unit that says it exactly, binary before decimal.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u64, &str); 6] = [
+            (1 << 30, "GiB"),
+            (1 << 20, "MiB"),
+            (1 << 10, "KiB"),
+            (1_000_000_000, "GB"),
+            (1_000_000, "MB"),
+            (1000, "KB"),
+        ];
+        let exact = UNITS.into_iter().find(|(unit, _)| self.0 >= *unit && self.0 % unit == 0);
+        match exact {
+            Some((unit, name)) => formatter.pad(&format!("{}{name}", self.0 / unit)),
+            None => formatter.pad(&format!("{}B", self.0)),
+        }
+    }
+}
+
+/// A number of bits per second: `4gbit` is 4,000,000,000.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate(pub u64);
+
+impl FromStr for Rate {
+    type Err = ParseQuantityError;
+
+    fn from_str(text: &str) -> Result<Self, ParseQuantityError> {
+        let wrong = || ParseQuantityError::Rate(text.into());
+        let lower = text.to_ascii_lowercase();
+        let lower = lower.strip_suffix("/s").unwrap_or(&lower);
+        let (number, factor) = [("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3), ("bit", 1.0)]
+            .into_iter()
+            .find_map(|(unit, factor)| Some((lower.strip_suffix(unit)?, factor)))
+            .ok_or_else(wrong)?;
+        match number.trim().parse::<f64>() {
+            // From a packet a second to what no link reaches.
+            Ok(number) if (1e4..1e13).contains(&(number * factor)) => {
+                Ok(Self((number * factor).round() as u64))
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits = self.0 as f64;
+        if bits >= 1e9 {
+            formatter.pad(&format!("{}gbit", bits / 1e9))
+        } else {
+            formatter.pad(&format!("{}mbit", bits / 1e6))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_read_and_print() {
+        for (text, bytes) in [("64KiB", 65_536), ("350KB", 350_000), ("1MiB", 1 << 20), ("7B", 7)] {
+            assert_eq!(text.parse(), Ok(Size(bytes)));
+            assert_eq!(Size(bytes).to_string(), text);
+        }
+        for bad in ["", "KiB", "-1", "64 Kittens", "0x10"] {
+            assert!(bad.parse::<Size>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn rates_read_and_print() {
+        assert_eq!("4gbit".parse(), Ok(Rate(4_000_000_000)));
+        assert_eq!("1.5Gbit/s".parse(), Ok(Rate(1_500_000_000)));
+        assert_eq!(Rate(500_000_000).to_string(), "500mbit");
+        for bad in ["", "4", "gbit", "0gbit", "-1gbit", "nangbit", "1e99gbit"] {
+            assert!(bad.parse::<Rate>().is_err(), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_safe(text in ".{0,20}") {
+            let _ = (text.parse::<Size>(), text.parse::<Rate>());
+        }
+
+        #[test]
+        fn what_is_printed_reads_back(bytes in 1u64..1 << 50) {
+            prop_assert_eq!(Size(bytes).to_string().parse(), Ok(Size(bytes)));
+        }
+    }
+}

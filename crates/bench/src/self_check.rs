@@ -1,0 +1,207 @@
+//! Shows that the meter reads right: known loads, and loads that only a meter sees.
+
+use crate::BenchError;
+use crate::warning::{Kind, Warning};
+use haul_lab::{Lab, Settings};
+use haul_soak::{Baseline, CpuLoad, Interval, Meter};
+use haul_sys::rusage::{self, Who};
+use rustix::thread::CpuSet;
+use serde::Serialize;
+use std::net::UdpSocket;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The loads that a thread is told to make, in percent.
+const DUTIES: [u32; 7] = [5, 20, 35, 50, 65, 80, 95];
+/// One turn of a duty cycle. Long against the 60 µs that waking up takes, short against the window.
+const TURN: Duration = Duration::from_millis(20);
+/// How long each load is measured.
+const WINDOW: Duration = Duration::from_secs(1);
+/// How long the machine is kept quiet around each.
+const CALIBRATION: Duration = Duration::from_millis(300);
+/// Packets per second towards a CPU whose processes sleep.
+const PACKET_RATES: [u32; 3] = [5_000, 20_000, 50_000];
+/// Their size: one that needs no fragment at any usual MTU.
+const PACKET_BYTES: usize = 1000;
+
+/// What the self-check found.
+#[derive(Debug, Serialize)]
+pub struct SelfCheck {
+    /// `haul.self-check/1`.
+    pub schema: &'static str,
+    /// What a quiet machine reads, in percent: the mean of the CPUs.
+    pub idle_percent: f64,
+    /// Loads that are known.
+    pub duties: Vec<Duty>,
+    /// Loads made of interrupt work.
+    pub packets: Vec<Packets>,
+    /// What to know about them.
+    pub warnings: Vec<Warning>,
+}
+
+/// One known load.
+#[derive(Debug, Serialize)]
+pub struct Duty {
+    /// What the thread was told to make, and what it did make by the wall clock.
+    pub expected_percent: f64,
+    /// What the meter read.
+    pub read_percent: f64,
+    /// What `/proc/stat` claims.
+    pub proc_stat_percent: f64,
+}
+
+/// Packets that arrive at a CPU whose processes sleep.
+#[derive(Debug, Serialize)]
+pub struct Packets {
+    /// How many a second really went.
+    pub per_second: f64,
+    /// What the meter read on that CPU, and its two parts.
+    pub read: CpuLoad,
+    /// What `getrusage` charged this whole process for work on that CPU.
+    pub rusage_percent: f64,
+}
+
+/// Runs the self-check, on the CPUs that a lab would use. Takes about 20 seconds.
+pub fn run(is_stopped: &AtomicBool, progress: &mut dyn FnMut(&str)) -> Result<SelfCheck, BenchError> {
+    let lab = Lab::open(&Settings::default())?;
+    let cpu = lab.receiver.cpu();
+    let mut cpus = vec![lab.sender.cpu(), cpu];
+    cpus.dedup();
+    let meter = Meter::start(&cpus)?;
+    let mut check = SelfCheck {
+        schema: "haul.self-check/1",
+        idle_percent: 0.0,
+        duties: Vec::new(),
+        packets: Vec::new(),
+        warnings: lab.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
+    };
+    progress("idle");
+    let (interval, baseline) = framed(&meter, || meter.observe(WINDOW))?;
+    check.idle_percent = interval?.load(&baseline).total_percent();
+    for percent in DUTIES {
+        if is_stopped.load(Relaxed) {
+            break;
+        }
+        progress(&format!("a load of {percent} %"));
+        check.duties.push(duty(&meter, cpu, percent)?);
+    }
+    for rate in PACKET_RATES {
+        if is_stopped.load(Relaxed) {
+            break;
+        }
+        progress(&format!("{rate} packets a second"));
+        check.packets.push(packets(&meter, &lab, rate)?);
+    }
+    Ok(check)
+}
+
+/// Runs `work` between two calibrations.
+fn framed<T>(meter: &Meter, work: impl FnOnce() -> T) -> Result<(T, Baseline), BenchError> {
+    let before = meter.calibrate(CALIBRATION)?;
+    let result = work();
+    let after = meter.calibrate(CALIBRATION)?;
+    Ok((result, before.middle(&after)))
+}
+
+/// A thread on `cpu` that works `percent` of each turn by the wall clock and sleeps the rest.
+fn duty(meter: &Meter, cpu: usize, percent: u32) -> Result<Duty, BenchError> {
+    let is_over = AtomicBool::new(false);
+    let ((interval, busy), baseline) = framed(meter, || {
+        thread::scope(|scope| {
+            let worker = scope.spawn(|| work_in_turns(cpu, f64::from(percent) / 100.0, &is_over));
+            thread::sleep(TURN);
+            let interval = meter.observe(WINDOW);
+            is_over.store(true, Relaxed);
+            (interval, worker.join().unwrap_or(0.0))
+        })
+    })?;
+    let load = interval?.load(&baseline);
+    let cpu = load.of(cpu).copied();
+    Ok(Duty {
+        expected_percent: 100.0 * busy,
+        read_percent: cpu.map_or(f64::NAN, |cpu| cpu.load_percent),
+        proc_stat_percent: cpu.map_or(f64::NAN, |cpu| cpu.proc_stat_percent),
+    })
+}
+
+/// Returns the share of wall time it was busy, which differs from what was asked for by the delay of waking up.
+fn work_in_turns(cpu: usize, share: f64, is_over: &AtomicBool) -> f64 {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    // A thread that is not pinned or wakes late shows as a wrong reading; there is nobody to tell here.
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+    let start = Instant::now();
+    let mut busy = Duration::ZERO;
+    for turn in 0.. {
+        let begin = start + TURN * turn;
+        thread::sleep(begin.saturating_duration_since(Instant::now()));
+        if is_over.load(Relaxed) {
+            break;
+        }
+        let awake = Instant::now();
+        let end = begin + TURN.mul_f64(share);
+        while Instant::now() < end {
+            std::hint::spin_loop();
+        }
+        busy += awake.elapsed();
+    }
+    busy.as_secs_f64() / start.elapsed().as_secs_f64()
+}
+
+/// Sends packets to a socket that nobody reads: all the work on the receiving CPU is interrupt work.
+fn packets(meter: &Meter, lab: &Lab, rate: u32) -> Result<Packets, BenchError> {
+    let failed = |error: std::io::Error| BenchError::BadInput(format!("sending packets in the lab: {error}"));
+    let sink = lab.receiver.run(|| UdpSocket::bind((lab.receiver.address(), 0)))?.map_err(failed)?;
+    let to = sink.local_addr().map_err(failed)?;
+    let is_over = AtomicBool::new(false);
+    let ((interval, sent, charged), baseline) = framed(meter, || {
+        thread::scope(|scope| {
+            let sender = scope.spawn(|| lab.sender.run(|| send_packets(to, rate, &is_over)));
+            thread::sleep(TURN);
+            let before = rusage::usage(Who::Process).unwrap_or_default();
+            let spun_before = meter.own_cpu_time();
+            let interval = meter.observe(WINDOW);
+            let spun = meter.own_cpu_time().saturating_sub(spun_before);
+            let after = rusage::usage(Who::Process).unwrap_or_default();
+            is_over.store(true, Relaxed);
+            let sent = sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            (interval, sent, (after.cpu() - before.cpu()).saturating_sub(spun))
+        })
+    })?;
+    let (sent, seconds, sender_cpu) = sent?.map_err(failed)?;
+    let interval: Interval = interval?;
+    let load = interval.load(&baseline);
+    let read = load.of(lab.receiver.cpu()).copied();
+    // Of what the process is charged, the sending thread's part is work on the other CPU.
+    let charged = charged.saturating_sub(sender_cpu.mul_f64(load.seconds / seconds));
+    Ok(Packets {
+        per_second: sent as f64 / seconds,
+        read: read.ok_or_else(|| BenchError::BadInput("the receiving CPU is not measured".into()))?,
+        rusage_percent: 100.0 * charged.as_secs_f64() / load.seconds,
+    })
+}
+
+/// Returns how many packets went, in how many seconds, and the thread's CPU time.
+fn send_packets(
+    to: std::net::SocketAddr,
+    rate: u32,
+    is_over: &AtomicBool,
+) -> std::io::Result<(u64, f64, Duration)> {
+    let socket = UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
+    let packet = [0; PACKET_BYTES];
+    let start = Instant::now();
+    let mut sent = 0;
+    while !is_over.load(Relaxed) {
+        let due = (start.elapsed().as_secs_f64() * f64::from(rate)) as u64;
+        while sent < due {
+            socket.send_to(&packet, to)?;
+            sent += 1;
+        }
+        thread::sleep(Duration::from_micros(500));
+    }
+    let cpu = rusage::usage(Who::Thread)?.cpu();
+    Ok((sent, start.elapsed().as_secs_f64(), cpu))
+}

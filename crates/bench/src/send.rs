@@ -1,0 +1,421 @@
+//! The experiment `send`: what each way of putting files or memory into a socket costs the two hosts.
+
+use crate::flow::{Flow, FlowError, Sample};
+use crate::matrix::{self, Cell, Condition, Selection};
+use crate::quantity::Rate;
+use crate::report::{LabFacts, Observer, Report, Row, SCHEMA};
+use crate::stats::Figure;
+use crate::warning::{Kind, Warning};
+use crate::workload::{Opened, Workload};
+use crate::{BenchError, HostFacts, answer};
+use haul::{Copying, Path, PathError};
+use haul_lab::{Lab, Offloads, Settings};
+use haul_soak::{Baseline, CpuLoad, Meter};
+use std::collections::HashMap;
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+mod copies;
+mod warnings;
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The rows.
+    pub selections: Vec<Selection>,
+    /// How often each row is measured.
+    pub rounds: usize,
+    /// The rate to hold, or full speed.
+    pub rate: Option<Rate>,
+    /// The link's MTU in bytes.
+    pub mtu: u32,
+    /// The sockets' congestion control.
+    pub congestion: String,
+    /// How long each row is measured in each round.
+    pub window: Duration,
+}
+
+impl Plan {
+    /// The default: five rounds, MTU 9000, cubic. BBR, the default on some hosts, paces every send with timers, which
+    /// costs the sender about a quarter more here and would be read as the path's cost.
+    pub fn new(selections: Vec<Selection>) -> Self {
+        Self {
+            selections,
+            rounds: 5,
+            rate: None,
+            mtu: Settings::default().mtu,
+            congestion: "cubic".into(),
+            window: Duration::from_millis(200),
+        }
+    }
+
+    /// A quick look: three short rounds of the plain rows.
+    pub fn quick(selections: Vec<Selection>) -> Self {
+        Self { rounds: 3, window: Duration::from_millis(100), ..Self::new(selections) }
+    }
+}
+
+/// How far a run has come.
+#[derive(Debug, Clone)]
+pub struct Progress {
+    /// Rows measured, counting each round.
+    pub done: usize,
+    /// How many there will be.
+    pub total: usize,
+    /// What is measured next.
+    pub next: String,
+}
+
+/// How long the machine is kept quiet before and after each round to calibrate the meter.
+const CALIBRATION: Duration = Duration::from_millis(150);
+/// How long a connection runs before it is measured: slow start is over after a few milliseconds here, and the
+/// buffers have grown to their size.
+const WARM_UP: Duration = Duration::from_millis(60);
+/// Pairs of runs for the observer effect.
+const OBSERVER_PAIRS: usize = 5;
+/// The most rounds that make sense.
+const ROUNDS_MAX: usize = 1000;
+
+const MIB: f64 = (1u64 << 20) as f64;
+
+/// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then reported.
+pub fn run(
+    plan: &Plan,
+    is_stopped: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report, BenchError> {
+    if !(1..=ROUNDS_MAX).contains(&plan.rounds) {
+        return Err(BenchError::BadInput(format!("rounds must be 1 to {ROUNDS_MAX}, not {}", plan.rounds)));
+    }
+    let cells = matrix::cells(&plan.selections);
+    let workloads = open_workloads(&cells)?;
+    let started = crate::now();
+    let lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
+    check_congestion(&lab, &plan.congestion)?;
+    let mut cpus = vec![lab.sender.cpu(), lab.receiver.cpu()];
+    cpus.dedup();
+    let mut run = Run {
+        plan,
+        lab: &lab,
+        workloads,
+        meter: Meter::start(&cpus)?,
+        host: HostFacts::here(),
+        warnings: lab.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
+        series: cells.into_iter().map(Series::new).collect(),
+    };
+    run.prove_copies();
+    let total = plan.rounds * run.series.len();
+    let mut done = 0;
+    let mut step = |next: &Series| {
+        progress(Progress { done, total, next: next.cell.path.name().into() });
+        done += 1;
+        !is_stopped.load(Relaxed)
+    };
+    let mut is_complete = true;
+    for round in 0..plan.rounds {
+        is_complete = run.round(round, &mut step)?;
+        if !is_complete {
+            break;
+        }
+    }
+    let observer = if is_complete && plan.rate.is_none() { run.observer_effect()? } else { None };
+    if !is_complete {
+        run.warnings.insert(
+            0,
+            Warning::new(Kind::Interrupted, "stopped before it was complete: some rows have fewer rounds"),
+        );
+    }
+    run.into_report(started, observer)
+}
+
+fn open_workloads(cells: &[Cell]) -> Result<HashMap<Workload, Opened>, BenchError> {
+    let mut workloads = HashMap::new();
+    for Condition { workload, chunk, .. } in cells.iter().map(|cell| &cell.condition) {
+        if !workloads.contains_key(workload) {
+            workloads.insert(workload.clone(), workload.open()?);
+        }
+        matrix::check_chunk(*chunk, &workloads[workload])?;
+    }
+    Ok(workloads)
+}
+
+/// Sets the congestion control on a socket of the lab, since a name can be wrong or not allowed there.
+fn check_congestion(lab: &Lab, name: &str) -> Result<(), BenchError> {
+    use rustix::net::{AddressFamily, SocketType, ipproto, socket, sockopt};
+    let attempt = lab.sender.run(|| {
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, Some(ipproto::TCP))?;
+        sockopt::set_tcp_congestion(&socket, name)
+    })?;
+    attempt.map_err(|errno| {
+        let available = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+        BenchError::BadInput(format!(
+            "congestion control {name:?} cannot be set: {} (available: {})",
+            std::io::Error::from(errno),
+            available.unwrap_or_default().trim()
+        ))
+    })
+}
+
+struct Run<'a> {
+    plan: &'a Plan,
+    lab: &'a Lab,
+    workloads: HashMap<Workload, Opened>,
+    meter: Meter,
+    host: HostFacts,
+    warnings: Vec<Warning>,
+    series: Vec<Series>,
+}
+
+/// What was measured of one row, one entry a round. A round that failed is not a number, so that rounds of
+/// different rows stay side by side.
+struct Series {
+    cell: Cell,
+    refused: Option<String>,
+    proved_copied_percent: Option<f64>,
+    rounds: Vec<Round>,
+}
+
+#[derive(Clone, Copy)]
+struct Round {
+    number: usize,
+    throughput_bits_per_second: f64,
+    sender: CpuLoad,
+    receiver: CpuLoad,
+    sender_us_per_mib: f64,
+    receiver_us_per_mib: f64,
+    rusage_us_per_mib: f64,
+    syscalls_per_mib: f64,
+    zero_copied_bytes: u64,
+    copied_bytes: u64,
+}
+
+impl Series {
+    fn new(cell: Cell) -> Self {
+        Self { cell, refused: None, proved_copied_percent: None, rounds: Vec::new() }
+    }
+
+    fn figure(&self, of: impl Fn(&Round) -> f64) -> Option<Figure> {
+        Figure::of(&self.rounds.iter().map(of).collect::<Vec<_>>())
+    }
+}
+
+impl Run<'_> {
+    /// Measures every row once, between two calibrations. Every other round runs backwards, so that a
+    /// drift within a round weighs on no row twice. Returns whether it came to its end.
+    fn round(&mut self, number: usize, step: &mut dyn FnMut(&Series) -> bool) -> Result<bool, BenchError> {
+        let before = self.meter.calibrate(CALIBRATION)?;
+        let mut samples = Vec::new();
+        let mut is_complete = true;
+        let mut order: Vec<usize> = (0..self.series.len()).collect();
+        if number % 2 == 1 {
+            order.reverse();
+        }
+        let mut offloads = None;
+        for index in order {
+            if !step(&self.series[index]) {
+                is_complete = false;
+                break;
+            }
+            if self.series[index].refused.is_some() {
+                continue;
+            }
+            let condition = self.series[index].cell.condition.clone();
+            if offloads != Some(condition.offloads) {
+                offloads = Some(condition.offloads);
+                if let Err(reason) = self.set_offloads(condition.offloads) {
+                    self.refuse_all(condition.offloads, &reason);
+                }
+            }
+            if self.series[index].refused.is_some() {
+                continue;
+            }
+            match self.flow(&self.series[index].cell).run(Some(&self.meter)) {
+                Ok(sample) => samples.push((index, sample)),
+                Err(FlowError::Path(
+                    reason @ (PathError::Refused { .. } | PathError::Unsuited(_) | PathError::Ended { .. }),
+                )) => {
+                    self.series[index].refused = Some(reason.to_string());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let after = self.meter.calibrate(CALIBRATION)?;
+        self.note_calibration(number, &before, &after);
+        let baseline = before.middle(&after);
+        for (index, sample) in samples {
+            if let Some(round) = self.judge(number, &sample, &baseline) {
+                self.series[index].rounds.push(round);
+            }
+        }
+        Ok(is_complete)
+    }
+
+    /// Offloads are on by nature; only a change needs a lab that can make it.
+    fn set_offloads(&self, offloads: Offloads) -> Result<(), String> {
+        match (self.lab.kind(), offloads) {
+            (haul_lab::Kind::Loopback, Offloads::On) => Ok(()),
+            _ => self.lab.set_offloads(offloads).map_err(|error| error.to_string()),
+        }
+    }
+
+    fn refuse_all(&mut self, offloads: Offloads, reason: &str) {
+        for series in &mut self.series {
+            if series.cell.condition.offloads == offloads {
+                series.refused = Some(reason.to_owned());
+            }
+        }
+    }
+
+    fn flow<'a>(&'a self, cell: &Cell) -> Flow<'a> {
+        Flow {
+            lab: self.lab,
+            workload: &self.workloads[&cell.condition.workload],
+            path: cell.path,
+            chunk_bytes: cell.condition.chunk.0 as usize,
+            cork: cell.condition.cork,
+            congestion: &self.plan.congestion,
+            rate_bits_per_second: self.plan.rate.map(|rate| rate.0),
+            warm_up: WARM_UP,
+            window: self.plan.window,
+        }
+    }
+
+    /// Turns counters into costs. `None` when nothing arrived in the window.
+    fn judge(&mut self, number: usize, sample: &Sample, baseline: &Baseline) -> Option<Round> {
+        let load = sample.interval.as_ref()?.load(baseline);
+        self.host.steal_percent = self.host.steal_percent.max(load.steal_percent());
+        let sender = *load.of(self.lab.sender.cpu())?;
+        let receiver = *load.of(self.lab.receiver.cpu())?;
+        let received_mib = sample.received_bytes as f64 / MIB;
+        let sent_mib = sample.sent.bytes as f64 / MIB;
+        if sample.received_bytes == 0 || sample.sent.bytes == 0 {
+            return None;
+        }
+        let us_per_mib = |cpu: &CpuLoad| cpu.load_percent / 100.0 * load.seconds * 1e6 / received_mib;
+        Some(Round {
+            number,
+            throughput_bits_per_second: sample.received_bytes as f64 * 8.0 / sample.seconds,
+            sender_us_per_mib: us_per_mib(&sender),
+            receiver_us_per_mib: us_per_mib(&receiver),
+            rusage_us_per_mib: sample.usage.cpu().as_secs_f64() * 1e6 / sent_mib,
+            syscalls_per_mib: sample.sent.calls as f64 / sent_mib,
+            zero_copied_bytes: sample.settled.zero_copied_bytes,
+            copied_bytes: sample.settled.copied_bytes,
+            sender,
+            receiver,
+        })
+    }
+
+    /// Throughput with the meter against throughput without, in pairs, on the first sendfile row.
+    fn observer_effect(&self) -> Result<Option<Observer>, BenchError> {
+        let measured = |series: &&Series| {
+            series.cell.path == Path::Sendfile
+                && series.cell.condition.offloads == Offloads::On
+                && series.refused.is_none()
+        };
+        let Some(series) = self.series.iter().find(measured) else { return Ok(None) };
+        if self.set_offloads(Offloads::On).is_err() {
+            return Ok(None);
+        }
+        let flow = self.flow(&series.cell);
+        let rate = |sample: &Sample| sample.received_bytes as f64 / sample.seconds;
+        let mut ratios = Vec::new();
+        for _ in 0..OBSERVER_PAIRS {
+            let with = rate(&flow.run(Some(&self.meter))?);
+            let without = rate(&self.meter.paused(|| flow.run(None))?);
+            ratios.push(with / without);
+        }
+        let observer = Figure::of(&ratios).map(|throughput_ratio| Observer {
+            path: series.cell.path.name().into(),
+            pairs: OBSERVER_PAIRS,
+            throughput_ratio,
+        });
+        Ok(observer)
+    }
+
+    fn into_report(mut self, started: String, observer: Option<Observer>) -> Result<Report, BenchError> {
+        let measured = |series: &&Series| series.refused.is_none() && !series.rounds.is_empty();
+        if self.series.iter().filter(measured).count() == 0
+            && self.warnings.iter().all(|w| w.kind != Kind::Interrupted)
+        {
+            let reason = self.series.iter().find_map(|series| series.refused.clone());
+            return Err(BenchError::NothingMeasured(reason.unwrap_or_default()));
+        }
+        self.warn(observer.as_ref());
+        let rows: Vec<Row> = self.series.iter().map(|series| self.row(series)).collect();
+        let mut report = Report {
+            schema: SCHEMA.into(),
+            experiment: "send".into(),
+            started,
+            haul: env!("CARGO_PKG_VERSION").into(),
+            host: self.host.clone(),
+            lab: LabFacts {
+                kind: match self.lab.kind() {
+                    haul_lab::Kind::Veth => "veth".into(),
+                    haul_lab::Kind::Loopback => "loopback".into(),
+                },
+                mtu: self.lab.mtu(),
+                congestion: self.plan.congestion.clone(),
+                rate_bits_per_second: self.plan.rate.map(|rate| rate.0),
+                sender_cpu: self.lab.sender.cpu(),
+                receiver_cpu: self.lab.receiver.cpu(),
+            },
+            rows,
+            observer,
+            answers: Vec::new(),
+            warnings: self.warnings,
+        };
+        report.answers = answer::of(&report);
+        Ok(report)
+    }
+
+    fn row(&self, series: &Series) -> Row {
+        let Cell { path, condition } = &series.cell;
+        let copies = self.copies_of(series);
+        let has_receiver = self.lab.sender.cpu() != self.lab.receiver.cpu();
+        let figure = |of: &dyn Fn(&Round) -> f64| series.figure(of);
+        Row {
+            path: path.name().into(),
+            chunk_bytes: condition.chunk.0,
+            workload: condition.workload.to_string(),
+            cork: condition.cork,
+            offloads: match condition.offloads {
+                Offloads::On => "on".into(),
+                Offloads::Off => "off".into(),
+            },
+            rounds: series.rounds.len(),
+            refused: series.refused.clone(),
+            copied_percent: copies.map(|copies| copies.percent),
+            copied_known_by: copies.map(|copies| copies.known_by.into()),
+            throughput_bits_per_second: figure(&|round| round.throughput_bits_per_second),
+            sender_load_percent: figure(&|round| round.sender.load_percent),
+            receiver_load_percent: figure(&|round| round.receiver.load_percent).filter(|_| has_receiver),
+            sender_us_per_mib: figure(&|round| round.sender_us_per_mib),
+            receiver_us_per_mib: figure(&|round| round.receiver_us_per_mib).filter(|_| has_receiver),
+            rusage_us_per_mib: figure(&|round| round.rusage_us_per_mib),
+            syscalls_per_mib: figure(&|round| round.syscalls_per_mib).map(|figure| figure.median),
+            sender_us_ratio: self.ratio(series),
+        }
+    }
+
+    /// The row's cost over that of the plain way under the same conditions, round by round.
+    fn ratio(&self, series: &Series) -> Option<Figure> {
+        let plain = [Path::ReadWrite, Path::ReadSend].into_iter().find_map(|path| {
+            self.series.iter().find(|other| {
+                other.cell.path == path
+                    && other.cell.condition == series.cell.condition
+                    && !other.rounds.is_empty()
+            })
+        })?;
+        let ratios: Vec<f64> = series
+            .rounds
+            .iter()
+            .filter_map(|round| {
+                let same = plain.rounds.iter().find(|other| other.number == round.number)?;
+                Some(round.sender_us_per_mib / same.sender_us_per_mib)
+            })
+            .collect();
+        Figure::of(&ratios)
+    }
+}

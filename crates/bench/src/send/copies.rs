@@ -1,0 +1,81 @@
+//! Which rows copied on the sending host, and how that is known.
+
+use super::{Copying, Run, Series, TcpListener, TcpStream};
+use haul::ProofError;
+use haul_lab::Offloads;
+use std::io;
+
+/// The share that was copied.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Copies {
+    pub percent: f64,
+    pub known_by: &'static str,
+}
+
+impl Run<'_> {
+    /// Puts each path that promises to move pages to the proof, once for each state of the offloads.
+    pub(super) fn prove_copies(&mut self) {
+        for offloads in [Offloads::On, Offloads::Off] {
+            let is_wanted = |series: &Series| {
+                series.cell.condition.offloads == offloads && series.cell.path.copying() == Copying::Pages
+            };
+            if !self.series.iter().any(is_wanted) || self.set_offloads(offloads).is_err() {
+                continue;
+            }
+            let mut proved: Vec<(haul::Path, Option<f64>)> = Vec::new();
+            for index in 0..self.series.len() {
+                if !is_wanted(&self.series[index]) {
+                    continue;
+                }
+                let path = self.series[index].cell.path;
+                let known = proved.iter().find(|(other, _)| *other == path).map(|(_, percent)| *percent);
+                let percent = known.unwrap_or_else(|| {
+                    // A path that is refused says so in its row.
+                    let percent = self.prove(path).ok().map(|proved| proved.copied_percent());
+                    proved.push((path, percent));
+                    percent
+                });
+                self.series[index].proved_copied_percent = percent;
+            }
+        }
+    }
+
+    fn prove(&self, path: haul::Path) -> Result<haul::Proved, ProofError> {
+        let failed = |step| move |source| ProofError::Connection { step, source };
+        let lab = |error: haul_lab::LabError| failed("entering the lab")(io::Error::other(error));
+        let listener = self
+            .lab
+            .receiver
+            .run(|| TcpListener::bind((self.lab.receiver.address(), 0)))
+            .map_err(lab)?
+            .map_err(failed("listening"))?;
+        let address = listener.local_addr().map_err(failed("listening"))?;
+        let from = self
+            .lab
+            .sender
+            .run(|| TcpStream::connect(address))
+            .map_err(lab)?
+            .map_err(failed("connecting"))?;
+        let (to, _) = listener.accept().map_err(failed("accepting"))?;
+        haul::prove(path, &from, &to)
+    }
+
+    pub(super) fn copies_of(&self, series: &Series) -> Option<Copies> {
+        if series.rounds.is_empty() {
+            return None;
+        }
+        match series.cell.path.copying() {
+            Copying::Always => Some(Copies { percent: 100.0, known_by: "program" }),
+            Copying::Pages => {
+                series.proved_copied_percent.map(|percent| Copies { percent, known_by: "proof" })
+            }
+            Copying::KernelTells => {
+                let copied: u64 = series.rounds.iter().map(|round| round.copied_bytes).sum();
+                let zero_copied: u64 = series.rounds.iter().map(|round| round.zero_copied_bytes).sum();
+                let told = copied + zero_copied;
+                (told > 0)
+                    .then(|| Copies { percent: 100.0 * copied as f64 / told as f64, known_by: "notice" })
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What in a run of `send` deserves a warning.
+
+use super::{Baseline, Copying, Kind, Run, Series, Warning};
+use crate::report::Observer;
+use std::collections::BTreeMap;
+
+/// Steal beyond this bends figures. `/proc/stat` counts it in ticks of 10 ms, so that one tick is 5 % of a window of 200 ms.
+const STEAL_PERCENT: f64 = 6.0;
+/// Quiet CPUs' speed may change this much between two calibrations.
+const DRIFT_PERCENT: f64 = 10.0;
+/// Other processes may take this much of a CPU that should be quiet.
+const DISTURBANCE_PERCENT: f64 = 3.0;
+/// An interval may be this wide, as a share of its median to each side.
+const SPREAD: f64 = 0.10;
+/// Fewer rounds than this make no interval.
+const ROUNDS: usize = 5;
+/// A host that is busier than this is what bounds the throughput.
+const BUSY_PERCENT: f64 = 85.0;
+/// The share of the asked-for rate that counts as held.
+const RATE_HELD: f64 = 0.95;
+/// `getrusage` may miss this share of the sender's cost before it is worth a word.
+const UNCHARGED: f64 = 0.15;
+/// The meter may change the throughput by this share.
+const OBSERVER: f64 = 0.03;
+
+impl Run<'_> {
+    /// What a pair of calibrations says about the machine.
+    pub(super) fn note_calibration(&mut self, number: usize, before: &Baseline, after: &Baseline) {
+        let round = number + 1;
+        let drift = before.drift_percent(after);
+        if drift.abs() > DRIFT_PERCENT {
+            self.warnings.push(Warning::new(
+                Kind::FrequencyDrift,
+                format!(
+                    "round {round}: a quiet CPU ran {drift:+.0} % after the round against before it (frequency, or neighbours); \
+                     loads do not depend on it, costs that wait for memory do"
+                ),
+            ));
+        }
+        let disturbance = before.disturbance_percent().max(after.disturbance_percent());
+        if disturbance > DISTURBANCE_PERCENT {
+            self.warnings.push(Warning::new(
+                Kind::Disturbed,
+                format!(
+                    "round {round}: other processes took {disturbance:.1} % of a CPU that should have been quiet"
+                ),
+            ));
+        }
+    }
+
+    /// What the figures say about themselves.
+    pub(super) fn warn(&mut self, observer: Option<&Observer>) {
+        let mut warnings = Vec::new();
+        if self.host.steal_percent > STEAL_PERCENT {
+            warnings.push(Warning::new(
+                Kind::Steal,
+                format!(
+                    "the hypervisor took up to {:.0} % of a CPU in a window; it is counted as load",
+                    self.host.steal_percent
+                ),
+            ));
+        }
+        if self.plan.rounds < ROUNDS {
+            warnings.push(Warning::new(
+                Kind::TooFewRounds,
+                format!(
+                    "{} rounds: the intervals mean little, use --rounds {ROUNDS} or more",
+                    self.plan.rounds
+                ),
+            ));
+        }
+        self.warn_of_rows(&mut warnings);
+        if let Some(observer) = observer {
+            let effect = observer.throughput_ratio.median - 1.0;
+            if effect.abs() > OBSERVER {
+                warnings.push(Warning::new(
+                    Kind::Observer,
+                    format!("with the meter the throughput is {:+.1} % of that without", 100.0 * effect),
+                ));
+            }
+        }
+        self.warnings.extend(warnings);
+    }
+
+    /// One warning for all the rows it concerns, naming them.
+    fn warn_of_rows(&self, warnings: &mut Vec<Warning>) {
+        let mut concerned: BTreeMap<Kind, Vec<String>> = BTreeMap::new();
+        for series in self.series.iter().filter(|series| !series.rounds.is_empty()) {
+            for kind in self.concerns(series) {
+                concerned.entry(kind).or_default().push(name(series));
+            }
+        }
+        for (kind, rows) in concerned {
+            let what = match kind {
+                Kind::Unsteady => "cost differs by more than 10 % between rounds in",
+                Kind::Copied => "the kernel copied what was to go without a copy in",
+                Kind::NotSaturated => "neither host was busy, something else bounds the throughput in",
+                Kind::RateNotHeld => "the rate was not held in",
+                _ => {
+                    "getrusage misses over 15 % of the sending host's cost (interrupts, charged to nobody) in"
+                }
+            };
+            warnings.push(Warning::new(kind, format!("{what} {}", list(&rows))));
+        }
+    }
+
+    fn concerns(&self, series: &Series) -> Vec<Kind> {
+        let median =
+            |of: &dyn Fn(&super::Round) -> f64| series.figure(of).map_or(0.0, |figure| figure.median);
+        let mut kinds = Vec::new();
+        let cost = series.figure(|round| round.sender_us_per_mib);
+        if self.plan.rounds >= ROUNDS && cost.is_some_and(|cost| cost.spread() > SPREAD) {
+            kinds.push(Kind::Unsteady);
+        }
+        let copied = self.copies_of(series).is_some_and(|copies| copies.percent > 50.0);
+        if copied && series.cell.path.copying() != Copying::Always {
+            kinds.push(Kind::Copied);
+        }
+        match self.plan.rate {
+            None => {
+                let busiest = median(&|round| round.sender.load_percent.max(round.receiver.load_percent));
+                if busiest < BUSY_PERCENT {
+                    kinds.push(Kind::NotSaturated);
+                }
+            }
+            Some(rate) => {
+                if median(&|round| round.throughput_bits_per_second) < RATE_HELD * rate.0 as f64 {
+                    kinds.push(Kind::RateNotHeld);
+                }
+            }
+        }
+        let charged = median(&|round| round.rusage_us_per_mib / round.sender_us_per_mib);
+        if charged < 1.0 - UNCHARGED {
+            kinds.push(Kind::AccountsDisagree);
+        }
+        kinds
+    }
+}
+
+fn name(series: &Series) -> String {
+    let condition = &series.cell.condition;
+    let mut name = format!("{} {} {}", series.cell.path, condition.workload, condition.chunk);
+    if condition.cork {
+        name.push_str(" cork");
+    }
+    if condition.offloads == haul_lab::Offloads::Off {
+        name.push_str(" offloads off");
+    }
+    name
+}
+
+/// The first few, and how many more.
+fn list(rows: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let shown = rows.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match rows.len().checked_sub(SHOWN) {
+        None | Some(0) => shown,
+        Some(more) => format!("{shown} and {more} more"),
+    }
+}

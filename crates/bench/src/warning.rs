@@ -1,0 +1,49 @@
+//! What a reader of the figures should know about how they came about.
+
+use serde::{Deserialize, Serialize};
+
+/// The kinds of warning. Programs may rely on the names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The run was stopped before it was complete.
+    Interrupted,
+    /// The two hosts are not as separate as two machines.
+    Lab,
+    /// The hypervisor took CPU time away.
+    Steal,
+    /// Other processes used the measured CPUs.
+    Disturbed,
+    /// The CPUs' quiet speed changed during the run: their frequency, or the machine's neighbours.
+    FrequencyDrift,
+    /// A row's rounds differ widely.
+    Unsteady,
+    /// Too few rounds for an interval that means much.
+    TooFewRounds,
+    /// A path that was to go without a copy copied.
+    Copied,
+    /// Nothing was busy, so something other than CPU bounds the throughput.
+    NotSaturated,
+    /// The rate that was asked for was not held.
+    RateNotHeld,
+    /// The meter and the kernel's accounts disagree.
+    AccountsDisagree,
+    /// The meter changes what it measures.
+    Observer,
+}
+
+/// One of them, in words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warning {
+    /// Which kind.
+    pub kind: Kind,
+    /// What was seen, where, and what it means for the figures.
+    pub detail: String,
+}
+
+impl Warning {
+    /// A warning in words.
+    pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
+        Self { kind, detail: detail.into() }
+    }
+}

@@ -1,0 +1,232 @@
+//! What is sent: many files, one file, or memory.
+
+use crate::quantity::{ParseQuantityError, Size};
+use haul::{Source, SourceError};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The most that a workload may take of the machine's memory or temporary space.
+const TOTAL_MAX: u64 = 16 << 30;
+
+/// What is to be sent, over and over.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Workload {
+    /// Files made for the run, unnamed, of exponentially spread sizes: most are small, a few are several times the average.
+    Files {
+        /// How many.
+        count: usize,
+        /// Their average size.
+        average: Size,
+    },
+    /// One file that exists.
+    File(PathBuf),
+    /// Memory of the program.
+    Memory(Size),
+}
+
+/// Why a workload cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkloadError {
+    /// Not a workload.
+    #[error("unknown workload {0:?}: write COUNTxSIZE (63x350KB), file:PATH or memory:SIZE")]
+    Unknown(String),
+    /// A size that is none.
+    #[error("workload {workload:?}: {source}")]
+    Size {
+        /// As it was given.
+        workload: String,
+        /// What is wrong with it.
+        source: ParseQuantityError,
+    },
+    /// Too much of it.
+    #[error("workload {0} comes to more than {max}", max = Size(TOTAL_MAX))]
+    TooLarge(String),
+    /// A file that is not there or cannot be read.
+    #[error("cannot open {path}: {source}", path = path.display())]
+    Open {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file that cannot be sent from.
+    #[error("cannot send {workload}: {source}")]
+    Source {
+        /// Which workload.
+        workload: String,
+        /// Why.
+        source: SourceError,
+    },
+    /// The temporary files could not be made.
+    #[error("cannot make the files of workload {workload} in {folder}: {source} (set TMPDIR to a folder with room)", folder = folder.display())]
+    Make {
+        /// Which workload.
+        workload: String,
+        /// Where.
+        folder: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl FromStr for Workload {
+    type Err = WorkloadError;
+
+    fn from_str(text: &str) -> Result<Self, WorkloadError> {
+        let size = |part: &str| {
+            part.parse::<Size>().map_err(|source| WorkloadError::Size { workload: text.into(), source })
+        };
+        let workload = if let Some(path) = text.strip_prefix("file:") {
+            return if path.is_empty() {
+                Err(WorkloadError::Unknown(text.into()))
+            } else {
+                Ok(Self::File(path.into()))
+            };
+        } else if let Some(part) = text.strip_prefix("memory:") {
+            Self::Memory(size(part)?)
+        } else {
+            let (count, average) = text.split_once('x').ok_or_else(|| WorkloadError::Unknown(text.into()))?;
+            let count = count.parse().map_err(|_| WorkloadError::Unknown(text.into()))?;
+            Self::Files { count, average: size(average)? }
+        };
+        let total = match &workload {
+            Self::Files { count, average } => (*count as u64).saturating_mul(average.0),
+            Self::Memory(size) => size.0,
+            Self::File(_) => 1,
+        };
+        match total {
+            0 => Err(WorkloadError::Unknown(text.into())),
+            1..=TOTAL_MAX => Ok(workload),
+            _ => Err(WorkloadError::TooLarge(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Files { count, average } => write!(formatter, "{count}x{average}"),
+            Self::File(path) => write!(formatter, "file:{}", path.display()),
+            Self::Memory(size) => write!(formatter, "memory:{size}"),
+        }
+    }
+}
+
+/// A workload that is ready to be sent.
+#[derive(Debug)]
+pub struct Opened {
+    /// As it is called in reports.
+    pub name: String,
+    /// What to send, in order, then again from the beginning.
+    pub sources: Vec<Source>,
+}
+
+impl Opened {
+    /// The size of the largest source.
+    pub fn largest(&self) -> Size {
+        Size(self.sources.iter().map(Source::len).max().unwrap_or(0))
+    }
+}
+
+impl Workload {
+    /// Makes it ready. Files made for the run have no name and vanish with the process, however it ends.
+    pub fn open(&self) -> Result<Opened, WorkloadError> {
+        let name = self.to_string();
+        let unsuited = |source| WorkloadError::Source { workload: name.clone(), source };
+        let sources = match self {
+            Self::Files { count, average } => {
+                let folder = std::env::temp_dir();
+                let make = |bytes| {
+                    random_file(bytes).map_err(|source| WorkloadError::Make {
+                        workload: name.clone(),
+                        folder: folder.clone(),
+                        source,
+                    })
+                };
+                exponential_sizes(*count, average.0)
+                    .map(|bytes| Source::file(make(bytes)?).map_err(unsuited))
+                    .collect::<Result<_, _>>()?
+            }
+            Self::File(path) => {
+                let file =
+                    File::open(path).map_err(|source| WorkloadError::Open { path: path.clone(), source })?;
+                vec![Source::file(file).map_err(unsuited)?]
+            }
+            Self::Memory(size) => {
+                vec![Source::memory(Noise::new(), size.0 as usize).map_err(unsuited)?]
+            }
+        };
+        Ok(Opened { name, sources })
+    }
+}
+
+/// Sizes spread as those of real files are: the quantiles of an exponential distribution with this mean, the
+/// same every time, in an order that mixes large and small.
+fn exponential_sizes(count: usize, average_bytes: u64) -> impl Iterator<Item = u64> {
+    // A step that has no factor in common with the count visits every quantile once.
+    let step = (count / 3..).find(|&step| step > 0 && gcd(step, count) == 1).unwrap_or(1);
+    (0..count).map(move |index| {
+        let quantile = ((index * step) % count) as f64 + 0.5;
+        let bytes = -(average_bytes as f64) * (1.0 - quantile / count as f64).ln();
+        (bytes as u64).max(1)
+    })
+}
+
+fn gcd(one: usize, other: usize) -> usize {
+    if other == 0 { one } else { gcd(other, one % other) }
+}
+
+fn random_file(bytes: u64) -> io::Result<File> {
+    let mut file = tempfile::tempfile()?;
+    io::copy(&mut io::Read::take(Noise::new(), bytes), &mut file)?;
+    file.flush()?;
+    Ok(file)
+}
+
+/// Endless bytes that do not repeat, so that no layer can save work on them.
+struct Noise(fastrand::Rng);
+
+impl Noise {
+    fn new() -> Self {
+        Self(fastrand::Rng::with_seed(1))
+    }
+}
+
+impl io::Read for Noise {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.fill(buffer);
+        Ok(buffer.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workloads_read_and_print() {
+        for text in ["63x350KB", "file:/tmp/a b", "memory:16MiB"] {
+            assert_eq!(text.parse::<Workload>().unwrap().to_string(), text);
+        }
+        for bad in
+            ["", "x", "0x1MiB", "63x", "63x0B", "memory:", "memory:0B", "file:", "disk:1", "9999999x1GiB"]
+        {
+            assert!(bad.parse::<Workload>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_files_have_the_average_they_are_named_for() {
+        let sizes: Vec<u64> = exponential_sizes(63, 350_000).collect();
+        let average = sizes.iter().sum::<u64>() / 63;
+        assert!((345_000..=351_000).contains(&average), "{average}");
+        assert!(*sizes.iter().max().unwrap() > 1 << 20);
+        let mut sorted = sizes.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), 63);
+    }
+}

@@ -1,0 +1,174 @@
+//! The command line.
+
+use crate::output::{Destination, Failure};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use haul::Path;
+use haul_bench::quantity::{Rate, Size};
+use haul_bench::workload::Workload;
+use haul_lab::{Loss, Offloads};
+use std::ffi::OsString;
+use std::time::Duration;
+
+/// The cheapest way to move bytes over TCP on Linux, and the proof of it.
+#[derive(Debug, Parser)]
+#[command(name = "haul", version, arg_required_else_help = true)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure what every way of sending costs on this machine
+    ///
+    /// Without an experiment: a default set in under 90 seconds, written to ./haul-report/ as JSON, Markdown and a web page.
+    Bench(BenchArguments),
+    /// Measure the true CPU load of this machine, interrupts included, for a while or while a command runs
+    Soak(SoakArguments),
+    /// Say what this kernel, network device and limit set allow, and how to mend what they do not
+    Doctor(DoctorArguments),
+    /// Run a program in the lab: two hosts on this machine, joined by a veth pair, each with its own CPU
+    Lab(LabArguments),
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = false)]
+pub struct BenchArguments {
+    /// What to measure; without one, the default set
+    #[arg(value_enum)]
+    pub experiment: Option<Experiment>,
+    /// Paths to measure, separated by commas [default: all]
+    ///
+    /// read+write, read+send, mmap+send, sendfile, splice, vmsplice, zerocopy, uring-send, uring-zerocopy, uring-chain, floor
+    #[arg(long, value_delimiter = ',', value_name = "PATH,…", hide_possible_values = true)]
+    pub paths: Vec<Path>,
+    /// The most that one call sends [default: 64KiB]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
+    pub chunk: Vec<Size>,
+    /// What to send: COUNTxSIZE files, file:PATH, or memory:SIZE [default: 63x350KB]
+    #[arg(long, value_delimiter = ',', value_name = "WORKLOAD,…")]
+    pub workload: Vec<Workload>,
+    /// Hold partial packets back inside each file with `TCP_CORK` [default: off]
+    #[arg(long, value_delimiter = ',', value_name = "off,on", value_enum, hide_possible_values = true)]
+    pub cork: Vec<Switch>,
+    /// Scatter-gather and checksum offload of the sending device [default: on]
+    #[arg(long, value_delimiter = ',', value_name = "on,off", value_enum, hide_possible_values = true)]
+    pub offloads: Vec<Switch>,
+    /// Hold this rate, such as 4gbit, instead of sending at full speed
+    #[arg(long)]
+    pub rate: Option<Rate>,
+    /// Measure each row this often [default: 5, with --quick 3]
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<usize>,
+    /// The link's MTU in bytes [default: 9000]
+    #[arg(long, value_name = "BYTES")]
+    pub mtu: Option<u32>,
+    /// The sockets' congestion control
+    #[arg(long, value_name = "NAME", default_value = "cubic")]
+    pub congestion: String,
+    /// Fewer rows, fewer and shorter rounds
+    #[arg(long)]
+    pub quick: bool,
+    /// Write the report as JSON; - is standard output
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<Destination>,
+    /// Write the report as Markdown; - is standard output
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<Destination>,
+    /// Write the report as a web page; - is standard output
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<Destination>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Experiment {
+    /// What each way of sending files or memory costs
+    Send,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+impl From<Switch> for Offloads {
+    fn from(switch: Switch) -> Self {
+        match switch {
+            Switch::On => Self::On,
+            Switch::Off => Self::Off,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct SoakArguments {
+    /// How long to measure, when no command is given
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub duration: Duration,
+    /// Write the report as JSON; - is standard output
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<Destination>,
+    /// Make known loads and print expected against read, then interrupt loads and who sees them
+    #[arg(long, conflicts_with = "command")]
+    pub self_check: bool,
+    /// The command to measure
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArguments {
+    /// The host that bytes would go to: a name or an address
+    #[arg(long, value_name = "HOST")]
+    pub peer: Option<String>,
+    /// Write the report as JSON; - is standard output
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<Destination>,
+}
+
+#[derive(Debug, Args)]
+pub struct LabArguments {
+    /// The link's MTU in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 9000)]
+    pub mtu: u32,
+    /// Hold the link at this rate, such as 1gbit
+    #[arg(long)]
+    pub rate: Option<Rate>,
+    /// Drop this share of the packets, such as 0.1%
+    #[arg(long, value_name = "PERCENT")]
+    pub loss: Option<Loss>,
+    /// A shell command to run on the receiving host meanwhile; it is killed when COMMAND ends
+    #[arg(long, value_name = "SHELL COMMAND")]
+    pub receiver: Option<String>,
+    /// The command to run on the sending host; it finds its peer's address in `HAUL_PEER`
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Reads the command line. Bad input becomes one line; `--help` and `--version` print and end the process.
+pub fn parse() -> Result<Arguments, Failure> {
+    Arguments::try_parse().map_err(|error| {
+        if !error.use_stderr()
+            || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        {
+            error.exit();
+        }
+        let text = error.render().to_string();
+        let lines = text
+            .lines()
+            .map(str::trim)
+            .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+            .filter(|line| !line.is_empty());
+        let line = lines.collect::<Vec<_>>().join("; ");
+        Failure::bad_input(line.strip_prefix("error: ").unwrap_or(&line))
+    })
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    const MAX: Duration = Duration::from_secs(24 * 3600);
+    let wrong = || format!("{text:?} is not a time from 100ms to 24h: write 10s, 500ms or 2m");
+    let duration: jiff::SignedDuration = text.parse().map_err(|_| wrong())?;
+    let duration = Duration::try_from(duration).map_err(|_| wrong())?;
+    (Duration::from_millis(100)..=MAX).contains(&duration).then_some(duration).ok_or_else(wrong)
+}

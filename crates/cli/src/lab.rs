@@ -1,0 +1,48 @@
+//! `haul lab`.
+
+use crate::arguments::LabArguments;
+use crate::output::Failure;
+use haul_lab::{Lab, LabError, Settings};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode, Stdio};
+
+pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
+    haul_lab::become_lab_user().map_err(Failure::failed)?;
+    let lab = Lab::veth(&Settings { mtu: arguments.mtu, cpus: None }).map_err(|error| match error {
+        LabError::Mtu(_) => Failure::bad_input(error),
+        error => Failure::failed(error),
+    })?;
+    if let Some(rate) = arguments.rate {
+        lab.set_rate(Some(rate.0)).map_err(Failure::failed)?;
+    }
+    if let Some(loss) = arguments.loss {
+        lab.set_loss(loss).map_err(Failure::failed)?;
+    }
+    for caveat in lab.caveats() {
+        eprintln!("haul: {caveat}");
+    }
+    let Some((program, rest)) = arguments.command.split_first() else {
+        return Err(Failure::bad_input("no command"));
+    };
+    let mut receiver = match &arguments.receiver {
+        None => None,
+        Some(line) => {
+            let mut command = Command::new("sh");
+            command
+                .args(["-c", line])
+                .stdin(Stdio::null())
+                .env("HAUL_PEER", lab.sender.address().to_string());
+            Some(lab.receiver.start_program(command).map_err(Failure::failed)?)
+        }
+    };
+    let mut command = Command::new(program);
+    command.args(rest).env("HAUL_PEER", lab.receiver.address().to_string());
+    let status = lab.sender.run_program(&mut command).map_err(Failure::failed)?;
+    if let Some(receiver) = &mut receiver {
+        receiver.kill();
+    }
+    let status =
+        status.map_err(|error| Failure::bad_input(format!("cannot run {}: {error}", program.display())))?;
+    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    Ok(ExitCode::from(code as u8))
+}

@@ -1,0 +1,127 @@
+//! `haul soak`.
+
+use crate::arguments::SoakArguments;
+use crate::output::{self, Destination, Failure};
+use haul_bench::self_check::{self, SelfCheck};
+use haul_soak::report::{self, SoakReport};
+use haul_soak::{CpuLoad, Meter};
+use serde::Serialize;
+use std::fmt::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode};
+
+pub fn run(arguments: SoakArguments) -> Result<ExitCode, Failure> {
+    if let Some(json) = &arguments.json {
+        json.check()?;
+    }
+    if arguments.self_check {
+        return self_check(arguments.json.as_ref());
+    }
+    let cpus = haul_lab::allowed_cpus().map_err(Failure::failed)?;
+    let stop = output::stop_flag()?;
+    let meter = Meter::start(&cpus).map_err(Failure::failed)?;
+    let (report, code) = match arguments.command.split_first() {
+        None => {
+            let report = report::watch(&meter, arguments.duration, &stop).map_err(Failure::failed)?;
+            (report, ExitCode::SUCCESS)
+        }
+        Some((program, rest)) => {
+            let mut command = Command::new(program);
+            command.args(rest);
+            let (report, status) = report::during(&meter, &mut command)
+                .map_err(Failure::failed)?
+                .map_err(|error| Failure::bad_input(format!("cannot run {}: {error}", program.display())))?;
+            // As a shell says it: the program's own code, or 128 and the signal that ended it.
+            let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+            (report, ExitCode::from(code as u8))
+        }
+    };
+    write(&report, &text(&report), arguments.json.as_ref())?;
+    Ok(code)
+}
+
+fn self_check(json: Option<&Destination>) -> Result<ExitCode, Failure> {
+    let _ = haul_lab::become_lab_user();
+    let stop = output::stop_flag()?;
+    let bar = indicatif::ProgressBar::new_spinner();
+    let check = self_check::run(&stop, &mut |next| bar.set_message(next.to_owned()));
+    bar.finish_and_clear();
+    let check = check.map_err(Failure::failed)?;
+    write(&check, &self_check_text(&check), json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The words, and the JSON where it is wanted.
+fn write(report: &impl Serialize, words: &str, json: Option<&Destination>) -> Result<(), Failure> {
+    if json != Some(&Destination::StandardOutput) {
+        output::print(words)?;
+    }
+    match json {
+        Some(json) => json.write(&haul_bench::export::json(report)),
+        None => Ok(()),
+    }
+}
+
+fn text(report: &SoakReport) -> String {
+    let mut text = String::from("CPU   load %   taken  interrupted   interference  /proc/stat  steal\n");
+    for cpu in &report.cpus {
+        let CpuLoad { cpu: number, load_percent, taken_percent, interrupted_percent, .. } = cpu;
+        let _ = writeln!(
+            text,
+            "{number:>3} {load_percent:>8.2} {taken_percent:>7.2} {interrupted_percent:>12.2} {:>14} {:>11.2} {:>6.2}",
+            cpu.interference_percent.map_or("?".into(), |percent| format!("{percent:.1}")),
+            cpu.proc_stat_percent,
+            cpu.steal_percent,
+        );
+    }
+    let _ = writeln!(
+        text,
+        "all {:>8.2}   that is {:.3} CPU-seconds in {:.3} s on {} CPUs",
+        report.total_load_percent,
+        report.cpu_seconds,
+        report.seconds,
+        report.cpus.len()
+    );
+    if let Some(charged) = report.rusage_cpu_seconds {
+        let _ = writeln!(text, "getrusage charges the command with {charged:.3} CPU-seconds");
+    }
+    for warning in &report.warnings {
+        let _ = writeln!(text, "warning: {}", warning.detail);
+    }
+    text
+}
+
+fn self_check_text(check: &SelfCheck) -> String {
+    let mut text = format!("idle reads {:.2} %\n\n", check.idle_percent);
+    text.push_str("a thread that is busy for a known share of the time, in percent\n");
+    text.push_str(" expected    read   error  /proc/stat\n");
+    for duty in &check.duties {
+        let _ = writeln!(
+            text,
+            "{:>9.2} {:>7.2} {:>+7.2} {:>11.2}",
+            duty.expected_percent,
+            duty.read_percent,
+            duty.read_percent - duty.expected_percent,
+            duty.proc_stat_percent
+        );
+    }
+    text.push_str("\npackets to a CPU whose processes sleep: who sees the load, in percent of that CPU\n");
+    text.push_str("packets/s   meter  (taken + interrupted)  /proc/stat  getrusage\n");
+    for packets in &check.packets {
+        let read = &packets.read;
+        let _ = writeln!(
+            text,
+            "{:>9.0} {:>7.2}  ({:>5.2} + {:>11.2})  {:>10.2} {:>10.2}",
+            packets.per_second,
+            read.load_percent,
+            read.taken_percent,
+            read.interrupted_percent,
+            read.proc_stat_percent,
+            packets.rusage_percent
+        );
+    }
+    for warning in &check.warnings {
+        let _ = writeln!(text, "warning: {}", warning.detail);
+    }
+    text
+}
