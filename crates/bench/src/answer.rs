@@ -56,7 +56,7 @@ fn best<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
 fn cheapest(rows: &[&Row]) -> Option<String> {
     let best = best(rows)?;
     let figure = cost(best)?;
-    let mut sentence = format!(
+    let head = format!(
         "Cheapest for {} in chunks of {}: {}, {:.0} µs of the sending host's CPU per MiB ({:.0} to {:.0})",
         best.workload,
         Size(best.chunk_bytes),
@@ -67,29 +67,28 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
     );
     let plain =
         rows.iter().find(|row| row.path == "read+write").or(rows.iter().find(|row| row.path == "read+send"));
-    match (best.sender_us_ratio, plain) {
-        (Some(ratio), Some(plain)) if plain.path != best.path => {
-            sentence.push_str(&format!(
-                "; that is {:.2} × {} ({:.2} to {:.2}) and saves {:.0} %",
-                ratio.median,
-                plain.path,
-                ratio.low,
-                ratio.high,
-                100.0 * (1.0 - ratio.median)
-            ));
-        }
-        _ => {}
-    }
+    let saving = match (best.sender_us_ratio, plain) {
+        (Some(ratio), Some(plain)) if plain.path != best.path => format!(
+            "; that is {:.2} × {} ({:.2} to {:.2}) and saves {:.0} %",
+            ratio.median,
+            plain.path,
+            ratio.low,
+            ratio.high,
+            100.0 * (1.0 - ratio.median)
+        ),
+        _ => String::new(),
+    };
     let ties: Vec<&str> = rows
         .iter()
         .filter(|row| row.path != best.path && row.path != "floor")
         .filter(|row| cost(row).is_some_and(|other| other.low <= figure.high))
         .map(|row| row.path.as_str())
         .collect();
-    if !ties.is_empty() {
-        sentence.push_str(&format!("; {} cannot be told from it", ties.join(", ")));
-    }
-    Some(sentence + ".")
+    let equals = match ties.as_slice() {
+        [] => String::new(),
+        ties => format!("; {} cannot be told from it", ties.join(", ")),
+    };
+    Some(format!("{head}{saving}{equals}."))
 }
 
 fn distance_to_floor(rows: &[&Row]) -> Option<String> {

@@ -17,6 +17,7 @@ pub mod self_check;
 pub mod send;
 mod stats;
 pub mod warning;
+pub mod worker;
 pub mod workload;
 
 pub use host::HostFacts;

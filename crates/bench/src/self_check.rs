@@ -168,7 +168,7 @@ fn packets(meter: &Meter, lab: &Lab, rate: u32) -> Result<Packets, BenchError> {
             let after = rusage::usage(Who::Process).unwrap_or_default();
             is_over.store(true, Relaxed);
             let sent = sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            (interval, sent, (after.cpu() - before.cpu()).saturating_sub(spun))
+            (interval, sent, after.cpu().saturating_sub(before.cpu()).saturating_sub(spun))
         })
     })?;
     let (sent, seconds, sender_cpu) = sent?.map_err(failed)?;

@@ -8,7 +8,7 @@ use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, HostFacts, answer};
-use haul::{Copying, Path, PathError};
+use haul::{Copying, Path};
 use haul_lab::{Lab, Offloads, Settings};
 use haul_soak::{Baseline, CpuLoad, Meter};
 use std::collections::HashMap;
@@ -73,7 +73,7 @@ const CALIBRATION: Duration = Duration::from_millis(150);
 /// buffers have grown to their size.
 const WARM_UP: Duration = Duration::from_millis(60);
 /// Pairs of runs for the observer effect.
-const OBSERVER_PAIRS: usize = 5;
+const OBSERVER_PAIRS: usize = 9;
 /// The most rounds that make sense.
 const ROUNDS_MAX: usize = 1000;
 
@@ -232,11 +232,7 @@ impl Run<'_> {
             }
             match self.flow(&self.series[index].cell).run(Some(&self.meter)) {
                 Ok(sample) => samples.push((index, sample)),
-                Err(FlowError::Path(
-                    reason @ (PathError::Refused { .. } | PathError::Unsuited(_) | PathError::Ended { .. }),
-                )) => {
-                    self.series[index].refused = Some(reason.to_string());
-                }
+                Err(FlowError::Refused(reason)) => self.series[index].refused = Some(reason),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -298,10 +294,10 @@ impl Run<'_> {
             throughput_bits_per_second: sample.received_bytes as f64 * 8.0 / sample.seconds,
             sender_us_per_mib: us_per_mib(&sender),
             receiver_us_per_mib: us_per_mib(&receiver),
-            rusage_us_per_mib: sample.usage.cpu().as_secs_f64() * 1e6 / sent_mib,
+            rusage_us_per_mib: sample.sent.cpu_seconds * 1e6 / sent_mib,
             syscalls_per_mib: sample.sent.calls as f64 / sent_mib,
-            zero_copied_bytes: sample.settled.zero_copied_bytes,
-            copied_bytes: sample.settled.copied_bytes,
+            zero_copied_bytes: sample.sent.zero_copied_bytes,
+            copied_bytes: sample.sent.copied_bytes,
             sender,
             receiver,
         })
@@ -372,7 +368,7 @@ impl Run<'_> {
 
     fn row(&self, series: &Series) -> Row {
         let Cell { path, condition } = &series.cell;
-        let copies = self.copies_of(series);
+        let copies = copies::copies_of(series);
         let has_receiver = self.lab.sender.cpu() != self.lab.receiver.cpu();
         let figure = |of: &dyn Fn(&Round) -> f64| series.figure(of);
         Row {

@@ -2,9 +2,11 @@
 
 use crate::quantity::{ParseQuantityError, Size};
 use haul::{Source, SourceError};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -131,6 +133,39 @@ impl Opened {
     }
 }
 
+/// A source on its way to another process of the same user: it is opened again through `/proc`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct HandedOver {
+    path: PathBuf,
+    is_memory: bool,
+}
+
+impl Opened {
+    /// Its sources, for a child of this process. They stay valid as long as this does.
+    pub(crate) fn handed_over(&self) -> Vec<HandedOver> {
+        let process = std::process::id();
+        let hand_over = |source: &Source| HandedOver {
+            path: format!("/proc/{process}/fd/{}", source.descriptor().as_raw_fd()).into(),
+            is_memory: source.is_memory(),
+        };
+        self.sources.iter().map(hand_over).collect()
+    }
+}
+
+impl HandedOver {
+    /// The source again.
+    pub(crate) fn take(&self) -> Result<Source, WorkloadError> {
+        let open = |source| WorkloadError::Open { path: self.path.clone(), source };
+        let unsuited = |source| WorkloadError::Source { workload: self.path.display().to_string(), source };
+        if self.is_memory {
+            let file = File::options().read(true).write(true).open(&self.path).map_err(open)?;
+            Source::memory_file(file).map_err(unsuited)
+        } else {
+            Source::file(File::open(&self.path).map_err(open)?).map_err(unsuited)
+        }
+    }
+}
+
 impl Workload {
     /// Makes it ready. Files made for the run have no name and vanish with the process, however it ends.
     pub fn open(&self) -> Result<Opened, WorkloadError> {
@@ -167,7 +202,7 @@ impl Workload {
 /// same every time, in an order that mixes large and small.
 fn exponential_sizes(count: usize, average_bytes: u64) -> impl Iterator<Item = u64> {
     // A step that has no factor in common with the count visits every quantile once.
-    let step = (count / 3..).find(|&step| step > 0 && gcd(step, count) == 1).unwrap_or(1);
+    let step = (count / 3..count).find(|&step| step > 0 && gcd(step, count) == 1).unwrap_or(1);
     (0..count).map(move |index| {
         let quantile = ((index * step) % count) as f64 + 0.5;
         let bytes = -(average_bytes as f64) * (1.0 - quantile / count as f64).ln();

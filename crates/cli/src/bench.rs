@@ -15,9 +15,9 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Where plain `haul bench` leaves its report.
 const FOLDER: &str = "haul-report";
 
-pub fn run(arguments: BenchArguments) -> Result<ExitCode, Failure> {
-    let destinations = destinations(&arguments)?;
-    let plan = plan(&arguments);
+pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
+    let destinations = destinations(arguments)?;
+    let plan = plan(arguments);
     // Before any thread is started; where it is refused, the lab falls back and says so.
     let _ = haul_lab::become_lab_user();
     let stop = output::stop_flag()?;
@@ -101,13 +101,13 @@ fn plan(arguments: &BenchArguments) -> Plan {
             offloads: or(offloads.iter().map(|&offloads| offloads.into()).collect(), plain.offloads),
         }],
     };
-    let plan = if arguments.quick { Plan::quick(selections) } else { Plan::new(selections) };
+    let basis = if arguments.quick { Plan::quick(selections) } else { Plan::new(selections) };
     Plan {
-        rounds: arguments.rounds.unwrap_or(plan.rounds),
+        rounds: arguments.rounds.unwrap_or(basis.rounds),
         rate: arguments.rate,
-        mtu: arguments.mtu.unwrap_or(plan.mtu),
+        mtu: arguments.mtu.unwrap_or(basis.mtu),
         congestion: arguments.congestion.clone(),
-        ..plan
+        ..basis
     }
 }
 

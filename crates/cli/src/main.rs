@@ -12,6 +12,9 @@ use output::Failure;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if let Some(code) = haul_bench::worker::run_if_asked() {
+        return code;
+    }
     let result = match arguments::parse() {
         Ok(Arguments { command }) => run(command),
         Err(failure) => Err(failure),
@@ -21,8 +24,8 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
-        Command::Bench(arguments) => bench::run(arguments),
-        Command::Soak(arguments) => soak::run(arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Soak(arguments) => soak::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Lab(arguments) => lab::run(&arguments),
     }

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
 
-pub fn run(arguments: SoakArguments) -> Result<ExitCode, Failure> {
+pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     if let Some(json) = &arguments.json {
         json.check()?;
     }

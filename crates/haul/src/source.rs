@@ -67,8 +67,17 @@ impl Source {
         if written < len as u64 {
             return Err(failed("filling a memory file")(io::ErrorKind::UnexpectedEof.into()));
         }
-        let region = Region::of_memory_file(&file, len).map_err(failed("mapping a memory file"))?;
-        Ok(Self { file, len: len as u64, memory: Some(Arc::new(region)) })
+        Self::memory_file(file)
+    }
+
+    /// The memory of a memory file that somebody has filled and nobody writes again.
+    ///
+    /// The file must be open for writing, since only writable memory can be registered with io_uring.
+    pub fn memory_file(file: File) -> Result<Self, SourceError> {
+        let source = Self::file(file)?;
+        let region = Region::of_memory_file(&source.file, source.len as usize)
+            .map_err(|error| SourceError::Failed { step: "mapping a memory file", source: error })?;
+        Ok(Self { memory: Some(Arc::new(region)), ..source })
     }
 
     /// The same bytes as a file, without the memory.
@@ -82,8 +91,13 @@ impl Source {
         self.len
     }
 
+    /// Whether it is memory.
+    pub fn is_memory(&self) -> bool {
+        self.memory.is_some()
+    }
+
     /// The descriptor behind it: the file's own, or the memory file's.
-    pub(crate) fn descriptor(&self) -> &File {
+    pub fn descriptor(&self) -> &File {
         &self.file
     }
 

@@ -82,7 +82,7 @@ pub fn during(
         Err(error) => return Ok(Err(error)),
     };
     let whole = meter.snapshot()?.since(&before);
-    let rusage = charged() - charged_before;
+    let rusage = charged().saturating_sub(charged_before);
     around.extend(slices(meter)?);
     Ok(Ok((report(&whole, &around, Some(rusage)), status)))
 }

@@ -34,7 +34,7 @@ pub fn render(report: &Report) -> String {
         }
     }
     let _ = writeln!(text);
-    for words in observer(report) {
+    if let Some(words) = observer(report) {
         let _ = writeln!(text, "{}\n", escape(&words));
     }
     for warning in &report.warnings {

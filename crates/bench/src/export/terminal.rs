@@ -24,7 +24,7 @@ pub fn render(report: &Report, width: u16) -> String {
         }
     }
     page.paragraph("");
-    for words in observer(report) {
+    if let Some(words) = observer(report) {
         page.paragraph(&words);
     }
     for warning in &report.warnings {
@@ -50,14 +50,15 @@ impl Page {
     }
 
     fn table(&mut self, rows: &[&Row]) {
-        let wide = table(rows, COLUMNS.iter().chain(&MORE_COLUMNS));
+        let all: Vec<&Column> = COLUMNS.iter().chain(&MORE_COLUMNS).collect();
+        let wide = table(rows, &all);
         let fits = wide.lines().all(|line| line.chars().count() <= self.width);
-        self.text.push_str(&if fits { wide } else { table(rows, COLUMNS.iter()) });
+        self.text.push_str(&if fits { wide } else { table(rows, &all[..COLUMNS.len()]) });
         self.text.push('\n');
     }
 }
 
-fn table<'a>(rows: &[&Row], columns: impl Iterator<Item = &'a Column> + Clone) -> String {
+fn table(rows: &[&Row], columns: &[&Column]) -> String {
     let line = |texts: Vec<String>| {
         texts.into_iter().enumerate().map(|(index, text)| {
             let side = if index == 0 { CellAlignment::Left } else { CellAlignment::Right };
@@ -66,9 +67,9 @@ fn table<'a>(rows: &[&Row], columns: impl Iterator<Item = &'a Column> + Clone) -
     };
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(line(columns.clone().map(|column| column.head.to_owned()).collect()));
+    table.set_header(line(columns.iter().map(|column| column.head.to_owned()).collect()));
     for row in rows {
-        table.add_row(line(columns.clone().map(|column| (column.says)(row)).collect()));
+        table.add_row(line(columns.iter().map(|column| (column.says)(row)).collect()));
     }
     table.to_string()
 }

@@ -59,23 +59,20 @@ impl Run<'_> {
         let (to, _) = listener.accept().map_err(failed("accepting"))?;
         haul::prove(path, &from, &to)
     }
+}
 
-    pub(super) fn copies_of(&self, series: &Series) -> Option<Copies> {
-        if series.rounds.is_empty() {
-            return None;
-        }
-        match series.cell.path.copying() {
-            Copying::Always => Some(Copies { percent: 100.0, known_by: "program" }),
-            Copying::Pages => {
-                series.proved_copied_percent.map(|percent| Copies { percent, known_by: "proof" })
-            }
-            Copying::KernelTells => {
-                let copied: u64 = series.rounds.iter().map(|round| round.copied_bytes).sum();
-                let zero_copied: u64 = series.rounds.iter().map(|round| round.zero_copied_bytes).sum();
-                let told = copied + zero_copied;
-                (told > 0)
-                    .then(|| Copies { percent: 100.0 * copied as f64 / told as f64, known_by: "notice" })
-            }
+pub(super) fn copies_of(series: &Series) -> Option<Copies> {
+    if series.rounds.is_empty() {
+        return None;
+    }
+    match series.cell.path.copying() {
+        Copying::Always => Some(Copies { percent: 100.0, known_by: "program" }),
+        Copying::Pages => series.proved_copied_percent.map(|percent| Copies { percent, known_by: "proof" }),
+        Copying::KernelTells => {
+            let copied: u64 = series.rounds.iter().map(|round| round.copied_bytes).sum();
+            let zero_copied: u64 = series.rounds.iter().map(|round| round.zero_copied_bytes).sum();
+            let told = copied + zero_copied;
+            (told > 0).then(|| Copies { percent: 100.0 * copied as f64 / told as f64, known_by: "notice" })
         }
     }
 }

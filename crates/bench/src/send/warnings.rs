@@ -1,5 +1,6 @@
 //! What in a run of `send` deserves a warning.
 
+use super::copies::copies_of;
 use super::{Baseline, Copying, Kind, Run, Series, Warning};
 use crate::report::Observer;
 use std::collections::BTreeMap;
@@ -112,7 +113,7 @@ impl Run<'_> {
         if self.plan.rounds >= ROUNDS && cost.is_some_and(|cost| cost.spread() > SPREAD) {
             kinds.push(Kind::Unsteady);
         }
-        let copied = self.copies_of(series).is_some_and(|copies| copies.percent > 50.0);
+        let copied = copies_of(series).is_some_and(|copies| copies.percent > 50.0);
         if copied && series.cell.path.copying() != Copying::Always {
             kinds.push(Kind::Copied);
         }
