@@ -11,6 +11,7 @@ pub mod child;
 pub mod clock;
 pub mod error_queue;
 pub mod ethtool;
+pub mod interface;
 pub mod namespace;
 pub mod region;
 pub mod rusage;

@@ -62,7 +62,7 @@ impl Region {
     }
 
     fn of_descriptor(file: impl AsFd, offset: u64, len: usize, protection: ProtFlags) -> io::Result<Self> {
-        let flags = MapFlags::SHARED;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is replaced.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, offset) }?;
         Self::mapped(start, len)

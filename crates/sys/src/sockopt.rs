@@ -51,3 +51,31 @@ pub fn bytes_unacknowledged(socket: impl AsFd) -> io::Result<u64> {
     }
     Ok(count as u64)
 }
+
+/// Whether the kernel can map a TCP socket's received pages (`TCP_ZEROCOPY_RECEIVE`, Linux 4.18).
+pub fn has_zerocopy_receive(socket: impl AsFd) -> io::Result<bool> {
+    // The first fields of struct tcp_zerocopy_receive, asking for nothing: address, length, recv_skip_hint.
+    let mut nothing = [0u8; 16];
+    let mut len = nothing.len() as libc::socklen_t;
+    // SAFETY: the kernel reads and writes at most `len` bytes of `nothing`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_TCP,
+            TCP_ZEROCOPY_RECEIVE,
+            nothing.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    match result {
+        0 => Ok(true),
+        _ => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(false),
+            // It knows the option and finds fault with what was asked, or with the socket's state.
+            _ => Ok(true),
+        },
+    }
+}
+
+/// `TCP_ZEROCOPY_RECEIVE` in `<linux/tcp.h>`.
+const TCP_ZEROCOPY_RECEIVE: libc::c_int = 35;

@@ -1,0 +1,89 @@
+//! Each path: does the kernel do it, and would it avoid the copy through this device?
+
+use super::{DeviceFacts, PathFinding};
+use haul::{Copying, Path};
+use std::fs;
+
+/// Drivers that hand a packet to another part of this kernel, where the pages of `MSG_ZEROCOPY` must not go
+/// (`skb_orphan_frags` in their transmit functions).
+const LOCAL_DRIVERS: [&str; 8] = ["veth", "tun", "bridge", "macvlan", "ipvlan", "netkit", "dummy", "vhost"];
+
+pub(super) fn examine(device: &DeviceFacts) -> Vec<PathFinding> {
+    Path::ALL.into_iter().filter(|&path| path != Path::Floor).map(|path| finding(path, device)).collect()
+}
+
+fn finding(path: Path, device: &DeviceFacts) -> PathFinding {
+    let found = |available, avoids_copy, why: String, mend: Option<String>| PathFinding {
+        path: path.name().into(),
+        available,
+        avoids_copy,
+        why,
+        mend,
+    };
+    if let Err(reason) = haul::probe(path) {
+        return found(false, false, reason.to_string(), mend_of_refusal(path));
+    }
+    let name = &device.name;
+    if path.copying() == Copying::Always {
+        return found(true, false, "copies by nature, through a buffer or from a mapping".into(), None);
+    }
+    if device.scatter_gather == Some(false) || device.transmit_checksum == Some(false) {
+        return found(
+            true,
+            false,
+            format!("{name} does not gather and checksum: the stack copies each packet together"),
+            Some(format!("ethtool -K {name} tx on sg on tso on")),
+        );
+    }
+    if path.copying() == Copying::Pages {
+        return found(true, true, format!("the file's or the memory's own pages go to {name}"), None);
+    }
+    let is_local = name == "lo"
+        || device
+            .driver
+            .as_deref()
+            .is_some_and(|driver| LOCAL_DRIVERS.iter().any(|local| driver.starts_with(local)));
+    if is_local {
+        let driver = device.driver.as_deref().unwrap_or("loopback");
+        return found(
+            true,
+            false,
+            format!(
+                "{name} ({driver}) hands packets to this kernel again, which copies first: dearer than a plain send"
+            ),
+            None,
+        );
+    }
+    if packet_sockets() > 0 {
+        return found(
+            true,
+            false,
+            "a packet socket listens (tcpdump, a DHCP client): what it might see is copied first".into(),
+            Some("stop what /proc/net/packet lists".into()),
+        );
+    }
+    let why = match path {
+        Path::UringZerocopy => format!("memory goes to {name} as it is; a file is read into a buffer first"),
+        _ => format!("the pages go to {name}; the notices will tell"),
+    };
+    found(true, true, why, None)
+}
+
+fn mend_of_refusal(path: Path) -> Option<String> {
+    match path {
+        Path::UringSend | Path::UringZerocopy | Path::UringChain => Some(
+            "sysctl kernel.io_uring_disabled=0, and allow io_uring in the container's seccomp profile".into(),
+        ),
+        Path::Splice | Path::Vmsplice | Path::Sendfile => {
+            Some("allow splice, vmsplice and sendfile in the container's seccomp profile".into())
+        }
+        _ => None,
+    }
+}
+
+/// Packet sockets that see what is sent, in this network namespace. Protocol 0 sees nothing.
+fn packet_sockets() -> usize {
+    let text = fs::read_to_string("/proc/net/packet").unwrap_or_default();
+    let protocol = |line: &str| line.split_ascii_whitespace().nth(3).map(str::to_owned);
+    text.lines().skip(1).filter_map(protocol).filter(|protocol| protocol != "0000").count()
+}

@@ -1,0 +1,62 @@
+//! The addresses of this host's network devices.
+
+use std::ffi::CStr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// An address and the device that has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// The device's name.
+    pub device: String,
+    /// One of its addresses.
+    pub address: IpAddr,
+}
+
+/// Every IPv4 and IPv6 address in the calling thread's network namespace (`getifaddrs`).
+pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
+    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: `first` is a valid place for the list's head.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut found = Vec::new();
+    let mut next = first;
+    // SAFETY: the list is valid until it is freed below; each entry's name is a C string and its address, where
+    // there is one, is at least a sockaddr, and as large as its family says.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        // SAFETY: as above.
+        let address = match unsafe { entry.ifa_addr.as_ref() }.map(|address| i32::from(address.sa_family)) {
+            Some(libc::AF_INET) => {
+                // SAFETY: an AF_INET address is a sockaddr_in.
+                let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+                IpAddr::V4(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)))
+            }
+            Some(libc::AF_INET6) => {
+                // SAFETY: an AF_INET6 address is a sockaddr_in6.
+                let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+                IpAddr::V6(Ipv6Addr::from(address.sin6_addr.s6_addr))
+            }
+            _ => continue,
+        };
+        // SAFETY: as above.
+        let device = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
+        found.push(InterfaceAddress { device, address });
+    }
+    // SAFETY: `first` came from getifaddrs and is freed once.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_has_its_address() {
+        let addresses = addresses().unwrap();
+        let loopback = |found: &&InterfaceAddress| found.address == IpAddr::V4(Ipv4Addr::LOCALHOST);
+        assert_eq!(addresses.iter().find(loopback).unwrap().device, "lo");
+    }
+}
