@@ -3,7 +3,7 @@
 use crate::BenchError;
 use crate::warning::{Kind, Warning};
 use haul_lab::{Lab, Settings};
-use haul_soak::{Baseline, CpuLoad, Interval, Meter};
+use haul_soak::{Baseline, CpuLoad, Load, Meter, SoakError};
 use haul_sys::rusage::{self, Who};
 use rustix::thread::CpuSet;
 use serde::Serialize;
@@ -15,10 +15,13 @@ use std::time::{Duration, Instant};
 
 /// The loads that a thread is told to make, in percent.
 const DUTIES: [u32; 7] = [5, 20, 35, 50, 65, 80, 95];
-/// One turn of a duty cycle. Long against the 60 µs that waking up takes, short against the window.
-const TURN: Duration = Duration::from_millis(20);
+/// One turn of a duty cycle: as long as a slice of the meter's, so that each slice holds the same load, and long
+/// against the 60 µs that waking up takes.
+const TURN: Duration = haul_soak::SLICE;
 /// How long each load is measured.
 const WINDOW: Duration = Duration::from_secs(1);
+/// How long idleness is.
+const IDLE_WINDOW: Duration = Duration::from_secs(3);
 /// How long the machine is kept quiet around each.
 const CALIBRATION: Duration = Duration::from_millis(300);
 /// Packets per second towards a CPU whose processes sleep.
@@ -31,7 +34,7 @@ const PACKET_BYTES: usize = 1000;
 pub struct SelfCheck {
     /// `haul.self-check/1`.
     pub schema: &'static str,
-    /// What a quiet machine reads, in percent: the mean of the CPUs.
+    /// What a quiet machine reads, in percent: the mean of the CPUs, whatever other processes do included.
     pub idle_percent: f64,
     /// Loads that are known.
     pub duties: Vec<Duty>,
@@ -44,7 +47,11 @@ pub struct SelfCheck {
 /// One known load.
 #[derive(Debug, Serialize)]
 pub struct Duty {
-    /// What the thread was told to make, and what it did make by the wall clock.
+    /// What the thread made, by the wall clock.
+    pub made_percent: f64,
+    /// What other processes took of the CPU in the calibrations around it.
+    pub others_percent: f64,
+    /// Both together: the others run in what the thread leaves.
     pub expected_percent: f64,
     /// What the meter read.
     pub read_percent: f64,
@@ -78,8 +85,7 @@ pub fn run(is_stopped: &AtomicBool, progress: &mut dyn FnMut(&str)) -> Result<Se
         warnings: lab.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
     };
     progress("idle");
-    let (interval, baseline) = framed(&meter, || meter.observe(WINDOW))?;
-    check.idle_percent = interval?.load(&baseline).total_percent();
+    check.idle_percent = observe(&meter, IDLE_WINDOW, || || ()).load?.total_percent();
     for percent in DUTIES {
         if is_stopped.load(Relaxed) {
             break;
@@ -97,33 +103,59 @@ pub fn run(is_stopped: &AtomicBool, progress: &mut dyn FnMut(&str)) -> Result<Se
     Ok(check)
 }
 
-/// Runs `work` between two calibrations.
-fn framed<T>(meter: &Meter, work: impl FnOnce() -> T) -> Result<(T, Baseline), BenchError> {
-    let before = meter.calibrate(CALIBRATION)?;
-    let result = work();
-    let after = meter.calibrate(CALIBRATION)?;
-    Ok((result, before.middle(&after)))
+/// What [`observe`] saw.
+struct Observed<T> {
+    /// The median of the window's slices.
+    load: Result<Load, SoakError>,
+    baseline: Baseline,
+    /// What ending the load gave.
+    result: T,
+}
+
+/// Measures for `window` between two calibrations. `start` starts a load and returns how to end it.
+fn observe<T, End: FnOnce() -> T>(
+    meter: &Meter,
+    window: Duration,
+    start: impl FnOnce() -> End,
+) -> Observed<T> {
+    let before = meter.calibrate(CALIBRATION);
+    let end = start();
+    thread::sleep(TURN);
+    let first = meter.snapshot();
+    let slices = meter.observe_slices(window);
+    let last = meter.snapshot();
+    let result = end();
+    let baseline = before.middle(&meter.calibrate(CALIBRATION));
+    let loads: Vec<Load> = slices.iter().map(|slice| slice.load(&baseline)).collect();
+    let load = first.and_then(|first| Ok(Load::median_of(&loads, &last?.since(&first).load(&baseline))));
+    Observed { load, baseline, result }
 }
 
 /// A thread on `cpu` that works `percent` of each turn by the wall clock and sleeps the rest.
 fn duty(meter: &Meter, cpu: usize, percent: u32) -> Result<Duty, BenchError> {
     let is_over = AtomicBool::new(false);
-    let ((interval, busy), baseline) = framed(meter, || {
-        thread::scope(|scope| {
+    let Observed { load, baseline, result: busy } = thread::scope(|scope| {
+        observe(meter, WINDOW, || {
             let worker = scope.spawn(|| work_in_turns(cpu, f64::from(percent) / 100.0, &is_over));
-            thread::sleep(TURN);
-            let interval = meter.observe(WINDOW);
-            is_over.store(true, Relaxed);
-            (interval, worker.join().unwrap_or(0.0))
+            || {
+                is_over.store(true, Relaxed);
+                worker.join().unwrap_or(f64::NAN)
+            }
         })
-    })?;
-    let load = interval?.load(&baseline);
-    let cpu = load.of(cpu).copied();
+    });
+    let others = baseline.disturbance_percent_of(cpu);
+    let cpu = of_cpu(&load?, cpu)?;
     Ok(Duty {
-        expected_percent: 100.0 * busy,
-        read_percent: cpu.map_or(f64::NAN, |cpu| cpu.load_percent),
-        proc_stat_percent: cpu.map_or(f64::NAN, |cpu| cpu.proc_stat_percent),
+        made_percent: 100.0 * busy,
+        others_percent: others,
+        expected_percent: 100.0 * busy + others * (1.0 - busy),
+        read_percent: cpu.load_percent,
+        proc_stat_percent: cpu.proc_stat_percent,
     })
+}
+
+fn of_cpu(load: &Load, cpu: usize) -> Result<CpuLoad, BenchError> {
+    load.of(cpu).copied().ok_or_else(|| BenchError::BadInput(format!("CPU {cpu} is not measured")))
 }
 
 /// Returns the share of wall time it was busy, which differs from what was asked for by the delay of waking up.
@@ -157,31 +189,35 @@ fn packets(meter: &Meter, lab: &Lab, rate: u32) -> Result<Packets, BenchError> {
     let sink = lab.receiver.run(|| UdpSocket::bind((lab.receiver.address(), 0)))?.map_err(failed)?;
     let to = sink.local_addr().map_err(failed)?;
     let is_over = AtomicBool::new(false);
-    let ((interval, sent, charged), baseline) = framed(meter, || {
-        thread::scope(|scope| {
+    let Observed { load, result, .. } = thread::scope(|scope| {
+        observe(meter, WINDOW, || {
+            let before = charged(meter);
+            let begin = Instant::now();
             let sender = scope.spawn(|| lab.sender.run(|| send_packets(to, rate, &is_over)));
-            thread::sleep(TURN);
-            let before = rusage::usage(Who::Process).unwrap_or_default();
-            let spun_before = meter.own_cpu_time();
-            let interval = meter.observe(WINDOW);
-            let spun = meter.own_cpu_time().saturating_sub(spun_before);
-            let after = rusage::usage(Who::Process).unwrap_or_default();
-            is_over.store(true, Relaxed);
-            let sent = sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            (interval, sent, after.cpu().saturating_sub(before.cpu()).saturating_sub(spun))
+            let is_over = &is_over;
+            move || {
+                let (charged, seconds) = (charged(meter).saturating_sub(before), begin.elapsed());
+                is_over.store(true, Relaxed);
+                let sent = sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                (sent, charged, seconds)
+            }
         })
-    })?;
+    });
+    let (sent, charged, observed) = result;
     let (sent, seconds, sender_cpu) = sent?.map_err(failed)?;
-    let interval: Interval = interval?;
-    let load = interval.load(&baseline);
-    let read = load.of(lab.receiver.cpu()).copied();
     // Of what the process is charged, the sending thread's part is work on the other CPU.
-    let charged = charged.saturating_sub(sender_cpu.mul_f64(load.seconds / seconds));
+    let charged = charged.saturating_sub(sender_cpu);
     Ok(Packets {
         per_second: sent as f64 / seconds,
-        read: read.ok_or_else(|| BenchError::BadInput("the receiving CPU is not measured".into()))?,
-        rusage_percent: 100.0 * charged.as_secs_f64() / load.seconds,
+        read: of_cpu(&load?, lab.receiver.cpu())?,
+        rusage_percent: 100.0 * charged.as_secs_f64() / observed.as_secs_f64(),
     })
+}
+
+/// What `getrusage` charges this process, its spinners left out.
+fn charged(meter: &Meter) -> Duration {
+    let process = rusage::usage(Who::Process).unwrap_or_default().cpu();
+    process.saturating_sub(meter.own_cpu_time())
 }
 
 /// Returns how many packets went, in how many seconds, and the thread's CPU time.

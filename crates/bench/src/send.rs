@@ -204,7 +204,7 @@ impl Run<'_> {
     /// Measures every row once, between two calibrations. Every other round runs backwards, so that a
     /// drift within a round weighs on no row twice. Returns whether it came to its end.
     fn round(&mut self, number: usize, step: &mut dyn FnMut(&Series) -> bool) -> Result<bool, BenchError> {
-        let before = self.meter.calibrate(CALIBRATION)?;
+        let before = self.meter.calibrate(CALIBRATION);
         let mut samples = Vec::new();
         let mut is_complete = true;
         let mut order: Vec<usize> = (0..self.series.len()).collect();
@@ -236,7 +236,7 @@ impl Run<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let after = self.meter.calibrate(CALIBRATION)?;
+        let after = self.meter.calibrate(CALIBRATION);
         self.note_calibration(number, &before, &after);
         let baseline = before.middle(&after);
         for (index, sample) in samples {

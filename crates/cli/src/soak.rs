@@ -94,11 +94,13 @@ fn text(report: &SoakReport) -> String {
 fn self_check_text(check: &SelfCheck) -> String {
     let mut text = format!("idle reads {:.2} %\n\n", check.idle_percent);
     text.push_str("a thread that is busy for a known share of the time, in percent\n");
-    text.push_str(" expected    read   error  /proc/stat\n");
+    text.push_str("   made  + others = expected    read   error  /proc/stat\n");
     for duty in &check.duties {
         let _ = writeln!(
             text,
-            "{:>9.2} {:>7.2} {:>+7.2} {:>11.2}",
+            "{:>7.2} {:>9.2} {:>10.2} {:>7.2} {:>+7.2} {:>11.2}",
+            duty.made_percent,
+            duty.others_percent,
             duty.expected_percent,
             duty.read_percent,
             duty.read_percent - duty.expected_percent,

@@ -168,12 +168,11 @@ impl Lab {
         caveats.push(
             "on loopback the sender's CPU also does the receiver's packet work, and offloads cannot be switched".into(),
         );
-        let mtu = fs::read_to_string("/sys/class/net/lo/mtu").ok().and_then(|text| text.trim().parse().ok());
         Ok(Self {
             sender: Host::here(cpus.sender, address),
             receiver: Host::here(cpus.receiver, address),
             kind: Kind::Loopback,
-            mtu: mtu.unwrap_or(65_536),
+            mtu: haul_sys::interface::mtu("lo").map_err(LabError::step("asking for the MTU of lo"))?,
             caveats,
         })
     }

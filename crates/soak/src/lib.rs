@@ -21,7 +21,7 @@ mod reading;
 pub mod report;
 mod spinner;
 
-pub use meter::{Interval, Meter, Snapshot};
+pub use meter::{Interval, Meter, SLICE, Snapshot};
 pub use proc_stat::{CpuTimes, ProcStat};
 pub use reading::{Baseline, CpuLoad, Load};
 

@@ -54,16 +54,24 @@ pub struct Load {
 }
 
 impl Baseline {
-    /// From an interval in which the machine was quiet.
-    pub(crate) fn from_quiet(interval: &Interval) -> Self {
-        let cpus = interval
-            .cpus
-            .iter()
-            .map(|cpu| CpuBaseline {
-                cpu: cpu.cpu,
-                interrupted: share(cpu.interrupted.as_secs_f64(), cpu.own.as_secs_f64()),
-                speed: speed(cpu),
-                taken: 1.0 - share(cpu.own.as_secs_f64(), interval.wall.as_secs_f64()),
+    /// From slices of a time in which the machine was quiet: the median slice, CPU by CPU.
+    pub(crate) fn from_quiet(slices: &[Interval]) -> Self {
+        let Some(first) = slices.first() else { return Self::default() };
+        let cpus = (0..first.cpus.len())
+            .map(|index| {
+                let median_of = |reading: &dyn Fn(&Interval, &CpuInterval) -> f64| {
+                    median(slices.iter().map(|slice| reading(slice, &slice.cpus[index])).collect())
+                };
+                CpuBaseline {
+                    cpu: first.cpus[index].cpu,
+                    interrupted: median_of(&|_, cpu| {
+                        share(cpu.interrupted.as_secs_f64(), cpu.own.as_secs_f64())
+                    }),
+                    speed: median_of(&|_, cpu| speed(cpu)),
+                    taken: median_of(&|slice, cpu| {
+                        1.0 - share(cpu.own.as_secs_f64(), slice.wall.as_secs_f64())
+                    }),
+                }
             })
             .collect();
         Self { cpus }
@@ -81,7 +89,7 @@ impl Baseline {
             }
             one
         };
-        let mut assumed = intervals.iter().map(Self::from_quiet).reduce(least)?;
+        let mut assumed = intervals.chunks(1).map(Self::from_quiet).reduce(least)?;
         for cpu in &mut assumed.cpus {
             cpu.interrupted = cpu.interrupted.min(ASSUMED_BASELINE_MAX);
         }
@@ -121,6 +129,11 @@ impl Baseline {
     pub fn disturbance_percent(&self) -> f64 {
         100.0 * self.cpus.iter().map(|cpu| cpu.taken).fold(0.0, f64::max)
     }
+
+    /// What other processes took of one CPU while it should have been quiet, in percent.
+    pub fn disturbance_percent_of(&self, cpu: usize) -> f64 {
+        self.cpus.iter().find(|quiet| quiet.cpu == cpu).map_or(0.0, |quiet| 100.0 * quiet.taken)
+    }
 }
 
 impl Interval {
@@ -155,6 +168,26 @@ impl Interval {
 }
 
 impl Load {
+    /// The median of the loads of slices, reading by reading: what is steady in them, without the bursts.
+    /// What `/proc/stat` says is not in slices and comes from `whole`.
+    pub fn median_of(slices: &[Self], whole: &Self) -> Self {
+        let cpus = whole
+            .cpus
+            .iter()
+            .enumerate()
+            .map(|(index, &cpu)| {
+                let of = |reading: fn(&CpuLoad) -> f64| {
+                    median(slices.iter().map(|slice| reading(&slice.cpus[index])).collect())
+                };
+                let (taken_percent, interrupted_percent) =
+                    (of(|cpu| cpu.taken_percent), of(|cpu| cpu.interrupted_percent));
+                let load_percent = (taken_percent + interrupted_percent).clamp(0.0, 100.0);
+                CpuLoad { load_percent, taken_percent, interrupted_percent, ..cpu }
+            })
+            .collect();
+        Self { seconds: whole.seconds, cpus }
+    }
+
     /// The readings of one CPU.
     pub fn of(&self, cpu: usize) -> Option<&CpuLoad> {
         self.cpus.iter().find(|load| load.cpu == cpu)
@@ -181,6 +214,12 @@ fn speed(cpu: &CpuInterval) -> f64 {
     share(cpu.work as f64, cpu.own.saturating_sub(cpu.interrupted).as_secs_f64())
 }
 
+/// The middle value, 0 of none.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
 fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
@@ -205,7 +244,7 @@ mod tests {
 
     #[test]
     fn load_is_what_was_taken_and_what_was_interrupted_beyond_the_tick() {
-        let quiet = Baseline::from_quiet(&interval(1000, 10, 990));
+        let quiet = Baseline::from_quiet(&[interval(1000, 10, 990)]);
         let load = interval(500, 105, 395).load(&quiet);
         let cpu = load.of(3).unwrap();
         assert!((cpu.taken_percent - 50.0).abs() < 1e-9);
@@ -217,12 +256,21 @@ mod tests {
 
     #[test]
     fn slower_work_in_the_time_kept_is_interference_and_not_load() {
-        let quiet = Baseline::from_quiet(&interval(1000, 0, 1000));
+        let quiet = Baseline::from_quiet(&[interval(1000, 0, 1000)]);
         let load = interval(500, 0, 400).load(&quiet);
         let cpu = load.of(3).unwrap();
         assert!((cpu.load_percent - 50.0).abs() < 1e-9);
         assert!((cpu.interference_percent.unwrap() - 20.0).abs() < 1e-9);
         assert_eq!(interval(10, 0, 10).load(&quiet).of(3).unwrap().interference_percent, None);
+    }
+
+    #[test]
+    fn a_burst_in_one_slice_moves_neither_a_baseline_nor_a_median() {
+        let slices = [interval(1000, 8, 990), interval(1000, 300, 700), interval(1000, 8, 990)];
+        let quiet = Baseline::from_quiet(&slices);
+        assert_eq!(quiet, Baseline::from_quiet(&slices[..1]));
+        let loads: Vec<Load> = slices.iter().map(|slice| slice.load(&quiet)).collect();
+        assert!(Load::median_of(&loads, &loads[1]).of(3).unwrap().load_percent.abs() < 1e-9);
     }
 
     #[test]
@@ -234,8 +282,8 @@ mod tests {
 
     #[test]
     fn drift_is_the_worst_cpus() {
-        let before = Baseline::from_quiet(&interval(1000, 0, 1000));
-        let after = Baseline::from_quiet(&interval(1000, 0, 900));
+        let before = Baseline::from_quiet(&[interval(1000, 0, 1000)]);
+        let after = Baseline::from_quiet(&[interval(1000, 0, 900)]);
         assert!((before.drift_percent(&after) + 10.0).abs() < 1e-9);
     }
 }

@@ -6,7 +6,7 @@
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// One offload of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -113,24 +113,34 @@ pub fn driver(device: &str) -> io::Result<String> {
 
 /// Makes one ethtool request; `T` must be the `repr(C)` struct that its own `command` field names.
 fn request<T>(device: &str, payload: &mut T) -> io::Result<()> {
-    let name = device.as_bytes();
-    if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(&0) {
-        return Err(io::Error::from_raw_os_error(libc::ENODEV));
-    }
-    let socket =
-        rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // SAFETY: an all-zero ifreq is a valid value of this plain C struct.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, &from) in request.ifr_name.iter_mut().zip(name) {
-        *to = from as libc::c_char;
-    }
+    let mut request = request_for(device)?;
     request.ifr_ifru.ifru_data = std::ptr::from_mut(payload).cast();
+    let socket = any_socket()?;
     // SAFETY: SIOCETHTOOL reads and writes the ifreq and the struct that its data pointer names, whose
     // layout matches the command (asserted above); both outlive the call.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// A socket to make device requests on.
+pub(crate) fn any_socket() -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+}
+
+/// An empty request that names `device`; `ENODEV` for a name that no device can have.
+pub(crate) fn request_for(device: &str) -> io::Result<libc::ifreq> {
+    let name = device.as_bytes();
+    if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(&0) {
+        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    }
+    // SAFETY: an all-zero ifreq is a valid value of this plain C struct.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, &from) in request.ifr_name.iter_mut().zip(name) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! The addresses of this host's network devices.
+//! This host's network devices: their addresses and their MTU.
 
 use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
 
 /// An address and the device that has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +50,18 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(found)
 }
 
+/// The MTU of a device in the calling thread's network namespace, in bytes (`SIOCGIFMTU`). `ENODEV` without such a device.
+pub fn mtu(device: &str) -> io::Result<u32> {
+    let socket = crate::ethtool::any_socket()?;
+    let mut request = crate::ethtool::request_for(device)?;
+    // SAFETY: SIOCGIFMTU reads the name in the ifreq and writes its MTU field; the ifreq outlives the call.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so the MTU is the field of the union that was written.
+    Ok(unsafe { request.ifr_ifru.ifru_mtu } as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,5 +71,7 @@ mod tests {
         let addresses = addresses().unwrap();
         let loopback = |found: &&InterfaceAddress| found.address == IpAddr::V4(Ipv4Addr::LOCALHOST);
         assert_eq!(addresses.iter().find(loopback).unwrap().device, "lo");
+        assert!(mtu("lo").unwrap() >= 1280);
+        assert_eq!(mtu("no-such-device").unwrap_err().raw_os_error(), Some(libc::ENODEV));
     }
 }

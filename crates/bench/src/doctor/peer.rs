@@ -3,7 +3,6 @@
 use super::DeviceFacts;
 use haul_sys::ethtool::{self, Offload};
 use haul_sys::interface;
-use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
@@ -89,12 +88,11 @@ fn device_with(address: IpAddr) -> Result<String, PeerError> {
 
 fn facts(name: String, peer: Option<String>, address: Option<String>) -> DeviceFacts {
     let offload = |offload| ethtool::offload(&name, offload).ok();
-    let mtu = fs::read_to_string(format!("/sys/class/net/{name}/mtu")).ok();
     DeviceFacts {
         peer,
         address,
         driver: ethtool::driver(&name).ok(),
-        mtu: mtu.and_then(|text| text.trim().parse().ok()),
+        mtu: interface::mtu(&name).ok(),
         scatter_gather: offload(Offload::ScatterGather),
         transmit_checksum: offload(Offload::TransmitChecksum),
         segmentation: offload(Offload::TcpSegmentation),

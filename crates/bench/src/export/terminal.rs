@@ -2,7 +2,10 @@
 
 use super::{COLUMNS, Column, MORE_COLUMNS, groups, observer, setting};
 use crate::report::{Report, Row};
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+
+/// One line, under the heads.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// The report as text for a terminal `width` columns wide: more columns where there is room.
 pub fn render(report: &Report, width: u16) -> String {
@@ -66,7 +69,7 @@ fn table(rows: &[&Row], columns: &[&Column]) -> String {
         })
     };
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(line(columns.iter().map(|column| column.head.to_owned()).collect()));
     for row in rows {
         table.add_row(line(columns.iter().map(|column| (column.says)(row)).collect()));
