@@ -1,1 +1,77 @@
-fn main() {}
+//! Developer commands: `cargo xtask peers send` puts the usual tools beside haul.
+
+use clap::{Parser, Subcommand};
+use haul_bench::peers;
+use haul_bench::{BenchError, Figure};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Commands for those who work on haul.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure other programs beside haul, in the same lab, under the same meter
+    #[command(subcommand)]
+    Peers(Peers),
+}
+
+#[derive(Debug, Subcommand)]
+enum Peers {
+    /// iperf3 and iperf3 -Z beside read+send and sendfile
+    Send {
+        /// Measure each this often
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Everybody's congestion control
+        #[arg(long, default_value = "cubic")]
+        congestion: String,
+    },
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = haul_bench::worker::run_if_asked() {
+        return code;
+    }
+    let Arguments { command: Command::Peers(Peers::Send { rounds, congestion }) } = Arguments::parse();
+    match peers_send(rounds, &congestion) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cargo xtask peers send: {error}");
+            ExitCode::from(if error.is_bad_input() { 2 } else { 1 })
+        }
+    }
+}
+
+fn peers_send(rounds: usize, congestion: &str) -> Result<(), BenchError> {
+    haul_lab::become_lab_user()?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let rows = peers::send(rounds, congestion, &stop, &mut |next| eprintln!("{next}"))?;
+    println!(
+        "{:<26} {:>8} {:>14} {:>12} {:>16} {:>15}",
+        "", "Gbit/s", "reported CPU %", "meter CPU %", "sender µs/MiB", "receiver µs/MiB"
+    );
+    for row in &rows {
+        println!(
+            "{:<26} {:>8} {:>14} {:>12} {:>16} {:>15}",
+            row.name,
+            number(row.throughput_bits_per_second, 1e9),
+            number(row.reported_percent, 1.0),
+            number(row.sender_load_percent, 1.0),
+            number(row.sender_us_per_mib, 1.0),
+            number(row.receiver_us_per_mib, 1.0),
+        );
+    }
+    println!("reported: by iperf3 itself, for haul by getrusage; {rounds} rounds, interleaved, medians");
+    Ok(())
+}
+
+fn number(figure: Option<Figure>, unit: f64) -> String {
+    figure.map_or("?".into(), |figure| format!("{:.1}", figure.median / unit))
+}

@@ -11,6 +11,7 @@ pub mod export;
 mod flow;
 mod host;
 pub mod matrix;
+pub mod peers;
 pub mod quantity;
 pub mod report;
 pub mod self_check;

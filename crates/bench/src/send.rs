@@ -68,16 +68,16 @@ pub struct Progress {
 }
 
 /// How long the machine is kept quiet before and after each round to calibrate the meter.
-const CALIBRATION: Duration = Duration::from_millis(150);
+pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);
 /// How long a connection runs before it is measured: slow start is over after a few milliseconds here, and the
 /// buffers have grown to their size.
-const WARM_UP: Duration = Duration::from_millis(60);
+pub(crate) const WARM_UP: Duration = Duration::from_millis(60);
 /// Pairs of runs for the observer effect.
-const OBSERVER_PAIRS: usize = 9;
+const OBSERVER_PAIRS: usize = 11;
 /// The most rounds that make sense.
 const ROUNDS_MAX: usize = 1000;
 
-const MIB: f64 = (1u64 << 20) as f64;
+pub(crate) const MIB: f64 = (1u64 << 20) as f64;
 
 /// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then reported.
 pub fn run(
@@ -317,10 +317,18 @@ impl Run<'_> {
         let flow = self.flow(&series.cell);
         let rate = |sample: &Sample| sample.received_bytes as f64 / sample.seconds;
         let mut ratios = Vec::new();
-        for _ in 0..OBSERVER_PAIRS {
-            let with = rate(&flow.run(Some(&self.meter))?);
-            let without = rate(&self.meter.paused(|| flow.run(None))?);
-            ratios.push(with / without);
+        for pair in 0..OBSERVER_PAIRS {
+            let with = || flow.run(Some(&self.meter));
+            let without = || self.meter.paused(|| flow.run(None));
+            // Every other pair the other way round, so that a drift helps neither.
+            let (with, without) = if pair % 2 == 0 {
+                let with = with()?;
+                (with, without()?)
+            } else {
+                let without = without()?;
+                (with()?, without)
+            };
+            ratios.push(rate(&with) / rate(&without));
         }
         let observer = Figure::of(&ratios).map(|throughput_ratio| Observer {
             path: series.cell.path.name().into(),

@@ -1,0 +1,234 @@
+//! The usual tools beside haul: what they report, and what the meter saw of them.
+
+use crate::flow::Flow;
+use crate::quantity::Size;
+use crate::send::{CALIBRATION, MIB, WARM_UP};
+use crate::workload::Workload;
+use crate::{BenchError, Figure};
+use haul::Path;
+use haul_lab::{Lab, Running, Settings};
+use haul_soak::{Interval, Meter};
+use serde_json::Value;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+/// The chunk that everybody sends: iperf3's own default for TCP.
+const CHUNK: Size = Size(128 * 1024);
+/// How long each is measured in each round.
+const WINDOW: Duration = Duration::from_millis(500);
+/// iperf3 counts in whole seconds; it needs some to connect, and the window lies in the middle.
+const IPERF_SECONDS: &str = "2";
+const IPERF_WARM_UP: Duration = Duration::from_millis(700);
+/// How long a server may take until it listens.
+const LISTEN_MAX: Duration = Duration::from_secs(5);
+const IPERF_PORT: u16 = 5201;
+
+/// One tool or path.
+#[derive(Debug, Clone)]
+pub struct PeerRow {
+    /// Who sent.
+    pub name: String,
+    /// What arrived.
+    pub throughput_bits_per_second: Option<Figure>,
+    /// What the tool itself reports as its CPU use, in percent of one CPU; for haul what `getrusage` says.
+    pub reported_percent: Option<Figure>,
+    /// What the meter read on the sending host's CPU.
+    pub sender_load_percent: Option<Figure>,
+    /// By the meter.
+    pub sender_us_per_mib: Option<Figure>,
+    /// By the meter.
+    pub receiver_us_per_mib: Option<Figure>,
+}
+
+/// Who sends.
+enum Contestant {
+    Haul(Path),
+    Iperf { name: &'static str, flags: &'static [&'static str] },
+}
+
+/// One round of one contestant.
+#[derive(Clone, Copy)]
+struct Round {
+    throughput: f64,
+    reported: f64,
+    load: f64,
+    sender_us: f64,
+    receiver_us: f64,
+}
+
+/// Runs iperf3 with and without its zero-copy flag beside the paths that do the same, interleaved, in one lab.
+pub fn send(
+    rounds: usize,
+    congestion: &str,
+    is_stopped: &AtomicBool,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<PeerRow>, BenchError> {
+    let contestants = [
+        Contestant::Iperf { name: "iperf3", flags: &[] },
+        Contestant::Haul(Path::ReadSend),
+        Contestant::Iperf { name: "iperf3 -Z", flags: &["-Z"] },
+        Contestant::Haul(Path::Sendfile),
+    ];
+    // iperf3 sends one buffer over and over, and with -Z the file that this buffer is.
+    let workload = Workload::Memory(CHUNK).open()?;
+    let lab = Lab::veth(&Settings::default())?;
+    let meter = Meter::start(&[lab.sender.cpu(), lab.receiver.cpu()])?;
+    let _server = start_iperf_server(&lab)?;
+    let mut all: Vec<Vec<Round>> = contestants.iter().map(|_| Vec::new()).collect();
+    for round in 0..rounds {
+        for (contestant, rounds) in contestants.iter().zip(&mut all) {
+            if is_stopped.load(Relaxed) {
+                break;
+            }
+            progress(&format!("round {}: {}", round + 1, contestant.name()));
+            let before = meter.calibrate(CALIBRATION);
+            let (interval, bytes, reported) = match contestant {
+                Contestant::Haul(path) => {
+                    let flow = Flow {
+                        lab: &lab,
+                        workload: &workload,
+                        path: *path,
+                        chunk_bytes: CHUNK.0 as usize,
+                        cork: false,
+                        congestion,
+                        rate_bits_per_second: None,
+                        warm_up: WARM_UP,
+                        window: WINDOW,
+                    };
+                    let sample = flow.run(Some(&meter))?;
+                    let reported = 100.0 * sample.sent.cpu_seconds / sample.seconds;
+                    (sample.interval, sample.received_bytes, reported)
+                }
+                Contestant::Iperf { flags, .. } => iperf(&lab, &meter, congestion, flags)?,
+            };
+            let baseline = before.middle(&meter.calibrate(CALIBRATION));
+            let Some(load) = interval.map(|interval| interval.load(&baseline)) else { continue };
+            let cost = |cpu| {
+                let percent = load.of(cpu).map_or(f64::NAN, |cpu| cpu.load_percent);
+                (percent, percent / 100.0 * load.seconds * 1e6 / (bytes as f64 / MIB))
+            };
+            let ((load_percent, sender_us), (_, receiver_us)) =
+                (cost(lab.sender.cpu()), cost(lab.receiver.cpu()));
+            rounds.push(Round {
+                throughput: bytes as f64 * 8.0 / load.seconds,
+                reported,
+                load: load_percent,
+                sender_us,
+                receiver_us,
+            });
+        }
+    }
+    Ok(contestants.iter().zip(&all).map(|(contestant, rounds)| row(contestant, rounds)).collect())
+}
+
+impl Contestant {
+    fn name(&self) -> String {
+        match self {
+            Self::Haul(Path::ReadSend) => "haul read+send (memory)".into(),
+            Self::Haul(path) => format!("haul {path} (memory)"),
+            Self::Iperf { name, .. } => (*name).into(),
+        }
+    }
+}
+
+fn row(contestant: &Contestant, rounds: &[Round]) -> PeerRow {
+    let figure = |of: fn(&Round) -> f64| Figure::of(&rounds.iter().map(of).collect::<Vec<_>>());
+    PeerRow {
+        name: contestant.name(),
+        throughput_bits_per_second: figure(|round| round.throughput),
+        reported_percent: figure(|round| round.reported),
+        sender_load_percent: figure(|round| round.load),
+        sender_us_per_mib: figure(|round| round.sender_us),
+        receiver_us_per_mib: figure(|round| round.receiver_us),
+    }
+}
+
+fn trouble(program: &str, problem: impl std::fmt::Display) -> BenchError {
+    BenchError::BadInput(format!("{program}: {problem}"))
+}
+
+/// Starts the server and waits until it listens.
+fn start_iperf_server(lab: &Lab) -> Result<Running, BenchError> {
+    let is_missing = Command::new("iperf3").arg("--version").stdout(Stdio::null()).status().is_err();
+    if is_missing {
+        return Err(trouble("iperf3", "is missing: ci/install installs it (Debian: apt-get install iperf3)"));
+    }
+    let mut command = Command::new("iperf3");
+    command.arg("-s").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let server = lab.receiver.start_program(command)?;
+    let deadline = Instant::now() + LISTEN_MAX;
+    while !lab.receiver.run(is_listening)? {
+        if Instant::now() > deadline {
+            return Err(trouble("iperf3", "its server does not listen"));
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(server)
+}
+
+/// Whether somebody listens on iperf3's port in the calling thread's network namespace.
+fn is_listening() -> bool {
+    const LISTEN: &str = "0A";
+    let port = format!(":{IPERF_PORT:04X}");
+    ["tcp", "tcp6"].iter().any(|table| {
+        let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
+        text.lines().any(|line| {
+            let words: Vec<&str> = line.split_ascii_whitespace().collect();
+            words.get(1).is_some_and(|address| address.ends_with(&port)) && words.get(3) == Some(&LISTEN)
+        })
+    })
+}
+
+/// Runs one client and cuts a window out of it. Returns the counters, the bytes that arrived at the receiver's device (headers
+/// of at most 0.1 % included), and the CPU use that iperf3 reports, in percent.
+fn iperf(
+    lab: &Lab,
+    meter: &Meter,
+    congestion: &str,
+    flags: &[&str],
+) -> Result<(Option<Interval>, u64, f64), BenchError> {
+    let mut command = Command::new("iperf3");
+    command
+        .args(["-J", "-c", &lab.receiver.address().to_string(), "-t", IPERF_SECONDS, "-C", congestion])
+        .args(["-l", &CHUNK.0.to_string()])
+        .args(flags)
+        .stdin(Stdio::null());
+    let received = || lab.receiver.run(|| received_bytes(lab.receiver.device()));
+    thread::scope(|scope| {
+        let client =
+            scope.spawn(|| lab.sender.run(|| haul_sys::child::dies_with_parent(&mut command).output()));
+        thread::sleep(IPERF_WARM_UP);
+        let received_before = received()?;
+        let before = meter.snapshot()?;
+        thread::sleep(WINDOW);
+        let after = meter.snapshot()?;
+        let received_after = received()?;
+        let output = client
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?
+            .map_err(|error| trouble("iperf3", error))?;
+        let reported = reported_percent(&output)?;
+        Ok((Some(after.since(&before)), received_after - received_before, reported))
+    })
+}
+
+fn reported_percent(output: &Output) -> Result<f64, BenchError> {
+    let report: Value = serde_json::from_slice(&output.stdout).map_err(|error| trouble("iperf3", error))?;
+    if let Some(error) = report["error"].as_str() {
+        return Err(trouble("iperf3", error));
+    }
+    report["end"]["cpu_utilization_percent"]["host_total"]
+        .as_f64()
+        .ok_or_else(|| trouble("iperf3", "reports no CPU utilisation"))
+}
+
+/// The received bytes of a device in the calling thread's network namespace, 0 where it is not listed.
+fn received_bytes(device: &str) -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+    text.lines()
+        .find_map(|line| line.trim().strip_prefix(device)?.strip_prefix(':'))
+        .and_then(|counters| counters.split_ascii_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}
