@@ -1,5 +1,7 @@
 //! Developer commands: `cargo xtask peers send` puts the usual tools beside haul.
 
+#![forbid(unsafe_code)]
+
 use clap::{Parser, Subcommand};
 use haul_bench::peers;
 use haul_bench::{BenchError, Figure};

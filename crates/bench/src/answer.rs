@@ -104,7 +104,7 @@ fn distance_to_floor(rows: &[&Row]) -> Option<String> {
 fn copied_after_all(rows: &[&Row]) -> Option<String> {
     let copied: Vec<String> = rows
         .iter()
-        .filter(|row| row.copied_known_by.as_deref() == Some("notice"))
+        .filter(|row| row.path.ends_with("zerocopy"))
         .filter_map(|row| {
             let percent = row.copied_percent.filter(|&percent| percent > 1.0)?;
             let ratio = row
@@ -124,7 +124,7 @@ fn copied_after_all(rows: &[&Row]) -> Option<String> {
             .collect();
         Figure::of(&costs).map(|figure| figure.median)
     };
-    let with = receiver(&|row| row.copied_known_by.as_deref() == Some("notice"));
+    let with = receiver(&|row| row.path.ends_with("zerocopy"));
     let without = receiver(&|row| row.path.ends_with("+send") || row.path.ends_with("+write"));
     let at_receiver = match (with, without) {
         (Some(with), Some(without)) => {

@@ -5,6 +5,8 @@
 //!
 //! [`send::run`] is the one experiment so far. [`doctor`] says what this machine allows; [`self_check`] shows that the meter reads right.
 
+#![forbid(unsafe_code)]
+
 pub mod answer;
 pub mod doctor;
 pub mod export;

@@ -37,16 +37,16 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The default: five rounds, MTU 9000, cubic. BBR, the default on some hosts, paces every send with timers, which
+    /// The default: seven rounds, MTU 9000, cubic. BBR, the default on some hosts, paces every send with timers, which
     /// costs the sender about a quarter more here and would be read as the path's cost.
     pub fn new(selections: Vec<Selection>) -> Self {
         Self {
             selections,
-            rounds: 5,
+            rounds: 7,
             rate: None,
             mtu: Settings::default().mtu,
             congestion: "cubic".into(),
-            window: Duration::from_millis(200),
+            window: Duration::from_millis(150),
         }
     }
 
@@ -73,7 +73,7 @@ pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);
 /// buffers have grown to their size.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(60);
 /// Pairs of runs for the observer effect.
-const OBSERVER_PAIRS: usize = 11;
+const OBSERVER_PAIRS: usize = 15;
 /// The most rounds that make sense.
 const ROUNDS_MAX: usize = 1000;
 

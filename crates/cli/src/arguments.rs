@@ -57,7 +57,7 @@ pub struct BenchArguments {
     /// Hold this rate, such as 4gbit, instead of sending at full speed
     #[arg(long)]
     pub rate: Option<Rate>,
-    /// Measure each row this often [default: 5, with --quick 3]
+    /// Measure each row this often [default: 7, with --quick 3]
     #[arg(long, value_name = "N")]
     pub rounds: Option<usize>,
     /// The link's MTU in bytes [default: 9000]

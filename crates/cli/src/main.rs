@@ -1,5 +1,7 @@
 //! The `haul` command: arguments in, results out, nothing else.
 
+#![forbid(unsafe_code)]
+
 mod arguments;
 mod bench;
 mod doctor;

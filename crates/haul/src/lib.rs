@@ -23,6 +23,8 @@
 //!
 //! What the library cannot do yet: lend buffers, receive, forward, TLS.
 
+#![forbid(unsafe_code)]
+
 mod notices;
 mod path;
 mod pipe;

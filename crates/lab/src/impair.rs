@@ -40,7 +40,7 @@ pub(crate) fn set_loss(loss: Loss) -> Result<(), LabError> {
         0 => String::new(),
         parts => format!(
             "table inet haul {{ chain loss {{ type filter hook prerouting priority raw; \
-             numgen random mod 1000000 < {parts} drop; }} }}\n"
+             numgen random mod 1000000 < {parts} drop; }}; }}\n"
         ),
     };
     let rules = format!("{forget}{rule}");

@@ -13,6 +13,8 @@
 //! Root needs nothing else. An ordinary user first calls [`become_lab_user`], before the process has a second thread. Where
 //! namespaces are forbidden or there is one CPU, [`Lab::open`] falls back to loopback and [`Lab::caveats`] says what that costs.
 
+#![forbid(unsafe_code)]
+
 mod cpus;
 mod host;
 mod impair;

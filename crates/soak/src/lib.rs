@@ -15,6 +15,8 @@
 //!
 //! What the meter cannot know: what a hypervisor takes away looks like load (it is in `steal_percent`), and so does the work of any other process.
 
+#![forbid(unsafe_code)]
+
 mod meter;
 mod proc_stat;
 mod reading;

@@ -13,11 +13,11 @@ pub(super) struct Copies {
 }
 
 impl Run<'_> {
-    /// Puts each path that promises to move pages to the proof, once for each state of the offloads.
+    /// Puts each path that may go without a copy to the proof, once for each state of the offloads.
     pub(super) fn prove_copies(&mut self) {
         for offloads in [Offloads::On, Offloads::Off] {
             let is_wanted = |series: &Series| {
-                series.cell.condition.offloads == offloads && series.cell.path.copying() == Copying::Pages
+                series.cell.condition.offloads == offloads && series.cell.path.copying() != Copying::Always
             };
             if !self.series.iter().any(is_wanted) || self.set_offloads(offloads).is_err() {
                 continue;
@@ -72,7 +72,13 @@ pub(super) fn copies_of(series: &Series) -> Option<Copies> {
             let copied: u64 = series.rounds.iter().map(|round| round.copied_bytes).sum();
             let zero_copied: u64 = series.rounds.iter().map(|round| round.zero_copied_bytes).sum();
             let told = copied + zero_copied;
-            (told > 0).then(|| Copies { percent: 100.0 * copied as f64 / told as f64, known_by: "notice" })
+            let notice = Copies { percent: 100.0 * copied as f64 / told.max(1) as f64, known_by: "notice" };
+            // Without scatter-gather the stack copies packets together after it has promised not to, and
+            // the notice does not say so. Where the two differ, what was seen stands.
+            match series.proved_copied_percent {
+                Some(percent) if percent > notice.percent => Some(Copies { percent, known_by: "proof" }),
+                _ => (told > 0).then_some(notice),
+            }
         }
     }
 }

@@ -1,0 +1,88 @@
+//! The meter on the real kernel. How precise it is shows `haul soak --self-check`; here it must tell busy from idle, on a machine that other tests keep busy.
+
+use haul_soak::report::{during, watch};
+use haul_soak::{Meter, ProcStat};
+use rustix::thread::CpuSet;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+fn first_cpu() -> usize {
+    let set = rustix::thread::sched_getaffinity(None).unwrap();
+    (0..CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu)).unwrap()
+}
+
+#[test]
+fn a_cpu_that_is_kept_busy_reads_as_busy() {
+    let cpu = first_cpu();
+    let meter = Meter::start(&[cpu]).unwrap();
+    let baseline = meter.calibrate(Duration::from_millis(100));
+    let is_over = AtomicBool::new(false);
+    let load = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut set = CpuSet::new();
+            set.set(cpu);
+            rustix::thread::sched_setaffinity(None, &set).unwrap();
+            while !is_over.load(Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        thread::sleep(Duration::from_millis(50));
+        let load = meter.observe(Duration::from_millis(300)).unwrap().load(&baseline);
+        is_over.store(true, Relaxed);
+        load
+    });
+    let reading = load.of(cpu).unwrap();
+    assert!(reading.load_percent > 90.0, "{reading:?}");
+    assert!(reading.taken_percent > 90.0, "{reading:?}");
+}
+
+#[test]
+fn a_paused_meter_uses_no_cpu() {
+    let meter = Meter::start(&[first_cpu()]).unwrap();
+    thread::sleep(Duration::from_millis(20));
+    assert!(meter.own_cpu_time() > Duration::ZERO);
+    let grown = meter.paused(|| {
+        // The spinner may finish its turn before it sees the flag.
+        thread::sleep(Duration::from_millis(100));
+        let before = meter.own_cpu_time();
+        thread::sleep(Duration::from_millis(100));
+        meter.own_cpu_time().saturating_sub(before)
+    });
+    assert_eq!(grown, Duration::ZERO);
+}
+
+#[test]
+fn the_spinner_is_booked_as_nice_so_that_the_kernel_s_account_can_be_compared() {
+    let cpu = first_cpu();
+    let before = ProcStat::read().unwrap().0[&cpu];
+    let _meter = Meter::start(&[cpu]).unwrap();
+    // Other tests may hold the CPU for a while; the spinner gets it in the end.
+    for _ in 0..100 {
+        thread::sleep(Duration::from_millis(50));
+        if ProcStat::read().unwrap().0[&cpu].since(&before).nice >= 5 {
+            return;
+        }
+    }
+    panic!("5 s and the spinner's time stands nowhere under nice");
+}
+
+#[test]
+fn a_command_is_charged_and_its_exit_status_kept() {
+    let meter = Meter::start(&[first_cpu()]).unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; exit 7"]);
+    let (report, status) = during(&meter, &mut command).unwrap().unwrap();
+    assert_eq!(status.code(), Some(7));
+    assert!(report.rusage_cpu_seconds.unwrap() > 0.0);
+    assert!(report.seconds > 0.0);
+    assert!(during(&meter, &mut Command::new("/no/such/program")).unwrap().is_err());
+}
+
+#[test]
+fn a_stopped_watch_ends_early_with_what_it_saw() {
+    let meter = Meter::start(&[first_cpu()]).unwrap();
+    let report = watch(&meter, Duration::from_secs(3600), &AtomicBool::new(true)).unwrap();
+    assert!(report.seconds < 60.0);
+}
