@@ -66,4 +66,20 @@ mod tests {
         assert!(is_mask_of("00000002,00000000\n", 33));
         assert!(!is_mask_of("0\n", 0));
     }
+
+    /// The way of kernels before 6.3, on whatever kernel this is.
+    #[test]
+    fn a_device_can_be_steered_by_sysfs() {
+        let lab = match crate::Lab::veth(&crate::Settings::default()) {
+            Ok(lab) => lab,
+            Err(error) => return eprintln!("SKIPPED: steering is not tested, there is no lab: {error}"),
+        };
+        let host = &lab.receiver;
+        match host.run(|| steer_by_sysfs(host.device(), lab.sender.cpu())).unwrap() {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                eprintln!("SKIPPED: steering by sysfs needs root: {error}");
+            }
+            steered => steered.unwrap(),
+        }
+    }
 }

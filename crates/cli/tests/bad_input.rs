@@ -1,0 +1,91 @@
+//! Bad input gets one line that names it, and exit code 2.
+
+mod common;
+
+use common::{as_ordinary_user, haul, run};
+use std::process::Command;
+
+/// Checks the exit code and that standard error is one line that holds `names`.
+fn refuses(command: &mut Command, names: &str) {
+    let (output, words) = run(command);
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert_eq!(line.lines().count(), 1, "{words}");
+    assert!(line.starts_with("haul: ") && line.contains(names), "{names:?} in {words}");
+    assert!(output.stdout.is_empty(), "{words}");
+}
+
+#[test]
+fn flags_that_make_no_sense() {
+    for (arguments, names) in [
+        (&["bench", "send", "--paths", "sendfil"][..], "\"sendfil\""),
+        (&["bench", "send", "--paths", "sendfile,"], "unknown path"),
+        (&["bench", "send", "--chunk", "0B"], "chunk 0"),
+        (&["bench", "send", "--chunk", "many"], "\"many\""),
+        (&["bench", "send", "--chunk", "2MiB"], "larger than the largest file"),
+        (&["bench", "send", "--chunk", "1GiB", "--workload", "memory:2GiB"], "larger than 64MiB"),
+        (&["bench", "send", "--workload", "63"], "\"63\""),
+        (&["bench", "send", "--workload", "memory:0B"], "\"memory:0B\""),
+        (&["bench", "send", "--workload", "file:/no/such/file"], "/no/such/file"),
+        (&["bench", "send", "--workload", "file:/dev/null"], "not a regular file"),
+        (&["bench", "send", "--workload", "file:/tmp"], "not a regular file"),
+        (&["bench", "send", "--rate", "fast"], "\"fast\""),
+        (&["bench", "send", "--rounds", "0"], "rounds must be"),
+        (&["bench", "send", "--mtu", "100"], "MTU 100"),
+        (&["bench", "send", "--congestion", "vegan"], "\"vegan\""),
+        (&["bench", "send", "--cork", "maybe"], "maybe"),
+        (&["bench", "sned"], "sned"),
+        (&["bench", "send", "--jason", "x"], "--jason"),
+        (&["bench", "send", "--json", "/no/such/folder/report.json"], "/no/such/folder"),
+        (&["bench", "send", "--html", "/tmp"], "it is a folder"),
+        (&["soak", "--duration", "soon"], "\"soon\""),
+        (&["soak", "--duration", "0s"], "\"0s\""),
+        (&["soak", "--", "/no/such/program"], "/no/such/program"),
+        (&["doctor", "--peer", "no-such-host.invalid"], "no-such-host.invalid"),
+        (&["lab", "--mtu", "1", "--", "true"], "MTU 1"),
+        (&["lab", "--loss", "200%", "--", "true"], "\"200%\""),
+        (&["lab", "--", "/no/such/program"], "/no/such/program"),
+        (&["frobnicate"], "frobnicate"),
+    ] {
+        refuses(&mut haul(arguments), names);
+    }
+}
+
+#[test]
+fn an_empty_file_has_nothing_to_send() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let workload = format!("file:{}", file.path().display());
+    refuses(&mut haul(&["bench", "send", "--workload", &workload]), "it is empty");
+}
+
+#[test]
+fn a_peer_that_no_route_leads_to() {
+    let program = env!("CARGO_BIN_EXE_haul");
+    // In the lab there is no default route, so nothing is sent anywhere.
+    refuses(&mut haul(&["lab", "--", program, "doctor", "--peer", "198.51.100.1"]), "198.51.100.1");
+}
+
+#[test]
+fn a_report_folder_that_cannot_be_written() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut command) = as_ordinary_user(folder.path(), &["bench"]) else { return };
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(0), Some(0)).unwrap();
+    refuses(&mut command, "haul-report");
+}
+
+#[test]
+fn help_and_version_are_no_failure() {
+    for arguments in [
+        &["--help"][..],
+        &["--version"],
+        &["bench", "--help"],
+        &["soak", "-h"],
+        &["doctor", "-h"],
+        &["lab", "-h"],
+    ] {
+        let (output, words) = run(&mut haul(arguments));
+        assert!(output.status.success() && !output.stdout.is_empty(), "{words}");
+    }
+}

@@ -1,0 +1,286 @@
+//! `haul bench send` on real traffic: the contract, the proof of copies, the fallbacks, and that nothing is left behind.
+
+mod common;
+
+use common::{as_ordinary_user, haul, json, run};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Whether the report says it was measured between two hosts; a loud word if not.
+fn has_two_hosts(report: &Value) -> bool {
+    if report["lab"]["kind"] == "veth" {
+        return true;
+    }
+    eprintln!("SKIPPED: no two hosts here, so copies and offloads are not checked: {}", report["warnings"]);
+    false
+}
+
+fn row<'a>(report: &'a Value, path: &str, offloads: &str) -> &'a Value {
+    let rows = report["rows"].as_array().unwrap();
+    rows.iter().find(|row| row["path"] == path && row["offloads"] == offloads).unwrap()
+}
+
+#[test]
+fn the_report_keeps_its_contract_and_says_who_copied() {
+    let report = json(&mut haul(&[
+        "bench",
+        "send",
+        "--quick",
+        "--rounds",
+        "1",
+        "--offloads",
+        "on,off",
+        "--json",
+        "-",
+    ]));
+    assert_eq!(report["schema"], "haul.bench/1");
+    assert_eq!(report["experiment"], "send");
+    for field in ["started", "haul", "host", "lab", "warnings"] {
+        assert!(!report[field].is_null(), "{field}");
+    }
+    for field in ["kernel", "cpu", "cpus", "steal_percent"] {
+        assert!(!report["host"][field].is_null(), "host.{field}");
+    }
+    for field in ["kind", "mtu", "congestion"] {
+        assert!(!report["lab"][field].is_null(), "lab.{field}");
+    }
+    for row in report["rows"].as_array().unwrap().iter().filter(|row| row["refused"].is_null()) {
+        for field in [
+            "path",
+            "chunk_bytes",
+            "workload",
+            "cork",
+            "offloads",
+            "rounds",
+            "syscalls_per_mib",
+            "copied_percent",
+        ] {
+            assert!(!row[field].is_null(), "{field} in {row}");
+        }
+        for figure in [
+            "throughput_bits_per_second",
+            "sender_load_percent",
+            "sender_us_per_mib",
+            "rusage_us_per_mib",
+            "sender_us_ratio",
+        ] {
+            let [low, median, high] = ["low", "median", "high"].map(|end| row[figure][end].as_f64().unwrap());
+            assert!(0.0 < low && low <= median && median <= high, "{figure} in {row}");
+        }
+    }
+    if !has_two_hosts(&report) {
+        return;
+    }
+    for path in ["sendfile", "splice", "vmsplice", "floor"] {
+        assert_eq!(row(&report, path, "on")["copied_percent"], 0.0, "{path}");
+        assert_eq!(row(&report, path, "off")["copied_percent"], 100.0, "{path} without scatter-gather");
+    }
+    for path in ["zerocopy", "uring-zerocopy"] {
+        let row = row(&report, path, "on");
+        if row["refused"].is_null() {
+            assert_eq!(row["copied_percent"], 100.0, "{path} on veth");
+        } else {
+            eprintln!("SKIPPED: {path} is refused here: {}", row["refused"]);
+        }
+    }
+}
+
+#[test]
+fn a_path_that_makes_no_sense_is_a_row_that_says_why() {
+    let report = json(&mut haul(&[
+        "bench",
+        "send",
+        "--quick",
+        "--rounds",
+        "1",
+        "--workload",
+        "memory:1MiB",
+        "--paths",
+        "read+send,uring-chain",
+        "--json",
+        "-",
+    ]));
+    let refused = row(&report, "uring-chain", "on");
+    assert!(refused["refused"].as_str().unwrap().contains("memory"), "{refused}");
+    assert!(refused["sender_us_per_mib"].is_null());
+    assert!(row(&report, "read+send", "on")["refused"].is_null());
+}
+
+#[test]
+fn a_held_rate_is_held() {
+    let report = json(&mut haul(&[
+        "bench", "send", "--quick", "--rounds", "1", "--paths", "sendfile", "--rate", "500mbit", "--json",
+        "-",
+    ]));
+    assert_eq!(report["lab"]["rate_bits_per_second"], 500_000_000);
+    let throughput = row(&report, "sendfile", "on")["throughput_bits_per_second"]["median"].as_f64().unwrap();
+    // Not faster; how much slower is the machine's affair.
+    assert!(throughput < 560e6, "{throughput}");
+}
+
+#[test]
+fn every_form_of_the_report_is_written_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, words) = run(haul(&["bench", "--quick", "--rounds", "1", "--paths", "read+write,sendfile"])
+        .current_dir(folder.path()));
+    assert!(output.status.success(), "{words}");
+    assert!(words.contains("Cheapest for 63x350KB") && words.contains("haul-report/index.html"), "{words}");
+    let read = |name: &str| fs::read_to_string(folder.path().join("haul-report").join(name)).unwrap();
+    assert!(serde_json::from_str::<Value>(&read("report.json")).is_ok());
+    assert!(read("report.md").contains("| sendfile |"));
+    let page = read("index.html");
+    assert!(page.ends_with("</html>\n"));
+    for outside in ["http:", "https:", "<script", "src="] {
+        assert!(!page.contains(outside), "the page is not self-contained: {outside}");
+    }
+    let left: Vec<_> = fs::read_dir(folder.path().join("haul-report")).unwrap().collect();
+    assert_eq!(left.len(), 3, "{left:?}");
+}
+
+#[test]
+fn an_ordinary_user_gets_the_same_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["bench", "send", "--quick", "--rounds", "1", "--json", "-", "--offloads", "on,off"];
+    let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
+    let report = json(&mut command);
+    if has_two_hosts(&report) {
+        assert_eq!(report["rows"].as_array().unwrap().len(), 22);
+        assert_eq!(row(&report, "sendfile", "off")["copied_percent"], 100.0);
+    }
+}
+
+#[test]
+fn with_one_cpu_it_falls_back_and_says_so() {
+    let mut command = Command::new("taskset");
+    command.args(["-c", "0", env!("CARGO_BIN_EXE_haul"), "bench", "send", "--quick", "--rounds", "1"]);
+    command.args(["--paths", "read+write,sendfile", "--json", "-"]);
+    let report = json(&mut command);
+    assert_eq!(report["lab"]["kind"], "loopback");
+    let warnings = report["warnings"].to_string();
+    assert!(warnings.contains("only CPU 0 is allowed") && warnings.contains("share CPU 0"), "{warnings}");
+    assert!(row(&report, "sendfile", "on")["receiver_us_per_mib"].is_null());
+}
+
+#[test]
+fn without_namespaces_it_falls_back_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(inner) = as_ordinary_user(folder.path(), &[]) else { return };
+    let program = inner.get_args().last().unwrap().to_str().unwrap();
+    // A user namespace in which no further namespace may be made, entered without a single capability.
+    let script = format!(
+        "echo 0 > /proc/sys/user/max_user_namespaces && echo 0 > /proc/sys/user/max_net_namespaces && \
+         exec setpriv --bounding-set=-all --inh-caps=-all -- {program} bench send --quick --rounds 1 \
+         --paths read+write,sendfile --offloads on,off --json -"
+    );
+    let mut command = Command::new("setpriv");
+    command.args([
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--",
+        "unshare",
+        "-U",
+        "-r",
+        "sh",
+        "-c",
+        &script,
+    ]);
+    command.current_dir(folder.path()).env("TMPDIR", folder.path());
+    let report = json(&mut command);
+    assert_eq!(report["lab"]["kind"], "loopback");
+    assert!(report["warnings"].to_string().contains("no two hosts here"), "{}", report["warnings"]);
+    let off = row(&report, "sendfile", "off");
+    assert!(off["refused"].as_str().unwrap().contains("loopback"), "{off}");
+}
+
+#[test]
+fn ctrl_c_prints_what_was_measured_so_far() {
+    let mut child = haul(&["bench", "send", "--paths", "read+write,sendfile", "--rounds", "900"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_for_worker(child.id());
+    thread::sleep(Duration::from_secs(2));
+    let process = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();
+    let status = child.wait().unwrap();
+    let text: Vec<String> =
+        BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap).collect();
+    assert_eq!(status.code(), Some(130));
+    let text = text.join("\n");
+    assert!(text.contains("stopped before it was complete") && text.contains(" sendfile "), "{text}");
+}
+
+#[test]
+fn kill_9_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = network_namespaces();
+    let mut child = haul(&["bench", "send", "--rounds", "900", "--json", "report.json"])
+        .current_dir(folder.path())
+        .env("TMPDIR", folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let worker = wait_for_worker(child.id());
+    let during = network_namespaces();
+    let own: Vec<&PathBuf> = during.difference(&before).collect();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let gone = |check: &dyn Fn() -> bool, what: &str| {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !check() {
+            assert!(Instant::now() < deadline, "{what} is left 10 s after kill -9");
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    gone(&|| !PathBuf::from(format!("/proc/{worker}")).exists(), "the sending process");
+    gone(&|| own.iter().all(|&namespace| !network_namespaces().contains(namespace)), "a namespace");
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// Waits until `parent` has started a sending process; returns its number.
+fn wait_for_worker(parent: u32) -> u32 {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        for process in processes() {
+            let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+            let after_name = stat.rsplit_once(')').map(|(_, rest)| rest.to_owned()).unwrap_or_default();
+            if after_name.split_ascii_whitespace().nth(1) == Some(&parent.to_string()) {
+                return process;
+            }
+        }
+        assert!(Instant::now() < deadline, "no sending process in 30 s");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn processes() -> Vec<u32> {
+    let names = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter_map(|name| name.to_str()?.parse().ok()).collect()
+}
+
+/// Every network namespace that a thread lives in or a process holds open.
+fn network_namespaces() -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for process in processes() {
+        for folder in [format!("/proc/{process}/task"), format!("/proc/{process}/fd")] {
+            let Ok(entries) = fs::read_dir(&folder) else { continue };
+            for entry in entries.flatten() {
+                let path = if folder.ends_with("task") { entry.path().join("ns/net") } else { entry.path() };
+                found.extend(
+                    fs::read_link(path).ok().filter(|target| target.to_string_lossy().starts_with("net:[")),
+                );
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,89 @@
+//! `haul soak`, `haul doctor` and `haul lab`.
+
+mod common;
+
+use common::{haul, json, run};
+
+#[test]
+fn soak_measures_for_a_while() {
+    let report = json(&mut haul(&["soak", "--duration", "300ms", "--json", "-"]));
+    assert_eq!(report["schema"], "haul.soak/1");
+    assert!(report["seconds"].as_f64().unwrap() >= 0.3);
+    assert!(report["rusage_cpu_seconds"].is_null());
+    for cpu in report["cpus"].as_array().unwrap() {
+        let load = cpu["load_percent"].as_f64().unwrap();
+        assert!((0.0..=100.0).contains(&load), "{cpu}");
+        for field in ["cpu", "steal_percent"] {
+            assert!(!cpu[field].is_null(), "{field}");
+        }
+    }
+}
+
+#[test]
+fn soak_passes_on_the_command_s_exit_code_and_output() {
+    let (output, words) = run(&mut haul(&["soak", "--", "sh", "-c", "echo hello; exit 3"]));
+    assert_eq!(output.status.code(), Some(3), "{words}");
+    assert!(words.contains("hello") && words.contains("getrusage charges the command"), "{words}");
+    let (output, words) = run(&mut haul(&["soak", "--", "sh", "-c", "kill -TERM $$"]));
+    assert_eq!(output.status.code(), Some(128 + 15), "{words}");
+}
+
+#[test]
+fn the_self_check_reads_seven_known_loads_and_sees_interrupt_work() {
+    let check = json(&mut haul(&["soak", "--self-check", "--json", "-"]));
+    assert_eq!(check["duties"].as_array().unwrap().len(), 7);
+    for packets in check["packets"].as_array().unwrap() {
+        // Processes on that CPU sleep: what the scheduler knows of is not where the load is. How much it is, is the machine's affair.
+        assert!(packets["read"]["interrupted_percent"].is_number(), "{packets}");
+        assert!(packets["per_second"].as_f64().unwrap() > 0.0, "{packets}");
+    }
+}
+
+#[test]
+fn doctor_names_every_path_and_says_how_to_mend_what_is_wrong() {
+    let diagnosis = json(&mut haul(&["doctor", "--peer", "127.0.0.1", "--json", "-"]));
+    assert_eq!(diagnosis["schema"], "haul.doctor/1");
+    assert_eq!(diagnosis["device"]["name"], "lo");
+    let paths = diagnosis["paths"].as_array().unwrap();
+    assert_eq!(paths.len(), 10);
+    let sendfile = paths.iter().find(|path| path["path"] == "sendfile").unwrap();
+    assert_eq!((&sendfile["available"], &sendfile["avoids_copy"]), (&true.into(), &true.into()));
+    let zerocopy = paths.iter().find(|path| path["path"] == "zerocopy").unwrap();
+    assert_eq!(zerocopy["avoids_copy"], false, "on loopback the kernel copies");
+    for setting in diagnosis["settings"].as_array().unwrap() {
+        assert_eq!(setting["verdict"] == "good", setting["mend"].is_null(), "{setting}");
+    }
+}
+
+#[test]
+fn doctor_sees_a_device_without_scatter_gather() {
+    let program = env!("CARGO_BIN_EXE_haul");
+    let script =
+        format!("ethtool -K haul0 tx off sg off >&2 && exec {program} doctor --peer $HAUL_PEER --json -");
+    let (output, words) = run(&mut haul(&["lab", "--", "sh", "-c", &script]));
+    if words.contains("ethtool: not found") {
+        return eprintln!("SKIPPED: ethtool is missing");
+    }
+    assert!(output.status.success(), "{words}");
+    let diagnosis: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let paths = diagnosis["paths"].as_array().unwrap();
+    let sendfile = paths.iter().find(|path| path["path"] == "sendfile").unwrap();
+    assert_eq!(sendfile["avoids_copy"], false, "{sendfile}");
+    assert!(sendfile["mend"].as_str().unwrap().contains("ethtool -K haul0"), "{sendfile}");
+}
+
+#[test]
+fn the_lab_runs_programs_on_both_hosts() {
+    let (output, words) = run(&mut haul(&["lab", "--", "sh", "-c", "echo peer $HAUL_PEER; exit 5"]));
+    assert_eq!(output.status.code(), Some(5), "{words}");
+    assert!(words.contains("peer 10.77.0.2"), "{words}");
+    let (output, words) = run(&mut haul(&["lab", "--receiver", "sleep 1000", "--", "true"]));
+    assert!(output.status.success(), "{words}");
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let line = format!("{} doctor | head -n 1", env!("CARGO_BIN_EXE_haul"));
+    let (output, words) = run(std::process::Command::new("sh").args(["-c", &line]));
+    assert!(output.status.success() && output.stderr.is_empty(), "{words}");
+}
