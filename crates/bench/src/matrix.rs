@@ -108,15 +108,20 @@ pub fn cells(selections: &[Selection]) -> Vec<Cell> {
 /// The largest chunk that makes sense: paths keep a few of them in memory.
 const CHUNK_MAX: Size = Size(64 << 20);
 
-/// Refuses chunks that the workload cannot fill.
-pub fn check_chunk(chunk: Size, workload: &Opened) -> Result<(), BenchError> {
-    let largest = workload.largest();
+/// Refuses chunks that nothing could be sent in.
+pub fn check_chunk(chunk: Size) -> Result<(), BenchError> {
     if chunk.0 == 0 {
         return Err(BenchError::BadInput("chunk 0 would send nothing: use 4KiB or more".into()));
     }
     if chunk > CHUNK_MAX {
         return Err(BenchError::BadInput(format!("chunk {chunk} is larger than {CHUNK_MAX}")));
     }
+    Ok(())
+}
+
+/// Refuses chunks that the workload cannot fill.
+pub fn check_chunk_in(chunk: Size, workload: &Opened) -> Result<(), BenchError> {
+    let largest = workload.largest();
     if chunk > largest {
         return Err(BenchError::BadInput(format!(
             "chunk {chunk} is larger than the largest file of workload {name} ({largest})",

@@ -3,11 +3,11 @@
 use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix::{self, Cell, Condition, Selection};
 use crate::quantity::Rate;
-use crate::report::{LabFacts, Observer, Report, Row, SCHEMA};
+use crate::report::{Observer, Report};
 use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
 use crate::workload::{Opened, Workload};
-use crate::{BenchError, HostFacts, answer};
+use crate::{BenchError, HostFacts};
 use haul::{Copying, Path};
 use haul_lab::{Lab, Offloads, Settings};
 use haul_soak::{Baseline, CpuLoad, Meter};
@@ -16,7 +16,9 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+mod congestion;
 mod copies;
+mod rows;
 mod warnings;
 
 /// What to run.
@@ -30,22 +32,22 @@ pub struct Plan {
     pub rate: Option<Rate>,
     /// The link's MTU in bytes.
     pub mtu: u32,
-    /// The sockets' congestion control.
-    pub congestion: String,
+    /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
+    pub congestion: Option<String>,
     /// How long each row is measured in each round.
     pub window: Duration,
 }
 
 impl Plan {
-    /// The default: seven rounds, MTU 9000, cubic. BBR, the default on some hosts, paces every send with timers, which
-    /// costs the sender about a quarter more here and would be read as the path's cost.
+    /// The default: seven rounds, MTU 9000, cubic or reno. BBR, the default on some hosts, paces every send with timers,
+    /// which costs the sender about a quarter more here and would be read as the path's cost.
     pub fn new(selections: Vec<Selection>) -> Self {
         Self {
             selections,
             rounds: 7,
             rate: None,
             mtu: Settings::default().mtu,
-            congestion: "cubic".into(),
+            congestion: None,
             window: Duration::from_millis(150),
         }
     }
@@ -92,11 +94,12 @@ pub fn run(
     let workloads = open_workloads(&cells)?;
     let started = crate::now();
     let lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
-    check_congestion(&lab, &plan.congestion)?;
+    let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
     let mut cpus = vec![lab.sender.cpu(), lab.receiver.cpu()];
     cpus.dedup();
     let mut run = Run {
         plan,
+        congestion,
         lab: &lab,
         workloads,
         meter: Meter::start(&cpus)?,
@@ -132,33 +135,18 @@ pub fn run(
 fn open_workloads(cells: &[Cell]) -> Result<HashMap<Workload, Opened>, BenchError> {
     let mut workloads = HashMap::new();
     for Condition { workload, chunk, .. } in cells.iter().map(|cell| &cell.condition) {
+        matrix::check_chunk(*chunk)?;
         if !workloads.contains_key(workload) {
             workloads.insert(workload.clone(), workload.open()?);
         }
-        matrix::check_chunk(*chunk, &workloads[workload])?;
+        matrix::check_chunk_in(*chunk, &workloads[workload])?;
     }
     Ok(workloads)
 }
 
-/// Sets the congestion control on a socket of the lab, since a name can be wrong or not allowed there.
-fn check_congestion(lab: &Lab, name: &str) -> Result<(), BenchError> {
-    use rustix::net::{AddressFamily, SocketType, ipproto, socket, sockopt};
-    let attempt = lab.sender.run(|| {
-        let socket = socket(AddressFamily::INET, SocketType::STREAM, Some(ipproto::TCP))?;
-        sockopt::set_tcp_congestion(&socket, name)
-    })?;
-    attempt.map_err(|errno| {
-        let available = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
-        BenchError::BadInput(format!(
-            "congestion control {name:?} cannot be set: {} (available: {})",
-            std::io::Error::from(errno),
-            available.unwrap_or_default().trim()
-        ))
-    })
-}
-
 struct Run<'a> {
     plan: &'a Plan,
+    congestion: String,
     lab: &'a Lab,
     workloads: HashMap<Workload, Opened>,
     meter: Meter,
@@ -270,7 +258,7 @@ impl Run<'_> {
             path: cell.path,
             chunk_bytes: cell.condition.chunk.0 as usize,
             cork: cell.condition.cork,
-            congestion: &self.plan.congestion,
+            congestion: &self.congestion,
             rate_bits_per_second: self.plan.rate.map(|rate| rate.0),
             warm_up: WARM_UP,
             window: self.plan.window,
@@ -336,90 +324,5 @@ impl Run<'_> {
             throughput_ratio,
         });
         Ok(observer)
-    }
-
-    fn into_report(mut self, started: String, observer: Option<Observer>) -> Result<Report, BenchError> {
-        let measured = |series: &&Series| series.refused.is_none() && !series.rounds.is_empty();
-        if self.series.iter().filter(measured).count() == 0
-            && self.warnings.iter().all(|w| w.kind != Kind::Interrupted)
-        {
-            let reason = self.series.iter().find_map(|series| series.refused.clone());
-            return Err(BenchError::NothingMeasured(reason.unwrap_or_default()));
-        }
-        self.warn(observer.as_ref());
-        let rows: Vec<Row> = self.series.iter().map(|series| self.row(series)).collect();
-        let mut report = Report {
-            schema: SCHEMA.into(),
-            experiment: "send".into(),
-            started,
-            haul: env!("CARGO_PKG_VERSION").into(),
-            host: self.host.clone(),
-            lab: LabFacts {
-                kind: match self.lab.kind() {
-                    haul_lab::Kind::Veth => "veth".into(),
-                    haul_lab::Kind::Loopback => "loopback".into(),
-                },
-                mtu: self.lab.mtu(),
-                congestion: self.plan.congestion.clone(),
-                rate_bits_per_second: self.plan.rate.map(|rate| rate.0),
-                sender_cpu: self.lab.sender.cpu(),
-                receiver_cpu: self.lab.receiver.cpu(),
-            },
-            rows,
-            observer,
-            answers: Vec::new(),
-            warnings: self.warnings,
-        };
-        report.answers = answer::of(&report);
-        Ok(report)
-    }
-
-    fn row(&self, series: &Series) -> Row {
-        let Cell { path, condition } = &series.cell;
-        let copies = copies::copies_of(series);
-        let has_receiver = self.lab.sender.cpu() != self.lab.receiver.cpu();
-        let figure = |of: &dyn Fn(&Round) -> f64| series.figure(of);
-        Row {
-            path: path.name().into(),
-            chunk_bytes: condition.chunk.0,
-            workload: condition.workload.to_string(),
-            cork: condition.cork,
-            offloads: match condition.offloads {
-                Offloads::On => "on".into(),
-                Offloads::Off => "off".into(),
-            },
-            rounds: series.rounds.len(),
-            refused: series.refused.clone(),
-            copied_percent: copies.map(|copies| copies.percent),
-            copied_known_by: copies.map(|copies| copies.known_by.into()),
-            throughput_bits_per_second: figure(&|round| round.throughput_bits_per_second),
-            sender_load_percent: figure(&|round| round.sender.load_percent),
-            receiver_load_percent: figure(&|round| round.receiver.load_percent).filter(|_| has_receiver),
-            sender_us_per_mib: figure(&|round| round.sender_us_per_mib),
-            receiver_us_per_mib: figure(&|round| round.receiver_us_per_mib).filter(|_| has_receiver),
-            rusage_us_per_mib: figure(&|round| round.rusage_us_per_mib),
-            syscalls_per_mib: figure(&|round| round.syscalls_per_mib).map(|figure| figure.median),
-            sender_us_ratio: self.ratio(series),
-        }
-    }
-
-    /// The row's cost over that of the plain way under the same conditions, round by round.
-    fn ratio(&self, series: &Series) -> Option<Figure> {
-        let plain = [Path::ReadWrite, Path::ReadSend].into_iter().find_map(|path| {
-            self.series.iter().find(|other| {
-                other.cell.path == path
-                    && other.cell.condition == series.cell.condition
-                    && !other.rounds.is_empty()
-            })
-        })?;
-        let ratios: Vec<f64> = series
-            .rounds
-            .iter()
-            .filter_map(|round| {
-                let same = plain.rounds.iter().find(|other| other.number == round.number)?;
-                Some(round.sender_us_per_mib / same.sender_us_per_mib)
-            })
-            .collect();
-        Figure::of(&ratios)
     }
 }

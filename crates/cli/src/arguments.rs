@@ -63,9 +63,9 @@ pub struct BenchArguments {
     /// The link's MTU in bytes [default: 9000]
     #[arg(long, value_name = "BYTES")]
     pub mtu: Option<u32>,
-    /// The sockets' congestion control
-    #[arg(long, value_name = "NAME", default_value = "cubic")]
-    pub congestion: String,
+    /// The sockets' congestion control [default: cubic, or reno where cubic may not be set]
+    #[arg(long, value_name = "NAME")]
+    pub congestion: Option<String>,
     /// Fewer rows, fewer and shorter rounds
     #[arg(long)]
     pub quick: bool,
