@@ -137,35 +137,42 @@ fn copied_after_all(rows: &[&Row]) -> Option<String> {
     Some(format!("Silently copied after all: {}{at_receiver}.", copied.join(", ")))
 }
 
-/// The one change of conditions that makes the best path dearest.
-fn dearest_setting(report: &Report) -> Option<String> {
-    let first = measured(report).next()?;
-    let rows = plainest(report, &first.workload)?;
-    let best = best(&rows)?;
-    let same_path = |row: &&Row| row.path == best.path && row.workload == best.workload;
-    let (worst, setting) = measured(report)
-        .filter(same_path)
-        .filter_map(|row| {
-            let (mut changes, mut setting) = (0, String::new());
-            if row.offloads != best.offloads {
-                (changes, setting) = (changes + 1, "scatter-gather and checksum offload off".into());
-            }
-            if row.cork != best.cork {
-                (changes, setting) = (changes + 1, "TCP_CORK on".into());
-            }
-            if row.chunk_bytes != best.chunk_bytes {
-                (changes, setting) = (changes + 1, format!("chunks of {}", Size(row.chunk_bytes)));
-            }
-            (changes == 1).then_some((row, setting))
-        })
-        .max_by(|(one, _), (other, _)| median_cost(one).total_cmp(&median_cost(other)))?;
-    let ratio = median_cost(worst) / median_cost(best);
-    Some(if ratio > 1.0 {
-        format!(
-            "The setting that costs most, of those tried: {setting} makes {} {ratio:.2} × as dear.",
-            best.path
-        )
-    } else {
-        format!("No setting tried makes {} dearer.", best.path)
-    })
+/// The one setting, and the one chunk size, that makes the best path dearest when nothing else changes.
+fn dearest_setting(report: &Report) -> Vec<String> {
+    let Some((rows, best)) = measured(report).next().and_then(|first| {
+        let rows = plainest(report, &first.workload)?;
+        let best = best(&rows)?;
+        Some((rows, best))
+    }) else {
+        return Vec::new();
+    };
+    let same_path: Vec<&Row> = measured(report)
+        .filter(|row| row.path == best.path && row.workload == best.workload)
+        .filter(|row| !rows.iter().any(|plain| std::ptr::eq(*plain, *row)))
+        .collect();
+    let differs = |row: &Row| {
+        (row.offloads != best.offloads, row.cork != best.cork, row.chunk_bytes != best.chunk_bytes)
+    };
+    let dearest = |name: &dyn Fn(&Row) -> Option<String>| {
+        let (row, name) = same_path
+            .iter()
+            .filter_map(|row| Some((*row, name(row)?)))
+            .max_by(|(one, _), (other, _)| median_cost(one).total_cmp(&median_cost(other)))?;
+        Some(format!("{name}: {:.2} × the cost of {}", median_cost(row) / median_cost(best), best.path))
+    };
+    let setting = dearest(&|row| match differs(row) {
+        (true, false, false) => Some("scatter-gather and checksum offload off".into()),
+        (false, true, false) => Some("TCP_CORK on".into()),
+        _ => None,
+    });
+    let chunk = dearest(&|row| {
+        (differs(row) == (false, false, true)).then(|| format!("chunks of {}", Size(row.chunk_bytes)))
+    });
+    let sentence =
+        |what: &str, dearest: String| format!("The {what} that costs most, of those tried: {dearest}.");
+    setting
+        .map(|dearest| sentence("setting", dearest))
+        .into_iter()
+        .chain(chunk.map(|dearest| sentence("chunk size", dearest)))
+        .collect()
 }

@@ -36,6 +36,8 @@ pub struct Plan {
     pub congestion: Option<String>,
     /// How long each row is measured in each round.
     pub window: Duration,
+    /// How many pairs of runs, with the meter and without, for the observer effect.
+    pub observer_pairs: usize,
 }
 
 impl Plan {
@@ -49,12 +51,13 @@ impl Plan {
             mtu: Settings::default().mtu,
             congestion: None,
             window: Duration::from_millis(150),
+            observer_pairs: 15,
         }
     }
 
     /// A quick look: three short rounds of the plain rows.
     pub fn quick(selections: Vec<Selection>) -> Self {
-        Self { rounds: 3, window: Duration::from_millis(100), ..Self::new(selections) }
+        Self { rounds: 3, window: Duration::from_millis(100), observer_pairs: 5, ..Self::new(selections) }
     }
 }
 
@@ -74,8 +77,6 @@ pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);
 /// How long a connection runs before it is measured: slow start is over after a few milliseconds here, and the
 /// buffers have grown to their size.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(60);
-/// Pairs of runs for the observer effect.
-const OBSERVER_PAIRS: usize = 15;
 /// The most rounds that make sense.
 const ROUNDS_MAX: usize = 1000;
 
@@ -108,10 +109,11 @@ pub fn run(
         series: cells.into_iter().map(Series::new).collect(),
     };
     run.prove_copies();
-    let total = plan.rounds * run.series.len();
+    let observer_pairs = if plan.rate.is_none() { plan.observer_pairs } else { 0 };
+    let total = plan.rounds * run.series.len() + observer_pairs;
     let mut done = 0;
-    let mut step = |next: &Series| {
-        progress(Progress { done, total, next: next.cell.path.name().into() });
+    let mut step = |next: &str| {
+        progress(Progress { done, total, next: next.into() });
         done += 1;
         !is_stopped.load(Relaxed)
     };
@@ -122,7 +124,7 @@ pub fn run(
             break;
         }
     }
-    let observer = if is_complete && plan.rate.is_none() { run.observer_effect()? } else { None };
+    let observer = if is_complete { run.observer_effect(observer_pairs, &mut step)? } else { None };
     if !is_complete {
         run.warnings.insert(
             0,
@@ -191,7 +193,7 @@ impl Series {
 impl Run<'_> {
     /// Measures every row once, between two calibrations. Every other round runs backwards, so that a
     /// drift within a round weighs on no row twice. Returns whether it came to its end.
-    fn round(&mut self, number: usize, step: &mut dyn FnMut(&Series) -> bool) -> Result<bool, BenchError> {
+    fn round(&mut self, number: usize, step: &mut dyn FnMut(&str) -> bool) -> Result<bool, BenchError> {
         let before = self.meter.calibrate(CALIBRATION);
         let mut samples = Vec::new();
         let mut is_complete = true;
@@ -201,7 +203,7 @@ impl Run<'_> {
         }
         let mut offloads = None;
         for index in order {
-            if !step(&self.series[index]) {
+            if !step(self.series[index].cell.path.name()) {
                 is_complete = false;
                 break;
             }
@@ -292,7 +294,11 @@ impl Run<'_> {
     }
 
     /// Throughput with the meter against throughput without, in pairs, on the first sendfile row.
-    fn observer_effect(&self) -> Result<Option<Observer>, BenchError> {
+    fn observer_effect(
+        &self,
+        pairs: usize,
+        step: &mut dyn FnMut(&str) -> bool,
+    ) -> Result<Option<Observer>, BenchError> {
         let measured = |series: &&Series| {
             series.cell.path == Path::Sendfile
                 && series.cell.condition.offloads == Offloads::On
@@ -305,7 +311,10 @@ impl Run<'_> {
         let flow = self.flow(&series.cell);
         let rate = |sample: &Sample| sample.received_bytes as f64 / sample.seconds;
         let mut ratios = Vec::new();
-        for pair in 0..OBSERVER_PAIRS {
+        for pair in 0..pairs {
+            if !step("the meter's own effect") {
+                break;
+            }
             let with = || flow.run(Some(&self.meter));
             let without = || self.meter.paused(|| flow.run(None));
             // Every other pair the other way round, so that a drift helps neither.
@@ -320,7 +329,7 @@ impl Run<'_> {
         }
         let observer = Figure::of(&ratios).map(|throughput_ratio| Observer {
             path: series.cell.path.name().into(),
-            pairs: OBSERVER_PAIRS,
+            pairs: ratios.len(),
             throughput_ratio,
         });
         Ok(observer)

@@ -24,9 +24,12 @@ pub fn render(report: &Report) -> String {
         let _ = writeln!(page, "<p class=\"setting\">{}</p>", escape(&words));
     }
     page.push_str(LEGEND);
-    let scale = report.rows.iter().flat_map(costs).map(|cost| cost.high).fold(1.0, f64::max);
     for (title, rows) in groups(report) {
         let _ = writeln!(page, "<section>\n<h2>{}</h2>", escape(&title));
+        // Small chunks cost ten times as much: one scale for all would leave nothing to see of the rest.
+        let chunk_bytes = rows.first().map_or(0, |row| row.chunk_bytes);
+        let comparable = report.rows.iter().filter(|row| row.chunk_bytes == chunk_bytes);
+        let scale = comparable.flat_map(costs).map(|cost| cost.high).fold(1.0, f64::max);
         chart(&mut page, &rows, scale);
         table(&mut page, &rows);
         page.push_str("</section>\n");
@@ -41,7 +44,7 @@ pub fn render(report: &Report) -> String {
 
 const LEGEND: &str = "<p class=\"legend\"><span class=\"key sender\"></span> sending host\n\
     <span class=\"key receiver\"></span> receiving host: µs of CPU per MiB, interrupts included. \
-    The thin line is the 95 % interval of the median. All charts have one scale.</p>\n";
+    The thin line is the 95 % interval of the median. Charts of one chunk size share a scale.</p>\n";
 
 fn costs(row: &Row) -> impl Iterator<Item = Figure> {
     row.sender_us_per_mib.into_iter().chain(row.receiver_us_per_mib)

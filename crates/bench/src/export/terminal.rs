@@ -74,5 +74,8 @@ fn table(rows: &[&Row], columns: &[&Column]) -> String {
     for row in rows {
         table.add_row(line(columns.iter().map(|column| (column.says)(row)).collect()));
     }
+    for column in table.column_iter_mut() {
+        column.set_padding((1, 0));
+    }
     table.to_string()
 }
