@@ -185,6 +185,8 @@ fn failed(call: &'static str) -> impl Fn(io::Error) -> PathError {
                 | Errno::ACCESS
                 | Errno::NOSYS
                 | Errno::NOMEM
+                | Errno::MFILE
+                | Errno::NFILE
                 | Errno::NOPROTOOPT,
             ) => PathError::Refused { call, source },
             _ => PathError::Failed { call, source },

@@ -5,6 +5,7 @@
 //! pipe when it closes is lost, so what a pipe holds is remembered here and sent before anything else.
 
 use crate::path::PathError;
+use crate::source::Source;
 use haul_sys::region::page_bytes;
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use std::io;
@@ -20,7 +21,8 @@ pub(crate) struct Pipe {
     write_end: OwnedFd,
     capacity_bytes: usize,
     held_bytes: u64,
-    held_from: u64,
+    /// The source's number, and the offset in it.
+    held_from: (u64, u64),
 }
 
 impl Pipe {
@@ -33,7 +35,7 @@ impl Pipe {
             let _ = rustix::pipe::fcntl_setpipe_size(&write_end, wanted_bytes);
         }
         let capacity_bytes = rustix::pipe::fcntl_getpipe_size(&write_end)?;
-        Ok(Self { read_end, write_end, capacity_bytes, held_bytes: 0, held_from: 0 })
+        Ok(Self { read_end, write_end, capacity_bytes, held_bytes: 0, held_from: (0, 0) })
     }
 
     /// Bytes it can hold, if they start on a page boundary.
@@ -41,9 +43,9 @@ impl Pipe {
         self.capacity_bytes
     }
 
-    /// How many bytes it holds of the source from `offset` on. Bytes from anywhere else are thrown away: the caller has turned elsewhere.
-    pub fn held_from(&mut self, offset: u64) -> io::Result<u64> {
-        if self.held_bytes > 0 && self.held_from != offset {
+    /// How many bytes it holds of `source` from `offset` on. Bytes from anywhere else are thrown away: the caller has turned elsewhere.
+    pub fn held_from(&mut self, source: &Source, offset: u64) -> io::Result<u64> {
+        if self.held_bytes > 0 && self.held_from != (source.number(), offset) {
             *self = Self::new(self.capacity_bytes.saturating_sub(page_bytes()))?;
         }
         Ok(self.held_bytes)
@@ -54,10 +56,10 @@ impl Pipe {
         self.write_end.as_fd()
     }
 
-    /// Remembers that `count` bytes of the source from `offset` on were put in.
-    pub fn filled(&mut self, offset: u64, count: usize) {
+    /// Remembers that `count` bytes of `source` from `offset` on were put in.
+    pub fn filled(&mut self, source: &Source, offset: u64, count: usize) {
         if self.held_bytes == 0 {
-            self.held_from = offset;
+            self.held_from = (source.number(), offset);
         }
         self.held_bytes += count as u64;
     }
@@ -80,17 +82,19 @@ impl Pipe {
             }
         };
         self.held_bytes -= count as u64;
-        self.held_from += count as u64;
+        self.held_from.1 += count as u64;
         Ok(count as u64)
     }
 }
 
-/// Moves up to `len` bytes to the socket through `pipe`, which `fill` fills when it is empty.
+/// Moves up to `len` bytes of `source` to the socket through `pipe`, which `fill` fills when it is empty.
 ///
+/// An error after some bytes went is not reported: what went must be, and the error comes back on the next call.
 /// `fill(pipe, offset, len)` returns the bytes it put in, 0 at the end of the source. `calls` counts system calls.
 pub(crate) fn through(
     pipe: &mut Pipe,
     socket: BorrowedFd<'_>,
+    source: &Source,
     offset: u64,
     len: usize,
     calls: &mut u64,
@@ -98,16 +102,17 @@ pub(crate) fn through(
 ) -> Result<u64, PathError> {
     let failed = crate::path::failed_splice;
     let mut sent = 0;
-    let mut held = pipe.held_from(offset).map_err(failed)?;
+    let mut held = pipe.held_from(source, offset).map_err(failed)?;
     while sent < len as u64 {
         if held == 0 {
             let wanted = (len - sent as usize).min(pipe.capacity_bytes());
             *calls += 1;
-            let count = fill(pipe, offset + sent, wanted)?;
-            if count == 0 {
-                return if sent > 0 { Ok(sent) } else { Err(PathError::Ended { at: offset }) };
-            }
-            pipe.filled(offset + sent, count);
+            let count = match fill(pipe, offset + sent, wanted) {
+                Ok(0) | Err(_) if sent > 0 => return Ok(sent),
+                Ok(0) => return Err(PathError::Ended { at: offset }),
+                filled => filled?,
+            };
+            pipe.filled(source, offset + sent, count);
             held = count as u64;
         }
         *calls += 1;
@@ -118,10 +123,8 @@ pub(crate) fn through(
                 sent += count;
                 held -= count;
             }
-            Err(error) => match failed(error) {
-                PathError::WouldBlock if sent > 0 => return Ok(sent),
-                error => return Err(error),
-            },
+            Err(_) if sent > 0 => return Ok(sent),
+            Err(error) => return Err(failed(error)),
         }
     }
     Ok(sent)

@@ -76,7 +76,7 @@ impl<S: AsFd> Sender<S> {
                 }
                 Err(error) => return Err(error),
                 Ok(sent) => {
-                    self.give_up_copying_path()?;
+                    self.give_up_copying_path();
                     return Ok(sent);
                 }
             }
@@ -122,20 +122,21 @@ impl<S: AsFd> Sender<S> {
 
     fn step_down(&mut self, reason: PathError) -> Result<(), PathError> {
         let Some(next) = self.path.steps_down_to() else { return Err(reason) };
-        self.demotions.push(Demotion { from: self.path, to: next, reason: reason.to_string() });
-        let (path, current) =
-            open_or_step_down(next, self.socket.as_fd(), &self.options, &mut self.demotions)?;
+        let mut demotions = vec![Demotion { from: self.path, to: next, reason: reason.to_string() }];
+        let (path, current) = open_or_step_down(next, self.socket.as_fd(), &self.options, &mut demotions)?;
+        self.demotions.extend(demotions);
         self.retired.push((self.path, std::mem::replace(&mut self.current, current)));
         self.path = path;
         Ok(())
     }
 
-    fn give_up_copying_path(&mut self) -> Result<(), PathError> {
+    /// A path that only copies is given up for a cheaper one. If none can be opened it goes on, dearer but sound.
+    fn give_up_copying_path(&mut self) {
         let counts = self.current.counts();
         if counts.copied_bytes >= COPIED_BYTES_BEFORE_DEMOTION && counts.zero_copied_bytes == 0 {
-            self.step_down(PathError::Unsuited("the kernel copied all that was to go without a copy"))?;
+            let _ =
+                self.step_down(PathError::Unsuited("the kernel copied all that was to go without a copy"));
         }
-        Ok(())
     }
 }
 

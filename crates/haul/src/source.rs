@@ -5,6 +5,7 @@ use rustix::fs::{FileType, MemfdFlags};
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bytes to send.
 ///
@@ -15,7 +16,11 @@ pub struct Source {
     file: File,
     len: u64,
     memory: Option<Arc<Region>>,
+    number: u64,
 }
+
+/// Numbers the sources of a process, so that a path can tell whose bytes it holds.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 /// Why something cannot be sent from.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +50,9 @@ impl Source {
             return Err(SourceError::NotAFile);
         }
         match u64::try_from(stat.st_size) {
-            Ok(len) if len > 0 => Ok(Self { file, len, memory: None }),
+            Ok(len) if len > 0 => {
+                Ok(Self { file, len, memory: None, number: NEXT_NUMBER.fetch_add(1, Relaxed) })
+            }
             _ => Err(SourceError::Empty),
         }
     }
@@ -53,7 +60,9 @@ impl Source {
     /// The next `len` bytes of `content`, held in memory.
     ///
     /// The memory is a memory file (memfd, Linux 3.17), so that the paths that take a descriptor can send it
-    /// as well as those that take an address. Nothing can write to it any more, so pages of it may travel.
+    /// as well as those that take an address. No method of a source writes to it, so pages of it may travel; who
+    /// gets hold of its descriptor another way must not write either. (It is not sealed: io_uring registers only
+    /// writable memory.)
     pub fn memory(content: impl Read, len: usize) -> Result<Self, SourceError> {
         let failed = |step| move |source| SourceError::Failed { step, source };
         if len == 0 {
@@ -91,12 +100,17 @@ impl Source {
         self.len
     }
 
+    /// Its number, no other source's of this process.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Whether it is memory.
     pub fn is_memory(&self) -> bool {
         self.memory.is_some()
     }
 
-    /// The descriptor behind it: the file's own, or the memory file's.
+    /// The descriptor behind it: the file's own, or the memory file's. Not for writing.
     pub fn descriptor(&self) -> &File {
         &self.file
     }

@@ -139,6 +139,64 @@ fn a_file_that_was_truncated_ends_and_does_not_hang_or_crash() {
 }
 
 #[test]
+fn a_file_truncated_in_the_middle_ends_where_the_count_says() {
+    let bytes = pattern(100_000);
+    for path in real_paths().filter(|&path| !refused(path)) {
+        let (from, to) = connected();
+        let received = receive_all(to);
+        let file = file_with(&bytes);
+        let source = Source::file(file.try_clone().unwrap()).unwrap();
+        file.set_len(50_000).unwrap();
+        let options = Options { chunk_bytes: 1 << 20, ..Options::default() };
+        let mut sender = path.open(from.as_fd(), &options).unwrap();
+        let mut range = 0..source.len();
+        let error = loop {
+            match sender.send(from.as_fd(), &source, range.clone()) {
+                Ok(sent) => range.start += sent,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, PathError::Ended { .. }), "{path}: {error}");
+        assert_eq!(sender.counts().bytes, range.start, "{path}");
+        drop((sender, from));
+        let received = received.join().unwrap();
+        assert_eq!(received.len() as u64, range.start, "{path}");
+        // Past its new end the last page of a mapped file reads as zeros.
+        let kept = received.len().min(50_000);
+        assert!(received[..kept] == bytes[..kept], "{path}");
+    }
+}
+
+#[test]
+fn what_a_pipe_held_of_one_file_is_never_sent_as_another_s() {
+    let (one, two) = (vec![1u8; 8 << 20], vec![2u8; 1 << 20]);
+    for path in [Path::Splice, Path::Vmsplice].into_iter().filter(|&path| !refused(path)) {
+        let (from, to) = connected();
+        from.set_nonblocking(true).unwrap();
+        let sources = [&one, &two].map(|bytes| Source::file(file_with(bytes)).unwrap());
+        let mut sender = path.open(from.as_fd(), &Options::default()).unwrap();
+        // Always from offset 0, so that only the file tells the two apart.
+        let mut sent_of_one = 0;
+        while let Ok(sent) = sender.send(from.as_fd(), &sources[0], 0..sources[0].len()) {
+            sent_of_one += sent as usize;
+        }
+        let received = receive_all(to);
+        let mut range = 0..sources[1].len();
+        while !range.is_empty() {
+            match sender.send(from.as_fd(), &sources[1], range.clone()) {
+                Ok(sent) => range.start += sent,
+                Err(PathError::WouldBlock) => thread::sleep(Duration::from_micros(200)),
+                Err(error) => panic!("{path}: {error}"),
+            }
+        }
+        drop((sender, from));
+        let received = received.join().unwrap();
+        assert_eq!(received.len(), sent_of_one + two.len(), "{path}");
+        assert!(received[sent_of_one..] == two, "{path}");
+    }
+}
+
+#[test]
 fn a_reset_connection_is_a_failure_and_not_a_signal() {
     for path in real_paths().filter(|&path| !refused(path)) {
         let (from, to) = connected();

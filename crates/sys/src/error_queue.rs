@@ -39,12 +39,11 @@ pub fn next_notice(socket: impl AsFd) -> io::Result<Option<Notice>> {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_control = control.0.as_mut_ptr().cast();
         message.msg_controllen = CONTROL_BYTES as _;
+        let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
         // SAFETY: `message` names no data buffer and a control buffer of the stated length; both outlive the call.
-        let result = unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT) };
-        match crate::checked(result) {
+        match crate::checked(|| unsafe { libc::recvmsg(fd, &raw mut message, flags) }) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),
         }
         let used = (message.msg_controllen as usize).min(CONTROL_BYTES);

@@ -17,30 +17,15 @@ pub enum Offload {
     ScatterGather,
     /// The device cuts large TCP segments.
     TcpSegmentation,
-    /// The stack cuts large segments just before the device.
-    GenericSegmentation,
-    /// The stack merges received segments.
-    GenericReceive,
 }
 
 impl Offload {
-    /// Every offload that haul reads.
-    pub const ALL: [Self; 5] = [
-        Self::TransmitChecksum,
-        Self::ScatterGather,
-        Self::TcpSegmentation,
-        Self::GenericSegmentation,
-        Self::GenericReceive,
-    ];
-
     /// The name that `ethtool -K` takes.
     pub fn name(self) -> &'static str {
         match self {
             Self::TransmitChecksum => "tx",
             Self::ScatterGather => "sg",
             Self::TcpSegmentation => "tso",
-            Self::GenericSegmentation => "gso",
-            Self::GenericReceive => "gro",
         }
     }
 
@@ -50,8 +35,6 @@ impl Offload {
             Self::TransmitChecksum => (0x16, 0x17),
             Self::ScatterGather => (0x18, 0x19),
             Self::TcpSegmentation => (0x1e, 0x1f),
-            Self::GenericSegmentation => (0x23, 0x24),
-            Self::GenericReceive => (0x2b, 0x2c),
         }
     }
 }

@@ -19,7 +19,15 @@ pub mod sched;
 pub mod sockopt;
 pub mod uring;
 
-/// Turns the `-1` of a system call into the error that `errno` holds.
-fn checked(result: libc::ssize_t) -> std::io::Result<usize> {
-    usize::try_from(result).map_err(|_| std::io::Error::last_os_error())
+/// Makes a system call until no signal interrupts it, and turns its `-1` into the error that `errno` holds.
+fn checked(mut call: impl FnMut() -> libc::ssize_t) -> std::io::Result<usize> {
+    loop {
+        match usize::try_from(call()) {
+            Ok(count) => return Ok(count),
+            Err(_) => match std::io::Error::last_os_error() {
+                error if error.kind() == std::io::ErrorKind::Interrupted => {}
+                error => return Err(error),
+            },
+        }
+    }
 }

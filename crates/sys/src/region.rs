@@ -99,7 +99,7 @@ impl Region {
     pub fn fill(&self, file: impl AsFd, offset: u64, range: Range<usize>) -> io::Result<usize> {
         let (start, len) = self.slice(&range)?;
         // SAFETY: the kernel writes at most `len` bytes at `start`, inside the mapping; nobody reads it in Rust.
-        crate::checked(unsafe { libc::pread(file.as_fd().as_raw_fd(), start, len, offset as libc::off_t) })
+        crate::checked(|| unsafe { libc::pread(file.as_fd().as_raw_fd(), start, len, offset as libc::off_t) })
     }
 
     /// `send` of `range` into a socket; returns the bytes it took. Never raises `SIGPIPE`.
@@ -114,14 +114,14 @@ impl Region {
         };
         // SAFETY: the kernel only reads the mapping. With MSG_ZEROCOPY it reads on after the call, from
         // pages on which it holds its own reference, so that unmapping cannot give them to anyone else.
-        crate::checked(unsafe { libc::send(socket.as_fd().as_raw_fd(), start, len, flags) })
+        crate::checked(|| unsafe { libc::send(socket.as_fd().as_raw_fd(), start, len, flags) })
     }
 
     /// `write` of `range` into a descriptor; returns the bytes it took. Raises `SIGPIPE` where that is not ignored.
     pub fn write(&self, to: impl AsFd, range: Range<usize>) -> io::Result<usize> {
         let (start, len) = self.slice(&range)?;
         // SAFETY: the kernel only reads the mapping, and no longer than the call.
-        crate::checked(unsafe { libc::write(to.as_fd().as_raw_fd(), start, len) })
+        crate::checked(|| unsafe { libc::write(to.as_fd().as_raw_fd(), start, len) })
     }
 
     /// `vmsplice`: puts references to the pages of `range` into a pipe (Linux 2.6.17); returns the bytes it took.
@@ -133,7 +133,7 @@ impl Region {
         let pages = libc::iovec { iov_base: start, iov_len: len };
         // SAFETY: `pages` lies inside the mapping. The pipe takes page references of its own, so the
         // pages outlive the mapping; without SPLICE_F_GIFT they stay ours.
-        crate::checked(unsafe { libc::vmsplice(pipe.as_fd().as_raw_fd(), &raw const pages, 1, flags) })
+        crate::checked(|| unsafe { libc::vmsplice(pipe.as_fd().as_raw_fd(), &raw const pages, 1, flags) })
     }
 }
 

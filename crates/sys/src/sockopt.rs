@@ -42,16 +42,6 @@ pub fn bytes_to_read(socket: impl AsFd) -> io::Result<u64> {
     rustix::io::ioctl_fionread(socket).map_err(io::Error::from)
 }
 
-/// Bytes that a TCP socket has taken and its peer has not yet acknowledged (`SIOCOUTQ`).
-pub fn bytes_unacknowledged(socket: impl AsFd) -> io::Result<u64> {
-    let mut count: libc::c_int = 0;
-    // SAFETY: SIOCOUTQ (the same number as TIOCOUTQ) writes one int to `count`.
-    if unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut count) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(count as u64)
-}
-
 /// Whether the kernel can map a TCP socket's received pages (`TCP_ZEROCOPY_RECEIVE`, Linux 4.18).
 pub fn has_zerocopy_receive(socket: impl AsFd) -> io::Result<bool> {
     // The first fields of struct tcp_zerocopy_receive, asking for nothing: address, length, recv_skip_hint.

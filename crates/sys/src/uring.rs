@@ -46,6 +46,7 @@ pub struct Ring {
     next: u64,
     without_result: usize,
     enters: u64,
+    is_broken: bool,
 }
 
 impl std::fmt::Debug for Ring {
@@ -76,6 +77,7 @@ impl Ring {
             next: 0,
             without_result: 0,
             enters: 0,
+            is_broken: false,
         })
     }
 
@@ -178,11 +180,6 @@ impl Ring {
         Ok((id, self.result(id)?))
     }
 
-    /// Zero-copy sends whose memory the kernel may still read.
-    pub fn lent(&self) -> usize {
-        self.lent.len()
-    }
-
     /// System calls made so far.
     pub fn enters(&self) -> u64 {
         self.enters
@@ -209,11 +206,18 @@ impl Ring {
     }
 
     /// Submits the entries and waits until each has a result.
+    ///
+    /// If entering the kernel fails, an entry may still stand in the queue, with a descriptor that its caller is
+    /// free to close. The ring is then never entered again: every later call is `EBADFD`.
     fn run(&mut self, entries: &[(squeue::Entry, &Arc<Region>)]) -> io::Result<()> {
+        if self.is_broken {
+            return Err(io::Error::from_raw_os_error(libc::EBADFD));
+        }
         for (entry, region) in entries {
             self.lent.insert(entry.get_user_data(), Arc::clone(region));
             // SAFETY: the entry's memory belongs to `region`, which `lent` holds until the kernel has answered
-            // (and leaks if it never does). Its descriptors are borrowed by the caller until the result is in.
+            // (and leaks if it never does). Its descriptors are borrowed by the caller until this returns: with
+            // the result, or with a ring that submits nothing any more.
             unsafe { self.uring.submission().push(entry) }
                 .map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
             self.without_result += 1;
@@ -230,7 +234,10 @@ impl Ring {
         match self.uring.submit_and_wait(want) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            Err(error) => {
+                self.is_broken = true;
+                return Err(error);
+            }
         }
         self.collect();
         Ok(())

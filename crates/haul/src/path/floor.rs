@@ -7,6 +7,7 @@ use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of
 use crate::Source;
 use crate::path::failed;
 use crate::pipe::{Pipe, through};
+use rustix::io::retry_on_intr;
 use rustix::pipe::SpliceFlags;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -34,20 +35,25 @@ impl SendPath for Floor {
     fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
         let hot = HOT_BYTES.min(source.len());
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
+        let mut fill_calls = 0;
         let calls = &mut self.counts.calls;
-        let sent = through(&mut self.pipe, socket, offset, len, calls, |pipe, offset, len| {
-            let mut position = offset % hot;
-            let len = len.min((hot - position) as usize);
-            rustix::pipe::splice(
-                source.descriptor(),
-                Some(&mut position),
-                pipe.write_end(),
-                None,
-                len,
-                SpliceFlags::empty(),
-            )
-            .map_err(|errno| failed("splice")(errno.into()))
+        let sent = through(&mut self.pipe, socket, source, offset, len, calls, |pipe, offset, len| {
+            // Fill the whole pipe before it is drained, as the paths do whose floor this is.
+            let mut filled = 0;
+            while filled < len {
+                let mut position = (offset + filled as u64) % hot;
+                let wanted = (len - filled).min((hot - position) as usize);
+                fill_calls += u64::from(filled > 0);
+                match splice_in(source, &mut position, pipe, wanted) {
+                    Ok(count) if count > 0 => filled += count,
+                    // The pipe counts slots, and is full sooner than its bytes say.
+                    Ok(_) | Err(PathError::WouldBlock) if filled > 0 => break,
+                    ended_or_failed => return ended_or_failed,
+                }
+            }
+            Ok(filled)
         })?;
+        self.counts.calls += fill_calls;
         self.counts.bytes += sent;
         Ok(sent)
     }
@@ -55,4 +61,18 @@ impl SendPath for Floor {
     fn counts(&self) -> Counts {
         self.counts
     }
+}
+
+fn splice_in(source: &Source, position: &mut u64, pipe: &Pipe, len: usize) -> Result<usize, PathError> {
+    retry_on_intr(|| {
+        rustix::pipe::splice(
+            source.descriptor(),
+            Some(position),
+            pipe.write_end(),
+            None,
+            len,
+            SpliceFlags::NONBLOCK,
+        )
+    })
+    .map_err(|errno| failed("splice")(errno.into()))
 }

@@ -7,6 +7,7 @@
 
 use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of, failed};
 use crate::Source;
+use rustix::io::retry_on_intr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
@@ -27,8 +28,9 @@ impl SendPath for Sendfile {
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         let mut position = offset;
         self.counts.calls += 1;
-        let sent = rustix::fs::sendfile(socket, source.descriptor(), Some(&mut position), len)
-            .map_err(|errno| failed("sendfile")(errno.into()))?;
+        let sent =
+            retry_on_intr(|| rustix::fs::sendfile(socket, source.descriptor(), Some(&mut position), len))
+                .map_err(|errno| failed("sendfile")(errno.into()))?;
         if sent == 0 {
             return Err(PathError::Ended { at: offset });
         }

@@ -8,6 +8,7 @@
 use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of, failed};
 use crate::Source;
 use crate::pipe::{Pipe, through};
+use rustix::io::retry_on_intr;
 use rustix::pipe::SpliceFlags;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -32,16 +33,18 @@ impl SendPath for Splice {
     fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         let calls = &mut self.counts.calls;
-        let sent = through(&mut self.pipe, socket, offset, len, calls, |pipe, offset, len| {
+        let sent = through(&mut self.pipe, socket, source, offset, len, calls, |pipe, offset, len| {
             let mut position = offset;
-            rustix::pipe::splice(
-                source.descriptor(),
-                Some(&mut position),
-                pipe.write_end(),
-                None,
-                len,
-                SpliceFlags::empty(),
-            )
+            retry_on_intr(|| {
+                rustix::pipe::splice(
+                    source.descriptor(),
+                    Some(&mut position),
+                    pipe.write_end(),
+                    None,
+                    len,
+                    SpliceFlags::empty(),
+                )
+            })
             .map_err(|errno| failed("splice")(errno.into()))
         })?;
         self.counts.bytes += sent;

@@ -33,7 +33,7 @@ impl SendPath for Vmsplice {
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         let mut map_calls = 0;
         let calls = &mut self.counts.calls;
-        let sent = through(&mut self.pipe, socket, offset, len, calls, |pipe, offset, len| {
+        let sent = through(&mut self.pipe, socket, source, offset, len, calls, |pipe, offset, len| {
             if let Some(memory) = source.as_memory() {
                 let range = offset as usize..offset as usize + len;
                 return memory.vmsplice(pipe.write_end(), range, true).map_err(failed("vmsplice"));
