@@ -6,8 +6,6 @@ use clap::{Parser, Subcommand};
 use haul_bench::peers;
 use haul_bench::{BenchError, Figure};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// Commands for those who work on haul.
 #[derive(Debug, Parser)]
@@ -53,8 +51,7 @@ fn main() -> ExitCode {
 
 fn peers_send(rounds: usize, congestion: &str) -> Result<(), BenchError> {
     haul_lab::become_lab_user()?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let rows = peers::send(rounds, congestion, &stop, &mut |next| eprintln!("{next}"))?;
+    let rows = peers::send(rounds, congestion, &mut |next| eprintln!("{next}"))?;
     println!(
         "{:<26} {:>8} {:>14} {:>12} {:>16} {:>15}",
         "", "Gbit/s", "reported CPU %", "meter CPU %", "sender µs/MiB", "receiver µs/MiB"

@@ -18,6 +18,7 @@ pub fn of(report: &Report) -> Vec<String> {
         sentences.extend(distance_to_floor(&rows));
         sentences.extend(copied_after_all(&rows));
     }
+    sentences.extend(pages_copied(report));
     sentences.extend(dearest_setting(report));
     sentences
 }
@@ -93,11 +94,15 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
 
 fn distance_to_floor(rows: &[&Row]) -> Option<String> {
     let (best, floor) = (best(rows)?, rows.iter().find(|row| row.path == "floor")?);
+    let (best_cost, floor_cost) = (cost(best)?, cost(floor)?);
+    let distance = if best_cost.low <= floor_cost.high {
+        "cannot be told from that floor".into()
+    } else {
+        format!("is at {:.2} × that floor", best_cost.median / floor_cost.median)
+    };
     Some(format!(
-        "The network stack alone, with no data moved, costs {:.0} µs per MiB: {} is at {:.2} × that floor.",
-        median_cost(floor),
-        best.path,
-        median_cost(best) / median_cost(floor)
+        "The network stack alone, with no data moved, costs {:.0} µs per MiB ({:.0} to {:.0}): {} {distance}.",
+        floor_cost.median, floor_cost.low, floor_cost.high, best.path
     ))
 }
 
@@ -137,6 +142,22 @@ fn copied_after_all(rows: &[&Row]) -> Option<String> {
     Some(format!("Silently copied after all: {}{at_receiver}.", copied.join(", ")))
 }
 
+/// Paths that move pages, under conditions where the pages were copied all the same.
+fn pages_copied(report: &Report) -> Option<String> {
+    let mut paths: Vec<&str> = measured(report)
+        .filter(|row| row.copied_known_by.as_deref() == Some("proof") && row.copied_percent > Some(1.0))
+        .map(|row| row.path.as_str())
+        .collect();
+    paths.sort_unstable();
+    paths.dedup();
+    (!paths.is_empty()).then(|| {
+        format!(
+            "Without scatter-gather the stack copied what was to travel as it is, in {}.",
+            paths.join(", ")
+        )
+    })
+}
+
 /// The one setting, and the one chunk size, that makes the best path dearest when nothing else changes.
 fn dearest_setting(report: &Report) -> Vec<String> {
     let Some((rows, best)) = measured(report).next().and_then(|first| {
@@ -158,7 +179,15 @@ fn dearest_setting(report: &Report) -> Vec<String> {
             .iter()
             .filter_map(|row| Some((*row, name(row)?)))
             .max_by(|(one, _), (other, _)| median_cost(one).total_cmp(&median_cost(other)))?;
-        Some(format!("{name}: {:.2} × the cost of {}", median_cost(row) / median_cost(best), best.path))
+        let (with, without) = (cost(row)?, cost(best)?);
+        Some(format!(
+            "{name}: {} then costs {:.0} µs per MiB ({:.0} to {:.0}), {:.2} × as much",
+            best.path,
+            with.median,
+            with.low,
+            with.high,
+            with.median / without.median
+        ))
     };
     let setting = dearest(&|row| match differs(row) {
         (true, false, false) => Some("scatter-gather and checksum offload off".into()),

@@ -54,7 +54,7 @@ fn observer(report: &Report) -> Option<String> {
     let observer = report.observer.as_ref()?;
     let Figure { median, low, high } = observer.throughput_ratio;
     Some(format!(
-        "The meter's own effect: throughput of {} with it is {:+.1} % of that without ({:+.1} to {:+.1}, {} pairs).",
+        "The meter's own effect: with it the throughput of {} differs by {:+.1} % ({:+.1} to {:+.1}, {} pairs).",
         observer.path,
         100.0 * (median - 1.0),
         100.0 * (low - 1.0),

@@ -12,7 +12,8 @@ use haul_lab::{Host, Lab, LabError};
 use haul_soak::{Interval, Meter, SoakError};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Command, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
@@ -70,6 +71,12 @@ pub enum FlowError {
     /// The sending process failed, in words.
     #[error("the sending process failed: {0}")]
     Worker(String),
+    /// The measuring process was not woken in time.
+    #[error("the window slipped: it took {seconds:.3} s (the machine is too busy to measure)")]
+    Slipped {
+        /// How long it took.
+        seconds: f64,
+    },
     /// The lab failed.
     #[error(transparent)]
     Lab(#[from] LabError),
@@ -99,17 +106,43 @@ struct Shared {
     is_over: AtomicBool,
 }
 
+/// Says on drop that the flow is over.
+struct Over<'a>(&'a Shared);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Relaxed);
+    }
+}
+
+/// A child that is ended and waited for on drop; one that has ended already is left in peace.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // Both fail only for a child that has been waited for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A window may miss its length by this share. More, and this process was not woken in time: the counters then
+/// cover time in which the sender had stopped.
+const WINDOW_TOLERANCE: f64 = 0.1;
+
 impl Flow<'_> {
     /// Runs it and measures one window, with `meter` if there is one.
     pub fn run(&self, meter: Option<&Meter>) -> Result<Sample, FlowError> {
         let shared = &Shared::default();
         thread::scope(|scope| {
+            // However this ends, the receiver must not wait for a sender that never comes.
+            let over = Over(shared);
             let (address_out, address) = mpsc::channel();
             let (messages_out, messages) = mpsc::channel();
             let receiver = on(&self.lab.receiver, scope, move || self.receive(shared, address_out))?;
             let sender = on(&self.lab.sender, scope, move || self.send(&address, &messages_out))?;
             let sample = self.measure(shared, meter, &messages);
-            shared.is_over.store(true, Relaxed);
+            drop(over);
             // What went wrong at an end says more than the silence that it left in the middle.
             join(sender)?;
             join(receiver)?;
@@ -140,13 +173,16 @@ impl Flow<'_> {
         crate::worker::sleep_until(window.end);
         let after = meter.map(Meter::snapshot).transpose()?;
         let (end, received_after) = (Instant::now(), shared.received_bytes.load(Relaxed));
-        shared.is_over.store(true, Relaxed);
         let Message::Done(sent) = next()? else {
             return Err(FlowError::Worker("it spoke out of turn".into()));
         };
+        let seconds = (end - start).as_secs_f64();
+        if (seconds / self.window.as_secs_f64() - 1.0).abs() > WINDOW_TOLERANCE {
+            return Err(FlowError::Slipped { seconds });
+        }
         Ok(Sample {
             interval: after.zip(before).map(|(after, before)| after.since(&before)),
-            seconds: (end - start).as_secs_f64(),
+            seconds,
             received_bytes: received_after - received_before,
             sent,
         })
@@ -200,14 +236,16 @@ impl Flow<'_> {
         };
         let mut command = Command::new("/proc/self/exe");
         command.arg(crate::worker::ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = haul_sys::child::dies_with_parent(&mut command)
+        // A group of its own, so that a terminal's Ctrl-C ends the run in order and not the process in the middle of it.
+        let mut child = haul_sys::child::dies_with_parent(command.process_group(0))
             .spawn()
+            .map(Ended)
             .map_err(FlowError::at("starting the sending process"))?;
-        if let Some(mut input) = child.stdin.take() {
+        if let Some(mut input) = child.0.stdin.take() {
             let text = serde_json::to_vec(&job).map_err(|error| FlowError::Worker(error.to_string()))?;
             input.write_all(&text).map_err(FlowError::at("handing the job to the sending process"))?;
         }
-        if let Some(output) = child.stdout.take() {
+        if let Some(output) = child.0.stdout.take() {
             for line in BufReader::new(output).lines() {
                 let line = line.map_err(FlowError::at("hearing the sending process"))?;
                 let message = serde_json::from_str(&line)
@@ -216,7 +254,7 @@ impl Flow<'_> {
                 let _ = messages.send(message);
             }
         }
-        child.wait().map(drop).map_err(FlowError::at("waiting for the sending process"))
+        child.0.wait().map(drop).map_err(FlowError::at("waiting for the sending process"))
     }
 }
 

@@ -50,20 +50,18 @@ pub enum BenchError {
     /// A connection failed where it must not.
     #[error(transparent)]
     Flow(#[from] flow::FlowError),
-    /// Every row was refused.
-    #[error("no row could be measured; the first says: {0}")]
-    NothingMeasured(String),
+    /// Something that was asked for rightly did not work.
+    #[error("{0}")]
+    Failed(String),
 }
 
 impl BenchError {
     /// Whether the fault lies in what was asked for.
     pub fn is_bad_input(&self) -> bool {
-        matches!(
-            self,
-            Self::BadInput(_)
-                | Self::Workload(_)
-                | Self::Lab(haul_lab::LabError::Mtu(_))
-                | Self::NothingMeasured(_)
-        )
+        match self {
+            Self::BadInput(_) | Self::Lab(haul_lab::LabError::Mtu(_)) => true,
+            Self::Workload(error) => !matches!(error, workload::WorkloadError::Make { .. }),
+            _ => false,
+        }
     }
 }

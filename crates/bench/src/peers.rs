@@ -10,7 +10,6 @@ use haul_lab::{Lab, Running, Settings};
 use haul_soak::{Interval, Meter};
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -62,7 +61,6 @@ struct Round {
 pub fn send(
     rounds: usize,
     congestion: &str,
-    is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<PeerRow>, BenchError> {
     let contestants = [
@@ -79,9 +77,6 @@ pub fn send(
     let mut all: Vec<Vec<Round>> = contestants.iter().map(|_| Vec::new()).collect();
     for round in 0..rounds {
         for (contestant, rounds) in contestants.iter().zip(&mut all) {
-            if is_stopped.load(Relaxed) {
-                break;
-            }
             progress(&format!("round {}: {}", round + 1, contestant.name()));
             let before = meter.calibrate(CALIBRATION);
             let (interval, bytes, reported) = match contestant {
@@ -146,7 +141,7 @@ fn row(contestant: &Contestant, rounds: &[Round]) -> PeerRow {
 }
 
 fn trouble(program: &str, problem: impl std::fmt::Display) -> BenchError {
-    BenchError::BadInput(format!("{program}: {problem}"))
+    BenchError::Failed(format!("{program}: {problem}"))
 }
 
 /// Starts the server and waits until it listens.

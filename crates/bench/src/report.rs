@@ -81,7 +81,8 @@ pub struct Row {
     /// The share of the bytes that was copied on the sending host.
     pub copied_percent: Option<f64>,
     /// How that is known: `program` (it copies through a buffer or a mapping), `notice` (the kernel said so for
-    /// each send), `proof` (the source was overwritten after sending, and what arrived was looked at).
+    /// each send), `proof` (before the rounds, a memory file was sent the same way and overwritten afterwards: what
+    /// arrived changed was never copied).
     pub copied_known_by: Option<String>,
     /// Payload that reached the receiving program.
     pub throughput_bits_per_second: Option<Figure>,
@@ -93,6 +94,11 @@ pub struct Row {
     pub sender_us_per_mib: Option<Figure>,
     /// CPU time of the receiving host per MiB of payload; `null` where both hosts share one.
     pub receiver_us_per_mib: Option<Figure>,
+    /// How much slower the meter's spinner went in what was left of the sending host's CPU, because others used the caches
+    /// and the memory; `null` where too little was left to tell.
+    pub sender_interference_percent: Option<Figure>,
+    /// The same of the receiving host's.
+    pub receiver_interference_percent: Option<Figure>,
     /// What `getrusage` charged the sending thread per MiB: what the usual tools report.
     pub rusage_us_per_mib: Option<Figure>,
     /// System calls of the sending thread per MiB.

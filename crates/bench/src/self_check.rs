@@ -155,7 +155,7 @@ fn duty(meter: &Meter, cpu: usize, percent: u32) -> Result<Duty, BenchError> {
 }
 
 fn of_cpu(load: &Load, cpu: usize) -> Result<CpuLoad, BenchError> {
-    load.of(cpu).copied().ok_or_else(|| BenchError::BadInput(format!("CPU {cpu} is not measured")))
+    load.of(cpu).copied().ok_or_else(|| BenchError::Failed(format!("CPU {cpu} is not measured")))
 }
 
 /// Returns the share of wall time it was busy, which differs from what was asked for by the delay of waking up.
@@ -185,7 +185,7 @@ fn work_in_turns(cpu: usize, share: f64, is_over: &AtomicBool) -> f64 {
 
 /// Sends packets to a socket that nobody reads: all the work on the receiving CPU is interrupt work.
 fn packets(meter: &Meter, lab: &Lab, rate: u32) -> Result<Packets, BenchError> {
-    let failed = |error: std::io::Error| BenchError::BadInput(format!("sending packets in the lab: {error}"));
+    let failed = |error: std::io::Error| BenchError::Failed(format!("sending packets in the lab: {error}"));
     let sink = lab.receiver.run(|| UdpSocket::bind((lab.receiver.address(), 0)))?.map_err(failed)?;
     let to = sink.local_addr().map_err(failed)?;
     let is_over = AtomicBool::new(false);

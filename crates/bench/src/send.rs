@@ -124,14 +124,19 @@ pub fn run(
             break;
         }
     }
-    let observer = if is_complete { run.observer_effect(observer_pairs, &mut step)? } else { None };
+    let observer = if is_complete { run.observer_effect(observer_pairs, &mut step) } else { Ok(None) };
+    let observer = observer.unwrap_or_else(|error| {
+        let unknown = format!("the meter's own effect is not known: {error}");
+        run.warnings.push(Warning::new(Kind::Observer, unknown));
+        None
+    });
     if !is_complete {
         run.warnings.insert(
             0,
             Warning::new(Kind::Interrupted, "stopped before it was complete: some rows have fewer rounds"),
         );
     }
-    run.into_report(started, observer)
+    Ok(run.into_report(started, observer))
 }
 
 fn open_workloads(cells: &[Cell]) -> Result<HashMap<Workload, Opened>, BenchError> {
@@ -157,13 +162,15 @@ struct Run<'a> {
     series: Vec<Series>,
 }
 
-/// What was measured of one row, one entry a round. A round that failed is not a number, so that rounds of
-/// different rows stay side by side.
+/// What was measured of one row, one entry a round. Rounds carry their number, so that those of different rows can
+/// be put side by side though one has failed.
 struct Series {
     cell: Cell,
     refused: Option<String>,
     proved_copied_percent: Option<f64>,
     rounds: Vec<Round>,
+    /// Why rounds are missing.
+    failures: Vec<String>,
 }
 
 #[derive(Clone, Copy)]
@@ -182,7 +189,7 @@ struct Round {
 
 impl Series {
     fn new(cell: Cell) -> Self {
-        Self { cell, refused: None, proved_copied_percent: None, rounds: Vec::new() }
+        Self { cell, refused: None, proved_copied_percent: None, rounds: Vec::new(), failures: Vec::new() }
     }
 
     fn figure(&self, of: impl Fn(&Round) -> f64) -> Option<Figure> {
@@ -223,7 +230,9 @@ impl Run<'_> {
             match self.flow(&self.series[index].cell).run(Some(&self.meter)) {
                 Ok(sample) => samples.push((index, sample)),
                 Err(FlowError::Refused(reason)) => self.series[index].refused = Some(reason),
-                Err(error) => return Err(error.into()),
+                Err(error @ (FlowError::Lab(_) | FlowError::Soak(_))) => return Err(error.into()),
+                // One bad round is no reason to lose the others.
+                Err(error) => self.series[index].failures.push(error.to_string()),
             }
         }
         let after = self.meter.calibrate(CALIBRATION);
@@ -293,19 +302,18 @@ impl Run<'_> {
         })
     }
 
-    /// Throughput with the meter against throughput without, in pairs, on the first sendfile row.
+    /// Throughput with the meter against throughput without, in pairs, on the first sendfile row, or the first row.
     fn observer_effect(
         &self,
         pairs: usize,
         step: &mut dyn FnMut(&str) -> bool,
     ) -> Result<Option<Observer>, BenchError> {
-        let measured = |series: &&Series| {
-            series.cell.path == Path::Sendfile
-                && series.cell.condition.offloads == Offloads::On
-                && series.refused.is_none()
+        let measured = || self.series.iter().filter(|series| !series.rounds.is_empty());
+        let is_sendfile = |series: &&Series| series.cell.path == Path::Sendfile;
+        let Some(series) = measured().find(is_sendfile).or_else(|| measured().next()) else {
+            return Ok(None);
         };
-        let Some(series) = self.series.iter().find(measured) else { return Ok(None) };
-        if self.set_offloads(Offloads::On).is_err() {
+        if self.set_offloads(series.cell.condition.offloads).is_err() {
             return Ok(None);
         }
         let flow = self.flow(&series.cell);

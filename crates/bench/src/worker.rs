@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 pub const ARGUMENT: &str = "bench-worker";
 /// How long the kernel may keep pages after the last byte was sent.
 const SETTLE_MAX: Duration = Duration::from_secs(1);
+/// How long a worker sends on after the window, so that its end does not fall into it: the other side looks at its
+/// counters a moment late.
+const AFTER_WINDOW_NS: u64 = 10_000_000;
 /// How long connecting the two hosts may take.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
@@ -132,7 +135,7 @@ fn work(job: &Job) -> Result<Message, Message> {
     }
     let options = Options { chunk_bytes: job.chunk_bytes, pipe_bytes: None };
     let path = path.open(stream.as_fd(), &options).map_err(|error| stopped(&error))?;
-    let mut sending = Sending { job, stream, path, cork_calls: 0, window: None, opened: None };
+    let mut sending = Sending { job, stream, path, cork_calls: 0, window: None, opened: None, closed: None };
     for source in sources.iter().cycle() {
         match sending.send(source) {
             Ok(true) => {}
@@ -155,6 +158,8 @@ struct Sending<'a> {
     window: Option<Range<u64>>,
     /// The account when the window opened.
     opened: Option<(Counts, Usage)>,
+    /// The account when it closed.
+    closed: Option<(Counts, Usage)>,
 }
 
 impl Sending<'_> {
@@ -165,7 +170,12 @@ impl Sending<'_> {
         while !range.is_empty() {
             let now = now_ns();
             match &self.window {
-                Some(window) if now >= window.end => return Ok(false),
+                Some(window) if now >= window.end => {
+                    self.closed = self.closed.or(Some(self.account()?));
+                    if now >= window.end + AFTER_WINDOW_NS {
+                        return Ok(false);
+                    }
+                }
                 Some(window) if now >= window.start && self.opened.is_none() => {
                     self.opened = Some(self.account()?);
                 }
@@ -205,7 +215,10 @@ impl Sending<'_> {
 
     /// Says what was done in the window, and what the kernel said of the copies.
     fn finish(mut self) -> Result<Message, Message> {
-        let (closed, charged) = self.account()?;
+        let (closed, charged) = match self.closed {
+            Some(account) => account,
+            None => self.account()?,
+        };
         let (opened, charged_before) = self.opened.unwrap_or_default();
         // Not connected any more if the receiver hung up; the kernel's notices come all the same.
         let _ = self.stream.shutdown(Shutdown::Write);

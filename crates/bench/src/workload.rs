@@ -5,7 +5,7 @@ use haul::{Source, SourceError};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -217,7 +217,8 @@ fn gcd(one: usize, other: usize) -> usize {
 fn random_file(bytes: u64) -> io::Result<File> {
     let mut file = tempfile::tempfile()?;
     io::copy(&mut io::Read::take(Noise::new(), bytes), &mut file)?;
-    file.flush()?;
+    // Pages that are still to be written back would be, while something is measured.
+    file.sync_all()?;
     Ok(file)
 }
 

@@ -81,19 +81,28 @@ impl Baseline {
     ///
     /// A steady stream of interrupts would hide in it, so it never takes off more than one point.
     pub fn assumed_from(intervals: &[Interval]) -> Option<Self> {
-        let least = |mut one: Self, other: Self| {
-            for (one, other) in one.cpus.iter_mut().zip(other.cpus) {
-                one.interrupted = one.interrupted.min(other.interrupted);
-                one.speed = one.speed.max(other.speed);
-                one.taken = one.taken.min(other.taken);
-            }
-            one
-        };
-        let mut assumed = intervals.chunks(1).map(Self::from_quiet).reduce(least)?;
+        let mut assumed = intervals.chunks(1).map(Self::from_quiet).reduce(Self::least_of)?;
         for cpu in &mut assumed.cpus {
             cpu.interrupted = cpu.interrupted.min(ASSUMED_BASELINE_MAX);
         }
         Some(assumed)
+    }
+
+    /// The less disturbed of two baselines that may be missing, CPU by CPU.
+    pub(crate) fn least(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        match (one, other) {
+            (Some(one), Some(other)) => Some(one.least_of(other)),
+            (one, other) => one.or(other),
+        }
+    }
+
+    fn least_of(mut self, other: Self) -> Self {
+        for (one, other) in self.cpus.iter_mut().zip(other.cpus) {
+            one.interrupted = one.interrupted.min(other.interrupted);
+            one.speed = one.speed.max(other.speed);
+            one.taken = one.taken.min(other.taken);
+        }
+        self
     }
 
     /// The middle of two baselines, taken before and after what they frame.
@@ -116,8 +125,10 @@ impl Baseline {
     /// How much the quiet speed of the CPUs changed from this baseline to `later`, in percent, the worst CPU's:
     /// the CPU's frequency or the machine's neighbours moved.
     pub fn drift_percent(&self, later: &Self) -> f64 {
-        let drift =
-            |(one, other): (&CpuBaseline, &CpuBaseline)| 100.0 * (share(other.speed, one.speed) - 1.0);
+        // A spinner that had no time at all has no speed: others were in the way, which is told elsewhere.
+        let drift = |(one, other): (&CpuBaseline, &CpuBaseline)| {
+            if one.speed > 0.0 && other.speed > 0.0 { 100.0 * (other.speed / one.speed - 1.0) } else { 0.0 }
+        };
         self.cpus
             .iter()
             .zip(&later.cpus)

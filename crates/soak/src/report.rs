@@ -54,18 +54,20 @@ pub struct Warning {
 /// Measures for `duration`, or until `is_stopped`.
 pub fn watch(meter: &Meter, duration: Duration, is_stopped: &AtomicBool) -> Result<SoakReport, SoakError> {
     let deadline = Instant::now() + duration;
-    let mut snapshots = vec![meter.snapshot()?];
+    let first = meter.snapshot()?;
+    let (mut last, mut baseline) = (first.clone(), None);
     while !is_stopped.load(Relaxed) {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             break;
         }
         thread::sleep(left.min(SLICE));
-        snapshots.push(meter.snapshot()?);
+        let next = meter.snapshot()?;
+        let slice = Baseline::assumed_from(&[next.since(&last)]);
+        baseline = Baseline::least(baseline, slice);
+        last = next;
     }
-    let slices: Vec<Interval> = snapshots.windows(2).map(|pair| pair[1].since(&pair[0])).collect();
-    let whole = snapshots[snapshots.len() - 1].since(&snapshots[0]);
-    Ok(report(&whole, &slices, None))
+    Ok(report(&last.since(&first), baseline, None))
 }
 
 /// Measures while `command` runs; returns its exit status too, or why it could not be started.
@@ -84,15 +86,15 @@ pub fn during(
     let whole = meter.snapshot()?.since(&before);
     let rusage = charged().saturating_sub(charged_before);
     around.extend(slices(meter)?);
-    Ok(Ok((report(&whole, &around, Some(rusage)), status)))
+    Ok(Ok((report(&whole, Baseline::assumed_from(&around), Some(rusage)), status)))
 }
 
 fn slices(meter: &Meter) -> Result<Vec<Interval>, SoakError> {
     (0..SLICES_AROUND).map(|_| meter.observe(SLICE)).collect()
 }
 
-fn report(whole: &Interval, slices: &[Interval], rusage: Option<Duration>) -> SoakReport {
-    let baseline = Baseline::assumed_from(slices).unwrap_or_default();
+fn report(whole: &Interval, baseline: Option<Baseline>, rusage: Option<Duration>) -> SoakReport {
+    let baseline = baseline.unwrap_or_default();
     let load = whole.load(&baseline);
     let mut report = SoakReport {
         schema: SCHEMA,

@@ -1,26 +1,15 @@
 //! From rounds to the rows of a report.
 
-use super::{Kind, Observer, Report, Round, Run, Series, copies};
+use super::{Observer, Report, Round, Run, Series, copies};
+use crate::answer;
 use crate::matrix::Cell;
 use crate::report::{LabFacts, Row, SCHEMA};
 use crate::stats::Figure;
-use crate::{BenchError, answer};
 use haul::Path;
 use haul_lab::Offloads;
 
 impl Run<'_> {
-    pub(super) fn into_report(
-        mut self,
-        started: String,
-        observer: Option<Observer>,
-    ) -> Result<Report, BenchError> {
-        let measured = |series: &&Series| series.refused.is_none() && !series.rounds.is_empty();
-        if self.series.iter().filter(measured).count() == 0
-            && self.warnings.iter().all(|w| w.kind != Kind::Interrupted)
-        {
-            let reason = self.series.iter().find_map(|series| series.refused.clone());
-            return Err(BenchError::NothingMeasured(reason.unwrap_or_default()));
-        }
+    pub(super) fn into_report(mut self, started: String, observer: Option<Observer>) -> Report {
         self.warn(observer.as_ref());
         let rows: Vec<Row> = self.series.iter().map(|series| self.row(series)).collect();
         let mut report = Report {
@@ -46,7 +35,7 @@ impl Run<'_> {
             warnings: self.warnings,
         };
         report.answers = answer::of(&report);
-        Ok(report)
+        report
     }
 
     fn row(&self, series: &Series) -> Row {
@@ -54,6 +43,9 @@ impl Run<'_> {
         let copies = copies::copies_of(series);
         let has_receiver = self.lab.sender.cpu() != self.lab.receiver.cpu();
         let figure = |of: &dyn Fn(&Round) -> f64| series.figure(of);
+        let interference = |of: &dyn Fn(&Round) -> Option<f64>| {
+            Figure::of(&series.rounds.iter().filter_map(of).collect::<Vec<_>>())
+        };
         Row {
             path: path.name().into(),
             chunk_bytes: condition.chunk.0,
@@ -64,7 +56,10 @@ impl Run<'_> {
                 Offloads::Off => "off".into(),
             },
             rounds: series.rounds.len(),
-            refused: series.refused.clone(),
+            refused: series
+                .refused
+                .clone()
+                .or_else(|| series.failures.last().filter(|_| series.rounds.is_empty()).cloned()),
             copied_percent: copies.map(|copies| copies.percent),
             copied_known_by: copies.map(|copies| copies.known_by.into()),
             throughput_bits_per_second: figure(&|round| round.throughput_bits_per_second),
@@ -72,6 +67,9 @@ impl Run<'_> {
             receiver_load_percent: figure(&|round| round.receiver.load_percent).filter(|_| has_receiver),
             sender_us_per_mib: figure(&|round| round.sender_us_per_mib),
             receiver_us_per_mib: figure(&|round| round.receiver_us_per_mib).filter(|_| has_receiver),
+            sender_interference_percent: interference(&|round| round.sender.interference_percent),
+            receiver_interference_percent: interference(&|round| round.receiver.interference_percent)
+                .filter(|_| has_receiver),
             rusage_us_per_mib: figure(&|round| round.rusage_us_per_mib),
             syscalls_per_mib: figure(&|round| round.syscalls_per_mib).map(|figure| figure.median),
             sender_us_ratio: self.ratio(series),

@@ -11,6 +11,8 @@ const STEAL_PERCENT: f64 = 6.0;
 const DRIFT_PERCENT: f64 = 10.0;
 /// Other processes may take this much of a CPU that should be quiet.
 const DISTURBANCE_PERCENT: f64 = 3.0;
+/// Below this load, what other processes do on a quiet machine (half a percent) is a good part of it.
+const LOW_LOAD_PERCENT: f64 = 5.0;
 /// An interval may be this wide, as a share of its median to each side.
 const SPREAD: f64 = 0.10;
 /// Fewer rounds than this make no interval.
@@ -71,12 +73,24 @@ impl Run<'_> {
             ));
         }
         self.warn_of_rows(&mut warnings);
+        for series in &self.series {
+            if let (Some(last), false) = (series.failures.last(), series.rounds.is_empty()) {
+                let (row, count) = (name(series), series.failures.len());
+                warnings.push(Warning::new(
+                    Kind::Unsteady,
+                    format!("{row}: {count} rounds failed, the last: {last}"),
+                ));
+            }
+        }
         if let Some(observer) = observer {
             let effect = observer.throughput_ratio.median - 1.0;
             if effect.abs() > OBSERVER {
                 warnings.push(Warning::new(
                     Kind::Observer,
-                    format!("with the meter the throughput is {:+.1} % of that without", 100.0 * effect),
+                    format!(
+                        "with the meter the throughput differs by {:+.1} % from that without",
+                        100.0 * effect
+                    ),
                 ));
             }
         }
@@ -93,6 +107,7 @@ impl Run<'_> {
         }
         for (kind, rows) in concerned {
             let what = match kind {
+                Kind::Disturbed => "the load is so low that other processes are a good part of it in",
                 Kind::Unsteady => "cost differs by more than 10 % between rounds in",
                 Kind::Copied => "the kernel copied what was to go without a copy in",
                 Kind::NotSaturated => "neither host was busy, something else bounds the throughput in",
@@ -112,6 +127,9 @@ impl Run<'_> {
         let cost = series.figure(|round| round.sender_us_per_mib);
         if self.plan.rounds >= ROUNDS && cost.is_some_and(|cost| cost.spread() > SPREAD) {
             kinds.push(Kind::Unsteady);
+        }
+        if median(&|round| round.sender.load_percent) < LOW_LOAD_PERCENT {
+            kinds.push(Kind::Disturbed);
         }
         let copied = copies_of(series).is_some_and(|copies| copies.percent > 50.0);
         if copied && series.cell.path.copying() != Copying::Always {
