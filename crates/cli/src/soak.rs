@@ -3,8 +3,8 @@
 use crate::arguments::SoakArguments;
 use crate::output::{self, Destination, Failure};
 use haul_bench::self_check::{self, SelfCheck};
+use haul_soak::CpuLoad;
 use haul_soak::report::{self, SoakReport};
-use haul_soak::{CpuLoad, Meter};
 use serde::Serialize;
 use std::fmt::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -17,18 +17,16 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     if arguments.self_check {
         return self_check(arguments.json.as_ref());
     }
-    let cpus = haul_lab::allowed_cpus().map_err(Failure::failed)?;
     let stop = output::stop_flag()?;
-    let meter = Meter::start(&cpus).map_err(Failure::failed)?;
     let (report, code) = match arguments.command.split_first() {
         None => {
-            let report = report::watch(&meter, arguments.duration, &stop).map_err(Failure::failed)?;
+            let report = report::watch(arguments.duration, &stop).map_err(Failure::failed)?;
             (report, ExitCode::SUCCESS)
         }
         Some((program, rest)) => {
             let mut command = Command::new(program);
             command.args(rest);
-            let (report, status) = report::during(&meter, &mut command)
+            let (report, status) = report::during(&mut command)
                 .map_err(Failure::failed)?
                 .map_err(|error| Failure::bad_input(format!("cannot run {}: {error}", program.display())))?;
             // As a shell says it: the program's own code, or 128 and the signal that ended it.

@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -201,27 +202,26 @@ fn without_namespaces_it_falls_back_and_says_so() {
 
 #[test]
 fn ctrl_c_prints_what_was_measured_so_far() {
-    let mut child = haul(&["bench", "send", "--paths", "read+write,sendfile", "--rounds", "900"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    wait_for_worker(child.id());
-    thread::sleep(Duration::from_secs(2));
-    let process = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();
-    let status = child.wait().unwrap();
-    let text: Vec<String> =
-        BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap).collect();
-    assert_eq!(status.code(), Some(130));
-    let text = text.join("\n");
-    assert!(text.contains("stopped before it was complete") && text.contains(" sendfile "), "{text}");
+    // As a terminal does it: the signal goes to the whole process group, at whatever moment.
+    for pause_ms in [1500, 1600, 1730] {
+        let mut command = haul(&["bench", "send", "--paths", "read+write,sendfile", "--rounds", "900"]);
+        let mut child =
+            command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for_worker(child.id());
+        thread::sleep(Duration::from_millis(pause_ms));
+        let group = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
+        let status = child.wait().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let text = lines.collect::<Vec<_>>().join("\n");
+        assert_eq!(status.code(), Some(130), "{text}");
+        assert!(text.contains("stopped before it was complete") && text.contains(" sendfile "), "{text}");
+    }
 }
 
 #[test]
 fn kill_9_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
-    let before = network_namespaces();
     let mut child = haul(&["bench", "send", "--rounds", "900", "--json", "report.json"])
         .current_dir(folder.path())
         .env("TMPDIR", folder.path())
@@ -229,9 +229,18 @@ fn kill_9_leaves_nothing_behind() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let worker = wait_for_worker(child.id());
-    let during = network_namespaces();
-    let own: Vec<&PathBuf> = during.difference(&before).collect();
+    wait_for_worker(child.id());
+    let own = network_namespaces(&[child.id()]);
+    let host = fs::read_link("/proc/self/ns/net").unwrap();
+    assert!(own.iter().any(|namespace| *namespace != host) || own.is_empty(), "{own:?}");
+    // A worker lives a quarter of a second: kill in the middle of a fresh one.
+    let first = wait_for_worker(child.id());
+    let worker = loop {
+        let next = wait_for_worker(child.id());
+        if next != first {
+            break next;
+        }
+    };
     child.kill().unwrap();
     child.wait().unwrap();
     let gone = |check: &dyn Fn() -> bool, what: &str| {
@@ -242,7 +251,8 @@ fn kill_9_leaves_nothing_behind() {
         }
     };
     gone(&|| !PathBuf::from(format!("/proc/{worker}")).exists(), "the sending process");
-    gone(&|| own.iter().all(|&namespace| !network_namespaces().contains(namespace)), "a namespace");
+    let is_held = |namespace: &PathBuf| network_namespaces(&processes()).contains(namespace);
+    gone(&|| !own.iter().any(|namespace| *namespace != host && is_held(namespace)), "a namespace");
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
 }
@@ -268,17 +278,16 @@ fn processes() -> Vec<u32> {
     names.filter_map(|name| name.to_str()?.parse().ok()).collect()
 }
 
-/// Every network namespace that a thread lives in or a process holds open.
-fn network_namespaces() -> BTreeSet<PathBuf> {
+/// Every network namespace that a thread of these processes lives in or that they hold open.
+fn network_namespaces(processes: &[u32]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
-    for process in processes() {
+    for process in processes {
         for folder in [format!("/proc/{process}/task"), format!("/proc/{process}/fd")] {
             let Ok(entries) = fs::read_dir(&folder) else { continue };
             for entry in entries.flatten() {
                 let path = if folder.ends_with("task") { entry.path().join("ns/net") } else { entry.path() };
-                found.extend(
-                    fs::read_link(path).ok().filter(|target| target.to_string_lossy().starts_with("net:[")),
-                );
+                let target = fs::read_link(path).ok();
+                found.extend(target.filter(|target| target.to_string_lossy().starts_with("net:[")));
             }
         }
     }

@@ -29,9 +29,30 @@ fn soak_passes_on_the_command_s_exit_code_and_output() {
 }
 
 #[test]
+fn soak_sees_the_load_of_another_session() {
+    let mut spinner = std::process::Command::new("setsid")
+        .args(["taskset", "-c", "0", "timeout", "20", "sh", "-c", "while :; do :; done"])
+        .spawn()
+        .unwrap();
+    let report = json(&mut haul(&["soak", "--duration", "1s", "--json", "-"]));
+    spinner.kill().unwrap();
+    spinner.wait().unwrap();
+    let cpu = report["cpus"].as_array().unwrap().iter().find(|cpu| cpu["cpu"] == 0).unwrap();
+    if report["warnings"].to_string().contains("control-group") {
+        return eprintln!("SKIPPED: the meter competes by a control group's weight here: {cpu}");
+    }
+    assert!(cpu["load_percent"].as_f64().unwrap() > 90.0, "{cpu}");
+}
+
+#[test]
 fn the_self_check_reads_seven_known_loads_and_sees_interrupt_work() {
     let check = json(&mut haul(&["soak", "--self-check", "--json", "-"]));
-    assert_eq!(check["duties"].as_array().unwrap().len(), 7);
+    let duties = check["duties"].as_array().unwrap();
+    assert_eq!(duties.len(), 7);
+    let read = |duty: &serde_json::Value| duty["read_percent"].as_f64().unwrap();
+    // Other tests share these CPUs, so only the great difference is checked.
+    assert!(read(&duties[6]) > 80.0 && read(&duties[6]) <= 100.0, "{check}");
+    assert!(duties.iter().all(|duty| read(duty) > 0.5 * duty["made_percent"].as_f64().unwrap()), "{check}");
     for packets in check["packets"].as_array().unwrap() {
         // Processes on that CPU sleep: what the scheduler knows of is not where the load is. How much it is, is the machine's affair.
         assert!(packets["read"]["interrupted_percent"].is_number(), "{packets}");

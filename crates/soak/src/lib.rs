@@ -13,12 +13,15 @@
 //! The load is *taken* plus *interrupted*. The thread keeps its CPU from idling, so the timer tick that an idle
 //! CPU would not have interrupts it too; that is measured on a quiet machine ([`Baseline`]) and taken off again.
 //!
+//! [`Meter`] is for loads of one's own session, [`report`] for the whole machine's: see [`process`] for the difference.
+//!
 //! What the meter cannot know: what a hypervisor takes away looks like load (it is in `steal_percent`), and so does the work of any other process.
 
 #![forbid(unsafe_code)]
 
 mod meter;
 mod proc_stat;
+pub mod process;
 mod reading;
 pub mod report;
 mod spinner;
@@ -38,6 +41,14 @@ pub enum SoakError {
         /// Which CPU.
         cpu: usize,
         /// What the kernel said.
+        source: io::Error,
+    },
+    /// The meter's own process could not be started or heard.
+    #[error("{step}: {source}")]
+    Process {
+        /// What was being done.
+        step: &'static str,
+        /// What went wrong.
         source: io::Error,
     },
     /// The kernel's own account could not be read.

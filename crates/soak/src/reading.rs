@@ -1,7 +1,7 @@
 //! From counters to load.
 
 use crate::meter::{CpuInterval, Interval};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The most that an assumed baseline may take off, in points. A timer tick of 1000 Hz costs a guest about this.
 const ASSUMED_BASELINE_MAX: f64 = 0.01;
@@ -26,7 +26,7 @@ struct CpuBaseline {
 }
 
 /// One CPU's readings, all in percent of wall time.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CpuLoad {
     /// Which CPU.
     pub cpu: usize,

@@ -1,8 +1,10 @@
 //! `haul soak`: the load of the whole machine for a while, or while a program runs.
 
-use crate::{Baseline, CpuLoad, Interval, Meter, Snapshot, SoakError};
+use crate::process::MeterProcess;
+use crate::{CpuLoad, Load, SoakError};
 use haul_sys::rusage::{self, Who};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::fs;
 use std::io;
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -12,10 +14,8 @@ use std::time::{Duration, Instant};
 /// The contract's name and version. A field that is added keeps the version; one that changes or goes does not.
 pub const SCHEMA: &str = "haul.soak/1";
 
-/// The machine is looked at in pieces of this length, to find its quietest moment.
-const SLICE: Duration = Duration::from_millis(100);
-/// Pieces looked at before and after a program runs.
-const SLICES_AROUND: usize = 4;
+/// How often a watch looks whether it is to stop.
+const STOP_INTERVAL: Duration = Duration::from_millis(50);
 /// Steal beyond this is worth a word.
 const STEAL_PERCENT: f64 = 1.0;
 /// `/proc/stat` may differ by this many points before it is worth a word.
@@ -24,10 +24,10 @@ const DISAGREEMENT_POINTS: f64 = 3.0;
 const UNCHARGED: f64 = 0.10;
 
 /// The result.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SoakReport {
     /// [`SCHEMA`].
-    pub schema: &'static str,
+    pub schema: String,
     /// Wall time.
     pub seconds: f64,
     /// The mean load of the measured CPUs.
@@ -43,76 +43,57 @@ pub struct SoakReport {
 }
 
 /// What a reader of the figures should know.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// `steal`, `accounts-disagree`, `uncharged`.
-    pub kind: &'static str,
+    /// `steal`, `accounts-disagree`, `uncharged`, `control-group`.
+    pub kind: String,
     /// In words.
     pub detail: String,
 }
 
-/// Measures for `duration`, or until `is_stopped`.
-pub fn watch(meter: &Meter, duration: Duration, is_stopped: &AtomicBool) -> Result<SoakReport, SoakError> {
+/// Measures for `duration`, or until `is_stopped`. Needs [`crate::process::run_if_asked`] in `main`.
+pub fn watch(duration: Duration, is_stopped: &AtomicBool) -> Result<SoakReport, SoakError> {
+    let meter = MeterProcess::start()?;
     let deadline = Instant::now() + duration;
-    let first = meter.snapshot()?;
-    let (mut last, mut baseline) = (first.clone(), None);
     while !is_stopped.load(Relaxed) {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             break;
         }
-        thread::sleep(left.min(SLICE));
-        let next = meter.snapshot()?;
-        let slice = Baseline::assumed_from(&[next.since(&last)]);
-        baseline = Baseline::least(baseline, slice);
-        last = next;
+        thread::sleep(left.min(STOP_INTERVAL));
     }
-    Ok(report(&last.since(&first), baseline, None))
+    Ok(meter.finish()?.with_warnings())
 }
 
 /// Measures while `command` runs; returns its exit status too, or why it could not be started.
-pub fn during(
-    meter: &Meter,
-    command: &mut Command,
-) -> Result<io::Result<(SoakReport, ExitStatus)>, SoakError> {
-    let mut around = slices(meter)?;
+/// Needs [`crate::process::run_if_asked`] in `main`.
+pub fn during(command: &mut Command) -> Result<io::Result<(SoakReport, ExitStatus)>, SoakError> {
     let charged = || rusage::usage(Who::Children).unwrap_or_default().cpu();
+    let meter = MeterProcess::start()?;
     let charged_before = charged();
-    let before: Snapshot = meter.snapshot()?;
-    let status = match haul_sys::child::dies_with_parent(command).status() {
-        Ok(status) => status,
-        Err(error) => return Ok(Err(error)),
-    };
-    let whole = meter.snapshot()?.since(&before);
+    let status = haul_sys::child::dies_with_parent(command).status();
     let rusage = charged().saturating_sub(charged_before);
-    around.extend(slices(meter)?);
-    Ok(Ok((report(&whole, Baseline::assumed_from(&around), Some(rusage)), status)))
-}
-
-fn slices(meter: &Meter) -> Result<Vec<Interval>, SoakError> {
-    (0..SLICES_AROUND).map(|_| meter.observe(SLICE)).collect()
-}
-
-fn report(whole: &Interval, baseline: Option<Baseline>, rusage: Option<Duration>) -> SoakReport {
-    let baseline = baseline.unwrap_or_default();
-    let load = whole.load(&baseline);
-    let mut report = SoakReport {
-        schema: SCHEMA,
-        seconds: load.seconds,
-        total_load_percent: load.total_percent(),
-        cpu_seconds: load.cpu_seconds(),
-        rusage_cpu_seconds: rusage.map(|time| time.as_secs_f64()),
-        warnings: Vec::new(),
-        cpus: load.cpus,
-    };
-    report.warn();
-    report
+    let mut report = meter.finish()?;
+    report.rusage_cpu_seconds = Some(rusage.as_secs_f64());
+    Ok(status.map(|status| (report.with_warnings(), status)))
 }
 
 impl SoakReport {
-    fn warn(&mut self) {
-        let mut warn = |kind, detail| self.warnings.push(Warning { kind, detail });
-        for CpuLoad {
+    pub(crate) fn new(load: &Load) -> Self {
+        Self {
+            schema: SCHEMA.into(),
+            seconds: load.seconds,
+            total_load_percent: load.total_percent(),
+            cpu_seconds: load.cpu_seconds(),
+            cpus: load.cpus.clone(),
+            rusage_cpu_seconds: None,
+            warnings: Vec::new(),
+        }
+    }
+
+    fn with_warnings(mut self) -> Self {
+        let mut warn = |kind: &str, detail| self.warnings.push(Warning { kind: kind.into(), detail });
+        for &CpuLoad {
             cpu,
             load_percent,
             taken_percent,
@@ -120,7 +101,7 @@ impl SoakReport {
             proc_stat_percent,
             steal_percent,
             ..
-        } in self.cpus.iter().copied()
+        } in &self.cpus
         {
             if steal_percent > STEAL_PERCENT {
                 warn(
@@ -145,14 +126,32 @@ impl SoakReport {
         if let Some(charged) = self.rusage_cpu_seconds
             && charged < (1.0 - UNCHARGED) * self.cpu_seconds
         {
-            let seconds = self.cpu_seconds;
+            let (seconds, uncharged) = (self.cpu_seconds, 1.0 - charged / self.cpu_seconds);
             warn(
                 "uncharged",
                 format!(
-                    "{:.0} % of the {seconds:.3} CPU-seconds were charged to no process of the program: interrupts, kernel threads, other programs",
-                    100.0 * (1.0 - charged / seconds)
+                    "{:.0} % of the {seconds:.3} CPU-seconds were charged to no process of the program: \
+                     interrupts, kernel threads, other programs",
+                    100.0 * uncharged
                 ),
             );
         }
+        if let Some(group) = weighted_control_group() {
+            warn(
+                "control-group",
+                format!(
+                    "the meter runs in control group {group}, which has a CPU weight of its own: programs of other \
+                     groups that fill a CPU share it with the meter and read low (run it in the root group)"
+                ),
+            );
+        }
+        self
     }
+}
+
+/// The control group of this process, if it competes with others by a weight of its own (cgroup v2, Linux 4.15).
+fn weighted_control_group() -> Option<String> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?.to_owned();
+    fs::exists(format!("/sys/fs/cgroup{group}/cpu.weight")).ok()?.then_some(group)
 }

@@ -1,4 +1,4 @@
-//! A child process that does not outlive its parent.
+//! Child processes: one that does not outlive its parent, one in a session of its own.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -16,4 +16,10 @@ pub fn dies_with_parent(command: &mut Command) -> &mut Command {
                 .map_err(std::io::Error::from)
         })
     }
+}
+
+/// Has the child start in a new session, and so in a scheduling autogroup of its own where there are any.
+pub fn in_new_session(command: &mut Command) -> &mut Command {
+    // SAFETY: as above; setsid is async-signal-safe and cannot fail for a child that leads no group.
+    unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(std::io::Error::from)) }
 }
