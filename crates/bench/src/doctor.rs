@@ -36,6 +36,8 @@ pub struct DeviceFacts {
     pub peer: Option<String>,
     /// The peer's address.
     pub address: Option<String>,
+    /// Whether it answered; a firewall may keep it from that.
+    pub answered: Option<bool>,
     /// The device's name.
     pub name: String,
     /// Its driver; `lo` has none.

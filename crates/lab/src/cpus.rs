@@ -32,9 +32,6 @@ impl CpuPair {
     /// down and be read as load.
     pub fn choose() -> Result<Self, LabError> {
         let allowed = allowed_cpus().map_err(LabError::step("asking for the allowed CPUs"))?;
-        let siblings = |cpu: usize| {
-            fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
-        };
         let (&sender, others) = allowed.split_first().ok_or(LabError::OneCpu { cpu: 0 })?;
         let of_sender = siblings(sender);
         let receiver = others
@@ -44,4 +41,15 @@ impl CpuPair {
             .ok_or(LabError::OneCpu { cpu: sender })?;
         Ok(Self { sender, receiver: *receiver })
     }
+
+    /// Whether the two are threads of one core, which slow each other down.
+    pub fn share_a_core(&self) -> bool {
+        let of_sender = siblings(self.sender);
+        of_sender.is_some() && of_sender == siblings(self.receiver)
+    }
+}
+
+/// The CPUs that share a core with `cpu`, as the kernel lists them; `None` where it does not say.
+fn siblings(cpu: usize) -> Option<String> {
+    fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
 }

@@ -5,7 +5,8 @@
 //! the sending machine's and the other's the receiving machine's, as with two machines.
 //!
 //! Nothing is left behind: the namespaces have no name, only file descriptors of this process hold them, and a
-//! namespace takes its devices with it. That holds for `kill -9` as well.
+//! namespace takes its devices with it. That holds for `kill -9` as well. Programs that were started on a host are killed with
+//! this process; programs that those started are their affair, and hold the namespace until they end.
 //!
 //! What a lab cannot show: a veth pair has no interrupts of its own, no DMA and no wire; `MSG_ZEROCOPY` copies on it; and the
 //! two CPUs share a last-level cache and memory.
@@ -144,6 +145,12 @@ impl Lab {
         let receiver = Host::in_new_namespace(cpus.receiver, IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2)))?;
         link::join(&sender, &receiver, settings.mtu)?;
         let mut caveats = Vec::new();
+        if cpus.share_a_core() {
+            caveats.push(format!(
+                "CPUs {} and {} are threads of one core: each host's work slows the other's down",
+                cpus.sender, cpus.receiver
+            ));
+        }
         for host in [&sender, &receiver] {
             if let Err(error) = host.run(|| steer::check_or_steer(host.device(), host.cpu()))? {
                 caveats.push(format!(

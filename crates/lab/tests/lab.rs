@@ -48,6 +48,29 @@ fn two_hosts_reach_each_other_and_each_has_its_cpu() {
     }
 }
 
+/// How often each CPU was handed packets by another's steering: a line a CPU, its tenth column in hexadecimal.
+fn handed_packets(cpu: usize) -> u64 {
+    let text = fs::read_to_string("/proc/net/softnet_stat").unwrap();
+    let column =
+        |line: &str, index: usize| u64::from_str_radix(line.split(' ').nth(index).unwrap(), 16).unwrap();
+    // The CPU's number is the thirteenth column (Linux 5.10); lines of CPUs that are offline are left out.
+    text.lines().find(|line| column(line, 12) == cpu as u64).map_or(0, |line| column(line, 9))
+}
+
+#[test]
+fn packets_are_handed_to_the_host_they_arrive_at() {
+    let Some(lab) = lab(&Settings::default()) else { return };
+    let before = [&lab.sender, &lab.receiver].map(|host| handed_packets(host.cpu()));
+    let (mut from, mut to) = connected(&lab);
+    let received = std::thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
+    lab.sender.run(move || from.write_all(&vec![0; 64 << 20]).unwrap()).unwrap();
+    assert_eq!(received.join().unwrap(), 64 << 20);
+    for (host, before) in [&lab.sender, &lab.receiver].into_iter().zip(before) {
+        let handed = handed_packets(host.cpu()) - before;
+        assert!(handed > 50, "CPU {} was handed packets {handed} times", host.cpu());
+    }
+}
+
 #[test]
 fn the_hosts_have_no_other_devices_and_vanish_with_the_lab() {
     let Some(lab) = lab(&Settings::default()) else { return };

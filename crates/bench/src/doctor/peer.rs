@@ -47,7 +47,7 @@ pub(super) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
             Ok(local) => device_with(local)?,
             Err(_) => "lo".into(),
         };
-        return Ok(facts(name, None, None));
+        return Ok(facts(name));
     };
     let unknown = |source| PeerError::Unknown { peer: peer.into(), source };
     let address = (peer, DISCARD_PORT)
@@ -58,16 +58,21 @@ pub(super) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
         .ip();
     let unreachable = |source| PeerError::Unreachable { peer: peer.into(), address, source };
     let local = local_address_towards(address).map_err(unreachable)?;
-    match TcpStream::connect_timeout(&SocketAddr::new(address, DISCARD_PORT), ANSWER_MAX) {
-        // Refused is an answer; silence may be a firewall.
-        Err(error) if !matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::TimedOut) => {
-            return Err(unreachable(error));
-        }
-        _ => {}
-    }
+    let answered = match TcpStream::connect_timeout(&SocketAddr::new(address, DISCARD_PORT), ANSWER_MAX) {
+        Ok(_) => true,
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => true,
+        // Silence may be a firewall's: what can be said of the way there is said.
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => false,
+        Err(error) => return Err(unreachable(error)),
+    };
     // What goes to one of this host's own addresses never leaves it.
     let name = if local == address { "lo".into() } else { device_with(local)? };
-    Ok(facts(name, Some(peer.into()), Some(address.to_string())))
+    Ok(DeviceFacts {
+        peer: Some(peer.into()),
+        address: Some(address.to_string()),
+        answered: Some(answered),
+        ..facts(name)
+    })
 }
 
 fn local_address_towards(address: IpAddr) -> io::Result<IpAddr> {
@@ -86,11 +91,12 @@ fn device_with(address: IpAddr) -> Result<String, PeerError> {
     Ok(found.map_or_else(|| "lo".into(), |found| found.device))
 }
 
-fn facts(name: String, peer: Option<String>, address: Option<String>) -> DeviceFacts {
+fn facts(name: String) -> DeviceFacts {
     let offload = |offload| ethtool::offload(&name, offload).ok();
     DeviceFacts {
-        peer,
-        address,
+        peer: None,
+        address: None,
+        answered: None,
         driver: ethtool::driver(&name).ok(),
         mtu: interface::mtu(&name).ok(),
         scatter_gather: offload(Offload::ScatterGather),

@@ -16,7 +16,8 @@ const MEMLOCK_BYTES: u64 = 64 << 20;
 const PIPE_BYTES: u64 = 1 << 20;
 
 pub(super) fn examine(device: &DeviceFacts) -> Vec<Finding> {
-    let mut findings = vec![offloads(device), mtu(device)];
+    let mut findings: Vec<Finding> = peer(device).into_iter().collect();
+    findings.extend([offloads(device), mtu(device)]);
     findings.extend([congestion(), optmem(), memlock(), pipe(), io_uring()]);
     findings.extend([mapped_receive(), kernel_tls(), steering(), namespaces()]);
     findings
@@ -39,6 +40,20 @@ fn bad(
     mend: impl Into<String>,
 ) -> Finding {
     Finding { name, value: value.into(), verdict, why: why.into(), mend: Some(mend.into()) }
+}
+
+fn peer(device: &DeviceFacts) -> Option<Finding> {
+    let name = "peer";
+    if device.answered? {
+        return Some(good(name, "answers", "it can be reached"));
+    }
+    Some(bad(
+        name,
+        "no answer on port 9 in 4 s",
+        Verdict::Missing,
+        "it is down, or a firewall drops what is sent to it; the rest is about the way there",
+        "see whether it is up",
+    ))
 }
 
 fn offloads(device: &DeviceFacts) -> Finding {
