@@ -1,7 +1,7 @@
 //! The sending process of a flow.
 //!
 //! A program that runs experiments calls [`run_if_asked`] first thing in `main`: a flow starts the same program again, on the sending
-//! host, with [`ARGUMENT`]. The job comes as JSON on standard input; what happens goes as one JSON line a [`Message`] to standard
+//! host, with [`ARGUMENT`]. The job comes as JSON on standard input; what happens goes as one JSON line a message to standard
 //! output. The two processes agree on the window by the monotonic clock, which they share, so that nothing but the workload is
 //! sent while it is measured.
 

@@ -4,7 +4,8 @@ use crate::arguments::SoakArguments;
 use crate::output::{self, Destination, Failure};
 use haul_bench::self_check::{self, SelfCheck};
 use haul_soak::CpuLoad;
-use haul_soak::report::{self, SoakReport};
+use haul_soak::process;
+use haul_soak::report::SoakReport;
 use serde::Serialize;
 use std::fmt::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -20,13 +21,13 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     let stop = output::stop_flag()?;
     let (report, code) = match arguments.command.split_first() {
         None => {
-            let report = report::watch(arguments.duration, &stop).map_err(Failure::failed)?;
+            let report = process::watch(arguments.duration, &stop).map_err(Failure::failed)?;
             (report, ExitCode::SUCCESS)
         }
         Some((program, rest)) => {
             let mut command = Command::new(program);
             command.args(rest);
-            let (report, status) = report::during(&mut command)
+            let (report, status) = process::during(&mut command)
                 .map_err(Failure::failed)?
                 .map_err(|error| Failure::bad_input(format!("cannot run {}: {error}", program.display())))?;
             // As a shell says it: the program's own code, or 128 and the signal that ended it.

@@ -25,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+mod error;
 mod notices;
 mod path;
 mod pipe;
@@ -32,7 +33,8 @@ mod proof;
 mod sender;
 mod source;
 
-pub use path::{Copying, Counts, Options, Path, PathError, SendPath, UnknownPath};
+pub use error::PathError;
+pub use path::{Copying, Counts, Options, Path, SendPath, UnknownPath};
 pub use proof::{ProofError, Proved, probe, prove};
 pub use sender::{Demotion, Report, Sender};
 pub use source::{Source, SourceError};

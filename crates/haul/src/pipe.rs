@@ -4,7 +4,7 @@
 //! `F_SETPIPE_SZ` asks for more, up to `fs.pipe-max-size` for an ordinary user, and less once he has many pipes. Data that is left in a
 //! pipe when it closes is lost, so what a pipe holds is remembered here and sent before anything else.
 
-use crate::path::PathError;
+use crate::error::{PathError, failed};
 use crate::source::Source;
 use haul_sys::region::page_bytes;
 use rustix::pipe::{PipeFlags, SpliceFlags};
@@ -100,9 +100,9 @@ pub(crate) fn through(
     calls: &mut u64,
     mut fill: impl FnMut(&Pipe, u64, usize) -> Result<usize, PathError>,
 ) -> Result<u64, PathError> {
-    let failed = crate::path::failed_splice;
+    let failed = failed("splice");
     let mut sent = 0;
-    let mut held = pipe.held_from(source, offset).map_err(failed)?;
+    let mut held = pipe.held_from(source, offset).map_err(&failed)?;
     while sent < len as u64 {
         if held == 0 {
             let wanted = (len - sent as usize).min(pipe.capacity_bytes());

@@ -4,7 +4,8 @@
 //! and only then receive. Bytes that arrive changed were the source's own pages; bytes that arrive as they were had been copied
 //! on the way. What it cannot see: a copy made while receiving.
 
-use crate::path::{Options, Path, PathError};
+use crate::error::PathError;
+use crate::path::{Options, Path};
 use crate::source::{Source, SourceError};
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -1,6 +1,7 @@
 //! A socket and the path it is sent through, stepping down where it must.
 
-use crate::path::{Counts, Options, Path, PathError, SendPath};
+use crate::error::PathError;
+use crate::path::{Counts, Options, Path, SendPath};
 use crate::source::Source;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -13,7 +13,7 @@
 //! The load is *taken* plus *interrupted*. The thread keeps its CPU from idling, so the timer tick that an idle
 //! CPU would not have interrupts it too; that is measured on a quiet machine ([`Baseline`]) and taken off again.
 //!
-//! [`Meter`] is for loads of one's own session, [`report`] for the whole machine's: see [`process`] for the difference.
+//! [`Meter`] is for loads of one's own session, [`process::watch`] and [`process::during`] for the whole machine's.
 //!
 //! What the meter cannot know: what a hypervisor takes away looks like load (it is in `steal_percent`), and so does the work of any other process.
 

@@ -1,4 +1,4 @@
-//! The meter as a process of its own, for loads that other sessions make.
+//! The load of the whole machine for a while, or while a program runs: the meter as a process of its own.
 //!
 //! Idle priority counts inside a scheduling group only. With autogroups, which most distributions use, every session is a group, and a
 //! spinner would take its fair half of a CPU that a program of another session fills. So the meter of `haul soak` is a process in a
@@ -10,15 +10,20 @@
 
 use crate::report::SoakReport;
 use crate::{Baseline, Interval, Meter, SoakError};
+use haul_sys::rusage::{self, Who};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::process::{Child, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The argument that makes a program a meter.
 pub const ARGUMENT: &str = "soak-meter";
 
+/// How often a watch looks whether it is to stop.
+const STOP_INTERVAL: Duration = Duration::from_millis(50);
 /// The machine is looked at in pieces of this length, to find its quietest moment.
 const SLICE: Duration = Duration::from_millis(100);
 /// Pieces looked at before and after the time that is measured.
@@ -26,16 +31,43 @@ const SLICES_AROUND: usize = 4;
 /// The least weight of a group.
 const NICE_MAX: &str = "19";
 
+/// Measures for `duration`, or until `is_stopped`. Needs [`run_if_asked`] in `main`.
+pub fn watch(duration: Duration, is_stopped: &AtomicBool) -> Result<SoakReport, SoakError> {
+    let meter = MeterProcess::start()?;
+    let deadline = Instant::now() + duration;
+    while !is_stopped.load(Relaxed) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        thread::sleep(left.min(STOP_INTERVAL));
+    }
+    Ok(meter.finish()?.with_warnings())
+}
+
+/// Measures while `command` runs; returns its exit status too, or why it could not be started.
+/// Needs [`run_if_asked`] in `main`.
+pub fn during(command: &mut Command) -> Result<io::Result<(SoakReport, ExitStatus)>, SoakError> {
+    let charged = || rusage::usage(Who::Children).unwrap_or_default().cpu();
+    let meter = MeterProcess::start()?;
+    let charged_before = charged();
+    let status = haul_sys::child::dies_with_parent(command).status();
+    let rusage = charged().saturating_sub(charged_before);
+    let mut report = meter.finish()?;
+    report.rusage_cpu_seconds = Some(rusage.as_secs_f64());
+    Ok(status.map(|status| (report.with_warnings(), status)))
+}
+
 /// A meter that is running.
 #[derive(Debug)]
-pub(crate) struct MeterProcess {
+struct MeterProcess {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
 impl MeterProcess {
     /// Starts a meter on the CPUs that this process may use, and waits until it measures.
-    pub fn start() -> Result<Self, SoakError> {
+    fn start() -> Result<Self, SoakError> {
         let failed = |step| move |source| SoakError::Process { step, source };
         let mut command = Command::new("/proc/self/exe");
         command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -53,7 +85,7 @@ impl MeterProcess {
     }
 
     /// Ends the measurement and gives what was measured.
-    pub fn finish(mut self) -> Result<SoakReport, SoakError> {
+    fn finish(mut self) -> Result<SoakReport, SoakError> {
         drop(self.child.stdin.take());
         let mut text = String::new();
         self.output

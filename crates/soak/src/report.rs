@@ -1,21 +1,12 @@
-//! `haul soak`: the load of the whole machine for a while, or while a program runs.
+//! What `haul soak` reports, and what a reader of it should know.
 
-use crate::process::MeterProcess;
-use crate::{CpuLoad, Load, SoakError};
-use haul_sys::rusage::{self, Who};
+use crate::{CpuLoad, Load};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io;
-use std::process::{Command, ExitStatus};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// The contract's name and version. A field that is added keeps the version; one that changes or goes does not.
 pub const SCHEMA: &str = "haul.soak/1";
 
-/// How often a watch looks whether it is to stop.
-const STOP_INTERVAL: Duration = Duration::from_millis(50);
 /// Steal beyond this is worth a word.
 const STEAL_PERCENT: f64 = 1.0;
 /// `/proc/stat` may differ by this many points before it is worth a word.
@@ -51,33 +42,6 @@ pub struct Warning {
     pub detail: String,
 }
 
-/// Measures for `duration`, or until `is_stopped`. Needs [`crate::process::run_if_asked`] in `main`.
-pub fn watch(duration: Duration, is_stopped: &AtomicBool) -> Result<SoakReport, SoakError> {
-    let meter = MeterProcess::start()?;
-    let deadline = Instant::now() + duration;
-    while !is_stopped.load(Relaxed) {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break;
-        }
-        thread::sleep(left.min(STOP_INTERVAL));
-    }
-    Ok(meter.finish()?.with_warnings())
-}
-
-/// Measures while `command` runs; returns its exit status too, or why it could not be started.
-/// Needs [`crate::process::run_if_asked`] in `main`.
-pub fn during(command: &mut Command) -> Result<io::Result<(SoakReport, ExitStatus)>, SoakError> {
-    let charged = || rusage::usage(Who::Children).unwrap_or_default().cpu();
-    let meter = MeterProcess::start()?;
-    let charged_before = charged();
-    let status = haul_sys::child::dies_with_parent(command).status();
-    let rusage = charged().saturating_sub(charged_before);
-    let mut report = meter.finish()?;
-    report.rusage_cpu_seconds = Some(rusage.as_secs_f64());
-    Ok(status.map(|status| (report.with_warnings(), status)))
-}
-
 impl SoakReport {
     pub(crate) fn new(load: &Load) -> Self {
         Self {
@@ -91,7 +55,7 @@ impl SoakReport {
         }
     }
 
-    fn with_warnings(mut self) -> Self {
+    pub(crate) fn with_warnings(mut self) -> Self {
         let mut warn = |kind: &str, detail| self.warnings.push(Warning { kind: kind.into(), detail });
         for &CpuLoad {
             cpu,

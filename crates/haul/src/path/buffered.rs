@@ -1,7 +1,8 @@
 //! What `read+write` and `read+send` share: a buffer between the file and the socket.
 
-use super::{Counts, Opened, Options, PathError, SendPath, chunk_of, failed};
+use super::{Counts, Opened, Options, SendPath, chunk_of};
 use crate::Source;
+use crate::error::{PathError, failed};
 use haul_sys::region::Region;
 use std::io;
 use std::ops::Range;

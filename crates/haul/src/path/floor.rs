@@ -3,9 +3,9 @@
 //! Not a way to send anything, but the bound of them all: the network stack's own cost with no data moved and nothing read.
 //! What the peer receives is the source's first pages over and over, as many bytes as were asked for.
 
-use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of};
+use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
-use crate::path::failed;
+use crate::error::{PathError, failed};
 use crate::pipe::{Pipe, through};
 use rustix::io::retry_on_intr;
 use rustix::pipe::SpliceFlags;

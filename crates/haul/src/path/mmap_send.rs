@@ -3,8 +3,9 @@
 //! One copy, made by the kernel, from the mapped page cache into the socket; the price is mapping and unmapping each window. The
 //! program itself never looks at the mapping, so a file that shrinks is an error of the call (`EFAULT`) and no `SIGBUS`.
 
-use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of, failed};
+use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
+use crate::error::{PathError, failed};
 use haul_sys::region::{Region, SendMode, page_bytes};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;

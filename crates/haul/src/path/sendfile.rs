@@ -5,8 +5,9 @@
 //! It copies where the device cannot gather (scatter-gather off), and for files without a page cache (direct access storage, some of /proc).
 //! Tried by calling it: `EINVAL` for a descriptor that cannot be spliced from.
 
-use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of, failed};
+use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
+use crate::error::{PathError, failed};
 use rustix::io::retry_on_intr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;

@@ -5,8 +5,9 @@
 //! Tried by calling it; hardened hosts refuse it with `EPERM` or `ENOSYS`. `EAGAIN` does not say which end blocks: the pipe is only filled
 //! when empty, so it is always the socket.
 
-use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of, failed};
+use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
+use crate::error::{PathError, failed};
 use crate::pipe::{Pipe, through};
 use rustix::io::retry_on_intr;
 use rustix::pipe::SpliceFlags;

@@ -5,8 +5,9 @@
 //! Tried by setting a ring up, as `uring-send`.
 
 use super::uring_send::ring_for;
-use super::{Copying, Counts, Entry, Path, PathError, SendPath, chunk_of, failed};
+use super::{Copying, Counts, Entry, Path, SendPath, chunk_of};
 use crate::Source;
+use crate::error::{PathError, failed};
 use haul_sys::region::Region;
 use haul_sys::uring::Ring;
 use std::ops::Range;

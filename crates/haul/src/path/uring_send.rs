@@ -4,8 +4,9 @@
 //! on one connection; a server with many would submit for all of them at once. Memory is sent as it is.
 //! Tried by setting a ring up: `ENOSYS` without io_uring, `EPERM` where `kernel.io_uring_disabled` or seccomp forbids it.
 
-use super::{Copying, Counts, Entry, Path, PathError, SendPath, chunk_of, failed};
+use super::{Copying, Counts, Entry, Path, SendPath, chunk_of};
 use crate::Source;
+use crate::error::{PathError, failed};
 use haul_sys::region::Region;
 use haul_sys::uring::Ring;
 use std::ops::Range;

@@ -7,8 +7,9 @@
 //! Tried by asking the ring for the operation. `RLIMIT_MEMLOCK` bounds what an ordinary user may register; past it the path works unregistered.
 
 use super::uring_send::{is_nonblocking, ring_for};
-use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of, failed};
+use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
+use crate::error::{PathError, failed};
 use haul_sys::region::Region;
 use haul_sys::uring::Ring;
 use std::collections::VecDeque;

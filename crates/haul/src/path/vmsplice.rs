@@ -6,8 +6,9 @@
 //! Tried by calling it; hardened hosts refuse it with `EPERM` or `ENOSYS`.
 
 use super::mmap_send::Window;
-use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of, failed};
+use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
+use crate::error::{PathError, failed};
 use crate::pipe::{Pipe, through};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;

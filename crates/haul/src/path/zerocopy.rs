@@ -10,8 +10,9 @@
 //! Of a file it sends mapped windows. Unmapping one early is safe: the kernel holds the pages by a reference of its own.
 
 use super::mmap_send::Window;
-use super::{Copying, Counts, Entry, Options, Path, PathError, SendPath, chunk_of, failed};
+use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
+use crate::error::{PathError, failed};
 use crate::notices::Book;
 use haul_sys::region::{Region, SendMode};
 use rustix::io::Errno;
