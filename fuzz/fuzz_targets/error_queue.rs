@@ -1,4 +1,5 @@
-//! Control messages of the socket error queue: whatever the bytes, no panic, and a notice only from a whole message.
+//! Control messages of the socket error queue: whatever the bytes, no panic, and a notice only from a whole
+//! message.
 #![cfg_attr(not(test), no_main)]
 
 fn target(bytes: &[u8]) {

@@ -1,4 +1,5 @@
-//! What people and the kernel write: sizes, rates, workloads, `/proc/stat`. Whatever the text, no panic; what is understood prints and reads back.
+//! What people and the kernel write: sizes, rates, workloads, `/proc/stat`. Whatever the text, no panic; what
+//! is understood prints and reads back.
 #![cfg_attr(not(test), no_main)]
 
 use haul_bench::quantity::{Rate, Size};
@@ -21,7 +22,23 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
 
 #[test]
 fn plausible_words() {
-    let parts = ["63", "x", "350", "KB", "MiB", ":", "memory", "file", "gbit", "/s", " ", "cpu0 1 2 3", "18446744073709551615", ".", "-"];
+    let parts = [
+        "63",
+        "x",
+        "350",
+        "KB",
+        "MiB",
+        ":",
+        "memory",
+        "file",
+        "gbit",
+        "/s",
+        " ",
+        "cpu0 1 2 3",
+        "18446744073709551615",
+        ".",
+        "-",
+    ];
     for one in parts {
         for two in parts {
             for three in parts {

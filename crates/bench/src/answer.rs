@@ -1,4 +1,5 @@
-//! The answer in plain words: what to use here, what it saves and how surely, what silently copied, which setting costs most.
+//! The answer in plain words: what to use here, what it saves and how surely, what silently copied, which
+//! setting costs most.
 
 use crate::quantity::Size;
 use crate::report::{Report, Row};

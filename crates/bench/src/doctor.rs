@@ -1,7 +1,8 @@
 //! What this kernel, network device and limit set allow, and how to mend what they do not.
 //!
-//! Nothing is changed. Paths are tried on loopback; whether one would avoid the copy towards a peer is concluded from the device that
-//! leads there, since the device decides: see each path's own page for the rule.
+//! Nothing is changed. Paths are tried on loopback; whether one would avoid the copy towards a peer is
+//! concluded from the device that leads there, since the device decides: see each path's own page for the
+//! rule.
 
 mod paths;
 mod peer;
@@ -11,7 +12,8 @@ pub use peer::PeerError;
 
 use serde::Serialize;
 
-/// The contract's name and version. A field that is added keeps the version; one that changes or goes does not.
+/// The contract's name and version. A field that is added keeps the version; one that changes or goes does
+/// not.
 pub const SCHEMA: &str = "haul.doctor/1";
 
 /// The findings.
@@ -96,7 +98,8 @@ pub struct Finding {
 
 /// Examines this machine, towards `peer` if there is one, else towards the default route, else loopback.
 ///
-/// Ends by trying to make a lab, which moves an ordinary user's process into a user namespace: do nothing after it.
+/// Ends by trying to make a lab, which moves an ordinary user's process into a user namespace: do nothing
+/// after it.
 pub fn examine(peer: Option<&str>) -> Result<Diagnosis, PeerError> {
     let device = peer::device_towards(peer)?;
     Ok(Diagnosis {

@@ -1,9 +1,10 @@
 //! One connection under load, and a window of time cut out of it.
 //!
-//! The sending host sends a workload over and over through one path; the receiving host reads it into a buffer as an ordinary program
-//! does; and while both run at their steady pace the counters are read at two moments. The sender is a process of its own
-//! ([`crate::worker`]): were it a thread beside the receiver, every unmapping of a window would interrupt the receiver's CPU to flush
-//! an address space that two machines do not share.
+//! The sending host sends a workload over and over through one path; the receiving host reads it into a
+//! buffer as an ordinary program does; and while both run at their steady pace the counters are read at two
+//! moments. The sender is a process of its own ([`crate::worker`]): were it a thread beside the receiver,
+//! every unmapping of a window would interrupt the receiver's CPU to flush an address space that two machines
+//! do not share.
 
 use crate::worker::{Job, Message, Outcome};
 use crate::workload::Opened;
@@ -19,7 +20,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The receiver's buffer: what iperf3 and many servers use at most, and small enough for a second-level cache.
+/// The receiver's buffer: what iperf3 and many servers use at most, and small enough for a second-level
+/// cache.
 const RECEIVE_BYTES: usize = 128 * 1024;
 /// How often a receiver that gets nothing looks whether the flow is over.
 const RECEIVE_INTERVAL: Duration = Duration::from_millis(100);
@@ -126,8 +128,8 @@ impl Drop for Ended {
     }
 }
 
-/// A window may miss its length by this share. More, and this process was not woken in time: the counters then
-/// cover time in which the sender had stopped.
+/// A window may miss its length by this share. More, and this process was not woken in time: the counters
+/// then cover time in which the sender had stopped.
 const WINDOW_TOLERANCE: f64 = 0.1;
 
 impl Flow<'_> {
@@ -236,7 +238,8 @@ impl Flow<'_> {
         };
         let mut command = Command::new("/proc/self/exe");
         command.arg(crate::worker::ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // A group of its own, so that a terminal's Ctrl-C ends the run in order and not the process in the middle of it.
+        // A group of its own, so that a terminal's Ctrl-C ends the run in order and not the process in the
+        // middle of it.
         let mut child = haul_sys::child::dies_with_parent(command.process_group(0))
             .spawn()
             .map(Ended)

@@ -1,9 +1,11 @@
 //! What every way of moving bytes costs on this machine.
 //!
-//! An experiment runs its rows round by round, interleaved, in the [lab](haul_lab), under the [meter](haul_soak), and makes a
-//! [`report::Report`], from which every output is made: the JSON contract, the terminal's table, Markdown and a web page.
+//! An experiment runs its rows round by round, interleaved, in the [lab](haul_lab), under the
+//! [meter](haul_soak), and makes a [`report::Report`], from which every output is made: the JSON contract,
+//! the terminal's table, Markdown and a web page.
 //!
-//! [`send::run`] is the one experiment so far. [`doctor`] says what this machine allows; [`self_check`] shows that the meter reads right.
+//! [`send::run`] is the one experiment so far. [`doctor`] says what this machine allows; [`self_check`] shows
+//! that the meter reads right.
 
 #![forbid(unsafe_code)]
 

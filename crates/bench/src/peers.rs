@@ -57,7 +57,8 @@ struct Round {
     receiver_us: f64,
 }
 
-/// Runs iperf3 with and without its zero-copy flag beside the paths that do the same, interleaved, in one lab.
+/// Runs iperf3 with and without its zero-copy flag beside the paths that do the same, interleaved, in one
+/// lab.
 pub fn send(
     rounds: usize,
     congestion: &str,
@@ -176,8 +177,8 @@ fn is_listening() -> bool {
     })
 }
 
-/// Runs one client and cuts a window out of it. Returns the counters, the bytes that arrived at the receiver's device (headers
-/// of at most 0.1 % included), and the CPU use that iperf3 reports, in percent.
+/// Runs one client and cuts a window out of it. Returns the counters, the bytes that arrived at the
+/// receiver's device (headers of at most 0.1 % included), and the CPU use that iperf3 reports, in percent.
 fn iperf(
     lab: &Lab,
     meter: &Meter,

@@ -1,11 +1,13 @@
-//! The result of an experiment: the contract that programs read as JSON, and that every other output is made from.
+//! The result of an experiment: the contract that programs read as JSON, and that every other output is made
+//! from.
 
 use crate::host::HostFacts;
 use crate::stats::Figure;
 use crate::warning::Warning;
 use serde::{Deserialize, Serialize};
 
-/// The contract's name and version. A field that is added keeps the version; one that changes or goes does not.
+/// The contract's name and version. A field that is added keeps the version; one that changes or goes does
+/// not.
 pub const SCHEMA: &str = "haul.bench/1";
 
 /// One experiment's result.
@@ -80,9 +82,9 @@ pub struct Row {
     pub refused: Option<String>,
     /// The share of the bytes that was copied on the sending host.
     pub copied_percent: Option<f64>,
-    /// How that is known: `program` (it copies through a buffer or a mapping), `notice` (the kernel said so for
-    /// each send), `proof` (before the rounds, a memory file was sent the same way and overwritten afterwards: what
-    /// arrived changed was never copied).
+    /// How that is known: `program` (it copies through a buffer or a mapping), `notice` (the kernel said so
+    /// for each send), `proof` (before the rounds, a memory file was sent the same way and overwritten
+    /// afterwards: what arrived changed was never copied).
     pub copied_known_by: Option<String>,
     /// Payload that reached the receiving program.
     pub throughput_bits_per_second: Option<Figure>,
@@ -94,8 +96,8 @@ pub struct Row {
     pub sender_us_per_mib: Option<Figure>,
     /// CPU time of the receiving host per MiB of payload; `null` where both hosts share one.
     pub receiver_us_per_mib: Option<Figure>,
-    /// How much slower the meter's spinner went in what was left of the sending host's CPU, because others used the caches
-    /// and the memory; `null` where too little was left to tell.
+    /// How much slower the meter's spinner went in what was left of the sending host's CPU, because others
+    /// used the caches and the memory; `null` where too little was left to tell.
     pub sender_interference_percent: Option<Figure>,
     /// The same of the receiving host's.
     pub receiver_interference_percent: Option<Figure>,
@@ -103,8 +105,8 @@ pub struct Row {
     pub rusage_us_per_mib: Option<Figure>,
     /// System calls of the sending thread per MiB.
     pub syscalls_per_mib: Option<f64>,
-    /// `sender_us_per_mib` over that of `read+write` (of `read+send` where there is nothing to read) in the same round: the
-    /// median of the rounds' ratios.
+    /// `sender_us_per_mib` over that of `read+write` (of `read+send` where there is nothing to read) in the
+    /// same round: the median of the rounds' ratios.
     pub sender_us_ratio: Option<Figure>,
 }
 

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 /// The loads that a thread is told to make, in percent.
 const DUTIES: [u32; 7] = [5, 20, 35, 50, 65, 80, 95];
-/// One turn of a duty cycle: as long as a slice of the meter's, so that each slice holds the same load, and long
-/// against the 60 µs that waking up takes.
+/// One turn of a duty cycle: as long as a slice of the meter's, so that each slice holds the same load, and
+/// long against the 60 µs that waking up takes.
 const TURN: Duration = haul_soak::SLICE;
 /// How long each load is measured.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -158,7 +158,8 @@ fn of_cpu(load: &Load, cpu: usize) -> Result<CpuLoad, BenchError> {
     load.of(cpu).copied().ok_or_else(|| BenchError::Failed(format!("CPU {cpu} is not measured")))
 }
 
-/// Returns the share of wall time it was busy, which differs from what was asked for by the delay of waking up.
+/// Returns the share of wall time it was busy, which differs from what was asked for by the delay of waking
+/// up.
 fn work_in_turns(cpu: usize, share: f64, is_over: &AtomicBool) -> f64 {
     let mut set = CpuSet::new();
     set.set(cpu);

@@ -41,8 +41,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The default: seven rounds, MTU 9000, cubic or reno. BBR, the default on some hosts, paces every send with timers,
-    /// which costs the sender about a quarter more here and would be read as the path's cost.
+    /// The default: seven rounds, MTU 9000, cubic or reno. BBR, the default on some hosts, paces every send
+    /// with timers, which costs the sender about a quarter more here and would be read as the path's cost.
     pub fn new(selections: Vec<Selection>) -> Self {
         Self {
             selections,
@@ -74,15 +74,16 @@ pub struct Progress {
 
 /// How long the machine is kept quiet before and after each round to calibrate the meter.
 pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);
-/// How long a connection runs before it is measured: slow start is over after a few milliseconds here, and the
-/// buffers have grown to their size.
+/// How long a connection runs before it is measured: slow start is over after a few milliseconds here, and
+/// the buffers have grown to their size.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(60);
 /// The most rounds that make sense.
 const ROUNDS_MAX: usize = 1000;
 
 pub(crate) const MIB: f64 = (1u64 << 20) as f64;
 
-/// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then reported.
+/// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then
+/// reported.
 pub fn run(
     plan: &Plan,
     is_stopped: &AtomicBool,
@@ -162,8 +163,8 @@ struct Run<'a> {
     series: Vec<Series>,
 }
 
-/// What was measured of one row, one entry a round. Rounds carry their number, so that those of different rows can
-/// be put side by side though one has failed.
+/// What was measured of one row, one entry a round. Rounds carry their number, so that those of different
+/// rows can be put side by side though one has failed.
 struct Series {
     cell: Cell,
     refused: Option<String>,
@@ -302,7 +303,8 @@ impl Run<'_> {
         })
     }
 
-    /// Throughput with the meter against throughput without, in pairs, on the first sendfile row, or the first row.
+    /// Throughput with the meter against throughput without, in pairs, on the first sendfile row, or the
+    /// first row.
     fn observer_effect(
         &self,
         pairs: usize,

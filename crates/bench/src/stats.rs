@@ -19,8 +19,9 @@ pub struct Figure {
 impl Figure {
     /// From one value a round; `None` from no round. Values that are not numbers are left out.
     ///
-    /// The interval is the percentile bootstrap of the median: draw as many rounds again with replacement, take the
-    /// middle, many times over. The draws are the same every time, so that a report can be computed again.
+    /// The interval is the percentile bootstrap of the median: draw as many rounds again with replacement,
+    /// take the middle, many times over. The draws are the same every time, so that a report can be computed
+    /// again.
     pub fn of(rounds: &[f64]) -> Option<Self> {
         let mut rounds: Vec<f64> = rounds.iter().copied().filter(|round| round.is_finite()).collect();
         if rounds.is_empty() {

@@ -1,9 +1,9 @@
 //! The sending process of a flow.
 //!
-//! A program that runs experiments calls [`run_if_asked`] first thing in `main`: a flow starts the same program again, on the sending
-//! host, with [`ARGUMENT`]. The job comes as JSON on standard input; what happens goes as one JSON line a message to standard
-//! output. The two processes agree on the window by the monotonic clock, which they share, so that nothing but the workload is
-//! sent while it is measured.
+//! A program that runs experiments calls [`run_if_asked`] first thing in `main`: a flow starts the same
+//! program again, on the sending host, with [`ARGUMENT`]. The job comes as JSON on standard input; what
+//! happens goes as one JSON line a message to standard output. The two processes agree on the window by the
+//! monotonic clock, which they share, so that nothing but the workload is sent while it is measured.
 
 use crate::workload::HandedOver;
 use haul::{Counts, Options, PathError, SendPath, Source};
@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 pub const ARGUMENT: &str = "bench-worker";
 /// How long the kernel may keep pages after the last byte was sent.
 const SETTLE_MAX: Duration = Duration::from_secs(1);
-/// How long a worker sends on after the window, so that its end does not fall into it: the other side looks at its
-/// counters a moment late.
+/// How long a worker sends on after the window, so that its end does not fall into it: the other side looks
+/// at its counters a moment late.
 const AFTER_WINDOW_NS: u64 = 10_000_000;
 /// How long connecting the two hosts may take.
 const CONNECT_MAX: Duration = Duration::from_secs(5);

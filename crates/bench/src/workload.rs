@@ -16,7 +16,8 @@ const TOTAL_MAX: u64 = 16 << 30;
 /// What is to be sent, over and over.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Workload {
-    /// Files made for the run, unnamed, of exponentially spread sizes: most are small, a few are several times the average.
+    /// Files made for the run, unnamed, of exponentially spread sizes: most are small, a few are several
+    /// times the average.
     Files {
         /// How many.
         count: usize,

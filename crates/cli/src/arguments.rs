@@ -21,7 +21,8 @@ pub struct Arguments {
 pub enum Command {
     /// Measure what every way of sending costs on this machine
     ///
-    /// Without an experiment: a default set in under 90 seconds, written to ./haul-report/ as JSON, Markdown and a web page.
+    /// Without an experiment: a default set in under 90 seconds, written to ./haul-report/ as JSON, Markdown
+    /// and a web page.
     Bench(BenchArguments),
     /// Measure the true CPU load of this machine, interrupts included, for a while or while a command runs
     Soak(SoakArguments),
@@ -39,7 +40,8 @@ pub struct BenchArguments {
     pub experiment: Option<Experiment>,
     /// Paths to measure, separated by commas [default: all]
     ///
-    /// read+write, read+send, mmap+send, sendfile, splice, vmsplice, zerocopy, uring-send, uring-zerocopy, uring-chain, floor
+    /// read+write, read+send, mmap+send, sendfile, splice, vmsplice, zerocopy, uring-send, uring-zerocopy,
+    /// uring-chain, floor
     #[arg(long, value_delimiter = ',', value_name = "PATH,…", hide_possible_values = true)]
     pub paths: Vec<Path>,
     /// The most that one call sends [default: 64KiB]

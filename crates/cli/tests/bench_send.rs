@@ -1,4 +1,5 @@
-//! `haul bench send` on real traffic: the contract, the proof of copies, the fallbacks, and that nothing is left behind.
+//! `haul bench send` on real traffic: the contract, the proof of copies, the fallbacks, and that nothing is
+//! left behind.
 
 mod common;
 

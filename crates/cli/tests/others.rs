@@ -54,7 +54,8 @@ fn the_self_check_reads_seven_known_loads_and_sees_interrupt_work() {
     assert!(read(&duties[6]) > 80.0 && read(&duties[6]) <= 100.0, "{check}");
     assert!(duties.iter().all(|duty| read(duty) > 0.5 * duty["made_percent"].as_f64().unwrap()), "{check}");
     for packets in check["packets"].as_array().unwrap() {
-        // Processes on that CPU sleep: what the scheduler knows of is not where the load is. How much it is, is the machine's affair.
+        // Processes on that CPU sleep: what the scheduler knows of is not where the load is. How much it is,
+        // is the machine's affair.
         assert!(packets["read"]["interrupted_percent"].is_number(), "{packets}");
         assert!(packets["per_second"].as_f64().unwrap() > 0.0, "{packets}");
     }

@@ -5,7 +5,8 @@ use std::io;
 /// Why a path did not send.
 #[derive(Debug, thiserror::Error)]
 pub enum PathError {
-    /// The kernel does not do it, here or for this socket. Another path may work: [`crate::Path::steps_down_to`].
+    /// The kernel does not do it, here or for this socket. Another path may work:
+    /// [`crate::Path::steps_down_to`].
     #[error("the kernel refuses {call}: {source}{}", advice(.call, .source))]
     Refused {
         /// The call that was refused.

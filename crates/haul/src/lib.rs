@@ -1,9 +1,10 @@
 //! Sends bytes over TCP by the cheapest way the kernel offers, and says which way that was.
 //!
-//! Linux has a dozen ways to put a file or a piece of memory into a socket. Which is cheapest depends on the kernel, the network
-//! device and the size, and several copy silently where they promise not to. Here each way is a [`Path`]: it can be
-//! tried ([`probe`]), put to the proof ([`prove`]), used as it is ([`Path::open`]), or used through a [`Sender`],
-//! which steps down to the next best path when the kernel refuses one and never fails for that.
+//! Linux has a dozen ways to put a file or a piece of memory into a socket. Which is cheapest depends on the
+//! kernel, the network device and the size, and several copy silently where they promise not to. Here each
+//! way is a [`Path`]: it can be tried ([`probe`]), put to the proof ([`prove`]), used as it is
+//! ([`Path::open`]), or used through a [`Sender`], which steps down to the next best path when the kernel
+//! refuses one and never fails for that.
 //!
 //! ```no_run
 //! use haul::{Sender, Source};
@@ -18,8 +19,8 @@
 //! ```
 //!
 //! Everything works on any stream socket, blocking or not: a call takes what the socket takes, and
-//! [`PathError::WouldBlock`] means nothing was taken. `SIGPIPE` must be ignored, as Rust programs do from the start: `sendfile`,
-//! `splice` and `write` have no flag against it.
+//! [`PathError::WouldBlock`] means nothing was taken. `SIGPIPE` must be ignored, as Rust programs do from the
+//! start: `sendfile`, `splice` and `write` have no flag against it.
 //!
 //! What the library cannot do yet: lend buffers, receive, forward, TLS.
 

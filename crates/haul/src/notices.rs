@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 /// Sends by their number, from the oldest that has no notice yet.
 ///
-/// The kernel numbers sends from 0 in a 32-bit counter that wraps. Notices name inclusive ranges, may come out of order, and may
-/// join several sends. A send that took no byte has no number.
+/// The kernel numbers sends from 0 in a 32-bit counter that wraps. Notices name inclusive ranges, may come
+/// out of order, and may join several sends. A send that took no byte has no number.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     oldest: u32,
@@ -35,7 +35,8 @@ impl Book {
         self.open
     }
 
-    /// Strikes out what `notice` names. Numbers that are not open (a repeated notice, another's) change nothing.
+    /// Strikes out what `notice` names. Numbers that are not open (a repeated notice, another's) change
+    /// nothing.
     pub fn settle(&mut self, notice: Notice) -> Settled {
         let mut bytes = 0;
         let first = notice.first.wrapping_sub(self.oldest) as usize;

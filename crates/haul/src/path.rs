@@ -1,7 +1,8 @@
 //! The ways of sending, as a table with one line each.
 //!
-//! Every way is a file of its own under `path/` with the same four parts: what it is and when it silently copies, how it
-//! is tried, how it sends, what to step down to. Adding one is adding such a file, a name in [`Path`] and a line in the table.
+//! Every way is a file of its own under `path/` with the same four parts: what it is and when it silently
+//! copies, how it is tried, how it sends, what to step down to. Adding one is adding such a file, a name in
+//! [`Path`] and a line in the table.
 
 mod buffered;
 mod floor;
@@ -92,7 +93,8 @@ pub enum Copying {
 /// How a path is to work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The most that one [`SendPath::send`] takes, in bytes: the size of the buffer, the window or the system call.
+    /// The most that one [`SendPath::send`] takes, in bytes: the size of the buffer, the window or the system
+    /// call.
     pub chunk_bytes: usize,
     /// The capacity to ask for a pipe, in bytes; `None` for what a chunk needs, up to 1 MiB.
     pub pipe_bytes: Option<usize>,
@@ -123,7 +125,8 @@ pub struct Counts {
 ///
 /// A value belongs to one socket: it keeps what is on its way (bytes in a pipe, pages lent to the kernel).
 pub trait SendPath: Send {
-    /// Sends the beginning of `range` of `source`, at most one chunk; returns the bytes that the socket took, at least one.
+    /// Sends the beginning of `range` of `source`, at most one chunk; returns the bytes that the socket took,
+    /// at least one.
     ///
     /// To go on, call again with what is left of the range: a path may hold bytes that it has read ahead.
     /// `range` must not be empty.
@@ -175,8 +178,8 @@ impl Path {
         entry(self).steps_down_to
     }
 
-    /// Sets the path up for `socket`, or says why the kernel refuses. The io_uring paths look up here, once, whether
-    /// the socket is non-blocking.
+    /// Sets the path up for `socket`, or says why the kernel refuses. The io_uring paths look up here, once,
+    /// whether the socket is non-blocking.
     pub fn open(self, socket: BorrowedFd<'_>, options: &Options) -> Opened {
         if options.chunk_bytes == 0 {
             return Err(PathError::Unsuited("chunk_bytes is 0: a path must take at least a byte at a time"));

@@ -1,8 +1,9 @@
 //! A pipe between a source and a socket, and what is in it.
 //!
-//! A pipe counts slots, not bytes: 16 by default, each up to a page. Pages that do not start on a page boundary take a slot more.
-//! `F_SETPIPE_SZ` asks for more, up to `fs.pipe-max-size` for an ordinary user, and less once he has many pipes. Data that is left in a
-//! pipe when it closes is lost, so what a pipe holds is remembered here and sent before anything else.
+//! A pipe counts slots, not bytes: 16 by default, each up to a page. Pages that do not start on a page
+//! boundary take a slot more. `F_SETPIPE_SZ` asks for more, up to `fs.pipe-max-size` for an ordinary user,
+//! and less once he has many pipes. Data that is left in a pipe when it closes is lost, so what a pipe holds
+//! is remembered here and sent before anything else.
 
 use crate::error::{PathError, failed};
 use crate::source::Source;
@@ -43,7 +44,8 @@ impl Pipe {
         self.capacity_bytes
     }
 
-    /// How many bytes it holds of `source` from `offset` on. Bytes from anywhere else are thrown away: the caller has turned elsewhere.
+    /// How many bytes it holds of `source` from `offset` on. Bytes from anywhere else are thrown away: the
+    /// caller has turned elsewhere.
     pub fn held_from(&mut self, source: &Source, offset: u64) -> io::Result<u64> {
         if self.held_bytes > 0 && self.held_from != (source.number(), offset) {
             *self = Self::new(self.capacity_bytes.saturating_sub(page_bytes()))?;
@@ -64,8 +66,8 @@ impl Pipe {
         self.held_bytes += count as u64;
     }
 
-    /// Moves what it holds, at most `limit` bytes, into the socket; returns the bytes that the socket took. `more` says
-    /// that more follows at once.
+    /// Moves what it holds, at most `limit` bytes, into the socket; returns the bytes that the socket took.
+    /// `more` says that more follows at once.
     pub fn drain(&mut self, socket: BorrowedFd<'_>, limit: u64, more: bool) -> io::Result<u64> {
         let flags = if more { SpliceFlags::MORE } else { SpliceFlags::empty() };
         let count = loop {
@@ -89,8 +91,9 @@ impl Pipe {
 
 /// Moves up to `len` bytes of `source` to the socket through `pipe`, which `fill` fills when it is empty.
 ///
-/// An error after some bytes went is not reported: what went must be, and the error comes back on the next call.
-/// `fill(pipe, offset, len)` returns the bytes it put in, 0 at the end of the source. `calls` counts system calls.
+/// An error after some bytes went is not reported: what went must be, and the error comes back on the next
+/// call. `fill(pipe, offset, len)` returns the bytes it put in, 0 at the end of the source. `calls` counts
+/// system calls.
 pub(crate) fn through(
     pipe: &mut Pipe,
     socket: BorrowedFd<'_>,

@@ -1,8 +1,9 @@
 //! Trying a path, and the proof of whether it copied.
 //!
-//! The proof needs no counter and no promise: send some bytes, wait until the peer's socket holds them all, *then* write others over the source,
-//! and only then receive. Bytes that arrive changed were the source's own pages; bytes that arrive as they were had been copied
-//! on the way. What it cannot see: a copy made while receiving.
+//! The proof needs no counter and no promise: send some bytes, wait until the peer's socket holds them all,
+//! *then* write others over the source, and only then receive. Bytes that arrive changed were the source's
+//! own pages; bytes that arrive as they were had been copied on the way. What it cannot see: a copy made
+//! while receiving.
 
 use crate::error::PathError;
 use crate::path::{Options, Path};
@@ -71,7 +72,8 @@ pub enum ProofError {
     },
 }
 
-/// Tries `path` between two sockets on loopback. On loopback, as on veth, `zerocopy` copies; a network device may not.
+/// Tries `path` between two sockets on loopback. On loopback, as on veth, `zerocopy` copies; a network device
+/// may not.
 pub fn probe(path: Path) -> Result<Proved, ProofError> {
     let failed = |step| move |source| ProofError::Connection { step, source };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("listening on loopback"))?;
@@ -83,7 +85,8 @@ pub fn probe(path: Path) -> Result<Proved, ProofError> {
 
 /// Sends through `path` from one end of a connection to the other and finds out how much of it was copied.
 ///
-/// Both ends must be on this machine, blocking, and unused. For a path that reads into a buffer the answer is that it copies.
+/// Both ends must be on this machine, blocking, and unused. For a path that reads into a buffer the answer is
+/// that it copies.
 pub fn prove(path: Path, from: &TcpStream, to: &TcpStream) -> Result<Proved, ProofError> {
     let failed = |step| move |source| ProofError::Connection { step, source };
     let source = Source::memory(io::repeat(BEFORE), PROOF_BYTES)?;

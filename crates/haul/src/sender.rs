@@ -44,8 +44,8 @@ pub struct Report {
 }
 
 impl<S: AsFd> Sender<S> {
-    /// Sends through `sendfile`, or what it steps down to: the cheapest path for files on every kernel measured
-    /// so far (docs/findings.md).
+    /// Sends through `sendfile`, or what it steps down to: the cheapest path for files on every kernel
+    /// measured so far (docs/findings.md).
     pub fn new(socket: S) -> Result<Self, PathError> {
         Self::with_path(socket, Path::Sendfile, Options::default())
     }
@@ -64,8 +64,8 @@ impl<S: AsFd> Sender<S> {
 
     /// Sends the beginning of `range`; returns the bytes the socket took, 0 only for an empty range.
     ///
-    /// A path that the kernel refuses, or that copies although it should not, is stepped down from, and the same bytes go through the
-    /// next one. Only errors that no path could avoid come back.
+    /// A path that the kernel refuses, or that copies although it should not, is stepped down from, and the
+    /// same bytes go through the next one. Only errors that no path could avoid come back.
     pub fn send(&mut self, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
         if range.is_empty() {
             return Ok(0);
@@ -84,7 +84,8 @@ impl<S: AsFd> Sender<S> {
         }
     }
 
-    /// Sends the whole `range`. For blocking sockets: on another, [`PathError::WouldBlock`] does not say how far it came.
+    /// Sends the whole `range`. For blocking sockets: on another, [`PathError::WouldBlock`] does not say how
+    /// far it came.
     pub fn send_all(&mut self, source: &Source, mut range: Range<u64>) -> Result<(), PathError> {
         while !range.is_empty() {
             range.start += self.send(source, range.clone())?;
@@ -92,7 +93,8 @@ impl<S: AsFd> Sender<S> {
         Ok(())
     }
 
-    /// Waits until the kernel holds none of the pages it was lent, at most `timeout`; returns how many sends it still holds.
+    /// Waits until the kernel holds none of the pages it was lent, at most `timeout`; returns how many sends
+    /// it still holds.
     pub fn settle(&mut self, timeout: Duration) -> Result<usize, PathError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -131,7 +133,8 @@ impl<S: AsFd> Sender<S> {
         Ok(())
     }
 
-    /// A path that only copies is given up for a cheaper one. If none can be opened it goes on, dearer but sound.
+    /// A path that only copies is given up for a cheaper one. If none can be opened it goes on, dearer but
+    /// sound.
     fn give_up_copying_path(&mut self) {
         let counts = self.current.counts();
         if counts.copied_bytes >= COPIED_BYTES_BEFORE_DEMOTION && counts.zero_copied_bytes == 0 {

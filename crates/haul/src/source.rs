@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bytes to send.
 ///
-/// A file is read while it is sent: who changes it meanwhile changes what the peer receives, and a file that shrinks ends
-/// the sending early with [`crate::PathError::Ended`].
+/// A file is read while it is sent: who changes it meanwhile changes what the peer receives, and a file that
+/// shrinks ends the sending early with [`crate::PathError::Ended`].
 #[derive(Debug)]
 pub struct Source {
     file: File,
@@ -60,9 +60,9 @@ impl Source {
     /// The next `len` bytes of `content`, held in memory.
     ///
     /// The memory is a memory file (memfd, Linux 3.17), so that the paths that take a descriptor can send it
-    /// as well as those that take an address. No method of a source writes to it, so pages of it may travel; who
-    /// gets hold of its descriptor another way must not write either. (It is not sealed: io_uring registers only
-    /// writable memory.)
+    /// as well as those that take an address. No method of a source writes to it, so pages of it may travel;
+    /// who gets hold of its descriptor another way must not write either. (It is not sealed: io_uring
+    /// registers only writable memory.)
     pub fn memory(content: impl Read, len: usize) -> Result<Self, SourceError> {
         let failed = |step| move |source| SourceError::Failed { step, source };
         if len == 0 {

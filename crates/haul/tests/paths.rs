@@ -1,4 +1,5 @@
-//! Every path over real sockets: what is sent arrives, whole and in order, whatever the chunk, the range and the socket's mode.
+//! Every path over real sockets: what is sent arrives, whole and in order, whatever the chunk, the range and
+//! the socket's mode.
 
 use haul::{Copying, Options, Path, PathError, Sender, Source, probe, prove};
 use std::fs::File;

@@ -8,7 +8,8 @@ use std::str::FromStr;
 
 /// A share of packets to drop, in millionths.
 ///
-/// With segmentation offload a packet here is a segment of up to 64 KiB, so 1 % loses far more per byte than 1 % on a wire.
+/// With segmentation offload a packet here is a segment of up to 64 KiB, so 1 % loses far more per byte than
+/// 1 % on a wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Loss {
     parts_per_million: u32,

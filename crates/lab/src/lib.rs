@@ -1,18 +1,20 @@
 //! Two hosts on one machine, for measuring what network work costs each of them.
 //!
-//! A [`Lab`] is two network namespaces joined by a veth pair. Each [`Host`] has one CPU to itself: its threads are pinned
-//! there, and receive packet steering sends the packets that arrive for it there too. So one CPU's load is
-//! the sending machine's and the other's the receiving machine's, as with two machines.
+//! A [`Lab`] is two network namespaces joined by a veth pair. Each [`Host`] has one CPU to itself: its
+//! threads are pinned there, and receive packet steering sends the packets that arrive for it there too. So
+//! one CPU's load is the sending machine's and the other's the receiving machine's, as with two machines.
 //!
-//! Nothing is left behind: the namespaces have no name, only file descriptors of this process hold them, and a
-//! namespace takes its devices with it. That holds for `kill -9` as well. Programs that were started on a host are killed with
-//! this process; programs that those started are their affair, and hold the namespace until they end.
+//! Nothing is left behind: the namespaces have no name, only file descriptors of this process hold them, and
+//! a namespace takes its devices with it. That holds for `kill -9` as well. Programs that were started on a
+//! host are killed with this process; programs that those started are their affair, and hold the namespace
+//! until they end.
 //!
-//! What a lab cannot show: a veth pair has no interrupts of its own, no DMA and no wire; `MSG_ZEROCOPY` copies on it; and the
-//! two CPUs share a last-level cache and memory.
+//! What a lab cannot show: a veth pair has no interrupts of its own, no DMA and no wire; `MSG_ZEROCOPY`
+//! copies on it; and the two CPUs share a last-level cache and memory.
 //!
-//! Root needs nothing else. An ordinary user first calls [`become_lab_user`], before the process has a second thread. Where
-//! namespaces are forbidden or there is one CPU, [`Lab::open`] falls back to loopback and [`Lab::caveats`] says what that costs.
+//! Root needs nothing else. An ordinary user first calls [`become_lab_user`], before the process has a second
+//! thread. Where namespaces are forbidden or there is one CPU, [`Lab::open`] falls back to loopback and
+//! [`Lab::caveats`] says what that costs.
 
 #![forbid(unsafe_code)]
 
@@ -217,7 +219,8 @@ impl Lab {
         &self.caveats
     }
 
-    /// Switches the sending device's offloads and reads them back. Connections made before keep what they had.
+    /// Switches the sending device's offloads and reads them back. Connections made before keep what they
+    /// had.
     pub fn set_offloads(&self, wanted: Offloads) -> Result<(), LabError> {
         if self.kind == Kind::Loopback {
             return Err(LabError::Loopback("offloads"));

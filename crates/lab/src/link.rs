@@ -8,8 +8,8 @@ use haul_sys::ethtool::{self, Offload};
 pub enum Offloads {
     /// The device gathers and checksums: pages can leave without being touched.
     On,
-    /// It does neither: the stack copies each packet together and sums it. Segmentation by the device goes too,
-    /// since it depends on both.
+    /// It does neither: the stack copies each packet together and sums it. Segmentation by the device goes
+    /// too, since it depends on both.
     Off,
 }
 

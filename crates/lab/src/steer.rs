@@ -1,7 +1,7 @@
 //! Receive packet steering: which CPU does a host's packet work.
 //!
-//! A veth device has no interrupt; packets would be received on the CPU that sent them. Steering hands them to the receiving
-//! host's CPU instead.
+//! A veth device has no interrupt; packets would be received on the CPU that sent them. Steering hands them
+//! to the receiving host's CPU instead.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,8 @@ pub(crate) fn set_default_mask(cpu: usize) {
     let _ = fs::write(DEFAULT_MASK, mask(cpu));
 }
 
-/// Makes sure that `device` is steered to `cpu`, with the device's own `rps_cpus` where the kernel has no default mask.
+/// Makes sure that `device` is steered to `cpu`, with the device's own `rps_cpus` where the kernel has no
+/// default mask.
 pub(crate) fn check_or_steer(device: &str, cpu: usize) -> io::Result<()> {
     if fs::read_to_string(DEFAULT_MASK).is_ok_and(|text| is_mask_of(&text, cpu)) {
         return Ok(());
@@ -24,8 +25,8 @@ pub(crate) fn check_or_steer(device: &str, cpu: usize) -> io::Result<()> {
     steer_by_sysfs(device, cpu)
 }
 
-/// Writes `rps_cpus`, which needs root. The sysfs at `/sys` shows the devices of the namespace it was mounted in,
-/// so a private one is mounted over it, seen by the calling thread alone.
+/// Writes `rps_cpus`, which needs root. The sysfs at `/sys` shows the devices of the namespace it was mounted
+/// in, so a private one is mounted over it, seen by the calling thread alone.
 fn steer_by_sysfs(device: &str, cpu: usize) -> io::Result<()> {
     use rustix::mount::{MountFlags, MountPropagationFlags};
     haul_sys::namespace::unshare_mounts()?;

@@ -48,7 +48,8 @@ fn two_hosts_reach_each_other_and_each_has_its_cpu() {
     }
 }
 
-/// How often each CPU was handed packets by another's steering: a line a CPU, its tenth column in hexadecimal.
+/// How often each CPU was handed packets by another's steering: a line a CPU, its tenth column in
+/// hexadecimal.
 fn handed_packets(cpu: usize) -> u64 {
     let text = fs::read_to_string("/proc/net/softnet_stat").unwrap();
     let column =

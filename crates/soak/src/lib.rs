@@ -1,21 +1,25 @@
 //! The load meter: how busy each CPU is, measured by what is left of it.
 //!
-//! Network work runs in interrupts that no process is charged for, so adding up processes measures the wrong thing. The
-//! [`Meter`] keeps one thread on each CPU that runs whenever nothing else wants to, and looks at what that
-//! thread loses. It loses in three ways, and each has a reading of its own:
+//! Network work runs in interrupts that no process is charged for, so adding up processes measures the wrong
+//! thing. The [`Meter`] keeps one thread on each CPU that runs whenever nothing else wants to, and looks at
+//! what that thread loses. It loses in three ways, and each has a reading of its own:
 //!
 //! * **taken**: the scheduler gave the CPU to somebody else. The thread's own CPU clock tells, exactly.
-//! * **interrupted**: an interrupt, or the softirq work behind it, ran on top of the thread. On a kernel without
-//!   `CONFIG_IRQ_TIME_ACCOUNTING` the thread's CPU clock runs on meanwhile and *taken* stays blind to it, so the thread
-//!   also watches the wall clock: a jump that its loop cannot explain, and that its CPU clock went along with, is an interrupt.
+//! * **interrupted**: an interrupt, or the softirq work behind it, ran on top of the thread. On a kernel
+//!   without `CONFIG_IRQ_TIME_ACCOUNTING` the thread's CPU clock runs on meanwhile and *taken* stays blind to
+//!   it, so the thread also watches the wall clock: a jump that its loop cannot explain, and that its CPU
+//!   clock went along with, is an interrupt.
 //! * **interference**: what time it kept went slower, because others used the caches and the memory.
 //!
-//! The load is *taken* plus *interrupted*. The thread keeps its CPU from idling, so the timer tick that an idle
-//! CPU would not have interrupts it too; that is measured on a quiet machine ([`Baseline`]) and taken off again.
+//! The load is *taken* plus *interrupted*. The thread keeps its CPU from idling, so the timer tick that an
+//! idle CPU would not have interrupts it too; that is measured on a quiet machine ([`Baseline`]) and taken
+//! off again.
 //!
-//! [`Meter`] is for loads of one's own session, [`process::watch`] and [`process::during`] for the whole machine's.
+//! [`Meter`] is for loads of one's own session, [`process::watch`] and [`process::during`] for the whole
+//! machine's.
 //!
-//! What the meter cannot know: what a hypervisor takes away looks like load (it is in `steal_percent`), and so does the work of any other process.
+//! What the meter cannot know: what a hypervisor takes away looks like load (it is in `steal_percent`), and
+//! so does the work of any other process.
 
 #![forbid(unsafe_code)]
 

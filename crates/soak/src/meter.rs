@@ -44,7 +44,8 @@ impl Meter {
         Ok(Self { spinners })
     }
 
-    /// Runs `work` while no spinner runs, to see what it does without the meter. Intervals that reach into this time mean nothing.
+    /// Runs `work` while no spinner runs, to see what it does without the meter. Intervals that reach into
+    /// this time mean nothing.
     pub fn paused<T>(&self, work: impl FnOnce() -> T) -> T {
         let set_paused = |is_paused| self.spinners.iter().for_each(|spinner| spinner.set_paused(is_paused));
         set_paused(true);
@@ -71,10 +72,11 @@ impl Meter {
         Ok(self.snapshot()?.since(&before))
     }
 
-    /// What happens during `duration` in slices of [`SLICE`], while the caller sleeps. They lack what `/proc/stat` says.
+    /// What happens during `duration` in slices of [`SLICE`], while the caller sleeps. They lack what
+    /// `/proc/stat` says.
     ///
-    /// On a shared machine the hypervisor takes the CPU away in bursts that no counter of the guest shows. They spoil a
-    /// mean, but not the median of slices.
+    /// On a shared machine the hypervisor takes the CPU away in bursts that no counter of the guest shows.
+    /// They spoil a mean, but not the median of slices.
     pub fn observe_slices(&self, duration: Duration) -> Vec<Interval> {
         let mut slices = Vec::new();
         let mut last = self.glance();

@@ -1,7 +1,7 @@
 //! `/proc/stat`: the kernel's own account of each CPU, sampled at its timer tick.
 //!
-//! It is a cross-check, not the measurement: on a kernel with tick accounting it sees only what happens to run when the tick
-//! comes, in steps of 10 ms, and charges the whole step to it.
+//! It is a cross-check, not the measurement: on a kernel with tick accounting it sees only what happens to
+//! run when the tick comes, in steps of 10 ms, and charges the whole step to it.
 
 use crate::SoakError;
 use std::collections::BTreeMap;
@@ -32,7 +32,8 @@ impl CpuTimes {
         self.user + self.nice + self.system + self.idle + self.irq + self.softirq + self.steal
     }
 
-    /// What passed between `earlier` and this. A counter that went back (idle may, on some kernels) counts as none.
+    /// What passed between `earlier` and this. A counter that went back (idle may, on some kernels) counts as
+    /// none.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let less = u64::saturating_sub;

@@ -1,12 +1,14 @@
 //! The load of the whole machine for a while, or while a program runs: the meter as a process of its own.
 //!
-//! Idle priority counts inside a scheduling group only. With autogroups, which most distributions use, every session is a group, and a
-//! spinner would take its fair half of a CPU that a program of another session fills. So the meter of `haul soak` is a process in a
-//! session of its own, whose group it gives the least weight there is (`/proc/PID/autogroup`, Linux 2.6.38). Nothing else is in that
-//! session, so nothing else is changed. Control groups with CPU weights of their own it cannot leave; there is a warning for those.
+//! Idle priority counts inside a scheduling group only. With autogroups, which most distributions use, every
+//! session is a group, and a spinner would take its fair half of a CPU that a program of another session
+//! fills. So the meter of `haul soak` is a process in a session of its own, whose group it gives the least
+//! weight there is (`/proc/PID/autogroup`, Linux 2.6.38). Nothing else is in that session, so nothing else is
+//! changed. Control groups with CPU weights of their own it cannot leave; there is a warning for those.
 //!
-//! A program that measures this way calls [`run_if_asked`] first thing in `main`: it is started again with [`ARGUMENT`], says a line
-//! when it is ready, measures until its standard input ends, and says what it measured as JSON.
+//! A program that measures this way calls [`run_if_asked`] first thing in `main`: it is started again with
+//! [`ARGUMENT`], says a line when it is ready, measures until its standard input ends, and says what it
+//! measured as JSON.
 
 use crate::report::SoakReport;
 use crate::{Baseline, Interval, Meter, SoakError};

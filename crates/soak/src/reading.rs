@@ -3,7 +3,8 @@
 use crate::meter::{CpuInterval, Interval};
 use serde::{Deserialize, Serialize};
 
-/// The most that an assumed baseline may take off, in points. A timer tick of 1000 Hz costs a guest about this.
+/// The most that an assumed baseline may take off, in points. A timer tick of 1000 Hz costs a guest about
+/// this.
 const ASSUMED_BASELINE_MAX: f64 = 0.01;
 /// A spinner that kept less than this share of its CPU has too little left to judge its speed by.
 const SPEED_SHARE_MIN: f64 = 0.05;
@@ -122,8 +123,8 @@ impl Baseline {
         Self { cpus }
     }
 
-    /// How much the quiet speed of the CPUs changed from this baseline to `later`, in percent, the worst CPU's:
-    /// the CPU's frequency or the machine's neighbours moved.
+    /// How much the quiet speed of the CPUs changed from this baseline to `later`, in percent, the worst
+    /// CPU's: the CPU's frequency or the machine's neighbours moved.
     pub fn drift_percent(&self, later: &Self) -> f64 {
         // A spinner that had no time at all has no speed: others were in the way, which is told elsewhere.
         let drift = |(one, other): (&CpuBaseline, &CpuBaseline)| {

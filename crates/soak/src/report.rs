@@ -4,7 +4,8 @@ use crate::{CpuLoad, Load};
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// The contract's name and version. A field that is added keeps the version; one that changes or goes does not.
+/// The contract's name and version. A field that is added keeps the version; one that changes or goes does
+/// not.
 pub const SCHEMA: &str = "haul.soak/1";
 
 /// Steal beyond this is worth a word.
@@ -113,7 +114,8 @@ impl SoakReport {
     }
 }
 
-/// The control group of this process, if it competes with others by a weight of its own (cgroup v2, Linux 4.15).
+/// The control group of this process, if it competes with others by a weight of its own (cgroup v2, Linux
+/// 4.15).
 fn weighted_control_group() -> Option<String> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?.to_owned();

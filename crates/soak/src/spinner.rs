@@ -10,11 +10,12 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A pause in the loop beyond this is somebody else's doing. One turn takes about 30 ns; the shortest interrupt
-/// takes over 1000 (the entry, the handler and, in a guest, the exit to the hypervisor).
+/// A pause in the loop beyond this is somebody else's doing. One turn takes about 30 ns; the shortest
+/// interrupt takes over 1000 (the entry, the handler and, in a guest, the exit to the hypervisor).
 const PAUSE_MIN: Duration = Duration::from_nanos(500);
-/// The memory that the loop dirties: more than a first-level cache, so that others' use of the caches shows, and a small
-/// part of a second-level one, so that the loop does not evict what the measured work keeps there.
+/// The memory that the loop dirties: more than a first-level cache, so that others' use of the caches shows,
+/// and a small part of a second-level one, so that the loop does not evict what the measured work keeps
+/// there.
 const MEMORY_BYTES: usize = 64 * 1024;
 /// Cache lines are 64 bytes on every CPU haul runs on.
 const LINE_BYTES: usize = 64;

@@ -1,4 +1,5 @@
-//! The meter on the real kernel. How precise it is shows `haul soak --self-check`; here it must tell busy from idle, on a machine that other tests keep busy.
+//! The meter on the real kernel. How precise it is shows `haul soak --self-check`; here it must tell busy
+//! from idle, on a machine that other tests keep busy.
 
 use haul_soak::{Meter, ProcStat};
 use rustix::thread::CpuSet;

@@ -5,8 +5,8 @@ use std::process::Command;
 
 /// Has the kernel kill the child when the *thread* that spawns it ends, however it ends (`PR_SET_PDEATHSIG`).
 ///
-/// The signal is tied to the spawning thread, not to the process: that thread must stay until the child is done.
-/// A child that changes its own credentials (a set-user-ID program) loses the setting.
+/// The signal is tied to the spawning thread, not to the process: that thread must stay until the child is
+/// done. A child that changes its own credentials (a set-user-ID program) loses the setting.
 pub fn dies_with_parent(command: &mut Command) -> &mut Command {
     // SAFETY: the closure runs between fork and exec and makes one async-signal-safe system call; it
     // neither allocates nor locks.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 /// The CPU time that one thread has used, readable from any thread of the process.
 ///
-/// The clock is exact to the nanosecond even while the thread runs (the kernel adds the running slice), unlike
-/// the tick-counted figures in `/proc`. On a kernel without `CONFIG_IRQ_TIME_ACCOUNTING` it keeps running
-/// while an interrupt or its softirq work is served on top of the thread: it then says how long the
+/// The clock is exact to the nanosecond even while the thread runs (the kernel adds the running slice),
+/// unlike the tick-counted figures in `/proc`. On a kernel without `CONFIG_IRQ_TIME_ACCOUNTING` it keeps
+/// running while an interrupt or its softirq work is served on top of the thread: it then says how long the
 /// *scheduler* gave the CPU to the thread, not how long the thread computed.
 #[derive(Debug, Clone, Copy)]
 pub struct ThreadClock(libc::clockid_t);

@@ -1,14 +1,15 @@
 //! The socket error queue, as far as `MSG_ZEROCOPY` completions go.
 //!
-//! Each `send` with `MSG_ZEROCOPY` that took at least one byte gets the next number of a 32-bit counter of its socket,
-//! from 0. When the kernel is done with the pages it queues a notice that names an inclusive range of
-//! numbers (`struct sock_extended_err` in `<linux/errqueue.h>`). IPv6 sockets deliver it
-//! as `IPV6_RECVERR`, whatever the peer's address. Other errors in the queue (ICMP, timestamps) are skipped.
+//! Each `send` with `MSG_ZEROCOPY` that took at least one byte gets the next number of a 32-bit counter of
+//! its socket, from 0. When the kernel is done with the pages it queues a notice that names an inclusive
+//! range of numbers (`struct sock_extended_err` in `<linux/errqueue.h>`). IPv6 sockets deliver it as
+//! `IPV6_RECVERR`, whatever the peer's address. Other errors in the queue (ICMP, timestamps) are skipped.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The kernel is done with the sends numbered `first..=last` (the counter wraps, so `last` may be below `first`).
+/// The kernel is done with the sends numbered `first..=last` (the counter wraps, so `last` may be below
+/// `first`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notice {
     /// The first send that is done.
@@ -40,7 +41,8 @@ pub fn next_notice(socket: impl AsFd) -> io::Result<Option<Notice>> {
         message.msg_control = control.0.as_mut_ptr().cast();
         message.msg_controllen = CONTROL_BYTES as _;
         let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-        // SAFETY: `message` names no data buffer and a control buffer of the stated length; both outlive the call.
+        // SAFETY: `message` names no data buffer and a control buffer of the stated length; both outlive the
+        // call.
         match crate::checked(|| unsafe { libc::recvmsg(fd, &raw mut message, flags) }) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),

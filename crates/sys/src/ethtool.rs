@@ -1,8 +1,8 @@
 //! `SIOCETHTOOL`: reading and switching a network device's offloads.
 //!
 //! Only the one-value commands of `<linux/ethtool.h>` are used (2.4 and later); they reach every offload that
-//! decides whether a send is copied. What cannot be asked this way (header split, ring sizes, coalescing) is not here.
-//! Devices are looked up in the network namespace of the *calling thread*.
+//! decides whether a send is copied. What cannot be asked this way (header split, ring sizes, coalescing) is
+//! not here. Devices are looked up in the network namespace of the *calling thread*.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::io;
@@ -13,7 +13,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 pub enum Offload {
     /// The device computes the transport checksum of what it sends.
     TransmitChecksum,
-    /// The device gathers a packet from several pieces of memory. Without it the stack copies each packet together.
+    /// The device gathers a packet from several pieces of memory. Without it the stack copies each packet
+    /// together.
     ScatterGather,
     /// The device cuts large TCP segments.
     TcpSegmentation,
@@ -71,8 +72,8 @@ pub fn offload(device: &str, offload: Offload) -> io::Result<bool> {
     Ok(value.data != 0)
 }
 
-/// Switches `offload`. Needs `CAP_NET_ADMIN` over the namespace; the device may silently keep what it cannot change,
-/// so read it back.
+/// Switches `offload`. Needs `CAP_NET_ADMIN` over the namespace; the device may silently keep what it cannot
+/// change, so read it back.
 pub fn set_offload(device: &str, offload: Offload, on: bool) -> io::Result<()> {
     request(device, &mut Value { command: offload.commands().1, data: u32::from(on) })
 }

@@ -23,8 +23,8 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     }
     let mut found = Vec::new();
     let mut next = first;
-    // SAFETY: the list is valid until it is freed below; each entry's name is a C string and its address, where
-    // there is one, is at least a sockaddr, and as large as its family says.
+    // SAFETY: the list is valid until it is freed below; each entry's name is a C string and its address,
+    // where there is one, is at least a sockaddr, and as large as its family says.
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
         // SAFETY: as above.
@@ -50,7 +50,8 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(found)
 }
 
-/// The MTU of a device in the calling thread's network namespace, in bytes (`SIOCGIFMTU`). `ENODEV` without such a device.
+/// The MTU of a device in the calling thread's network namespace, in bytes (`SIOCGIFMTU`). `ENODEV` without
+/// such a device.
 pub fn mtu(device: &str) -> io::Result<u32> {
     let socket = crate::ethtool::any_socket()?;
     let mut request = crate::ethtool::request_for(device)?;

@@ -19,7 +19,8 @@ pub fn unshare_mounts() -> io::Result<()> {
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.map_err(io::Error::from)
 }
 
-/// Moves the whole process into a new user namespace (`CLONE_NEWUSER`, Linux 3.8), in which it has every capability.
+/// Moves the whole process into a new user namespace (`CLONE_NEWUSER`, Linux 3.8), in which it has every
+/// capability.
 ///
 /// `EINVAL` when the process has more than one thread; `EPERM` where the host forbids user namespaces
 /// (`kernel.unprivileged_userns_clone`, `kernel.apparmor_restrict_unprivileged_userns`, a seccomp filter);

@@ -1,9 +1,9 @@
 //! A stretch of mapped memory that only the kernel reads and writes.
 //!
 //! A mapped file may change or shrink under the program at any moment, and memory lent to the kernel is read
-//! while the program runs on. Neither can be a `&[u8]`. A [`Region`] therefore never shows its bytes: it
-//! can be filled by the kernel, sent by the kernel and nothing else. Where the file behind it has shrunk, the kernel answers
-//! `EFAULT`; the program gets no `SIGBUS`, because it never touches the memory itself.
+//! while the program runs on. Neither can be a `&[u8]`. A [`Region`] therefore never shows its bytes: it can
+//! be filled by the kernel, sent by the kernel and nothing else. Where the file behind it has shrunk, the
+//! kernel answers `EFAULT`; the program gets no `SIGBUS`, because it never touches the memory itself.
 
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
@@ -24,7 +24,8 @@ pub struct Region {
     len: usize,
 }
 
-// SAFETY: a Region is an address range; no method reads or writes the memory from Rust, so threads cannot race on it.
+// SAFETY: a Region is an address range; no method reads or writes the memory from Rust, so threads cannot
+// race on it.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -51,7 +52,8 @@ impl Region {
 
     /// A read-only window of a file that shares its page cache. `offset` must be a multiple of the page size.
     ///
-    /// Pages are mapped at once (`MAP_POPULATE`): one pass over the page cache instead of a fault every 64 KiB.
+    /// Pages are mapped at once (`MAP_POPULATE`): one pass over the page cache instead of a fault every 64
+    /// KiB.
     pub fn of_file(file: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
         Self::of_descriptor(file, offset, len, ProtFlags::READ)
     }
@@ -98,7 +100,8 @@ impl Region {
     /// `pread` from `file` at `offset` into `range`; returns the bytes read, 0 at the end of the file.
     pub fn fill(&self, file: impl AsFd, offset: u64, range: Range<usize>) -> io::Result<usize> {
         let (start, len) = self.slice(&range)?;
-        // SAFETY: the kernel writes at most `len` bytes at `start`, inside the mapping; nobody reads it in Rust.
+        // SAFETY: the kernel writes at most `len` bytes at `start`, inside the mapping; nobody reads it in
+        // Rust.
         crate::checked(|| unsafe { libc::pread(file.as_fd().as_raw_fd(), start, len, offset as libc::off_t) })
     }
 
@@ -117,14 +120,16 @@ impl Region {
         crate::checked(|| unsafe { libc::send(socket.as_fd().as_raw_fd(), start, len, flags) })
     }
 
-    /// `write` of `range` into a descriptor; returns the bytes it took. Raises `SIGPIPE` where that is not ignored.
+    /// `write` of `range` into a descriptor; returns the bytes it took. Raises `SIGPIPE` where that is not
+    /// ignored.
     pub fn write(&self, to: impl AsFd, range: Range<usize>) -> io::Result<usize> {
         let (start, len) = self.slice(&range)?;
         // SAFETY: the kernel only reads the mapping, and no longer than the call.
         crate::checked(|| unsafe { libc::write(to.as_fd().as_raw_fd(), start, len) })
     }
 
-    /// `vmsplice`: puts references to the pages of `range` into a pipe (Linux 2.6.17); returns the bytes it took.
+    /// `vmsplice`: puts references to the pages of `range` into a pipe (Linux 2.6.17); returns the bytes it
+    /// took.
     ///
     /// **No completion exists.** Whoever writes to the memory afterwards changes what the peer receives.
     pub fn vmsplice(&self, pipe: impl AsFd, range: Range<usize>, nonblock: bool) -> io::Result<usize> {

@@ -10,8 +10,8 @@ pub fn set_zerocopy(socket: impl AsFd, on: bool) -> io::Result<()> {
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, &i32::from(on).to_ne_bytes())
 }
 
-/// Limits the rate at which the socket sends (`SO_MAX_PACING_RATE`, Linux 3.13; TCP paces itself without the `fq`
-/// qdisc since 4.13). The kernel counts payload and headers.
+/// Limits the rate at which the socket sends (`SO_MAX_PACING_RATE`, Linux 3.13; TCP paces itself without the
+/// `fq` qdisc since 4.13). The kernel counts payload and headers.
 pub fn set_max_pacing_rate(socket: impl AsFd, bytes_per_second: u64) -> io::Result<()> {
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes_per_second.to_ne_bytes())
 }

@@ -1,8 +1,8 @@
 //! io_uring, as far as sending a stream goes: one operation, or one chain, at a time.
 //!
 //! Two sends to one stream socket that are in the kernel together may be carried out in either order, so this
-//! type never has two: every method waits for its operation's result. What stays out is the second completion of a
-//! zero-copy send (`IORING_CQE_F_NOTIF`), which says that the kernel is done with the memory.
+//! type never has two: every method waits for its operation's result. What stays out is the second completion
+//! of a zero-copy send (`IORING_CQE_F_NOTIF`), which says that the kernel is done with the memory.
 //!
 //! Not here: polled rings, registered files, multishot, anything that receives.
 
@@ -34,8 +34,8 @@ pub struct RingNotice {
 
 /// A submission and completion ring (Linux 5.6 for read and send, 6.2 for zero-copy sends that report).
 ///
-/// It holds every region that the kernel may still use. If it is dropped while an operation has no result, the
-/// region of that operation is leaked rather than freed under the kernel.
+/// It holds every region that the kernel may still use. If it is dropped while an operation has no result,
+/// the region of that operation is leaked rather than freed under the kernel.
 pub struct Ring {
     uring: IoUring,
     registered: Option<Arc<Region>>,
@@ -56,7 +56,8 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// Sets up a ring. `ENOSYS` without io_uring, `EPERM` where `kernel.io_uring_disabled` or seccomp forbids it.
+    /// Sets up a ring. `ENOSYS` without io_uring, `EPERM` where `kernel.io_uring_disabled` or seccomp forbids
+    /// it.
     pub fn new() -> io::Result<Self> {
         let uring = IoUring::builder()
             .setup_cqsize(COMPLETIONS)
@@ -81,8 +82,8 @@ impl Ring {
         })
     }
 
-    /// Has sends answer `EAGAIN` where the socket would block. io_uring waits for the socket otherwise, even for one
-    /// that is `O_NONBLOCK`.
+    /// Has sends answer `EAGAIN` where the socket would block. io_uring waits for the socket otherwise, even
+    /// for one that is `O_NONBLOCK`.
     pub fn set_nonblocking(&mut self) {
         self.send_flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     }
@@ -96,18 +97,20 @@ impl Ring {
 
     /// Registers `region`, so that zero-copy sends from it need not look up its pages each time.
     ///
-    /// `ENOMEM` when `RLIMIT_MEMLOCK` is reached, `EOPNOTSUPP` or `EFAULT` for a mapping that cannot be pinned
-    /// for long (a file's), `EBUSY` when a region is registered already.
+    /// `ENOMEM` when `RLIMIT_MEMLOCK` is reached, `EOPNOTSUPP` or `EFAULT` for a mapping that cannot be
+    /// pinned for long (a file's), `EBUSY` when a region is registered already.
     pub fn register(&mut self, region: Arc<Region>) -> io::Result<()> {
         let (start, len) = region.slice(&(0..region.len()))?;
         let buffer = libc::iovec { iov_base: start, iov_len: len };
-        // SAFETY: the region stays mapped while it is registered: `registered` holds it until the ring is gone.
+        // SAFETY: the region stays mapped while it is registered: `registered` holds it until the ring is
+        // gone.
         unsafe { self.uring.submitter().register_buffers(&[buffer]) }?;
         self.registered = Some(region);
         Ok(())
     }
 
-    /// Reads from `file` at `offset` into `range` of `region`; returns the bytes read, 0 at the end of the file.
+    /// Reads from `file` at `offset` into `range` of `region`; returns the bytes read, 0 at the end of the
+    /// file.
     pub fn read(
         &mut self,
         file: impl AsFd,
@@ -121,7 +124,8 @@ impl Ring {
         self.result(id)
     }
 
-    /// Sends `range` of `region` to `socket`; returns the bytes it took. On a blocking socket that is all of them.
+    /// Sends `range` of `region` to `socket`; returns the bytes it took. On a blocking socket that is all of
+    /// them.
     pub fn send(
         &mut self,
         socket: impl AsFd,
@@ -136,7 +140,8 @@ impl Ring {
 
     /// Reads from `file` into `range` and sends it to `socket`, as one chain and one system call.
     ///
-    /// Returns the results of both. A read that comes out short breaks the chain: the send's result is then `ECANCELED`.
+    /// Returns the results of both. A read that comes out short breaks the chain: the send's result is then
+    /// `ECANCELED`.
     pub fn read_then_send(
         &mut self,
         file: impl AsFd,
@@ -207,17 +212,17 @@ impl Ring {
 
     /// Submits the entries and waits until each has a result.
     ///
-    /// If entering the kernel fails, an entry may still stand in the queue, with a descriptor that its caller is
-    /// free to close. The ring is then never entered again: every later call is `EBADFD`.
+    /// If entering the kernel fails, an entry may still stand in the queue, with a descriptor that its caller
+    /// is free to close. The ring is then never entered again: every later call is `EBADFD`.
     fn run(&mut self, entries: &[(squeue::Entry, &Arc<Region>)]) -> io::Result<()> {
         if self.is_broken {
             return Err(io::Error::from_raw_os_error(libc::EBADFD));
         }
         for (entry, region) in entries {
             self.lent.insert(entry.get_user_data(), Arc::clone(region));
-            // SAFETY: the entry's memory belongs to `region`, which `lent` holds until the kernel has answered
-            // (and leaks if it never does). Its descriptors are borrowed by the caller until this returns: with
-            // the result, or with a ring that submits nothing any more.
+            // SAFETY: the entry's memory belongs to `region`, which `lent` holds until the kernel has
+            // answered (and leaks if it never does). Its descriptors are borrowed by the caller until this
+            // returns: with the result, or with a ring that submits nothing any more.
             unsafe { self.uring.submission().push(entry) }
                 .map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
             self.without_result += 1;

@@ -7,9 +7,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
-/// The discard service: the one port that is meant for finding out whether somebody is there. A refusal is an answer.
+/// The discard service: the one port that is meant for finding out whether somebody is there. A refusal is an
+/// answer.
 const DISCARD_PORT: u16 = 9;
-/// Longer than the three seconds after which the kernel gives up on a host of its own network that does not answer.
+/// Longer than the three seconds after which the kernel gives up on a host of its own network that does not
+/// answer.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
 /// Why nothing can be said of a peer.
@@ -38,10 +40,12 @@ pub enum PeerError {
     Devices(io::Error),
 }
 
-/// The device that leads to `peer`, to the default route where there is none, or loopback where there is neither.
+/// The device that leads to `peer`, to the default route where there is none, or loopback where there is
+/// neither.
 pub(super) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerError> {
     let Some(peer) = peer else {
-        // Connecting a datagram socket sends nothing; it asks the routing table. The address is one that is nobody's (RFC 5737).
+        // Connecting a datagram socket sends nothing; it asks the routing table. The address is one that is
+        // nobody's (RFC 5737).
         let local = local_address_towards(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
         let name = match local {
             Ok(local) => device_with(local)?,

@@ -1,4 +1,5 @@
-//! A report as one self-contained page: charts, tables and words, light and dark, phone and desktop, without scripts.
+//! A report as one self-contained page: charts, tables and words, light and dark, phone and desktop, without
+//! scripts.
 
 use super::{COLUMNS, MORE_COLUMNS, groups, observer, setting};
 use crate::report::{Report, Row};

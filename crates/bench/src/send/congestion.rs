@@ -11,7 +11,8 @@ const UNPACED: [&str; 2] = ["cubic", "reno"];
 
 /// The one that was named, else the first unpaced one that may be set here.
 ///
-/// Tried on a socket of the lab, since a name can be wrong, and outside a namespace of his own an ordinary user may set only some.
+/// Tried on a socket of the lab, since a name can be wrong, and outside a namespace of his own an ordinary
+/// user may set only some.
 pub(super) fn choose(lab: &Lab, named: Option<&str>) -> Result<String, BenchError> {
     let candidates = named.map_or(UNPACED.to_vec(), |name| vec![name]);
     let mut refusals = Vec::new();

@@ -5,7 +5,8 @@ use super::{Baseline, Copying, Kind, Run, Series, Warning};
 use crate::report::Observer;
 use std::collections::BTreeMap;
 
-/// Steal beyond this bends figures. `/proc/stat` counts it in ticks of 10 ms, so that one tick is 5 % of a window of 200 ms.
+/// Steal beyond this bends figures. `/proc/stat` counts it in ticks of 10 ms, so that one tick is 5 % of a
+/// window of 200 ms.
 const STEAL_PERCENT: f64 = 6.0;
 /// Quiet CPUs' speed may change this much between two calibrations.
 const DRIFT_PERCENT: f64 = 10.0;

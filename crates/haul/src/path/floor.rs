@@ -1,7 +1,8 @@
 //! `floor`: the same few hot pages spliced again and again.
 //!
-//! Not a way to send anything, but the bound of them all: the network stack's own cost with no data moved and nothing read.
-//! What the peer receives is the source's first pages over and over, as many bytes as were asked for.
+//! Not a way to send anything, but the bound of them all: the network stack's own cost with no data moved and
+//! nothing read. What the peer receives is the source's first pages over and over, as many bytes as were
+//! asked for.
 
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;

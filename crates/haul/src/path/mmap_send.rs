@@ -1,7 +1,8 @@
 //! `mmap+send`: map the file, slide a window over it, one `send` a window.
 //!
-//! One copy, made by the kernel, from the mapped page cache into the socket; the price is mapping and unmapping each window. The
-//! program itself never looks at the mapping, so a file that shrinks is an error of the call (`EFAULT`) and no `SIGBUS`.
+//! One copy, made by the kernel, from the mapped page cache into the socket; the price is mapping and
+//! unmapping each window. The program itself never looks at the mapping, so a file that shrinks is an error
+//! of the call (`EFAULT`) and no `SIGBUS`.
 
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;

@@ -1,7 +1,7 @@
 //! `read+send`: as `read+write`, but with the socket's own call.
 //!
-//! `send` goes straight to the protocol where `write` first passes the file layer, and takes `MSG_NOSIGNAL`. The copies are
-//! the same. Memory needs no read and is sent as it is.
+//! `send` goes straight to the protocol where `write` first passes the file layer, and takes `MSG_NOSIGNAL`.
+//! The copies are the same. Memory needs no read and is sent as it is.
 
 use super::buffered::ThroughBuffer;
 use super::{Copying, Entry, Path};

@@ -1,7 +1,7 @@
 //! `read+write`: the way that always works, and the one the others are compared with.
 //!
-//! Two copies: from the page cache into the buffer, from the buffer into the socket. Memory needs no read and costs one
-//! copy; it is then a plain `write`. Nothing to try: it needs a file and a socket.
+//! Two copies: from the page cache into the buffer, from the buffer into the socket. Memory needs no read and
+//! costs one copy; it is then a plain `write`. Nothing to try: it needs a file and a socket.
 
 use super::buffered::ThroughBuffer;
 use super::{Copying, Entry};

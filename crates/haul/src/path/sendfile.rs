@@ -1,9 +1,10 @@
 //! `sendfile`: file to socket in one call.
 //!
-//! The kernel moves references to the page cache, in pieces of up to 64 KiB, through a pipe of its own. It sends pages, not a
-//! snapshot: a file that is written meanwhile sends a mixture. It may wait for the disk even on a non-blocking socket.
-//! It copies where the device cannot gather (scatter-gather off), and for files without a page cache (direct access storage, some of /proc).
-//! Tried by calling it: `EINVAL` for a descriptor that cannot be spliced from.
+//! The kernel moves references to the page cache, in pieces of up to 64 KiB, through a pipe of its own. It
+//! sends pages, not a snapshot: a file that is written meanwhile sends a mixture. It may wait for the disk
+//! even on a non-blocking socket. It copies where the device cannot gather (scatter-gather off), and for
+//! files without a page cache (direct access storage, some of /proc). Tried by calling it: `EINVAL` for a
+//! descriptor that cannot be spliced from.
 
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;

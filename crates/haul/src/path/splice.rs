@@ -1,9 +1,9 @@
 //! `splice`: file to pipe, pipe to socket.
 //!
-//! What `sendfile` does inside the kernel, with a pipe of one's own: two calls, but the pipe may be larger than the
-//! kernel's 16 slots, and it can be kept when the socket blocks. It copies where `sendfile` does.
-//! Tried by calling it; hardened hosts refuse it with `EPERM` or `ENOSYS`. `EAGAIN` does not say which end blocks: the pipe is only filled
-//! when empty, so it is always the socket.
+//! What `sendfile` does inside the kernel, with a pipe of one's own: two calls, but the pipe may be larger
+//! than the kernel's 16 slots, and it can be kept when the socket blocks. It copies where `sendfile` does.
+//! Tried by calling it; hardened hosts refuse it with `EPERM` or `ENOSYS`. `EAGAIN` does not say which end
+//! blocks: the pipe is only filled when empty, so it is always the socket.
 
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;

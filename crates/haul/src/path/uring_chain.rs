@@ -1,8 +1,8 @@
 //! `uring-chain`: a read linked to a send, submitted as one system call.
 //!
-//! The merged system call: the copies of `read+send`, one entry into the kernel a chunk (Linux 5.6). A read that comes out short, because the
-//! file was truncated, breaks the chain; what was read is then sent by itself. Memory has nothing to read and nothing to merge.
-//! Tried by setting a ring up, as `uring-send`.
+//! The merged system call: the copies of `read+send`, one entry into the kernel a chunk (Linux 5.6). A read
+//! that comes out short, because the file was truncated, breaks the chain; what was read is then sent by
+//! itself. Memory has nothing to read and nothing to merge. Tried by setting a ring up, as `uring-send`.
 
 use super::uring_send::ring_for;
 use super::{Copying, Counts, Entry, Path, SendPath, chunk_of};

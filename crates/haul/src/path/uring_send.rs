@@ -1,8 +1,9 @@
 //! `uring-send`: io_uring reads into a buffer, io_uring sends the buffer.
 //!
-//! The same copies as `read+send`, submitted through a ring (Linux 5.6), one call each. It shows what the ring itself costs or saves
-//! on one connection; a server with many would submit for all of them at once. Memory is sent as it is.
-//! Tried by setting a ring up: `ENOSYS` without io_uring, `EPERM` where `kernel.io_uring_disabled` or seccomp forbids it.
+//! The same copies as `read+send`, submitted through a ring (Linux 5.6), one call each. It shows what the
+//! ring itself costs or saves on one connection; a server with many would submit for all of them at once.
+//! Memory is sent as it is. Tried by setting a ring up: `ENOSYS` without io_uring, `EPERM` where
+//! `kernel.io_uring_disabled` or seccomp forbids it.
 
 use super::{Copying, Counts, Entry, Path, SendPath, chunk_of};
 use crate::Source;

@@ -1,10 +1,12 @@
 //! `uring-zerocopy`: `SEND_ZC` from registered buffers.
 //!
-//! As `zerocopy`, with completions in the ring instead of the error queue, and with pages that were pinned once instead of at every send (Linux
-//! 6.0; 6.2 to be told whether it copied). Only memory can be registered, so a file is first *read* into one of a few registered
-//! buffers: that copy is the price. It copies once more where `zerocopy` does; a protocol without support fails rather than copies.
+//! As `zerocopy`, with completions in the ring instead of the error queue, and with pages that were pinned
+//! once instead of at every send (Linux 6.0; 6.2 to be told whether it copied). Only memory can be
+//! registered, so a file is first *read* into one of a few registered buffers: that copy is the price. It
+//! copies once more where `zerocopy` does; a protocol without support fails rather than copies.
 //!
-//! Tried by asking the ring for the operation. `RLIMIT_MEMLOCK` bounds what an ordinary user may register; past it the path works unregistered.
+//! Tried by asking the ring for the operation. `RLIMIT_MEMLOCK` bounds what an ordinary user may register;
+//! past it the path works unregistered.
 
 use super::uring_send::{is_nonblocking, ring_for};
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};

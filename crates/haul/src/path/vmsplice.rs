@@ -1,9 +1,10 @@
 //! `vmsplice`: mapped pages into a pipe, the pipe into the socket.
 //!
-//! The user's own pages travel, on every device that gathers, loopback and veth too. **No completion exists**: nobody says
-//! when the peer has them, so this is only for memory that is never written again. A [`crate::Source`] is such memory: its
-//! memory cannot be written, and of a file it maps windows that it does not write. It copies where the device cannot gather.
-//! Tried by calling it; hardened hosts refuse it with `EPERM` or `ENOSYS`.
+//! The user's own pages travel, on every device that gathers, loopback and veth too. **No completion
+//! exists**: nobody says when the peer has them, so this is only for memory that is never written again. A
+//! [`crate::Source`] is such memory: its memory cannot be written, and of a file it maps windows that it does
+//! not write. It copies where the device cannot gather. Tried by calling it; hardened hosts refuse it with
+//! `EPERM` or `ENOSYS`.
 
 use super::mmap_send::Window;
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};

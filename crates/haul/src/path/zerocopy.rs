@@ -1,13 +1,16 @@
 //! `zerocopy`: `send` with `MSG_ZEROCOPY`.
 //!
-//! The kernel sends from the caller's pages and says later, through the socket's error queue, that it is done with them. It copies
-//! after all, and then costs *more* than a plain send, where the device cannot gather and checksum, on loopback, veth and tun, and
-//! wherever a packet socket listens; the notice says so (`SO_EE_CODE_ZEROCOPY_COPIED`). Small sends never pay.
+//! The kernel sends from the caller's pages and says later, through the socket's error queue, that it is done
+//! with them. It copies after all, and then costs *more* than a plain send, where the device cannot gather
+//! and checksum, on loopback, veth and tun, and wherever a packet socket listens; the notice says so
+//! (`SO_EE_CODE_ZEROCOPY_COPIED`). Small sends never pay.
 //!
-//! Tried by setting `SO_ZEROCOPY` (Linux 4.14 for TCP). `ENOBUFS` means that `net.core.optmem_max` or `RLIMIT_MEMLOCK` is used up: what
-//! has come back is reaped and the send tried again, and if nothing has, that piece goes as a plain send. Waiting would hang where no notice is out.
+//! Tried by setting `SO_ZEROCOPY` (Linux 4.14 for TCP). `ENOBUFS` means that `net.core.optmem_max` or
+//! `RLIMIT_MEMLOCK` is used up: what has come back is reaped and the send tried again, and if nothing has,
+//! that piece goes as a plain send. Waiting would hang where no notice is out.
 //!
-//! Of a file it sends mapped windows. Unmapping one early is safe: the kernel holds the pages by a reference of its own.
+//! Of a file it sends mapped windows. Unmapping one early is safe: the kernel holds the pages by a reference
+//! of its own.
 
 use super::mmap_send::Window;
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
@@ -19,7 +22,8 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-/// Sends that may be out before the queue is looked at. Completions are pipelined: waiting for each would stall the connection.
+/// Sends that may be out before the queue is looked at. Completions are pipelined: waiting for each would
+/// stall the connection.
 const OPEN_BEFORE_REAPING: usize = 32;
 
 pub(super) const ENTRY: Entry = Entry {
