@@ -4,17 +4,30 @@
 use crate::quantity::Size;
 use crate::report::{Report, Row};
 use crate::stats::Figure;
+use crate::warning::Kind;
 use std::collections::BTreeSet;
 
 /// The sentences that a report's rows support.
 pub fn of(report: &Report) -> Vec<String> {
     let mut sentences = Vec::new();
+    if report.warnings.iter().any(|warning| warning.kind == Kind::Disturbed) {
+        sentences.push("The machine was not quiet: take what follows with care, and measure again.".into());
+    }
     let mut workloads = BTreeSet::new();
     for row in measured(report) {
         if !workloads.insert(row.workload.as_str()) {
             continue;
         }
         let Some(rows) = plainest(report, &row.workload) else { continue };
+        // A run that was stopped may not have come to the cheapest path yet.
+        let condition = rows[0].condition();
+        if report
+            .rows
+            .iter()
+            .any(|row| row.condition() == condition && row.rounds == 0 && row.refused.is_none())
+        {
+            continue;
+        }
         sentences.extend(cheapest(&rows));
         sentences.extend(distance_to_floor(&rows));
         sentences.extend(copied_after_all(&rows));
@@ -70,6 +83,10 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
     let plain =
         rows.iter().find(|row| row.path == "read+write").or(rows.iter().find(|row| row.path == "read+send"));
     let saving = match (best.sender_us_ratio, plain) {
+        (Some(ratio), Some(plain)) if plain.path != best.path && ratio.high >= 1.0 => format!(
+            "; that is {:.2} × {} ({:.2} to {:.2}), so it is not measurably cheaper",
+            ratio.median, plain.path, ratio.low, ratio.high
+        ),
         (Some(ratio), Some(plain)) if plain.path != best.path => format!(
             "; that is {:.2} × {} ({:.2} to {:.2}) and saves {:.0} %",
             ratio.median,
@@ -83,7 +100,7 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
     let ties: Vec<&str> = rows
         .iter()
         .filter(|row| row.path != best.path && row.path != "floor")
-        .filter(|row| cost(row).is_some_and(|other| other.low <= figure.high))
+        .filter(|row| is_tied(row, best))
         .map(|row| row.path.as_str())
         .collect();
     let equals = match ties.as_slice() {
@@ -91,6 +108,15 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
         ties => format!("; {} cannot be told from it", ties.join(", ")),
     };
     Some(format!("{head}{saving}{equals}."))
+}
+
+/// Whether a row cannot be told from the best: by the rounds' ratios, which are steadier than the costs, or by
+/// the costs where there is nothing to divide by.
+fn is_tied(row: &Row, best: &Row) -> bool {
+    match (row.sender_us_ratio, best.sender_us_ratio) {
+        (Some(row), Some(best)) => row.low <= best.high,
+        _ => cost(row).zip(cost(best)).is_some_and(|(row, best)| row.low <= best.high),
+    }
 }
 
 fn distance_to_floor(rows: &[&Row]) -> Option<String> {
@@ -181,14 +207,17 @@ fn dearest_setting(report: &Report) -> Vec<String> {
             .filter_map(|row| Some((*row, name(row)?)))
             .max_by(|(one, _), (other, _)| median_cost(one).total_cmp(&median_cost(other)))?;
         let (with, without) = (cost(row)?, cost(best)?);
-        Some(format!(
+        if with.low <= without.high {
+            return Some(None);
+        }
+        Some(Some(format!(
             "{name}: {} then costs {:.0} µs per MiB ({:.0} to {:.0}), {:.2} × as much",
             best.path,
             with.median,
             with.low,
             with.high,
             with.median / without.median
-        ))
+        )))
     };
     let setting = dearest(&|row| match differs(row) {
         (true, false, false) => Some("scatter-gather and checksum offload off".into()),
@@ -198,8 +227,10 @@ fn dearest_setting(report: &Report) -> Vec<String> {
     let chunk = dearest(&|row| {
         (differs(row) == (false, false, true)).then(|| format!("chunks of {}", Size(row.chunk_bytes)))
     });
-    let sentence =
-        |what: &str, dearest: String| format!("The {what} that costs most, of those tried: {dearest}.");
+    let sentence = |what: &str, dearest: Option<String>| match dearest {
+        Some(dearest) => format!("The {what} that costs most, of those tried: {dearest}."),
+        None => format!("No {what} that was tried costs measurably more."),
+    };
     setting
         .map(|dearest| sentence("setting", dearest))
         .into_iter()

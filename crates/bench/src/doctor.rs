@@ -98,15 +98,17 @@ pub struct Finding {
 
 /// Examines this machine, towards `peer` if there is one, else towards the default route, else loopback.
 ///
-/// Ends by trying to make a lab, which moves an ordinary user's process into a user namespace: do nothing
-/// after it.
+/// Begins by giving an ordinary user's process the user namespace that a lab needs, and so wants to be called
+/// before the process has a second thread.
 pub fn examine(peer: Option<&str>) -> Result<Diagnosis, PeerError> {
+    // First of all: a ring gives the process a second thread, and with it ends the right to a user namespace.
+    let user = settings::User::become_lab_user();
     let device = peer::device_towards(peer)?;
     Ok(Diagnosis {
         schema: SCHEMA,
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         paths: paths::examine(&device),
-        settings: settings::examine(&device),
+        settings: settings::examine(&device, &user),
         device,
     })
 }

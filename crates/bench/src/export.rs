@@ -17,7 +17,8 @@ pub fn json(report: &impl serde::Serialize) -> String {
 /// Rows that can be compared, under the words for their conditions.
 fn groups(report: &Report) -> Vec<(String, Vec<&Row>)> {
     let mut groups: Vec<(String, Vec<&Row>)> = Vec::new();
-    for row in &report.rows {
+    // A run that was stopped has rows that it never came to.
+    for row in report.rows.iter().filter(|row| row.rounds > 0 || row.refused.is_some()) {
         let title = format!(
             "{} in chunks of {}, {}offloads {}",
             row.workload,

@@ -107,6 +107,7 @@ pub fn run(
         meter: Meter::start(&cpus)?,
         host: HostFacts::here(),
         warnings: lab.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
+        disturbances: Vec::new(),
         series: cells.into_iter().map(Series::new).collect(),
     };
     run.prove_copies();
@@ -160,6 +161,8 @@ struct Run<'a> {
     meter: Meter,
     host: HostFacts,
     warnings: Vec<Warning>,
+    /// Rounds in which others used the CPUs, and how much of one, in percent.
+    disturbances: Vec<(usize, f64)>,
     series: Vec<Series>,
 }
 

@@ -162,7 +162,7 @@ pub fn parse() -> Result<Arguments, Failure> {
             .map(str::trim)
             .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
             .filter(|line| !line.is_empty());
-        let line = lines.collect::<Vec<_>>().join("; ");
+        let line = lines.collect::<Vec<_>>().join("; ").replace(":; ", ": ");
         Failure::bad_input(line.strip_prefix("error: ").unwrap_or(&line))
     })
 }

@@ -75,6 +75,11 @@ fn destinations(arguments: &BenchArguments) -> Result<Vec<(Destination, Render)>
             destinations.push((Destination::File(folder.join(name)), render));
         }
     }
+    if destinations.iter().filter(|(to, _)| *to == Destination::StandardOutput).count() > 1 {
+        return Err(Failure::bad_input(
+            "only one of --json, --markdown and --html can be standard output (-)",
+        ));
+    }
     for (destination, _) in &destinations {
         destination.check()?;
     }

@@ -2,7 +2,7 @@
 
 use crate::arguments::SoakArguments;
 use crate::output::{self, Destination, Failure};
-use haul_bench::self_check::{self, SelfCheck};
+use haul_bench::self_check::{self, Duty, SelfCheck};
 use haul_soak::CpuLoad;
 use haul_soak::process;
 use haul_soak::report::SoakReport;
@@ -10,6 +10,7 @@ use serde::Serialize;
 use std::fmt::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     if let Some(json) = &arguments.json {
@@ -22,7 +23,7 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     let (report, code) = match arguments.command.split_first() {
         None => {
             let report = process::watch(arguments.duration, &stop).map_err(Failure::failed)?;
-            (report, ExitCode::SUCCESS)
+            (report, exit_code(&stop))
         }
         Some((program, rest)) => {
             let mut command = Command::new(program);
@@ -47,7 +48,12 @@ fn self_check(json: Option<&Destination>) -> Result<ExitCode, Failure> {
     bar.finish_and_clear();
     let check = check.map_err(Failure::failed)?;
     write(&check, &self_check_text(&check), json)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(exit_code(&stop))
+}
+
+/// As a shell says it: 130 after Ctrl-C.
+fn exit_code(stop: &AtomicBool) -> ExitCode {
+    if stop.load(Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS }
 }
 
 /// The words, and the JSON where it is wanted.
@@ -85,7 +91,8 @@ fn text(report: &SoakReport) -> String {
         let _ = writeln!(text, "getrusage charges the command with {charged:.3} CPU-seconds");
     }
     for warning in &report.warnings {
-        let _ = writeln!(text, "warning: {}", warning.detail);
+        let options = textwrap::Options::new(usize::from(output::width())).subsequent_indent("  ");
+        let _ = writeln!(text, "{}", textwrap::fill(&format!("warning: {}", warning.detail), options));
     }
     text
 }
@@ -106,6 +113,7 @@ fn self_check_text(check: &SelfCheck) -> String {
             duty.proc_stat_percent
         );
     }
+    let _ = writeln!(text, "{}", verdict(check));
     text.push_str("\npackets to a CPU whose processes sleep: who sees the load, in percent of that CPU\n");
     text.push_str("packets/s   meter  (taken + interrupted)  /proc/stat  getrusage\n");
     for packets in &check.packets {
@@ -125,4 +133,20 @@ fn self_check_text(check: &SelfCheck) -> String {
         let _ = writeln!(text, "warning: {}", warning.detail);
     }
     text
+}
+
+/// Whether the known loads were read right, or why that cannot be said.
+fn verdict(check: &SelfCheck) -> String {
+    /// Others' load beyond this changes from one moment to the next by more than is to be shown.
+    const QUIET_PERCENT: f64 = 5.0;
+    let most = |of: fn(&Duty) -> f64| check.duties.iter().map(of).fold(0.0, f64::max);
+    let others = most(|duty| duty.others_percent);
+    let error = most(|duty| (duty.read_percent - duty.expected_percent).abs());
+    if others > QUIET_PERCENT {
+        format!("not judged: other processes took up to {others:.0} % of the CPU; repeat on a quiet machine")
+    } else if error > 1.0 {
+        format!("the largest error is {error:.2} points, more than the 1 point that is promised")
+    } else {
+        format!("the largest error is {error:.2} points")
+    }
 }

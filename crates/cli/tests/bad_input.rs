@@ -38,6 +38,7 @@ fn flags_that_make_no_sense() {
         (&["bench", "send", "--jason", "x"], "--jason"),
         (&["bench", "send", "--json", "/no/such/folder/report.json"], "/no/such/folder"),
         (&["bench", "send", "--html", "/tmp"], "it is a folder"),
+        (&["bench", "send", "--json", "-", "--html", "-"], "only one of"),
         (&["soak", "--duration", "soon"], "\"soon\""),
         (&["soak", "--duration", "0s"], "\"0s\""),
         (&["soak", "--", "/no/such/program"], "/no/such/program"),

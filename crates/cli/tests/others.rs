@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{haul, json, run};
+use common::{as_ordinary_user, haul, json, run};
 
 #[test]
 fn soak_measures_for_a_while() {
@@ -31,11 +31,11 @@ fn soak_passes_on_the_command_s_exit_code_and_output() {
 #[test]
 fn soak_sees_the_load_of_another_session() {
     let mut spinner = std::process::Command::new("setsid")
-        .args(["taskset", "-c", "0", "timeout", "20", "sh", "-c", "while :; do :; done"])
+        .args(["taskset", "-c", "0", "timeout", "6", "sh", "-c", "while :; do :; done"])
         .spawn()
         .unwrap();
     let report = json(&mut haul(&["soak", "--duration", "1s", "--json", "-"]));
-    spinner.kill().unwrap();
+    // It ends by itself: killing timeout would leave its loop behind for good.
     spinner.wait().unwrap();
     let cpu = report["cpus"].as_array().unwrap().iter().find(|cpu| cpu["cpu"] == 0).unwrap();
     if report["warnings"].to_string().contains("control-group") {
@@ -75,6 +75,33 @@ fn doctor_names_every_path_and_says_how_to_mend_what_is_wrong() {
     for setting in diagnosis["settings"].as_array().unwrap() {
         assert_eq!(setting["verdict"] == "good", setting["mend"].is_null(), "{setting}");
     }
+}
+
+#[test]
+fn doctor_and_lab_agree_on_what_an_ordinary_user_may() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut command) = as_ordinary_user(folder.path(), &["doctor", "--json", "-"]) else { return };
+    let diagnosis = json(&mut command);
+    let settings = diagnosis["settings"].as_array().unwrap();
+    let namespaces = settings.iter().find(|setting| setting["name"] == "namespaces").unwrap();
+    let Some(mut command) = as_ordinary_user(folder.path(), &["lab", "--", "true"]) else { return };
+    let (output, words) = run(&mut command);
+    assert_eq!(output.status.success(), namespaces["verdict"] == "good", "{words}: {namespaces}");
+}
+
+#[test]
+fn a_soak_that_is_stopped_says_so() {
+    let mut child = haul(&["soak", "--duration", "60s", "--json", "-"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let process = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();
+    let status = child.wait().unwrap();
+    let report: serde_json::Value = serde_json::from_reader(child.stdout.take().unwrap()).unwrap();
+    assert_eq!(status.code(), Some(130));
+    assert_eq!(report["warnings"][0]["kind"], "interrupted", "{report}");
 }
 
 #[test]

@@ -10,7 +10,7 @@
 //! [`ARGUMENT`], says a line when it is ready, measures until its standard input ends, and says what it
 //! measured as JSON.
 
-use crate::report::SoakReport;
+use crate::report::{SoakReport, Warning};
 use crate::{Baseline, Interval, Meter, SoakError};
 use haul_sys::rusage::{self, Who};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -44,7 +44,12 @@ pub fn watch(duration: Duration, is_stopped: &AtomicBool) -> Result<SoakReport, 
         }
         thread::sleep(left.min(STOP_INTERVAL));
     }
-    Ok(meter.finish()?.with_warnings())
+    let mut report = meter.finish()?;
+    if is_stopped.load(Relaxed) {
+        let detail = format!("stopped after {:.1} of {:.1} s", report.seconds, duration.as_secs_f64());
+        report.warnings.push(Warning { kind: "interrupted".into(), detail });
+    }
+    Ok(report.with_warnings())
 }
 
 /// Measures while `command` runs; returns its exit status too, or why it could not be started.

@@ -37,7 +37,7 @@ pub struct SoakReport {
 /// What a reader of the figures should know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// `steal`, `accounts-disagree`, `uncharged`, `control-group`.
+    /// `interrupted`, `steal`, `accounts-disagree`, `uncharged`, `control-group`.
     pub kind: String,
     /// In words.
     pub detail: String,

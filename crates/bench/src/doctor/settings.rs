@@ -1,6 +1,7 @@
 //! Each feature, limit and setting that decides what paths cost, or whether they work.
 
 use super::{DeviceFacts, Finding, Verdict};
+use haul_lab::LabError;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -15,11 +16,28 @@ const MEMLOCK_BYTES: u64 = 64 << 20;
 /// A pipe for `splice` that holds a large chunk.
 const PIPE_BYTES: u64 = 1 << 20;
 
-pub(super) fn examine(device: &DeviceFacts) -> Vec<Finding> {
+/// Who asks.
+pub(super) struct User {
+    /// Root of the host, not of a namespace.
+    is_root: bool,
+    /// Whether a lab can be made.
+    lab: Result<(), LabError>,
+}
+
+impl User {
+    /// Gives an ordinary user's process its user namespace, which it cannot take back.
+    pub fn become_lab_user() -> Self {
+        let is_root = rustix::process::geteuid().is_root();
+        Self { is_root, lab: haul_lab::become_lab_user() }
+    }
+}
+
+pub(super) fn examine(device: &DeviceFacts, user: &User) -> Vec<Finding> {
     let mut findings: Vec<Finding> = peer(device).into_iter().collect();
-    findings.extend([offloads(device), mtu(device)]);
-    findings.extend([congestion(), optmem(), memlock(), pipe(), io_uring()]);
-    findings.extend([mapped_receive(), kernel_tls(), steering(), namespaces()]);
+    findings.push(offloads(device));
+    findings.extend(mtu(device));
+    findings.extend([congestion(), optmem(), memlock(user), pipe(), io_uring()]);
+    findings.extend([mapped_receive(), kernel_tls(), steering(), namespaces(user)]);
     findings
 }
 
@@ -80,23 +98,26 @@ fn offloads(device: &DeviceFacts) -> Finding {
     }
 }
 
-fn mtu(device: &DeviceFacts) -> Finding {
-    let Some(mtu) = device.mtu else {
-        return good("MTU", "?", "unknown");
-    };
+/// Nothing to say of loopback, whose packets never were pages on a wire.
+fn mtu(device: &DeviceFacts) -> Option<Finding> {
+    let mtu = device.mtu.filter(|_| device.name != "lo")?;
     let payload = mtu.saturating_sub(HEADERS_BYTES);
     if payload >= PAGE_BYTES && payload.is_multiple_of(PAGE_BYTES) {
-        return good("MTU", mtu.to_string(), "payloads are whole pages: they can be mapped when received");
+        let why = "payloads are whole pages: they can be mapped when received";
+        return Some(good("MTU", mtu.to_string(), why));
     }
-    let pages = (payload / PAGE_BYTES).max(1);
-    let wanted = pages * PAGE_BYTES + HEADERS_BYTES;
-    bad(
+    let wanted = (payload / PAGE_BYTES).max(1) * PAGE_BYTES + HEADERS_BYTES;
+    Some(bad(
         "MTU",
         mtu.to_string(),
         Verdict::Costly,
         "payloads are not whole pages: mapped receive cannot map them (other paths do not mind)",
-        format!("ip link set {} mtu {wanted}, on both ends and every switch between", device.name),
-    )
+        format!(
+            "an MTU of {wanted} on {}, but only where its network card, the peer and every switch between carry \
+             that: elsewhere it cuts the host off",
+            device.name
+        ),
+    ))
 }
 
 fn congestion() -> Finding {
@@ -128,11 +149,11 @@ fn optmem() -> Finding {
     }
 }
 
-fn memlock() -> Finding {
+fn memlock(user: &User) -> Finding {
     let limit = getrlimit(Resource::Memlock).current;
     let value = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes / 1024));
     match limit {
-        Some(bytes) if bytes < MEMLOCK_BYTES && !rustix::process::geteuid().is_root() => bad(
+        Some(bytes) if bytes < MEMLOCK_BYTES && !user.is_root => bad(
             "locked memory (ulimit -l)",
             value,
             Verdict::Costly,
@@ -241,17 +262,19 @@ fn steering() -> Finding {
     }
 }
 
-/// Tries it, which an ordinary user's process cannot take back.
-fn namespaces() -> Finding {
+fn namespaces(user: &User) -> Finding {
     let name = "namespaces";
-    let made = haul_lab::become_lab_user().and_then(|()| haul_lab::Lab::veth(&haul_lab::Settings::default()));
-    match made {
-        Ok(_) => good(name, "available", "haul bench can make its two hosts"),
-        Err(error) => bad(
+    let reason = match &user.lab {
+        Ok(()) => haul_lab::Lab::veth(&haul_lab::Settings::default()).err().map(|error| error.to_string()),
+        Err(error) => Some(error.to_string()),
+    };
+    match reason {
+        None => good(name, "available", "haul bench can make its two hosts"),
+        Some(reason) => bad(
             name,
             "refused",
             Verdict::Missing,
-            format!("haul bench measures on loopback instead: {error}"),
+            format!("haul bench measures on loopback instead: {reason}"),
             "run as root, or sysctl user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1",
         ),
     }

@@ -3,6 +3,7 @@
 use super::copies::copies_of;
 use super::{Baseline, Copying, Kind, Run, Series, Warning};
 use crate::report::Observer;
+use crate::stats::Figure;
 use std::collections::BTreeMap;
 
 /// Steal beyond this bends figures. `/proc/stat` counts it in ticks of 10 ms, so that one tick is 5 % of a
@@ -43,12 +44,7 @@ impl Run<'_> {
         }
         let disturbance = before.disturbance_percent().max(after.disturbance_percent());
         if disturbance > DISTURBANCE_PERCENT {
-            self.warnings.push(Warning::new(
-                Kind::Disturbed,
-                format!(
-                    "round {round}: other processes took {disturbance:.1} % of a CPU that should have been quiet"
-                ),
-            ));
+            self.disturbances.push((round, disturbance));
         }
     }
 
@@ -64,12 +60,26 @@ impl Run<'_> {
                 ),
             ));
         }
-        if self.plan.rounds < ROUNDS {
+        let measured = self.series.iter().map(|series| series.rounds.len()).filter(|&rounds| rounds > 0);
+        if let Some(rounds) = measured.min().filter(|&rounds| rounds < ROUNDS) {
             warnings.push(Warning::new(
                 Kind::TooFewRounds,
                 format!(
-                    "{} rounds: the intervals mean little, use --rounds {ROUNDS} or more",
-                    self.plan.rounds
+                    "rows with {rounds} rounds: their intervals mean little, use --rounds {ROUNDS} or more"
+                ),
+            ));
+        }
+        if let Some((rounds, worst)) = self.disturbances.iter().map(|(_, percent)| *percent).fold(
+            None,
+            |all: Option<(usize, f64)>, percent| {
+                Some(all.map_or((1, percent), |(rounds, worst)| (rounds + 1, worst.max(percent))))
+            },
+        ) {
+            warnings.push(Warning::new(
+                Kind::Disturbed,
+                format!(
+                    "other processes took up to {worst:.1} % of a CPU that should have been quiet, in {rounds} of \
+                     the rounds"
                 ),
             ));
         }
@@ -79,13 +89,16 @@ impl Run<'_> {
                 let (row, count) = (name(series), series.failures.len());
                 warnings.push(Warning::new(
                     Kind::Unsteady,
-                    format!("{row}: {count} rounds failed, the last: {last}"),
+                    format!("{row}: rounds that failed: {count}, the last: {last}"),
                 ));
             }
         }
         if let Some(observer) = observer {
             let effect = observer.throughput_ratio.median - 1.0;
-            if effect.abs() > OBSERVER {
+            let is_beyond = |end: f64| (end - 1.0).abs() > OBSERVER;
+            let Figure { low, high, .. } = observer.throughput_ratio;
+            // Only where the whole interval lies beyond; a wider one is noise.
+            if is_beyond(low) && is_beyond(high) && (low > 1.0) == (high > 1.0) {
                 warnings.push(Warning::new(
                     Kind::Observer,
                     format!(
