@@ -161,8 +161,8 @@ struct Run<'a> {
     meter: Meter,
     host: HostFacts,
     warnings: Vec<Warning>,
-    /// Rounds in which others used the CPUs, and how much of one, in percent.
-    disturbances: Vec<(usize, f64)>,
+    /// How much of a CPU others used, in percent: an entry for each round in which that was too much.
+    disturbances: Vec<f64>,
     series: Vec<Series>,
 }
 

@@ -44,7 +44,7 @@ impl Run<'_> {
         }
         let disturbance = before.disturbance_percent().max(after.disturbance_percent());
         if disturbance > DISTURBANCE_PERCENT {
-            self.disturbances.push((round, disturbance));
+            self.disturbances.push(disturbance);
         }
     }
 
@@ -69,12 +69,9 @@ impl Run<'_> {
                 ),
             ));
         }
-        if let Some((rounds, worst)) = self.disturbances.iter().map(|(_, percent)| *percent).fold(
-            None,
-            |all: Option<(usize, f64)>, percent| {
-                Some(all.map_or((1, percent), |(rounds, worst)| (rounds + 1, worst.max(percent))))
-            },
-        ) {
+        if !self.disturbances.is_empty() {
+            let worst = self.disturbances.iter().copied().fold(0.0, f64::max);
+            let rounds = self.disturbances.len();
             warnings.push(Warning::new(
                 Kind::Disturbed,
                 format!(
