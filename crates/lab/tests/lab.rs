@@ -48,8 +48,8 @@ fn two_hosts_reach_each_other_and_each_has_its_cpu() {
     }
 }
 
-/// How often each CPU was handed packets by another's steering: a line a CPU, its tenth column in
-/// hexadecimal.
+/// How often a CPU was woken to take packets that another CPU's steering handed to it: a line a CPU, its
+/// tenth column in hexadecimal.
 fn handed_packets(cpu: usize) -> u64 {
     let text = fs::read_to_string("/proc/net/softnet_stat").unwrap();
     let column =
@@ -68,7 +68,9 @@ fn packets_are_handed_to_the_host_they_arrive_at() {
     assert_eq!(received.join().unwrap(), 64 << 20);
     for (host, before) in [&lab.sender, &lab.receiver].into_iter().zip(before) {
         let handed = handed_packets(host.cpu()) - before;
-        assert!(handed > 50, "CPU {} was handed packets {handed} times", host.cpu());
+        // Nothing but steering counts here. How often is left open: a CPU that is at work on handed packets
+        // takes the next ones without being woken, so a busy machine shows fewer for the same bytes.
+        assert!(handed > 0, "CPU {} was handed no packets", host.cpu());
     }
 }
 
