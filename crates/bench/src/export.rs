@@ -37,6 +37,8 @@ fn groups(report: &Report) -> Vec<(String, Vec<&Row>)> {
 /// One line on the machine and one on the lab.
 fn setting(report: &Report) -> [String; 2] {
     let (host, lab) = (&report.host, &report.lab);
+    let apart =
+        lab.cache_line_round_trip_ns.map_or(String::new(), |trip| format!(" ({:.0} ns apart)", trip.median));
     let rate = lab.rate_bits_per_second.map_or("full speed".into(), |rate| format!("held at {}", Rate(rate)));
     [
         format!(
@@ -44,7 +46,7 @@ fn setting(report: &Report) -> [String; 2] {
             report.haul, host.kernel, host.cpu, host.cpus, report.started
         ),
         format!(
-            "{}: sender on CPU {}, receiver on CPU {}, MTU {}, {}, {rate}",
+            "{}: sender on CPU {}, receiver on CPU {}{apart}, MTU {}, {}, {rate}",
             lab.kind, lab.sender_cpu, lab.receiver_cpu, lab.mtu, lab.congestion
         ),
     ]

@@ -36,7 +36,7 @@ pub struct Report {
 }
 
 /// What joined the hosts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LabFacts {
     /// `veth` or `loopback`.
     pub kind: String,
@@ -50,6 +50,10 @@ pub struct LabFacts {
     pub sender_cpu: usize,
     /// The CPU that is the receiving host.
     pub receiver_cpu: usize,
+    /// How far apart they are: the round trip of a cache line between them in nanoseconds, read around every
+    /// round. Costs of copying depend on it; compare reports only where it is alike. `null` where unknown.
+    #[serde(default)]
+    pub cache_line_round_trip_ns: Option<Figure>,
 }
 
 /// The observer effect: throughput with the meter over throughput without, from interleaved pairs.

@@ -108,6 +108,7 @@ pub fn run(
         host: HostFacts::here(),
         warnings: lab.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
         disturbances: Vec::new(),
+        round_trips_ns: Vec::new(),
         series: cells.into_iter().map(Series::new).collect(),
     };
     run.prove_copies();
@@ -163,6 +164,8 @@ struct Run<'a> {
     warnings: Vec<Warning>,
     /// How much of a CPU others used, in percent: an entry for each round in which that was too much.
     disturbances: Vec<f64>,
+    /// The round trip of a cache line between the hosts' CPUs, read around every round.
+    round_trips_ns: Vec<f64>,
     series: Vec<Series>,
 }
 
@@ -205,6 +208,7 @@ impl Run<'_> {
     /// Measures every row once, between two calibrations. Every other round runs backwards, so that a
     /// drift within a round weighs on no row twice. Returns whether it came to its end.
     fn round(&mut self, number: usize, step: &mut dyn FnMut(&str) -> bool) -> Result<bool, BenchError> {
+        self.note_distance()?;
         let before = self.meter.calibrate(CALIBRATION);
         let mut samples = Vec::new();
         let mut is_complete = true;
@@ -240,6 +244,7 @@ impl Run<'_> {
             }
         }
         let after = self.meter.calibrate(CALIBRATION);
+        self.note_distance()?;
         self.note_calibration(number, &before, &after);
         let baseline = before.middle(&after);
         for (index, sample) in samples {

@@ -16,6 +16,8 @@ pub enum Kind {
     Disturbed,
     /// The CPUs' quiet speed changed during the run: their frequency, or the machine's neighbours.
     FrequencyDrift,
+    /// The hypervisor moved the hosts' CPUs nearer to each other or further apart.
+    Moved,
     /// A row's rounds differ widely.
     Unsteady,
     /// Too few rounds for an interval that means much.

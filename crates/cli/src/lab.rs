@@ -38,8 +38,9 @@ pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
     let mut command = Command::new(program);
     command.args(rest).env("HAUL_PEER", lab.receiver.address().to_string());
     let status = lab.sender.run_program(&mut command).map_err(Failure::failed)?;
-    if let Some(receiver) = &mut receiver {
-        receiver.kill();
+    let receiver_status = receiver.as_mut().and_then(haul_lab::Running::kill);
+    if let Some(status) = receiver_status.filter(|status| !status.success()) {
+        eprintln!("haul: the receiving host's command failed before COMMAND ended: {status}");
     }
     let status =
         status.map_err(|error| Failure::bad_input(format!("cannot run {}: {error}", program.display())))?;

@@ -79,6 +79,8 @@ fn the_report_keeps_its_contract_and_says_who_copied() {
     if !has_two_hosts(&report) {
         return;
     }
+    let round_trip_ns = report["lab"]["cache_line_round_trip_ns"]["median"].as_f64().unwrap();
+    assert!(round_trip_ns > 0.0);
     for path in ["sendfile", "splice", "vmsplice", "floor"] {
         assert_eq!(row(&report, path, "on")["copied_percent"], 0.0, "{path}");
         assert_eq!(row(&report, path, "off")["copied_percent"], 100.0, "{path} without scatter-gather");

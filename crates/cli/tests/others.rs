@@ -127,7 +127,16 @@ fn the_lab_runs_programs_on_both_hosts() {
     assert_eq!(output.status.code(), Some(5), "{words}");
     assert!(words.contains("peer 10.77.0.2"), "{words}");
     let (output, words) = run(&mut haul(&["lab", "--receiver", "sleep 1000", "--", "true"]));
-    assert!(output.status.success(), "{words}");
+    assert!(output.status.success() && output.stderr.is_empty(), "{words}");
+    // The reader of a FIFO sees its end when the writer's process does.
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    let make = format!("mkfifo {}", fifo.display());
+    assert!(std::process::Command::new("sh").args(["-c", &make]).status().unwrap().success());
+    let (receiver, sender) =
+        (format!("exec > {}; exit 7", fifo.display()), format!("cat {}", fifo.display()));
+    let (output, words) = run(&mut haul(&["lab", "--receiver", &receiver, "--", "sh", "-c", &sender]));
+    assert!(output.status.success() && words.contains("exit status: 7"), "{words}");
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub enum SourceError {
     #[error("it is not a regular file: only those can be sent without passing through the program")]
     NotAFile,
     /// There is nothing in it.
-    #[error("it is empty: there is nothing to send")]
+    #[error("it is empty, or the kernel makes its content up as it is read: there is nothing to send")]
     Empty,
     /// The kernel refused a step.
     #[error("{step}: {source}")]

@@ -107,10 +107,11 @@ impl Host {
                 match spawned {
                     Ok(mut child) => {
                         let _ = started_out.send(Ok(rustix::process::Pid::from_child(&child)));
-                        let _ = child.wait();
+                        child.wait().ok()
                     }
                     Err(error) => {
                         let _ = started_out.send(Err(error));
+                        None
                     }
                 }
             })
@@ -159,16 +160,18 @@ pub(crate) fn no_namespaces(source: io::Error) -> LabError {
 #[derive(Debug)]
 pub struct Running {
     process: rustix::process::Pid,
-    waiting: Option<thread::JoinHandle<()>>,
+    waiting: Option<thread::JoinHandle<Option<ExitStatus>>>,
 }
 
 impl Running {
-    /// Kills it and waits for its end. A program that has ended already is left in peace.
-    pub fn kill(&mut self) {
-        if let Some(waiting) = self.waiting.take() {
-            let _ = rustix::process::kill_process_group(self.process, rustix::process::Signal::KILL);
-            let _ = waiting.join();
-        }
+    /// Kills it and waits for its end. Returns how it had ended, where it had done so by itself.
+    pub fn kill(&mut self) -> Option<ExitStatus> {
+        use std::os::unix::process::ExitStatusExt;
+        let waiting = self.waiting.take()?;
+        // Also where it has ended: what it started in its group may not have.
+        let _ = rustix::process::kill_process_group(self.process, rustix::process::Signal::KILL);
+        let status = waiting.join().ok().flatten();
+        status.filter(|status| status.signal() != Some(rustix::process::Signal::KILL.as_raw()))
     }
 }
 

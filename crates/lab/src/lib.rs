@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod cpus;
+mod distance;
 mod host;
 mod impair;
 mod link;

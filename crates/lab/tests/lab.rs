@@ -183,7 +183,7 @@ fn a_program_on_a_host_sees_its_namespace_and_is_killed_on_demand() {
     let mut command = Command::new("sleep");
     command.arg("1000");
     let mut running = lab.receiver.start_program(command).unwrap();
-    running.kill();
+    assert_eq!(running.kill(), None);
     let missing = lab.receiver.start_program(Command::new("/no/such/program"));
     assert!(missing.unwrap_err().to_string().contains("/no/such/program"));
 }

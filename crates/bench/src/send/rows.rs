@@ -28,6 +28,7 @@ impl Run<'_> {
                 rate_bits_per_second: self.plan.rate.map(|rate| rate.0),
                 sender_cpu: self.lab.sender.cpu(),
                 receiver_cpu: self.lab.receiver.cpu(),
+                cache_line_round_trip_ns: Figure::of(&self.round_trips_ns),
             },
             rows,
             observer,

@@ -4,6 +4,7 @@ use super::copies::copies_of;
 use super::{Baseline, Copying, Kind, Run, Series, Warning};
 use crate::report::Observer;
 use crate::stats::Figure;
+use haul_lab::LabError;
 use std::collections::BTreeMap;
 
 /// Steal beyond this bends figures. `/proc/stat` counts it in ticks of 10 ms, so that one tick is 5 % of a
@@ -25,6 +26,8 @@ const BUSY_PERCENT: f64 = 85.0;
 const RATE_HELD: f64 = 0.95;
 /// `getrusage` may miss this share of the sender's cost before it is worth a word.
 const UNCHARGED: f64 = 0.15;
+/// CPUs whose distance changes by this factor were moved: readings in one place differ by a tenth.
+const MOVED: f64 = 2.0;
 /// The meter may change the throughput by this share.
 const OBSERVER: f64 = 0.03;
 
@@ -46,6 +49,27 @@ impl Run<'_> {
         if disturbance > DISTURBANCE_PERCENT {
             self.disturbances.push(disturbance);
         }
+    }
+
+    /// Reads how far apart the hosts' CPUs are now. A reading that fails says nothing and is left out.
+    pub(super) fn note_distance(&mut self) -> Result<(), LabError> {
+        let round_trip = self.lab.cache_line_round_trip()?;
+        self.round_trips_ns.extend(round_trip.map(|time| time.as_nanos() as f64));
+        Ok(())
+    }
+
+    /// What the readings say of where the hypervisor kept the CPUs.
+    fn warn_of_distance(&self) -> Option<Warning> {
+        let near = self.round_trips_ns.iter().copied().fold(f64::INFINITY, f64::min);
+        let far = self.round_trips_ns.iter().copied().fold(0.0, f64::max);
+        (far >= MOVED * near).then(|| {
+            Warning::new(
+                Kind::Moved,
+                format!(
+                    "the hypervisor moved the CPUs during the run: a cache line went from one to the other and back in                      {near:.0} ns, then in {far:.0}; copies cost more when they are far apart, so ratios differ too"
+                ),
+            )
+        })
     }
 
     /// What the figures say about themselves.
@@ -80,6 +104,7 @@ impl Run<'_> {
                 ),
             ));
         }
+        warnings.extend(self.warn_of_distance());
         self.warn_of_rows(&mut warnings);
         for series in &self.series {
             if let (Some(last), false) = (series.failures.last(), series.rounds.is_empty()) {
