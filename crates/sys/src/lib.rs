@@ -9,10 +9,13 @@
 
 pub mod child;
 pub mod clock;
+pub mod datagram;
 pub mod error_queue;
 pub mod ethtool;
 pub mod interface;
 pub mod namespace;
+pub mod pages;
+pub mod receive_window;
 pub mod region;
 pub mod rusage;
 pub mod sched;

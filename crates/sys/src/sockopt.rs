@@ -10,6 +10,39 @@ pub fn set_zerocopy(socket: impl AsFd, on: bool) -> io::Result<()> {
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, &i32::from(on).to_ne_bytes())
 }
 
+/// Whether the socket takes `MSG_ZEROCOPY` already. `ENOPROTOOPT` on a kernel before 4.14.
+pub fn zerocopy(socket: impl AsFd) -> io::Result<bool> {
+    let mut value: libc::c_int = 0;
+    let mut len = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `value`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ZEROCOPY,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 { Ok(value != 0) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A stream socket counts as readable once this many bytes wait, or the stream has ended (`SO_RCVLOWAT`).
+/// TCP also grows the receive buffer to hold them (Linux 4.18).
+pub fn set_receive_low_water(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+    set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes.to_ne_bytes())
+}
+
+/// Throws away up to `len` received bytes of a TCP socket without touching them (`MSG_TRUNC`); returns how
+/// many, 0 at the end of the stream. On a datagram or Unix socket the flag means something else.
+pub fn discard(socket: impl AsFd, len: usize) -> io::Result<usize> {
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer. Another kind of socket would fail
+    // with EFAULT at the null address rather than write anywhere.
+    crate::checked(|| unsafe { libc::recv(fd, std::ptr::null_mut(), len, libc::MSG_TRUNC) })
+}
+
 /// Limits the rate at which the socket sends (`SO_MAX_PACING_RATE`, Linux 3.13; TCP paces itself without the
 /// `fq` qdisc since 4.13). The kernel counts payload and headers.
 pub fn set_max_pacing_rate(socket: impl AsFd, bytes_per_second: u64) -> io::Result<()> {
@@ -52,7 +85,7 @@ pub fn has_zerocopy_receive(socket: impl AsFd) -> io::Result<bool> {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
             libc::SOL_TCP,
-            TCP_ZEROCOPY_RECEIVE,
+            crate::receive_window::TCP_ZEROCOPY_RECEIVE,
             nothing.as_mut_ptr().cast(),
             &raw mut len,
         )
@@ -66,6 +99,3 @@ pub fn has_zerocopy_receive(socket: impl AsFd) -> io::Result<bool> {
         },
     }
 }
-
-/// `TCP_ZEROCOPY_RECEIVE` in `<linux/tcp.h>`.
-const TCP_ZEROCOPY_RECEIVE: libc::c_int = 35;

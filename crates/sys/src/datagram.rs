@@ -1,0 +1,81 @@
+//! Datagrams sent many at a time (UDP segmentation offload, Linux 4.18).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// `SOL_UDP` and `UDP_SEGMENT` of `<linux/udp.h>`.
+const SOL_UDP: libc::c_int = 17;
+const UDP_SEGMENT: libc::c_int = 103;
+
+/// One control message with a 16-bit value, laid out as the kernel reads it.
+#[repr(C)]
+struct SegmentControl {
+    header: libc::cmsghdr,
+    segment_bytes: u16,
+    padding: [u8; 6],
+}
+const _: () = assert!(size_of::<SegmentControl>() == size_of::<libc::cmsghdr>() + 8);
+
+/// How a datagram is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Datagrams {
+    /// Cut what is sent into datagrams of so many bytes, the last one shorter; `None` for a single one.
+    pub segment_bytes: Option<u16>,
+    /// `MSG_ZEROCOPY`: the kernel keeps the pages until it queues a notice ([`crate::error_queue`]).
+    pub zerocopy: bool,
+}
+
+/// Sends `bytes` from a connected datagram socket, all or nothing.
+///
+/// `EINVAL` or `EMSGSIZE` where it is more than 64 KiB, more segments than the kernel takes (64; 128 since
+/// 6.9), or a segment is larger than the MTU carries; `EIO` where the device cannot compute checksums.
+pub fn send(socket: impl AsFd, bytes: &[u8], how: Datagrams) -> io::Result<usize> {
+    let fd = socket.as_fd().as_raw_fd();
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut control = SegmentControl {
+        header: libc::cmsghdr {
+            cmsg_len: (size_of::<libc::cmsghdr>() + size_of::<u16>()) as _,
+            cmsg_level: SOL_UDP,
+            cmsg_type: UDP_SEGMENT,
+        },
+        segment_bytes: how.segment_bytes.unwrap_or(0),
+        padding: [0; 6],
+    };
+    // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    if how.segment_bytes.is_some() {
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = size_of::<SegmentControl>() as _;
+    }
+    let flags = libc::MSG_NOSIGNAL | if how.zerocopy { libc::MSG_ZEROCOPY } else { 0 };
+    // SAFETY: `message` names `bytes`, which the kernel only reads, and a control message of the stated
+    // length; all outlive the call. With MSG_ZEROCOPY it reads on from pages it holds references to, so that
+    // freeing them cannot give them to anyone else while it does.
+    crate::checked(|| unsafe { libc::sendmsg(fd, &raw const message, flags) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+
+    #[test]
+    fn one_call_sends_many_datagrams() {
+        let to = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+        from.connect(to.local_addr().unwrap()).unwrap();
+        let bytes: Vec<u8> = (0..2500u32).map(|i| i as u8).collect();
+        let how = Datagrams { segment_bytes: Some(1000), zerocopy: false };
+        assert_eq!(send(&from, &bytes, how).unwrap(), 2500);
+        let mut received = [0; 2000];
+        for part in bytes.chunks(1000) {
+            let len = to.recv(&mut received).unwrap();
+            assert_eq!(&received[..len], part);
+        }
+        let single = Datagrams { segment_bytes: None, zerocopy: false };
+        assert_eq!(send(&from, b"alone", single).unwrap(), 5);
+        assert_eq!(to.recv(&mut received).unwrap(), 5);
+    }
+}
