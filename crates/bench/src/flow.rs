@@ -234,7 +234,7 @@ impl Flow<'_> {
             rate_bits_per_second: self.rate_bits_per_second,
             warm_up: self.warm_up,
             window: self.window,
-            sources: self.workload.handed_over(),
+            pieces: self.workload.handed_over(),
         };
         let mut command = Command::new("/proc/self/exe");
         command.arg(crate::worker::ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());

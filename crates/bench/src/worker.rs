@@ -5,8 +5,8 @@
 //! happens goes as one JSON line a message to standard output. The two processes agree on the window by the
 //! monotonic clock, which they share, so that nothing but the workload is sent while it is measured.
 
-use crate::workload::HandedOver;
-use haul::{Counts, Options, PathError, SendPath, Source};
+use crate::workload::{HandedOver, Piece};
+use haul::{Counts, Error, Options, SendPath};
 use haul_sys::rusage::{self, Usage, Who};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ pub(crate) struct Job {
     pub rate_bits_per_second: Option<u64>,
     pub warm_up: Duration,
     pub window: Duration,
-    pub sources: Vec<HandedOver>,
+    pub pieces: Vec<HandedOver>,
 }
 
 /// What a worker says.
@@ -108,9 +108,9 @@ fn failed(step: &str, error: impl std::fmt::Display) -> Message {
     Message::Failed(format!("{step}: {error}"))
 }
 
-fn stopped(error: &PathError) -> Message {
+fn stopped(error: &Error) -> Message {
     match error {
-        PathError::Refused { .. } | PathError::Unsuited(_) | PathError::Ended { .. } => {
+        Error::Refused { .. } | Error::Unsuited(_) | Error::Ended { .. } => {
             Message::Refused(error.to_string())
         }
         error => Message::Failed(error.to_string()),
@@ -119,11 +119,11 @@ fn stopped(error: &PathError) -> Message {
 
 fn work(job: &Job) -> Result<Message, Message> {
     let path: haul::Path = job.path.parse().map_err(|error| failed("reading the job", error))?;
-    let sources = job
-        .sources
+    let pieces = job
+        .pieces
         .iter()
         .map(HandedOver::take)
-        .collect::<Result<Vec<Source>, _>>()
+        .collect::<Result<Vec<Piece>, _>>()
         .map_err(|error| failed("taking over the workload", error))?;
     let stream = TcpStream::connect_timeout(&job.address, CONNECT_MAX)
         .map_err(|error| failed(&format!("connecting to {}", job.address), error))?;
@@ -136,8 +136,8 @@ fn work(job: &Job) -> Result<Message, Message> {
     let options = Options { chunk_bytes: job.chunk_bytes, pipe_bytes: None };
     let path = path.open(stream.as_fd(), &options).map_err(|error| stopped(&error))?;
     let mut sending = Sending { job, stream, path, cork_calls: 0, window: None, opened: None, closed: None };
-    for source in sources.iter().cycle() {
-        match sending.send(source) {
+    for piece in pieces.iter().cycle() {
+        match sending.send(piece) {
             Ok(true) => {}
             Ok(false) => break,
             // After the window the receiver may hang up on a sender that is slow to notice.
@@ -163,10 +163,10 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    /// Sends one source, or its beginning if the window closes meanwhile. Returns whether to go on.
-    fn send(&mut self, source: &Source) -> Result<bool, Message> {
+    /// Sends one piece, or its beginning if the window closes meanwhile. Returns whether to go on.
+    fn send(&mut self, piece: &Piece) -> Result<bool, Message> {
         self.cork(true)?;
-        let mut range = 0..source.len();
+        let mut range = 0..piece.len();
         while !range.is_empty() {
             let now = now_ns();
             match &self.window {
@@ -181,7 +181,7 @@ impl Sending<'_> {
                 }
                 _ => {}
             }
-            let sent = self.path.send(self.stream.as_fd(), source, range.clone());
+            let sent = self.path.send(self.stream.as_fd(), piece.source(), range.clone());
             range.start += sent.map_err(|error| stopped(&error))?;
             if self.window.is_none() {
                 let at_ns = now_ns();

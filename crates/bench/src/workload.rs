@@ -1,7 +1,7 @@
 //! What is sent: many files, one file, or memory.
 
 use crate::quantity::{ParseQuantityError, Size};
-use haul::{Source, SourceError};
+use haul::{Memory, Source, SourceError, file_len};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
@@ -124,17 +124,50 @@ pub struct Opened {
     /// As it is called in reports.
     pub name: String,
     /// What to send, in order, then again from the beginning.
-    pub sources: Vec<Source>,
+    pub pieces: Vec<Piece>,
 }
 
-impl Opened {
-    /// The size of the largest source.
-    pub fn largest(&self) -> Size {
-        Size(self.sources.iter().map(Source::len).max().unwrap_or(0))
+/// A file or a stretch of memory to send.
+#[derive(Debug)]
+pub enum Piece {
+    /// A file and its length in bytes.
+    File(File, u64),
+    /// Memory.
+    Memory(Memory),
+}
+
+impl Piece {
+    fn of_file(file: File) -> Result<Self, SourceError> {
+        let len = file_len(&file)?;
+        Ok(Self::File(file, len))
+    }
+
+    /// What to send.
+    pub(crate) fn source(&self) -> Source<'_> {
+        match self {
+            Self::File(file, _) => file.into(),
+            Self::Memory(memory) => memory.into(),
+        }
+    }
+
+    /// How many bytes.
+    #[expect(clippy::len_without_is_empty, reason = "an empty piece cannot be made")]
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::File(_, len) => *len,
+            Self::Memory(memory) => memory.len(),
+        }
     }
 }
 
-/// A source on its way to another process of the same user: it is opened again through `/proc`.
+impl Opened {
+    /// The size of the largest piece.
+    pub fn largest(&self) -> Size {
+        Size(self.pieces.iter().map(Piece::len).max().unwrap_or(0))
+    }
+}
+
+/// A piece on its way to another process of the same user: it is opened again through `/proc`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct HandedOver {
     path: PathBuf,
@@ -142,27 +175,30 @@ pub(crate) struct HandedOver {
 }
 
 impl Opened {
-    /// Its sources, for a child of this process. They stay valid as long as this does.
+    /// Its pieces, for a child of this process. They stay valid as long as this does.
     pub(crate) fn handed_over(&self) -> Vec<HandedOver> {
         let process = std::process::id();
-        let hand_over = |source: &Source| HandedOver {
-            path: format!("/proc/{process}/fd/{}", source.descriptor().as_raw_fd()).into(),
-            is_memory: source.is_memory(),
+        let hand_over = |piece: &Piece| {
+            let (file, is_memory) = match piece {
+                Piece::File(file, _) => (file, false),
+                Piece::Memory(memory) => (memory.file(), true),
+            };
+            HandedOver { path: format!("/proc/{process}/fd/{}", file.as_raw_fd()).into(), is_memory }
         };
-        self.sources.iter().map(hand_over).collect()
+        self.pieces.iter().map(hand_over).collect()
     }
 }
 
 impl HandedOver {
-    /// The source again.
-    pub(crate) fn take(&self) -> Result<Source, WorkloadError> {
+    /// The piece again.
+    pub(crate) fn take(&self) -> Result<Piece, WorkloadError> {
         let open = |source| WorkloadError::Open { path: self.path.clone(), source };
         let unsuited = |source| WorkloadError::Source { workload: self.path.display().to_string(), source };
         if self.is_memory {
             let file = File::options().read(true).write(true).open(&self.path).map_err(open)?;
-            Source::memory_file(file).map_err(unsuited)
+            Memory::of_file(file).map(Piece::Memory).map_err(unsuited)
         } else {
-            Source::file(File::open(&self.path).map_err(open)?).map_err(unsuited)
+            Piece::of_file(File::open(&self.path).map_err(open)?).map_err(unsuited)
         }
     }
 }
@@ -172,7 +208,7 @@ impl Workload {
     pub fn open(&self) -> Result<Opened, WorkloadError> {
         let name = self.to_string();
         let unsuited = |source| WorkloadError::Source { workload: name.clone(), source };
-        let sources = match self {
+        let pieces = match self {
             Self::Files { count, average } => {
                 let folder = std::env::temp_dir();
                 let make = |bytes| {
@@ -183,19 +219,19 @@ impl Workload {
                     })
                 };
                 exponential_sizes(*count, average.0)
-                    .map(|bytes| Source::file(make(bytes)?).map_err(unsuited))
+                    .map(|bytes| Piece::of_file(make(bytes)?).map_err(unsuited))
                     .collect::<Result<_, _>>()?
             }
             Self::File(path) => {
                 let file =
                     File::open(path).map_err(|source| WorkloadError::Open { path: path.clone(), source })?;
-                vec![Source::file(file).map_err(unsuited)?]
+                vec![Piece::of_file(file).map_err(unsuited)?]
             }
             Self::Memory(size) => {
-                vec![Source::memory(Noise::new(), size.0 as usize).map_err(unsuited)?]
+                vec![Piece::Memory(Memory::new(Noise::new(), size.0 as usize).map_err(unsuited)?)]
             }
         };
-        Ok(Opened { name, sources })
+        Ok(Opened { name, pieces })
     }
 }
 

@@ -1,10 +1,10 @@
-//! Why a path did not send, and whether another one would.
+//! Why bytes did not move, and what to do about it.
 
 use std::io;
 
-/// Why a path did not send.
+/// Why bytes did not move.
 #[derive(Debug, thiserror::Error)]
-pub enum PathError {
+pub enum Error {
     /// The kernel does not do it, here or for this socket. Another path may work:
     /// [`crate::Path::steps_down_to`].
     #[error("the kernel refuses {call}: {source}{}", advice(.call, .source))]
@@ -14,18 +14,51 @@ pub enum PathError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// The path makes no sense for this source.
+    /// What was asked for makes no sense here.
     #[error("{0}")]
     Unsuited(&'static str),
-    /// The source ended before the range did: the file was truncated.
-    #[error("the file ends at byte {at}, before the range does: it was truncated while being sent")]
+    /// The descriptor is something else than a socket.
+    #[error("the descriptor is not a socket: pass a connected one")]
+    NotASocket,
+    /// A socket of the wrong kind.
+    #[error("this needs {needed}, and the socket is {found}")]
+    WrongSocket {
+        /// What kind of socket it takes.
+        needed: &'static str,
+        /// What it got.
+        found: &'static str,
+    },
+    /// The source ended before the range did: the range is too long, or the file was truncated.
+    #[error("the file ends at byte {at}, before the range does: ask for less, or see who truncated it")]
     Ended {
         /// Where it ends, or rather where nothing more could be read.
         at: u64,
     },
-    /// The socket takes nothing now; nothing was sent.
-    #[error("the socket would block")]
+    /// The socket takes or gives nothing now; nothing was moved. Wait until it is ready and call again.
+    #[error("the socket would block: wait until it is ready")]
     WouldBlock,
+    /// A loan of nothing.
+    #[error("an empty buffer cannot be lent")]
+    LoanEmpty,
+    /// A loan that is larger than all loans together may be.
+    #[error(
+        "a loan of {bytes} bytes is over the bound of {bytes_max}: lend less, or raise Limits::bytes_max"
+    )]
+    LoanTooLarge {
+        /// The loan's size.
+        bytes: usize,
+        /// The bound.
+        bytes_max: usize,
+    },
+    /// The process has forked: the kernel's notices belong to the parent.
+    #[error("this sender was made before a fork: only the parent may lend and reclaim")]
+    Forked,
+    /// All of a pool's buffers are out.
+    #[error("all {buffers_max} buffers of the pool are out: reclaim some, or make the pool larger")]
+    PoolEmpty {
+        /// How many the pool has.
+        buffers_max: usize,
+    },
     /// The call failed for a reason of its own: a reset connection, a disk error.
     #[error("{call}: {source}")]
     Failed {
@@ -36,24 +69,46 @@ pub enum PathError {
     },
 }
 
+impl Error {
+    /// Whether another path, or a plain copy, may do what this one could not.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused { .. } | Self::Unsuited(_))
+    }
+}
+
+impl From<Error> for io::Error {
+    /// With the kind that programs ask for: `WouldBlock`, or the kernel's own where it said something.
+    fn from(error: Error) -> Self {
+        let kind = match &error {
+            Error::WouldBlock => io::ErrorKind::WouldBlock,
+            Error::Ended { .. } => io::ErrorKind::UnexpectedEof,
+            Error::Refused { source, .. } | Error::Failed { source, .. } => source.kind(),
+            _ => io::ErrorKind::InvalidInput,
+        };
+        Self::new(kind, error)
+    }
+}
+
 /// Sorts an error of `call` into those that another path could avoid and those that it could not.
-pub(crate) fn failed(call: &'static str) -> impl Fn(io::Error) -> PathError {
+pub(crate) fn failed(call: &'static str) -> impl Fn(io::Error) -> Error {
     move |source| {
         use rustix::io::Errno;
         match Errno::from_io_error(&source) {
-            Some(Errno::AGAIN) => PathError::WouldBlock,
+            Some(Errno::AGAIN) => Error::WouldBlock,
+            Some(Errno::NOTSOCK) => Error::NotASocket,
             Some(
                 Errno::INVAL
                 | Errno::OPNOTSUPP
                 | Errno::PERM
                 | Errno::ACCESS
                 | Errno::NOSYS
+                | Errno::NODEV
                 | Errno::NOMEM
                 | Errno::MFILE
                 | Errno::NFILE
                 | Errno::NOPROTOOPT,
-            ) => PathError::Refused { call, source },
-            _ => PathError::Failed { call, source },
+            ) => Error::Refused { call, source },
+            _ => Error::Failed { call, source },
         }
     }
 }
@@ -69,6 +124,7 @@ fn advice(call: &str, source: &io::Error) -> &'static str {
             " (the kernel is older than 5.6, or seccomp hides io_uring)"
         }
         ("io_uring_register" | "SEND_ZC", Some(Errno::NOMEM)) => " (raise ulimit -l)",
+        (_, Some(Errno::MFILE)) => " (raise ulimit -n)",
         (_, Some(Errno::PERM | Errno::NOSYS | Errno::ACCESS)) => {
             " (a seccomp filter or a container forbids it)"
         }

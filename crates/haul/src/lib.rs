@@ -7,35 +7,39 @@
 //! refuses one and never fails for that.
 //!
 //! ```no_run
-//! use haul::{Sender, Source};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let socket = std::net::TcpStream::connect("192.0.2.1:80")?;
-//! let source = Source::file(std::fs::File::open("video.mp4")?)?;
-//! let mut sender = Sender::new(socket)?;
-//! sender.send_all(&source, 0..source.len())?;
+//! let file = std::fs::File::open("video.mp4")?;
+//! let mut sender = haul::Sender::new(socket)?;
+//! sender.send_file_all(&file, 0..file.metadata()?.len())?;
 //! println!("{:?}", sender.report());
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! Everything works on any stream socket, blocking or not: a call takes what the socket takes, and
-//! [`PathError::WouldBlock`] means nothing was taken. `SIGPIPE` must be ignored, as Rust programs do from the
+//! [`Error::WouldBlock`] means nothing was taken. `SIGPIPE` must be ignored, as Rust programs do from the
 //! start: `sendfile`, `splice` and `write` have no flag against it.
 //!
 //! What the library cannot do yet: lend buffers, receive, forward, TLS.
 
 #![forbid(unsafe_code)]
 
+mod book;
+mod buffer;
 mod error;
-mod notices;
+mod files;
+mod lending;
 mod path;
 mod pipe;
 mod proof;
 mod sender;
 mod source;
 
-pub use error::PathError;
+pub use buffer::{Buffer, Pool, PooledBuffer};
+pub use error::Error;
+pub use lending::{LendError, Limits, LoanId, Outcome, Returned};
 pub use path::{Copying, Counts, Options, Path, SendPath, UnknownPath};
 pub use proof::{ProofError, Proved, probe, prove};
-pub use sender::{Demotion, Report, Sender};
-pub use source::{Source, SourceError};
+pub use sender::{Demotion, Report, Sender, Settings};
+pub use source::{Memory, Source, SourceError, file_len};

@@ -18,7 +18,7 @@ mod vmsplice;
 mod zerocopy;
 
 use crate::Source;
-use crate::error::PathError;
+use crate::error::Error;
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -77,7 +77,7 @@ struct Entry {
 }
 
 /// A path set up for a socket, or the reason why not.
-type Opened = Result<Box<dyn SendPath>, PathError>;
+type Opened = Result<Box<dyn SendPath>, Error>;
 
 /// Whether a path copies the bytes on the sending host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,10 +130,10 @@ pub trait SendPath: Send {
     ///
     /// To go on, call again with what is left of the range: a path may hold bytes that it has read ahead.
     /// `range` must not be empty.
-    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError>;
+    fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error>;
 
     /// Takes the kernel's word on pages it was lent; returns how many sends it still holds. Never blocks.
-    fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, PathError> {
+    fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         let _ = socket;
         Ok(0)
     }
@@ -182,7 +182,7 @@ impl Path {
     /// whether the socket is non-blocking.
     pub fn open(self, socket: BorrowedFd<'_>, options: &Options) -> Opened {
         if options.chunk_bytes == 0 {
-            return Err(PathError::Unsuited("chunk_bytes is 0: a path must take at least a byte at a time"));
+            return Err(Error::Unsuited("chunk_bytes is 0: a path must take at least a byte at a time"));
         }
         (entry(self).open)(socket, options)
     }

@@ -5,8 +5,8 @@
 //! and less once he has many pipes. Data that is left in a pipe when it closes is lost, so what a pipe holds
 //! is remembered here and sent before anything else.
 
-use crate::error::{PathError, failed};
-use crate::source::Source;
+use crate::error::{Error, failed};
+use crate::source::{Identity, Source};
 use haul_sys::region::page_bytes;
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use std::io;
@@ -22,8 +22,8 @@ pub(crate) struct Pipe {
     write_end: OwnedFd,
     capacity_bytes: usize,
     held_bytes: u64,
-    /// The source's number, and the offset in it.
-    held_from: (u64, u64),
+    /// Whose bytes it holds between two calls, and from which offset on.
+    held_from: Option<(Identity, u64)>,
 }
 
 impl Pipe {
@@ -36,7 +36,7 @@ impl Pipe {
             let _ = rustix::pipe::fcntl_setpipe_size(&write_end, wanted_bytes);
         }
         let capacity_bytes = rustix::pipe::fcntl_getpipe_size(&write_end)?;
-        Ok(Self { read_end, write_end, capacity_bytes, held_bytes: 0, held_from: (0, 0) })
+        Ok(Self { read_end, write_end, capacity_bytes, held_bytes: 0, held_from: None })
     }
 
     /// Bytes it can hold, if they start on a page boundary.
@@ -46,29 +46,30 @@ impl Pipe {
 
     /// How many bytes it holds of `source` from `offset` on. Bytes from anywhere else are thrown away: the
     /// caller has turned elsewhere.
-    pub fn held_from(&mut self, source: &Source, offset: u64) -> io::Result<u64> {
-        if self.held_bytes > 0 && self.held_from != (source.number(), offset) {
+    fn held_from(&mut self, source: Source<'_>, offset: u64) -> io::Result<u64> {
+        if self.held_bytes > 0 && self.held_from != Some((source.identity()?, offset)) {
             *self = Self::new(self.capacity_bytes.saturating_sub(page_bytes()))?;
         }
         Ok(self.held_bytes)
     }
 
-    /// Where to put bytes in; report them with [`Pipe::filled`].
+    /// Remembers, at the end of a call, whose bytes it holds: those of `source` from `offset` on.
+    fn keep(&mut self, source: Source<'_>, offset: u64) {
+        self.held_from = if self.held_bytes > 0 {
+            source.identity().ok().map(|identity| (identity, offset))
+        } else {
+            None
+        };
+    }
+
+    /// Where to put bytes in.
     pub fn write_end(&self) -> BorrowedFd<'_> {
         self.write_end.as_fd()
     }
 
-    /// Remembers that `count` bytes of `source` from `offset` on were put in.
-    pub fn filled(&mut self, source: &Source, offset: u64, count: usize) {
-        if self.held_bytes == 0 {
-            self.held_from = (source.number(), offset);
-        }
-        self.held_bytes += count as u64;
-    }
-
     /// Moves what it holds, at most `limit` bytes, into the socket; returns the bytes that the socket took.
     /// `more` says that more follows at once.
-    pub fn drain(&mut self, socket: BorrowedFd<'_>, limit: u64, more: bool) -> io::Result<u64> {
+    fn drain(&mut self, socket: BorrowedFd<'_>, limit: u64, more: bool) -> io::Result<u64> {
         let flags = if more { SpliceFlags::MORE } else { SpliceFlags::empty() };
         let count = loop {
             match rustix::pipe::splice(
@@ -84,7 +85,6 @@ impl Pipe {
             }
         };
         self.held_bytes -= count as u64;
-        self.held_from.1 += count as u64;
         Ok(count as u64)
     }
 }
@@ -97,38 +97,46 @@ impl Pipe {
 pub(crate) fn through(
     pipe: &mut Pipe,
     socket: BorrowedFd<'_>,
-    source: &Source,
+    source: Source<'_>,
     offset: u64,
     len: usize,
     calls: &mut u64,
-    mut fill: impl FnMut(&Pipe, u64, usize) -> Result<usize, PathError>,
-) -> Result<u64, PathError> {
-    let failed = failed("splice");
+    fill: impl FnMut(&Pipe, u64, usize) -> Result<usize, Error>,
+) -> Result<u64, Error> {
+    pipe.held_from(source, offset).map_err(failed("fstat"))?;
     let mut sent = 0;
-    let mut held = pipe.held_from(source, offset).map_err(&failed)?;
-    while sent < len as u64 {
-        if held == 0 {
-            let wanted = (len - sent as usize).min(pipe.capacity_bytes());
+    let moved = fill_and_drain(pipe, socket, offset, len, calls, fill, &mut sent);
+    pipe.keep(source, offset + sent);
+    match moved {
+        Err(error) if sent == 0 => Err(error),
+        _ => Ok(sent),
+    }
+}
+
+/// Fills and drains the pipe until `len` bytes went or one end refuses; `sent` says how far it came.
+fn fill_and_drain(
+    pipe: &mut Pipe,
+    socket: BorrowedFd<'_>,
+    offset: u64,
+    len: usize,
+    calls: &mut u64,
+    mut fill: impl FnMut(&Pipe, u64, usize) -> Result<usize, Error>,
+    sent: &mut u64,
+) -> Result<(), Error> {
+    while *sent < len as u64 {
+        if pipe.held_bytes == 0 {
+            let wanted = (len - *sent as usize).min(pipe.capacity_bytes());
             *calls += 1;
-            let count = match fill(pipe, offset + sent, wanted) {
-                Ok(0) | Err(_) if sent > 0 => return Ok(sent),
-                Ok(0) => return Err(PathError::Ended { at: offset }),
-                filled => filled?,
-            };
-            pipe.filled(source, offset + sent, count);
-            held = count as u64;
+            let count = fill(pipe, offset + *sent, wanted)?;
+            if count == 0 {
+                return Err(Error::Ended { at: offset + *sent });
+            }
+            pipe.held_bytes = count as u64;
         }
         *calls += 1;
         // The pipe may hold more than is asked for now, if the caller asked for more before.
-        let left = len as u64 - sent;
-        match pipe.drain(socket, left, held < left) {
-            Ok(count) => {
-                sent += count;
-                held -= count;
-            }
-            Err(_) if sent > 0 => return Ok(sent),
-            Err(error) => return Err(failed(error)),
-        }
+        let left = len as u64 - *sent;
+        *sent += pipe.drain(socket, left, pipe.held_bytes < left).map_err(failed("splice"))?;
     }
-    Ok(sent)
+    Ok(())
 }

@@ -5,9 +5,9 @@
 //! own pages; bytes that arrive as they were had been copied on the way. What it cannot see: a copy made
 //! while receiving.
 
-use crate::error::PathError;
+use crate::error::Error;
 use crate::path::{Options, Path};
-use crate::source::{Source, SourceError};
+use crate::source::{Memory, Source, SourceError};
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -44,7 +44,7 @@ impl Proved {
 pub enum ProofError {
     /// The path did not send.
     #[error(transparent)]
-    Path(#[from] PathError),
+    Path(#[from] Error),
     /// The scratch source could not be made.
     #[error("making the scratch source: {0}")]
     Source(#[from] SourceError),
@@ -89,12 +89,12 @@ pub fn probe(path: Path) -> Result<Proved, ProofError> {
 /// that it copies.
 pub fn prove(path: Path, from: &TcpStream, to: &TcpStream) -> Result<Proved, ProofError> {
     let failed = |step| move |source| ProofError::Connection { step, source };
-    let source = Source::memory(io::repeat(BEFORE), PROOF_BYTES)?;
-    let source = if path.takes_memory() { source } else { source.into_file() };
+    let memory = Memory::new(io::repeat(BEFORE), PROOF_BYTES)?;
+    let source = if path.takes_memory() { Source::from(&memory) } else { Source::from(memory.file()) };
     let mut sender = path.open(from.as_fd(), &Options::default())?;
     let mut sent = 0;
-    while sent < source.len() {
-        sent += sender.send(from.as_fd(), &source, sent..source.len())?;
+    while sent < memory.len() {
+        sent += sender.send(from.as_fd(), source, sent..memory.len())?;
     }
     let deadline = Instant::now() + ARRIVAL_MAX;
     loop {
@@ -107,8 +107,8 @@ pub fn prove(path: Path, from: &TcpStream, to: &TcpStream) -> Result<Proved, Pro
         }
         thread::sleep(Duration::from_micros(100));
     }
-    source
-        .descriptor()
+    memory
+        .file()
         .write_all_at(&vec![AFTER; PROOF_BYTES], 0)
         .map_err(failed("writing over the scratch source"))?;
     let mut received = vec![0; PROOF_BYTES];

@@ -1,26 +1,83 @@
-//! A socket and the path it is sent through, stepping down where it must.
+//! A socket to send through: bytes, files and loans, each by the cheapest way that this socket allows.
 
-use crate::error::PathError;
-use crate::path::{Counts, Options, Path, SendPath};
+use crate::buffer::Buffer;
+use crate::error::{Error, failed};
+use crate::files::Files;
+use crate::lending::{LendError, Lending, Limits, LoanId, Returned, SocketWire};
+use crate::path::{Counts, Options, Path};
 use crate::source::Source;
+use rustix::net::{SendFlags, SocketType};
+use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Bytes that a path may promise not to copy and copy after all before it is given up.
-const COPIED_BYTES_BEFORE_DEMOTION: u64 = 1 << 20;
 /// How often a wait for the kernel's word looks again. A wait is the end of a transfer, not its rhythm.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Sends through the best path that the kernel allows for this socket.
-pub struct Sender<S: AsFd> {
-    socket: S,
-    options: Options,
-    path: Path,
-    current: Box<dyn SendPath>,
-    /// Paths that were stepped down from: the kernel may still hold pages that they lent.
-    retired: Vec<(Path, Box<dyn SendPath>)>,
-    demotions: Vec<Demotion>,
+/// Sends through a connected socket.
+///
+/// What it does, in the order of the calls, reaches the peer in that order. On a non-blocking socket each call
+/// takes what the socket takes; [`Error::WouldBlock`] means that nothing was taken. Where a loan was taken in
+/// part, the rest of it goes out before anything else: every call sees to that first, and
+/// [`Sender::flush`] does nothing else.
+///
+/// The socket is the sender's own: if somebody else sends with `MSG_ZEROCOPY` on it, or reads its error queue,
+/// the kernel's notices cannot be told apart. Share it as an `Arc` for receiving.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut sender = haul::Sender::new(std::net::TcpStream::connect("192.0.2.1:80")?)?;
+/// sender.send_all(b"200 bytes follow\n")?;
+/// let file = std::fs::File::open("video.mp4")?;
+/// sender.send_file_all(&file, 0..200)?;
+/// println!("{:?}", sender.report());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A lent buffer cannot be touched, because it is gone:
+///
+/// ```compile_fail,E0382
+/// # fn lend(mut sender: haul::Sender<std::net::TcpStream>, pool: haul::Pool) {
+/// let mut buffer = pool.take().unwrap();
+/// sender.lend(buffer).unwrap();
+/// buffer[0] = 1; // borrow of moved value
+/// # }
+/// ```
+pub struct Sender<S: AsFd + Send + 'static> {
+    /// `None` only while it is dropped.
+    socket: Option<S>,
+    kind: SocketType,
+    files: Files,
+    lending: Lending,
+    sent: Counts,
+}
+
+/// How a sender is to work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The path for files, or what it steps down to.
+    pub path: Path,
+    /// How that path works.
+    pub options: Options,
+    /// What may be lent at a time.
+    pub limits: Limits,
+    /// Smaller loans are copied: keeping account of pages costs more than copying few bytes.
+    pub zerocopy_bytes_min: usize,
+}
+
+impl Default for Settings {
+    /// `sendfile`, the cheapest path for files on every kernel measured so far (docs/findings.md); loans from
+    /// 4 KiB up, a page, from where seed measurements on other systems found that they pay.
+    fn default() -> Self {
+        Self {
+            path: Path::Sendfile,
+            options: Options::default(),
+            limits: Limits::default(),
+            zerocopy_bytes_min: 4096,
+        }
+    }
 }
 
 /// A step down from one path to the next.
@@ -37,71 +94,170 @@ pub struct Demotion {
 /// What a sender has done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// What each path that was used has done, in the order of their use.
-    pub paths: Vec<(Path, Counts)>,
-    /// Every step down, in order.
+    /// By [`Sender::send`] and its kin: always copied.
+    pub sent: Counts,
+    /// By [`Sender::send_file`], for each path that was used, in the order of their use.
+    pub files: Vec<(Path, Counts)>,
+    /// By [`Sender::lend`] and its kin.
+    pub loans: Counts,
+    /// Loans that have not been reclaimed.
+    pub loans_out: usize,
+    /// Every step down, those of files before those of loans.
     pub demotions: Vec<Demotion>,
 }
 
-impl<S: AsFd> Sender<S> {
-    /// Sends through `sendfile`, or what it steps down to: the cheapest path for files on every kernel
-    /// measured so far (docs/findings.md).
-    pub fn new(socket: S) -> Result<Self, PathError> {
-        Self::with_path(socket, Path::Sendfile, Options::default())
+impl<S: AsFd + Send + 'static> Sender<S> {
+    /// A sender with [`Settings::default`].
+    pub fn new(socket: S) -> Result<Self, Error> {
+        Self::with(socket, Settings::default())
     }
 
-    /// Sends through `path`, or what it steps down to.
-    pub fn with_path(socket: S, path: Path, options: Options) -> Result<Self, PathError> {
-        let mut demotions = Vec::new();
-        let (path, current) = open_or_step_down(path, socket.as_fd(), &options, &mut demotions)?;
-        Ok(Self { socket, options, path, current, retired: Vec::new(), demotions })
-    }
-
-    /// The path in use.
-    pub fn path(&self) -> Path {
-        self.path
-    }
-
-    /// Sends the beginning of `range`; returns the bytes the socket took, 0 only for an empty range.
-    ///
-    /// A path that the kernel refuses, or that copies although it should not, is stepped down from, and the
-    /// same bytes go through the next one. Only errors that no path could avoid come back.
-    pub fn send(&mut self, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
-        if range.is_empty() {
-            return Ok(0);
+    /// A sender that works as told. The socket may be a stream (TCP, Unix) or a connected datagram socket,
+    /// which takes loans and single messages but no files.
+    pub fn with(socket: S, settings: Settings) -> Result<Self, Error> {
+        let kind = rustix::net::sockopt::socket_type(&socket)
+            .map_err(|errno| failed("getsockopt SO_TYPE")(errno.into()))?;
+        if settings.options.chunk_bytes == 0 {
+            return Err(Error::Unsuited("chunk_bytes is 0: a path must take at least a byte at a time"));
         }
-        loop {
-            match self.current.send(self.socket.as_fd(), source, range.clone()) {
-                Err(error @ (PathError::Refused { .. } | PathError::Unsuited(_))) => {
-                    self.step_down(error)?;
-                }
-                Err(error) => return Err(error),
-                Ok(sent) => {
-                    self.give_up_copying_path();
-                    return Ok(sent);
-                }
-            }
-        }
+        Ok(Self {
+            socket: Some(socket),
+            kind,
+            files: Files::new(settings.path, settings.options),
+            lending: Lending::new(settings.limits, settings.zerocopy_bytes_min),
+            sent: Counts::default(),
+        })
     }
 
-    /// Sends the whole `range`. For blocking sockets: on another, [`PathError::WouldBlock`] does not say how
-    /// far it came.
-    pub fn send_all(&mut self, source: &Source, mut range: Range<u64>) -> Result<(), PathError> {
-        while !range.is_empty() {
-            range.start += self.send(source, range.clone())?;
+    /// Sends a beginning of `bytes`, copying it before it returns; returns how much the socket took.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        self.send_vectored(&[IoSlice::new(bytes)])
+    }
+
+    /// The same from several places in one call.
+    pub fn send_vectored(&mut self, parts: &[IoSlice<'_>]) -> Result<usize, Error> {
+        self.flush()?;
+        self.sent.calls += 1;
+        let sent = rustix::io::retry_on_intr(|| {
+            rustix::net::sendmsg(
+                self.socket(),
+                parts,
+                &mut rustix::net::SendAncillaryBuffer::default(),
+                SendFlags::NOSIGNAL,
+            )
+        })
+        .map_err(|errno| failed("sendmsg")(errno.into()))?;
+        self.sent.bytes += sent as u64;
+        Ok(sent)
+    }
+
+    /// Sends all of `bytes`. For blocking sockets: on another, [`Error::WouldBlock`] does not say how far it
+    /// came.
+    pub fn send_all(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            bytes = &bytes[self.send(bytes)?..];
         }
         Ok(())
     }
 
+    /// Sends the beginning of a range of a file or of [`crate::Memory`], which does not pass through the
+    /// program's memory; returns the bytes the socket took, 0 only for an empty range.
+    ///
+    /// A path that the kernel refuses, or that copies although it should not, is stepped down from, and the
+    /// same bytes go through the next one. To go on, call again with what is left of the range.
+    pub fn send_file<'a>(&mut self, source: impl Into<Source<'a>>, range: Range<u64>) -> Result<u64, Error> {
+        self.flush()?;
+        if self.kind != SocketType::STREAM {
+            return Err(Error::WrongSocket { needed: "a stream socket", found: "a datagram socket" });
+        }
+        if range.is_empty() {
+            return Ok(0);
+        }
+        if self.lending.owns_notices() {
+            self.files.leave_notices();
+        }
+        let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
+        self.files.send(socket.as_fd(), source.into(), &range)
+    }
+
+    /// Sends the whole range. For blocking sockets: on another, [`Error::WouldBlock`] does not say how far it
+    /// came.
+    pub fn send_file_all<'a>(
+        &mut self,
+        source: impl Into<Source<'a>>,
+        mut range: Range<u64>,
+    ) -> Result<(), Error> {
+        let source = source.into();
+        while !range.is_empty() {
+            range.start += self.send_file_from(source, range.clone())?;
+        }
+        Ok(())
+    }
+
+    fn send_file_from(&mut self, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
+        self.send_file(source, range)
+    }
+
+    /// Lends a buffer to the kernel, which sends it from where it is and not from a copy; on a datagram
+    /// socket as one message.
+    ///
+    /// It comes back from [`Sender::reclaim`]. On a blocking socket all of it has been taken when this returns,
+    /// and where too much is out already this waits until some has come back. On a non-blocking one the rest
+    /// goes out with later calls. Where the socket, the kernel or a limit does not allow lending, the bytes are
+    /// copied, and the buffer comes back with [`crate::Outcome::Copied`].
+    pub fn lend(&mut self, buffer: impl Into<Buffer>) -> Result<LoanId, LendError> {
+        self.lend_as(buffer.into(), None)
+    }
+
+    /// Lends a buffer to be sent as datagrams of `segment_bytes` each, the last one shorter: the device or
+    /// the kernel cuts them (UDP segmentation offload, Linux 4.18).
+    pub fn lend_segments(
+        &mut self,
+        buffer: impl Into<Buffer>,
+        segment_bytes: u16,
+    ) -> Result<LoanId, LendError> {
+        let buffer = buffer.into();
+        if self.kind != SocketType::DGRAM {
+            let error = Error::WrongSocket { needed: "a datagram socket", found: "a stream socket" };
+            return Err(LendError { error, buffer });
+        }
+        if segment_bytes == 0 {
+            let error = Error::Unsuited("segment_bytes is 0: a datagram must hold at least a byte");
+            return Err(LendError { error, buffer });
+        }
+        self.lend_as(buffer, Some(segment_bytes))
+    }
+
+    fn lend_as(&mut self, buffer: Buffer, segment_bytes: Option<u16>) -> Result<LoanId, LendError> {
+        if self.files.owns_notices() {
+            self.lending.give_up("the socket's zero-copy notices belong to the path zerocopy".into());
+        }
+        let Some(socket) = &self.socket else { return Err(LendError { error: Error::NotASocket, buffer }) };
+        self.lending.lend(&mut SocketWire::of(socket.as_fd()), buffer, segment_bytes)
+    }
+
+    /// Takes back the buffers that the kernel is done with, without waiting.
+    ///
+    /// A socket that is polled reports `POLLERR` (`EPOLLERR`) while there is something to reclaim.
+    pub fn reclaim(&mut self) -> Result<impl Iterator<Item = Returned> + '_, Error> {
+        let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
+        self.lending.reclaim(&mut SocketWire::of(socket.as_fd()))
+    }
+
+    /// Sends what is left of a loan that was taken in part. [`Error::WouldBlock`] while some is left.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
+        self.lending.flush(&mut SocketWire::of(socket.as_fd()))
+    }
+
     /// Waits until the kernel holds none of the pages it was lent, at most `timeout`; returns how many sends
-    /// it still holds.
-    pub fn settle(&mut self, timeout: Duration) -> Result<usize, PathError> {
+    /// it still holds. The buffers are then there to be reclaimed.
+    pub fn settle(&mut self, timeout: Duration) -> Result<usize, Error> {
         let deadline = Instant::now() + timeout;
         loop {
-            let mut held = self.current.settle(self.socket.as_fd())?;
-            for (_, path) in &mut self.retired {
-                held += path.settle(self.socket.as_fd())?;
-            }
+            let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
+            self.lending.reap(&mut SocketWire::of(socket.as_fd()))?;
+            let held = self.files.settle(socket.as_fd())? + self.lending.open_sends();
             if held == 0 || Instant::now() >= deadline {
                 return Ok(held);
             }
@@ -109,54 +265,52 @@ impl<S: AsFd> Sender<S> {
         }
     }
 
-    /// What has been done so far, path by path.
+    /// What has been done so far.
     pub fn report(&self) -> Report {
-        let retired = self.retired.iter().map(|(path, sender)| (*path, sender.counts()));
+        let demotions = self.files.demotions().iter().chain(self.lending.demotions());
         Report {
-            paths: retired.chain([(self.path, self.current.counts())]).collect(),
-            demotions: self.demotions.clone(),
+            sent: self.sent,
+            files: self.files.counts(),
+            loans: self.lending.counts(),
+            loans_out: self.lending.out(),
+            demotions: demotions.cloned().collect(),
         }
     }
 
+    /// The path that files take now.
+    pub fn path(&self) -> Path {
+        self.files.path()
+    }
+
     /// The socket.
-    pub fn socket(&self) -> &S {
-        &self.socket
-    }
-
-    fn step_down(&mut self, reason: PathError) -> Result<(), PathError> {
-        let Some(next) = self.path.steps_down_to() else { return Err(reason) };
-        let mut demotions = vec![Demotion { from: self.path, to: next, reason: reason.to_string() }];
-        let (path, current) = open_or_step_down(next, self.socket.as_fd(), &self.options, &mut demotions)?;
-        self.demotions.extend(demotions);
-        self.retired.push((self.path, std::mem::replace(&mut self.current, current)));
-        self.path = path;
-        Ok(())
-    }
-
-    /// A path that only copies is given up for a cheaper one. If none can be opened it goes on, dearer but
-    /// sound.
-    fn give_up_copying_path(&mut self) {
-        let counts = self.current.counts();
-        if counts.copied_bytes >= COPIED_BYTES_BEFORE_DEMOTION && counts.zero_copied_bytes == 0 {
-            let _ =
-                self.step_down(PathError::Unsuited("the kernel copied all that was to go without a copy"));
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            Some(socket) => socket.as_fd(),
+            None => unreachable!("the socket leaves only when the sender is dropped"),
         }
     }
 }
 
-fn open_or_step_down(
-    mut path: Path,
-    socket: BorrowedFd<'_>,
-    options: &Options,
-    demotions: &mut Vec<Demotion>,
-) -> Result<(Path, Box<dyn SendPath>), PathError> {
-    loop {
-        match (path.open(socket, options), path.steps_down_to()) {
-            (Err(reason @ PathError::Refused { .. }), Some(next)) => {
-                demotions.push(Demotion { from: path, to: next, reason: reason.to_string() });
-                path = next;
-            }
-            (opened, _) => return Ok((path, opened?)),
+impl<S: AsFd + Send + 'static> Drop for Sender<S> {
+    /// Loans that are out stay with their socket until the kernel has let go of them. Bytes of a loan that
+    /// the socket has not taken yet are not sent any more.
+    fn drop(&mut self) {
+        let fresh = Lending::new(Limits::default(), 0);
+        let lending = std::mem::replace(&mut self.lending, fresh);
+        if let Some(socket) = self.socket.take() {
+            lending.leave(socket);
         }
+    }
+}
+
+impl<S: AsFd + Send + 'static> io::Write for Sender<S> {
+    /// As [`Sender::send`].
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.send(bytes).map_err(io::Error::from)
+    }
+
+    /// As [`Sender::flush`].
+    fn flush(&mut self) -> io::Result<()> {
+        Self::flush(self).map_err(io::Error::from)
     }
 }

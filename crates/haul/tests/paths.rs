@@ -1,7 +1,7 @@
 //! Every path over real sockets: what is sent arrives, whole and in order, whatever the chunk, the range and
 //! the socket's mode.
 
-use haul::{Copying, Options, Path, PathError, Sender, Source, probe, prove};
+use haul::{Copying, Error, Memory, Options, Path, Sender, Settings, file_len, probe, prove};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -64,14 +64,14 @@ fn a_range_of_a_file_arrives_whole_through_every_path() {
         for chunk_bytes in [4096, 10_000, 65_536, 1 << 20] {
             let (from, to) = connected();
             let received = receive_all(to);
-            let source = Source::file(file_with(&bytes)).unwrap();
+            let source = file_with(&bytes);
             let options = Options { chunk_bytes, ..Options::default() };
             let mut sender = path.open(from.as_fd(), &options).unwrap();
-            let mut range = 4097..source.len() - 3;
+            let mut range = 4097..bytes.len() as u64 - 3;
             while !range.is_empty() {
-                range.start += sender.send(from.as_fd(), &source, range.clone()).unwrap();
+                range.start += sender.send(from.as_fd(), (&source).into(), range.clone()).unwrap();
             }
-            assert_eq!(sender.counts().bytes, source.len() - 3 - 4097, "{path}");
+            assert_eq!(sender.counts().bytes, bytes.len() as u64 - 3 - 4097, "{path}");
             drop((sender, from));
             assert!(received.join().unwrap() == bytes[4097..bytes.len() - 3], "{path}, chunk {chunk_bytes}");
         }
@@ -84,11 +84,11 @@ fn memory_arrives_whole_through_every_path_that_takes_it() {
     for path in real_paths().filter(|&path| path.takes_memory() && !refused(path)) {
         let (from, to) = connected_over(SocketAddr::from((Ipv6Addr::LOCALHOST, 0)));
         let received = receive_all(to);
-        let source = Source::memory(bytes.as_slice(), bytes.len()).unwrap();
+        let source = Memory::new(bytes.as_slice(), bytes.len()).unwrap();
         let mut sender = path.open(from.as_fd(), &Options::default()).unwrap();
         let mut range = 0..source.len();
         while !range.is_empty() {
-            range.start += sender.send(from.as_fd(), &source, range.clone()).unwrap();
+            range.start += sender.send(from.as_fd(), (&source).into(), range.clone()).unwrap();
         }
         drop((sender, from));
         assert!(received.join().unwrap() == bytes, "{path}");
@@ -101,23 +101,23 @@ fn a_non_blocking_socket_takes_what_it_takes_and_nothing_is_lost_or_doubled() {
     for path in real_paths().filter(|&path| !refused(path)) {
         let (from, to) = connected();
         from.set_nonblocking(true).unwrap();
-        let source = Source::file(file_with(&bytes)).unwrap();
+        let source = file_with(&bytes);
         let mut sender = path.open(from.as_fd(), &Options::default()).unwrap();
-        let mut range = 0..source.len();
+        let mut range = 0..bytes.len() as u64;
         // Fill the socket before anybody reads, so that it must refuse.
         let refused_at = loop {
-            match sender.send(from.as_fd(), &source, range.clone()) {
+            match sender.send(from.as_fd(), (&source).into(), range.clone()) {
                 Ok(sent) => range.start += sent,
-                Err(PathError::WouldBlock) => break range.start,
+                Err(Error::WouldBlock) => break range.start,
                 Err(error) => panic!("{path}: {error}"),
             }
         };
-        assert!(refused_at > 0 && refused_at < source.len(), "{path}");
+        assert!(refused_at > 0 && refused_at < bytes.len() as u64, "{path}");
         let received = receive_all(to);
         while !range.is_empty() {
-            match sender.send(from.as_fd(), &source, range.clone()) {
+            match sender.send(from.as_fd(), (&source).into(), range.clone()) {
                 Ok(sent) => range.start += sent,
-                Err(PathError::WouldBlock) => thread::sleep(Duration::from_micros(200)),
+                Err(Error::WouldBlock) => thread::sleep(Duration::from_micros(200)),
                 Err(error) => panic!("{path}: {error}"),
             }
         }
@@ -131,11 +131,10 @@ fn a_file_that_was_truncated_ends_and_does_not_hang_or_crash() {
     for path in real_paths().filter(|&path| !refused(path)) {
         let (from, _to) = connected();
         let file = file_with(&pattern(100_000));
-        let source = Source::file(file.try_clone().unwrap()).unwrap();
         file.set_len(0).unwrap();
         let mut sender = path.open(from.as_fd(), &Options::default()).unwrap();
-        let error = sender.send(from.as_fd(), &source, 0..source.len()).unwrap_err();
-        assert!(matches!(error, PathError::Ended { at: 0 }), "{path}: {error}");
+        let error = sender.send(from.as_fd(), (&file).into(), 0..100_000).unwrap_err();
+        assert!(matches!(error, Error::Ended { at: 0 }), "{path}: {error}");
     }
 }
 
@@ -146,18 +145,17 @@ fn a_file_truncated_in_the_middle_ends_where_the_count_says() {
         let (from, to) = connected();
         let received = receive_all(to);
         let file = file_with(&bytes);
-        let source = Source::file(file.try_clone().unwrap()).unwrap();
         file.set_len(50_000).unwrap();
         let options = Options { chunk_bytes: 1 << 20, ..Options::default() };
         let mut sender = path.open(from.as_fd(), &options).unwrap();
-        let mut range = 0..source.len();
+        let mut range = 0..100_000;
         let error = loop {
-            match sender.send(from.as_fd(), &source, range.clone()) {
+            match sender.send(from.as_fd(), (&file).into(), range.clone()) {
                 Ok(sent) => range.start += sent,
                 Err(error) => break error,
             }
         };
-        assert!(matches!(error, PathError::Ended { .. }), "{path}: {error}");
+        assert!(matches!(error, Error::Ended { .. }), "{path}: {error}");
         assert_eq!(sender.counts().bytes, range.start, "{path}");
         drop((sender, from));
         let received = received.join().unwrap();
@@ -174,19 +172,19 @@ fn what_a_pipe_held_of_one_file_is_never_sent_as_another_s() {
     for path in [Path::Splice, Path::Vmsplice].into_iter().filter(|&path| !refused(path)) {
         let (from, to) = connected();
         from.set_nonblocking(true).unwrap();
-        let sources = [&one, &two].map(|bytes| Source::file(file_with(bytes)).unwrap());
+        let sources = [&one, &two].map(|bytes| file_with(bytes));
         let mut sender = path.open(from.as_fd(), &Options::default()).unwrap();
         // Always from offset 0, so that only the file tells the two apart.
         let mut sent_of_one = 0;
-        while let Ok(sent) = sender.send(from.as_fd(), &sources[0], 0..sources[0].len()) {
+        while let Ok(sent) = sender.send(from.as_fd(), (&sources[0]).into(), 0..one.len() as u64) {
             sent_of_one += sent as usize;
         }
         let received = receive_all(to);
-        let mut range = 0..sources[1].len();
+        let mut range = 0..two.len() as u64;
         while !range.is_empty() {
-            match sender.send(from.as_fd(), &sources[1], range.clone()) {
+            match sender.send(from.as_fd(), (&sources[1]).into(), range.clone()) {
                 Ok(sent) => range.start += sent,
-                Err(PathError::WouldBlock) => thread::sleep(Duration::from_micros(200)),
+                Err(Error::WouldBlock) => thread::sleep(Duration::from_micros(200)),
                 Err(error) => panic!("{path}: {error}"),
             }
         }
@@ -201,16 +199,16 @@ fn what_a_pipe_held_of_one_file_is_never_sent_as_another_s() {
 fn a_reset_connection_is_a_failure_and_not_a_signal() {
     for path in real_paths().filter(|&path| !refused(path)) {
         let (from, to) = connected();
-        let source = Source::file(file_with(&pattern(1 << 20))).unwrap();
+        let source = file_with(&pattern(1 << 20));
         let mut sender = path.open(from.as_fd(), &Options::default()).unwrap();
         drop(to);
         let error = loop {
-            match sender.send(from.as_fd(), &source, 0..source.len()) {
+            match sender.send(from.as_fd(), (&source).into(), 0..1 << 20) {
                 Ok(_) => {}
                 Err(error) => break error,
             }
         };
-        assert!(matches!(error, PathError::Failed { .. }), "{path}: {error}");
+        assert!(matches!(error, Error::Failed { .. }), "{path}: {error}");
     }
 }
 
@@ -233,14 +231,14 @@ fn a_sender_steps_down_from_what_copies_after_all_and_every_byte_arrives() {
     let bytes = pattern(16 << 20);
     let (from, to) = connected();
     let received = receive_all(to);
-    let source = Source::memory(bytes.as_slice(), bytes.len()).unwrap();
-    let mut sender = Sender::with_path(from, Path::Zerocopy, Options::default()).unwrap();
-    sender.send_all(&source, 0..source.len()).unwrap();
+    let source = Memory::new(bytes.as_slice(), bytes.len()).unwrap();
+    let mut sender = Sender::with(from, Settings { path: Path::Zerocopy, ..Settings::default() }).unwrap();
+    sender.send_file_all(&source, 0..source.len()).unwrap();
     assert_eq!(sender.settle(Duration::from_secs(10)).unwrap(), 0);
     let report = sender.report();
     assert_eq!(report.demotions[0].from, Path::Zerocopy, "{report:?}");
     assert!(report.demotions[0].reason.contains("copied"), "{report:?}");
-    assert_eq!(report.paths.iter().map(|(_, counts)| counts.bytes).sum::<u64>(), source.len());
+    assert_eq!(report.files.iter().map(|(_, counts)| counts.bytes).sum::<u64>(), source.len());
     drop(sender);
     assert!(received.join().unwrap() == bytes);
 }
@@ -249,9 +247,9 @@ fn a_sender_steps_down_from_what_copies_after_all_and_every_byte_arrives() {
 fn a_path_that_does_not_suit_the_source_is_stepped_down_from() {
     let (from, to) = connected();
     let received = receive_all(to);
-    let source = Source::memory(&b"hello"[..], 5).unwrap();
-    let mut sender = Sender::with_path(from, Path::UringChain, Options::default()).unwrap();
-    sender.send_all(&source, 0..5).unwrap();
+    let source = Memory::new(&b"hello"[..], 5).unwrap();
+    let mut sender = Sender::with(from, Settings { path: Path::UringChain, ..Settings::default() }).unwrap();
+    sender.send_file_all(&source, 0..5).unwrap();
     assert_ne!(sender.path(), Path::UringChain);
     drop(sender);
     assert_eq!(received.join().unwrap(), b"hello");
@@ -260,8 +258,8 @@ fn a_path_that_does_not_suit_the_source_is_stepped_down_from() {
 #[test]
 fn what_cannot_be_sent_says_so() {
     let directory = File::open("/").unwrap();
-    assert!(Source::file(directory).unwrap_err().to_string().contains("not a regular file"));
-    assert!(Source::file(tempfile::tempfile().unwrap()).unwrap_err().to_string().contains("empty"));
+    assert!(file_len(&directory).unwrap_err().to_string().contains("not a regular file"));
+    assert!(file_len(&tempfile::tempfile().unwrap()).unwrap_err().to_string().contains("empty"));
     let (from, _to) = connected();
     let options = Options { chunk_bytes: 0, ..Options::default() };
     assert!(Path::Sendfile.open(from.as_fd(), &options).is_err());

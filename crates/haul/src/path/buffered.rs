@@ -2,7 +2,7 @@
 
 use super::{Counts, Opened, Options, SendPath, chunk_of};
 use crate::Source;
-use crate::error::{PathError, failed};
+use crate::error::{Error, failed};
 use haul_sys::region::Region;
 use std::io;
 use std::ops::Range;
@@ -27,7 +27,7 @@ impl ThroughBuffer {
 }
 
 impl SendPath for ThroughBuffer {
-    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
+    fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
         let (offset, len) = chunk_of(&range, self.buffer.len());
         let sent = if let Some(memory) = source.as_memory() {
             (self.put)(memory, socket, offset as usize..offset as usize + len)
@@ -35,7 +35,7 @@ impl SendPath for ThroughBuffer {
             self.counts.calls += 1;
             let read = self.buffer.fill(source.descriptor(), offset, 0..len).map_err(failed("pread"))?;
             if read == 0 {
-                return Err(PathError::Ended { at: offset });
+                return Err(Error::Ended { at: offset });
             }
             (self.put)(&self.buffer, socket, 0..read)
         };

@@ -6,7 +6,7 @@
 
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
-use crate::error::{PathError, failed};
+use crate::error::{Error, failed};
 use crate::pipe::{Pipe, through};
 use rustix::io::retry_on_intr;
 use rustix::pipe::SpliceFlags;
@@ -33,8 +33,8 @@ struct Floor {
 }
 
 impl SendPath for Floor {
-    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
-        let hot = HOT_BYTES.min(source.len());
+    fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
+        let hot = HOT_BYTES.min(range.end);
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         let mut fill_calls = 0;
         let calls = &mut self.counts.calls;
@@ -48,7 +48,7 @@ impl SendPath for Floor {
                 match splice_in(source, &mut position, pipe, wanted) {
                     Ok(count) if count > 0 => filled += count,
                     // The pipe counts slots, and is full sooner than its bytes say.
-                    Ok(_) | Err(PathError::WouldBlock) if filled > 0 => break,
+                    Ok(_) | Err(Error::WouldBlock) if filled > 0 => break,
                     ended_or_failed => return ended_or_failed,
                 }
             }
@@ -64,7 +64,7 @@ impl SendPath for Floor {
     }
 }
 
-fn splice_in(source: &Source, position: &mut u64, pipe: &Pipe, len: usize) -> Result<usize, PathError> {
+fn splice_in(source: Source<'_>, position: &mut u64, pipe: &Pipe, len: usize) -> Result<usize, Error> {
     retry_on_intr(|| {
         rustix::pipe::splice(
             source.descriptor(),

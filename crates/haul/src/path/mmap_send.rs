@@ -6,7 +6,7 @@
 
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
-use crate::error::{PathError, failed};
+use crate::error::{Error, failed};
 use haul_sys::region::{Region, SendMode, page_bytes};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -24,9 +24,9 @@ struct MmapSend {
 }
 
 impl SendPath for MmapSend {
-    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
+    fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
         if source.as_memory().is_some() {
-            return Err(PathError::Unsuited("memory is mapped already: read+send sends it as it is"));
+            return Err(Error::Unsuited("memory is mapped already: read+send sends it as it is"));
         }
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         let window = Window::of(source, offset, len)?;
@@ -53,7 +53,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    pub fn of(source: &Source, offset: u64, len: usize) -> Result<Self, PathError> {
+    pub fn of(source: Source<'_>, offset: u64, len: usize) -> Result<Self, Error> {
         let before = (offset % page_bytes() as u64) as usize;
         let region = Region::of_file(source.descriptor(), offset - before as u64, before + len)
             .map_err(failed("mmap"))?;
@@ -62,9 +62,9 @@ impl Window {
 
     /// What an error of `call` on this window means: pages that are not there are a file that was truncated.
     #[expect(clippy::unused_self, reason = "only meaningful for a window")]
-    pub fn failed(&self, call: &'static str, offset: u64, error: std::io::Error) -> PathError {
+    pub fn failed(&self, call: &'static str, offset: u64, error: std::io::Error) -> Error {
         match rustix::io::Errno::from_io_error(&error) {
-            Some(rustix::io::Errno::FAULT) => PathError::Ended { at: offset },
+            Some(rustix::io::Errno::FAULT) => Error::Ended { at: offset },
             _ => failed(call)(error),
         }
     }

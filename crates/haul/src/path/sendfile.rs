@@ -8,7 +8,7 @@
 
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
-use crate::error::{PathError, failed};
+use crate::error::{Error, failed};
 use rustix::io::retry_on_intr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -26,7 +26,7 @@ struct Sendfile {
 }
 
 impl SendPath for Sendfile {
-    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
+    fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         let mut position = offset;
         self.counts.calls += 1;
@@ -34,7 +34,7 @@ impl SendPath for Sendfile {
             retry_on_intr(|| rustix::fs::sendfile(socket, source.descriptor(), Some(&mut position), len))
                 .map_err(|errno| failed("sendfile")(errno.into()))?;
         if sent == 0 {
-            return Err(PathError::Ended { at: offset });
+            return Err(Error::Ended { at: offset });
         }
         self.counts.bytes += sent as u64;
         Ok(sent as u64)

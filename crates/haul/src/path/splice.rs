@@ -7,7 +7,7 @@
 
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
-use crate::error::{PathError, failed};
+use crate::error::{Error, failed};
 use crate::pipe::{Pipe, through};
 use rustix::io::retry_on_intr;
 use rustix::pipe::SpliceFlags;
@@ -31,7 +31,7 @@ struct Splice {
 }
 
 impl SendPath for Splice {
-    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
+    fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         let calls = &mut self.counts.calls;
         let sent = through(&mut self.pipe, socket, source, offset, len, calls, |pipe, offset, len| {

@@ -7,7 +7,7 @@
 use super::uring_send::ring_for;
 use super::{Copying, Counts, Entry, Path, SendPath, chunk_of};
 use crate::Source;
-use crate::error::{PathError, failed};
+use crate::error::{Error, failed};
 use haul_sys::region::Region;
 use haul_sys::uring::Ring;
 use std::ops::Range;
@@ -32,9 +32,9 @@ struct UringChain {
 }
 
 impl SendPath for UringChain {
-    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
+    fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
         if source.as_memory().is_some() {
-            return Err(PathError::Unsuited(
+            return Err(Error::Unsuited(
                 "memory has no read to merge with the send: uring-send sends it as it is",
             ));
         }
@@ -44,7 +44,7 @@ impl SendPath for UringChain {
             .read_then_send(source.descriptor(), offset, socket, &self.buffer, 0..len)
             .map_err(failed("io_uring_enter"))?;
         let sent = match read.map_err(failed("IORING_OP_READ"))? {
-            0 => return Err(PathError::Ended { at: offset }),
+            0 => return Err(Error::Ended { at: offset }),
             read if read < len => self.ring.send(socket, &self.buffer, 0..read),
             _ => sent,
         };

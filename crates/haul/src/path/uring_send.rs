@@ -7,7 +7,7 @@
 
 use super::{Copying, Counts, Entry, Path, SendPath, chunk_of};
 use crate::Source;
-use crate::error::{PathError, failed};
+use crate::error::{Error, failed};
 use haul_sys::region::Region;
 use haul_sys::uring::Ring;
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub(super) const ENTRY: Entry = Entry {
 };
 
 /// A ring that waits for `socket` exactly where the socket itself would, as its mode stands now.
-pub(super) fn ring_for(socket: BorrowedFd<'_>) -> Result<Ring, PathError> {
+pub(super) fn ring_for(socket: BorrowedFd<'_>) -> Result<Ring, Error> {
     let mut ring = Ring::new().map_err(failed("io_uring_setup"))?;
     if is_nonblocking(socket)? {
         ring.set_nonblocking();
@@ -34,7 +34,7 @@ pub(super) fn ring_for(socket: BorrowedFd<'_>) -> Result<Ring, PathError> {
     Ok(ring)
 }
 
-pub(super) fn is_nonblocking(socket: BorrowedFd<'_>) -> Result<bool, PathError> {
+pub(super) fn is_nonblocking(socket: BorrowedFd<'_>) -> Result<bool, Error> {
     let flags = rustix::fs::fcntl_getfl(socket).map_err(|errno| failed("fcntl")(errno.into()))?;
     Ok(flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
@@ -46,7 +46,7 @@ struct UringSend {
 }
 
 impl SendPath for UringSend {
-    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
+    fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
         let (offset, len) = chunk_of(&range, self.buffer.len());
         let sent = if let Some(memory) = source.as_memory() {
             self.ring.send(socket, memory, offset as usize..offset as usize + len)
@@ -56,7 +56,7 @@ impl SendPath for UringSend {
                 .read(source.descriptor(), offset, &self.buffer, 0..len)
                 .map_err(failed("IORING_OP_READ"))?;
             if read == 0 {
-                return Err(PathError::Ended { at: offset });
+                return Err(Error::Ended { at: offset });
             }
             self.ring.send(socket, &self.buffer, 0..read)
         }

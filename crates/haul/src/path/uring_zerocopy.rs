@@ -11,7 +11,7 @@
 use super::uring_send::{is_nonblocking, ring_for};
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
-use crate::error::{PathError, failed};
+use crate::error::{Error, failed};
 use haul_sys::region::Region;
 use haul_sys::uring::Ring;
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ pub(super) const ENTRY: Entry = Entry {
     open: |socket, options| {
         let ring = ring_for(socket)?;
         if !ring.has_send_zerocopy().map_err(failed("io_uring_register"))? {
-            return Err(PathError::Refused {
+            return Err(Error::Refused {
                 call: "SEND_ZC",
                 source: std::io::Error::other("the kernel is older than 6.0"),
             });
@@ -81,7 +81,7 @@ impl UringZerocopy {
         }
     }
 
-    fn buffers(&mut self) -> Result<&mut Buffers, PathError> {
+    fn buffers(&mut self) -> Result<&mut Buffers, Error> {
         if self.buffers.is_none() {
             let chunk_bytes = self.options.chunk_bytes;
             let count = (BUFFERS_BYTES / chunk_bytes).clamp(2, BUFFERS_MAX);
@@ -89,11 +89,11 @@ impl UringZerocopy {
             self.register(&region);
             self.buffers = Some(Buffers { region, free: (0..count).collect() });
         }
-        self.buffers.as_mut().ok_or(PathError::Unsuited("no buffers"))
+        self.buffers.as_mut().ok_or(Error::Unsuited("no buffers"))
     }
 
     /// A buffer that the kernel does not hold, waiting for one if the socket may block.
-    fn free_buffer(&mut self) -> Result<(usize, Arc<Region>), PathError> {
+    fn free_buffer(&mut self) -> Result<(usize, Arc<Region>), Error> {
         loop {
             self.reap();
             let buffers = self.buffers()?;
@@ -101,7 +101,7 @@ impl UringZerocopy {
                 return Ok((buffer, Arc::clone(&buffers.region)));
             }
             if self.nonblocking {
-                return Err(PathError::WouldBlock);
+                return Err(Error::WouldBlock);
             }
             self.ring.wait().map_err(failed("io_uring_enter"))?;
         }
@@ -135,7 +135,7 @@ impl UringZerocopy {
         region: &Arc<Region>,
         range: Range<usize>,
         buffer: Option<usize>,
-    ) -> Result<u64, PathError> {
+    ) -> Result<u64, Error> {
         match self.ring.send_zerocopy(socket, region, range) {
             Ok((send, bytes)) => {
                 self.open.push_back(Open { send, bytes: bytes as u64, buffer });
@@ -151,7 +151,7 @@ impl UringZerocopy {
 }
 
 impl SendPath for UringZerocopy {
-    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
+    fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         if let Some(memory) = source.as_memory() {
             self.register(memory);
@@ -166,7 +166,7 @@ impl SendPath for UringZerocopy {
             ended_or_failed => {
                 self.give_back(Some(buffer));
                 return Err(match ended_or_failed {
-                    Ok(_) => PathError::Ended { at: offset },
+                    Ok(_) => Error::Ended { at: offset },
                     Err(error) => failed("pread")(error),
                 });
             }
@@ -174,7 +174,7 @@ impl SendPath for UringZerocopy {
         self.lend(socket, &region, start..start + read, Some(buffer))
     }
 
-    fn settle(&mut self, _socket: BorrowedFd<'_>) -> Result<usize, PathError> {
+    fn settle(&mut self, _socket: BorrowedFd<'_>) -> Result<usize, Error> {
         self.reap();
         Ok(self.open.len())
     }

@@ -9,7 +9,7 @@
 use super::mmap_send::Window;
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
-use crate::error::{PathError, failed};
+use crate::error::{Error, failed};
 use crate::pipe::{Pipe, through};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -31,7 +31,7 @@ struct Vmsplice {
 }
 
 impl SendPath for Vmsplice {
-    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
+    fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         let mut map_calls = 0;
         let calls = &mut self.counts.calls;

@@ -15,8 +15,8 @@
 use super::mmap_send::Window;
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
-use crate::error::{PathError, failed};
-use crate::notices::Book;
+use crate::book::Book;
+use crate::error::{Error, failed};
 use haul_sys::region::{Region, SendMode};
 use rustix::io::Errno;
 use std::ops::Range;
@@ -63,7 +63,7 @@ impl Zerocopy {
             return Ok(sent);
         }
         let sent = sent?;
-        self.book.sent(sent);
+        self.book.sent(sent, ());
         Ok(sent)
     }
 
@@ -75,16 +75,16 @@ impl Zerocopy {
             let Some(notice) = haul_sys::error_queue::next_notice(socket)? else {
                 return Ok(notices);
             };
-            let settled = self.book.settle(notice);
-            self.counts.copied_bytes += settled.copied_bytes;
-            self.counts.zero_copied_bytes += settled.zero_copied_bytes;
+            let counts = &mut self.counts;
+            let told = if notice.copied { &mut counts.copied_bytes } else { &mut counts.zero_copied_bytes };
+            self.book.settle(notice, |sent| *told += sent.bytes as u64);
             notices += 1;
         }
     }
 }
 
 impl SendPath for Zerocopy {
-    fn send(&mut self, socket: BorrowedFd<'_>, source: &Source, range: Range<u64>) -> Result<u64, PathError> {
+    fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
         if self.book.open() >= OPEN_BEFORE_REAPING {
             self.reap(socket).map_err(failed("recvmsg MSG_ERRQUEUE"))?;
         }
@@ -102,7 +102,7 @@ impl SendPath for Zerocopy {
         Ok(sent as u64)
     }
 
-    fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, PathError> {
+    fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         self.reap(socket).map_err(failed("recvmsg MSG_ERRQUEUE"))?;
         Ok(self.book.open())
     }

@@ -5,28 +5,34 @@
 use haul_sys::error_queue::Notice;
 use std::collections::VecDeque;
 
-/// Sends by their number, from the oldest that has no notice yet.
+/// Sends by their number, from the oldest that has no notice yet, each with a mark of the caller's.
 ///
 /// The kernel numbers sends from 0 in a 32-bit counter that wraps. Notices name inclusive ranges, may come
 /// out of order, and may join several sends. A send that took no byte has no number.
-#[derive(Debug, Default)]
-pub(crate) struct Book {
+#[derive(Debug)]
+pub(crate) struct Book<T = ()> {
     oldest: u32,
-    sends: VecDeque<Option<u32>>,
+    sends: VecDeque<Option<Sent<T>>>,
     open: usize,
 }
 
-/// What a notice settled.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Settled {
-    pub zero_copied_bytes: u64,
-    pub copied_bytes: u64,
+/// A send in the book.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sent<T = ()> {
+    pub bytes: usize,
+    pub mark: T,
 }
 
-impl Book {
-    /// Enters a send that took `bytes`.
-    pub fn sent(&mut self, bytes: usize) {
-        self.sends.push_back(Some(bytes as u32));
+impl<T> Default for Book<T> {
+    fn default() -> Self {
+        Self { oldest: 0, sends: VecDeque::new(), open: 0 }
+    }
+}
+
+impl<T> Book<T> {
+    /// Enters a send that took `bytes`, at least one.
+    pub fn sent(&mut self, bytes: usize, mark: T) {
+        self.sends.push_back(Some(Sent { bytes, mark }));
         self.open += 1;
     }
 
@@ -35,10 +41,9 @@ impl Book {
         self.open
     }
 
-    /// Strikes out what `notice` names. Numbers that are not open (a repeated notice, another's) change
-    /// nothing.
-    pub fn settle(&mut self, notice: Notice) -> Settled {
-        let mut bytes = 0;
+    /// Strikes out what `notice` names and hands each struck send to `settled`. Numbers that are not open (a
+    /// repeated notice, another's) change nothing.
+    pub fn settle(&mut self, notice: Notice, mut settled: impl FnMut(Sent<T>)) {
         let first = notice.first.wrapping_sub(self.oldest) as usize;
         let count = notice.last.wrapping_sub(notice.first) as usize;
         // A notice may begin before the oldest open send: its distance then wraps to far beyond the end.
@@ -50,18 +55,13 @@ impl Book {
         };
         for send in self.sends.range_mut(range) {
             if let Some(sent) = send.take() {
-                bytes += u64::from(sent);
                 self.open -= 1;
+                settled(sent);
             }
         }
         while let Some(None) = self.sends.front() {
             self.sends.pop_front();
             self.oldest = self.oldest.wrapping_add(1);
-        }
-        if notice.copied {
-            Settled { copied_bytes: bytes, ..Settled::default() }
-        } else {
-            Settled { zero_copied_bytes: bytes, ..Settled::default() }
         }
     }
 }
@@ -71,24 +71,39 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn book_at(oldest: u32, sends: usize) -> Book {
+    fn book_at(oldest: u32, sends: usize) -> Book<usize> {
         let mut book = Book { oldest, ..Book::default() };
-        (0..sends).for_each(|_| book.sent(10));
+        (0..sends).for_each(|mark| book.sent(10, mark));
         book
+    }
+
+    /// The marks that a notice settles.
+    fn settle(book: &mut Book<usize>, first: u32, last: u32) -> Vec<usize> {
+        let mut marks = Vec::new();
+        book.settle(Notice { first, last, copied: false }, |sent| marks.push(sent.mark));
+        marks
     }
 
     #[test]
     fn the_counter_wraps() {
         let mut book = book_at(u32::MAX - 1, 4);
-        let settled = book.settle(Notice { first: u32::MAX, last: 0, copied: true });
-        assert_eq!(settled, Settled { copied_bytes: 20, zero_copied_bytes: 0 });
-        book.settle(Notice { first: u32::MAX - 1, last: u32::MAX - 1, copied: false });
-        book.settle(Notice { first: 1, last: 1, copied: false });
+        assert_eq!(settle(&mut book, u32::MAX, 0), [1, 2]);
+        assert_eq!(settle(&mut book, u32::MAX - 1, u32::MAX - 1), [0]);
+        assert_eq!(settle(&mut book, 1, 1), [3]);
         assert_eq!((book.open(), book.oldest), (0, 2));
     }
 
+    #[test]
+    fn a_notice_that_begins_before_the_oldest_settles_the_rest_of_its_range() {
+        let mut book = book_at(0, 4);
+        assert_eq!(settle(&mut book, 0, 1), [0, 1]);
+        assert_eq!(settle(&mut book, 0, 2), [2]);
+        assert_eq!(settle(&mut book, 0, 2), []);
+        assert_eq!(book.open(), 1);
+    }
+
     proptest! {
-        /// Cut the sends into ranges, tell them in any order, some twice: each byte settles once.
+        /// Cut the sends into ranges, tell them in any order, some twice: each send settles once.
         #[test]
         fn every_order_of_notices_settles_each_send_once(
             oldest: u32,
@@ -102,7 +117,7 @@ mod tests {
             let mut next = 0;
             for cut in &cuts {
                 let number = |offset: usize| oldest.wrapping_add(offset as u32);
-                notices.push(Notice { first: number(next), last: number(next + cut - 1), copied: cut % 2 == 0 });
+                notices.push((number(next), number(next + cut - 1)));
                 next += cut;
             }
             notices.push(notices[order.index(notices.len())]);
@@ -112,12 +127,10 @@ mod tests {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 notices.swap(i, (state >> 33) as usize % (i + 1));
             }
-            let mut bytes = 0;
-            for notice in notices {
-                let settled = book.settle(notice);
-                bytes += settled.copied_bytes + settled.zero_copied_bytes;
-            }
-            prop_assert_eq!(bytes, 10 * total as u64);
+            let mut settled: Vec<usize> =
+                notices.into_iter().flat_map(|(first, last)| settle(&mut book, first, last)).collect();
+            settled.sort_unstable();
+            prop_assert_eq!(settled, (0..total).collect::<Vec<_>>());
             prop_assert_eq!(book.open(), 0);
             prop_assert!(book.sends.is_empty());
         }
@@ -125,8 +138,8 @@ mod tests {
         #[test]
         fn hostile_notices_change_no_more_than_what_is_open(oldest: u32, first: u32, last: u32) {
             let mut book = book_at(oldest, 5);
-            let settled = book.settle(Notice { first, last, copied: true });
-            prop_assert_eq!(settled.copied_bytes + 10 * book.open() as u64, 50);
+            let settled = settle(&mut book, first, last);
+            prop_assert_eq!(settled.len() + book.open(), 5);
         }
     }
 }

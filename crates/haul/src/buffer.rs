@@ -1,0 +1,208 @@
+//! Memory that can be lent, and a pool of it.
+
+use crate::error::{Error, failed};
+use haul_sys::pages::Pages;
+use haul_sys::region::page_bytes;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What can be lent: memory whose bytes nobody changes while the loan lasts, by its type.
+///
+/// Alignment does not matter to the kernel, but only whole pages of one's own are as cheap as they can be;
+/// [`Pool`] has those.
+#[derive(Debug)]
+pub enum Buffer {
+    /// A buffer of a [`Pool`]. Dropping it puts it back.
+    Pooled(PooledBuffer),
+    /// Memory of the allocator.
+    Vec(Vec<u8>),
+    /// Memory that several loans may share: the same bytes to many peers.
+    Shared(Arc<[u8]>),
+    /// Memory that is part of the program.
+    Static(&'static [u8]),
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Pooled(buffer) => buffer,
+            Self::Vec(bytes) => bytes,
+            Self::Shared(bytes) => bytes,
+            Self::Static(bytes) => bytes,
+        }
+    }
+}
+
+impl From<PooledBuffer> for Buffer {
+    fn from(buffer: PooledBuffer) -> Self {
+        Self::Pooled(buffer)
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Vec(bytes)
+    }
+}
+
+impl From<Arc<[u8]>> for Buffer {
+    fn from(bytes: Arc<[u8]>) -> Self {
+        Self::Shared(bytes)
+    }
+}
+
+impl From<&'static [u8]> for Buffer {
+    fn from(bytes: &'static [u8]) -> Self {
+        Self::Static(bytes)
+    }
+}
+
+/// Buffers of one size, in pages of their own, used again and again.
+///
+/// A pool hands out no more than it was made for, so that it bounds a program's memory; they are made when
+/// they are first needed. Its clones are the same pool.
+#[derive(Debug, Clone)]
+pub struct Pool(Arc<Shelf>);
+
+#[derive(Debug)]
+struct Shelf {
+    buffer_bytes: usize,
+    buffers_max: usize,
+    huge_pages: bool,
+    state: Mutex<Stock>,
+}
+
+#[derive(Debug, Default)]
+struct Stock {
+    idle: Vec<Pages>,
+    made: usize,
+}
+
+impl Pool {
+    /// A pool of `buffers_max` buffers of `buffer_bytes` each, rounded up to whole pages.
+    pub fn new(buffer_bytes: usize, buffers_max: usize) -> Result<Self, Error> {
+        Self::with_pages(buffer_bytes, buffers_max, false)
+    }
+
+    /// The same in huge pages, where the kernel has some to give: fewer page references a loan. It pays from
+    /// 2 MiB a buffer on.
+    pub fn with_huge_pages(buffer_bytes: usize, buffers_max: usize) -> Result<Self, Error> {
+        Self::with_pages(buffer_bytes, buffers_max, true)
+    }
+
+    fn with_pages(buffer_bytes: usize, buffers_max: usize, huge_pages: bool) -> Result<Self, Error> {
+        let whole_pages = buffer_bytes.checked_next_multiple_of(page_bytes());
+        match whole_pages {
+            Some(buffer_bytes) if buffer_bytes > 0 && buffers_max > 0 => {
+                Ok(Self(Arc::new(Shelf { buffer_bytes, buffers_max, huge_pages, state: Mutex::default() })))
+            }
+            _ => Err(Error::Unsuited("a pool needs at least one buffer of at least one byte")),
+        }
+    }
+
+    /// How large its buffers are, in bytes.
+    pub fn buffer_bytes(&self) -> usize {
+        self.0.buffer_bytes
+    }
+
+    /// A buffer, as long as it can be. It holds whatever its last user left in it, or zeros.
+    pub fn take(&self) -> Result<PooledBuffer, Error> {
+        let mut stock = self.0.stock();
+        let pages = match stock.idle.pop() {
+            Some(pages) => pages,
+            None if stock.made < self.0.buffers_max => {
+                let make = if self.0.huge_pages { Pages::huge } else { Pages::new };
+                let pages = make(self.0.buffer_bytes).map_err(failed("mmap"))?;
+                stock.made += 1;
+                pages
+            }
+            None => return Err(Error::PoolEmpty { buffers_max: self.0.buffers_max }),
+        };
+        Ok(PooledBuffer { len: pages.len(), pages: Some(pages), pool: Self(Arc::clone(&self.0)) })
+    }
+
+    /// How many buffers are out.
+    pub fn out(&self) -> usize {
+        let stock = self.0.stock();
+        stock.made - stock.idle.len()
+    }
+}
+
+impl Shelf {
+    fn stock(&self) -> std::sync::MutexGuard<'_, Stock> {
+        // Whoever panicked while holding it left whole buffers on both sides.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A buffer of a [`Pool`]; goes back there when it is dropped.
+#[derive(Debug)]
+pub struct PooledBuffer {
+    /// `None` only while it is dropped.
+    pages: Option<Pages>,
+    len: usize,
+    pool: Pool,
+}
+
+impl PooledBuffer {
+    /// Makes it shorter or, up to the pool's size of a buffer, longer again.
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len.min(self.pool.0.buffer_bytes);
+    }
+}
+
+impl Deref for PooledBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.pages.as_ref().map_or(&[], |pages| &pages[..self.len])
+    }
+}
+
+impl DerefMut for PooledBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let len = self.len;
+        self.pages.as_mut().map_or(&mut [], |pages| &mut pages[..len])
+    }
+}
+
+impl Drop for PooledBuffer {
+    fn drop(&mut self) {
+        self.pool.0.stock().idle.extend(self.pages.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_hands_out_what_it_has_and_takes_it_back() {
+        let pool = Pool::new(5000, 2).unwrap();
+        assert_eq!(pool.buffer_bytes(), 8192);
+        let mut one = pool.take().unwrap();
+        one[0] = 7;
+        one.set_len(5000);
+        assert_eq!(one.len(), 5000);
+        let two = pool.clone().take().unwrap();
+        assert_eq!((two[0], two.len(), pool.out()), (0, 8192, 2));
+        assert!(matches!(pool.take(), Err(Error::PoolEmpty { buffers_max: 2 })));
+        drop(one);
+        let again = pool.take().unwrap();
+        assert_eq!((again[0], again.len()), (7, 8192));
+        drop((two, again));
+        assert_eq!(pool.out(), 0);
+        assert_eq!(pool.0.stock().idle.len(), 2);
+    }
+
+    #[test]
+    fn a_pool_of_nothing_is_an_error() {
+        for (bytes, count) in [(0, 1), (1, 0), (usize::MAX, 1)] {
+            assert!(matches!(Pool::new(bytes, count), Err(Error::Unsuited(_))), "{bytes} {count}");
+        }
+        let huge = Pool::with_huge_pages(1, 1).unwrap();
+        assert_eq!(huge.take().unwrap()[0], 0);
+    }
+}

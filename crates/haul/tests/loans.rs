@@ -1,0 +1,304 @@
+//! Loans over real sockets: whole, in order, back when the kernel is done and not before.
+
+use haul::{Buffer, Error, Limits, Outcome, Pool, Returned, Sender, Settings};
+use std::io::{IoSlice, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn connected(address: SocketAddr) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(address).unwrap();
+    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (from, listener.accept().unwrap().0)
+}
+
+fn on_loopback() -> (TcpStream, TcpStream) {
+    connected(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+}
+
+fn receive_all(mut to: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut received = Vec::new();
+        to.read_to_end(&mut received).unwrap();
+        received
+    })
+}
+
+/// Bytes that are different in every loan and at every place in it.
+fn bytes_of(loan: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i / 251 + i + 31 * loan) as u8).collect()
+}
+
+/// Everything that comes back before the kernel holds nothing any more.
+fn reclaim_all<S: AsFd + Send + 'static>(sender: &mut Sender<S>) -> Vec<Returned> {
+    assert_eq!(sender.settle(PATIENCE).unwrap(), 0);
+    sender.reclaim().unwrap().collect()
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn loans_arrive_whole_and_come_back_over_both_families() {
+    for address in [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), SocketAddr::from((Ipv6Addr::LOCALHOST, 0))] {
+        let (from, to) = connected(address);
+        let received = receive_all(to);
+        let mut sender = Sender::new(from).unwrap();
+        let mut expected = Vec::new();
+        let mut back = Vec::new();
+        for (loan, len) in [1, 4095, 4096, 100_000, 3 << 20, 5000].into_iter().enumerate() {
+            let bytes = bytes_of(loan, len);
+            expected.extend(&bytes);
+            sender.lend(bytes).unwrap();
+            back.extend(sender.reclaim().unwrap());
+        }
+        back.extend(reclaim_all(&mut sender));
+        back.sort_by_key(|back| back.id);
+        let lens: Vec<usize> = back.iter().map(|back| back.buffer.len()).collect();
+        assert_eq!(lens, [1, 4095, 4096, 100_000, 3 << 20, 5000]);
+        // On loopback the kernel copies whatever it was lent, and says so.
+        assert!(
+            back.iter().all(|back| back.outcome == Outcome::Copied && back.sent_bytes == back.buffer.len())
+        );
+        let report = sender.report();
+        assert_eq!((report.loans.bytes, report.loans_out), (expected.len() as u64, 0));
+        assert!(report.demotions.iter().any(|step| step.reason.contains("copied")), "{report:?}");
+        drop(sender);
+        assert!(received.join().unwrap() == expected, "{address}");
+    }
+}
+
+#[test]
+fn everything_a_sender_sends_arrives_in_the_order_of_the_calls() {
+    let (from, to) = on_loopback();
+    let received = receive_all(to);
+    let mut sender = Sender::new(from).unwrap();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&bytes_of(9, 50_000)).unwrap();
+    let mut expected = Vec::new();
+    for loan in 0..20 {
+        let lent = bytes_of(loan, 30_000);
+        expected.extend(&lent);
+        sender.lend(lent).unwrap();
+        sender.send_all(b"between").unwrap();
+        expected.extend(b"between");
+        sender.send_file_all(&file, 100..50_000).unwrap();
+        expected.extend(&bytes_of(9, 50_000)[100..]);
+        let parts = [IoSlice::new(b"one"), IoSlice::new(b""), IoSlice::new(b"two")];
+        assert_eq!(sender.send_vectored(&parts).unwrap(), 6);
+        expected.extend(b"onetwo");
+        sender.reclaim().unwrap().for_each(drop);
+    }
+    drop(sender);
+    assert!(received.join().unwrap() == expected);
+}
+
+#[test]
+fn a_non_blocking_socket_takes_a_loan_in_parts_and_bounds_what_is_out() {
+    let (from, to) = on_loopback();
+    from.set_nonblocking(true).unwrap();
+    let settings = Settings { limits: Limits { loans_max: 8, bytes_max: 64 << 20 }, ..Settings::default() };
+    let mut sender = Sender::with(Arc::new(from), settings).unwrap();
+    let mut expected = Vec::new();
+    let mut lent = 0;
+    // Nobody reads: the socket fills up in the middle of a loan, and the next one is refused.
+    let refused = loop {
+        let bytes = bytes_of(lent, 8 << 20);
+        match sender.lend(bytes) {
+            Ok(_) => expected.extend(bytes_of(lent, 8 << 20)),
+            Err(error) => break error,
+        }
+        lent += 1;
+    };
+    assert!(matches!(refused.error, Error::WouldBlock), "{refused}");
+    assert!(*refused.buffer == bytes_of(lent, 8 << 20));
+    assert!((1..=8).contains(&lent), "{lent}");
+    assert!(matches!(sender.send(b"x"), Err(Error::WouldBlock)));
+    let received = receive_all(to);
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = sender.flush() {
+        assert!(matches!(error, Error::WouldBlock) && Instant::now() < deadline, "{error}");
+        thread::sleep(Duration::from_micros(200));
+    }
+    let back = reclaim_all(&mut sender);
+    assert_eq!(back.len(), lent);
+    drop(sender);
+    assert!(received.join().unwrap() == expected);
+}
+
+#[test]
+fn a_blocking_socket_waits_for_room_instead_of_taking_more() {
+    let (from, to) = on_loopback();
+    let pool = Pool::new(64 << 10, 100).unwrap();
+    let settings = Settings { limits: Limits { loans_max: 3, bytes_max: 1 << 20 }, ..Settings::default() };
+    let mut sender = Sender::with(from, settings).unwrap();
+    let received = receive_all(to);
+    for loan in 0..100 {
+        let mut buffer = pool.take().unwrap();
+        buffer.copy_from_slice(&bytes_of(loan, 64 << 10));
+        sender.lend(buffer).unwrap();
+        // Those that came back and were not asked for are the caller's to bound.
+        assert!(pool.out() <= 3 + 100, "{}", pool.out());
+        sender.reclaim().unwrap().for_each(drop);
+        assert!(pool.out() <= 3, "{} buffers are out", pool.out());
+    }
+    drop(sender);
+    let expected: Vec<u8> = (0..100).flat_map(|loan| bytes_of(loan, 64 << 10)).collect();
+    assert!(received.join().unwrap() == expected);
+    wait_until("the pool is whole again", || pool.out() == 0);
+}
+
+#[test]
+fn a_dropped_sender_keeps_its_loans_until_the_peer_has_read_them() {
+    let (from, to) = on_loopback();
+    let pool = Pool::new(1 << 20, 64).unwrap();
+    from.set_nonblocking(true).unwrap();
+    let mut sender = Sender::new(from).unwrap();
+    let mut expected = 0;
+    while let Ok(mut buffer) = pool.take() {
+        buffer.fill(7);
+        if sender.lend(buffer).is_err() {
+            break;
+        }
+    }
+    sender.reclaim().unwrap().for_each(drop);
+    expected += sender.report().loans.bytes as usize;
+    assert!(pool.out() > 0 && sender.report().loans_out == pool.out());
+    drop(sender);
+    // The peer has read nothing: the kernel still needs the pages.
+    let held = pool.out();
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(pool.out(), held);
+    let received = receive_all(to);
+    wait_until("every buffer has come home", || pool.out() == 0);
+    // The socket goes with the last loan, which ends the stream.
+    let received = received.join().unwrap();
+    assert_eq!(received.len(), expected);
+    assert!(received.iter().all(|&byte| byte == 7));
+}
+
+#[test]
+fn a_reset_gives_every_buffer_back_and_later_calls_fail() {
+    let (from, to) = on_loopback();
+    let pool = Pool::new(1 << 20, 64).unwrap();
+    from.set_nonblocking(true).unwrap();
+    let mut sender = Sender::new(from).unwrap();
+    while let Ok(buffer) = pool.take() {
+        if sender.lend(buffer).is_err() {
+            break;
+        }
+    }
+    // Closing with unread data resets the connection.
+    drop(to);
+    let deadline = Instant::now() + PATIENCE;
+    let error = loop {
+        match sender.lend(vec![1; 10_000]) {
+            Ok(_) => {}
+            Err(error) if matches!(error.error, Error::WouldBlock) => thread::sleep(Duration::from_millis(1)),
+            Err(error) => break error,
+        }
+        assert!(Instant::now() < deadline);
+    };
+    assert_eq!(error.buffer.len(), 10_000);
+    assert!(matches!(error.error, Error::Failed { .. }), "{error}");
+    for back in reclaim_all(&mut sender) {
+        assert!(back.sent_bytes <= back.buffer.len());
+    }
+    assert_eq!((pool.out(), sender.report().loans_out), (0, 0));
+}
+
+#[test]
+fn datagrams_are_lent_whole_or_cut_by_the_kernel() {
+    let to = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+    from.connect(to.local_addr().unwrap()).unwrap();
+    to.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut sender = Sender::new(from).unwrap();
+    let whole = bytes_of(1, 9000);
+    sender.lend(whole.clone()).unwrap();
+    let mut datagram = vec![0; 65_536];
+    assert_eq!(to.recv(&mut datagram).unwrap(), 9000);
+    assert!(datagram[..9000] == whole);
+    // More than one call's worth: 64 segments, then the rest.
+    let many = bytes_of(2, 100 * 1000 + 17);
+    let id = sender.lend_segments(many.clone(), 1000).unwrap();
+    for segment in many.chunks(1000) {
+        let len = to.recv(&mut datagram).unwrap();
+        assert!(datagram[..len] == *segment);
+    }
+    let back = reclaim_all(&mut sender);
+    assert_eq!(back.last().unwrap().id, id);
+    // Too large for a datagram, and the sender goes on.
+    let error = sender.lend(vec![0; 70_000]).unwrap_err();
+    assert_eq!(error.buffer.len(), 70_000);
+    sender.lend(vec![3; 10]).unwrap();
+    assert_eq!(to.recv(&mut datagram).unwrap(), 10);
+    let file = tempfile::tempfile().unwrap();
+    assert!(matches!(sender.send_file(&file, 0..1), Err(Error::WrongSocket { .. })));
+}
+
+#[test]
+fn a_unix_stream_copies_what_is_lent_and_says_why() {
+    let (from, to) = UnixStream::pair().unwrap();
+    let received = receive_all(to);
+    let mut sender = Sender::new(from).unwrap();
+    sender.lend(bytes_of(0, 300_000)).unwrap();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&bytes_of(1, 100_000)).unwrap();
+    sender.send_file_all(&file, 0..100_000).unwrap();
+    assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, Outcome::Copied);
+    assert!(sender.report().demotions[0].reason.contains("SO_ZEROCOPY"), "{:?}", sender.report());
+    drop(sender);
+    assert!(received.join().unwrap() == [bytes_of(0, 300_000), bytes_of(1, 100_000)].concat());
+}
+
+#[test]
+fn bad_loans_come_back_in_the_error_and_the_sender_goes_on() {
+    let (from, to) = on_loopback();
+    let received = receive_all(to);
+    let settings = Settings { limits: Limits { loans_max: 4, bytes_max: 10_000 }, ..Settings::default() };
+    let mut sender = Sender::with(from, settings).unwrap();
+    let empty = sender.lend(Vec::new()).unwrap_err();
+    assert!(matches!(empty.error, Error::LoanEmpty), "{empty}");
+    let large = sender.lend(vec![0; 10_001]).unwrap_err();
+    assert!(matches!(large.error, Error::LoanTooLarge { bytes: 10_001, bytes_max: 10_000 }), "{large}");
+    assert_eq!(large.buffer.len(), 10_001);
+    assert!(matches!(sender.lend_segments(vec![1], 0).unwrap_err().error, Error::WrongSocket { .. }));
+    // Memory that begins anywhere, shared memory and the program's own are as good as pages.
+    let shared: Arc<[u8]> = bytes_of(1, 5000).into();
+    sender.lend(Arc::clone(&shared)).unwrap();
+    sender.lend(&b"static"[..]).unwrap();
+    let mut back = reclaim_all(&mut sender);
+    back.sort_by_key(|back| back.id);
+    assert!(
+        matches!(back[0].buffer, Buffer::Shared(_)) && matches!(back[1].buffer, Buffer::Static(b"static"))
+    );
+    drop(sender);
+    assert!(received.join().unwrap() == [&shared[..], b"static"].concat());
+}
+
+#[test]
+fn what_is_no_socket_or_sends_for_others_too_is_told_apart() {
+    let error = Sender::new(tempfile::tempfile().unwrap()).err().unwrap();
+    assert!(matches!(error, Error::NotASocket), "{error}");
+    // Whoever has set SO_ZEROCOPY may have sent already: the kernel's numbers cannot be trusted.
+    let (from, to) = on_loopback();
+    let received = receive_all(to);
+    haul_sys::sockopt::set_zerocopy(&from, true).unwrap();
+    let mut sender = Sender::new(from).unwrap();
+    sender.lend(vec![1; 100_000]).unwrap();
+    assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, Outcome::Copied);
+    assert!(sender.report().demotions[0].reason.contains("somebody else"), "{:?}", sender.report());
+    drop(sender);
+    assert_eq!(received.join().unwrap().len(), 100_000);
+}
