@@ -1,8 +1,8 @@
 //! The path that files take through a socket, stepping down where it must.
 
+use crate::demotion::Demotion;
 use crate::error::Error;
 use crate::path::{Counts, Options, Path, SendPath};
-use crate::sender::Demotion;
 use crate::source::Source;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -106,7 +106,7 @@ impl Files {
     }
 
     fn demote(&mut self, next: Path, reason: &Error) {
-        self.demotions.push(Demotion { from: self.path, to: next, reason: reason.to_string() });
+        self.demotions.push(Demotion { from: self.path.name(), to: next.name(), reason: reason.to_string() });
         self.path = next;
     }
 

@@ -12,9 +12,9 @@ pub(crate) use wire::SocketWire;
 
 use crate::book::Book;
 use crate::buffer::Buffer;
+use crate::demotion::Demotion;
 use crate::error::{Error, failed};
 use crate::path::{Counts, Path};
-use crate::sender::Demotion;
 use haul_sys::error_queue::Notice;
 use rustix::io::Errno;
 use std::collections::{VecDeque, vec_deque};
@@ -253,7 +253,7 @@ impl Lending {
     pub fn give_up(&mut self, reason: String) {
         if self.mode != Mode::Copying {
             self.mode = Mode::Copying;
-            self.demotions.push(Demotion { from: Path::Zerocopy, to: Path::ReadSend, reason });
+            self.demotions.push(Demotion { from: Path::Zerocopy.name(), to: "send", reason });
         }
     }
 

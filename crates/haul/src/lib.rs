@@ -27,19 +27,23 @@
 
 mod book;
 mod buffer;
+mod demotion;
 mod error;
 mod files;
 mod lending;
 mod path;
 mod pipe;
 mod proof;
+mod receiver;
 mod sender;
 mod source;
 
 pub use buffer::{Buffer, Pool, PooledBuffer};
+pub use demotion::Demotion;
 pub use error::Error;
 pub use lending::{LendError, Limits, LoanId, Outcome, Returned};
 pub use path::{Copying, Counts, Options, Path, SendPath, UnknownPath};
 pub use proof::{ProofError, Proved, probe, prove};
-pub use sender::{Demotion, Report, Sender, Settings};
+pub use receiver::{Chunk, Mapping, ReceiveReport, ReceiveSettings, Receiver};
+pub use sender::{Report, Sender, Settings};
 pub use source::{Memory, Source, SourceError, file_len};

@@ -1,6 +1,7 @@
 //! A socket to send through: bytes, files and loans, each by the cheapest way that this socket allows.
 
 use crate::buffer::Buffer;
+use crate::demotion::Demotion;
 use crate::error::{Error, failed};
 use crate::files::Files;
 use crate::lending::{LendError, Lending, Limits, LoanId, Returned, SocketWire};
@@ -78,17 +79,6 @@ impl Default for Settings {
             zerocopy_bytes_min: 4096,
         }
     }
-}
-
-/// A step down from one path to the next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Demotion {
-    /// The path that was given up.
-    pub from: Path,
-    /// The one taken instead.
-    pub to: Path,
-    /// Why, in words.
-    pub reason: String,
 }
 
 /// What a sender has done.

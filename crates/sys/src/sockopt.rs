@@ -34,6 +34,18 @@ pub fn set_receive_low_water(socket: impl AsFd, bytes: usize) -> io::Result<()> 
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes.to_ne_bytes())
 }
 
+/// Waits as `recv` of `len` bytes would, taking and copying nothing; returns how many of them are there, 0 at
+/// the end of the stream.
+///
+/// `EAGAIN` from a non-blocking socket, or when its receive timeout is over. Only for TCP.
+pub fn wait_to_receive(socket: impl AsFd, len: usize) -> io::Result<usize> {
+    let fd = socket.as_fd().as_raw_fd();
+    let flags = libc::MSG_PEEK | libc::MSG_TRUNC;
+    // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer. Another kind of socket would fail
+    // with EFAULT at the null address rather than write anywhere.
+    crate::checked(|| unsafe { libc::recv(fd, std::ptr::null_mut(), len, flags) })
+}
+
 /// Throws away up to `len` received bytes of a TCP socket without touching them (`MSG_TRUNC`); returns how
 /// many, 0 at the end of the stream. On a datagram or Unix socket the flag means something else.
 pub fn discard(socket: impl AsFd, len: usize) -> io::Result<usize> {

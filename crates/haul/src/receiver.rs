@@ -1,0 +1,419 @@
+//! A socket to receive from: by mapping its pages where they can be mapped and that pays, by reading the rest.
+
+use crate::demotion::Demotion;
+use crate::error::{Error, failed};
+use crate::path::Counts;
+use haul_sys::pages::Pages;
+use haul_sys::receive_window::{Moved, ReceiveWindow};
+use haul_sys::region::page_bytes;
+use haul_sys::sockopt;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::OFlags;
+use rustix::net::sockopt::Timeout;
+use rustix::net::{AddressFamily, RecvFlags, SocketType};
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+
+mod into_file;
+mod trial;
+
+use into_file::IntoFile;
+use trial::{Trial, Verdict};
+
+/// Receives from a connected stream socket.
+///
+/// On a non-blocking socket [`Error::WouldBlock`] means that nothing has arrived. Whatever mixture of calls is
+/// made, each byte comes out once and in order.
+///
+/// Pages can be mapped (`TCP_ZEROCOPY_RECEIVE`, Linux 4.18) where each holds payload from its first byte to
+/// its last: segments of a multiple of the page size, which the device or the stack put into pages of their
+/// own. Everything else is read into a buffer. Mapping costs more than it saves where few pages can be mapped,
+/// and on some machines always: a receiver tries both at the beginning and keeps to what was cheaper.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut receiver = haul::Receiver::new(std::net::TcpStream::connect("192.0.2.1:80")?)?;
+/// let mut sum = 0u64;
+/// while let Some(chunk) = receiver.receive()? {
+///     sum += chunk.bytes().iter().map(|&byte| u64::from(byte)).sum::<u64>();
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A chunk cannot outlive the next call, which takes its pages away:
+///
+/// ```compile_fail,E0499
+/// # fn keep(mut receiver: haul::Receiver<std::net::TcpStream>) -> Result<(), haul::Error> {
+/// let one = receiver.receive()?;
+/// let two = receiver.receive()?; // a second borrow while the first is in use
+/// drop(one);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Receiver<S> {
+    socket: S,
+    is_tcp: bool,
+    settings: ReceiveSettings,
+    window: Option<ReceiveWindow>,
+    trial: Trial,
+    /// Bytes that the kernel said must be read before the next can be mapped.
+    must_read: usize,
+    buffer: Option<Pages>,
+    into_file: IntoFile,
+    /// Bytes that are still to come, as far as the program has said.
+    expected: u64,
+    low_water: usize,
+    report: ReceiveReport,
+}
+
+/// Whether to map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mapping {
+    /// Where it works and costs less than reading, which is found out over the first megabytes.
+    Measured,
+    /// Wherever it works, whatever it costs.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// How a receiver is to work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReceiveSettings {
+    /// Whether to map.
+    pub mapping: Mapping,
+    /// The most that is mapped at a time.
+    pub window_bytes: usize,
+    /// The most that is read at a time.
+    pub buffer_bytes: usize,
+}
+
+impl Default for ReceiveSettings {
+    /// A window of 512 KiB, the size from which a call's own cost is below a percent, and a buffer of 128 KiB,
+    /// which stays in a second-level cache.
+    fn default() -> Self {
+        Self { mapping: Mapping::Measured, window_bytes: 512 << 10, buffer_bytes: 128 << 10 }
+    }
+}
+
+/// Bytes that have arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chunk<'a> {
+    /// In the pages that the network stack put them into.
+    Mapped(&'a [u8]),
+    /// Copied into a buffer.
+    Copied(&'a [u8]),
+}
+
+impl<'a> Chunk<'a> {
+    /// The bytes, at least one.
+    pub fn bytes(&self) -> &'a [u8] {
+        match self {
+            Self::Mapped(bytes) | Self::Copied(bytes) => bytes,
+        }
+    }
+}
+
+/// What a receiver has done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReceiveReport {
+    /// By mapping. Looks that found nothing to map are among its calls.
+    pub mapped: Counts,
+    /// By reading.
+    pub read: Counts,
+    /// Into files.
+    pub into_file: Counts,
+    /// Thrown away.
+    pub discarded: Counts,
+    /// Every step down, in order.
+    pub demotions: Vec<Demotion>,
+}
+
+/// What stands ready for the caller.
+enum Ready {
+    Mapped,
+    Copied(usize),
+    Ended,
+}
+
+impl<S: AsFd> Receiver<S> {
+    /// A receiver with [`ReceiveSettings::default`].
+    pub fn new(socket: S) -> Result<Self, Error> {
+        Self::with(socket, ReceiveSettings::default())
+    }
+
+    /// A receiver that works as told. The socket must be a stream (TCP, Unix).
+    pub fn with(socket: S, settings: ReceiveSettings) -> Result<Self, Error> {
+        let asked = failed("getsockopt SO_TYPE");
+        let kind = rustix::net::sockopt::socket_type(&socket).map_err(|errno| asked(errno.into()))?;
+        if kind != SocketType::STREAM {
+            return Err(Error::WrongSocket { needed: "a stream socket", found: "a datagram socket" });
+        }
+        if settings.window_bytes < page_bytes() || settings.buffer_bytes == 0 {
+            return Err(Error::Unsuited("a window holds at least a page, and a buffer at least a byte"));
+        }
+        let family = rustix::net::sockopt::socket_domain(&socket).map_err(|errno| asked(errno.into()))?;
+        let is_tcp = matches!(family, AddressFamily::INET | AddressFamily::INET6);
+        let mut receiver = Self {
+            socket,
+            is_tcp,
+            settings,
+            window: None,
+            trial: Trial::new(settings.mapping),
+            must_read: 0,
+            buffer: None,
+            into_file: IntoFile::default(),
+            expected: 0,
+            low_water: 1,
+            report: ReceiveReport::default(),
+        };
+        if settings.mapping != Mapping::Never {
+            receiver.open_window();
+        }
+        Ok(receiver)
+    }
+
+    /// Says that at least `bytes` more are to come for certain, as a length in a header does.
+    ///
+    /// The socket then wakes its reader for larger pieces (`SO_RCVLOWAT`), never for more than this. Without it
+    /// any byte wakes: a receiver cannot know that more will follow, and waiting for it could be for ever.
+    pub fn expect(&mut self, bytes: u64) -> Result<(), Error> {
+        self.expected = bytes;
+        self.adjust_low_water()
+    }
+
+    /// The next bytes; `None` at the end of the stream.
+    pub fn receive(&mut self) -> Result<Option<Chunk<'_>>, Error> {
+        let ready = self.next()?;
+        Ok(match ready {
+            Ready::Ended => None,
+            Ready::Mapped => self.window.as_ref().map(|window| Chunk::Mapped(window.bytes())),
+            Ready::Copied(count) => self.buffer.as_ref().map(|buffer| Chunk::Copied(&buffer[..count])),
+        })
+    }
+
+    /// Reads into the caller's buffer; returns how many bytes, 0 at the end of the stream (and for a buffer of
+    /// none).
+    pub fn receive_into(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        let count = match self.into_file.take_back(buffer)? {
+            0 => {
+                self.report.read.calls += 1;
+                read(&self.socket, buffer)?
+            }
+            held => held,
+        };
+        self.account(count, |report| &mut report.read)?;
+        Ok(count)
+    }
+
+    /// Moves what arrives into a range of a file, through a pipe and not through the program's memory; returns
+    /// how many bytes, 0 at the end of the stream (and for an empty range).
+    ///
+    /// Where the file cannot be spliced into, the bytes are read and written. What arrived and could not be
+    /// written (no space) is not lost: the error comes back, and the next call of any kind begins with it.
+    pub fn receive_into_file(&mut self, file: impl AsFd, range: Range<u64>) -> Result<u64, Error> {
+        if range.is_empty() {
+            return Ok(0);
+        }
+        let Self { into_file, socket, report, .. } = self;
+        let moved = into_file.receive(socket.as_fd(), file.as_fd(), &range, &mut report.into_file);
+        let count = match moved {
+            Err(reason) if reason.is_refusal() => {
+                let reason = reason.to_string();
+                self.report.demotions.push(Demotion { from: "splice-to-file", to: "read", reason });
+                self.into_file.give_up();
+                self.copy_into_file(file, &range)?
+            }
+            Ok(None) => self.copy_into_file(file, &range)?,
+            Ok(Some(count)) => count,
+            Err(error) => return Err(error),
+        };
+        self.account_bytes(count)?;
+        Ok(count)
+    }
+
+    /// Throws away up to `bytes` of what arrives, untouched where the kernel can do that (`MSG_TRUNC` on TCP);
+    /// returns how many, 0 at the end of the stream (and for none).
+    pub fn discard(&mut self, bytes: u64) -> Result<u64, Error> {
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+        if len == 0 {
+            return Ok(0);
+        }
+        let count = if self.is_tcp && !self.into_file.holds_bytes() {
+            self.report.discarded.calls += 1;
+            sockopt::discard(&self.socket, len.min(1 << 30)).map_err(failed("recv MSG_TRUNC"))?
+        } else {
+            self.read_into_buffer(len, |report| &mut report.discarded)?
+        };
+        self.account(count, |report| &mut report.discarded)?;
+        Ok(count as u64)
+    }
+
+    /// What has been done so far.
+    pub fn report(&self) -> &ReceiveReport {
+        &self.report
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> &S {
+        &self.socket
+    }
+
+    fn next(&mut self) -> Result<Ready, Error> {
+        loop {
+            if self.into_file.holds_bytes() || self.must_read > 0 || !self.trial.maps() {
+                let limit = if self.must_read > 0 { self.must_read } else { usize::MAX };
+                let started = self.trial.clock();
+                let count = self.read_into_buffer(limit, |report| &mut report.read)?;
+                self.account(count, |report| &mut report.read)?;
+                self.judge(started, 0, count);
+                return Ok(if count == 0 { Ready::Ended } else { Ready::Copied(count) });
+            }
+            let Some(window) = &mut self.window else {
+                self.trial.never_map();
+                continue;
+            };
+            let started = self.trial.clock();
+            self.report.mapped.calls += 1;
+            match window.receive(&self.socket, self.settings.window_bytes) {
+                Ok(Moved::Mapped(count)) => {
+                    self.account(count, |report| &mut report.mapped)?;
+                    self.judge(started, count, 0);
+                    return Ok(Ready::Mapped);
+                }
+                Ok(Moved::MustRead(count)) => {
+                    self.must_read = count;
+                    self.judge(started, 0, 0);
+                }
+                Ok(Moved::Ended) => return Ok(Ready::Ended),
+                Ok(Moved::Nothing) => {
+                    if !wait(&self.socket, self.low_water)? {
+                        return Ok(Ready::Ended);
+                    }
+                }
+                Err(error) => match failed("getsockopt TCP_ZEROCOPY_RECEIVE")(error) {
+                    reason if reason.is_refusal() => self.stop_mapping(reason.to_string()),
+                    error => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// Reads at most `limit` bytes into the buffer; 0 at the end of the stream.
+    fn read_into_buffer(
+        &mut self,
+        limit: usize,
+        counts: fn(&mut ReceiveReport) -> &mut Counts,
+    ) -> Result<usize, Error> {
+        let buffer = match &mut self.buffer {
+            Some(buffer) => buffer,
+            none => none.insert(Pages::new(self.settings.buffer_bytes).map_err(failed("mmap"))?),
+        };
+        let len = buffer.len().min(limit);
+        match self.into_file.take_back(&mut buffer[..len])? {
+            0 => {
+                counts(&mut self.report).calls += 1;
+                read(&self.socket, &mut buffer[..len])
+            }
+            held => Ok(held),
+        }
+    }
+
+    fn copy_into_file(&mut self, file: impl AsFd, range: &Range<u64>) -> Result<u64, Error> {
+        let limit = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let count = self.read_into_buffer(limit, |report| &mut report.into_file)?;
+        let Some(buffer) = &self.buffer else { return Ok(0) };
+        self.into_file.write(file.as_fd(), range.start, &buffer[..count], &mut self.report.into_file)
+    }
+
+    fn account(&mut self, count: usize, counts: fn(&mut ReceiveReport) -> &mut Counts) -> Result<(), Error> {
+        counts(&mut self.report).bytes += count as u64;
+        self.account_bytes(count as u64)
+    }
+
+    /// Takes note that so many bytes have left the socket.
+    fn account_bytes(&mut self, count: u64) -> Result<(), Error> {
+        self.must_read = self.must_read.saturating_sub(count as usize);
+        if self.expected > 0 {
+            self.expected = self.expected.saturating_sub(count);
+            return self.adjust_low_water();
+        }
+        Ok(())
+    }
+
+    /// Wakes for as much as a call can take, and never for more than is sure to come.
+    fn adjust_low_water(&mut self) -> Result<(), Error> {
+        let most = if self.trial.maps() { self.settings.window_bytes } else { self.settings.buffer_bytes };
+        // Half of it: the peer should be sending while this side works.
+        let wanted = usize::try_from(self.expected).unwrap_or(usize::MAX).min(most / 2).max(1);
+        if wanted != self.low_water {
+            sockopt::set_receive_low_water(&self.socket, wanted).map_err(failed("setsockopt SO_RCVLOWAT"))?;
+            self.low_water = wanted;
+        }
+        Ok(())
+    }
+
+    fn open_window(&mut self) {
+        let window = if self.is_tcp {
+            ReceiveWindow::new(&self.socket, self.settings.window_bytes).map_err(failed("mmap of the socket"))
+        } else {
+            Err(Error::Unsuited("only a TCP socket's pages can be mapped"))
+        };
+        match window {
+            Ok(window) => self.window = Some(window),
+            Err(reason) => self.stop_mapping(reason.to_string()),
+        }
+    }
+
+    fn judge(&mut self, started: Option<std::time::Duration>, mapped: usize, read: usize) {
+        if let Verdict::StopMapping(reason) = self.trial.judge(started, mapped, read) {
+            self.stop_mapping(reason);
+        }
+    }
+
+    /// Reads from now on. The window stays until the receiver goes: its bytes may be in the caller's hands.
+    fn stop_mapping(&mut self, reason: String) {
+        self.trial.never_map();
+        self.report.demotions.push(Demotion { from: "mapped", to: "read", reason });
+    }
+}
+
+/// Waits where the socket does until something can be received; false at the end of the stream.
+fn wait(socket: impl AsFd, low_water: usize) -> Result<bool, Error> {
+    let flags = rustix::fs::fcntl_getfl(&socket).map_err(|errno| failed("fcntl")(errno.into()))?;
+    if low_water > 1 && !flags.contains(OFlags::NONBLOCK) {
+        // Unlike `recv`, which would wait for the whole mark, `poll` also wakes when the receive buffer is full
+        // before it is reached, as with a peer that sends byte by byte.
+        let timeout = rustix::net::sockopt::socket_timeout(&socket, Timeout::Recv)
+            .map_err(|errno| failed("getsockopt SO_RCVTIMEO")(errno.into()))?;
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let mut descriptors = [PollFd::new(&socket, PollFlags::IN)];
+        match rustix::event::poll(&mut descriptors, timeout.as_ref()) {
+            Ok(0) => return Err(Error::WouldBlock),
+            Ok(_) if descriptors[0].revents().contains(PollFlags::IN) => return Ok(true),
+            // A signal, or notices of the sending half, which `recv` does not mind.
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(failed("poll")(errno.into())),
+        }
+    }
+    Ok(sockopt::wait_to_receive(&socket, 1).map_err(failed("recv MSG_PEEK"))? > 0)
+}
+
+/// `recv`; 0 at the end of the stream.
+fn read(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Error> {
+    let received = rustix::io::retry_on_intr(|| rustix::net::recv(&socket, &mut *buffer, RecvFlags::empty()));
+    received.map(|(_, count)| count).map_err(|errno| failed("recv")(errno.into()))
+}
+
+impl<S: AsFd> io::Read for Receiver<S> {
+    /// As [`Receiver::receive_into`].
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.receive_into(buffer).map_err(io::Error::from)
+    }
+}

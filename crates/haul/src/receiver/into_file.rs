@@ -1,0 +1,142 @@
+//! From a socket into a file: spliced through a pipe, one copy into the page cache.
+//!
+//! What is in the pipe has left the socket, so it is never dropped: what a file did not take is kept for
+//! whoever asks next.
+
+use crate::error::{Error, failed};
+use crate::path::Counts;
+use rustix::io::retry_on_intr;
+use rustix::pipe::{PipeFlags, SpliceFlags};
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// What is moved at a time: as much as one pipe of an ordinary user's may hold before his pipes are cut short
+/// (`fs.pipe-user-pages-soft` allows 16,384 pages, so 256 of these).
+const PIPE_BYTES: usize = 256 << 10;
+
+/// The pipe between a socket and files, and what did not fit into one.
+#[derive(Debug, Default)]
+pub(super) struct IntoFile {
+    pipe: Option<Pipe>,
+    is_given_up: bool,
+    /// Bytes that were read for a file that would not take them.
+    leftover: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Pipe {
+    read_end: OwnedFd,
+    write_end: OwnedFd,
+    held_bytes: usize,
+}
+
+impl IntoFile {
+    /// Whether bytes are waiting here that come before the socket's.
+    pub fn holds_bytes(&self) -> bool {
+        !self.leftover.is_empty() || self.pipe.as_ref().is_some_and(|pipe| pipe.held_bytes > 0)
+    }
+
+    /// Does not splice any more.
+    pub fn give_up(&mut self) {
+        self.is_given_up = true;
+    }
+
+    /// Moves the beginning of `range`; returns how much, 0 at the end of the stream, or `None` where it must be
+    /// read instead.
+    pub fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        file: BorrowedFd<'_>,
+        range: &Range<u64>,
+        counts: &mut Counts,
+    ) -> Result<Option<u64>, Error> {
+        if self.is_given_up || !self.leftover.is_empty() {
+            return Ok(None);
+        }
+        let pipe = match &mut self.pipe {
+            Some(pipe) => pipe,
+            none => none.insert(Pipe::new()?),
+        };
+        let wanted = usize::try_from(range.end - range.start).unwrap_or(usize::MAX).min(PIPE_BYTES);
+        if pipe.held_bytes == 0 {
+            counts.calls += 1;
+            let flags = SpliceFlags::empty();
+            pipe.held_bytes =
+                retry_on_intr(|| rustix::pipe::splice(socket, None, &pipe.write_end, None, wanted, flags))
+                    .map_err(|errno| failed("splice from the socket")(errno.into()))?;
+        }
+        let mut moved = 0;
+        // An earlier call may have left more in the pipe than this range takes.
+        while pipe.held_bytes > 0 && moved < wanted {
+            let mut offset = range.start + moved as u64;
+            counts.calls += 1;
+            let len = pipe.held_bytes.min(wanted - moved);
+            let flags = SpliceFlags::empty();
+            let spliced = retry_on_intr(|| {
+                rustix::pipe::splice(&pipe.read_end, None, file, Some(&mut offset), len, flags)
+            });
+            match spliced {
+                Ok(count) => {
+                    pipe.held_bytes -= count;
+                    moved += count;
+                }
+                Err(_) if moved > 0 => break,
+                Err(errno) => return Err(failed("splice into the file")(errno.into())),
+            }
+        }
+        counts.bytes += moved as u64;
+        Ok(Some(moved as u64))
+    }
+
+    /// Writes bytes that were read; what the file does not take is kept.
+    pub fn write(
+        &mut self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: &[u8],
+        counts: &mut Counts,
+    ) -> Result<u64, Error> {
+        let mut written = 0;
+        while written < bytes.len() {
+            counts.calls += 1;
+            match retry_on_intr(|| rustix::io::pwrite(file, &bytes[written..], offset + written as u64)) {
+                Ok(count) => written += count,
+                Err(errno) => {
+                    // In front of what is left already: these bytes were taken from there, or there is none.
+                    self.leftover.splice(..0, bytes[written..].iter().copied());
+                    if written == 0 {
+                        return Err(failed("pwrite")(errno.into()));
+                    }
+                    break;
+                }
+            }
+        }
+        counts.bytes += written as u64;
+        Ok(written as u64)
+    }
+
+    /// Takes bytes that come before the socket's; returns how many, 0 where there are none.
+    pub fn take_back(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        if !self.leftover.is_empty() {
+            let count = buffer.len().min(self.leftover.len());
+            buffer[..count].copy_from_slice(&self.leftover[..count]);
+            self.leftover.drain(..count);
+            return Ok(count);
+        }
+        let Some(pipe) = self.pipe.as_mut().filter(|pipe| pipe.held_bytes > 0) else { return Ok(0) };
+        let count = retry_on_intr(|| rustix::io::read(&pipe.read_end, &mut *buffer))
+            .map_err(|errno| failed("read from the pipe")(errno.into()))?;
+        pipe.held_bytes -= count;
+        Ok(count)
+    }
+}
+
+impl Pipe {
+    fn new() -> Result<Self, Error> {
+        let (read_end, write_end) =
+            rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed("pipe2")(errno.into()))?;
+        // Refused past the user's limit; the pipe is then as large as it was, which works, only slower.
+        let _ = rustix::pipe::fcntl_setpipe_size(&write_end, PIPE_BYTES);
+        Ok(Self { read_end, write_end, held_bytes: 0 })
+    }
+}

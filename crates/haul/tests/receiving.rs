@@ -1,0 +1,372 @@
+//! Receiving over real sockets: whatever the sender does and whatever mixture of calls takes it, each byte
+//! comes out once and in order.
+
+use haul::{Chunk, Error, Mapping, Memory, Options, Path, ReceiveReport, ReceiveSettings, Receiver};
+use haul_lab::{Lab, LabError, Settings};
+use rustix::net::SendFlags;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+/// How much goes through each connection of the mixture; `HAUL_TEST_MIB` asks for more than CI has time for.
+fn mixture_bytes() -> u64 {
+    let mib = std::env::var("HAUL_TEST_MIB").ok().and_then(|mib| mib.parse().ok()).unwrap_or(48u64);
+    mib << 20
+}
+
+/// The stream's byte at a position: no period that a page, a segment or a buffer could share.
+fn byte_at(position: u64) -> u8 {
+    (position.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
+}
+
+fn stretch(from: u64, len: usize) -> Vec<u8> {
+    (from..from + len as u64).map(byte_at).collect()
+}
+
+fn check(position: u64, bytes: &[u8]) {
+    assert!(bytes == stretch(position, bytes.len()), "bytes {position} and on are not what was sent");
+}
+
+fn on_loopback() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (from, listener.accept().unwrap().0)
+}
+
+fn in_lab(mtu: u32) -> Option<(Lab, TcpStream, TcpStream)> {
+    let lab = match Lab::veth(&Settings { mtu, cpus: None }) {
+        Ok(lab) => lab,
+        Err(error @ (LabError::NoNamespaces { .. } | LabError::OneCpu { .. })) => {
+            eprintln!("SKIPPED: receiving is not tested in a lab: {error}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let address = lab.receiver.address();
+    let listener = lab.receiver.run(|| TcpListener::bind((address, 0)).unwrap()).unwrap();
+    let to = listener.local_addr().unwrap();
+    let from = lab.sender.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()).unwrap();
+    let accepted = listener.accept().unwrap().0;
+    Some((lab, from, accepted))
+}
+
+/// `MSG_ZEROCOPY`, which rustix has no name for.
+const ZEROCOPY: SendFlags = SendFlags::from_bits_retain(0x400_0000);
+
+/// Sends the stream in writes of 1 B to 1 MiB, some of whole pages, some ended with `MSG_EOR`, some with
+/// `MSG_ZEROCOPY`, since only what that copies into single pages can be mapped here.
+fn send_mixture(from: &TcpStream, total: u64, seed: u64) {
+    /// More than the buffers of both sockets hold: what was sent so long ago has arrived, and its memory may go.
+    const KEPT_BYTES: usize = 64 << 20;
+    haul_sys::sockopt::set_zerocopy(from, true).unwrap();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (mut kept, mut kept_bytes) = (VecDeque::new(), 0);
+    let mut position = 0;
+    while position < total {
+        let len = match random.u32(0..4) {
+            0 => random.usize(1..200),
+            1 => random.usize(1..1 << 20),
+            2 => 4096 * random.usize(1..256),
+            _ => 4096 * random.usize(1..16),
+        };
+        let bytes = stretch(position, len.min((total - position) as usize));
+        let mut flags = SendFlags::NOSIGNAL;
+        flags.set(SendFlags::EOR, random.bool());
+        flags.set(ZEROCOPY, len % 4096 == 0 && random.u32(0..4) > 0);
+        let mut sent = 0;
+        while sent < bytes.len() {
+            sent += rustix::net::send(from, &bytes[sent..], flags).unwrap_or_else(|errno| {
+                assert_eq!(errno, rustix::io::Errno::NOBUFS);
+                flags.remove(ZEROCOPY);
+                0
+            });
+        }
+        while haul_sys::error_queue::next_notice(from).unwrap().is_some() {}
+        position += bytes.len() as u64;
+        kept_bytes += bytes.len();
+        kept.push_back(bytes);
+        while kept_bytes > KEPT_BYTES {
+            kept_bytes -= kept.pop_front().map_or(0, |bytes| bytes.len());
+        }
+    }
+    from.shutdown(std::net::Shutdown::Write).unwrap();
+}
+
+/// Takes the whole stream by all the receiver's ways, at random, and checks each byte.
+fn receive_mixture(receiver: &mut Receiver<TcpStream>, total: u64, seed: u64) -> ReceiveReport {
+    let mut random = fastrand::Rng::with_seed(!seed);
+    let file = tempfile::tempfile().unwrap();
+    let mut buffer = vec![0; 300_000];
+    let mut position = 0;
+    loop {
+        let count = match random.u32(0..8) {
+            0 => {
+                let len = random.usize(1..buffer.len());
+                let count = receiver.receive_into(&mut buffer[..len]).unwrap();
+                check(position, &buffer[..count]);
+                count as u64
+            }
+            1 => {
+                let range = random.u64(0..10_000)..random.u64(10_001..500_000);
+                let count = receiver.receive_into_file(&file, range.clone()).unwrap();
+                let mut stored = vec![0; count as usize];
+                file.read_exact_at(&mut stored, range.start).unwrap();
+                check(position, &stored);
+                count
+            }
+            2 => receiver.discard(random.u64(1..100_000)).unwrap(),
+            3 => {
+                receiver.expect((total - position).min(random.u64(0..1 << 20))).unwrap();
+                continue;
+            }
+            _ => match receiver.receive().unwrap() {
+                Some(chunk) => {
+                    check(position, chunk.bytes());
+                    chunk.bytes().len() as u64
+                }
+                None => 0,
+            },
+        };
+        if count == 0 {
+            break;
+        }
+        position += count;
+    }
+    assert_eq!(position, total, "the stream ended early");
+    let report = receiver.report().clone();
+    let ways = [report.mapped, report.read, report.into_file, report.discarded];
+    assert_eq!(ways.iter().map(|way| way.bytes).sum::<u64>(), total, "{report:?}");
+    report
+}
+
+#[test]
+fn any_mixture_of_sends_and_receives_arrives_whole() {
+    for (mtu, loss) in [(1500, "0"), (4148, "0"), (4148, "0.1%"), (9000, "0"), (61_496, "0")] {
+        let Some((lab, from, to)) = in_lab(mtu) else { return };
+        if loss != "0" {
+            match lab.set_loss(loss.parse().unwrap()) {
+                Ok(()) => {}
+                Err(error) => eprintln!("SKIPPED: no loss on this connection: {error}"),
+            }
+        }
+        for mapping in [Mapping::Always, Mapping::Measured] {
+            let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            // The second way takes a fresh connection.
+            let (from, to) = if mapping == Mapping::Always { (from, to) } else { again(&lab) };
+            let total = if loss == "0" { mixture_bytes() } else { mixture_bytes() / 4 };
+            let sending = thread::spawn(move || send_mixture(&from, total, u64::from(mtu)));
+            let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
+            let mut receiver = Receiver::with(to, settings).unwrap();
+            let report = receive_mixture(&mut receiver, total, u64::from(mtu));
+            sending.join().unwrap();
+            let mapped_percent = 100 * report.mapped.bytes / total;
+            eprintln!(
+                "MTU {mtu}, loss {loss}, {mapping:?}: {mapped_percent} % mapped, {:?}",
+                report.demotions
+            );
+            assert!(mapped_percent > 5 || (mtu, mapping) != (4148, Mapping::Always), "{report:?}");
+        }
+    }
+}
+
+fn again(lab: &Lab) -> (TcpStream, TcpStream) {
+    let address = lab.receiver.address();
+    let listener = lab.receiver.run(|| TcpListener::bind((address, 0)).unwrap()).unwrap();
+    let to = listener.local_addr().unwrap();
+    let from = lab.sender.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()).unwrap();
+    (from, listener.accept().unwrap().0)
+}
+
+/// What `MSG_ZEROCOPY` falls back to on veth copies into single pages, and MTU 4148 gives each segment a
+/// page's worth: 4096 bytes after 40 of headers and 12 of timestamps.
+#[test]
+fn nearly_all_is_mapped_where_segments_are_pages() {
+    let Some((_lab, from, to)) = in_lab(4148) else { return };
+    let total: u64 = 64 << 20;
+    let memory = Memory::new(stretch(0, total as usize).as_slice(), total as usize).unwrap();
+    let sending = thread::spawn(move || {
+        let options = Options { chunk_bytes: 15 * 4096, ..Options::default() };
+        let mut path = Path::Zerocopy.open(from.as_fd(), &options).unwrap();
+        let mut range = 0..total;
+        while !range.is_empty() {
+            range.start += path.send(from.as_fd(), (&memory).into(), range.clone()).unwrap();
+        }
+        from
+    });
+    let settings = ReceiveSettings { mapping: Mapping::Always, ..ReceiveSettings::default() };
+    let mut receiver = Receiver::with(to, settings).unwrap();
+    receiver.expect(total).unwrap();
+    let mut position = 0;
+    while position < total {
+        let chunk = receiver.receive().unwrap().unwrap();
+        check(position, chunk.bytes());
+        position += chunk.bytes().len() as u64;
+    }
+    drop(sending.join().unwrap());
+    assert_eq!(receiver.receive().unwrap(), None);
+    let report = receiver.report();
+    let percent = 100.0 * report.mapped.bytes as f64 / total as f64;
+    assert!(percent >= 99.0, "{percent:.1} % was mapped: {report:?}");
+}
+
+#[test]
+fn a_connection_whose_pages_cannot_be_mapped_is_read_and_says_why() {
+    let (mut from, to) = on_loopback();
+    // A file's pages cannot be mapped again by a receiver.
+    let sending = thread::spawn(move || {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&stretch(0, 16 << 20)).unwrap();
+        haul::Sender::new(from.try_clone().unwrap()).unwrap().send_file_all(&file, 0..16 << 20).unwrap();
+        from.flush().unwrap();
+    });
+    let mut receiver = Receiver::new(to).unwrap();
+    let mut position = 0;
+    while let Some(chunk) = receiver.receive().unwrap() {
+        check(position, chunk.bytes());
+        position += chunk.bytes().len() as u64;
+    }
+    sending.join().unwrap();
+    assert_eq!(position, 16 << 20);
+    let report = receiver.report();
+    assert_eq!((report.demotions[0].from, report.demotions[0].to), ("mapped", "read"));
+    assert!(report.demotions[0].reason.contains("only 0 %"), "{report:?}");
+}
+
+#[test]
+fn a_non_blocking_socket_and_one_with_a_timeout_say_that_nothing_has_come() {
+    for mapping in [Mapping::Always, Mapping::Never] {
+        let (mut from, to) = on_loopback();
+        let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
+        to.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let mut receiver = Receiver::with(to, settings).unwrap();
+        assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
+        // With the promise of more the low-water mark is higher, and the timeout still holds.
+        receiver.expect(100_000).unwrap();
+        assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
+        receiver.socket().set_nonblocking(true).unwrap();
+        assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
+        assert!(matches!(receiver.discard(1), Err(Error::WouldBlock)));
+        let file = tempfile::tempfile().unwrap();
+        assert!(matches!(receiver.receive_into_file(&file, 0..10), Err(Error::WouldBlock)));
+        receiver.socket().set_nonblocking(false).unwrap();
+        receiver.expect(5).unwrap();
+        from.write_all(b"hello").unwrap();
+        assert_eq!(receiver.receive().unwrap(), Some(Chunk::Copied(b"hello")));
+        drop(from);
+        assert_eq!(receiver.receive().unwrap(), None);
+        assert_eq!(receiver.receive_into(&mut [0; 4]).unwrap(), 0);
+        assert_eq!(receiver.receive_into_file(&file, 0..10).unwrap(), 0);
+        assert_eq!(receiver.discard(10).unwrap(), 0);
+    }
+}
+
+#[test]
+fn a_peer_that_sends_byte_by_byte_does_not_hang_one_who_expects_much() {
+    let (from, to) = on_loopback();
+    from.set_nodelay(true).unwrap();
+    let total = 60_000;
+    let sending = thread::spawn(move || {
+        for position in 0..total {
+            (&from).write_all(&[byte_at(position)]).unwrap();
+        }
+        from
+    });
+    let settings = ReceiveSettings { mapping: Mapping::Always, ..ReceiveSettings::default() };
+    let mut receiver = Receiver::with(to, settings).unwrap();
+    receiver.expect(total).unwrap();
+    let mut position = 0;
+    while position < total {
+        let chunk = receiver.receive().unwrap().unwrap();
+        check(position, chunk.bytes());
+        position += chunk.bytes().len() as u64;
+    }
+    drop(sending.join().unwrap());
+}
+
+#[test]
+fn what_a_file_does_not_take_is_not_lost() {
+    for mapping in [Mapping::Always, Mapping::Never] {
+        let (mut from, to) = on_loopback();
+        from.write_all(&stretch(0, 10_000)).unwrap();
+        drop(from);
+        let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
+        let mut receiver = Receiver::with(to, settings).unwrap();
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let error = receiver.receive_into_file(&full, 0..10_000).unwrap_err();
+        assert!(error.to_string().contains("No space"), "{error}");
+        let mut all = Vec::new();
+        let mut some = [0; 100];
+        let count = receiver.receive_into(&mut some).unwrap();
+        all.extend(&some[..count]);
+        assert!(receiver.discard(50).unwrap() <= 50);
+        all.extend(stretch(all.len() as u64, 50));
+        while let Some(chunk) = receiver.receive().unwrap() {
+            all.extend(chunk.bytes());
+        }
+        check(0, &all);
+        assert_eq!(all.len(), 10_000);
+    }
+}
+
+/// A file that cannot be spliced into (opened for appending) gets the bytes all the same.
+#[test]
+fn a_file_that_refuses_splice_is_written_to() {
+    let (mut from, to) = on_loopback();
+    from.write_all(&stretch(0, 200_000)).unwrap();
+    drop(from);
+    let mut receiver = Receiver::new(to).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("appended");
+    let file = File::options().append(true).create(true).open(&path).unwrap();
+    let mut position = 0;
+    loop {
+        match receiver.receive_into_file(&file, position..1 << 20).unwrap() {
+            0 => break,
+            count => position += count,
+        }
+    }
+    assert_eq!(position, 200_000);
+    check(0, &std::fs::read(&path).unwrap());
+    assert_eq!(receiver.report().demotions.last().unwrap().from, "splice-to-file");
+}
+
+#[test]
+fn a_unix_stream_is_read_and_other_sockets_are_refused() {
+    let (mut from, to) = UnixStream::pair().unwrap();
+    from.write_all(&stretch(0, 50_000)).unwrap();
+    drop(from);
+    let mut receiver = Receiver::new(to).unwrap();
+    assert_eq!(receiver.discard(1000).unwrap(), 1000);
+    let file = tempfile::tempfile().unwrap();
+    assert_eq!(receiver.receive_into_file(&file, 0..1000).unwrap(), 1000);
+    let mut rest = Vec::new();
+    receiver.read_to_end(&mut rest).unwrap();
+    check(2000, &rest);
+    assert_eq!(rest.len(), 48_000);
+    assert!(receiver.report().demotions[0].reason.contains("TCP"), "{:?}", receiver.report());
+    let datagram = Receiver::new(UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap_err();
+    assert!(matches!(datagram, Error::WrongSocket { .. }), "{datagram}");
+    assert!(matches!(Receiver::new(tempfile::tempfile().unwrap()), Err(Error::NotASocket)));
+}
+
+#[test]
+fn a_reset_is_a_failure() {
+    for mapping in [Mapping::Always, Mapping::Never] {
+        let (from, to) = on_loopback();
+        (&to).write_all(b"never read").unwrap();
+        let mut byte = [0];
+        from.peek(&mut byte).unwrap();
+        // Closing with unread data resets the connection.
+        drop(from);
+        let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
+        let mut receiver = Receiver::with(to, settings).unwrap();
+        let error = receiver.receive().unwrap_err();
+        assert!(matches!(error, Error::Failed { .. }), "{mapping:?}: {error}");
+    }
+}
