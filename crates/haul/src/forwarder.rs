@@ -1,0 +1,236 @@
+//! Two sockets joined: what comes from the one goes to the other, both ways, until both have ended.
+
+use crate::buffer::Pool;
+use crate::demotion::Demotion;
+use crate::error::{Error, failed};
+use crate::path::Counts;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::OFlags;
+use rustix::net::SocketType;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+mod direction;
+mod pipe;
+
+use direction::Direction;
+use pipe::Pipe;
+
+/// Joins two connected stream sockets.
+///
+/// Each direction begins by copying and splices once what comes is large: small messages cost less to copy
+/// than to pass through a pipe. It goes back when they become small again. When one side has ended its stream,
+/// everything that was on its way is delivered, then the other side's is ended too; the opposite direction goes
+/// on (half-close).
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let client = std::net::TcpListener::bind("0.0.0.0:8080")?.accept()?.0;
+/// let server = std::net::TcpStream::connect("192.0.2.1:80")?;
+/// let mut forwarder = haul::Forwarder::new(&client, &server)?;
+/// forwarder.forward()?;
+/// println!("{:?}", forwarder.report());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Forwarder<A: AsFd, B: AsFd> {
+    from: A,
+    to: B,
+    there: Direction,
+    back: Direction,
+    pool: ForwardPool,
+}
+
+/// Pipes and buffers for many forwarders, which hold them only while they need them.
+///
+/// Its clones are the same pool. A pipe comes back only when it is empty, so that no connection ever sees
+/// another's bytes; one that is not is closed.
+#[derive(Debug, Clone)]
+pub struct ForwardPool(Arc<Stock>);
+
+#[derive(Debug)]
+struct Stock {
+    pipes: Mutex<Vec<Pipe>>,
+    idle_max: usize,
+    buffers: Pool,
+}
+
+/// What a socket must be ready for before a forwarder can go on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// Something can be read, or its stream has ended.
+    pub read: bool,
+    /// Something can be written.
+    pub write: bool,
+}
+
+/// How far a step came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing more can be moved until one of the sockets is ready.
+    Wait {
+        /// What the first socket must be ready for.
+        from: Readiness,
+        /// What the second must be.
+        to: Readiness,
+    },
+    /// As much was moved as one connection should in a turn: there may be more to do.
+    Again,
+    /// Both sides have ended.
+    Done,
+}
+
+/// What a forwarder has moved.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ForwardReport {
+    /// From the first socket to the second.
+    pub there: DirectionReport,
+    /// From the second to the first.
+    pub back: DirectionReport,
+}
+
+/// What one direction has moved.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DirectionReport {
+    /// Through a pipe.
+    pub spliced: Counts,
+    /// Through a buffer.
+    pub copied: Counts,
+    /// How often it changed from the one to the other.
+    pub changes: u64,
+    /// Every step down, in order.
+    pub demotions: Vec<Demotion>,
+}
+
+impl<A: AsFd, B: AsFd> Forwarder<A, B> {
+    /// A forwarder with a pool of its own.
+    pub fn new(from: A, to: B) -> Result<Self, Error> {
+        Self::with_pool(from, to, ForwardPool::new(2)?)
+    }
+
+    /// A forwarder that shares its pool with others.
+    pub fn with_pool(from: A, to: B, pool: ForwardPool) -> Result<Self, Error> {
+        for socket in [from.as_fd(), to.as_fd()] {
+            let kind = rustix::net::sockopt::socket_type(socket)
+                .map_err(|errno| failed("getsockopt SO_TYPE")(errno.into()))?;
+            if kind != SocketType::STREAM {
+                return Err(Error::WrongSocket { needed: "two stream sockets", found: "a datagram socket" });
+            }
+        }
+        Ok(Self { from, to, there: Direction::default(), back: Direction::default(), pool })
+    }
+
+    /// Forwards until both sides have ended. Both sockets are non-blocking meanwhile.
+    ///
+    /// An error ends it: what was on its way then is lost with the connection, as in the network.
+    pub fn forward(&mut self) -> Result<(), Error> {
+        let modes = [self.from.as_fd(), self.to.as_fd()].map(make_nonblocking);
+        let [from_mode, to_mode] = modes;
+        let (from_mode, to_mode) = (from_mode?, to_mode?);
+        let forwarded = self.forward_nonblocking();
+        // A socket that is gone needs no mode.
+        let _ = rustix::fs::fcntl_setfl(&self.from, from_mode);
+        let _ = rustix::fs::fcntl_setfl(&self.to, to_mode);
+        forwarded
+    }
+
+    /// Moves what can be moved now; for sockets that are non-blocking and polled by the caller.
+    pub fn step(&mut self) -> Result<Step, Error> {
+        for socket in [self.from.as_fd(), self.to.as_fd()] {
+            let flags = rustix::fs::fcntl_getfl(socket).map_err(|errno| failed("fcntl")(errno.into()))?;
+            if !flags.contains(OFlags::NONBLOCK) {
+                return Err(Error::Unsuited(
+                    "a step needs non-blocking sockets: one would wait for the other",
+                ));
+            }
+        }
+        self.step_nonblocking()
+    }
+
+    /// What has been moved so far.
+    pub fn report(&self) -> ForwardReport {
+        ForwardReport { there: self.there.report().clone(), back: self.back.report().clone() }
+    }
+
+    fn step_nonblocking(&mut self) -> Result<Step, Error> {
+        let there = self.there.advance(self.from.as_fd(), self.to.as_fd(), &self.pool)?;
+        let back = self.back.advance(self.to.as_fd(), self.from.as_fd(), &self.pool)?;
+        Ok(match (there.is_done(), back.is_done()) {
+            (true, true) => Step::Done,
+            _ if there.has_more || back.has_more => Step::Again,
+            _ => Step::Wait {
+                from: Readiness { read: there.read, write: back.write },
+                to: Readiness { read: back.read, write: there.write },
+            },
+        })
+    }
+
+    fn forward_nonblocking(&mut self) -> Result<(), Error> {
+        loop {
+            match self.step_nonblocking()? {
+                Step::Done => return Ok(()),
+                Step::Again => {}
+                Step::Wait { from, to } => wait([(self.from.as_fd(), from), (self.to.as_fd(), to)])?,
+            }
+        }
+    }
+}
+
+impl ForwardPool {
+    /// A pool that keeps up to `idle_max` pipes at hand. Each takes two descriptors.
+    pub fn new(idle_max: usize) -> Result<Self, Error> {
+        /// A buffer is in use only during a step, so there are as many as threads.
+        const BUFFERS_MAX: usize = 4096;
+        let buffers = Pool::new(direction::BUFFER_BYTES, BUFFERS_MAX)?;
+        Ok(Self(Arc::new(Stock { pipes: Mutex::default(), idle_max, buffers })))
+    }
+
+    /// How many pipes lie idle.
+    pub fn idle_pipes(&self) -> usize {
+        self.pipes().len()
+    }
+
+    fn take_pipe(&self) -> Result<Pipe, Error> {
+        let idle = self.pipes().pop();
+        idle.map_or_else(Pipe::new, Ok)
+    }
+
+    fn put_pipe(&self, pipe: Pipe) {
+        let mut pipes = self.pipes();
+        if pipe.is_empty() && pipes.len() < self.0.idle_max {
+            pipes.push(pipe);
+        }
+    }
+
+    fn pipes(&self) -> std::sync::MutexGuard<'_, Vec<Pipe>> {
+        self.0.pipes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Makes a socket non-blocking; returns the mode it had.
+fn make_nonblocking(socket: BorrowedFd<'_>) -> Result<OFlags, Error> {
+    let failed = |errno: rustix::io::Errno| failed("fcntl")(errno.into());
+    let mode = rustix::fs::fcntl_getfl(socket).map_err(failed)?;
+    rustix::fs::fcntl_setfl(socket, mode | OFlags::NONBLOCK).map_err(failed)?;
+    Ok(mode)
+}
+
+/// Waits until one of the sockets is ready for what it is waited for. One that is waited for nothing is left
+/// out: its hang-up would wake for ever.
+fn wait(sockets: [(BorrowedFd<'_>, Readiness); 2]) -> Result<(), Error> {
+    let mut descriptors: Vec<PollFd<'_>> = sockets
+        .iter()
+        .filter(|(_, readiness)| *readiness != Readiness::default())
+        .map(|(socket, readiness)| {
+            let mut events = PollFlags::empty();
+            events.set(PollFlags::IN, readiness.read);
+            events.set(PollFlags::OUT, readiness.write);
+            PollFd::from_borrowed_fd(*socket, events)
+        })
+        .collect();
+    match rustix::event::poll(&mut descriptors, None) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(errno) => Err(failed("poll")(errno.into())),
+    }
+}

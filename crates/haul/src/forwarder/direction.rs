@@ -1,0 +1,202 @@
+//! One direction of a forwarder.
+
+use super::pipe::Pipe;
+use super::{DirectionReport, ForwardPool};
+use crate::demotion::Demotion;
+use crate::error::{Error, failed};
+use rustix::io::retry_on_intr;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use std::os::fd::BorrowedFd;
+
+/// What is copied at a time.
+pub(super) const BUFFER_BYTES: usize = 16 << 10;
+/// Full buffers in a row after which splicing begins: a bulk transfer, and not one large message.
+const FULL_BEFORE_SPLICING: u32 = 2;
+/// A pipe that is filled with less than this was not worth two calls.
+const SMALL_BYTES: usize = 4 << 10;
+/// Small fillings in a row after which copying begins again.
+const SMALL_BEFORE_COPYING: u32 = 4;
+/// What one direction moves before the other, and other connections, get their turn.
+const TURN_BYTES: usize = 1 << 20;
+
+/// One direction: what it holds on its way, and by which way it moves.
+#[derive(Debug, Default)]
+pub(super) struct Direction {
+    way: Way,
+    /// Holds bytes, or is filled next.
+    pipe: Option<Pipe>,
+    /// Copied bytes that the sink has not taken yet.
+    leftover: Vec<u8>,
+    /// Sizes in a row that speak for the other way.
+    streak: u32,
+    splicing_is_refused: bool,
+    source_has_ended: bool,
+    sink_is_shut: bool,
+    report: DirectionReport,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    #[default]
+    Copy,
+    Splice,
+}
+
+/// What a direction waits for; nothing when it is done.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Waiting {
+    /// The source must become readable.
+    pub read: bool,
+    /// The sink must become writable.
+    pub write: bool,
+    /// Nothing: its turn is over.
+    pub has_more: bool,
+}
+
+impl Waiting {
+    pub fn is_done(self) -> bool {
+        self == Self::default()
+    }
+}
+
+impl Direction {
+    pub fn report(&self) -> &DirectionReport {
+        &self.report
+    }
+
+    /// Moves what can be moved now.
+    pub fn advance(
+        &mut self,
+        from: BorrowedFd<'_>,
+        to: BorrowedFd<'_>,
+        pool: &ForwardPool,
+    ) -> Result<Waiting, Error> {
+        let mut moved = 0;
+        let waiting = loop {
+            if !self.deliver(to)? {
+                break Waiting { write: true, ..Waiting::default() };
+            }
+            if self.source_has_ended {
+                self.end(to)?;
+                break Waiting::default();
+            }
+            if moved >= TURN_BYTES {
+                break Waiting { has_more: true, ..Waiting::default() };
+            }
+            match self.take(from, to, pool) {
+                Ok(0) => self.source_has_ended = true,
+                Ok(count) => moved += count,
+                Err(Error::WouldBlock) => break Waiting { read: true, ..Waiting::default() },
+                Err(error) => return Err(error),
+            }
+        };
+        // Between turns a pipe is kept only for what it holds.
+        if let Some(pipe) = self.pipe.take_if(|pipe| pipe.is_empty()) {
+            pool.put_pipe(pipe);
+        }
+        Ok(waiting)
+    }
+
+    /// Passes on what is held; false when the sink takes no more.
+    fn deliver(&mut self, to: BorrowedFd<'_>) -> Result<bool, Error> {
+        while !self.leftover.is_empty() {
+            self.report.copied.calls += 1;
+            match send(to, &self.leftover) {
+                Ok(count) => {
+                    self.leftover.drain(..count);
+                    self.report.copied.bytes += count as u64;
+                }
+                Err(Error::WouldBlock) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        // Gives its memory back: a direction at rest holds none.
+        self.leftover = Vec::new();
+        while let Some(pipe) = self.pipe.as_mut().filter(|pipe| !pipe.is_empty()) {
+            self.report.spliced.calls += 1;
+            match pipe.drain(to) {
+                Ok(count) => self.report.spliced.bytes += count as u64,
+                Err(Error::WouldBlock) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes what has arrived, by the way of the moment; 0 at the end of the stream.
+    fn take(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>, pool: &ForwardPool) -> Result<usize, Error> {
+        match self.way {
+            Way::Copy => self.copy(from, to, pool),
+            Way::Splice => match self.splice(from, pool) {
+                Err(reason) if reason.is_refusal() => {
+                    self.splicing_is_refused = true;
+                    self.change(Way::Copy);
+                    let reason = reason.to_string();
+                    self.report.demotions.push(Demotion { from: "splice", to: "copy", reason });
+                    self.copy(from, to, pool)
+                }
+                spliced => spliced,
+            },
+        }
+    }
+
+    fn copy(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>, pool: &ForwardPool) -> Result<usize, Error> {
+        let mut buffer = pool.0.buffers.take()?;
+        self.report.copied.calls += 1;
+        let count = retry_on_intr(|| rustix::net::recv(from, &mut buffer[..], RecvFlags::DONTWAIT))
+            .map_err(|errno| failed("recv")(errno.into()))?
+            .1;
+        if count > 0 {
+            self.report.copied.calls += 1;
+            // What the sink does not take, and why, is the next delivery's affair.
+            let sent = send(to, &buffer[..count]).unwrap_or(0);
+            self.report.copied.bytes += sent as u64;
+            self.leftover.extend_from_slice(&buffer[sent..count]);
+        }
+        self.consider(count == buffer.len(), FULL_BEFORE_SPLICING, Way::Splice);
+        Ok(count)
+    }
+
+    fn splice(&mut self, from: BorrowedFd<'_>, pool: &ForwardPool) -> Result<usize, Error> {
+        let pipe = match &mut self.pipe {
+            Some(pipe) => pipe,
+            none => none.insert(pool.take_pipe()?),
+        };
+        self.report.spliced.calls += 1;
+        let count = pipe.fill(from)?;
+        self.consider(count > 0 && count < SMALL_BYTES, SMALL_BEFORE_COPYING, Way::Copy);
+        Ok(count)
+    }
+
+    /// Counts what speaks for the other way, and takes it after so many in a row.
+    fn consider(&mut self, speaks_for_it: bool, in_a_row: u32, other: Way) {
+        self.streak = if speaks_for_it { self.streak + 1 } else { 0 };
+        if self.streak >= in_a_row && !(other == Way::Splice && self.splicing_is_refused) {
+            self.change(other);
+        }
+    }
+
+    fn change(&mut self, way: Way) {
+        self.way = way;
+        self.streak = 0;
+        self.report.changes += 1;
+    }
+
+    /// Passes the end on, after everything else.
+    fn end(&mut self, to: BorrowedFd<'_>) -> Result<(), Error> {
+        if !self.sink_is_shut {
+            self.sink_is_shut = true;
+            match rustix::net::shutdown(to, Shutdown::Write) {
+                // A peer that has gone meanwhile needs no end.
+                Ok(()) | Err(rustix::io::Errno::NOTCONN) => {}
+                Err(errno) => return Err(failed("shutdown")(errno.into())),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn send(to: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Error> {
+    retry_on_intr(|| rustix::net::send(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL))
+        .map_err(|errno| failed("send")(errno.into()))
+}

@@ -1,0 +1,218 @@
+//! Forwarding between real sockets: both ways at once, with half-close, by copying and by splicing.
+
+use haul::{Error, ForwardPool, ForwardReport, Forwarder, Step};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::net::UnixStream;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (one, listener.accept().unwrap().0)
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| ((i + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
+}
+
+/// A client and a server with a forwarder between them, on a thread of its own.
+fn joined() -> (TcpStream, TcpStream, JoinHandle<(Result<(), Error>, ForwardReport)>) {
+    let ((client, from), (to, server)) = (pair(), pair());
+    let forwarding = thread::spawn(move || {
+        let mut forwarder = Forwarder::new(from, to).unwrap();
+        (forwarder.forward(), forwarder.report())
+    });
+    (client, server, forwarding)
+}
+
+fn send_all(to: &TcpStream, bytes: Vec<u8>) -> JoinHandle<()> {
+    let mut to = to.try_clone().unwrap();
+    thread::spawn(move || {
+        to.write_all(&bytes).unwrap();
+        to.shutdown(Shutdown::Write).unwrap();
+    })
+}
+
+fn receive_all(from: &TcpStream) -> JoinHandle<Vec<u8>> {
+    let mut from = from.try_clone().unwrap();
+    thread::spawn(move || {
+        let mut received = Vec::new();
+        from.read_to_end(&mut received).unwrap();
+        received
+    })
+}
+
+#[test]
+fn bulk_goes_both_ways_at_once_and_is_spliced() {
+    let (client, server, forwarding) = joined();
+    let (there, back) = (pattern(1, 24 << 20), pattern(2, 9_999_999));
+    let sending = [send_all(&client, there.clone()), send_all(&server, back.clone())];
+    let (at_server, at_client) = (receive_all(&server), receive_all(&client));
+    assert!(at_server.join().unwrap() == there);
+    assert!(at_client.join().unwrap() == back);
+    for sending in sending {
+        sending.join().unwrap();
+    }
+    let (forwarded, report) = forwarding.join().unwrap();
+    forwarded.unwrap();
+    for (direction, bytes) in [(&report.there, there.len()), (&report.back, back.len())] {
+        assert_eq!(direction.spliced.bytes + direction.copied.bytes, bytes as u64);
+        assert!(direction.spliced.bytes > 0, "{direction:?}");
+    }
+}
+
+#[test]
+fn one_side_may_end_long_before_the_other() {
+    let (client, mut server, forwarding) = joined();
+    send_all(&client, b"request".to_vec()).join().unwrap();
+    let mut request = Vec::new();
+    server.read_to_end(&mut request).unwrap();
+    assert_eq!(request, b"request");
+    // The client's half is closed all the way through; the answer still comes.
+    let answer = pattern(3, 5 << 20);
+    let received = receive_all(&client);
+    server.write_all(&answer).unwrap();
+    drop(server);
+    assert!(received.join().unwrap() == answer);
+    forwarding.join().unwrap().0.unwrap();
+}
+
+#[test]
+fn small_messages_are_copied() {
+    let (mut client, mut server, forwarding) = joined();
+    client.set_nodelay(true).unwrap();
+    for round in 0..300u32 {
+        let mut message = [0; 4];
+        client.write_all(&round.to_le_bytes()).unwrap();
+        server.read_exact(&mut message).unwrap();
+        server.write_all(&message).unwrap();
+        client.read_exact(&mut message).unwrap();
+        assert_eq!(u32::from_le_bytes(message), round);
+    }
+    drop((client, server));
+    let (forwarded, report) = forwarding.join().unwrap();
+    forwarded.unwrap();
+    assert_eq!((report.there.spliced.calls, report.there.changes), (0, 0), "{report:?}");
+    assert_eq!((report.there.copied.bytes, report.back.copied.bytes), (1200, 1200));
+}
+
+#[test]
+fn a_direction_changes_its_way_with_what_comes() {
+    let (mut client, mut server, forwarding) = joined();
+    client.set_nodelay(true).unwrap();
+    let mut bulk = vec![0; 4 << 20];
+    for _ in 0..2 {
+        send_in_thread(&client, &pattern(4, bulk.len()), || server.read_exact(&mut bulk).unwrap());
+        assert!(bulk == pattern(4, bulk.len()));
+        for round in 0..20u8 {
+            let mut message = [0];
+            client.write_all(&[round]).unwrap();
+            server.read_exact(&mut message).unwrap();
+            assert_eq!(message, [round]);
+        }
+    }
+    drop((client, server));
+    let (forwarded, report) = forwarding.join().unwrap();
+    forwarded.unwrap();
+    // To splicing and back, twice.
+    assert!(report.there.changes >= 4, "{report:?}");
+}
+
+fn send_in_thread(to: &TcpStream, bytes: &[u8], meanwhile: impl FnOnce()) {
+    thread::scope(|scope| {
+        scope.spawn(|| (&mut &*to).write_all(bytes).unwrap());
+        meanwhile();
+    });
+}
+
+#[test]
+fn a_sink_that_reads_slowly_loses_nothing() {
+    let (client, server, forwarding) = joined();
+    let bytes = pattern(5, 12 << 20);
+    let sending = send_all(&client, bytes.clone());
+    let received = thread::spawn(move || {
+        let (mut server, mut received, mut some) = (server, Vec::<u8>::new(), vec![0; 100_001]);
+        loop {
+            match server.read(&mut some).unwrap() {
+                0 => break received,
+                count => received.extend(&some[..count]),
+            }
+            thread::sleep(Duration::from_micros(500));
+        }
+    });
+    assert!(received.join().unwrap() == bytes);
+    sending.join().unwrap();
+    drop(client);
+    forwarding.join().unwrap().0.unwrap();
+}
+
+#[test]
+fn a_reset_ends_it_with_an_error_and_no_pipe_goes_back_full() {
+    let ((client, from), (to, server)) = (pair(), pair());
+    let pool = ForwardPool::new(4).unwrap();
+    let forwarding = thread::spawn({
+        let pool = pool.clone();
+        move || Forwarder::with_pool(from, to, pool).unwrap().forward()
+    });
+    // Fills everything on the way, then closes with unread data, which resets.
+    let mut bulk = client.try_clone().unwrap();
+    let sending = thread::spawn(move || while bulk.write_all(&[1; 100_000]).is_ok() {});
+    thread::sleep(Duration::from_millis(50));
+    drop(server);
+    let error = forwarding.join().unwrap().unwrap_err();
+    assert!(matches!(error, Error::Failed { .. }), "{error}");
+    sending.join().unwrap();
+    assert_eq!(pool.idle_pipes(), 0);
+    // The next connection through the same pool sees nothing of it.
+    let ((client, from), (to, server)) = (pair(), pair());
+    let sending = [send_all(&client, pattern(6, 3 << 20)), send_all(&server, Vec::new())];
+    let received = receive_all(&server);
+    Forwarder::with_pool(from, to, pool.clone()).unwrap().forward().unwrap();
+    assert!(received.join().unwrap() == pattern(6, 3 << 20));
+    for sending in sending {
+        sending.join().unwrap();
+    }
+    assert_eq!(pool.idle_pipes(), 1);
+}
+
+#[test]
+fn unix_and_tcp_sockets_are_joined_step_by_step() {
+    let ((client, from), (to, mut server)) = (UnixStream::pair().unwrap(), pair());
+    let mut forwarder = Forwarder::new(&from, &to).unwrap();
+    let blocking = forwarder.step().unwrap_err();
+    assert!(matches!(blocking, Error::Unsuited(_)), "{blocking}");
+    from.set_nonblocking(true).unwrap();
+    to.set_nonblocking(true).unwrap();
+    let Step::Wait { from: client_side, to: server_side } = forwarder.step().unwrap() else { panic!() };
+    assert!(client_side.read && server_side.read && !client_side.write && !server_side.write);
+    let bytes = pattern(7, 2 << 20);
+    let sending = thread::spawn({
+        let bytes = bytes.clone();
+        move || (&client).write_all(&bytes)
+    });
+    let received = thread::spawn(move || {
+        let mut received = Vec::new();
+        server.read_to_end(&mut received).unwrap();
+        received
+    });
+    loop {
+        match forwarder.step().unwrap() {
+            Step::Done => break,
+            Step::Again => {}
+            Step::Wait { .. } => thread::sleep(Duration::from_micros(100)),
+        }
+    }
+    sending.join().unwrap().unwrap();
+    assert!(received.join().unwrap() == bytes);
+    assert_eq!(forwarder.report().there.spliced.bytes + forwarder.report().there.copied.bytes, 2 << 20);
+}
+
+#[test]
+fn what_cannot_be_joined_says_so() {
+    let (one, _other) = pair();
+    let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
+    assert!(matches!(Forwarder::new(&one, &datagrams), Err(Error::WrongSocket { .. })));
+    assert!(matches!(Forwarder::new(&one, tempfile::tempfile().unwrap()), Err(Error::NotASocket)));
+}
