@@ -63,7 +63,7 @@ fn median_cost(row: &Row) -> f64 {
 /// The cheapest way of really sending something.
 fn best<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
     rows.iter()
-        .filter(|row| row.path != "floor")
+        .filter(|row| !matches!(row.path.as_str(), "floor" | "auto"))
         .min_by(|one, other| median_cost(one).total_cmp(&median_cost(other)))
         .copied()
 }
@@ -99,7 +99,7 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
     };
     let ties: Vec<&str> = rows
         .iter()
-        .filter(|row| row.path != best.path && row.path != "floor")
+        .filter(|row| row.path != best.path && !matches!(row.path.as_str(), "floor" | "auto"))
         .filter(|row| is_tied(row, best))
         .map(|row| row.path.as_str())
         .collect();

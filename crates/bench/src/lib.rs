@@ -16,6 +16,7 @@ mod flow;
 mod host;
 pub mod matrix;
 pub mod peers;
+pub mod plan;
 pub mod quantity;
 pub mod report;
 pub mod self_check;

@@ -61,8 +61,15 @@ impl Selection {
     /// What `haul bench send` runs unless told otherwise: the original table (every path with offloads on and
     /// off, `TCP_CORK` on the classic ones), the same at a small and a large chunk, and memory.
     pub fn default_set() -> Vec<Self> {
-        let files = [Path::ReadWrite, Path::ReadSend, Path::Sendfile, Path::Splice];
-        let memory = [Path::ReadSend, Path::Vmsplice, Path::Zerocopy, Path::UringSend, Path::UringZerocopy];
+        let files = [Path::ReadWrite, Path::ReadSend, Path::Sendfile, Path::Splice, Path::Auto];
+        let memory = [
+            Path::ReadSend,
+            Path::Vmsplice,
+            Path::Zerocopy,
+            Path::UringSend,
+            Path::UringZerocopy,
+            Path::Auto,
+        ];
         vec![
             Self { offloads: vec![Offloads::On, Offloads::Off], ..Self::plain() },
             Self { paths: files[..3].to_vec(), corks: vec![true], ..Self::plain() },

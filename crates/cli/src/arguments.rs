@@ -7,6 +7,7 @@ use haul_bench::quantity::{Rate, Size};
 use haul_bench::workload::Workload;
 use haul_lab::{Loss, Offloads};
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The cheapest way to move bytes over TCP on Linux, and the proof of it.
@@ -24,6 +25,8 @@ pub enum Command {
     /// Without an experiment: a default set in under 90 seconds, written to ./haul-report/ as JSON, Markdown
     /// and a web page.
     Bench(BenchArguments),
+    /// Say which path is the cheapest for which job, from a report of `bench`; programs load it
+    Plan(PlanArguments),
     /// Measure the true CPU load of this machine, interrupts included, for a while or while a command runs
     Soak(SoakArguments),
     /// Say what this kernel, network device and limit set allow, and how to mend what they do not
@@ -117,6 +120,16 @@ pub struct SoakArguments {
     /// The command to measure
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanArguments {
+    /// The report to make the plan from
+    #[arg(long, value_name = "FILE", default_value = "haul-report/report.json")]
+    pub from: PathBuf,
+    /// Write the plan as JSON, for programs to load; - is standard output
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<Destination>,
 }
 
 #[derive(Debug, Args)]

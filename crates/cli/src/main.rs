@@ -7,6 +7,7 @@ mod bench;
 mod doctor;
 mod lab;
 mod output;
+mod plan;
 mod soak;
 
 use arguments::{Arguments, Command};
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Lab(arguments) => lab::run(&arguments),

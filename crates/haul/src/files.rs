@@ -1,47 +1,42 @@
-//! The path that files take through a socket, stepping down where it must.
+//! The paths that files take through a socket: chosen by plan or by hand, stepping down where they must.
 
 use crate::demotion::Demotion;
 use crate::error::Error;
 use crate::path::{Counts, Options, Path, SendPath};
+use crate::plan::{Condition, Plan, SourceKind, call_bytes};
 use crate::source::Source;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// Bytes that a path may promise not to copy and copy after all before it is given up.
 const COPIED_BYTES_BEFORE_DEMOTION: u64 = 1 << 20;
 
-/// The path in use for one socket, and those it was before.
+/// How the path is chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Choice {
+    /// The cheapest by the built-in plan.
+    Builtin,
+    /// The cheapest by this plan.
+    Plan(Arc<Plan>),
+    /// This one, or what it steps down to.
+    Path(Path),
+}
+
+/// The paths of one socket.
 pub(crate) struct Files {
     options: Options,
-    path: Path,
-    /// `None` until something is sent.
-    current: Option<Box<dyn SendPath>>,
-    /// Paths that were stepped down from: the kernel may still hold pages that they lent.
-    retired: Vec<(Path, Box<dyn SendPath>)>,
+    choice: Choice,
+    /// Paths that were used, in the order of their first use. Those that were given up stay: the kernel may
+    /// still hold pages that they lent.
+    opened: Vec<(Path, Box<dyn SendPath>)>,
+    given_up: Vec<Path>,
     demotions: Vec<Demotion>,
 }
 
 impl Files {
-    pub fn new(path: Path, options: Options) -> Self {
-        Self { options, path, current: None, retired: Vec::new(), demotions: Vec::new() }
-    }
-
-    pub fn path(&self) -> Path {
-        self.path
-    }
-
-    /// Opens the path, or the next one that the kernel allows.
-    pub fn open(&mut self, socket: BorrowedFd<'_>) -> Result<&mut Box<dyn SendPath>, Error> {
-        let opened = match self.current.take() {
-            Some(current) => current,
-            None => loop {
-                match (self.path.open(socket, &self.options), self.path.steps_down_to()) {
-                    (Err(reason @ Error::Refused { .. }), Some(next)) => self.demote(next, &reason),
-                    (opened, _) => break opened?,
-                }
-            },
-        };
-        Ok(self.current.insert(opened))
+    pub fn new(choice: Choice, options: Options) -> Self {
+        Self { options, choice, opened: Vec::new(), given_up: Vec::new(), demotions: Vec::new() }
     }
 
     /// Sends the beginning of `range`, which must not be empty; returns the bytes the socket took.
@@ -52,77 +47,99 @@ impl Files {
         range: &Range<u64>,
     ) -> Result<u64, Error> {
         loop {
-            match self.open(socket)?.send(socket, source, range.clone()) {
-                Err(reason) if reason.is_refusal() => {
-                    let Some(next) = self.path.steps_down_to() else { return Err(reason) };
-                    self.retire();
-                    self.demote(next, &reason);
-                }
+            let path = self.pick(source, range);
+            let sent = self.opened(path, socket).and_then(|path| path.send(socket, source, range.clone()));
+            match sent {
+                Err(reason) if reason.is_refusal() => self.give_up(path, reason, source, range)?,
                 Err(error) => return Err(error),
                 Ok(sent) => {
-                    self.give_up_copying_path();
+                    if self.only_copies(path) {
+                        let reason = "the kernel copied all that was to go without a copy";
+                        self.give_up(path, Error::Unsuited(reason), source, range)?;
+                    }
                     return Ok(sent);
                 }
             }
         }
     }
 
-    /// Goes on with the path after `MSG_ZEROCOPY`, whose notices belong to the sender's loans.
+    /// The path that this piece would take.
+    pub fn pick(&self, source: Source<'_>, range: &Range<u64>) -> Path {
+        let is_allowed = |path: Path| !self.given_up.contains(&path);
+        let planned = |plan: &Plan| {
+            let source = if source.as_memory().is_some() { SourceKind::Memory } else { SourceKind::File };
+            let condition = Condition { source, offloads: true };
+            plan.choose(condition, range.end - range.start, is_allowed).unwrap_or(Path::ReadWrite)
+        };
+        match &self.choice {
+            Choice::Builtin => planned(Plan::builtin()),
+            Choice::Plan(plan) => planned(plan),
+            Choice::Path(first) => std::iter::successors(Some(*first), |path| path.steps_down_to())
+                .find(|&path| is_allowed(path))
+                .unwrap_or(Path::ReadWrite),
+        }
+    }
+
+    /// Leaves `MSG_ZEROCOPY` alone, whose notices belong to the sender's loans.
     pub fn leave_notices(&mut self) {
-        if self.path == Path::Zerocopy && self.current.is_none() {
-            let reason = Error::Unsuited("the socket's zero-copy notices belong to the loans");
-            self.demote(Path::ReadSend, &reason);
+        if !self.given_up.contains(&Path::Zerocopy) {
+            self.given_up.push(Path::Zerocopy);
         }
     }
 
-    /// Whether the path's own sends are in the socket's count of zero-copy sends.
+    /// Whether a path's own sends are in the socket's count of zero-copy sends.
     pub fn owns_notices(&self) -> bool {
-        let used = self.retired.iter().map(|(path, _)| *path);
-        used.chain(self.current.is_some().then_some(self.path)).any(|path| path == Path::Zerocopy)
+        self.opened.iter().any(|(path, _)| *path == Path::Zerocopy)
     }
 
-    /// Takes the kernel's word on pages it was lent; returns how many sends it still holds.
-    pub fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
-        let mut held = 0;
-        for path in self.retired.iter_mut().map(|(_, path)| path).chain(&mut self.current) {
-            held += path.settle(socket)?;
-        }
-        Ok(held)
-    }
-
-    /// What each path that was used has done, in the order of their use.
+    /// What each path that was used has done, in the order of their first use.
     pub fn counts(&self) -> Vec<(Path, Counts)> {
-        let retired = self.retired.iter().map(|(path, sender)| (*path, sender.counts()));
-        let current = self.current.iter().map(|current| (self.path, current.counts()));
-        retired.chain(current).collect()
+        self.opened.iter().map(|(path, sender)| (*path, sender.counts())).collect()
     }
 
     pub fn demotions(&self) -> &[Demotion] {
         &self.demotions
     }
 
-    fn retire(&mut self) {
-        self.retired.extend(self.current.take().map(|current| (self.path, current)));
+    /// Takes the kernel's word on pages it was lent; returns how many sends it still holds.
+    pub fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
+        self.opened.iter_mut().map(|(_, sender)| sender.settle(socket)).sum()
     }
 
-    fn demote(&mut self, next: Path, reason: &Error) {
-        self.demotions.push(Demotion { from: self.path.name(), to: next.name(), reason: reason.to_string() });
-        self.path = next;
-    }
-
-    /// A path that only copies is given up for a cheaper one.
-    fn give_up_copying_path(&mut self) {
-        let Some(Counts { copied_bytes, zero_copied_bytes, .. }) =
-            self.current.as_ref().map(|path| path.counts())
-        else {
-            return;
-        };
-        if copied_bytes >= COPIED_BYTES_BEFORE_DEMOTION
-            && zero_copied_bytes == 0
-            && let Some(next) = self.path.steps_down_to()
-        {
-            self.retire();
-            self.demote(next, &Error::Unsuited("the kernel copied all that was to go without a copy"));
+    fn opened(&mut self, path: Path, socket: BorrowedFd<'_>) -> Result<&mut Box<dyn SendPath>, Error> {
+        let known = self.opened.iter().position(|(other, _)| *other == path);
+        let index = known.unwrap_or(self.opened.len());
+        if known.is_none() {
+            let mut options = self.options.clone();
+            if !matches!(self.choice, Choice::Path(_)) {
+                options.chunk_bytes = call_bytes(path);
+            }
+            self.opened.push((path, path.open(socket, &options)?));
         }
+        Ok(&mut self.opened[index].1)
+    }
+
+    /// Never takes this path again. The path that always works has nothing to step down to: its error stands.
+    fn give_up(
+        &mut self,
+        path: Path,
+        reason: Error,
+        source: Source<'_>,
+        range: &Range<u64>,
+    ) -> Result<(), Error> {
+        if path == Path::ReadWrite {
+            return Err(reason);
+        }
+        self.given_up.push(path);
+        let to = self.pick(source, range).name();
+        self.demotions.push(Demotion { from: path.name(), to, reason: reason.to_string() });
+        Ok(())
+    }
+
+    fn only_copies(&self, path: Path) -> bool {
+        let counts = self.opened.iter().find(|(other, _)| *other == path).map(|(_, sender)| sender.counts());
+        counts.is_some_and(|counts| {
+            counts.copied_bytes >= COPIED_BYTES_BEFORE_DEMOTION && counts.zero_copied_bytes == 0
+        })
     }
 }

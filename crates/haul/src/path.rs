@@ -4,6 +4,7 @@
 //! copies, how it is tried, how it sends, what to step down to. Adding one is adding such a file, a name in
 //! [`Path`] and a line in the table.
 
+mod auto;
 mod buffered;
 mod floor;
 mod mmap_send;
@@ -19,13 +20,15 @@ mod zerocopy;
 
 use crate::Source;
 use crate::error::Error;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 
 /// A way of sending.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "&'static str", try_from = "String")]
 pub enum Path {
     /// `read` into a buffer, `write` it.
     ReadWrite,
@@ -49,6 +52,8 @@ pub enum Path {
     UringChain,
     /// The same few hot pages spliced again and again: the network stack's own cost.
     Floor,
+    /// The library's own choice of these.
+    Auto,
 }
 
 /// What there is to know of a path: one line each.
@@ -65,6 +70,7 @@ fn entry(path: Path) -> &'static Entry {
         Path::UringZerocopy => &uring_zerocopy::ENTRY,
         Path::UringChain => &uring_chain::ENTRY,
         Path::Floor => &floor::ENTRY,
+        Path::Auto => &auto::ENTRY,
     }
 }
 
@@ -144,7 +150,7 @@ pub trait SendPath: Send {
 
 impl Path {
     /// Every path, in the order of reports.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::ReadWrite,
         Self::ReadSend,
         Self::MmapSend,
@@ -156,6 +162,7 @@ impl Path {
         Self::UringZerocopy,
         Self::UringChain,
         Self::Floor,
+        Self::Auto,
     ];
 
     /// Its name, the same in every report and flag.
@@ -198,6 +205,20 @@ impl fmt::Display for Path {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("unknown path {0:?}; the paths are {names}", names = Path::ALL.map(Path::name).join(", "))]
 pub struct UnknownPath(pub String);
+
+impl From<Path> for &'static str {
+    fn from(path: Path) -> Self {
+        path.name()
+    }
+}
+
+impl TryFrom<String> for Path {
+    type Error = UnknownPath;
+
+    fn try_from(name: String) -> Result<Self, UnknownPath> {
+        name.parse()
+    }
+}
 
 impl FromStr for Path {
     type Err = UnknownPath;

@@ -3,7 +3,7 @@
 use crate::buffer::Buffer;
 use crate::demotion::Demotion;
 use crate::error::{Error, failed};
-use crate::files::Files;
+use crate::files::{Choice, Files};
 use crate::lending::{LendError, Lending, Limits, LoanId, Returned, SocketWire};
 use crate::path::{Counts, Options, Path};
 use crate::source::Source;
@@ -56,11 +56,11 @@ pub struct Sender<S: AsFd + Send + 'static> {
 }
 
 /// How a sender is to work.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// The path for files, or what it steps down to.
-    pub path: Path,
-    /// How that path works.
+    /// The path for files.
+    pub choice: Choice,
+    /// How a path works that was chosen by hand; a plan has its own call sizes.
     pub options: Options,
     /// What may be lent at a time.
     pub limits: Limits,
@@ -69,11 +69,10 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// `sendfile`, the cheapest path for files on every kernel measured so far (docs/findings.md); loans from
-    /// 4 KiB up, a page, from where seed measurements on other systems found that they pay.
+    /// The path for files by the built-in plan; loans from 4 KiB, a page, up.
     fn default() -> Self {
         Self {
-            path: Path::Sendfile,
+            choice: Choice::Builtin,
             options: Options::default(),
             limits: Limits::default(),
             zerocopy_bytes_min: 4096,
@@ -113,7 +112,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         Ok(Self {
             socket: Some(socket),
             kind,
-            files: Files::new(settings.path, settings.options),
+            files: Files::new(settings.choice, settings.options),
             lending: Lending::new(settings.limits, settings.zerocopy_bytes_min),
             sent: Counts::default(),
         })
@@ -267,9 +266,9 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         }
     }
 
-    /// The path that files take now.
-    pub fn path(&self) -> Path {
-        self.files.path()
+    /// The path that so much of a file, or of memory, would take now.
+    pub fn path_for<'a>(&self, source: impl Into<Source<'a>>, bytes: u64) -> Path {
+        self.files.pick(source.into(), &(0..bytes))
     }
 
     /// The socket.

@@ -17,8 +17,11 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| ((i + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
 }
 
+/// What a forwarder came to.
+type Forwarded = (Result<(), Error>, ForwardReport);
+
 /// A client and a server with a forwarder between them, on a thread of its own.
-fn joined() -> (TcpStream, TcpStream, JoinHandle<(Result<(), Error>, ForwardReport)>) {
+fn joined() -> (TcpStream, TcpStream, JoinHandle<Forwarded>) {
     let ((client, from), (to, server)) = (pair(), pair());
     let forwarding = thread::spawn(move || {
         let mut forwarder = Forwarder::new(from, to).unwrap();
@@ -38,7 +41,7 @@ fn send_all(to: &TcpStream, bytes: Vec<u8>) -> JoinHandle<()> {
 fn receive_all(from: &TcpStream) -> JoinHandle<Vec<u8>> {
     let mut from = from.try_clone().unwrap();
     thread::spawn(move || {
-        let mut received = Vec::new();
+        let mut received: Vec<u8> = Vec::new();
         from.read_to_end(&mut received).unwrap();
         received
     })
@@ -158,7 +161,7 @@ fn a_reset_ends_it_with_an_error_and_no_pipe_goes_back_full() {
     });
     // Fills everything on the way, then closes with unread data, which resets.
     let mut bulk = client.try_clone().unwrap();
-    let sending = thread::spawn(move || while bulk.write_all(&[1; 100_000]).is_ok() {});
+    let sending = thread::spawn(move || while bulk.write_all(&[1; 10_000]).is_ok() {});
     thread::sleep(Duration::from_millis(50));
     drop(server);
     let error = forwarding.join().unwrap().unwrap_err();
@@ -193,7 +196,7 @@ fn unix_and_tcp_sockets_are_joined_step_by_step() {
         move || (&client).write_all(&bytes)
     });
     let received = thread::spawn(move || {
-        let mut received = Vec::new();
+        let mut received: Vec<u8> = Vec::new();
         server.read_to_end(&mut received).unwrap();
         received
     });

@@ -23,7 +23,7 @@ fn on_loopback() -> (TcpStream, TcpStream) {
 
 fn receive_all(mut to: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
-        let mut received = Vec::new();
+        let mut received: Vec<u8> = Vec::new();
         to.read_to_end(&mut received).unwrap();
         received
     })
@@ -54,7 +54,7 @@ fn loans_arrive_whole_and_come_back_over_both_families() {
         let (from, to) = connected(address);
         let received = receive_all(to);
         let mut sender = Sender::new(from).unwrap();
-        let mut expected = Vec::new();
+        let mut expected: Vec<u8> = Vec::new();
         let mut back = Vec::new();
         for (loan, len) in [1, 4095, 4096, 100_000, 3 << 20, 5000].into_iter().enumerate() {
             let bytes = bytes_of(loan, len);
@@ -85,7 +85,7 @@ fn everything_a_sender_sends_arrives_in_the_order_of_the_calls() {
     let mut sender = Sender::new(from).unwrap();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&bytes_of(9, 50_000)).unwrap();
-    let mut expected = Vec::new();
+    let mut expected: Vec<u8> = Vec::new();
     for loan in 0..20 {
         let lent = bytes_of(loan, 30_000);
         expected.extend(&lent);
@@ -109,7 +109,7 @@ fn a_non_blocking_socket_takes_a_loan_in_parts_and_bounds_what_is_out() {
     from.set_nonblocking(true).unwrap();
     let settings = Settings { limits: Limits { loans_max: 8, bytes_max: 64 << 20 }, ..Settings::default() };
     let mut sender = Sender::with(Arc::new(from), settings).unwrap();
-    let mut expected = Vec::new();
+    let mut expected: Vec<u8> = Vec::new();
     let mut lent = 0;
     // Nobody reads: the socket fills up in the middle of a loan, and the next one is refused.
     let refused = loop {

@@ -1,7 +1,7 @@
 //! Every path over real sockets: what is sent arrives, whole and in order, whatever the chunk, the range and
 //! the socket's mode.
 
-use haul::{Copying, Error, Memory, Options, Path, Sender, Settings, file_len, probe, prove};
+use haul::{Choice, Copying, Error, Memory, Options, Path, Sender, Settings, file_len, probe, prove};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -47,7 +47,7 @@ fn refused(path: Path) -> bool {
 
 fn receive_all(mut to: TcpStream) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
-        let mut received = Vec::new();
+        let mut received: Vec<u8> = Vec::new();
         to.read_to_end(&mut received).unwrap();
         received
     })
@@ -232,7 +232,8 @@ fn a_sender_steps_down_from_what_copies_after_all_and_every_byte_arrives() {
     let (from, to) = connected();
     let received = receive_all(to);
     let source = Memory::new(bytes.as_slice(), bytes.len()).unwrap();
-    let mut sender = Sender::with(from, Settings { path: Path::Zerocopy, ..Settings::default() }).unwrap();
+    let mut sender =
+        Sender::with(from, Settings { choice: Choice::Path(Path::Zerocopy), ..Settings::default() }).unwrap();
     sender.send_file_all(&source, 0..source.len()).unwrap();
     assert_eq!(sender.settle(Duration::from_secs(10)).unwrap(), 0);
     let report = sender.report();
@@ -248,9 +249,11 @@ fn a_path_that_does_not_suit_the_source_is_stepped_down_from() {
     let (from, to) = connected();
     let received = receive_all(to);
     let source = Memory::new(&b"hello"[..], 5).unwrap();
-    let mut sender = Sender::with(from, Settings { path: Path::UringChain, ..Settings::default() }).unwrap();
+    let mut sender =
+        Sender::with(from, Settings { choice: Choice::Path(Path::UringChain), ..Settings::default() })
+            .unwrap();
     sender.send_file_all(&source, 0..5).unwrap();
-    assert_ne!(sender.path(), Path::UringChain);
+    assert_ne!(sender.path_for(&source, 5), Path::UringChain);
     drop(sender);
     assert_eq!(received.join().unwrap(), b"hello");
 }

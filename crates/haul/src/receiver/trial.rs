@@ -158,8 +158,8 @@ mod tests {
 
     #[test]
     fn mapping_little_does_not_pay_however_cheap_it_looks() {
-        let (_, verdict) = tried(10, 100, 20);
-        assert!(matches!(&verdict, Verdict::StopMapping(reason) if reason.contains("20 %")), "{verdict:?}");
+        let (_, verdict) = tried(10, 100, 25);
+        assert!(matches!(&verdict, Verdict::StopMapping(reason) if reason.contains("25 %")), "{verdict:?}");
     }
 
     #[test]

@@ -1,0 +1,300 @@
+//! The plan: what each path costs, and so which one to take.
+//!
+//! A send costs so much for the call and so much for each byte; both were measured, and choosing is arithmetic.
+//! The model knows CPU time of the sending host and nothing else: not the peer's, not descriptors or pinned
+//! memory. Paths that need much of those for each socket (a ring, registered buffers) are therefore never
+//! chosen, only taken by hand; so is `zerocopy`, whose notices a sender's loans need for themselves.
+
+use crate::path::Path;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path as FilePath, PathBuf};
+
+mod builtin;
+
+/// The plan file's name and version.
+pub const SCHEMA: &str = "haul.plan/1";
+/// The largest plan file that is read. The largest sensible one is a hundredth of it.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Costs that differ by less than this cannot be told apart, and the path with fewer needs is taken.
+const TIE: f64 = 0.03;
+const MIB: f64 = (1u64 << 20) as f64;
+
+/// The paths that a plan chooses from; of equals, the first: `sendfile` needs no pipe and no buffer.
+const CANDIDATES: [Path; 6] =
+    [Path::Sendfile, Path::ReadSend, Path::ReadWrite, Path::Splice, Path::Vmsplice, Path::MmapSend];
+
+/// How much a path is given in one call where a plan chooses: a path that needs no buffer takes as much as
+/// pays, one that does as much as stays in a second-level cache.
+pub fn call_bytes(path: Path) -> usize {
+    match path {
+        Path::ReadWrite | Path::ReadSend => 64 << 10,
+        _ => 1 << 20,
+    }
+}
+
+/// What each path costs, where that was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The kernel it was measured on.
+    pub kernel: String,
+    /// The CPU.
+    pub cpu: String,
+    /// One entry for each path and condition.
+    pub costs: Vec<Cost>,
+}
+
+/// What a path costs under a condition, in CPU time of the sending host.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// The path.
+    pub path: Path,
+    /// Under which condition.
+    #[serde(flatten)]
+    pub condition: Condition,
+    /// Microseconds for each call, whatever its size.
+    pub us_per_call: Spread,
+    /// Microseconds for each MiB.
+    pub us_per_mib: Spread,
+}
+
+/// Under which condition a path is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Condition {
+    /// What is sent.
+    pub source: SourceKind,
+    /// Whether the device gathers pages and computes checksums. A socket does not tell; mostly it does.
+    pub offloads: bool,
+}
+
+/// What is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SourceKind {
+    /// A file.
+    File,
+    /// [`crate::Memory`].
+    Memory,
+}
+
+/// A middle and its 95 % interval.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// The middle.
+    pub median: f64,
+    /// The lower end.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The file cannot be read or written.
+    #[error("plan {path}: {source}", path = path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The file is no plan.
+    #[error("plan {path} is not one: {problem}; make it again with `haul plan`", path = path.display())]
+    Malformed {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+impl Plan {
+    /// The plan that is taken where there is no other: figures of docs/findings.md.
+    pub fn builtin() -> &'static Self {
+        builtin::plan()
+    }
+
+    /// The cheapest allowed path for `bytes` under `condition`; `None` where the plan knows of none.
+    ///
+    /// Each path is judged at the size of its own calls: [`call_bytes`], or all of it where that is less.
+    pub fn choose(
+        &self,
+        condition: Condition,
+        bytes: u64,
+        is_allowed: impl Fn(Path) -> bool,
+    ) -> Option<Path> {
+        let cost = |path: Path| {
+            let known = self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
+            let piece = bytes.min(call_bytes(path) as u64).max(1);
+            is_allowed(path).then(|| known.us_for(piece) / piece as f64)
+        };
+        let cheapest = CANDIDATES.into_iter().filter_map(cost).min_by(f64::total_cmp)?;
+        CANDIDATES.into_iter().find(|&path| cost(path).is_some_and(|us| us <= cheapest * (1.0 + TIE)))
+    }
+
+    /// Reads a plan file.
+    pub fn load(path: impl AsRef<FilePath>) -> Result<Self, PlanError> {
+        let path = path.as_ref();
+        let failed = |source| PlanError::File { path: path.into(), source };
+        let len = fs::metadata(path).map_err(failed)?.len();
+        if len > FILE_BYTES_MAX {
+            let problem = format!("it has {len} bytes, more than any plan");
+            return Err(PlanError::Malformed { path: path.into(), problem });
+        }
+        Self::parse(&fs::read(path).map_err(failed)?)
+            .map_err(|problem| PlanError::Malformed { path: path.into(), problem })
+    }
+
+    /// Reads a plan; the error says what is wrong with it.
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let plan: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if plan.schema != SCHEMA {
+            return Err(format!("its schema is {:?}, and this version reads {SCHEMA:?}", plan.schema));
+        }
+        for cost in &plan.costs {
+            for spread in [cost.us_per_call, cost.us_per_mib] {
+                if !spread.is_sound() {
+                    return Err(format!("{}: {spread:?} is no cost", cost.path));
+                }
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Writes the plan file: aside, synced, then in place of what was there.
+    pub fn save(&self, path: impl AsRef<FilePath>) -> Result<(), PlanError> {
+        let path = path.as_ref();
+        let failed = |source| PlanError::File { path: path.into(), source };
+        let mut text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
+        text.push('\n');
+        let aside = path.with_extension(format!("{}.new", std::process::id()));
+        let written = (|| {
+            let mut file = File::create(&aside)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&aside, path)
+        })();
+        written.map_err(|source| {
+            let _ = fs::remove_file(&aside);
+            failed(source)
+        })
+    }
+}
+
+impl Cost {
+    /// What a piece of so many bytes costs in one call.
+    pub fn us_for(&self, bytes: u64) -> f64 {
+        self.us_per_call.median + self.us_per_mib.median * bytes as f64 / MIB
+    }
+}
+
+impl Spread {
+    fn is_sound(self) -> bool {
+        let Self { median, low, high } = self;
+        0.0 <= low && low <= median && median <= high && high.is_finite()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FILE: Condition = Condition { source: SourceKind::File, offloads: true };
+
+    fn cost(path: Path, us_per_call: f64, us_per_mib: f64) -> Cost {
+        let exactly = |median| Spread { median, low: median, high: median };
+        Cost { path, condition: FILE, us_per_call: exactly(us_per_call), us_per_mib: exactly(us_per_mib) }
+    }
+
+    fn plan(costs: Vec<Cost>) -> Plan {
+        Plan { schema: SCHEMA.into(), kernel: "6.18".into(), cpu: "any".into(), costs }
+    }
+
+    #[test]
+    fn the_cheapest_at_this_size_is_chosen() {
+        let plan = plan(vec![cost(Path::ReadSend, 1.0, 500.0), cost(Path::Splice, 5.0, 200.0)]);
+        // They meet at 4 µs ÷ 300 µs/MiB: 13,981 bytes.
+        assert_eq!(plan.choose(FILE, 0, |_| true), Some(Path::ReadSend));
+        assert_eq!(plan.choose(FILE, 10_000, |_| true), Some(Path::ReadSend));
+        assert_eq!(plan.choose(FILE, 20_000, |_| true), Some(Path::Splice));
+        assert_eq!(plan.choose(FILE, 20_000, |path| path != Path::Splice), Some(Path::ReadSend));
+        assert_eq!(plan.choose(FILE, 20_000, |_| false), None);
+        let memory = Condition { source: SourceKind::Memory, ..FILE };
+        assert_eq!(plan.choose(memory, 20_000, |_| true), None);
+    }
+
+    #[test]
+    fn a_path_without_a_buffer_is_judged_by_larger_calls() {
+        // Dearer by the call and by the MiB, but with a sixteenth of the calls.
+        let plan = plan(vec![cost(Path::ReadSend, 20.0, 300.0), cost(Path::Sendfile, 21.0, 310.0)]);
+        assert_eq!(plan.choose(FILE, 60_000, |_| true), Some(Path::ReadSend));
+        assert_eq!(plan.choose(FILE, 10 << 20, |_| true), Some(Path::Sendfile));
+    }
+
+    #[test]
+    fn of_equals_the_one_with_fewer_needs_is_chosen_and_some_never_are() {
+        let plan = plan(vec![
+            cost(Path::Splice, 0.0, 199.0),
+            cost(Path::Sendfile, 0.0, 200.0),
+            cost(Path::UringZerocopy, 0.0, 1.0),
+            cost(Path::Zerocopy, 0.0, 1.0),
+            cost(Path::Floor, 0.0, 1.0),
+        ]);
+        assert_eq!(plan.choose(FILE, 65_536, |_| true), Some(Path::Sendfile));
+    }
+
+    #[test]
+    fn the_builtin_plan_is_sound_and_knows_files_and_memory() {
+        let text = serde_json::to_vec(Plan::builtin()).unwrap();
+        assert_eq!(&Plan::parse(&text).unwrap(), Plan::builtin());
+        for source in [SourceKind::File, SourceKind::Memory] {
+            for offloads in [true, false] {
+                let choice = Plan::builtin().choose(Condition { source, offloads }, 65_536, |_| true);
+                assert!(choice.is_some(), "{source:?} {offloads}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_plan_is_saved_whole_and_what_is_none_says_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan.json");
+        Plan::builtin().save(&path).unwrap();
+        assert_eq!(&Plan::load(&path).unwrap(), Plan::builtin());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "something was left aside");
+        let says = |text: &str| {
+            fs::write(&path, text).unwrap();
+            Plan::load(&path).unwrap_err().to_string()
+        };
+        assert!(says("").contains("haul plan"));
+        assert!(says("{}").contains("missing field"));
+        let text = serde_json::to_string(Plan::builtin()).unwrap();
+        assert!(says(&text.replace("haul.plan/1", "haul.plan/9")).contains("haul.plan/9"));
+        assert!(says(&text.replacen("sendfile", "sendfil", 1)).contains("unknown path"));
+        assert!(says(&text.replacen("\"median\":", "\"median\":-", 1)).contains("no cost"));
+        let missing = Plan::load(folder.path().join("nothing")).unwrap_err();
+        assert!(missing.to_string().contains("No such file"), "{missing}");
+        assert!(matches!(Plan::builtin().save("/proc/no/plan"), Err(PlanError::File { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_safe(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Plan::parse(&bytes);
+        }
+
+        #[test]
+        fn every_plan_survives_its_file(
+            figures in proptest::collection::vec((0usize..6, 0.0f64..1e3, 0.0f64..1e4), 0..12)
+        ) {
+            let costs = figures.iter().map(|&(path, call, mib)| cost(CANDIDATES[path], call, mib)).collect();
+            let plan = plan(costs);
+            prop_assert_eq!(Plan::parse(&serde_json::to_vec(&plan).unwrap()).unwrap(), plan);
+        }
+    }
+}

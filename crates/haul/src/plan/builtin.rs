@@ -1,0 +1,18 @@
+//! The plan that is taken where there is no other.
+//!
+//! Measured on two virtual CPUs of an AMD EPYC, Linux 6.18.44, veth, MTU 9000, cubic, on 2026-11-21, by `haul plan`;
+//! docs/findings.md says how and how sure it is. On other machines the figures differ; that the paths which
+//! move pages are cheaper than those which copy has held on all so far.
+
+use super::Plan;
+use std::sync::LazyLock;
+
+static PLAN: LazyLock<Plan> = LazyLock::new(|| match Plan::parse(include_bytes!("builtin.json")) {
+    Ok(plan) => plan,
+    // A test parses it.
+    Err(problem) => unreachable!("the built-in plan: {problem}"),
+});
+
+pub(super) fn plan() -> &'static Plan {
+    &PLAN
+}
