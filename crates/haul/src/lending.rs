@@ -132,6 +132,8 @@ pub(crate) struct Lending {
     deferred: Option<Error>,
     returned: VecDeque<Returned>,
     counts: Counts,
+    /// How often the kernel had no room to keep account of a loan.
+    no_room: u64,
     demotions: Vec<Demotion>,
     process: u32,
 }
@@ -150,6 +152,7 @@ impl Lending {
             deferred: None,
             returned: VecDeque::new(),
             counts: Counts::default(),
+            no_room: 0,
             demotions: Vec::new(),
             process: std::process::id(),
         }
@@ -240,6 +243,10 @@ impl Lending {
         self.counts
     }
 
+    pub fn no_room(&self) -> u64 {
+        self.no_room
+    }
+
     pub fn demotions(&self) -> &[Demotion] {
         &self.demotions
     }
@@ -318,6 +325,7 @@ impl Lending {
                 Ok(sent) => self.sent(sent, zerocopy),
                 // optmem_max or RLIMIT_MEMLOCK is used up. If nothing comes back, waiting could be for ever.
                 Err(error) if zerocopy && is(&error, Errno::NOBUFS) => {
+                    self.no_room += 1;
                     if !self.reap(wire)? {
                         self.push_plain(wire)?;
                     }

@@ -91,6 +91,9 @@ pub struct Report {
     pub loans: Counts,
     /// Loans that have not been reclaimed.
     pub loans_out: usize,
+    /// How often the kernel had no room to keep account of a loan, so that some of it was copied: raise
+    /// `net.core.optmem_max` or `RLIMIT_MEMLOCK` (`ulimit -l`).
+    pub no_room: u64,
     /// Every step down, those of files before those of loans.
     pub demotions: Vec<Demotion>,
 }
@@ -262,6 +265,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             files: self.files.counts(),
             loans: self.lending.counts(),
             loans_out: self.lending.out(),
+            no_room: self.lending.no_room(),
             demotions: demotions.cloned().collect(),
         }
     }

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::sync::Arc;
 
 /// A socket whose peer, limits and luck the test decides.
 #[derive(Default)]
@@ -198,4 +199,19 @@ fn an_error_after_a_part_has_gone_is_told_by_the_next_call() {
     kernel.finish(0, 1, false);
     let back: Vec<Returned> = lending.reclaim(&mut kernel).unwrap().collect();
     assert_eq!((back[0].id, back[0].sent_bytes), (id, 10));
+}
+
+#[test]
+fn a_forked_child_neither_lends_nor_reclaims_nor_frees() {
+    let mut kernel = Kernel::default();
+    let mut lending = Lending::new(Limits::default(), 8);
+    let shared: Arc<[u8]> = vec![1; 100].into();
+    lending.lend(&mut kernel, Buffer::Shared(Arc::clone(&shared)), None).unwrap();
+    // What a child sees: the same memory, and a number of its own.
+    lending.process += 1;
+    let error = lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
+    assert!(matches!(error.error, Error::Forked) && *error.buffer == [2; 100], "{error}");
+    assert!(matches!(lending.reclaim(&mut kernel), Err(Error::Forked)));
+    lending.leave(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    assert_eq!(Arc::strong_count(&shared), 2, "the child freed what the parent has lent");
 }

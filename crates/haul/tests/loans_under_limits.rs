@@ -1,0 +1,93 @@
+//! Loans where the process has little to lend with, and where it ends before they do. In a binary of its own,
+//! because limits are a process's.
+
+use haul::{Pool, Report, Sender};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+const BUFFERS: usize = 32;
+const BUFFER_BYTES: usize = 256 << 10;
+/// Where the child of the second test finds its peer.
+const PEER: &str = "HAUL_TEST_PEER";
+
+fn contents(buffer: usize) -> u8 {
+    (7 * buffer + 1) as u8
+}
+
+/// Lends every buffer of a pool; returns what the sender says of it.
+fn lend_all(to: TcpStream) -> Report {
+    let pool = Pool::new(BUFFER_BYTES, BUFFERS).unwrap();
+    let mut sender = Sender::new(to).unwrap();
+    let mut back = 0;
+    for number in 0..BUFFERS {
+        let mut buffer = pool.take().unwrap();
+        buffer.fill(contents(number));
+        sender.lend(buffer).unwrap();
+        back += sender.reclaim().unwrap().count();
+    }
+    assert_eq!(sender.settle(Duration::from_secs(20)).unwrap(), 0);
+    back += sender.reclaim().unwrap().count();
+    assert_eq!((back, pool.out()), (BUFFERS, 0));
+    sender.report()
+}
+
+fn check_all(mut from: TcpStream) {
+    let mut received = vec![0; BUFFER_BYTES];
+    for number in 0..BUFFERS {
+        from.read_exact(&mut received).unwrap();
+        assert!(received.iter().all(|&byte| byte == contents(number)), "buffer {number} arrived changed");
+    }
+    assert_eq!(from.read(&mut received).unwrap(), 0);
+}
+
+/// An ordinary user may pin 8 MiB, and this one next to nothing: the kernel refuses loans with `ENOBUFS` and no
+/// notice will ever come.
+#[test]
+fn with_next_to_no_memory_to_pin_everything_is_copied_and_nothing_hangs() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let to = listener.accept().unwrap().0;
+    let receiving = thread::spawn(move || check_all(to));
+    let limit = getrlimit(Resource::Memlock);
+    setrlimit(Resource::Memlock, Rlimit { current: Some(8192), ..limit }).unwrap();
+    // The limit does not bind who may lock memory; this thread gives that up, as an ordinary user never had it.
+    let held = capabilities(None).unwrap();
+    let without = held.effective.difference(CapabilitySet::IPC_LOCK);
+    set_capabilities(None, CapabilitySets { effective: without, ..held }).unwrap();
+    let report = lend_all(from);
+    assert_eq!(report.loans.bytes, report.loans.copied_bytes);
+    assert!(report.no_room > 0, "the limit was not felt: {report:?}");
+    receiving.join().unwrap();
+    set_capabilities(None, held).unwrap();
+    setrlimit(Resource::Memlock, limit).unwrap();
+}
+
+/// Memory that is lent stays the kernel's when its process is gone.
+#[test]
+fn a_process_may_end_with_loans_out() {
+    if let Ok(peer) = std::env::var(PEER) {
+        let pool = Pool::new(BUFFER_BYTES, BUFFERS).unwrap();
+        let socket = TcpStream::connect(peer).unwrap();
+        let mut sender = Sender::new(socket).unwrap();
+        for number in 0..BUFFERS {
+            let mut buffer = pool.take().unwrap();
+            buffer.fill(contents(number));
+            sender.lend(buffer).unwrap();
+        }
+        std::process::exit(0);
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_process_may_end_with_loans_out"])
+        .env(PEER, listener.local_addr().unwrap().to_string())
+        .spawn()
+        .unwrap();
+    let from = listener.accept().unwrap().0;
+    check_all(from);
+    assert!(child.wait().unwrap().success());
+}

@@ -1,0 +1,92 @@
+//! Ten thousand connections that lend at once. In a binary of its own, because it needs nearly all the
+//! descriptors that a process may have; the peers are a process of their own.
+
+use haul::{Limits, Pool, Sender, Settings};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const CONNECTIONS: usize = 10_000;
+/// One for each connection, and what a test process has open besides.
+const DESCRIPTORS: u64 = CONNECTIONS as u64 + 100;
+const BUFFER_BYTES: usize = 8 << 10;
+/// What may be out: two buffers for each connection.
+const LOANS_MAX: usize = 2;
+/// Where the peers find the listener.
+const LISTENER: &str = "HAUL_TEST_LISTENER";
+const TEST: &str = "ten_thousand_connections_lend_within_their_bounds_and_finish";
+
+fn byte_of(connection: u32, part: usize) -> u8 {
+    (connection as usize * LOANS_MAX + part) as u8
+}
+
+/// Connects, waits for a word on standard input, reads everything and checks it.
+fn be_the_peers(listener: SocketAddr) {
+    let mut peers: Vec<TcpStream> = (0..CONNECTIONS).map(|_| TcpStream::connect(listener).unwrap()).collect();
+    std::io::stdin().read_exact(&mut [0]).unwrap();
+    let mut received = vec![0; LOANS_MAX * BUFFER_BYTES];
+    for peer in &mut peers {
+        let mut number = [0; 4];
+        peer.read_exact(&mut number).unwrap();
+        peer.read_exact(&mut received).unwrap();
+        for (part, bytes) in received.chunks(BUFFER_BYTES).enumerate() {
+            assert!(bytes.iter().all(|&byte| byte == byte_of(u32::from_le_bytes(number), part)));
+        }
+    }
+}
+
+#[test]
+fn ten_thousand_connections_lend_within_their_bounds_and_finish() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), ..limit }) {
+        return eprintln!(
+            "SKIPPED: {CONNECTIONS} connections need {DESCRIPTORS} descriptors (ulimit -Hn): {error}"
+        );
+    }
+    if let Ok(listener) = std::env::var(LISTENER) {
+        return be_the_peers(listener.parse().unwrap());
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // A longer queue than std's 128: a connection that finds it full tries again a second later.
+    rustix::net::listen(&listener, 4096).unwrap();
+    let mut peers = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", TEST])
+        .env(LISTENER, listener.local_addr().unwrap().to_string())
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pool = Pool::new(BUFFER_BYTES, LOANS_MAX * CONNECTIONS + 1).unwrap();
+    let limits = Limits { loans_max: LOANS_MAX, bytes_max: LOANS_MAX * BUFFER_BYTES };
+    // All at once: while one of them lent, the queue of those who wait to be accepted would overflow.
+    let sockets: Vec<TcpStream> = (0..CONNECTIONS).map(|_| listener.accept().unwrap().0).collect();
+    let mut senders = Vec::new();
+    for (number, socket) in (0u32..).zip(sockets) {
+        socket.set_nonblocking(true).unwrap();
+        let mut sender = Sender::with(socket, Settings { limits, ..Settings::default() }).unwrap();
+        sender.send_all(&number.to_le_bytes()).unwrap();
+        for part in 0..LOANS_MAX {
+            let mut buffer = pool.take().unwrap();
+            buffer.fill(byte_of(number, part));
+            sender.lend(buffer).unwrap();
+        }
+        assert_eq!(sender.report().loans_out, LOANS_MAX);
+        senders.push(sender);
+    }
+    assert_eq!(pool.out(), LOANS_MAX * CONNECTIONS);
+    // Half of the senders go while their loans are out; the other half wait for theirs.
+    let gone = senders.split_off(CONNECTIONS / 2);
+    drop(gone);
+    peers.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+    for sender in &mut senders {
+        assert_eq!(sender.settle(Duration::from_secs(20)).unwrap(), 0);
+        assert_eq!(sender.reclaim().unwrap().count(), LOANS_MAX);
+    }
+    assert!(peers.wait().unwrap().success());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while pool.out() > 0 {
+        assert!(Instant::now() < deadline, "{} buffers never came back", pool.out());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
