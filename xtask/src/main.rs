@@ -1,6 +1,8 @@
-//! Developer commands: `cargo xtask peers send` puts the usual tools beside haul.
+//! Developer commands: `cargo xtask peers send` puts the usual tools beside haul, `cargo xtask vm` boots a guest.
 
 #![forbid(unsafe_code)]
+
+mod vm;
 
 use clap::{Parser, Subcommand};
 use haul_bench::peers;
@@ -20,6 +22,8 @@ enum Command {
     /// Measure other programs beside haul, in the same lab, under the same meter
     #[command(subcommand)]
     Peers(Peers),
+    /// Boot a guest with a network card that gathers pages, and prove there what the lab cannot show
+    Vm,
 }
 
 #[derive(Debug, Subcommand)]
@@ -36,11 +40,30 @@ enum Peers {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = vm::run_if_first_process() {
+        return code;
+    }
     if let Some(code) = haul_bench::worker::run_if_asked() {
         return code;
     }
-    let Arguments { command: Command::Peers(Peers::Send { rounds, congestion }) } = Arguments::parse();
-    match peers_send(rounds, &congestion) {
+    match Arguments::parse().command {
+        Command::Peers(Peers::Send { rounds, congestion }) => run_peers(rounds, &congestion),
+        Command::Vm => run_vm(),
+    }
+}
+
+fn run_vm() -> ExitCode {
+    match vm::run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cargo xtask vm: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_peers(rounds: usize, congestion: &str) -> ExitCode {
+    match peers_send(rounds, congestion) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("cargo xtask peers send: {error}");

@@ -60,8 +60,9 @@ fn in_lab(mtu: u32) -> Option<(Lab, TcpStream, TcpStream)> {
 const ZEROCOPY: SendFlags = SendFlags::from_bits_retain(0x400_0000);
 
 /// Sends the stream in writes of 1 B to 1 MiB, some of whole pages, some ended with `MSG_EOR`, some with
-/// `MSG_ZEROCOPY`, since only what that copies into single pages can be mapped here.
-fn send_mixture(from: &TcpStream, total: u64, seed: u64) {
+/// `MSG_ZEROCOPY`, since only what that copies into single pages can be mapped here. Returns the memory that may
+/// still be on its way.
+fn send_mixture(from: &TcpStream, total: u64, seed: u64) -> VecDeque<Vec<u8>> {
     /// More than the buffers of both sockets hold: what was sent so long ago has arrived, and its memory may go.
     const KEPT_BYTES: usize = 64 << 20;
     haul_sys::sockopt::set_zerocopy(from, true).unwrap();
@@ -96,6 +97,7 @@ fn send_mixture(from: &TcpStream, total: u64, seed: u64) {
         }
     }
     from.shutdown(std::net::Shutdown::Write).unwrap();
+    kept
 }
 
 /// Takes the whole stream by all the receiver's ways, at random, and checks each byte.
@@ -164,13 +166,16 @@ fn any_mixture_of_sends_and_receives_arrives_whole() {
             let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
             let mut receiver = Receiver::with(to, settings).unwrap();
             let report = receive_mixture(&mut receiver, total, u64::from(mtu));
-            sending.join().unwrap();
+            // Everything has arrived.
+            drop(sending.join().unwrap());
             let mapped_percent = 100 * report.mapped.bytes / total;
             eprintln!(
                 "MTU {mtu}, loss {loss}, {mapping:?}: {mapped_percent} % mapped, {:?}",
                 report.demotions
             );
-            assert!(mapped_percent > 5 || (mtu, mapping) != (4148, Mapping::Always), "{report:?}");
+            // A short stream may happen to have few writes of whole pages.
+            let must_map = (mtu, mapping) == (4148, Mapping::Always) && total >= 16 << 20;
+            assert!(mapped_percent > 5 || !must_map, "{report:?}");
         }
     }
 }
