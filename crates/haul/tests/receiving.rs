@@ -222,13 +222,13 @@ fn nearly_all_is_mapped_where_segments_are_pages() {
 
 #[test]
 fn a_connection_whose_pages_cannot_be_mapped_is_read_and_says_why() {
-    let (mut from, to) = on_loopback();
-    // A file's pages cannot be mapped again by a receiver.
+    let (from, to) = on_loopback();
+    // A file's pages cannot be mapped again by a receiver, as long as they are the file's: it stays open.
     let sending = thread::spawn(move || {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&stretch(0, 16 << 20)).unwrap();
-        haul::Sender::new(from.try_clone().unwrap()).unwrap().send_file_all(&file, 0..16 << 20).unwrap();
-        from.flush().unwrap();
+        haul::Sender::new(from).unwrap().send_file_all(&file, 0..16 << 20).unwrap();
+        file
     });
     let mut receiver = Receiver::new(to).unwrap();
     let mut position = 0;
@@ -236,7 +236,7 @@ fn a_connection_whose_pages_cannot_be_mapped_is_read_and_says_why() {
         check(position, chunk.bytes());
         position += chunk.bytes().len() as u64;
     }
-    sending.join().unwrap();
+    drop(sending.join().unwrap());
     assert_eq!(position, 16 << 20);
     let report = receiver.report();
     assert_eq!((report.demotions[0].from, report.demotions[0].to), ("mapped", "read"));

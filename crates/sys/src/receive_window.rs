@@ -119,7 +119,8 @@ impl ReceiveWindow {
     /// What the last call has moved in.
     ///
     /// The pages are the network stack's own, filled before they were queued. The kernel moves neither a
-    /// file's pages nor a process's (`page->mapping` must be clear), so nobody is left who could write them.
+    /// file's pages nor a process's (`page->mapping` must be clear; that of a page which a file has given up
+    /// is), so nobody is left who could write them.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the kernel has mapped pages over the first `mapped` bytes of this window, readable, and
         // only `receive`, which takes `&mut self`, replaces them.
