@@ -1,10 +1,12 @@
-//! Sends bytes over TCP by the cheapest way the kernel offers, and says which way that was.
+//! Moves bytes over TCP by the cheapest way the kernel offers, and says which way that was.
 //!
-//! Linux has a dozen ways to put a file or a piece of memory into a socket. Which is cheapest depends on the
-//! kernel, the network device and the size, and several copy silently where they promise not to. Here each
-//! way is a [`Path`]: it can be tried ([`probe`]), put to the proof ([`prove`]), used as it is
-//! ([`Path::open`]), or used through a [`Sender`], which steps down to the next best path when the kernel
-//! refuses one and never fails for that.
+//! Linux has a dozen ways to put a file or a piece of memory into a socket, and a few to get one out. Which is
+//! cheapest depends on the kernel, the network device and the size, and several copy silently where they promise
+//! not to. Three types take the cheapest one that a socket allows:
+//!
+//! * [`Sender`]: bytes, files ([`Sender::send_file`]) and loans ([`Sender::lend`]);
+//! * [`Receiver`]: mapped pages or plain reads ([`Receiver::receive`]), into files, or thrown away;
+//! * [`Forwarder`]: two sockets joined.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -12,16 +14,46 @@
 //! let file = std::fs::File::open("video.mp4")?;
 //! let mut sender = haul::Sender::new(socket)?;
 //! sender.send_file_all(&file, 0..file.metadata()?.len())?;
-//! println!("{:?}", sender.report());
+//! println!("{:#?}", sender.report());
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Everything works on any stream socket, blocking or not: a call takes what the socket takes, and
-//! [`Error::WouldBlock`] means nothing was taken. `SIGPIPE` must be ignored, as Rust programs do from the
-//! start: `sendfile`, `splice` and `write` have no flag against it.
+//! # What to use when
 //!
-//! What the library cannot do yet: lend buffers, receive, forward, TLS.
+//! | you have | use | what happens |
+//! |---|---|---|
+//! | a file | [`Sender::send_file`] | its pages travel |
+//! | memory that is written once | [`Memory`] with [`Sender::send_file`] | its pages travel |
+//! | memory that is used again | [`Pool`] with [`Sender::lend`] | its pages travel, and come back |
+//! | a few bytes | [`Sender::send`], [`Sender::send_vectored`] | copied, which is cheapest for few |
+//! | many datagrams | [`Sender::lend_segments`] | one call, cut by the device |
+//! | a stream to look at | [`Receiver::receive`] | mapped where that pays, else read |
+//! | a stream to keep | [`Receiver::receive_into_file`] | into the page cache, not through the program |
+//! | two sockets | [`Forwarder`] | spliced, or copied where messages are small |
+//!
+//! # Nothing fails because a fast way is missing
+//!
+//! Each way is tried by using it. What the kernel, a container or the socket refuses, what turns out to copy and what
+//! turns out dearer is stepped down from, to plain reads and writes in the end. Every step down is in the report
+//! with its reason ([`Demotion`]): what a program cannot see it cannot trust.
+//!
+//! # Blocking or not
+//!
+//! Everything works on blocking and non-blocking sockets: a call moves what it can, and [`Error::WouldBlock`] means
+//! that nothing was moved. There is no runtime; anything with a descriptor will do. (An event loop that takes
+//! `EPOLLERR` for the end of a connection does not get along with loans: it says there that a loan is back.)
+//!
+//! `SIGPIPE` must be ignored, as Rust programs do from the start: `sendfile`, `splice` and `write` have no flag
+//! against it.
+//!
+//! # The ways themselves
+//!
+//! Each way of sending is a [`Path`]: it can be tried ([`probe`]), put to the proof of whether it copies ([`prove`]),
+//! and used as it is ([`Path::open`]). Which one is cheapest is arithmetic over a [`Plan`], measured by `haul bench`
+//! and made by `haul plan`.
+//!
+//! What the library cannot do yet: TLS.
 
 #![forbid(unsafe_code)]
 
@@ -52,3 +84,13 @@ pub use proof::{ProofError, Proved, probe, prove};
 pub use receiver::{Chunk, Mapping, ReceiveReport, ReceiveSettings, Receiver};
 pub use sender::{Report, Sender, Settings};
 pub use source::{Memory, Source, SourceError, file_len};
+
+/// What the README and the guide show compiles.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../../../docs/guide.md")]
+    struct Guide;
+}

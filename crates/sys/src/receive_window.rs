@@ -102,18 +102,12 @@ impl ReceiveWindow {
             // EIO is how it says that the stream has ended and nothing is left of it.
             return if error.raw_os_error() == Some(libc::EIO) { Ok(Moved::Ended) } else { Err(error) };
         }
-        if request.err != 0 && request.length == 0 && request.inq == 0 {
-            return Err(io::Error::from_raw_os_error(request.err.saturating_abs()));
+        let Request { length, recv_skip_hint, inq, err, .. } = request;
+        let moved = interpret(wanted, length, recv_skip_hint, inq, err)?;
+        if let Moved::Mapped(mapped) = moved {
+            self.mapped = mapped;
         }
-        // With a length and a hint both: so many bytes are mapped, and what follows must be read.
-        match (request.length as usize, request.recv_skip_hint as usize) {
-            (0, 0) => Ok(Moved::Nothing),
-            (0, hint) => Ok(Moved::MustRead(hint)),
-            (mapped, _) => {
-                self.mapped = mapped.min(self.len);
-                Ok(Moved::Mapped(self.mapped))
-            }
-        }
+        Ok(moved)
     }
 
     /// What the last call has moved in.
@@ -141,6 +135,20 @@ impl ReceiveWindow {
             self.mapped = 0;
         }
     }
+}
+
+/// What the kernel's answer to a request for `wanted` bytes means, whatever it says.
+pub fn interpret(wanted: usize, length: u32, recv_skip_hint: u32, inq: u32, err: i32) -> io::Result<Moved> {
+    if err != 0 && length == 0 && inq == 0 {
+        return Err(io::Error::from_raw_os_error(err.saturating_abs()));
+    }
+    // With a length and a hint both: so many bytes are mapped, and what follows must be read.
+    Ok(match (length as usize, recv_skip_hint as usize) {
+        (0, 0) => Moved::Nothing,
+        (0, hint) => Moved::MustRead(hint),
+        // More than was asked for cannot stand in the window.
+        (mapped, _) => Moved::Mapped(mapped.min(wanted)),
+    })
 }
 
 impl Drop for ReceiveWindow {

@@ -1,0 +1,34 @@
+//! Plan files: whatever the bytes, an error or a plan that can be written and chosen from.
+#![cfg_attr(not(test), no_main)]
+
+use haul::plan::{Condition, Plan, SourceKind};
+
+fn target(bytes: &[u8]) {
+    let Ok(plan) = Plan::parse(bytes) else { return };
+    for source in [SourceKind::File, SourceKind::Memory] {
+        for bytes in [0, 1, 65_536, u64::MAX] {
+            let _ = plan.choose(Condition { source, offloads: true }, bytes, |_| true);
+        }
+    }
+    let written = serde_json::to_vec(&plan).unwrap();
+    assert_eq!(Plan::parse(&written).as_ref(), Ok(&plan));
+}
+
+#[cfg(not(test))]
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+
+#[test]
+fn bytes_that_are_nearly_a_plan() {
+    let whole = serde_json::to_vec(Plan::builtin()).unwrap();
+    target(&whole);
+    let mut state = 1u64;
+    for _ in 0..2000 {
+        let mut bytes = whole.clone();
+        for _ in 0..3 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let at = (state >> 33) as usize % bytes.len();
+            bytes[at] = (state >> 20) as u8 % 95 + 32;
+        }
+        target(&bytes);
+    }
+}

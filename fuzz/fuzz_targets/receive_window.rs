@@ -1,0 +1,35 @@
+//! What the kernel answers to a request for mapped pages: whatever it says, never more than was asked for.
+#![cfg_attr(not(test), no_main)]
+
+use haul_sys::receive_window::{Moved, interpret};
+
+fn target(bytes: &[u8]) {
+    let Some(fields) = bytes.first_chunk::<20>() else { return };
+    let mut words = fields.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap()));
+    let mut next = || words.next().unwrap();
+    let wanted = next() as usize;
+    match interpret(wanted, next(), next(), next(), next() as i32) {
+        Ok(Moved::Mapped(mapped)) => assert!(mapped <= wanted),
+        Ok(Moved::MustRead(count)) => assert!(count > 0),
+        Ok(Moved::Nothing | Moved::Ended) => {}
+        Err(error) => assert!(error.raw_os_error().is_some()),
+    }
+}
+
+#[cfg(not(test))]
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+
+#[test]
+fn arbitrary_bytes() {
+    let mut state = 1u64;
+    for _ in 0..10_000 {
+        let bytes: Vec<u8> = (0..20)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                // Zeros are what decides.
+                if state >> 63 == 0 { 0 } else { (state >> 33) as u8 }
+            })
+            .collect();
+        target(&bytes);
+    }
+}
