@@ -12,7 +12,6 @@ use haul::{Copying, Path};
 use haul_lab::{Lab, Offloads, Settings};
 use haul_soak::{Baseline, CpuLoad, Meter};
 use std::collections::HashMap;
-use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 

@@ -4,7 +4,7 @@ use haul::{Limits, Outcome, Pool, Sender, Settings};
 use haul_lab::{Lab, LabError};
 use std::fs;
 use std::io::Read;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -18,12 +18,8 @@ fn in_lab() -> Option<(Lab, TcpStream, TcpStream)> {
         }
         Err(error) => panic!("{error}"),
     };
-    let address = lab.receiver.address();
-    let listener = lab.receiver.run(|| TcpListener::bind((address, 0)).unwrap()).unwrap();
-    let to = listener.local_addr().unwrap();
-    let from = lab.sender.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()).unwrap();
-    let accepted = listener.accept().unwrap().0;
-    Some((lab, from, accepted))
+    let (from, to) = lab.connect().unwrap();
+    Some((lab, from, to))
 }
 
 /// The stream's byte at a position.
@@ -114,11 +110,9 @@ fn with_hardly_any_room_for_notices_nothing_hangs() {
     if let Err(error) = lab.sender.run(|| fs::write(file, "1")).unwrap() {
         return eprintln!("SKIPPED: {file} cannot be written here: {error}");
     }
-    let address = lab.receiver.address();
-    let listener = lab.receiver.run(|| TcpListener::bind((address, 0)).unwrap()).unwrap();
-    let peer = listener.local_addr().unwrap();
-    let from = lab.sender.run(|| TcpStream::connect(peer).unwrap()).unwrap();
-    let receiving = receive_and_check(listener.accept().unwrap().0);
+    // The limit is a socket's from its making on.
+    let (from, to) = lab.connect().unwrap();
+    let receiving = receive_and_check(to);
     let limits = Limits { loans_max: 39, ..Limits::default() };
     let mut sender = Sender::with(from, Settings { limits, ..Settings::default() }).unwrap();
     let (copied, _) = lend_and_overwrite(&mut sender, TOTAL);

@@ -48,12 +48,8 @@ fn in_lab(mtu: u32) -> Option<(Lab, TcpStream, TcpStream)> {
         }
         Err(error) => panic!("{error}"),
     };
-    let address = lab.receiver.address();
-    let listener = lab.receiver.run(|| TcpListener::bind((address, 0)).unwrap()).unwrap();
-    let to = listener.local_addr().unwrap();
-    let from = lab.sender.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()).unwrap();
-    let accepted = listener.accept().unwrap().0;
-    Some((lab, from, accepted))
+    let (from, to) = lab.connect().unwrap();
+    Some((lab, from, to))
 }
 
 /// `MSG_ZEROCOPY`, which rustix has no name for.
@@ -160,7 +156,7 @@ fn any_mixture_of_sends_and_receives_arrives_whole() {
         for mapping in [Mapping::Always, Mapping::Measured] {
             let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
             // The second way takes a fresh connection.
-            let (from, to) = if mapping == Mapping::Always { (from, to) } else { again(&lab) };
+            let (from, to) = if mapping == Mapping::Always { (from, to) } else { lab.connect().unwrap() };
             let total = if loss == "0" { mixture_bytes() } else { mixture_bytes() / 4 };
             let sending = thread::spawn(move || send_mixture(&from, total, u64::from(mtu)));
             let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
@@ -178,14 +174,6 @@ fn any_mixture_of_sends_and_receives_arrives_whole() {
             assert!(mapped_percent > 5 || !must_map, "{report:?}");
         }
     }
-}
-
-fn again(lab: &Lab) -> (TcpStream, TcpStream) {
-    let address = lab.receiver.address();
-    let listener = lab.receiver.run(|| TcpListener::bind((address, 0)).unwrap()).unwrap();
-    let to = listener.local_addr().unwrap();
-    let from = lab.sender.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()).unwrap();
-    (from, listener.accept().unwrap().0)
 }
 
 /// What `MSG_ZEROCOPY` falls back to on veth copies into single pages, and MTU 4148 gives each segment a

@@ -33,12 +33,16 @@ pub use link::Offloads;
 
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::time::Duration;
 
 /// The smallest MTU that carries IPv4 (RFC 791 requires every link to take 576-byte datagrams).
 pub const MTU_MIN: u32 = 576;
 /// The largest MTU of a veth device (`ETH_MAX_MTU`).
 pub const MTU_MAX: u32 = 65_535;
+
+/// How long connecting the two hosts may take.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// Why a lab cannot be made or changed.
 #[derive(Debug, thiserror::Error)]
@@ -203,6 +207,21 @@ impl Lab {
             }
             made => made,
         }
+    }
+
+    /// A TCP connection from the sending host to the receiving one: the end that connected, and the accepted
+    /// one.
+    pub fn connect(&self) -> Result<(TcpStream, TcpStream), LabError> {
+        let address = self.receiver.address();
+        let listener =
+            self.receiver.run(|| TcpListener::bind((address, 0)))?.map_err(LabError::step("listening"))?;
+        let to = listener.local_addr().map_err(LabError::step("listening"))?;
+        let from = self
+            .sender
+            .run(|| TcpStream::connect_timeout(&to, CONNECT_MAX))?
+            .map_err(LabError::step("connecting"))?;
+        let (accepted, _) = listener.accept().map_err(LabError::step("accepting"))?;
+        Ok((from, accepted))
     }
 
     /// How the hosts are joined.

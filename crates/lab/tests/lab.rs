@@ -4,9 +4,8 @@ use haul_lab::{Kind, Lab, LabError, Offloads, Settings, allowed_cpus};
 use haul_sys::ethtool::{Offload, driver, offload};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::IpAddr;
 use std::process::Command;
-use std::time::Duration;
 
 /// A lab, or `None` where this machine allows none; then it says so loudly.
 fn lab(settings: &Settings) -> Option<Lab> {
@@ -20,20 +19,12 @@ fn lab(settings: &Settings) -> Option<Lab> {
     }
 }
 
-fn connected(lab: &Lab) -> (TcpStream, TcpStream) {
-    let address = lab.receiver.address();
-    let listener = lab.receiver.run(|| TcpListener::bind((address, 0)).unwrap()).unwrap();
-    let to = listener.local_addr().unwrap();
-    let from = lab.sender.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()).unwrap();
-    (from, listener.accept().unwrap().0)
-}
-
 #[test]
 fn two_hosts_reach_each_other_and_each_has_its_cpu() {
     let Some(lab) = lab(&Settings::default()) else { return };
     assert_eq!(lab.kind(), Kind::Veth);
     assert_eq!(lab.caveats(), &[] as &[String]);
-    let (mut from, mut to) = connected(&lab);
+    let (mut from, mut to) = lab.connect().unwrap();
     from.write_all(b"over the wire").unwrap();
     let mut bytes = [0; 13];
     to.read_exact(&mut bytes).unwrap();
@@ -62,7 +53,7 @@ fn handed_packets(cpu: usize) -> u64 {
 fn packets_are_handed_to_the_host_they_arrive_at() {
     let Some(lab) = lab(&Settings::default()) else { return };
     let before = [&lab.sender, &lab.receiver].map(|host| handed_packets(host.cpu()));
-    let (mut from, mut to) = connected(&lab);
+    let (mut from, mut to) = lab.connect().unwrap();
     let received = std::thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
     lab.sender.run(move || from.write_all(&vec![0; 64 << 20]).unwrap()).unwrap();
     assert_eq!(received.join().unwrap(), 64 << 20);
@@ -109,7 +100,7 @@ fn the_mtu_bounds_what_a_packet_carries() {
         let Some(lab) = lab(&Settings { mtu, cpus: None }) else { return };
         let device_mtu = lab.sender.run(|| haul_sys::interface::mtu(lab.sender.device()).unwrap()).unwrap();
         assert_eq!((lab.mtu(), device_mtu), (mtu, mtu));
-        connected(&lab);
+        drop(lab.connect().unwrap());
     }
     for mtu in [0, 575, 65_536] {
         assert!(matches!(Lab::open(&Settings { mtu, cpus: None }), Err(LabError::Mtu(_))), "{mtu}");
@@ -132,7 +123,7 @@ fn the_link_can_be_held_at_a_rate_and_set_free() {
         Ok(text) => assert!(text.contains("tbf") && text.contains("rate 100Mbit"), "{text}"),
         Err(_) => eprintln!("SKIPPED: the rate is set but not read back, tc (iproute2) is missing"),
     }
-    connected(&lab);
+    drop(lab.connect().unwrap());
     lab.set_rate(None).unwrap();
     if let Ok(text) = qdiscs() {
         assert!(!text.contains("tbf"), "{text}");
@@ -148,7 +139,7 @@ fn a_lossy_link_drops_and_everything_still_arrives() {
         eprintln!("SKIPPED: loss is not tested, nft (nftables) is missing");
         return;
     }
-    let (mut from, mut to) = connected(&lab);
+    let (mut from, mut to) = lab.connect().unwrap();
     lab.set_loss("2%".parse().unwrap()).unwrap();
     let bytes: Vec<u8> = (0..16u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let sent = std::thread::spawn({
@@ -196,5 +187,5 @@ fn loopback_says_what_it_costs_and_has_no_knobs() {
     assert_eq!(lab.receiver.address(), "127.0.0.1".parse::<IpAddr>().unwrap());
     assert!(matches!(lab.set_offloads(Offloads::Off), Err(LabError::Loopback(_))));
     assert!(matches!(lab.set_rate(Some(1)), Err(LabError::Loopback(_))));
-    connected(&lab);
+    drop(lab.connect().unwrap());
 }

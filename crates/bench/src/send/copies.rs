@@ -1,6 +1,6 @@
 //! Which rows copied on the sending host, and how that is known.
 
-use super::{Copying, Run, Series, TcpListener, TcpStream};
+use super::{Copying, Run, Series};
 use haul::ProofError;
 use haul_lab::Offloads;
 use std::io;
@@ -42,21 +42,8 @@ impl Run<'_> {
 
     fn prove(&self, path: haul::Path) -> Result<haul::Proved, ProofError> {
         let failed = |step| move |source| ProofError::Connection { step, source };
-        let lab = |error: haul_lab::LabError| failed("entering the lab")(io::Error::other(error));
-        let listener = self
-            .lab
-            .receiver
-            .run(|| TcpListener::bind((self.lab.receiver.address(), 0)))
-            .map_err(lab)?
-            .map_err(failed("listening"))?;
-        let address = listener.local_addr().map_err(failed("listening"))?;
-        let from = self
-            .lab
-            .sender
-            .run(|| TcpStream::connect(address))
-            .map_err(lab)?
-            .map_err(failed("connecting"))?;
-        let (to, _) = listener.accept().map_err(failed("accepting"))?;
+        let (from, to) =
+            self.lab.connect().map_err(|error| failed("connecting the hosts")(io::Error::other(error)))?;
         haul::prove(path, &from, &to)
     }
 }

@@ -1,8 +1,9 @@
 //! Loans over a kernel that does whatever a kernel may do, in any order.
 
-use super::{Lending, Limits, Outcome, Returned, Wire};
+use super::{Lending, Wire};
 use crate::buffer::Buffer;
 use crate::error::Error;
+use crate::loan::{Limits, Outcome, Returned};
 use haul_sys::error_queue::Notice;
 use proptest::prelude::*;
 use rustix::io::Errno;
