@@ -6,9 +6,9 @@
 //! every unmapping of a window would interrupt the receiver's CPU to flush an address space that two machines
 //! do not share.
 
+use crate::way::Way;
 use crate::worker::{Job, Message, Outcome};
 use crate::workload::Opened;
-use haul::Path;
 use haul_lab::{Host, Lab, LabError};
 use haul_soak::{Interval, Meter, SoakError};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -36,7 +36,7 @@ pub struct Flow<'a> {
     /// What.
     pub workload: &'a Opened,
     /// Through which path.
-    pub path: Path,
+    pub path: Way,
     /// At most how much a call.
     pub chunk_bytes: usize,
     /// Whether `TCP_CORK` holds back partial packets inside each file.

@@ -23,6 +23,7 @@ pub mod self_check;
 pub mod send;
 mod stats;
 pub mod warning;
+pub mod way;
 pub mod worker;
 pub mod workload;
 

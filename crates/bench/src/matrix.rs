@@ -2,6 +2,7 @@
 
 use crate::BenchError;
 use crate::quantity::Size;
+use crate::way::Way;
 use crate::workload::{Opened, Workload};
 use haul::Path;
 use haul_lab::Offloads;
@@ -10,7 +11,7 @@ use haul_lab::Offloads;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection {
     /// The paths.
-    pub paths: Vec<Path>,
+    pub paths: Vec<Way>,
     /// The chunk sizes.
     pub chunks: Vec<Size>,
     /// The workloads.
@@ -37,8 +38,8 @@ pub struct Condition {
 /// One row.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Cell {
-    /// The path.
-    pub path: Path,
+    /// The path, or the choice.
+    pub path: Way,
     /// Its conditions.
     pub condition: Condition,
 }
@@ -50,7 +51,7 @@ impl Selection {
     /// Every path, 64 KiB chunks, 63 files averaging 350 kB, no cork, offloads on.
     pub fn plain() -> Self {
         Self {
-            paths: Path::ALL.to_vec(),
+            paths: Way::all(),
             chunks: vec![CHUNK_DEFAULT],
             workloads: vec![Workload::Files { count: 63, average: Size(350_000) }],
             corks: vec![false],
@@ -61,21 +62,19 @@ impl Selection {
     /// What `haul bench send` runs unless told otherwise: the original table (every path with offloads on and
     /// off, `TCP_CORK` on the classic ones), the same at a small and a large chunk, and memory.
     pub fn default_set() -> Vec<Self> {
-        let files = [Path::ReadWrite, Path::ReadSend, Path::Sendfile, Path::Splice, Path::Auto];
-        let memory = [
-            Path::ReadSend,
-            Path::Vmsplice,
-            Path::Zerocopy,
-            Path::UringSend,
-            Path::UringZerocopy,
-            Path::Auto,
-        ];
+        let files: Vec<Way> =
+            [Path::ReadWrite, Path::ReadSend, Path::Sendfile, Path::Splice].map(Way::from).into();
+        let with_auto = |paths: &[Way]| [paths, &[Way::Auto]].concat();
+        let memory: Vec<Way> =
+            [Path::ReadSend, Path::Vmsplice, Path::Zerocopy, Path::UringSend, Path::UringZerocopy]
+                .map(Way::from)
+                .into();
         vec![
             Self { offloads: vec![Offloads::On, Offloads::Off], ..Self::plain() },
             Self { paths: files[..3].to_vec(), corks: vec![true], ..Self::plain() },
-            Self { paths: files.to_vec(), chunks: vec![Size(4 << 10), Size(1 << 20)], ..Self::plain() },
+            Self { paths: with_auto(&files), chunks: vec![Size(4 << 10), Size(1 << 20)], ..Self::plain() },
             Self {
-                paths: memory.to_vec(),
+                paths: with_auto(&memory),
                 workloads: vec![Workload::Memory(Size(16 << 20))],
                 ..Self::plain()
             },
@@ -145,7 +144,7 @@ mod tests {
     #[test]
     fn selections_that_overlap_give_each_row_once() {
         let one = cells(&[Selection::plain()]);
-        assert_eq!(one.len(), Path::ALL.len());
+        assert_eq!(one.len(), Way::all().len());
         assert_eq!(cells(&[Selection::plain(), Selection::plain()]), one);
     }
 

@@ -85,7 +85,7 @@ pub fn send(
                     let flow = Flow {
                         lab: &lab,
                         workload: &workload,
-                        path: *path,
+                        path: (*path).into(),
                         chunk_bytes: CHUNK.0 as usize,
                         cork: false,
                         congestion,

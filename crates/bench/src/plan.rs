@@ -40,7 +40,7 @@ pub fn of(report: &Report) -> Option<Plan> {
 
 /// The row's path, if it is one to choose: `floor` sends nothing, and `auto` is the choice.
 fn path_of(row: &Row) -> Option<Path> {
-    row.path.parse().ok().filter(|path| !matches!(path, Path::Floor | Path::Auto))
+    row.path.parse().ok().filter(|&path| path != Path::Floor)
 }
 
 fn cost(path: Path, condition: Condition, points: &[(f64, Figure)]) -> Cost {

@@ -318,7 +318,7 @@ impl Run<'_> {
         step: &mut dyn FnMut(&str) -> bool,
     ) -> Result<Option<Observer>, BenchError> {
         let measured = || self.series.iter().filter(|series| !series.rounds.is_empty());
-        let is_sendfile = |series: &&Series| series.cell.path == Path::Sendfile;
+        let is_sendfile = |series: &&Series| series.cell.path == Path::Sendfile.into();
         let Some(series) = measured().find(is_sendfile).or_else(|| measured().next()) else {
             return Ok(None);
         };

@@ -5,6 +5,7 @@
 //! happens goes as one JSON line a message to standard output. The two processes agree on the window by the
 //! monotonic clock, which they share, so that nothing but the workload is sent while it is measured.
 
+use crate::way::Way;
 use crate::workload::{HandedOver, Piece};
 use haul::{Counts, Error, Options, SendPath};
 use haul_sys::rusage::{self, Usage, Who};
@@ -118,7 +119,7 @@ fn stopped(error: &Error) -> Message {
 }
 
 fn work(job: &Job) -> Result<Message, Message> {
-    let path: haul::Path = job.path.parse().map_err(|error| failed("reading the job", error))?;
+    let way: Way = job.path.parse().map_err(|error| failed("reading the job", error))?;
     let pieces = job
         .pieces
         .iter()
@@ -134,7 +135,7 @@ fn work(job: &Job) -> Result<Message, Message> {
             .map_err(|error| failed("setting SO_MAX_PACING_RATE", error))?;
     }
     let options = Options { chunk_bytes: job.chunk_bytes, pipe_bytes: None };
-    let path = path.open(stream.as_fd(), &options).map_err(|error| stopped(&error))?;
+    let path = way.open(&stream, &options).map_err(|error| stopped(&error))?;
     let mut sending = Sending { job, stream, path, cork_calls: 0, window: None, opened: None, closed: None };
     for piece in pieces.iter().cycle() {
         match sending.send(piece) {

@@ -2,8 +2,8 @@
 
 use crate::output::{Destination, Failure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use haul::Path;
 use haul_bench::quantity::{Rate, Size};
+use haul_bench::way::Way;
 use haul_bench::workload::Workload;
 use haul_lab::{Loss, Offloads};
 use std::ffi::OsString;
@@ -44,9 +44,9 @@ pub struct BenchArguments {
     /// Paths to measure, separated by commas [default: all]
     ///
     /// read+write, read+send, mmap+send, sendfile, splice, vmsplice, zerocopy, uring-send, uring-zerocopy,
-    /// uring-chain, floor
+    /// uring-chain, floor, auto
     #[arg(long, value_delimiter = ',', value_name = "PATH,…", hide_possible_values = true)]
-    pub paths: Vec<Path>,
+    pub paths: Vec<Way>,
     /// The most that one call sends [default: 64KiB]
     #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
     pub chunk: Vec<Size>,

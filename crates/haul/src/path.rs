@@ -4,7 +4,6 @@
 //! copies, how it is tried, how it sends, what to step down to. Adding one is adding such a file, a name in
 //! [`Path`] and a line in the table.
 
-mod auto;
 mod buffered;
 mod floor;
 mod mmap_send;
@@ -52,8 +51,6 @@ pub enum Path {
     UringChain,
     /// The same few hot pages spliced again and again: the network stack's own cost.
     Floor,
-    /// The library's own choice of these.
-    Auto,
 }
 
 /// What there is to know of a path: one line each.
@@ -70,7 +67,6 @@ fn entry(path: Path) -> &'static Entry {
         Path::UringZerocopy => &uring_zerocopy::ENTRY,
         Path::UringChain => &uring_chain::ENTRY,
         Path::Floor => &floor::ENTRY,
-        Path::Auto => &auto::ENTRY,
     }
 }
 
@@ -150,7 +146,7 @@ pub trait SendPath: Send {
 
 impl Path {
     /// Every path, in the order of reports.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 11] = [
         Self::ReadWrite,
         Self::ReadSend,
         Self::MmapSend,
@@ -162,7 +158,6 @@ impl Path {
         Self::UringZerocopy,
         Self::UringChain,
         Self::Floor,
-        Self::Auto,
     ];
 
     /// Its name, the same in every report and flag.

@@ -9,11 +9,7 @@ use std::fs;
 const LOCAL_DRIVERS: [&str; 8] = ["veth", "tun", "bridge", "macvlan", "ipvlan", "netkit", "dummy", "vhost"];
 
 pub(super) fn examine(device: &DeviceFacts) -> Vec<PathFinding> {
-    Path::ALL
-        .into_iter()
-        .filter(|&path| !matches!(path, Path::Floor | Path::Auto))
-        .map(|path| finding(path, device))
-        .collect()
+    Path::ALL.into_iter().filter(|&path| path != Path::Floor).map(|path| finding(path, device)).collect()
 }
 
 fn finding(path: Path, device: &DeviceFacts) -> PathFinding {

@@ -1,6 +1,8 @@
 //! Which rows copied on the sending host, and how that is known.
 
 use super::{Copying, Run, Series};
+use crate::workload::Workload;
+use haul::Path;
 use haul::ProofError;
 use haul_lab::Offloads;
 use std::io;
@@ -17,17 +19,17 @@ impl Run<'_> {
     pub(super) fn prove_copies(&mut self) {
         for offloads in [Offloads::On, Offloads::Off] {
             let is_wanted = |series: &Series| {
-                series.cell.condition.offloads == offloads && series.cell.path.copying() != Copying::Always
+                series.cell.condition.offloads == offloads && series.copying() != Copying::Always
             };
             if !self.series.iter().any(is_wanted) || self.set_offloads(offloads).is_err() {
                 continue;
             }
-            let mut proved: Vec<(haul::Path, Option<f64>)> = Vec::new();
+            let mut proved: Vec<(Path, Option<f64>)> = Vec::new();
             for index in 0..self.series.len() {
                 if !is_wanted(&self.series[index]) {
                     continue;
                 }
-                let path = self.series[index].cell.path;
+                let path = self.series[index].proved_path();
                 let known = proved.iter().find(|(other, _)| *other == path).map(|(_, percent)| *percent);
                 let percent = known.unwrap_or_else(|| {
                     // A path that is refused says so in its row.
@@ -40,7 +42,7 @@ impl Run<'_> {
         }
     }
 
-    fn prove(&self, path: haul::Path) -> Result<haul::Proved, ProofError> {
+    fn prove(&self, path: Path) -> Result<haul::Proved, ProofError> {
         let failed = |step| move |source| ProofError::Connection { step, source };
         let (from, to) =
             self.lab.connect().map_err(|error| failed("connecting the hosts")(io::Error::other(error)))?;
@@ -48,11 +50,23 @@ impl Run<'_> {
     }
 }
 
+impl Series {
+    /// The path that stands for the row in a proof.
+    fn proved_path(&self) -> Path {
+        self.cell.path.proved_path(matches!(self.cell.condition.workload, Workload::Memory(_)))
+    }
+
+    /// Whether the row's path copies by nature.
+    pub(super) fn copying(&self) -> Copying {
+        self.proved_path().copying()
+    }
+}
+
 pub(super) fn copies_of(series: &Series) -> Option<Copies> {
     if series.rounds.is_empty() {
         return None;
     }
-    match series.cell.path.copying() {
+    match series.copying() {
         Copying::Always => Some(Copies { percent: 100.0, known_by: "program" }),
         Copying::Pages => series.proved_copied_percent.map(|percent| Copies { percent, known_by: "proof" }),
         Copying::KernelTells => {

@@ -5,6 +5,7 @@ use crate::answer;
 use crate::matrix::Cell;
 use crate::report::{LabFacts, Row, SCHEMA};
 use crate::stats::Figure;
+use crate::way::Way;
 use haul::Path;
 use haul_lab::Offloads;
 
@@ -79,7 +80,7 @@ impl Run<'_> {
 
     /// The row's cost over that of the plain way under the same conditions, round by round.
     fn ratio(&self, series: &Series) -> Option<Figure> {
-        let plain = [Path::ReadWrite, Path::ReadSend].into_iter().find_map(|path| {
+        let plain = [Path::ReadWrite, Path::ReadSend].map(Way::from).into_iter().find_map(|path| {
             self.series.iter().find(|other| {
                 other.cell.path == path
                     && other.cell.condition == series.cell.condition

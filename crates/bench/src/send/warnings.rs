@@ -168,7 +168,7 @@ impl Run<'_> {
             kinds.push(Kind::Disturbed);
         }
         let copied = copies_of(series).is_some_and(|copies| copies.percent > 50.0);
-        if copied && series.cell.path.copying() != Copying::Always {
+        if copied && series.copying() != Copying::Always {
             kinds.push(Kind::Copied);
         }
         match self.plan.rate {

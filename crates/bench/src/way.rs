@@ -1,0 +1,119 @@
+//! What a row sends by: one path, taken by hand, or the library's own choice.
+
+use haul::plan::{Condition, SourceKind};
+use haul::{Counts, Error, Options, Path, Plan, SendPath, Sender, Source};
+use std::fmt;
+use std::net::TcpStream;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::str::FromStr;
+
+/// A path, or the choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Way {
+    /// This path and no other.
+    Path(Path),
+    /// What [`haul::Sender::send_file`] takes, in calls of the size it takes: it is given the whole of what is
+    /// to be sent, and the row's chunk does not bind it.
+    Auto,
+}
+
+/// The name of the choice in reports and flags.
+pub const AUTO: &str = "auto";
+
+impl Way {
+    /// Every path, then the choice.
+    pub fn all() -> Vec<Self> {
+        Path::ALL.into_iter().map(Self::Path).chain([Self::Auto]).collect()
+    }
+
+    /// Its name, the same in every report and flag.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Path(path) => path.name(),
+            Self::Auto => AUTO,
+        }
+    }
+
+    /// The path that is put to the proof for it: for the choice, what the built-in plan takes.
+    pub(crate) fn proved_path(self, is_memory: bool) -> Path {
+        let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
+        match self {
+            Self::Path(path) => path,
+            Self::Auto => Plan::builtin()
+                .choose(Condition { source, offloads: true }, u64::MAX, |_| true)
+                .unwrap_or(Path::ReadWrite),
+        }
+    }
+
+    /// Sets it up for `stream`.
+    pub(crate) fn open(self, stream: &TcpStream, options: &Options) -> Result<Box<dyn SendPath>, Error> {
+        match self {
+            Self::Path(path) => path.open(stream.as_fd(), options),
+            Self::Auto => {
+                let own =
+                    stream.try_clone().map_err(|source| Error::Failed { call: "fcntl F_DUPFD", source })?;
+                Ok(Box::new(Chosen(Sender::new(own)?)))
+            }
+        }
+    }
+}
+
+impl From<Path> for Way {
+    fn from(path: Path) -> Self {
+        Self::Path(path)
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// A name that nothing has.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("unknown path {0:?}; the paths are {names}", names = Way::all().into_iter().map(Way::name).collect::<Vec<_>>().join(", "))]
+pub struct UnknownWay(String);
+
+impl FromStr for Way {
+    type Err = UnknownWay;
+
+    fn from_str(text: &str) -> Result<Self, UnknownWay> {
+        Self::all().into_iter().find(|way| way.name() == text).ok_or_else(|| UnknownWay(text.into()))
+    }
+}
+
+/// A whole [`Sender`] behind the face of a path, so that rows differ in nothing else.
+struct Chosen(Sender<TcpStream>);
+
+impl SendPath for Chosen {
+    fn send(&mut self, _: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
+        self.0.send_file(source, range)
+    }
+
+    fn counts(&self) -> Counts {
+        let mut sum = Counts::default();
+        for (_, counts) in self.0.report().files {
+            sum.bytes += counts.bytes;
+            sum.calls += counts.calls;
+            sum.zero_copied_bytes += counts.zero_copied_bytes;
+            sum.copied_bytes += counts.copied_bytes;
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_back() {
+        for way in Way::all() {
+            assert_eq!(way.name().parse(), Ok(way));
+        }
+        let error = "sendfil".parse::<Way>().unwrap_err().to_string();
+        assert!(error.contains("sendfil") && error.contains("auto"), "{error}");
+    }
+}
