@@ -1,4 +1,4 @@
-//! `haul soak`, `haul doctor` and `haul lab`.
+//! `haul soak`, `haul doctor`, `haul lab` and `haul plan`.
 
 mod common;
 
@@ -144,4 +144,55 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
     let line = format!("{} doctor | head -n 1", env!("CARGO_BIN_EXE_haul"));
     let (output, words) = run(std::process::Command::new("sh").args(["-c", &line]));
     assert!(output.status.success() && output.stderr.is_empty(), "{words}");
+}
+
+#[test]
+fn a_plan_comes_out_of_a_report_and_names_what_it_chose() {
+    let folder = tempfile::tempdir().unwrap();
+    let (report, plan) = (folder.path().join("report.json"), folder.path().join("plan.json"));
+    let [report, plan] = [&report, &plan].map(|path| path.to_str().unwrap());
+    let measured = run(&mut haul(&[
+        "bench",
+        "send",
+        "--quick",
+        "--rounds",
+        "1",
+        "--paths",
+        "read+write,sendfile,auto,floor",
+        "--chunk",
+        "16KiB,256KiB",
+        "--json",
+        report,
+    ]));
+    assert!(measured.0.status.success(), "{}", measured.1);
+    let (output, words) = run(&mut haul(&["plan", "--from", report, "--json", plan]));
+    assert!(output.status.success() && words.contains("a file, offloads on, of any size"), "{words}");
+    let loaded: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap();
+    assert_eq!(loaded["schema"], "haul.plan/1");
+    let mut paths: Vec<&str> =
+        loaded["costs"].as_array().unwrap().iter().map(|cost| cost["path"].as_str().unwrap()).collect();
+    paths.sort_unstable();
+    // Neither the floor, which sends nothing, nor the choice itself.
+    assert_eq!(paths, ["read+write", "sendfile"]);
+    // On standard output the plan stands alone.
+    let printed = json(&mut haul(&["plan", "--from", report, "--json", "-"]));
+    assert_eq!(printed, loaded);
+}
+
+#[test]
+fn what_no_plan_can_be_made_of_is_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let says = |content: Option<&str>| {
+        let path = folder.path().join("report.json");
+        match content {
+            Some(content) => std::fs::write(&path, content).unwrap(),
+            None => drop(std::fs::remove_file(&path)),
+        }
+        let (output, words) = run(&mut haul(&["plan", "--from", path.to_str().unwrap()]));
+        assert_eq!((output.status.code(), words.trim_end().lines().count()), (Some(2), 1), "{words}");
+        words
+    };
+    assert!(says(None).contains("haul bench"));
+    assert!(says(Some("")).contains("no report"));
+    assert!(says(Some("{\"schema\":\"haul.soak/1\"}")).contains("no report"));
 }
