@@ -7,6 +7,7 @@ pub mod terminal;
 use crate::quantity::{Rate, Size};
 use crate::report::{Report, Row};
 use crate::stats::Figure;
+use crate::way::AUTO;
 
 /// The JSON contract, indented, with a newline at its end.
 pub fn json(report: &impl serde::Serialize) -> String {
@@ -50,6 +51,14 @@ fn setting(report: &Report) -> [String; 2] {
             lab.kind, lab.sender_cpu, lab.receiver_cpu, lab.mtu, lab.congestion
         ),
     ]
+}
+
+/// What to know of all the figures: one line each.
+fn notes(report: &Report) -> Vec<String> {
+    let chosen = report.rows.iter().any(|row| row.path == AUTO && row.rounds > 0);
+    let auto =
+        "auto is the library's own choice, in calls of the size it chooses: the chunk does not bind it.";
+    observer(report).into_iter().chain(chosen.then(|| auto.into())).collect()
 }
 
 /// One line on the observer effect.

@@ -1,10 +1,12 @@
 //! From a report of `send` to a plan for programs: what each path costs for a call, and for a MiB.
 
+use crate::quantity::Size;
 use crate::report::{Report, Row};
 use crate::stats::Figure;
 use haul::plan::{Condition, Cost, Plan, SCHEMA, SourceKind, Spread};
 use haul::{Copying, Path};
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -80,42 +82,56 @@ fn line(points: &[(f64, f64)]) -> (f64, f64) {
 
 /// What the plan says, for people: which path for which size, and what it is expected to cost.
 pub fn describe(plan: &Plan) -> String {
-    use std::fmt::Write;
     let mut text = format!("Measured on Linux {}, {}\n", plan.kernel, plan.cpu);
     for (source, name) in [(SourceKind::File, "a file"), (SourceKind::Memory, "memory")] {
         for offloads in [true, false] {
             let condition = Condition { source, offloads };
-            let mut last = None;
-            for bytes in (10..=24).map(|power| 1u64 << power) {
-                let Some(path) = plan.choose(condition, bytes, |_| true).filter(|path| last != Some(*path))
-                else {
-                    continue;
-                };
-                let Some(cost) =
-                    plan.costs.iter().find(|cost| cost.path == path && cost.condition == condition)
-                else {
-                    continue;
-                };
-                let from = if last.is_none() {
-                    "of any size".into()
-                } else {
-                    format!("from {}", crate::quantity::Size(bytes))
-                };
-                let copies = if path.copying() == Copying::Always { "copies" } else { "moves pages" };
+            for (sizes, path) in choices(plan, condition) {
+                let state = if offloads { "on" } else { "off" };
                 let _ = writeln!(
                     text,
-                    "{name}, offloads {}, {from}: {path} ({copies}), {:.1} µs a call and {:.0} µs a MiB ({:.0} to {:.0})",
-                    if offloads { "on" } else { "off" },
-                    cost.us_per_call.median,
-                    cost.us_per_mib.median,
-                    cost.us_per_mib.low,
-                    cost.us_per_mib.high,
+                    "{name}, offloads {state}, {sizes}: {}",
+                    expectation(plan, condition, path)
                 );
-                last = Some(path);
             }
         }
     }
+    text.push_str("zerocopy and the io_uring paths are never chosen, only taken by hand.\n");
     text
+}
+
+/// The paths that are chosen from the smallest piece to the largest, each with the sizes it is chosen for.
+fn choices(plan: &Plan, condition: Condition) -> Vec<(String, Path)> {
+    let mut runs: Vec<(u64, Path)> = Vec::new();
+    for bytes in (10..=24).map(|power| 1u64 << power) {
+        let chosen = plan.choose(condition, bytes, |_| true);
+        if let Some(path) = chosen.filter(|path| runs.last().is_none_or(|(_, last)| last != path)) {
+            runs.push((bytes, path));
+        }
+    }
+    let ends = runs.iter().skip(1).map(|(bytes, _)| Some(Size(*bytes))).chain([None]);
+    let sizes = runs.iter().zip(ends).enumerate().map(|(index, ((from, _), end))| match (index, end) {
+        (0, None) => "of any size".into(),
+        (0, Some(end)) => format!("under {end}"),
+        (_, None) => format!("from {}", Size(*from)),
+        (_, Some(end)) => format!("from {} to {end}", Size(*from)),
+    });
+    sizes.zip(runs.iter().map(|(_, path)| *path)).collect()
+}
+
+fn expectation(plan: &Plan, condition: Condition, path: Path) -> String {
+    let copies = if path.copying() == Copying::Always { "copies" } else { "moves pages" };
+    let Some(cost) = plan.costs.iter().find(|cost| cost.path == path && cost.condition == condition) else {
+        return path.to_string();
+    };
+    let Spread { median, low, high } = cost.us_per_mib;
+    let call = if cost.us_per_call.median > 0.0 {
+        format!("{:.1} µs a call and ", cost.us_per_call.median)
+    } else {
+        // One chunk size, or rows too unsteady for a line.
+        "a call's cost is not known; ".into()
+    };
+    format!("{path} ({copies}), {call}{median:.0} µs a MiB ({low:.0} to {high:.0})")
 }
 
 #[cfg(test)]

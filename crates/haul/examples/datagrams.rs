@@ -3,28 +3,38 @@
 //!     cargo run -p haul --example datagrams -- HOST:PORT
 
 use haul::{Pool, Sender};
-use std::error::Error;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
-/// What an Ethernet packet carries after the headers of IPv4 and UDP.
-const SEGMENT_BYTES: u16 = 1472;
+/// What an Ethernet packet carries after the headers of IPv6 and UDP.
+const SEGMENT_BYTES: u16 = 1452;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let address = std::env::args().nth(1).ok_or("usage: datagrams HOST:PORT")?;
-    let socket = UdpSocket::bind("0.0.0.0:0")?;
-    socket.connect(address)?;
+fn main() {
+    let Some(address) = std::env::args().nth(1) else {
+        eprintln!("usage: datagrams HOST:PORT");
+        std::process::exit(2);
+    };
+    if let Err(error) = send(&address) {
+        eprintln!("sending datagrams to {address}: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn send(address: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let peer = address.to_socket_addrs()?.next().ok_or("the name has no address")?;
+    let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any.parse::<SocketAddr>()?)?;
+    socket.connect(peer)?;
     let mut sender = Sender::new(socket)?;
-    let pool = Pool::new(64 << 10, 8)?;
-    let mut buffer = pool.take()?;
-    buffer.set_len(40 * usize::from(SEGMENT_BYTES));
+    let mut buffer = Pool::new(40 * usize::from(SEGMENT_BYTES), 1)?.take()?;
     for (number, segment) in buffer.chunks_mut(SEGMENT_BYTES.into()).enumerate() {
         segment.fill(number as u8);
     }
     sender.lend_segments(buffer, SEGMENT_BYTES)?;
-    sender.settle(Duration::from_secs(1))?;
+    let held = sender.settle(Duration::from_secs(1))?;
     for back in sender.reclaim()? {
-        println!("{} bytes sent, {:?}", back.sent_bytes, back.outcome);
+        println!("{} bytes sent, {:?}; nobody says whether they arrived", back.sent_bytes, back.outcome);
     }
+    println!("sends still out: {held}");
     Ok(())
 }

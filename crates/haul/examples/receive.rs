@@ -1,24 +1,43 @@
-//! Receives a connection's bytes, mapped where that pays, and sums them.
+//! Receives messages, each after its length in eight bytes, mapped where that pays, and sums their bytes.
 //!
 //!     cargo run -p haul --example receive -- PORT
 
 use haul::Receiver;
-use std::error::Error;
+use std::io::{ErrorKind, Read};
 use std::net::TcpListener;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let port: u16 = std::env::args().nth(1).ok_or("usage: receive PORT")?.parse()?;
-    let (socket, peer) = TcpListener::bind(("0.0.0.0", port))?.accept()?;
-    let mut receiver = Receiver::new(socket)?;
-    let mut sum = 0u64;
-    while let Some(chunk) = receiver.receive()? {
-        // The pages are the network stack's own; they are gone with the next call.
-        sum += chunk.bytes().iter().map(|&byte| u64::from(byte)).sum::<u64>();
+fn main() {
+    let Some(port) = std::env::args().nth(1).and_then(|port| port.parse().ok()) else {
+        eprintln!("usage: receive PORT");
+        std::process::exit(2);
+    };
+    if let Err(error) = receive(port) {
+        eprintln!("receiving on port {port}: {error}");
+        std::process::exit(1);
     }
-    let report = receiver.report();
-    println!("{peer}: sum {sum}; mapped {} bytes, read {}", report.mapped.bytes, report.read.bytes);
-    for demotion in &report.demotions {
-        println!("{demotion}");
+}
+
+fn receive(port: u16) -> Result<(), Box<dyn std::error::Error>> {
+    let listener = TcpListener::bind(("0.0.0.0", port))?;
+    println!("listening on {}", listener.local_addr()?);
+    let mut receiver = Receiver::new(listener.accept()?.0)?;
+    let mut header = [0; 8];
+    loop {
+        match receiver.read_exact(&mut header) {
+            Err(end) if end.kind() == ErrorKind::UnexpectedEof => break,
+            read => read?,
+        }
+        let (len, mut left, mut sum) = (u64::from_le_bytes(header), u64::from_le_bytes(header), 0u64);
+        // So much is sure to come: the socket may wake us for larger pieces.
+        receiver.expect(left)?;
+        while left > 0 {
+            let limit = usize::try_from(left).unwrap_or(usize::MAX);
+            let chunk = receiver.receive_up_to(limit)?.ok_or("the stream ended within a message")?;
+            sum += chunk.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+            left -= chunk.len() as u64;
+        }
+        println!("a message of {len} bytes, their sum {sum}");
     }
+    println!("{:#?}", receiver.report());
     Ok(())
 }

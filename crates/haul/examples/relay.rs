@@ -3,27 +3,39 @@
 //!     cargo run -p haul --example relay -- PORT HOST:PORT
 
 use haul::{ForwardPool, Forwarder};
-use std::error::Error;
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-fn main() -> Result<(), Box<dyn Error>> {
+type Failure = Box<dyn std::error::Error>;
+
+fn main() {
     let mut arguments = std::env::args().skip(1);
-    let (Some(port), Some(to)) = (arguments.next(), arguments.next()) else {
-        return Err("usage: relay PORT HOST:PORT".into());
+    let port = arguments.next().and_then(|port| port.parse().ok());
+    let (Some(port), Some(to)) = (port, arguments.next()) else {
+        eprintln!("usage: relay PORT HOST:PORT");
+        std::process::exit(2);
     };
+    if let Err(error) = serve(port, &to) {
+        eprintln!("relaying from port {port}: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn serve(port: u16, to: &str) -> Result<(), Failure> {
     let pool = ForwardPool::new(32)?;
-    for client in TcpListener::bind(("0.0.0.0", port.parse()?))?.incoming() {
-        let (client, to, pool) = (client?, to.clone(), pool.clone());
+    let listener = TcpListener::bind(("0.0.0.0", port))?;
+    println!("relaying {} to {to}", listener.local_addr()?);
+    for client in listener.incoming() {
+        let (client, to, pool) = (client?, to.to_owned(), pool.clone());
         thread::spawn(move || match relay(&client, &to, pool) {
             Ok(words) => println!("{words}"),
-            Err(error) => eprintln!("{error}"),
+            Err(error) => eprintln!("relaying to {to}: {error}"),
         });
     }
     Ok(())
 }
 
-fn relay(client: &TcpStream, to: &str, pool: ForwardPool) -> Result<String, Box<dyn Error>> {
+fn relay(client: &TcpStream, to: &str, pool: ForwardPool) -> Result<String, Failure> {
     let server = TcpStream::connect(to)?;
     let mut forwarder = Forwarder::with_pool(client, &server, pool)?;
     forwarder.forward()?;

@@ -3,17 +3,25 @@
 //!     cargo run -p haul --example send_file -- FILE HOST:PORT
 
 use haul::Sender;
-use std::error::Error;
 use std::fs::File;
 use std::net::TcpStream;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() {
     let mut arguments = std::env::args().skip(1);
     let (Some(path), Some(address)) = (arguments.next(), arguments.next()) else {
-        return Err("usage: send_file FILE HOST:PORT".into());
+        eprintln!("usage: send_file FILE HOST:PORT");
+        std::process::exit(2);
     };
-    let file = File::open(&path)?;
-    let len = file.metadata()?.len();
+    if let Err(error) = send(&path, &address) {
+        eprintln!("sending {path} to {address}: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn send(path: &str, address: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let file = File::open(path)?;
+    // Refuses what has no length of its own: a FIFO, a directory, files that the kernel makes up.
+    let len = haul::file_len(&file)?;
     let mut sender = Sender::new(TcpStream::connect(address)?)?;
     sender.send_file_all(&file, 0..len)?;
     let report = sender.report();

@@ -3,6 +3,7 @@
 use crate::error::{Error, failed};
 use haul_sys::pages::Pages;
 use haul_sys::region::page_bytes;
+use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +11,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// Alignment does not matter to the kernel, but only whole pages of one's own are as cheap as they can be;
 /// [`Pool`] has those.
-#[derive(Debug)]
 pub enum Buffer {
     /// A buffer of a [`Pool`]. Dropping it puts it back.
     Pooled(PooledBuffer),
@@ -32,6 +32,55 @@ impl Deref for Buffer {
             Self::Shared(bytes) => bytes,
             Self::Static(bytes) => bytes,
         }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    /// What it is and how long; never what it holds.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self {
+            Self::Pooled(_) => "Pooled",
+            Self::Vec(_) => "Vec",
+            Self::Shared(_) => "Shared",
+            Self::Static(_) => "Static",
+        };
+        write!(formatter, "{kind}({} bytes)", self.len())
+    }
+}
+
+impl TryFrom<Buffer> for PooledBuffer {
+    type Error = Buffer;
+
+    /// The pool's buffer, if that is what was lent; else the buffer as it is.
+    fn try_from(buffer: Buffer) -> Result<Self, Buffer> {
+        if let Buffer::Pooled(buffer) = buffer { Ok(buffer) } else { Err(buffer) }
+    }
+}
+
+impl TryFrom<Buffer> for Vec<u8> {
+    type Error = Buffer;
+
+    /// The vector, if that is what was lent; else the buffer as it is.
+    fn try_from(buffer: Buffer) -> Result<Self, Buffer> {
+        if let Buffer::Vec(bytes) = buffer { Ok(bytes) } else { Err(buffer) }
+    }
+}
+
+impl From<Box<[u8]>> for Buffer {
+    fn from(bytes: Box<[u8]>) -> Self {
+        Self::Vec(bytes.into_vec())
+    }
+}
+
+impl From<String> for Buffer {
+    fn from(text: String) -> Self {
+        Self::Vec(text.into_bytes())
+    }
+}
+
+impl<const N: usize> From<&'static [u8; N]> for Buffer {
+    fn from(bytes: &'static [u8; N]) -> Self {
+        Self::Static(bytes)
     }
 }
 
@@ -81,7 +130,7 @@ struct Stock {
 }
 
 impl Pool {
-    /// A pool of `buffers_max` buffers of `buffer_bytes` each, rounded up to whole pages.
+    /// A pool of `buffers_max` buffers of `buffer_bytes` each, every one in whole pages of its own.
     pub fn new(buffer_bytes: usize, buffers_max: usize) -> Result<Self, Error> {
         Self::with_pages(buffer_bytes, buffers_max, false)
     }
@@ -93,13 +142,13 @@ impl Pool {
     }
 
     fn with_pages(buffer_bytes: usize, buffers_max: usize, huge_pages: bool) -> Result<Self, Error> {
-        let whole_pages = buffer_bytes.checked_next_multiple_of(page_bytes());
-        match whole_pages {
-            Some(buffer_bytes) if buffer_bytes > 0 && buffers_max > 0 => {
-                Ok(Self(Arc::new(Shelf { buffer_bytes, buffers_max, huge_pages, state: Mutex::default() })))
-            }
-            _ => Err(Error::Unsuited("a pool needs at least one buffer of at least one byte")),
+        // A page is the least that a buffer takes of the machine's memory.
+        let fits = buffer_bytes.checked_next_multiple_of(page_bytes()).is_some();
+        if buffer_bytes == 0 || buffers_max == 0 || !fits {
+            return Err(Error::Unsuited("a pool needs at least one buffer of at least one byte"));
         }
+        let state = Mutex::default();
+        Ok(Self(Arc::new(Shelf { buffer_bytes, buffers_max, huge_pages, state })))
     }
 
     /// How large its buffers are, in bytes.
@@ -107,7 +156,8 @@ impl Pool {
         self.0.buffer_bytes
     }
 
-    /// A buffer, as long as it can be. It holds whatever its last user left in it, or zeros.
+    /// A buffer of [`Pool::buffer_bytes`]. **It holds whatever its last user left in it**, or zeros: who fills only a part
+    /// of it says so with [`PooledBuffer::set_len`] before it is lent.
     pub fn take(&self) -> Result<PooledBuffer, Error> {
         let mut stock = self.0.stock();
         let pages = match stock.idle.pop() {
@@ -138,7 +188,6 @@ impl Shelf {
 }
 
 /// A buffer of a [`Pool`]; goes back there when it is dropped.
-#[derive(Debug)]
 pub struct PooledBuffer {
     /// `None` only while it is dropped.
     pages: Option<Pages>,
@@ -147,9 +196,16 @@ pub struct PooledBuffer {
 }
 
 impl PooledBuffer {
-    /// Makes it shorter or, up to the pool's size of a buffer, longer again.
+    /// Makes it shorter or longer again, at most as long as the pool's buffers are.
     pub fn set_len(&mut self, len: usize) {
         self.len = len.min(self.pool.0.buffer_bytes);
+    }
+}
+
+impl fmt::Debug for PooledBuffer {
+    /// How long it is; never what it holds.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "PooledBuffer({} bytes)", self.len)
     }
 }
 
@@ -181,20 +237,33 @@ mod tests {
     #[test]
     fn a_pool_hands_out_what_it_has_and_takes_it_back() {
         let pool = Pool::new(5000, 2).unwrap();
-        assert_eq!(pool.buffer_bytes(), 8192);
+        assert_eq!(pool.buffer_bytes(), 5000);
         let mut one = pool.take().unwrap();
         one[0] = 7;
-        one.set_len(5000);
+        one.set_len(4999);
+        assert_eq!(one.len(), 4999);
+        one.set_len(8192);
         assert_eq!(one.len(), 5000);
         let two = pool.clone().take().unwrap();
-        assert_eq!((two[0], two.len(), pool.out()), (0, 8192, 2));
+        assert_eq!((two[0], two.len(), pool.out()), (0, 5000, 2));
         assert!(matches!(pool.take(), Err(Error::PoolEmpty { buffers_max: 2 })));
         drop(one);
         let again = pool.take().unwrap();
-        assert_eq!((again[0], again.len()), (7, 8192));
+        assert_eq!((again[0], again.len()), (7, 5000));
         drop((two, again));
         assert_eq!(pool.out(), 0);
         assert_eq!(pool.0.stock().idle.len(), 2);
+    }
+
+    #[test]
+    fn a_buffer_is_taken_out_as_what_it_was_put_in_and_shows_nothing_of_itself() {
+        let pooled = Buffer::from(Pool::new(10, 1).unwrap().take().unwrap());
+        assert_eq!(format!("{pooled:?}"), "Pooled(10 bytes)");
+        assert_eq!(PooledBuffer::try_from(pooled).unwrap().len(), 10);
+        let vector = Vec::<u8>::try_from(Buffer::from("secret".to_owned())).unwrap();
+        assert_eq!(vector, b"secret");
+        let other = Vec::<u8>::try_from(Buffer::from(b"static")).unwrap_err();
+        assert_eq!(format!("{other:?}"), "Static(6 bytes)");
     }
 
     #[test]

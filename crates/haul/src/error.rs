@@ -34,9 +34,14 @@ pub enum Error {
         /// Where it ends, or rather where nothing more could be read.
         at: u64,
     },
-    /// The socket takes or gives nothing now; nothing was moved. Wait until it is ready and call again.
-    #[error("the socket would block: wait until it is ready")]
+    /// The socket takes or gives nothing now, or its timeout is over; nothing was moved. Wait until it is ready
+    /// and call again.
+    #[error("the socket would block, or its timeout is over: wait until it is ready")]
     WouldBlock,
+    /// As much is lent as may be ([`crate::Limits`]), on a non-blocking socket. Being writable does not help: wait
+    /// for `POLLERR`, reclaim, and call again.
+    #[error("as much is lent as may be: reclaim, then wait for POLLERR if nothing came back")]
+    LoansOut,
     /// A loan of nothing.
     #[error("an empty buffer cannot be lent")]
     LoanEmpty,
@@ -70,6 +75,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// The kernel's error number, where the kernel said something.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            Self::Refused { source, .. } | Self::Failed { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+
     /// Whether another path, or a plain copy, may do what this one could not.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::Unsuited(_))
@@ -80,7 +93,8 @@ impl From<Error> for io::Error {
     /// With the kind that programs ask for: `WouldBlock`, or the kernel's own where it said something.
     fn from(error: Error) -> Self {
         let kind = match &error {
-            Error::WouldBlock => io::ErrorKind::WouldBlock,
+            Error::WouldBlock | Error::LoansOut => io::ErrorKind::WouldBlock,
+            Error::PoolEmpty { .. } => io::ErrorKind::ResourceBusy,
             Error::Ended { .. } => io::ErrorKind::UnexpectedEof,
             Error::Refused { source, .. } | Error::Failed { source, .. } => source.kind(),
             _ => io::ErrorKind::InvalidInput,

@@ -4,9 +4,9 @@ use crate::buffer::Pool;
 use crate::demotion::Demotion;
 use crate::error::{Error, failed};
 use crate::path::Counts;
+use crate::socket;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
-use rustix::net::SocketType;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -112,11 +112,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     /// A forwarder that shares its pool with others.
     pub fn with_pool(from: A, to: B, pool: ForwardPool) -> Result<Self, Error> {
         for socket in [from.as_fd(), to.as_fd()] {
-            let kind = rustix::net::sockopt::socket_type(socket)
-                .map_err(|errno| failed("getsockopt SO_TYPE")(errno.into()))?;
-            if kind != SocketType::STREAM {
-                return Err(Error::WrongSocket { needed: "two stream sockets", found: "a datagram socket" });
-            }
+            socket::must_be_stream(socket::kind(socket)?)?;
         }
         Ok(Self { from, to, there: Direction::default(), back: Direction::default(), pool })
     }
@@ -146,6 +142,11 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
             }
         }
         self.step_nonblocking()
+    }
+
+    /// The sockets, in the order they were given in.
+    pub fn sockets(&self) -> (&A, &B) {
+        (&self.from, &self.to)
     }
 
     /// What has been moved so far.

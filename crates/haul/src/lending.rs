@@ -180,6 +180,19 @@ impl Lending {
         self.loans.iter().flatten().count() + self.returned.len()
     }
 
+    /// Whether something has come back that was not handed out.
+    pub fn has_returned(&self) -> bool {
+        !self.returned.is_empty()
+    }
+
+    /// Bytes of the youngest loan that the socket has not taken yet.
+    pub fn unsent_bytes(&self) -> usize {
+        match self.loans.back() {
+            Some(Some(loan)) if self.has_pending => loan.buffer.len() - loan.sent_bytes,
+            _ => 0,
+        }
+    }
+
     /// How many sends the kernel still holds pages of.
     pub fn open_sends(&self) -> usize {
         self.book.open()
@@ -255,7 +268,7 @@ impl Lending {
                 return Ok(());
             }
             if !self.reap(wire)? && !wire.wait_for_notice().map_err(failed("poll"))? {
-                return Err(Error::WouldBlock);
+                return Err(Error::LoansOut);
             }
         }
     }

@@ -13,7 +13,7 @@
 //! let socket = std::net::TcpStream::connect("192.0.2.1:80")?;
 //! let file = std::fs::File::open("video.mp4")?;
 //! let mut sender = haul::Sender::new(socket)?;
-//! sender.send_file_all(&file, 0..file.metadata()?.len())?;
+//! sender.send_file_all(&file, 0..haul::file_len(&file)?)?;
 //! println!("{:#?}", sender.report());
 //! # Ok(())
 //! # }
@@ -41,8 +41,11 @@
 //! # Blocking or not
 //!
 //! Everything works on blocking and non-blocking sockets: a call moves what it can, and [`Error::WouldBlock`] means
-//! that nothing was moved. There is no runtime; anything with a descriptor will do. (An event loop that takes
-//! `EPOLLERR` for the end of a connection does not get along with loans: it says there that a loan is back.)
+//! that nothing was moved. There is no runtime; anything with a descriptor will do. A program that polls and lends
+//! has three things to wait for: `POLLOUT` while the socket is full, `POLLERR` while too much is lent
+//! ([`Error::LoansOut`]) or no buffer is left, and nothing at all where [`Sender::reclaim`] hands buffers out already; the
+//! example `serve` does it in twenty lines. An event loop that takes `EPOLLERR` for the end of a connection does not
+//! get along with loans.
 //!
 //! `SIGPIPE` must be ignored, as Rust programs do from the start: `sendfile`, `splice` and `write` have no flag
 //! against it.
@@ -71,6 +74,7 @@ pub mod plan;
 mod proof;
 mod receiver;
 mod sender;
+mod socket;
 mod source;
 
 pub use buffer::{Buffer, Pool, PooledBuffer};

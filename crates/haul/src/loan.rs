@@ -47,12 +47,25 @@ impl Default for Limits {
     }
 }
 
+impl From<LendError> for Error {
+    /// Without the buffer, which is dropped.
+    fn from(refused: LendError) -> Self {
+        refused.error
+    }
+}
+
+impl From<LendError> for std::io::Error {
+    /// Without the buffer, which is dropped.
+    fn from(refused: LendError) -> Self {
+        refused.error.into()
+    }
+}
+
 /// A loan that was not made; the buffer comes back untouched.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct LendError {
     /// Why.
-    #[source]
     pub error: Error,
     /// The buffer: nothing of it was sent.
     pub buffer: Buffer,

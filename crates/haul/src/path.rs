@@ -49,7 +49,8 @@ pub enum Path {
     UringZerocopy,
     /// io_uring: read linked to send, one system call.
     UringChain,
-    /// The same few hot pages spliced again and again: the network stack's own cost.
+    /// The same few hot pages spliced again and again: the network stack's own cost. **It sends other bytes than the
+    /// source's**; it is for measuring, and a [`crate::Sender`] refuses it.
     Floor,
 }
 

@@ -3,6 +3,7 @@
 use crate::demotion::Demotion;
 use crate::error::{Error, failed};
 use crate::path::Counts;
+use crate::socket;
 use haul_sys::pages::Pages;
 use haul_sys::receive_window::{Moved, ReceiveWindow};
 use haul_sys::region::page_bytes;
@@ -10,10 +11,10 @@ use haul_sys::sockopt;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::net::sockopt::Timeout;
-use rustix::net::{AddressFamily, RecvFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 mod into_file;
 mod trial;
@@ -108,6 +109,14 @@ pub enum Chunk<'a> {
     Copied(&'a [u8]),
 }
 
+impl std::ops::Deref for Chunk<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 impl<'a> Chunk<'a> {
     /// The bytes, at least one.
     pub fn bytes(&self) -> &'a [u8] {
@@ -147,15 +156,12 @@ impl<S: AsFd> Receiver<S> {
 
     /// A receiver that works as told. The socket must be a stream (TCP, Unix).
     pub fn with(socket: S, settings: ReceiveSettings) -> Result<Self, Error> {
-        let asked = failed("getsockopt SO_TYPE");
-        let kind = rustix::net::sockopt::socket_type(&socket).map_err(|errno| asked(errno.into()))?;
-        if kind != SocketType::STREAM {
-            return Err(Error::WrongSocket { needed: "a stream socket", found: "a datagram socket" });
-        }
+        socket::must_be_stream(socket::kind(&socket)?)?;
         if settings.window_bytes < page_bytes() || settings.buffer_bytes == 0 {
             return Err(Error::Unsuited("a window holds at least a page, and a buffer at least a byte"));
         }
-        let family = rustix::net::sockopt::socket_domain(&socket).map_err(|errno| asked(errno.into()))?;
+        let family = rustix::net::sockopt::socket_domain(&socket)
+            .map_err(|errno| failed("getsockopt SO_DOMAIN")(errno.into()))?;
         let is_tcp = matches!(family, AddressFamily::INET | AddressFamily::INET6);
         let mut receiver = Self {
             socket,
@@ -178,6 +184,8 @@ impl<S: AsFd> Receiver<S> {
 
     /// Says that at least `bytes` more are to come for certain, as a length in a header does.
     ///
+    /// It does not bound what a call gives out: see [`Receiver::receive_up_to`].
+    ///
     /// The socket then wakes its reader for larger pieces (`SO_RCVLOWAT`), never for more than this. Without it
     /// any byte wakes: a receiver cannot know that more will follow, and waiting for it could be for ever.
     pub fn expect(&mut self, bytes: u64) -> Result<(), Error> {
@@ -185,9 +193,15 @@ impl<S: AsFd> Receiver<S> {
         self.adjust_low_water()
     }
 
-    /// The next bytes; `None` at the end of the stream.
+    /// The next bytes, as many as have arrived and a call can take; `None` at the end of the stream.
     pub fn receive(&mut self) -> Result<Option<Chunk<'_>>, Error> {
-        let ready = self.next()?;
+        self.receive_up_to(usize::MAX)
+    }
+
+    /// The next bytes, at most `limit` of them (and at least one, whatever the limit): for messages whose length is
+    /// known, so that nothing of the next one comes along.
+    pub fn receive_up_to(&mut self, limit: usize) -> Result<Option<Chunk<'_>>, Error> {
+        let ready = self.next(limit.max(1))?;
         Ok(match ready {
             Ready::Ended => None,
             Ready::Mapped => self.window.as_ref().map(|window| Chunk::Mapped(window.bytes())),
@@ -265,10 +279,16 @@ impl<S: AsFd> Receiver<S> {
         &self.socket
     }
 
-    fn next(&mut self) -> Result<Ready, Error> {
+    /// The socket, when nothing that has left it is kept here; else the receiver as it is: receive it first.
+    pub fn into_inner(self) -> Result<S, Box<Self>> {
+        if self.into_file.holds_bytes() { Err(Box::new(self)) } else { Ok(self.socket) }
+    }
+
+    fn next(&mut self, at_most: usize) -> Result<Ready, Error> {
         loop {
-            if self.into_file.holds_bytes() || self.must_read > 0 || !self.trial.maps() {
-                let limit = if self.must_read > 0 { self.must_read } else { usize::MAX };
+            let must_read = self.into_file.holds_bytes() || self.must_read > 0 || at_most < page_bytes();
+            if must_read || !self.trial.maps() {
+                let limit = if self.must_read > 0 { self.must_read.min(at_most) } else { at_most };
                 let started = self.trial.clock();
                 let count = self.read_into_buffer(limit, |report| &mut report.read)?;
                 self.account(count, |report| &mut report.read)?;
@@ -281,7 +301,7 @@ impl<S: AsFd> Receiver<S> {
             };
             let started = self.trial.clock();
             self.report.mapped.calls += 1;
-            match window.receive(&self.socket, self.settings.window_bytes) {
+            match window.receive(&self.socket, self.settings.window_bytes.min(at_most)) {
                 Ok(Moved::Mapped(count)) => {
                     self.account(count, |report| &mut report.mapped)?;
                     self.judge(started, count, 0);
@@ -409,6 +429,12 @@ fn wait(socket: impl AsFd, low_water: usize) -> Result<bool, Error> {
 fn read(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Error> {
     let received = rustix::io::retry_on_intr(|| rustix::net::recv(&socket, &mut *buffer, RecvFlags::empty()));
     received.map(|(_, count)| count).map_err(|errno| failed("recv")(errno.into()))
+}
+
+impl<S: AsFd> AsFd for Receiver<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 impl<S: AsFd> io::Read for Receiver<S> {

@@ -7,8 +7,10 @@ use crate::files::{Choice, Files};
 use crate::lending::{Lending, SocketWire};
 use crate::loan::{LendError, Limits, LoanId, Returned};
 use crate::path::{Counts, Options, Path};
+use crate::socket;
 use crate::source::Source;
 use rustix::net::{SendFlags, SocketType};
+use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -108,8 +110,10 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// A sender that works as told. The socket may be a stream (TCP, Unix) or a connected datagram socket,
     /// which takes loans and single messages but no files.
     pub fn with(socket: S, settings: Settings) -> Result<Self, Error> {
-        let kind = rustix::net::sockopt::socket_type(&socket)
-            .map_err(|errno| failed("getsockopt SO_TYPE")(errno.into()))?;
+        let kind = socket::kind(&socket)?;
+        if settings.choice == Choice::Path(Path::Floor) {
+            return Err(Error::Unsuited("floor sends other bytes than the file's: it is for measuring"));
+        }
         if settings.options.chunk_bytes == 0 {
             return Err(Error::Unsuited("chunk_bytes is 0: a path must take at least a byte at a time"));
         }
@@ -133,7 +137,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         self.sent.calls += 1;
         let sent = rustix::io::retry_on_intr(|| {
             rustix::net::sendmsg(
-                self.socket(),
+                self.as_fd(),
                 parts,
                 &mut rustix::net::SendAncillaryBuffer::default(),
                 SendFlags::NOSIGNAL,
@@ -160,8 +164,9 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// same bytes go through the next one. To go on, call again with what is left of the range.
     pub fn send_file<'a>(&mut self, source: impl Into<Source<'a>>, range: Range<u64>) -> Result<u64, Error> {
         self.flush()?;
-        if self.kind != SocketType::STREAM {
-            return Err(Error::WrongSocket { needed: "a stream socket", found: "a datagram socket" });
+        socket::must_be_stream(self.kind)?;
+        if range.start > range.end {
+            return Err(Error::Unsuited("the range ends before it begins"));
         }
         if range.is_empty() {
             return Ok(0);
@@ -181,6 +186,9 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         mut range: Range<u64>,
     ) -> Result<(), Error> {
         let source = source.into();
+        if range.start > range.end {
+            self.send_file_from(source, range.clone())?;
+        }
         while !range.is_empty() {
             range.start += self.send_file_from(source, range.clone())?;
         }
@@ -231,10 +239,23 @@ impl<S: AsFd + Send + 'static> Sender<S> {
 
     /// Takes back the buffers that the kernel is done with, without waiting.
     ///
-    /// A socket that is polled reports `POLLERR` (`EPOLLERR`) while there is something to reclaim.
+    /// A program that polls calls this after every lend and before every wait: buffers that were copied are back at
+    /// once, and the notices of others may have been read by another call. Then it waits for `POLLERR` (`EPOLLERR`;
+    /// always reported, whatever was asked for) if it needs a buffer, and for `POLLOUT` while there are
+    /// [`Sender::unsent_bytes`]. See the example `serve`.
     pub fn reclaim(&mut self) -> Result<impl Iterator<Item = Returned> + '_, Error> {
         let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
         self.lending.reclaim(&mut SocketWire::of(socket.as_fd()))
+    }
+
+    /// Whether [`Sender::reclaim`] would hand out a buffer without asking the kernel.
+    pub fn has_returned(&self) -> bool {
+        self.lending.has_returned()
+    }
+
+    /// Bytes of the youngest loan that the socket has not taken yet: wait for `POLLOUT`, then flush.
+    pub fn unsent_bytes(&self) -> usize {
+        self.lending.unsent_bytes()
     }
 
     /// Sends what is left of a loan that was taken in part. [`Error::WouldBlock`] while some is left.
@@ -243,14 +264,20 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         self.lending.flush(&mut SocketWire::of(socket.as_fd()))
     }
 
-    /// Waits until the kernel holds none of the pages it was lent, at most `timeout`; returns how many sends
-    /// it still holds. The buffers are then there to be reclaimed.
+    /// Sends what is left of a loan and waits until the kernel holds none of the pages it was lent, at most
+    /// `timeout`; returns how many sends are still out, 0 when every buffer is there to be reclaimed.
+    #[must_use = "loans may still be out"]
     pub fn settle(&mut self, timeout: Duration) -> Result<usize, Error> {
         let deadline = Instant::now() + timeout;
         loop {
+            match self.flush() {
+                Ok(()) | Err(Error::WouldBlock) => {}
+                Err(error) => return Err(error),
+            }
             let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
             self.lending.reap(&mut SocketWire::of(socket.as_fd()))?;
-            let held = self.files.settle(socket.as_fd())? + self.lending.open_sends();
+            let unsent = usize::from(self.lending.unsent_bytes() > 0);
+            let held = self.files.settle(socket.as_fd())? + self.lending.open_sends() + unsent;
             if held == 0 || Instant::now() >= deadline {
                 return Ok(held);
             }
@@ -277,11 +304,32 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     }
 
     /// The socket.
-    pub fn socket(&self) -> BorrowedFd<'_> {
+    pub fn socket(&self) -> &S {
         match &self.socket {
-            Some(socket) => socket.as_fd(),
-            None => unreachable!("the socket leaves only when the sender is dropped"),
+            Some(socket) => socket,
+            None => unreachable!("the socket leaves only with the sender"),
         }
+    }
+
+    /// The socket, when nothing is out any more; else the sender as it is: reclaim and flush first.
+    pub fn into_inner(mut self) -> Result<S, Box<Self>> {
+        let is_idle = self.lending.out() == 0 && self.lending.open_sends() == 0;
+        match self.socket.take_if(|_| is_idle) {
+            Some(socket) => Ok(socket),
+            None => Err(Box::new(self)),
+        }
+    }
+}
+
+impl<S: AsFd + Send + 'static> AsFd for Sender<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket().as_fd()
+    }
+}
+
+impl<S: AsFd + Send + 'static> fmt::Debug for Sender<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Sender").field("report", &self.report()).finish_non_exhaustive()
     }
 }
 

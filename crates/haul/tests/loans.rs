@@ -1,6 +1,6 @@
 //! Loans over real sockets: whole, in order, back when the kernel is done and not before.
 
-use haul::{Buffer, Error, Limits, Outcome, Pool, Returned, Sender, Settings};
+use haul::{Buffer, Choice, Error, Limits, Outcome, Path, Pool, Returned, Sender, Settings};
 use std::io::{IoSlice, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
@@ -301,4 +301,56 @@ fn what_is_no_socket_or_sends_for_others_too_is_told_apart() {
     assert!(sender.report().demotions[0].reason.contains("somebody else"), "{:?}", sender.report());
     drop(sender);
     assert_eq!(received.join().unwrap().len(), 100_000);
+}
+
+/// Being writable does not help one who has lent all he may: he is told apart from one whose socket is full.
+#[test]
+fn too_much_lent_is_another_error_than_a_full_socket() {
+    let (from, to) = on_loopback();
+    from.set_nonblocking(true).unwrap();
+    let limits = Limits { loans_max: 2, bytes_max: 1 << 20 };
+    let settings = Settings { limits, zerocopy_bytes_min: 0, ..Settings::default() };
+    let mut sender = Sender::with(from, settings).unwrap();
+    sender.lend(vec![1; 100]).unwrap();
+    sender.lend(vec![2; 100]).unwrap();
+    // On loopback the notices are there at once: they make room, and the buffers wait inside.
+    sender.lend(vec![3; 100]).unwrap();
+    assert!(sender.has_returned());
+    assert_eq!(reclaim_all(&mut sender).len(), 3);
+    // With the socket full a loan stays in part, and the next is refused for that.
+    let error = loop {
+        match sender.lend(vec![4; 1 << 20]) {
+            Ok(_) => sender.reclaim().unwrap().for_each(drop),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error.error, Error::WouldBlock | Error::LoansOut), "{error}");
+    let unsent = sender.unsent_bytes();
+    assert!(matches!(error.error, Error::LoansOut) || unsent > 0, "{error} with {unsent} bytes to send");
+    // Settling counts what is not sent yet, and sends it once it can.
+    assert!(sender.settle(Duration::from_millis(20)).unwrap() > 0);
+    let mut sender = sender.into_inner().unwrap_err();
+    let received = receive_all(to);
+    assert_eq!(sender.settle(PATIENCE).unwrap(), 0);
+    sender.reclaim().unwrap().for_each(drop);
+    let bytes = sender.report().loans.bytes;
+    // With nothing out the socket is there to be had.
+    drop(sender.into_inner().unwrap());
+    assert_eq!(received.join().unwrap().len() as u64, bytes);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    assert!(matches!(Sender::new(listener), Err(Error::WrongSocket { found: "a listening one", .. })));
+    let (from, _to) = on_loopback();
+    let floor = Settings { choice: Choice::Path(Path::Floor), ..Settings::default() };
+    let error = Sender::with(from.try_clone().unwrap(), floor).unwrap_err();
+    assert!(error.to_string().contains("other bytes"), "{error}");
+    let mut sender = Sender::new(from).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let (start, end) = (10, 5);
+    assert!(matches!(sender.send_file(&file, start..end), Err(Error::Unsuited(_))));
+    assert!(matches!(sender.send_file_all(&file, start..end), Err(Error::Unsuited(_))));
+    assert!(matches!(sender.send_file(&file, 5..10), Err(Error::Ended { at: 5 })));
 }

@@ -363,3 +363,27 @@ fn a_reset_is_a_failure() {
         assert!(matches!(error, Error::Failed { .. }), "{mapping:?}: {error}");
     }
 }
+
+#[test]
+fn a_message_of_known_length_comes_without_a_byte_of_the_next() {
+    for mapping in [Mapping::Always, Mapping::Never] {
+        let (mut from, to) = on_loopback();
+        from.write_all(&stretch(0, 200_000)).unwrap();
+        let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
+        let mut receiver = Receiver::with(to, settings).unwrap();
+        let mut position = 0;
+        for message in [5, 100_000, 1, 4096, 95_898] {
+            let mut left = message;
+            receiver.expect(left as u64).unwrap();
+            while left > 0 {
+                let chunk = receiver.receive_up_to(left).unwrap().unwrap();
+                assert!(chunk.len() <= left);
+                check(position, &chunk);
+                position += chunk.len() as u64;
+                left -= chunk.len();
+            }
+        }
+        assert_eq!(position, 200_000);
+        receiver.into_inner().unwrap();
+    }
+}

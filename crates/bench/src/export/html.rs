@@ -1,7 +1,7 @@
 //! A report as one self-contained page: charts, tables and words, light and dark, phone and desktop, without
 //! scripts.
 
-use super::{COLUMNS, MORE_COLUMNS, groups, observer, setting};
+use super::{COLUMNS, MORE_COLUMNS, groups, notes, setting};
 use crate::report::{Report, Row};
 use crate::stats::Figure;
 use std::fmt::Write;
@@ -36,9 +36,9 @@ pub fn render(report: &Report) -> String {
         page.push_str("</section>\n");
     }
     page.push_str("<h2>What to know about the figures</h2>\n");
-    let observer = observer(report);
+    let notes = notes(report);
     let warnings = report.warnings.iter().map(|warning| warning.detail.as_str());
-    list(&mut page, "warnings", observer.as_deref().into_iter().chain(warnings));
+    list(&mut page, "warnings", notes.iter().map(String::as_str).chain(warnings));
     page.push_str("</main>\n</body>\n</html>\n");
     page
 }

@@ -1,6 +1,6 @@
 //! A report as Markdown, for an issue, a commit message or a page.
 
-use super::{COLUMNS, MORE_COLUMNS, groups, observer, setting};
+use super::{COLUMNS, MORE_COLUMNS, groups, notes, setting};
 use crate::report::Report;
 use std::fmt::Write;
 
@@ -34,7 +34,7 @@ pub fn render(report: &Report) -> String {
         }
     }
     let _ = writeln!(text);
-    if let Some(words) = observer(report) {
+    for words in notes(report) {
         let _ = writeln!(text, "{}\n", escape(&words));
     }
     for warning in &report.warnings {

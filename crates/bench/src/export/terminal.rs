@@ -1,6 +1,6 @@
 //! Tables for a terminal.
 
-use super::{COLUMNS, Column, MORE_COLUMNS, groups, observer, setting};
+use super::{COLUMNS, Column, MORE_COLUMNS, groups, notes, setting};
 use crate::report::{Report, Row};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 
@@ -27,7 +27,7 @@ pub fn render(report: &Report, width: u16) -> String {
         }
     }
     page.paragraph("");
-    if let Some(words) = observer(report) {
+    for words in notes(report) {
         page.paragraph(&words);
     }
     for warning in &report.warnings {

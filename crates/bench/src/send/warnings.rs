@@ -66,7 +66,7 @@ impl Run<'_> {
             Warning::new(
                 Kind::Moved,
                 format!(
-                    "the hypervisor moved the CPUs during the run: a cache line went from one to the other and back in                      {near:.0} ns, then in {far:.0}; copies cost more when they are far apart, so ratios differ too"
+                    "the hypervisor moved the CPUs during the run: a cache line went from one to the other and back in {near:.0} ns, then in {far:.0}; copies cost more when they are far apart, so ratios differ too"
                 ),
             )
         })
