@@ -15,6 +15,10 @@ mod pipe;
 
 use direction::Direction;
 use pipe::Pipe;
+use std::time::Duration;
+
+/// How often a socket is looked at whose error queue nobody empties.
+const ERROR_QUEUE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Joins two connected stream sockets.
 ///
@@ -121,14 +125,16 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     ///
     /// An error ends it: what was on its way then is lost with the connection, as in the network.
     pub fn forward(&mut self) -> Result<(), Error> {
-        let modes = [self.from.as_fd(), self.to.as_fd()].map(make_nonblocking);
-        let [from_mode, to_mode] = modes;
-        let (from_mode, to_mode) = (from_mode?, to_mode?);
-        let forwarded = self.forward_nonblocking();
-        // A socket that is gone needs no mode.
+        let from_mode = make_nonblocking(self.from.as_fd())?;
+        let to_mode = make_nonblocking(self.to.as_fd());
+        let forwarded = to_mode.as_ref().map_or(Ok(()), |_| self.forward_nonblocking());
+        // In the opposite order, so that two descriptors of one socket end as they began. A socket that is gone needs
+        // no mode.
+        if let Ok(mode) = &to_mode {
+            let _ = rustix::fs::fcntl_setfl(&self.to, *mode);
+        }
         let _ = rustix::fs::fcntl_setfl(&self.from, from_mode);
-        let _ = rustix::fs::fcntl_setfl(&self.to, to_mode);
-        forwarded
+        to_mode.and(forwarded)
     }
 
     /// Moves what can be moved now; for sockets that are non-blocking and polled by the caller.
@@ -155,8 +161,10 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     }
 
     fn step_nonblocking(&mut self) -> Result<Step, Error> {
-        let there = self.there.advance(self.from.as_fd(), self.to.as_fd(), &self.pool)?;
-        let back = self.back.advance(self.to.as_fd(), self.from.as_fd(), &self.pool)?;
+        let there = self.there.advance(self.from.as_fd(), self.to.as_fd(), &self.pool);
+        // Also after an error: a server that refuses an upload has answered before it hung up.
+        let back = self.back.advance(self.to.as_fd(), self.from.as_fd(), &self.pool);
+        let (there, back) = (there?, back?);
         Ok(match (there.is_done(), back.is_done()) {
             (true, true) => Step::Done,
             _ if there.has_more || back.has_more => Step::Again,
@@ -231,7 +239,15 @@ fn wait(sockets: [(BorrowedFd<'_>, Readiness); 2]) -> Result<(), Error> {
         })
         .collect();
     match rustix::event::poll(&mut descriptors, None) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Ok(_) => {
+            let events = descriptors.iter().fold(PollFlags::empty(), |all, one| all | one.revents());
+            if events == PollFlags::ERR {
+                // Notices for somebody else wait in an error queue, and would wake us for ever.
+                std::thread::sleep(ERROR_QUEUE_INTERVAL);
+            }
+            Ok(())
+        }
+        Err(rustix::io::Errno::INTR) => Ok(()),
         Err(errno) => Err(failed("poll")(errno.into())),
     }
 }

@@ -18,7 +18,9 @@ use crate::loan::{LendError, Limits, LoanId, Outcome, Returned};
 use crate::path::{Counts, Path};
 use haul_sys::error_queue::Notice;
 use rustix::io::Errno;
-use std::collections::{VecDeque, vec_deque};
+use rustix::net::SocketType;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
 
@@ -38,8 +40,10 @@ pub(crate) trait Wire {
     fn enable_zerocopy(&mut self) -> Result<(), Error>;
     /// The next notice, never blocking.
     fn next_notice(&mut self) -> io::Result<Option<Notice>>;
-    /// Waits until there may be a notice; returns whether this wire waits at all.
+    /// Waits until there may be a notice; false where this wire does not wait, or not any longer.
     fn wait_for_notice(&mut self) -> io::Result<bool>;
+    /// Whether a zero-copy send that fails may have got a number all the same.
+    fn numbers_failed_sends(&self) -> bool;
 }
 
 /// A buffer inside.
@@ -67,17 +71,20 @@ pub(crate) struct Lending {
     limits: Limits,
     zerocopy_bytes_min: usize,
     mode: Mode,
+    /// The kernel counts this socket's zero-copy sends, and the count is this book's for good.
+    owns_notices: bool,
     book: Book<LoanId>,
-    /// Loans by number, from the oldest that is inside.
-    loans: VecDeque<Option<Loan>>,
-    oldest: u64,
+    inside: BTreeMap<LoanId, Loan>,
+    next: u64,
     bytes_out: usize,
-    /// The youngest loan has bytes that the socket has not taken yet.
-    has_pending: bool,
+    /// The youngest loan, while it has bytes that the socket has not taken yet.
+    pending: Option<LoanId>,
     /// An error that came after some bytes of a loan had gone: told at the next call.
     deferred: Option<Error>,
     returned: VecDeque<Returned>,
     counts: Counts,
+    /// Lent bytes that the kernel's notices say it copied: what was copied here is not among them.
+    told_copied_bytes: u64,
     /// How often the kernel had no room to keep account of a loan.
     no_room: u64,
     demotions: Vec<Demotion>,
@@ -90,14 +97,16 @@ impl Lending {
             limits,
             zerocopy_bytes_min,
             mode: Mode::Untried,
+            owns_notices: false,
             book: Book::default(),
-            loans: VecDeque::new(),
-            oldest: 0,
+            inside: BTreeMap::new(),
+            next: 0,
             bytes_out: 0,
-            has_pending: false,
+            pending: None,
             deferred: None,
             returned: VecDeque::new(),
             counts: Counts::default(),
+            told_copied_bytes: 0,
             no_room: 0,
             demotions: Vec::new(),
             process: std::process::id(),
@@ -114,26 +123,28 @@ impl Lending {
         if let Err(error) = self.make_room(wire, &buffer) {
             return Err(LendError { error, buffer });
         }
-        let id = LoanId(self.oldest + self.loans.len() as u64);
+        let id = LoanId(self.next);
+        self.next += 1;
         self.bytes_out += buffer.len();
-        self.loans.push_back(Some(Loan {
-            buffer,
-            segment_bytes,
-            sent_bytes: 0,
-            open_sends: 0,
-            copied: false,
-        }));
-        self.has_pending = true;
+        self.inside.insert(id, Loan { buffer, segment_bytes, sent_bytes: 0, open_sends: 0, copied: false });
+        self.pending = Some(id);
         match self.push(wire) {
             Ok(()) => Ok(id),
-            Err(error) if self.pending_has_begun() => {
-                if !matches!(error, Error::WouldBlock) {
-                    self.deferred = Some(error);
-                    self.finish_pending();
+            Err(error) => match self.inside.entry(id) {
+                Entry::Occupied(loan) if loan.get().sent_bytes == 0 => {
+                    let buffer = loan.remove().buffer;
+                    self.pending = None;
+                    self.bytes_out -= buffer.len();
+                    Err(LendError { error, buffer })
                 }
-                Ok(id)
-            }
-            Err(error) => Err(self.give_back_pending(error)),
+                _ => {
+                    if !matches!(error, Error::WouldBlock) {
+                        self.deferred = Some(error);
+                        self.finish_pending();
+                    }
+                    Ok(id)
+                }
+            },
         }
     }
 
@@ -142,7 +153,7 @@ impl Lending {
         if let Some(error) = self.deferred.take() {
             return Err(error);
         }
-        if !self.has_pending {
+        if self.pending.is_none() {
             return Ok(());
         }
         self.check_process()?;
@@ -155,15 +166,19 @@ impl Lending {
         pushed
     }
 
-    /// Hears what the kernel has to say and hands out what has come back. Never blocks.
-    pub fn reclaim(&mut self, wire: &mut impl Wire) -> Result<vec_deque::Drain<'_, Returned>, Error> {
+    /// Hears what the kernel has to say. Never blocks.
+    pub fn hear(&mut self, wire: &mut impl Wire) -> Result<(), Error> {
         self.check_process()?;
-        self.reap(wire)?;
-        Ok(self.returned.drain(..))
+        self.reap(wire).map(drop)
+    }
+
+    /// The next buffer that has come back.
+    pub fn take_returned(&mut self) -> Option<Returned> {
+        self.returned.pop_front()
     }
 
     /// Reads notices until there is none; returns whether there was any.
-    pub fn reap(&mut self, wire: &mut impl Wire) -> Result<bool, Error> {
+    fn reap(&mut self, wire: &mut impl Wire) -> Result<bool, Error> {
         let mut any = false;
         while self.book.open() > 0 {
             self.counts.calls += 1;
@@ -177,7 +192,7 @@ impl Lending {
 
     /// How many loans are out: inside, or back and not reclaimed.
     pub fn out(&self) -> usize {
-        self.loans.iter().flatten().count() + self.returned.len()
+        self.inside.len() + self.returned.len()
     }
 
     /// Whether something has come back that was not handed out.
@@ -187,10 +202,8 @@ impl Lending {
 
     /// Bytes of the youngest loan that the socket has not taken yet.
     pub fn unsent_bytes(&self) -> usize {
-        match self.loans.back() {
-            Some(Some(loan)) if self.has_pending => loan.buffer.len() - loan.sent_bytes,
-            _ => 0,
-        }
+        let pending = self.pending.and_then(|id| self.inside.get(&id));
+        pending.map_or(0, |loan| loan.buffer.len() - loan.sent_bytes)
     }
 
     /// How many sends the kernel still holds pages of.
@@ -212,7 +225,7 @@ impl Lending {
 
     /// Whether notices of this socket are this book's. Then nobody else may send with `MSG_ZEROCOPY`.
     pub fn owns_notices(&self) -> bool {
-        self.mode == Mode::Zerocopy || self.book.open() > 0
+        self.owns_notices
     }
 
     /// Never lends again: plain sends from now on.
@@ -230,8 +243,8 @@ impl Lending {
             std::mem::forget(self);
             return;
         }
-        self.has_pending = false;
-        let _ = self.reap(&mut SocketWire::of(socket.as_fd()));
+        self.pending = None;
+        let _ = self.reap(&mut SocketWire::of(socket.as_fd(), SocketType::STREAM));
         if self.book.open() > 0 {
             reaper::keep(socket, self);
         }
@@ -258,13 +271,15 @@ impl Lending {
         }
         if self.mode == Mode::Untried {
             match wire.enable_zerocopy() {
-                Ok(()) => self.mode = Mode::Zerocopy,
+                Ok(()) => {
+                    self.mode = Mode::Zerocopy;
+                    self.owns_notices = true;
+                }
                 Err(reason) => self.give_up(reason.to_string()),
             }
         }
         loop {
-            let inside = self.loans.iter().flatten().count();
-            if inside < self.limits.loans_max && self.bytes_out + buffer.len() <= bytes_max {
+            if self.inside.len() < self.limits.loans_max && self.bytes_out + buffer.len() <= bytes_max {
                 return Ok(());
             }
             if !self.reap(wire)? && !wire.wait_for_notice().map_err(failed("poll"))? {
@@ -275,46 +290,46 @@ impl Lending {
 
     /// Sends the pending loan until it is gone or the wire refuses.
     fn push(&mut self, wire: &mut impl Wire) -> Result<(), Error> {
-        while let Some(Some(loan)) = self.loans.back_mut().filter(|_| self.has_pending) {
-            let left = &loan.buffer[loan.sent_bytes..];
-            let piece = &left[..left.len().min(bytes_per_call(loan.segment_bytes))];
-            let zerocopy = self.mode == Mode::Zerocopy && loan.buffer.len() >= self.zerocopy_bytes_min;
-            self.counts.calls += 1;
-            match wire.send(piece, loan.segment_bytes, zerocopy) {
-                Ok(sent) => self.sent(sent, zerocopy),
+        while let Some(zerocopy) = self.sends_next_from_its_pages() {
+            let Err(error) = self.push_piece(wire, zerocopy) else { continue };
+            let error = match Errno::from_io_error(&error) {
+                Some(Errno::AGAIN) => return Err(Error::WouldBlock),
                 // optmem_max or RLIMIT_MEMLOCK is used up. If nothing comes back, waiting could be for ever.
-                Err(error) if zerocopy && is(&error, Errno::NOBUFS) => {
+                Some(Errno::NOBUFS) if zerocopy && !wire.numbers_failed_sends() => {
                     self.no_room += 1;
                     if !self.reap(wire)? {
-                        self.push_plain(wire)?;
+                        self.push_piece(wire, false).map_err(failed("send"))?;
                     }
+                    continue;
                 }
-                Err(error) => match failed("send MSG_ZEROCOPY")(error) {
-                    refusal if zerocopy && refusal.is_refusal() => {
-                        // Whether the flag or the bytes were refused, a plain send will tell.
-                        self.push_plain(wire)?;
-                        self.give_up(refusal.to_string());
-                    }
-                    error => return Err(error),
-                },
+                _ => failed("send MSG_ZEROCOPY")(error),
+            };
+            if zerocopy && (error.is_refusal() || wire.numbers_failed_sends()) {
+                // Whether the flag or the bytes were at fault, a plain send will tell. Where a send that failed may
+                // have got a number, no later one could be told from it: those that are out are the last.
+                self.give_up(error.to_string());
+                continue;
             }
+            return Err(error);
         }
         Ok(())
     }
 
-    fn push_plain(&mut self, wire: &mut impl Wire) -> Result<(), Error> {
-        let Some(Some(loan)) = self.loans.back() else { return Ok(()) };
+    /// Whether the pending loan goes from its own pages; `None` where nothing is pending.
+    fn sends_next_from_its_pages(&self) -> Option<bool> {
+        let loan = self.inside.get(&self.pending?)?;
+        Some(self.mode == Mode::Zerocopy && loan.buffer.len() >= self.zerocopy_bytes_min)
+    }
+
+    /// Sends the next piece of the pending loan in one call, and enters it.
+    fn push_piece(&mut self, wire: &mut impl Wire, zerocopy: bool) -> io::Result<()> {
+        let Some((id, loan)) = self.pending.and_then(|id| Some((id, self.inside.get_mut(&id)?))) else {
+            return Ok(());
+        };
         let left = &loan.buffer[loan.sent_bytes..];
         let piece = &left[..left.len().min(bytes_per_call(loan.segment_bytes))];
         self.counts.calls += 1;
-        let sent = wire.send(piece, loan.segment_bytes, false).map_err(failed("send"))?;
-        self.sent(sent, false);
-        Ok(())
-    }
-
-    fn sent(&mut self, bytes: usize, zerocopy: bool) {
-        let id = LoanId(self.oldest + self.loans.len() as u64 - 1);
-        let Some(Some(loan)) = self.loans.back_mut() else { return };
+        let bytes = wire.send(piece, loan.segment_bytes, zerocopy)?;
         loan.sent_bytes += bytes;
         self.counts.bytes += bytes as u64;
         if zerocopy && bytes > 0 {
@@ -327,38 +342,27 @@ impl Lending {
         if loan.sent_bytes == loan.buffer.len() {
             self.finish_pending();
         }
+        Ok(())
     }
 
     /// Nothing more of the youngest loan will be sent.
     fn finish_pending(&mut self) {
-        self.has_pending = false;
-        self.return_settled(LoanId(self.oldest + self.loans.len() as u64 - 1));
-    }
-
-    fn pending_has_begun(&self) -> bool {
-        !matches!(self.loans.back(), Some(Some(loan)) if loan.sent_bytes == 0)
-    }
-
-    fn give_back_pending(&mut self, error: Error) -> LendError {
-        self.has_pending = false;
-        let loan = self.loans.pop_back().flatten();
-        let buffer = loan.map_or(Buffer::Static(&[]), |loan| loan.buffer);
-        self.bytes_out -= buffer.len();
-        LendError { error, buffer }
+        if let Some(id) = self.pending.take() {
+            self.return_settled(id);
+        }
     }
 
     fn settle(&mut self, notice: Notice) {
         let mut settled = Vec::new();
         self.book.settle(notice, |sent| settled.push(sent));
         for sent in settled {
-            let told = if notice.copied {
-                &mut self.counts.copied_bytes
+            if notice.copied {
+                self.counts.copied_bytes += sent.bytes as u64;
+                self.told_copied_bytes += sent.bytes as u64;
             } else {
-                &mut self.counts.zero_copied_bytes
-            };
-            *told += sent.bytes as u64;
-            let index = (sent.mark.0 - self.oldest) as usize;
-            if let Some(Some(loan)) = self.loans.get_mut(index) {
+                self.counts.zero_copied_bytes += sent.bytes as u64;
+            }
+            if let Some(loan) = self.inside.get_mut(&sent.mark) {
                 loan.open_sends -= 1;
                 loan.copied |= notice.copied;
             }
@@ -368,31 +372,20 @@ impl Lending {
 
     /// Hands a loan back that nobody needs any more.
     fn return_settled(&mut self, id: LoanId) {
-        let index = (id.0 - self.oldest) as usize;
-        let is_pending = self.has_pending && index + 1 == self.loans.len();
-        let Some(slot) = self.loans.get_mut(index) else { return };
-        if is_pending || slot.as_ref().is_none_or(|loan| loan.open_sends > 0) {
+        let Entry::Occupied(loan) = self.inside.entry(id) else { return };
+        if self.pending == Some(id) || loan.get().open_sends > 0 {
             return;
         }
-        if let Some(loan) = slot.take() {
-            self.bytes_out -= loan.buffer.len();
-            self.returned.push_back(Returned {
-                id,
-                buffer: loan.buffer,
-                outcome: if loan.copied { Outcome::Copied } else { Outcome::ZeroCopied },
-                sent_bytes: loan.sent_bytes,
-            });
-        }
-        while let Some(None) = self.loans.front() {
-            self.loans.pop_front();
-            self.oldest += 1;
-        }
+        let Loan { buffer, sent_bytes, copied, .. } = loan.remove();
+        self.bytes_out -= buffer.len();
+        let outcome = if copied { Outcome::Copied } else { Outcome::ZeroCopied };
+        self.returned.push_back(Returned { id, buffer, outcome, sent_bytes });
     }
 
     /// Lending that only ever copies costs more than a plain send.
     fn give_up_copying(&mut self) {
-        let Counts { copied_bytes, zero_copied_bytes, .. } = self.counts;
-        let all_copied = copied_bytes >= COPIED_BYTES_BEFORE_DEMOTION && zero_copied_bytes == 0;
+        let all_copied =
+            self.told_copied_bytes >= COPIED_BYTES_BEFORE_DEMOTION && self.counts.zero_copied_bytes == 0;
         if self.mode == Mode::Zerocopy && all_copied {
             self.give_up("the kernel copied all that was lent".into());
         }
@@ -412,8 +405,4 @@ fn bytes_per_call(segment_bytes: Option<u16>) -> usize {
             segment * (DATAGRAM_BYTES_MAX / segment).clamp(1, SEGMENTS_MAX)
         }
     }
-}
-
-fn is(error: &io::Error, errno: Errno) -> bool {
-    Errno::from_io_error(error) == Some(errno)
 }

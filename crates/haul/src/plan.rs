@@ -8,8 +8,9 @@
 use crate::path::Path;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 mod builtin;
 
@@ -19,6 +20,8 @@ pub const SCHEMA: &str = "haul.plan/1";
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Costs that differ by less than this cannot be told apart, and the path with fewer needs is taken.
 const TIE: f64 = 0.03;
+/// Tells the files apart that are written aside.
+static NEXT_ASIDE: AtomicU64 = AtomicU64::new(0);
 const MIB: f64 = (1u64 << 20) as f64;
 
 /// The paths that a plan chooses from; of equals, the first: `sendfile` needs no pipe and no buffer.
@@ -140,13 +143,14 @@ impl Plan {
     pub fn load(path: impl AsRef<FilePath>) -> Result<Self, PlanError> {
         let path = path.as_ref();
         let failed = |source| PlanError::File { path: path.into(), source };
-        let len = fs::metadata(path).map_err(failed)?.len();
-        if len > FILE_BYTES_MAX {
-            let problem = format!("it has {len} bytes, more than any plan");
-            return Err(PlanError::Malformed { path: path.into(), problem });
+        let malformed = |problem| PlanError::Malformed { path: path.into(), problem };
+        let mut bytes = Vec::new();
+        let mut file = File::open(path).map_err(failed)?.take(FILE_BYTES_MAX + 1);
+        file.read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(malformed(format!("it has more than {FILE_BYTES_MAX} bytes")));
         }
-        Self::parse(&fs::read(path).map_err(failed)?)
-            .map_err(|problem| PlanError::Malformed { path: path.into(), problem })
+        Self::parse(&bytes).map_err(malformed)
     }
 
     /// Reads a plan; the error says what is wrong with it.
@@ -171,7 +175,8 @@ impl Plan {
         let failed = |source| PlanError::File { path: path.into(), source };
         let mut text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
         text.push('\n');
-        let aside = path.with_extension(format!("{}.new", std::process::id()));
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(format!(".{}.{}.new", std::process::id(), NEXT_ASIDE.fetch_add(1, Relaxed)));
         let written = (|| {
             let mut file = File::create(&aside)?;
             file.write_all(text.as_bytes())?;
@@ -277,6 +282,7 @@ mod tests {
         assert!(says(&text.replace("haul.plan/1", "haul.plan/9")).contains("haul.plan/9"));
         assert!(says(&text.replacen("sendfile", "sendfil", 1)).contains("unknown path"));
         assert!(says(&text.replacen("\"median\":", "\"median\":-", 1)).contains("no cost"));
+        assert!(Plan::load("/dev/zero").unwrap_err().to_string().contains("more than"));
         let missing = Plan::load(folder.path().join("nothing")).unwrap_err();
         assert!(missing.to_string().contains("No such file"), "{missing}");
         assert!(matches!(Plan::builtin().save("/proc/no/plan"), Err(PlanError::File { .. })));

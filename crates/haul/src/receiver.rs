@@ -10,8 +10,8 @@ use haul_sys::region::page_bytes;
 use haul_sys::sockopt;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
+use rustix::net::RecvFlags;
 use rustix::net::sockopt::Timeout;
-use rustix::net::{AddressFamily, RecvFlags};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -54,8 +54,8 @@ use trial::{Trial, Verdict};
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Receiver<S> {
-    socket: S,
+pub struct Receiver<S: AsFd> {
+    held: Held<S>,
     is_tcp: bool,
     settings: ReceiveSettings,
     window: Option<ReceiveWindow>,
@@ -66,8 +66,23 @@ pub struct Receiver<S> {
     into_file: IntoFile,
     /// Bytes that are still to come, as far as the program has said.
     expected: u64,
-    low_water: usize,
     report: ReceiveReport,
+}
+
+/// A socket and the low-water mark that it was given here.
+#[derive(Debug)]
+struct Held<S: AsFd> {
+    socket: S,
+    low_water: usize,
+}
+
+impl<S: AsFd> Drop for Held<S> {
+    /// Whoever reads the socket next has made no promise.
+    fn drop(&mut self) {
+        if self.low_water > 1 {
+            let _ = sockopt::set_receive_low_water(&self.socket, 1);
+        }
+    }
 }
 
 /// Whether to map.
@@ -160,11 +175,9 @@ impl<S: AsFd> Receiver<S> {
         if settings.window_bytes < page_bytes() || settings.buffer_bytes == 0 {
             return Err(Error::Unsuited("a window holds at least a page, and a buffer at least a byte"));
         }
-        let family = rustix::net::sockopt::socket_domain(&socket)
-            .map_err(|errno| failed("getsockopt SO_DOMAIN")(errno.into()))?;
-        let is_tcp = matches!(family, AddressFamily::INET | AddressFamily::INET6);
+        let is_tcp = socket::is_tcp(&socket);
         let mut receiver = Self {
-            socket,
+            held: Held { socket, low_water: 1 },
             is_tcp,
             settings,
             window: None,
@@ -173,7 +186,6 @@ impl<S: AsFd> Receiver<S> {
             buffer: None,
             into_file: IntoFile::default(),
             expected: 0,
-            low_water: 1,
             report: ReceiveReport::default(),
         };
         if settings.mapping != Mapping::Never {
@@ -218,7 +230,7 @@ impl<S: AsFd> Receiver<S> {
         let count = match self.into_file.take_back(buffer)? {
             0 => {
                 self.report.read.calls += 1;
-                read(&self.socket, buffer)?
+                read(&self.held.socket, buffer)?
             }
             held => held,
         };
@@ -235,8 +247,8 @@ impl<S: AsFd> Receiver<S> {
         if range.is_empty() {
             return Ok(0);
         }
-        let Self { into_file, socket, report, .. } = self;
-        let moved = into_file.receive(socket.as_fd(), file.as_fd(), &range, &mut report.into_file);
+        let Self { into_file, held, report, .. } = self;
+        let moved = into_file.receive(held.socket.as_fd(), file.as_fd(), &range, &mut report.into_file);
         let count = match moved {
             Err(reason) if reason.is_refusal() => {
                 let reason = reason.to_string();
@@ -261,7 +273,7 @@ impl<S: AsFd> Receiver<S> {
         }
         let count = if self.is_tcp && !self.into_file.holds_bytes() {
             self.report.discarded.calls += 1;
-            sockopt::discard(&self.socket, len.min(1 << 30)).map_err(failed("recv MSG_TRUNC"))?
+            sockopt::discard(&self.held.socket, len.min(1 << 30)).map_err(failed("recv MSG_TRUNC"))?
         } else {
             self.read_into_buffer(len, |report| &mut report.discarded)?
         };
@@ -276,17 +288,16 @@ impl<S: AsFd> Receiver<S> {
 
     /// The socket.
     pub fn socket(&self) -> &S {
-        &self.socket
-    }
-
-    /// The socket, when nothing that has left it is kept here; else the receiver as it is: receive it first.
-    pub fn into_inner(self) -> Result<S, Box<Self>> {
-        if self.into_file.holds_bytes() { Err(Box::new(self)) } else { Ok(self.socket) }
+        &self.held.socket
     }
 
     fn next(&mut self, at_most: usize) -> Result<Ready, Error> {
+        // An urgent byte stops the mapping, and the kernel still says that something can be received: `recv` passes
+        // it by.
+        let (mut has_waited, mut must_pass_by) = (false, false);
         loop {
-            let must_read = self.into_file.holds_bytes() || self.must_read > 0 || at_most < page_bytes();
+            let must_read =
+                self.into_file.holds_bytes() || self.must_read > 0 || at_most < page_bytes() || must_pass_by;
             if must_read || !self.trial.maps() {
                 let limit = if self.must_read > 0 { self.must_read.min(at_most) } else { at_most };
                 let started = self.trial.clock();
@@ -301,7 +312,7 @@ impl<S: AsFd> Receiver<S> {
             };
             let started = self.trial.clock();
             self.report.mapped.calls += 1;
-            match window.receive(&self.socket, self.settings.window_bytes.min(at_most)) {
+            match window.receive(&self.held.socket, self.settings.window_bytes.min(at_most)) {
                 Ok(Moved::Mapped(count)) => {
                     self.account(count, |report| &mut report.mapped)?;
                     self.judge(started, count, 0);
@@ -311,11 +322,15 @@ impl<S: AsFd> Receiver<S> {
                     self.must_read = count;
                     self.judge(started, 0, 0);
                 }
-                Ok(Moved::Ended) => return Ok(Ready::Ended),
+                // Of an urgent byte and what follows it the mapping knows nothing either.
+                Ok(Moved::Ended) => must_pass_by = true,
                 Ok(Moved::Nothing) => {
-                    if !wait(&self.socket, self.low_water)? {
+                    if has_waited {
+                        must_pass_by = true;
+                    } else if !wait(&self.held.socket, self.held.low_water)? {
                         return Ok(Ready::Ended);
                     }
+                    has_waited = true;
                 }
                 Err(error) => match failed("getsockopt TCP_ZEROCOPY_RECEIVE")(error) {
                     reason if reason.is_refusal() => self.stop_mapping(reason.to_string()),
@@ -339,7 +354,7 @@ impl<S: AsFd> Receiver<S> {
         match self.into_file.take_back(&mut buffer[..len])? {
             0 => {
                 counts(&mut self.report).calls += 1;
-                read(&self.socket, &mut buffer[..len])
+                read(&self.held.socket, &mut buffer[..len])
             }
             held => Ok(held),
         }
@@ -372,16 +387,18 @@ impl<S: AsFd> Receiver<S> {
         let most = if self.trial.maps() { self.settings.window_bytes } else { self.settings.buffer_bytes };
         // Half of it: the peer should be sending while this side works.
         let wanted = usize::try_from(self.expected).unwrap_or(usize::MAX).min(most / 2).max(1);
-        if wanted != self.low_water {
-            sockopt::set_receive_low_water(&self.socket, wanted).map_err(failed("setsockopt SO_RCVLOWAT"))?;
-            self.low_water = wanted;
+        if wanted != self.held.low_water {
+            sockopt::set_receive_low_water(&self.held.socket, wanted)
+                .map_err(failed("setsockopt SO_RCVLOWAT"))?;
+            self.held.low_water = wanted;
         }
         Ok(())
     }
 
     fn open_window(&mut self) {
         let window = if self.is_tcp {
-            ReceiveWindow::new(&self.socket, self.settings.window_bytes).map_err(failed("mmap of the socket"))
+            ReceiveWindow::new(&self.held.socket, self.settings.window_bytes)
+                .map_err(failed("mmap of the socket"))
         } else {
             Err(Error::Unsuited("only a TCP socket's pages can be mapped"))
         };
@@ -433,7 +450,7 @@ fn read(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Error> {
 
 impl<S: AsFd> AsFd for Receiver<S> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.held.socket.as_fd()
     }
 }
 

@@ -114,6 +114,10 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         if settings.choice == Choice::Path(Path::Floor) {
             return Err(Error::Unsuited("floor sends other bytes than the file's: it is for measuring"));
         }
+        let Limits { loans_max, bytes_max } = settings.limits;
+        if loans_max == 0 || bytes_max == 0 {
+            return Err(Error::Unsuited("limits of 0 allow no loan at all"));
+        }
         if settings.options.chunk_bytes == 0 {
             return Err(Error::Unsuited("chunk_bytes is 0: a path must take at least a byte at a time"));
         }
@@ -222,6 +226,10 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             let error = Error::WrongSocket { needed: "a datagram socket", found: "a stream socket" };
             return Err(LendError { error, buffer });
         }
+        if !socket::is_inet(self.socket()) {
+            let error = Error::WrongSocket { needed: "a UDP socket", found: "a Unix socket" };
+            return Err(LendError { error, buffer });
+        }
         if segment_bytes == 0 {
             let error = Error::Unsuited("segment_bytes is 0: a datagram must hold at least a byte");
             return Err(LendError { error, buffer });
@@ -234,7 +242,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             self.lending.give_up("the socket's zero-copy notices belong to the path zerocopy".into());
         }
         let Some(socket) = &self.socket else { return Err(LendError { error: Error::NotASocket, buffer }) };
-        self.lending.lend(&mut SocketWire::of(socket.as_fd()), buffer, segment_bytes)
+        self.lending.lend(&mut SocketWire::of(socket.as_fd(), self.kind), buffer, segment_bytes)
     }
 
     /// Takes back the buffers that the kernel is done with, without waiting.
@@ -245,7 +253,8 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// [`Sender::unsent_bytes`]. See the example `serve`.
     pub fn reclaim(&mut self) -> Result<impl Iterator<Item = Returned> + '_, Error> {
         let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-        self.lending.reclaim(&mut SocketWire::of(socket.as_fd()))
+        self.lending.hear(&mut SocketWire::of(socket.as_fd(), self.kind))?;
+        Ok(std::iter::from_fn(|| self.lending.take_returned()))
     }
 
     /// Whether [`Sender::reclaim`] would hand out a buffer without asking the kernel.
@@ -261,24 +270,25 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// Sends what is left of a loan that was taken in part. [`Error::WouldBlock`] while some is left.
     pub fn flush(&mut self) -> Result<(), Error> {
         let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-        self.lending.flush(&mut SocketWire::of(socket.as_fd()))
+        self.lending.flush(&mut SocketWire::of(socket.as_fd(), self.kind))
     }
 
     /// Sends what is left of a loan and waits until the kernel holds none of the pages it was lent, at most
     /// `timeout`; returns how many sends are still out, 0 when every buffer is there to be reclaimed.
     #[must_use = "loans may still be out"]
     pub fn settle(&mut self, timeout: Duration) -> Result<usize, Error> {
-        let deadline = Instant::now() + timeout;
+        // A timeout beyond what the clock can say is none.
+        let deadline = Instant::now().checked_add(timeout);
         loop {
             match self.flush() {
                 Ok(()) | Err(Error::WouldBlock) => {}
                 Err(error) => return Err(error),
             }
             let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-            self.lending.reap(&mut SocketWire::of(socket.as_fd()))?;
+            self.lending.hear(&mut SocketWire::of(socket.as_fd(), self.kind))?;
             let unsent = usize::from(self.lending.unsent_bytes() > 0);
             let held = self.files.settle(socket.as_fd())? + self.lending.open_sends() + unsent;
-            if held == 0 || Instant::now() >= deadline {
+            if held == 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(held);
             }
             std::thread::sleep(SETTLE_INTERVAL);

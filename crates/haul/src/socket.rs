@@ -1,7 +1,7 @@
 //! What kind of socket a descriptor is.
 
 use crate::error::{Error, failed};
-use rustix::net::{SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::os::fd::AsFd;
 
 /// A stream or a datagram socket; anything else, a listening one among them, is an error.
@@ -23,4 +23,15 @@ pub(crate) fn must_be_stream(kind: SocketType) -> Result<(), Error> {
     } else {
         Err(Error::WrongSocket { needed: "a stream socket", found: "a datagram socket" })
     }
+}
+
+/// Whether it speaks IP.
+pub(crate) fn is_inet(socket: impl AsFd) -> bool {
+    matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6))
+}
+
+/// Whether it is TCP itself, and not another protocol with its face (MPTCP, SCTP).
+pub(crate) fn is_tcp(socket: impl AsFd) -> bool {
+    is_inet(&socket)
+        && matches!(sockopt::socket_protocol(&socket), Ok(Some(protocol)) if protocol == rustix::net::ipproto::TCP)
 }

@@ -219,3 +219,74 @@ fn what_cannot_be_joined_says_so() {
     assert!(matches!(Forwarder::new(&one, &datagrams), Err(Error::WrongSocket { .. })));
     assert!(matches!(Forwarder::new(&one, tempfile::tempfile().unwrap()), Err(Error::NotASocket)));
 }
+
+#[test]
+fn an_urgent_byte_neither_ends_nor_stalls_a_direction() {
+    let (mut client, mut server, forwarding) = joined();
+    // Bulk first, so that the direction splices.
+    let mut bulk = vec![0; 2 << 20];
+    send_in_thread(&client, &pattern(8, bulk.len()), || server.read_exact(&mut bulk).unwrap());
+    rustix::net::send(&client, b"!", rustix::net::SendFlags::OOB).unwrap();
+    client.write_all(b"hello").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut rest = Vec::new();
+    server.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, b"hello");
+    drop((client, server));
+    forwarding.join().unwrap().0.unwrap();
+}
+
+/// A server that refuses an upload answers and hangs up: the answer is delivered although the upload fails.
+#[test]
+fn an_answer_that_is_there_is_delivered_before_the_error_ends_it() {
+    let ((mut client, from), (to, mut server)) = (pair(), pair());
+    client.write_all(&vec![1; 50_000]).unwrap();
+    server.write_all(b"413 too large").unwrap();
+    // Closing with unread data resets, so that the upload has nowhere to go.
+    to.peek(&mut [0]).unwrap();
+    (&to).write_all(b"unread").unwrap();
+    drop(server);
+    let error = Forwarder::new(&from, &to).unwrap().forward().unwrap_err();
+    assert!(matches!(error, Error::Failed { .. }), "{error}");
+    let mut answer = [0; 13];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"413 too large");
+}
+
+/// A sink that takes nothing while small pieces are copied: what it did not take is kept, in order.
+#[test]
+fn copied_bytes_wait_for_a_full_sink() {
+    let ((client, from), (to, server)) = (pair(), pair());
+    to.set_nonblocking(true).unwrap();
+    from.set_nonblocking(true).unwrap();
+    // Fill the sink to the brim.
+    let mut filled = 0;
+    while let Ok(count) = (&to).write(&[0; 10_000]) {
+        filled += count;
+    }
+    let mut forwarder = Forwarder::new(&from, &to).unwrap();
+    (&client).write_all(b"small pieces").unwrap();
+    from.peek(&mut [0; 12]).unwrap();
+    let Step::Wait { to: sink, from: source } = forwarder.step().unwrap() else { panic!() };
+    assert!(sink.write && !source.read, "it must wait for the sink, and take no more meanwhile");
+    client.shutdown(Shutdown::Write).unwrap();
+    let received = receive_all(&server);
+    server.shutdown(Shutdown::Write).unwrap();
+    while forwarder.step().unwrap() != Step::Done {
+        thread::sleep(Duration::from_micros(200));
+    }
+    drop((client, server));
+    let received = received.join().unwrap();
+    assert_eq!((received.len(), &received[filled..]), (filled + 12, &b"small pieces"[..]));
+}
+
+/// The sockets have the modes they had, also where both are one.
+#[test]
+fn modes_are_given_back() {
+    let (one, other) = pair();
+    drop(one);
+    let again = other.try_clone().unwrap();
+    let _ = Forwarder::new(&other, &again).unwrap().forward();
+    let flags = rustix::fs::fcntl_getfl(&other).unwrap();
+    assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
+}

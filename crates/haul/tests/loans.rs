@@ -354,3 +354,78 @@ fn what_makes_no_sense_is_refused() {
     assert!(matches!(sender.send_file_all(&file, start..end), Err(Error::Unsuited(_))));
     assert!(matches!(sender.send_file(&file, 5..10), Err(Error::Ended { at: 5 })));
 }
+
+/// A loan that went in part: nothing overtakes the rest of it, whatever is called next.
+#[test]
+fn nothing_overtakes_the_rest_of_a_loan() {
+    for next in 0..3 {
+        let (from, to) = on_loopback();
+        from.set_nonblocking(true).unwrap();
+        let mut sender = Sender::new(from).unwrap();
+        let lent = bytes_of(1, 16 << 20);
+        sender.lend(lent.clone()).unwrap();
+        assert!(sender.unsent_bytes() > 0, "the socket took everything");
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"after").unwrap();
+        let send = |sender: &mut Sender<TcpStream>| match next {
+            0 => sender.send(b"after").map(|_| ()),
+            1 => sender.send_file(&file, 0..5).map(|_| ()),
+            _ => sender.lend(b"after").map(|_| ()).map_err(Error::from),
+        };
+        assert!(matches!(send(&mut sender), Err(Error::WouldBlock)));
+        let received = receive_all(to);
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = send(&mut sender) {
+            assert!(matches!(error, Error::WouldBlock | Error::LoansOut), "{error}");
+            assert!(Instant::now() < deadline);
+            thread::sleep(Duration::from_micros(200));
+            sender.reclaim().unwrap().for_each(drop);
+        }
+        drop(sender);
+        assert!(received.join().unwrap() == [&lent[..], b"after"].concat(), "{next}");
+    }
+}
+
+#[test]
+fn the_path_zerocopy_leaves_the_notices_to_loans_that_came_first() {
+    let (from, to) = on_loopback();
+    let received = receive_all(to);
+    let settings = Settings { choice: Choice::Path(Path::Zerocopy), ..Settings::default() };
+    let mut sender = Sender::with(from, settings).unwrap();
+    for _ in 0..3 {
+        sender.lend(vec![1; 1 << 20]).unwrap();
+    }
+    assert_eq!(sender.settle(PATIENCE).unwrap(), 0);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&vec![2; 100_000]).unwrap();
+    sender.send_file_all(&file, 0..100_000).unwrap();
+    // A timeout beyond what a clock can say is as good as none.
+    assert_eq!(sender.settle(Duration::MAX).unwrap(), 0);
+    assert!(sender.report().files.iter().all(|(path, _)| *path != Path::Zerocopy), "{sender:?}");
+    drop(sender);
+    assert_eq!(received.join().unwrap().len(), (3 << 20) + 100_000);
+}
+
+#[test]
+fn a_failed_datagram_costs_no_other_loan() {
+    let to = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+    from.connect(to.local_addr().unwrap()).unwrap();
+    to.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut sender = Sender::new(from).unwrap();
+    // More than a datagram holds: it fails with or without its pages.
+    let refused = sender.lend(vec![1; 70_000]).unwrap_err();
+    assert_eq!(refused.buffer.len(), 70_000);
+    let mut datagram = vec![0; 70_000];
+    for loan in 0..20 {
+        sender.lend(bytes_of(loan, 9000)).unwrap();
+        assert_eq!(to.recv(&mut datagram).unwrap(), 9000);
+        assert!(datagram[..9000] == bytes_of(loan, 9000));
+    }
+    assert_eq!(reclaim_all(&mut sender).len(), 20);
+    let (one, _other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let refused = Sender::new(one).unwrap().lend_segments(vec![1; 3000], 1000).unwrap_err();
+    assert!(matches!(refused.error, Error::WrongSocket { .. }), "{refused}");
+    let none = Settings { limits: Limits { loans_max: 0, bytes_max: 1 }, ..Settings::default() };
+    assert!(matches!(Sender::with(on_loopback().0, none), Err(Error::Unsuited(_))));
+}

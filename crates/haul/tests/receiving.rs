@@ -384,6 +384,99 @@ fn a_message_of_known_length_comes_without_a_byte_of_the_next() {
             }
         }
         assert_eq!(position, 200_000);
-        receiver.into_inner().unwrap();
     }
+}
+
+/// A peer's urgent byte stops mapping and splicing, though something can be received: it is passed by as `recv`
+/// does, and neither hangs nor ends anything.
+#[test]
+fn an_urgent_byte_is_passed_by() {
+    for mapping in [Mapping::Always, Mapping::Never] {
+        for into_file in [false, true] {
+            let (mut from, to) = on_loopback();
+            assert_eq!(rustix::net::send(&from, b"!", SendFlags::OOB).unwrap(), 1);
+            from.write_all(b"hello").unwrap();
+            drop(from);
+            let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
+            let mut receiver = Receiver::with(to, settings).unwrap();
+            let file = tempfile::tempfile().unwrap();
+            let mut received = Vec::new();
+            loop {
+                if into_file {
+                    let count = receiver.receive_into_file(&file, 0..100).unwrap();
+                    let mut stored = vec![0; count as usize];
+                    file.read_exact_at(&mut stored, 0).unwrap();
+                    received.extend(stored);
+                    if count == 0 {
+                        break;
+                    }
+                } else if let Some(chunk) = receiver.receive().unwrap() {
+                    received.extend(chunk.iter());
+                } else {
+                    break;
+                }
+            }
+            assert_eq!(received, b"hello", "{mapping:?}, into a file: {into_file}");
+        }
+    }
+}
+
+/// A reset after some bytes is no end of the stream.
+#[test]
+fn a_reset_after_some_bytes_is_not_their_end() {
+    for mapping in [Mapping::Always, Mapping::Never] {
+        let (mut from, to) = on_loopback();
+        (&to).write_all(b"never read").unwrap();
+        from.peek(&mut [0]).unwrap();
+        from.write_all(&[7; 100]).unwrap();
+        drop(from);
+        let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
+        let mut receiver = Receiver::with(to, settings).unwrap();
+        let ended = loop {
+            match receiver.receive() {
+                Ok(Some(chunk)) => assert!(chunk.iter().all(|&byte| byte == 7)),
+                ended => break ended.map(|_| ()),
+            }
+        };
+        assert!(matches!(ended, Err(Error::Failed { .. })), "{mapping:?}: {ended:?}");
+    }
+}
+
+/// The low-water mark goes with the receiver that raised it.
+#[test]
+fn a_promise_ends_with_its_receiver() {
+    let (mut from, to) = on_loopback();
+    to.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut receiver = Receiver::new(&to).unwrap();
+    receiver.expect(50_000).unwrap();
+    drop(receiver);
+    from.write_all(b"small").unwrap();
+    let mut buffer = [0; 100];
+    assert_eq!((&to).read(&mut buffer).unwrap(), 5);
+}
+
+/// What a file took of the pipe's bytes is gone from there, and the rest comes first, in a smaller range too.
+#[test]
+fn a_file_that_is_full_in_the_middle_leaves_the_rest_in_order() {
+    let (mut from, to) = on_loopback();
+    from.write_all(&stretch(0, 60_000)).unwrap();
+    drop(from);
+    let mut receiver = Receiver::new(to).unwrap();
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    assert!(receiver.receive_into_file(&full, 0..60_000).is_err());
+    let file = tempfile::tempfile().unwrap();
+    let mut position = 0;
+    // Less than is held: nothing may be written beyond the range.
+    for range in [0..1000, 1000..1001, 1001..30_000] {
+        while position < range.end {
+            position += receiver.receive_into_file(&file, position..range.end).unwrap();
+        }
+        assert_eq!(file.metadata().unwrap().len(), range.end);
+    }
+    assert!(receiver.receive_into_file(&full, 30_000..60_000).is_err());
+    let mut all = vec![0; 30_000];
+    file.read_exact_at(&mut all, 0).unwrap();
+    receiver.read_to_end(&mut all).unwrap();
+    assert_eq!(all.len(), 60_000);
+    check(0, &all);
 }

@@ -13,20 +13,15 @@ use std::ptr::NonNull;
 /// `TCP_ZEROCOPY_RECEIVE` in `<linux/tcp.h>`.
 pub(crate) const TCP_ZEROCOPY_RECEIVE: libc::c_int = 35;
 
-/// `struct tcp_zerocopy_receive` of `<linux/tcp.h>` up to the fields of Linux 4.18 and 5.6; the kernel takes
-/// any prefix from 16 bytes on.
+/// The first fields of `struct tcp_zerocopy_receive` of `<linux/tcp.h>`, those of Linux 4.18. Later ones are not asked
+/// for: for `err` the kernel takes the socket's pending error away, and a reset would look like an end.
 #[repr(C)]
-#[derive(Default)]
 struct Request {
     address: u64,
     length: u32,
     recv_skip_hint: u32,
-    /// Bytes in the receive queue after the call (5.6).
-    inq: u32,
-    /// The socket's pending error (5.6).
-    err: i32,
 }
-const _: () = assert!(size_of::<Request>() == 24);
+const _: () = assert!(size_of::<Request>() == 16);
 
 /// Addresses into which a TCP socket's pages are moved. It belongs to the socket it was made for.
 #[derive(Debug)]
@@ -48,9 +43,9 @@ pub enum Moved {
     Mapped(usize),
     /// The next bytes, at least one and at most so many, must be read.
     MustRead(usize),
-    /// Nothing has arrived.
+    /// Nothing has arrived, or an urgent byte comes next, which only `recv` passes by.
     Nothing,
-    /// The peer has ended the stream and all of it was taken.
+    /// The peer has ended the stream, and all of it was taken up to an urgent byte, if there is one.
     Ended,
 }
 
@@ -71,8 +66,8 @@ impl ReceiveWindow {
 
     /// Moves up to `limit` bytes of what has arrived into the window, replacing what stood there. Never blocks.
     ///
-    /// `InvalidInput` for a limit below a page, which nothing fits; `EINVAL` for a socket the window was not
-    /// made for; `ENOTCONN`, `ECONNRESET` and the like as `recv`.
+    /// `InvalidInput` for a limit below a page, which nothing fits; `EINVAL` where the socket is no TCP socket. A
+    /// reset is not told here but by the `recv` that follows [`Moved::Nothing`].
     pub fn receive(&mut self, socket: impl AsFd, limit: usize) -> io::Result<Moved> {
         self.mapped = 0;
         let wanted = limit.min(self.len) / crate::region::page_bytes() * crate::region::page_bytes();
@@ -82,11 +77,11 @@ impl ReceiveWindow {
         let mut request = Request {
             address: self.start.as_ptr() as u64,
             length: u32::try_from(wanted).unwrap_or(1 << 30),
-            ..Request::default()
+            recv_skip_hint: 0,
         };
         let mut len = size_of::<Request>() as libc::socklen_t;
         // SAFETY: the kernel reads and writes at most `len` bytes of `request`, and maps pages only inside
-        // a mapping of this very socket at that address (else EINVAL), which this window owns. `&mut self`
+        // a mapping of a TCP socket at that address (else EINVAL), which this window owns. `&mut self`
         // says that nobody looks at the pages that are replaced.
         let result = unsafe {
             libc::getsockopt(
@@ -102,8 +97,7 @@ impl ReceiveWindow {
             // EIO is how it says that the stream has ended and nothing is left of it.
             return if error.raw_os_error() == Some(libc::EIO) { Ok(Moved::Ended) } else { Err(error) };
         }
-        let Request { length, recv_skip_hint, inq, err, .. } = request;
-        let moved = interpret(wanted, length, recv_skip_hint, inq, err)?;
+        let moved = interpret(wanted, request.length, request.recv_skip_hint);
         if let Moved::Mapped(mapped) = moved {
             self.mapped = mapped;
         }
@@ -114,7 +108,8 @@ impl ReceiveWindow {
     ///
     /// The pages are the network stack's own, filled before they were queued. The kernel moves neither a
     /// file's pages nor a process's (`page->mapping` must be clear; that of a page which a file has given up
-    /// is), so nobody is left who could write them.
+    /// is), so nobody is left who could write them, short of a process on this very machine that has had such a page
+    /// pinned since before.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the kernel has mapped pages over the first `mapped` bytes of this window, readable, and
         // only `receive`, which takes `&mut self`, replaces them.
@@ -138,17 +133,14 @@ impl ReceiveWindow {
 }
 
 /// What the kernel's answer to a request for `wanted` bytes means, whatever it says.
-pub fn interpret(wanted: usize, length: u32, recv_skip_hint: u32, inq: u32, err: i32) -> io::Result<Moved> {
-    if err != 0 && length == 0 && inq == 0 {
-        return Err(io::Error::from_raw_os_error(err.saturating_abs()));
-    }
+pub fn interpret(wanted: usize, length: u32, recv_skip_hint: u32) -> Moved {
     // With a length and a hint both: so many bytes are mapped, and what follows must be read.
-    Ok(match (length as usize, recv_skip_hint as usize) {
+    match (length as usize, recv_skip_hint as usize) {
         (0, 0) => Moved::Nothing,
         (0, hint) => Moved::MustRead(hint),
         // More than was asked for cannot stand in the window.
         (mapped, _) => Moved::Mapped(mapped.min(wanted)),
-    })
+    }
 }
 
 impl Drop for ReceiveWindow {

@@ -12,18 +12,18 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The word of the kernel's command line that names the peer's port.
-pub(super) const PEER: &str = "haul.peer";
+/// Names the peer's port: a word of the kernel's command line, which the first process gets as its environment.
+pub(super) const PEER: &str = "HAUL_VM_PEER";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A buffer that came back is written over with this: whoever still reads it shows it to the peer.
 const WRITTEN_OVER: u8 = 0xEE;
 
 /// Runs the guest if this is a guest's first process, which does not return.
 pub fn run_if_first_process() -> Option<ExitCode> {
-    if std::process::id() != 1 {
-        return None;
-    }
-    match prepare().and_then(run) {
+    // A container's first process is no guest's.
+    let port = std::env::var(PEER).ok().filter(|_| std::process::id() == 1)?.parse();
+    let port = port.map_err(|_| VmError::Guest(format!("{PEER} is no port")));
+    match port.and_then(|port| prepare().and_then(|()| run(port))) {
         Ok(()) => println!("{PASSED}"),
         Err(error) => println!("{FAILED}: {error}"),
     }
@@ -31,8 +31,8 @@ pub fn run_if_first_process() -> Option<ExitCode> {
     Some(ExitCode::FAILURE)
 }
 
-/// Mounts, modules, the network; the peer's port.
-fn prepare() -> Result<u16, VmError> {
+/// Mounts, modules, the network.
+fn prepare() -> Result<(), VmError> {
     for (kind, folder) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", "/tmp")] {
         rustix::mount::mount(kind, folder, kind, MountFlags::empty(), None)
             .map_err(|errno| step(format!("mounting {folder}"))(errno.into()))?;
@@ -50,11 +50,7 @@ fn prepare() -> Result<u16, VmError> {
     let address = format!("{GUEST}/24");
     call("ip", &["link", "set", "lo", "up"])?;
     call("ip", &["address", "add", &address, "dev", "eth0"])?;
-    call("ip", &["link", "set", "eth0", "up"])?;
-    let line = fs::read_to_string("/proc/cmdline").map_err(step("reading the command line"))?;
-    let port =
-        line.split_whitespace().find_map(|word| word.strip_prefix(PEER)?.strip_prefix('=')?.parse().ok());
-    port.ok_or_else(|| VmError::Guest(format!("no {PEER} on the command line: {line}")))
+    call("ip", &["link", "set", "eth0", "up"])
 }
 
 fn run(port: u16) -> Result<(), VmError> {

@@ -128,6 +128,8 @@ impl Direction {
         match self.way {
             Way::Copy => self.copy(from, to, pool),
             Way::Splice => match self.splice(from, pool) {
+                // The end, nothing, or an urgent byte, before which splicing stops: reading tells, and passes it by.
+                Ok(0) | Err(Error::WouldBlock) => self.copy(from, to, pool),
                 Err(reason) if reason.is_refusal() => {
                     self.splicing_is_refused = true;
                     self.change(Way::Copy);
@@ -170,6 +172,9 @@ impl Direction {
 
     /// Counts what speaks for the other way, and takes it after so many in a row.
     fn consider(&mut self, speaks_for_it: bool, in_a_row: u32, other: Way) {
+        if other == self.way {
+            return;
+        }
         self.streak = if speaks_for_it { self.streak + 1 } else { 0 };
         if self.streak >= in_a_row && !(other == Way::Splice && self.splicing_is_refused) {
             self.change(other);

@@ -6,9 +6,11 @@
 
 use super::{Lending, SocketWire};
 use rustix::event::epoll;
+use rustix::net::SocketType;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{PoisonError, RwLock};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 
 #[cfg(test)]
@@ -35,20 +37,22 @@ pub(super) fn keep(socket: impl AsFd + Send + 'static, lending: Lending) {
     }
 }
 
+/// The reaper of real sockets.
+type SocketReaper = Reaper<Epoll, Left>;
+
 /// This process's reaper, started when it is first needed.
-fn reaper() -> Option<&'static Reaper<Epoll, Left>> {
+fn reaper() -> Option<Arc<SocketReaper>> {
     /// With the process it runs in: a forked child has the memory and not the thread.
-    static REAPER: RwLock<Option<(u32, &'static Reaper<Epoll, Left>)>> = RwLock::new(None);
+    static REAPER: RwLock<Option<(u32, Arc<SocketReaper>)>> = RwLock::new(None);
     let mut reaper = REAPER.write().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
-    if let Some((_, reaper)) = reaper.filter(|(owner, _)| *owner == process) {
-        return Some(reaper);
+    if let Some((_, reaper)) = reaper.as_ref().filter(|(owner, _)| *owner == process) {
+        return Some(Arc::clone(reaper));
     }
-    let epoll = Epoll(epoll::create(epoll::CreateFlags::CLOEXEC).ok()?);
-    // One for the life of the process.
-    let fresh: &'static Reaper<Epoll, Left> = Box::leak(Box::new(Reaper::new(epoll)));
-    thread::Builder::new().name("haul-reaper".into()).spawn(|| while fresh.turn() {}).ok()?;
-    *reaper = Some((process, fresh));
+    let fresh = Arc::new(Reaper::new(Epoll(epoll::create(epoll::CreateFlags::CLOEXEC).ok()?)));
+    let working = Arc::clone(&fresh);
+    thread::Builder::new().name("haul-reaper".into()).spawn(move || while working.turn() {}).ok()?;
+    *reaper = Some((process, Arc::clone(&fresh)));
     Some(fresh)
 }
 
@@ -118,9 +122,10 @@ impl<W: Watch<K>, K: Keep> Reaper<W, K> {
             }
         }
         done.extend(kept.unwatched.extract_if(.., Keep::is_done));
-        // Closing a socket may take a while; nobody has to wait for that.
+        // Closing a socket may take a while; nobody has to wait for that. And whatever a program's own socket does
+        // when it is dropped, the others are still waited for.
         drop(kept);
-        drop(done);
+        let _ = std::panic::catch_unwind(AssertUnwindSafe(|| drop(done)));
         true
     }
 }
@@ -128,7 +133,9 @@ impl<W: Watch<K>, K: Keep> Reaper<W, K> {
 impl Keep for Left {
     fn is_done(&mut self) -> bool {
         // A failed look is no reason to free what the kernel may still read.
-        let _ = self.lending.reap(&mut SocketWire::of(self.socket.as_fd()));
+        let _ = self.lending.hear(&mut SocketWire::of(self.socket.as_fd(), SocketType::STREAM));
+        // Nobody reclaims any more: what has come back is free, and a pool has it again.
+        while self.lending.take_returned().is_some() {}
         self.lending.open_sends() == 0
     }
 }
@@ -157,8 +164,8 @@ impl Watch<Left> for Epoll {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shuttle::sync::Condvar;
     use shuttle::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-    use shuttle::sync::{Arc, Condvar};
     use std::collections::HashSet;
 
     /// Something that happens in the kernel while senders come and go: each thing kept is finished by one

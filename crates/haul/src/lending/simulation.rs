@@ -23,6 +23,8 @@ struct Kernel {
     sends: u64,
     notices: VecDeque<Notice>,
     refuses_zerocopy: bool,
+    /// A datagram socket's: a send that fails gets a number and a notice.
+    numbers_failures: bool,
 }
 
 /// What the kernel does with one send.
@@ -37,7 +39,17 @@ impl Wire for Kernel {
         assert!(!bytes.is_empty());
         match self.script.pop_front().unwrap_or(Move::Take(usize::MAX)) {
             // Limits on what is lent do not concern a plain send.
-            Move::Fail(errno) if zerocopy || errno != Errno::NOBUFS => Err(errno.into()),
+            Move::Fail(errno) if zerocopy || errno != Errno::NOBUFS => {
+                if zerocopy && self.numbers_failures && errno != Errno::AGAIN {
+                    self.notices.push_back(Notice {
+                        first: self.sends as u32,
+                        last: self.sends as u32,
+                        copied: true,
+                    });
+                    self.sends += 1;
+                }
+                Err(errno.into())
+            }
             taken => {
                 let most = if let Move::Take(most) = taken { most } else { usize::MAX };
                 let sent = bytes.len().min(most);
@@ -61,6 +73,10 @@ impl Wire for Kernel {
 
     fn wait_for_notice(&mut self) -> io::Result<bool> {
         Ok(false)
+    }
+
+    fn numbers_failed_sends(&self) -> bool {
+        self.numbers_failures
     }
 }
 
@@ -120,9 +136,10 @@ proptest! {
         script in prop::collection::vec(moves(), 0..60),
         steps in prop::collection::vec(steps(), 1..60),
         refuses_zerocopy in prop::bool::weighted(0.1),
+        numbers_failures in any::<bool>(),
     ) {
         let limits = Limits { loans_max: 4, bytes_max: 50 };
-        let mut kernel = Kernel { script: script.into(), refuses_zerocopy, ..Kernel::default() };
+        let mut kernel = Kernel { script: script.into(), refuses_zerocopy, numbers_failures, ..Kernel::default() };
         let mut lending = Lending::new(limits, 8);
         let mut lent = BTreeMap::new();
         let mut returned = Vec::new();
@@ -139,14 +156,14 @@ proptest! {
                 Step::Flush => drop(lending.flush(&mut kernel)),
                 Step::Finish(pick, count, copied) => kernel.finish(pick, count, copied),
                 Step::Reclaim => {
-                    for back in lending.reclaim(&mut kernel).unwrap() {
+                    for back in reclaim(&mut lending, &mut kernel) {
                         kernel.check(&back);
                         returned.push(back);
                     }
                 }
             }
-            prop_assert!(lending.bytes_out <= 50);
-            prop_assert_eq!(lending.book.open(), kernel.pinned.len() + unheard(&kernel));
+            prop_assert!(lending.bytes_out <= 50 && lending.inside.len() <= 4);
+            prop_assert!(numbers_failures || lending.book.open() == kernel.pinned.len() + unheard(&kernel));
         }
         // The peer reads everything, the kernel lets go of everything.
         kernel.script.clear();
@@ -155,7 +172,7 @@ proptest! {
         while !kernel.pinned.is_empty() {
             kernel.finish(0, 3, false);
         }
-        returned.extend(lending.reclaim(&mut kernel).unwrap());
+        returned.extend(reclaim(&mut lending, &mut kernel));
         prop_assert_eq!(lending.out(), 0);
         prop_assert_eq!(lending.bytes_out, 0);
         returned.sort_by_key(|back| back.id);
@@ -172,6 +189,11 @@ proptest! {
     }
 }
 
+fn reclaim(lending: &mut Lending, kernel: &mut Kernel) -> Vec<Returned> {
+    lending.hear(kernel).unwrap();
+    std::iter::from_fn(|| lending.take_returned()).collect()
+}
+
 /// Sends whose notice is on its way.
 fn unheard(kernel: &Kernel) -> usize {
     kernel.notices.iter().map(|notice| (notice.last - notice.first + 1) as usize).sum()
@@ -183,11 +205,11 @@ fn lending_is_given_up_where_everything_is_copied_all_the_same() {
     let mut lending = Lending::new(Limits::default(), 8);
     lending.lend(&mut kernel, Buffer::from(vec![1; 1 << 20]), None).unwrap();
     kernel.finish(0, 1, true);
-    assert_eq!(lending.reclaim(&mut kernel).unwrap().count(), 1);
+    assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
     assert!(lending.demotions()[0].reason.contains("copied"), "{:?}", lending.demotions());
     lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap();
     assert!(kernel.pinned.is_empty());
-    assert_eq!(lending.reclaim(&mut kernel).unwrap().next().unwrap().outcome, Outcome::Copied);
+    assert_eq!(reclaim(&mut lending, &mut kernel)[0].outcome, Outcome::Copied);
 }
 
 #[test]
@@ -196,9 +218,9 @@ fn an_error_after_a_part_has_gone_is_told_by_the_next_call() {
     let mut lending = Lending::new(Limits::default(), 8);
     let id = lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     assert!(matches!(lending.flush(&mut kernel), Err(Error::Failed { .. })));
-    assert_eq!(lending.reclaim(&mut kernel).unwrap().count(), 0);
+    assert_eq!(reclaim(&mut lending, &mut kernel).len(), 0);
     kernel.finish(0, 1, false);
-    let back: Vec<Returned> = lending.reclaim(&mut kernel).unwrap().collect();
+    let back = reclaim(&mut lending, &mut kernel);
     assert_eq!((back[0].id, back[0].sent_bytes), (id, 10));
 }
 
@@ -212,7 +234,43 @@ fn a_forked_child_neither_lends_nor_reclaims_nor_frees() {
     lending.process += 1;
     let error = lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
     assert!(matches!(error.error, Error::Forked) && *error.buffer == [2; 100], "{error}");
-    assert!(matches!(lending.reclaim(&mut kernel), Err(Error::Forked)));
+    assert!(matches!(lending.hear(&mut kernel), Err(Error::Forked)));
+    assert!(matches!(lending.flush(&mut kernel), Ok(())));
     lending.leave(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     assert_eq!(Arc::strong_count(&shared), 2, "the child freed what the parent has lent");
+}
+
+#[test]
+fn what_was_copied_here_is_no_reason_to_give_lending_up() {
+    let mut kernel = Kernel::default();
+    let mut lending = Lending::new(Limits { loans_max: 8, bytes_max: 8 << 20 }, 4096);
+    for _ in 0..400 {
+        lending.lend(&mut kernel, Buffer::from(vec![1; 4000]), None).unwrap();
+        reclaim(&mut lending, &mut kernel);
+    }
+    assert!(lending.counts().copied_bytes > 1 << 20 && lending.demotions().is_empty());
+    kernel.script = [Move::Take(1 << 20), Move::Fail(Errno::NOBUFS)].into();
+    lending.lend(&mut kernel, Buffer::from(vec![1; 3 << 20]), None).unwrap();
+    assert_eq!((lending.no_room(), lending.demotions().len()), (1, 0));
+}
+
+/// A failed datagram may have a number: nothing is sent from its pages after that, and what is out comes back.
+#[test]
+fn a_failed_datagram_ends_lending_and_strikes_no_other_loan() {
+    let mut kernel = Kernel { numbers_failures: true, ..Kernel::default() };
+    let mut lending = Lending::new(Limits::default(), 8);
+    lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
+    kernel.script = [Move::Fail(Errno::MSGSIZE), Move::Fail(Errno::MSGSIZE)].into();
+    let refused = lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
+    assert_eq!(refused.buffer.len(), 100);
+    lending.lend(&mut kernel, Buffer::from(vec![3; 100]), None).unwrap();
+    let back = reclaim(&mut lending, &mut kernel);
+    assert_eq!(
+        back.iter().map(|back| back.buffer[0]).collect::<Vec<_>>(),
+        [3],
+        "only the copied one is back"
+    );
+    kernel.finish(0, 1, false);
+    assert_eq!(reclaim(&mut lending, &mut kernel)[0].buffer[0], 1);
+    assert!(lending.owns_notices());
 }

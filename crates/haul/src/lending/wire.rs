@@ -4,18 +4,25 @@ use super::Wire;
 use crate::error::{Error, failed};
 use haul_sys::datagram::{self, Datagrams};
 use haul_sys::error_queue::{self, Notice};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::SocketType;
+use rustix::net::sockopt::Timeout;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// How often a wait looks again at a connection that has ended.
+const HUNG_UP_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A socket, of any kind that can be sent from.
 pub(crate) struct SocketWire<'a> {
     socket: BorrowedFd<'a>,
+    kind: SocketType,
 }
 
 impl<'a> SocketWire<'a> {
-    pub fn of(socket: BorrowedFd<'a>) -> Self {
-        Self { socket }
+    pub fn of(socket: BorrowedFd<'a>, kind: SocketType) -> Self {
+        Self { socket, kind }
     }
 }
 
@@ -42,11 +49,27 @@ impl Wire for SocketWire<'_> {
         if rustix::fs::fcntl_getfl(self.socket)?.contains(rustix::fs::OFlags::NONBLOCK) {
             return Ok(false);
         }
+        let timeout = rustix::net::sockopt::socket_timeout(self.socket, Timeout::Send)?;
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         // No event is asked for: POLLERR, which says that the error queue holds something, always comes.
         let mut descriptors = [PollFd::new(&self.socket, PollFlags::empty())];
-        match rustix::event::poll(&mut descriptors, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(true),
+        match rustix::event::poll(&mut descriptors, timeout.as_ref()) {
+            Ok(0) => Ok(false),
+            Ok(_) => {
+                if !descriptors[0].revents().contains(PollFlags::ERR) {
+                    // A connection that has ended wakes for ever; its notices are a moment away.
+                    std::thread::sleep(HUNG_UP_INTERVAL);
+                }
+                Ok(true)
+            }
+            Err(rustix::io::Errno::INTR) => Ok(true),
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    /// TCP takes the number of a failed send back. UDP does so only before the packet is built: a segment larger
+    /// than the MTU, or a firewall's refusal, fails after that, and a notice comes for it.
+    fn numbers_failed_sends(&self) -> bool {
+        self.kind != SocketType::STREAM
     }
 }

@@ -5,8 +5,9 @@
 
 use crate::error::{Error, failed};
 use crate::path::Counts;
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::{PipeFlags, SpliceFlags};
+use std::io;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -61,9 +62,12 @@ impl IntoFile {
         if pipe.held_bytes == 0 {
             counts.calls += 1;
             let flags = SpliceFlags::empty();
-            pipe.held_bytes =
-                retry_on_intr(|| rustix::pipe::splice(socket, None, &pipe.write_end, None, wanted, flags))
-                    .map_err(|errno| failed("splice from the socket")(errno.into()))?;
+            match retry_on_intr(|| rustix::pipe::splice(socket, None, &pipe.write_end, None, wanted, flags)) {
+                // The end, nothing, or an urgent byte, before which splicing stops: reading tells, and passes it by.
+                Ok(0) | Err(Errno::AGAIN) => return Ok(None),
+                Ok(count) => pipe.held_bytes = count,
+                Err(errno) => return Err(failed("splice from the socket")(errno.into())),
+            }
         }
         let mut moved = 0;
         // An earlier call may have left more in the pipe than this range takes.
@@ -76,6 +80,7 @@ impl IntoFile {
                 rustix::pipe::splice(&pipe.read_end, None, file, Some(&mut offset), len, flags)
             });
             match spliced {
+                Ok(0) => break,
                 Ok(count) => {
                     pipe.held_bytes -= count;
                     moved += count;
@@ -100,12 +105,13 @@ impl IntoFile {
         while written < bytes.len() {
             counts.calls += 1;
             match retry_on_intr(|| rustix::io::pwrite(file, &bytes[written..], offset + written as u64)) {
-                Ok(count) => written += count,
-                Err(errno) => {
+                Ok(count) if count > 0 => written += count,
+                stopped => {
+                    let error = stopped.map_or_else(Into::into, |_| io::ErrorKind::WriteZero.into());
                     // In front of what is left already: these bytes were taken from there, or there is none.
                     self.leftover.splice(..0, bytes[written..].iter().copied());
                     if written == 0 {
-                        return Err(failed("pwrite")(errno.into()));
+                        return Err(failed("pwrite")(error));
                     }
                     break;
                 }
