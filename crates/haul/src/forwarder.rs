@@ -4,6 +4,7 @@ use crate::buffer::Pool;
 use crate::demotion::Demotion;
 use crate::error::{Error, failed};
 use crate::path::Counts;
+use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
 use crate::socket;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
@@ -11,10 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 mod direction;
-mod pipe;
 
 use direction::Direction;
-use pipe::Pipe;
 use std::time::Duration;
 
 /// How often a socket is looked at whose error queue nobody empties.
@@ -202,12 +201,13 @@ impl ForwardPool {
 
     fn take_pipe(&self) -> Result<Pipe, Error> {
         let idle = self.pipes().pop();
-        idle.map_or_else(Pipe::new, Ok)
+        let fresh = || Pipe::new(SOCKET_PIPE_BYTES).map_err(|errno| failed("pipe2")(errno.into()));
+        idle.map_or_else(fresh, Ok)
     }
 
     fn put_pipe(&self, pipe: Pipe) {
         let mut pipes = self.pipes();
-        if pipe.is_empty() && pipes.len() < self.0.idle_max {
+        if pipe.held_bytes() == 0 && pipes.len() < self.0.idle_max {
             pipes.push(pipe);
         }
     }

@@ -7,6 +7,7 @@
 mod buffered;
 mod floor;
 mod mmap_send;
+mod piped;
 mod read_send;
 mod read_write;
 mod sendfile;

@@ -384,6 +384,10 @@ fn a_message_of_known_length_comes_without_a_byte_of_the_next() {
             }
         }
         assert_eq!(position, 200_000);
+        // A promise that was kept binds nobody: a single byte wakes.
+        receiver.socket().set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        from.write_all(b"!").unwrap();
+        assert_eq!(&*receiver.receive().unwrap().unwrap(), b"!");
     }
 }
 

@@ -1,11 +1,12 @@
 //! One direction of a forwarder.
 
-use super::pipe::Pipe;
 use super::{DirectionReport, ForwardPool};
 use crate::demotion::Demotion;
 use crate::error::{Error, failed};
-use rustix::io::retry_on_intr;
+use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use rustix::pipe::SpliceFlags;
 use std::os::fd::BorrowedFd;
 
 /// What is copied at a time.
@@ -18,6 +19,9 @@ const SMALL_BYTES: usize = 4 << 10;
 const SMALL_BEFORE_COPYING: u32 = 4;
 /// What one direction moves before the other, and other connections, get their turn.
 const TURN_BYTES: usize = 1 << 20;
+
+/// Never waits, and passes pages on rather than copies.
+const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
 
 /// One direction: what it holds on its way, and by which way it moves.
 #[derive(Debug, Default)]
@@ -91,7 +95,7 @@ impl Direction {
             }
         };
         // Between turns a pipe is kept only for what it holds.
-        if let Some(pipe) = self.pipe.take_if(|pipe| pipe.is_empty()) {
+        if let Some(pipe) = self.pipe.take_if(|pipe| pipe.held_bytes() == 0) {
             pool.put_pipe(pipe);
         }
         Ok(waiting)
@@ -112,12 +116,12 @@ impl Direction {
         }
         // Gives its memory back: a direction at rest holds none.
         self.leftover = Vec::new();
-        while let Some(pipe) = self.pipe.as_mut().filter(|pipe| !pipe.is_empty()) {
+        while let Some(pipe) = self.pipe.as_mut().filter(|pipe| pipe.held_bytes() > 0) {
             self.report.spliced.calls += 1;
-            match pipe.drain(to) {
+            match pipe.drain(to, None, usize::MAX, FLAGS) {
                 Ok(count) => self.report.spliced.bytes += count as u64,
-                Err(Error::WouldBlock) => return Ok(false),
-                Err(error) => return Err(error),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(errno) => return Err(failed("splice into a socket")(errno.into())),
             }
         }
         Ok(true)
@@ -165,7 +169,9 @@ impl Direction {
             none => none.insert(pool.take_pipe()?),
         };
         self.report.spliced.calls += 1;
-        let count = pipe.fill(from)?;
+        let count = pipe
+            .fill(from, SOCKET_PIPE_BYTES, FLAGS)
+            .map_err(|errno| failed("splice from a socket")(errno.into()))?;
         self.consider(count > 0 && count < SMALL_BYTES, SMALL_BEFORE_COPYING, Way::Copy);
         Ok(count)
     }
@@ -193,7 +199,7 @@ impl Direction {
             self.sink_is_shut = true;
             match rustix::net::shutdown(to, Shutdown::Write) {
                 // A peer that has gone meanwhile needs no end.
-                Ok(()) | Err(rustix::io::Errno::NOTCONN) => {}
+                Ok(()) | Err(Errno::NOTCONN) => {}
                 Err(errno) => return Err(failed("shutdown")(errno.into())),
             }
         }

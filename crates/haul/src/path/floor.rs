@@ -4,10 +4,11 @@
 //! nothing read. What the peer receives is the source's first pages over and over, as many bytes as were
 //! asked for.
 
+use super::piped::SourcePipe;
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
 use crate::error::{Error, failed};
-use crate::pipe::{Pipe, through};
+use crate::pipe::Pipe;
 use rustix::io::retry_on_intr;
 use rustix::pipe::SpliceFlags;
 use std::ops::Range;
@@ -21,13 +22,13 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::Pages,
     steps_down_to: Some(Path::Sendfile),
     open: |_, options| {
-        let pipe = Pipe::new(options.chunk_bytes).map_err(failed("pipe2"))?;
+        let pipe = SourcePipe::new(options.chunk_bytes)?;
         Ok(Box::new(Floor { pipe, options: options.clone(), counts: Counts::default() }))
     },
 };
 
 struct Floor {
-    pipe: Pipe,
+    pipe: SourcePipe,
     options: Options,
     counts: Counts,
 }
@@ -38,7 +39,7 @@ impl SendPath for Floor {
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         let mut fill_calls = 0;
         let calls = &mut self.counts.calls;
-        let sent = through(&mut self.pipe, socket, source, offset, len, calls, |pipe, offset, len| {
+        let sent = self.pipe.send(socket, source, offset, len, calls, |pipe, offset, len| {
             // Fill the whole pipe before it is drained, as the paths do whose floor this is.
             let mut filled = 0;
             while filled < len {

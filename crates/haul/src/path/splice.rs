@@ -5,10 +5,10 @@
 //! Tried by calling it; hardened hosts refuse it with `EPERM` or `ENOSYS`. `EAGAIN` does not say which end
 //! blocks: the pipe is only filled when empty, so it is always the socket.
 
+use super::piped::SourcePipe;
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
 use crate::error::{Error, failed};
-use crate::pipe::{Pipe, through};
 use rustix::io::retry_on_intr;
 use rustix::pipe::SpliceFlags;
 use std::ops::Range;
@@ -19,13 +19,13 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::Pages,
     steps_down_to: Some(Path::Sendfile),
     open: |_, options| {
-        let pipe = Pipe::new(options.pipe_bytes.unwrap_or(options.chunk_bytes)).map_err(failed("pipe2"))?;
+        let pipe = SourcePipe::new(options.pipe_bytes.unwrap_or(options.chunk_bytes))?;
         Ok(Box::new(Splice { pipe, options: options.clone(), counts: Counts::default() }))
     },
 };
 
 struct Splice {
-    pipe: Pipe,
+    pipe: SourcePipe,
     options: Options,
     counts: Counts,
 }
@@ -34,7 +34,7 @@ impl SendPath for Splice {
     fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         let calls = &mut self.counts.calls;
-        let sent = through(&mut self.pipe, socket, source, offset, len, calls, |pipe, offset, len| {
+        let sent = self.pipe.send(socket, source, offset, len, calls, |pipe, offset, len| {
             let mut position = offset;
             retry_on_intr(|| {
                 rustix::pipe::splice(

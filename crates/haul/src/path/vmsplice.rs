@@ -7,10 +7,10 @@
 //! `EPERM` or `ENOSYS`.
 
 use super::mmap_send::Window;
+use super::piped::SourcePipe;
 use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
 use crate::Source;
 use crate::error::{Error, failed};
-use crate::pipe::{Pipe, through};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
@@ -19,13 +19,13 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::Pages,
     steps_down_to: Some(Path::Sendfile),
     open: |_, options| {
-        let pipe = Pipe::new(options.pipe_bytes.unwrap_or(options.chunk_bytes)).map_err(failed("pipe2"))?;
+        let pipe = SourcePipe::new(options.pipe_bytes.unwrap_or(options.chunk_bytes))?;
         Ok(Box::new(Vmsplice { pipe, options: options.clone(), counts: Counts::default() }))
     },
 };
 
 struct Vmsplice {
-    pipe: Pipe,
+    pipe: SourcePipe,
     options: Options,
     counts: Counts,
 }
@@ -35,7 +35,7 @@ impl SendPath for Vmsplice {
         let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
         let mut map_calls = 0;
         let calls = &mut self.counts.calls;
-        let sent = through(&mut self.pipe, socket, source, offset, len, calls, |pipe, offset, len| {
+        let sent = self.pipe.send(socket, source, offset, len, calls, |pipe, offset, len| {
             if let Some(memory) = source.as_memory() {
                 let range = offset as usize..offset as usize + len;
                 return memory.vmsplice(pipe.write_end(), range, true).map_err(failed("vmsplice"));

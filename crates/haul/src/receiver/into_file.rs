@@ -5,15 +5,12 @@
 
 use crate::error::{Error, failed};
 use crate::path::Counts;
+use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::pipe::{PipeFlags, SpliceFlags};
+use rustix::pipe::SpliceFlags;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
-
-/// What is moved at a time: as much as one pipe of an ordinary user's may hold before his pipes are cut short
-/// (`fs.pipe-user-pages-soft` allows 16,384 pages, so 256 of these).
-const PIPE_BYTES: usize = 256 << 10;
+use std::os::fd::BorrowedFd;
 
 /// The pipe between a socket and files, and what did not fit into one.
 #[derive(Debug, Default)]
@@ -24,17 +21,10 @@ pub(super) struct IntoFile {
     leftover: Vec<u8>,
 }
 
-#[derive(Debug)]
-struct Pipe {
-    read_end: OwnedFd,
-    write_end: OwnedFd,
-    held_bytes: usize,
-}
-
 impl IntoFile {
     /// Whether bytes are waiting here that come before the socket's.
     pub fn holds_bytes(&self) -> bool {
-        !self.leftover.is_empty() || self.pipe.as_ref().is_some_and(|pipe| pipe.held_bytes > 0)
+        !self.leftover.is_empty() || self.pipe.as_ref().is_some_and(|pipe| pipe.held_bytes() > 0)
     }
 
     /// Does not splice any more.
@@ -56,35 +46,26 @@ impl IntoFile {
         }
         let pipe = match &mut self.pipe {
             Some(pipe) => pipe,
-            none => none.insert(Pipe::new()?),
+            none => none.insert(Pipe::new(SOCKET_PIPE_BYTES).map_err(|errno| failed("pipe2")(errno.into()))?),
         };
-        let wanted = usize::try_from(range.end - range.start).unwrap_or(usize::MAX).min(PIPE_BYTES);
-        if pipe.held_bytes == 0 {
+        let wanted = usize::try_from(range.end - range.start).unwrap_or(usize::MAX).min(SOCKET_PIPE_BYTES);
+        if pipe.held_bytes() == 0 {
             counts.calls += 1;
-            let flags = SpliceFlags::empty();
-            match retry_on_intr(|| rustix::pipe::splice(socket, None, &pipe.write_end, None, wanted, flags)) {
+            match pipe.fill(socket, wanted, SpliceFlags::empty()) {
                 // The end, nothing, or an urgent byte, before which splicing stops: reading tells, and passes it by.
                 Ok(0) | Err(Errno::AGAIN) => return Ok(None),
-                Ok(count) => pipe.held_bytes = count,
+                Ok(_) => {}
                 Err(errno) => return Err(failed("splice from the socket")(errno.into())),
             }
         }
         let mut moved = 0;
         // An earlier call may have left more in the pipe than this range takes.
-        while pipe.held_bytes > 0 && moved < wanted {
-            let mut offset = range.start + moved as u64;
+        while pipe.held_bytes() > 0 && moved < wanted {
             counts.calls += 1;
-            let len = pipe.held_bytes.min(wanted - moved);
-            let flags = SpliceFlags::empty();
-            let spliced = retry_on_intr(|| {
-                rustix::pipe::splice(&pipe.read_end, None, file, Some(&mut offset), len, flags)
-            });
-            match spliced {
+            let offset = range.start + moved as u64;
+            match pipe.drain(file, Some(offset), wanted - moved, SpliceFlags::empty()) {
                 Ok(0) => break,
-                Ok(count) => {
-                    pipe.held_bytes -= count;
-                    moved += count;
-                }
+                Ok(count) => moved += count,
                 Err(_) if moved > 0 => break,
                 Err(errno) => return Err(failed("splice into the file")(errno.into())),
             }
@@ -129,20 +110,7 @@ impl IntoFile {
             self.leftover.drain(..count);
             return Ok(count);
         }
-        let Some(pipe) = self.pipe.as_mut().filter(|pipe| pipe.held_bytes > 0) else { return Ok(0) };
-        let count = retry_on_intr(|| rustix::io::read(&pipe.read_end, &mut *buffer))
-            .map_err(|errno| failed("read from the pipe")(errno.into()))?;
-        pipe.held_bytes -= count;
-        Ok(count)
-    }
-}
-
-impl Pipe {
-    fn new() -> Result<Self, Error> {
-        let (read_end, write_end) =
-            rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed("pipe2")(errno.into()))?;
-        // Refused past the user's limit; the pipe is then as large as it was, which works, only slower.
-        let _ = rustix::pipe::fcntl_setpipe_size(&write_end, PIPE_BYTES);
-        Ok(Self { read_end, write_end, held_bytes: 0 })
+        let held = self.pipe.as_mut().map_or(Ok(0), |pipe| pipe.read(buffer));
+        held.map_err(|errno| failed("read from the pipe")(errno.into()))
     }
 }
