@@ -1,0 +1,34 @@
+//! What the kernel answers to a request for mapped pages: whatever it says, never more than was asked for.
+#![cfg_attr(not(test), no_main)]
+
+use haul_sys::receive_window::{Moved, interpret};
+
+fn target(bytes: &[u8]) {
+    let Some(fields) = bytes.first_chunk::<12>() else { return };
+    let mut words = fields.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap()));
+    let mut next = || words.next().unwrap();
+    let wanted = next() as usize;
+    match interpret(wanted, next(), next()) {
+        Moved::Mapped(mapped) => assert!(mapped <= wanted),
+        Moved::MustRead(count) => assert!(count > 0),
+        Moved::Nothing | Moved::Ended => {}
+    }
+}
+
+#[cfg(not(test))]
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+
+#[test]
+fn arbitrary_bytes() {
+    let mut state = 1u64;
+    for _ in 0..10_000 {
+        let bytes: Vec<u8> = (0..12)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                // Zeros are what decides.
+                if state >> 63 == 0 { 0 } else { (state >> 33) as u8 }
+            })
+            .collect();
+        target(&bytes);
+    }
+}
