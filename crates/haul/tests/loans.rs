@@ -174,7 +174,11 @@ fn a_dropped_sender_keeps_its_loans_until_the_peer_has_read_them() {
     sender.reclaim().unwrap().for_each(drop);
     expected += sender.report().loans.bytes as usize;
     assert!(pool.out() > 0 && sender.report().loans_out == pool.out());
+    let socket = sender.socket().try_clone().unwrap();
     drop(sender);
+    // A peer that never reads is given up in the end.
+    assert_eq!(rustix::net::sockopt::tcp_user_timeout(&socket).unwrap(), 120_000);
+    drop(socket);
     // The peer has read nothing: the kernel still needs the pages.
     let held = pool.out();
     thread::sleep(Duration::from_millis(50));
@@ -404,6 +408,23 @@ fn the_path_zerocopy_leaves_the_notices_to_loans_that_came_first() {
     assert!(sender.report().files.iter().all(|(path, _)| *path != Path::Zerocopy), "{sender:?}");
     drop(sender);
     assert_eq!(received.join().unwrap().len(), (3 << 20) + 100_000);
+}
+
+#[test]
+fn loans_leave_the_notices_to_the_path_zerocopy_that_came_first() {
+    let (from, to) = on_loopback();
+    let received = receive_all(to);
+    let settings = Settings { choice: Choice::Path(Path::Zerocopy), ..Settings::default() };
+    let mut sender = Sender::with(from, settings).unwrap();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&vec![2; 100_000]).unwrap();
+    sender.send_file_all(&file, 0..100_000).unwrap();
+    sender.lend(vec![1; 100_000]).unwrap();
+    assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, Outcome::Copied);
+    assert!(sender.report().demotions[0].reason.contains("belong to the path"), "{sender:?}");
+    assert_eq!(sender.settle(PATIENCE).unwrap(), 0);
+    drop(sender);
+    assert_eq!(received.join().unwrap().len(), 200_000);
 }
 
 #[test]

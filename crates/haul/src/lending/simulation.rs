@@ -274,3 +274,27 @@ fn a_failed_datagram_ends_lending_and_strikes_no_other_loan() {
     assert_eq!(reclaim(&mut lending, &mut kernel)[0].buffer[0], 1);
     assert!(lending.owns_notices());
 }
+
+#[test]
+fn one_loan_that_went_without_a_copy_keeps_lending_up() {
+    let mut kernel = Kernel::default();
+    let mut lending = Lending::new(Limits::default(), 8);
+    for copied in [false, true, true, true] {
+        lending.lend(&mut kernel, Buffer::from(vec![1; 1 << 20]), None).unwrap();
+        kernel.finish(0, 1, copied);
+        assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
+    }
+    assert!(lending.demotions().is_empty(), "{:?}", lending.demotions());
+}
+
+/// Where a reap makes room, the next try goes from the pages too.
+#[test]
+fn what_comes_back_makes_room_for_the_next() {
+    let mut kernel = Kernel::default();
+    let mut lending = Lending::new(Limits::default(), 8);
+    lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
+    kernel.finish(0, 1, false);
+    kernel.script = [Move::Fail(Errno::NOBUFS)].into();
+    lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap();
+    assert_eq!((kernel.pinned.len(), lending.counts().copied_bytes), (1, 0));
+}
