@@ -55,6 +55,9 @@ pub enum Error {
         /// The bound.
         bytes_max: usize,
     },
+    /// A loan went in part and the rest of it failed: what came next would follow a hole.
+    #[error("the stream lacks the rest of a loan, whose error was told before: close it")]
+    StreamTorn,
     /// The process has forked: the kernel's notices belong to the parent.
     #[error("this sender was made before a fork: only the parent may lend and reclaim")]
     Forked,

@@ -122,7 +122,9 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
 
     /// Forwards until both sides have ended. Both sockets are non-blocking meanwhile.
     ///
-    /// An error ends it: what was on its way then is lost with the connection, as in the network.
+    /// An error ends it: what was on its way then is lost with the connection, as in the network. Two sides that are
+    /// silent are waited for as long as they are: give the sockets keep-alive or `TCP_USER_TIMEOUT`, or poll and
+    /// [`Forwarder::step`] by a clock of your own.
     pub fn forward(&mut self) -> Result<(), Error> {
         let from_mode = make_nonblocking(self.from.as_fd())?;
         let to_mode = make_nonblocking(self.to.as_fd());

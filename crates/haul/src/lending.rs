@@ -81,6 +81,8 @@ pub(crate) struct Lending {
     pending: Option<LoanId>,
     /// An error that came after some bytes of a loan had gone: told at the next call.
     deferred: Option<Error>,
+    /// A stream lacks the rest of a loan.
+    is_torn: bool,
     returned: VecDeque<Returned>,
     counts: Counts,
     /// Lent bytes that the kernel's notices say it copied: what was copied here is not among them.
@@ -104,6 +106,7 @@ impl Lending {
             bytes_out: 0,
             pending: None,
             deferred: None,
+            is_torn: false,
             returned: VecDeque::new(),
             counts: Counts::default(),
             told_copied_bytes: 0,
@@ -140,7 +143,7 @@ impl Lending {
                 _ => {
                     if !matches!(error, Error::WouldBlock) {
                         self.deferred = Some(error);
-                        self.finish_pending();
+                        self.abandon_pending(wire);
                     }
                     Ok(id)
                 }
@@ -153,6 +156,9 @@ impl Lending {
         if let Some(error) = self.deferred.take() {
             return Err(error);
         }
+        if self.is_torn {
+            return Err(Error::StreamTorn);
+        }
         if self.pending.is_none() {
             return Ok(());
         }
@@ -161,7 +167,7 @@ impl Lending {
         if let Err(error) = &pushed
             && !matches!(error, Error::WouldBlock)
         {
-            self.finish_pending();
+            self.abandon_pending(wire);
         }
         pushed
     }
@@ -350,6 +356,12 @@ impl Lending {
         if let Some(id) = self.pending.take() {
             self.return_settled(id);
         }
+    }
+
+    /// The rest of the youngest loan cannot be sent. Datagrams do not miss it; a stream has a hole.
+    fn abandon_pending(&mut self, wire: &impl Wire) {
+        self.is_torn |= self.unsent_bytes() > 0 && !wire.numbers_failed_sends();
+        self.finish_pending();
     }
 
     fn settle(&mut self, notice: Notice) {

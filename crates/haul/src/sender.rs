@@ -281,7 +281,8 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
             match self.flush() {
-                Ok(()) | Err(Error::WouldBlock) => {}
+                // Of a stream that is torn the buffers still come back.
+                Ok(()) | Err(Error::WouldBlock | Error::StreamTorn) => {}
                 Err(error) => return Err(error),
             }
             let Some(socket) = &self.socket else { return Err(Error::NotASocket) };

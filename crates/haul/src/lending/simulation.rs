@@ -218,6 +218,10 @@ fn an_error_after_a_part_has_gone_is_told_by_the_next_call() {
     let mut lending = Lending::new(Limits::default(), 8);
     let id = lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     assert!(matches!(lending.flush(&mut kernel), Err(Error::Failed { .. })));
+    // What came next would follow a hole in the stream.
+    assert!(matches!(lending.flush(&mut kernel), Err(Error::StreamTorn)));
+    let refused = lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
+    assert!(matches!(refused.error, Error::StreamTorn) && kernel.wire.len() == 10);
     assert_eq!(reclaim(&mut lending, &mut kernel).len(), 0);
     kernel.finish(0, 1, false);
     let back = reclaim(&mut lending, &mut kernel);
