@@ -294,6 +294,10 @@ impl<S: AsFd> Receiver<S> {
     fn next(&mut self, at_most: usize) -> Result<Ready, Error> {
         // An urgent byte stops the mapping, and the kernel still says that something can be received: `recv` passes
         // it by.
+        if self.trial.only_reads() {
+            // Nobody has its bytes any more, and each of its pages is one that the network stack lacks.
+            self.window = None;
+        }
         let (mut has_waited, mut must_pass_by) = (false, false);
         loop {
             let must_read =
@@ -415,7 +419,7 @@ impl<S: AsFd> Receiver<S> {
         }
     }
 
-    /// Reads from now on. The window stays until the receiver goes: its bytes may be in the caller's hands.
+    /// Reads from now on. The window stays until the next call: its bytes may be about to be handed out.
     fn stop_mapping(&mut self, reason: String) {
         self.trial.never_map();
         self.report.demotions.push(Demotion { from: "mapped", to: "read", reason });

@@ -115,21 +115,6 @@ impl ReceiveWindow {
         // only `receive`, which takes `&mut self`, replaces them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.mapped) }
     }
-
-    /// Gives the pages back to the kernel now rather than at the next call.
-    pub fn clear(&mut self) {
-        if self.mapped > 0 {
-            // SAFETY: the range lies inside this window's mapping; `&mut self` says that nobody reads it.
-            let _ = unsafe {
-                rustix::mm::madvise(
-                    self.start.as_ptr().cast(),
-                    self.mapped,
-                    rustix::mm::Advice::LinuxDontNeed,
-                )
-            };
-            self.mapped = 0;
-        }
-    }
 }
 
 /// What the kernel's answer to a request for `wanted` bytes means, whatever it says.

@@ -66,6 +66,11 @@ impl Trial {
         }
     }
 
+    /// Whether nothing will be mapped any more.
+    pub fn only_reads(&self) -> bool {
+        self.state == State::Read
+    }
+
     pub fn never_map(&mut self) {
         self.state = State::Read;
     }
