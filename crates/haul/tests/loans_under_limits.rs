@@ -1,7 +1,7 @@
 //! Loans where the process has little to lend with, and where it ends before they do. In a binary of its own,
 //! because limits are a process's.
 
-use haul::{Pool, Report, Sender};
+use haul::{Error, Pool, Report, Sender};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::io::Read;
@@ -90,4 +90,52 @@ fn a_process_may_end_with_loans_out() {
     let from = listener.accept().unwrap().0;
     check_all(from);
     assert!(child.wait().unwrap().success());
+}
+
+/// A forked child has the sender and its buffers, but neither the notices nor the right to free what the kernel reads.
+#[test]
+fn a_forked_child_leaves_the_loans_to_its_parent() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let to = listener.accept().unwrap().0;
+    from.set_nonblocking(true).unwrap();
+    let pool = Pool::new(BUFFER_BYTES, BUFFERS).unwrap();
+    let mut sender = Sender::new(from).unwrap();
+    let mut lent = 0;
+    while let Ok(mut buffer) = pool.take() {
+        buffer.fill(contents(lent));
+        if sender.lend(buffer).is_err() {
+            break;
+        }
+        lent += 1;
+    }
+    assert!(sender.report().loans_out > 0);
+    let mut sender = Some(sender);
+    let code = haul_sys::child::in_forked_child(|| {
+        let mut sender = sender.take().unwrap();
+        let refused = sender.lend(vec![0xEE; 10_000]).map_err(|refused| refused.error);
+        let (reclaimed, settled) = (sender.reclaim().map(|_| ()), sender.settle(Duration::ZERO));
+        drop(sender);
+        // In part or not at all: the parent's loan goes before anything of the child's.
+        let is_refused = matches!(refused, Err(Error::Forked));
+        i32::from(
+            !(is_refused && matches!(reclaimed, Err(Error::Forked)) && matches!(settled, Err(Error::Forked))),
+        )
+    });
+    assert_eq!(code.unwrap(), Some(0), "the child was allowed to lend, reclaim or settle");
+    let mut sender = sender.take().unwrap();
+    let receiving = thread::spawn(move || {
+        let (mut to, mut received) = (to, vec![0; BUFFER_BYTES]);
+        for number in 0..lent {
+            to.read_exact(&mut received).unwrap();
+            assert!(received.iter().all(|&byte| byte == contents(number)), "buffer {number} arrived changed");
+        }
+    });
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while sender.settle(Duration::from_millis(10)).unwrap() > 0 {
+        assert!(std::time::Instant::now() < deadline);
+    }
+    receiving.join().unwrap();
+    assert_eq!(sender.reclaim().unwrap().count(), lent);
+    assert_eq!(pool.out(), 0);
 }

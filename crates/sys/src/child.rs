@@ -1,5 +1,6 @@
-//! Child processes: one that does not outlive its parent, one in a session of its own.
+//! Child processes: one that does not outlive its parent, one in a session of its own, one that is a copy.
 
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -13,7 +14,7 @@ pub fn dies_with_parent(command: &mut Command) -> &mut Command {
     unsafe {
         command.pre_exec(|| {
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-                .map_err(std::io::Error::from)
+                .map_err(io::Error::from)
         })
     }
 }
@@ -21,5 +22,28 @@ pub fn dies_with_parent(command: &mut Command) -> &mut Command {
 /// Has the child start in a new session, and so in a scheduling autogroup of its own where there are any.
 pub fn in_new_session(command: &mut Command) -> &mut Command {
     // SAFETY: as above; setsid is async-signal-safe and cannot fail for a child that leads no group.
-    unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(std::io::Error::from)) }
+    unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(io::Error::from)) }
+}
+
+/// Forks, runs `work` in the child and waits for it; returns the child's exit code, which is what `work` returned.
+///
+/// For tests of what a forked child may do. The child has this thread alone: `work` must not wait for another one, and
+/// a lock that another held stays held.
+pub fn in_forked_child(work: impl FnOnce() -> i32) -> io::Result<Option<i32>> {
+    // SAFETY: the child continues on a copy of this thread's memory, in which all references stay valid; glibc makes its
+    // own locks usable again. It leaves by `_exit`, so that nothing of the parent's is run or dropped twice.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(101);
+            // SAFETY: ends the child at once, without destructors.
+            unsafe { libc::_exit(code) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: `status` is a valid place for the result.
+            crate::checked(|| unsafe { libc::waitpid(child, &raw mut status, 0) } as libc::ssize_t)?;
+            Ok(libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)))
+        }
+    }
 }
