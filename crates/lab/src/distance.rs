@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Round trips in a batch, and batches. The shortest batch counts: the others were interrupted.
-const TRIPS: u32 = 200;
-const BATCHES: u32 = 20;
+const TRIPS: u32 = 100;
+const BATCHES: u32 = 10;
 /// When to give up. A CPU that is kept from running for this long says nothing about distance.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 struct Flag(AtomicU32);
 
 impl Lab {
-    /// The round trip of a cache line between the two hosts' CPUs, the shortest of a few milliseconds'.
+    /// The round trip of a cache line between the two hosts' CPUs, the shortest of a few batches.
     /// `None` where both hosts share a CPU, and where one of them was kept from running.
     pub fn cache_line_round_trip(&self) -> Result<Option<Duration>, LabError> {
         if self.sender.cpu() == self.receiver.cpu() {
