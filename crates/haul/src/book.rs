@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 /// Sends by their number, from the oldest that has no notice yet, each with a mark of the caller's.
 ///
 /// The kernel numbers sends from 0 in a 32-bit counter that wraps. Notices name inclusive ranges, may come
-/// out of order, and may join several sends. A send that took no byte has no number.
+/// out of order, and may join several sends. A send that failed has
+/// no number on TCP; on UDP it may have one, so a book is closed to new sends after the first such failure.
 #[derive(Debug)]
 pub(crate) struct Book<T = ()> {
     oldest: u32,

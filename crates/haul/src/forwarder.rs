@@ -10,11 +10,11 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 mod direction;
 
 use direction::Direction;
-use std::time::Duration;
 
 /// How often a socket is looked at whose error queue nobody empties.
 const ERROR_QUEUE_INTERVAL: Duration = Duration::from_millis(1);

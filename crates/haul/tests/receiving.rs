@@ -33,6 +33,20 @@ fn check(position: u64, bytes: &[u8]) {
     assert!(bytes == stretch(position, bytes.len()), "bytes {position} and on are not what was sent");
 }
 
+fn receiver(socket: TcpStream, mapping: Mapping) -> Receiver<TcpStream> {
+    Receiver::with(socket, ReceiveSettings { mapping, ..ReceiveSettings::default() }).unwrap()
+}
+
+/// Receives so much of the stream, from its beginning, and checks each byte.
+fn receive_all(receiver: &mut Receiver<TcpStream>, total: u64) {
+    let mut position = 0;
+    while position < total {
+        let chunk = receiver.receive().unwrap().unwrap();
+        check(position, chunk.bytes());
+        position += chunk.bytes().len() as u64;
+    }
+}
+
 fn on_loopback() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -159,8 +173,7 @@ fn any_mixture_of_sends_and_receives_arrives_whole() {
             let (from, to) = if mapping == Mapping::Always { (from, to) } else { lab.connect().unwrap() };
             let total = if loss == "0" { mixture_bytes() } else { mixture_bytes() / 4 };
             let sending = thread::spawn(move || send_mixture(&from, total, u64::from(mtu)));
-            let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
-            let mut receiver = Receiver::with(to, settings).unwrap();
+            let mut receiver = receiver(to, mapping);
             let report = receive_mixture(&mut receiver, total, u64::from(mtu));
             // Everything has arrived.
             drop(sending.join().unwrap());
@@ -192,15 +205,9 @@ fn nearly_all_is_mapped_where_segments_are_pages() {
         }
         from
     });
-    let settings = ReceiveSettings { mapping: Mapping::Always, ..ReceiveSettings::default() };
-    let mut receiver = Receiver::with(to, settings).unwrap();
+    let mut receiver = receiver(to, Mapping::Always);
     receiver.expect(total).unwrap();
-    let mut position = 0;
-    while position < total {
-        let chunk = receiver.receive().unwrap().unwrap();
-        check(position, chunk.bytes());
-        position += chunk.bytes().len() as u64;
-    }
+    receive_all(&mut receiver, total);
     drop(sending.join().unwrap());
     assert_eq!(receiver.receive().unwrap(), None);
     let report = receiver.report();
@@ -235,9 +242,8 @@ fn a_connection_whose_pages_cannot_be_mapped_is_read_and_says_why() {
 fn a_non_blocking_socket_and_one_with_a_timeout_say_that_nothing_has_come() {
     for mapping in [Mapping::Always, Mapping::Never] {
         let (mut from, to) = on_loopback();
-        let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
         to.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-        let mut receiver = Receiver::with(to, settings).unwrap();
+        let mut receiver = receiver(to, mapping);
         assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
         // With the promise of more the low-water mark is higher, and the timeout still holds.
         receiver.expect(100_000).unwrap();
@@ -270,15 +276,9 @@ fn a_peer_that_sends_byte_by_byte_does_not_hang_one_who_expects_much() {
         }
         from
     });
-    let settings = ReceiveSettings { mapping: Mapping::Always, ..ReceiveSettings::default() };
-    let mut receiver = Receiver::with(to, settings).unwrap();
+    let mut receiver = receiver(to, Mapping::Always);
     receiver.expect(total).unwrap();
-    let mut position = 0;
-    while position < total {
-        let chunk = receiver.receive().unwrap().unwrap();
-        check(position, chunk.bytes());
-        position += chunk.bytes().len() as u64;
-    }
+    receive_all(&mut receiver, total);
     drop(sending.join().unwrap());
 }
 
@@ -288,8 +288,7 @@ fn what_a_file_does_not_take_is_not_lost() {
         let (mut from, to) = on_loopback();
         from.write_all(&stretch(0, 10_000)).unwrap();
         drop(from);
-        let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
-        let mut receiver = Receiver::with(to, settings).unwrap();
+        let mut receiver = receiver(to, mapping);
         let full = File::options().write(true).open("/dev/full").unwrap();
         let error = receiver.receive_into_file(&full, 0..10_000).unwrap_err();
         assert!(error.to_string().contains("No space"), "{error}");
@@ -358,8 +357,7 @@ fn a_reset_is_a_failure() {
         from.peek(&mut byte).unwrap();
         // Closing with unread data resets the connection.
         drop(from);
-        let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
-        let mut receiver = Receiver::with(to, settings).unwrap();
+        let mut receiver = receiver(to, mapping);
         let error = receiver.receive().unwrap_err();
         assert!(matches!(error, Error::Failed { .. }), "{mapping:?}: {error}");
     }
@@ -370,8 +368,7 @@ fn a_message_of_known_length_comes_without_a_byte_of_the_next() {
     for mapping in [Mapping::Always, Mapping::Never] {
         let (mut from, to) = on_loopback();
         from.write_all(&stretch(0, 200_000)).unwrap();
-        let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
-        let mut receiver = Receiver::with(to, settings).unwrap();
+        let mut receiver = receiver(to, mapping);
         let mut position = 0;
         for message in [5, 100_000, 1, 4096, 95_898] {
             let mut left = message;
@@ -402,8 +399,7 @@ fn an_urgent_byte_is_passed_by() {
             assert_eq!(rustix::net::send(&from, b"!", SendFlags::OOB).unwrap(), 1);
             from.write_all(b"hello").unwrap();
             drop(from);
-            let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
-            let mut receiver = Receiver::with(to, settings).unwrap();
+            let mut receiver = receiver(to, mapping);
             let file = tempfile::tempfile().unwrap();
             let mut received = Vec::new();
             loop {
@@ -435,8 +431,7 @@ fn a_reset_after_some_bytes_is_not_their_end() {
         from.peek(&mut [0]).unwrap();
         from.write_all(&[7; 100]).unwrap();
         drop(from);
-        let settings = ReceiveSettings { mapping, ..ReceiveSettings::default() };
-        let mut receiver = Receiver::with(to, settings).unwrap();
+        let mut receiver = receiver(to, mapping);
         let ended = loop {
             match receiver.receive() {
                 Ok(Some(chunk)) => assert!(chunk.iter().all(|&byte| byte == 7)),

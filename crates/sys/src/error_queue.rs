@@ -1,7 +1,7 @@
 //! The socket error queue, as far as `MSG_ZEROCOPY` completions go.
 //!
 //! Each `send` with `MSG_ZEROCOPY` that took at least one byte gets the next number of a 32-bit counter of
-//! its socket, from 0. When the kernel is done with the pages it queues a notice that names an inclusive
+//! its socket, from 0. (A datagram that fails after it was built has used up a number too.) When the kernel is done with the pages it queues a notice that names an inclusive
 //! range of numbers (`struct sock_extended_err` in `<linux/errqueue.h>`). IPv6 sockets deliver it as
 //! `IPV6_RECVERR`, whatever the peer's address. Other errors in the queue (ICMP, timestamps) are skipped.
 

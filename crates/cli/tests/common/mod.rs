@@ -34,7 +34,6 @@ pub fn json(command: &mut Command) -> Value {
 /// An ordinary user's command: the program copied to where that user may reach it, in a folder of his own.
 ///
 /// `None`, and a loud word, where the test does not run as root and so cannot become somebody else.
-#[allow(dead_code, reason = "not every test needs another user")]
 pub fn as_ordinary_user(folder: &Path, arguments: &[&str]) -> Option<Command> {
     use std::os::unix::fs::{PermissionsExt, chown};
     const NOBODY: u32 = 65_534;
