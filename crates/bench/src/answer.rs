@@ -2,7 +2,7 @@
 //! setting costs most.
 
 use crate::quantity::Size;
-use crate::report::{Report, Row};
+use crate::send::{Report, Row};
 use crate::stats::Figure;
 use crate::warning::Kind;
 use std::collections::BTreeSet;

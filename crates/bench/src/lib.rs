@@ -4,12 +4,13 @@
 //! [meter](haul_soak), and makes a [`report::Report`], from which every output is made: the JSON contract,
 //! the terminal's table, Markdown and a web page.
 //!
-//! [`send::run`] is the one experiment so far. [`doctor`] says what this machine allows; [`self_check`] shows
+//! The experiments are [`send`] and [`receive`]. [`doctor`] says what this machine allows; [`self_check`] shows
 //! that the meter reads right.
 
 #![forbid(unsafe_code)]
 
 pub mod answer;
+mod congestion;
 pub mod doctor;
 pub mod export;
 mod flow;
@@ -18,17 +19,24 @@ pub mod matrix;
 pub mod peers;
 pub mod plan;
 pub mod quantity;
+pub mod receive;
 pub mod report;
+mod rounds;
 pub mod self_check;
 pub mod send;
 mod stats;
+pub mod view;
 pub mod warning;
 pub mod way;
 pub mod worker;
 pub mod workload;
 
 pub use host::HostFacts;
+pub use rounds::{Pace, Progress};
 pub use stats::Figure;
+
+/// Bytes in a MiB.
+pub(crate) const MIB: f64 = (1u64 << 20) as f64;
 
 /// Now, to the second, as RFC 3339 writes it in UTC.
 fn now() -> String {

@@ -1,8 +1,9 @@
 //! The usual tools beside haul: what they report, and what the meter saw of them.
 
-use crate::flow::Flow;
+use crate::flow::{Flow, Part};
 use crate::quantity::Size;
-use crate::send::{CALIBRATION, MIB, WARM_UP};
+use crate::rounds::{CALIBRATION, Costs, WARM_UP};
+use crate::worker::{Task, receiver::Receiving, sender::Sending};
 use crate::workload::Workload;
 use crate::{BenchError, Figure};
 use haul::Path;
@@ -80,39 +81,35 @@ pub fn send(
         for (contestant, rounds) in contestants.iter().zip(&mut all) {
             progress(&format!("round {}: {}", round + 1, contestant.name()));
             let before = meter.calibrate(CALIBRATION);
-            let (interval, bytes, reported) = match contestant {
+            let (interval, bytes_per_second, reported) = match contestant {
                 Contestant::Haul(path) => {
-                    let flow = Flow {
-                        lab: &lab,
-                        workload: &workload,
-                        path: (*path).into(),
+                    let sending = Sending {
+                        path: path.name().into(),
                         chunk_bytes: CHUNK.0 as usize,
                         cork: false,
-                        congestion,
+                        congestion: congestion.into(),
                         rate_bits_per_second: None,
-                        warm_up: WARM_UP,
-                        window: WINDOW,
+                        pieces: workload.handed_over(),
                     };
+                    let receiver = Part { host: &lab.receiver, task: Task::Receive(Receiving::plainly()) };
+                    let sender = Part { host: &lab.sender, task: Task::Send(sending) };
+                    let flow = Flow { parts: vec![receiver, sender], warm_up: WARM_UP, window: WINDOW };
                     let sample = flow.run(Some(&meter))?;
-                    let reported = 100.0 * sample.sent.cpu_seconds / sample.seconds;
-                    (sample.interval, sample.received_bytes, reported)
+                    let [received, sent] = sample.outcomes.as_slice() else { continue };
+                    let reported = 100.0 * sent.cpu_seconds() / sent.seconds;
+                    (sample.interval, received.bytes_per_second(), reported)
                 }
                 Contestant::Iperf { flags, .. } => iperf(&lab, &meter, congestion, flags)?,
             };
             let baseline = before.middle(&meter.calibrate(CALIBRATION));
             let Some(load) = interval.map(|interval| interval.load(&baseline)) else { continue };
-            let cost = |cpu| {
-                let percent = load.of(cpu).map_or(f64::NAN, |cpu| cpu.load_percent);
-                (percent, percent / 100.0 * load.seconds * 1e6 / (bytes as f64 / MIB))
-            };
-            let ((load_percent, sender_us), (_, receiver_us)) =
-                (cost(lab.sender.cpu()), cost(lab.receiver.cpu()));
+            let Some(costs) = Costs::of(&lab, &load, bytes_per_second) else { continue };
             rounds.push(Round {
-                throughput: bytes as f64 * 8.0 / load.seconds,
+                throughput: bytes_per_second * 8.0,
                 reported,
-                load: load_percent,
-                sender_us,
-                receiver_us,
+                load: costs.sender.load_percent,
+                sender_us: costs.sender_us_per_mib,
+                receiver_us: costs.receiver_us_per_mib,
             });
         }
     }
@@ -177,14 +174,14 @@ fn is_listening() -> bool {
     })
 }
 
-/// Runs one client and cuts a window out of it. Returns the counters, the bytes that arrived at the
+/// Runs one client and cuts a window out of it. Returns the counters, the bytes a second that arrived at the
 /// receiver's device (headers of at most 0.1 % included), and the CPU use that iperf3 reports, in percent.
 fn iperf(
     lab: &Lab,
     meter: &Meter,
     congestion: &str,
     flags: &[&str],
-) -> Result<(Option<Interval>, u64, f64), BenchError> {
+) -> Result<(Option<Interval>, f64, f64), BenchError> {
     let mut command = Command::new("iperf3");
     command
         .args(["-J", "-c", &lab.receiver.address().to_string(), "-t", IPERF_SECONDS, "-C", congestion])
@@ -206,7 +203,9 @@ fn iperf(
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?
             .map_err(|error| trouble("iperf3", error))?;
         let reported = reported_percent(&output)?;
-        Ok((Some(after.since(&before)), received_after - received_before, reported))
+        let interval = after.since(&before);
+        let bytes_per_second = (received_after - received_before) as f64 / interval.wall.as_secs_f64();
+        Ok((Some(interval), bytes_per_second, reported))
     })
 }
 

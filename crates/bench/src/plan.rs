@@ -1,14 +1,13 @@
 //! From a report of `send` to a plan for programs: what each path costs for a call, and for a MiB.
 
+use crate::MIB;
 use crate::quantity::Size;
-use crate::report::{Report, Row};
+use crate::send::{Report, Row};
 use crate::stats::Figure;
 use haul::plan::{Condition, Cost, Plan, SCHEMA, SourceKind, Spread};
 use haul::{Copying, Path};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-
-const MIB: f64 = (1u64 << 20) as f64;
 
 /// Which end of an interval a line is fitted to.
 type End = fn(Figure) -> f64;

@@ -2,6 +2,8 @@
 //! from.
 
 use crate::host::HostFacts;
+use crate::quantity::Rate;
+use crate::rounds::Run;
 use crate::stats::Figure;
 use crate::warning::Warning;
 use serde::{Deserialize, Serialize};
@@ -10,12 +12,12 @@ use serde::{Deserialize, Serialize};
 /// not.
 pub const SCHEMA: &str = "haul.bench/1";
 
-/// One experiment's result.
+/// One experiment's result; `R` is its row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct Report<R> {
     /// [`SCHEMA`].
     pub schema: String,
-    /// `send`.
+    /// `send`, `receive` and so on.
     pub experiment: String,
     /// When it began, RFC 3339.
     pub started: String,
@@ -23,11 +25,12 @@ pub struct Report {
     pub haul: String,
     /// The machine.
     pub host: HostFacts,
-    /// What joined the hosts.
-    pub lab: LabFacts,
+    /// What joined the hosts; `null` where there were none.
+    pub lab: Option<LabFacts>,
     /// The figures.
-    pub rows: Vec<Row>,
+    pub rows: Vec<R>,
     /// What running the meter did to the throughput; `None` where it was not measured.
+    #[serde(default)]
     pub observer: Option<Observer>,
     /// The answer in plain words, one sentence each.
     pub answers: Vec<String>,
@@ -67,56 +70,38 @@ pub struct Observer {
     pub throughput_ratio: Figure,
 }
 
-/// One path under one condition.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
-    /// The path's name.
-    pub path: String,
-    /// At most how much a call.
-    pub chunk_bytes: u64,
-    /// The workload's name.
-    pub workload: String,
-    /// Whether `TCP_CORK` was set.
-    pub cork: bool,
-    /// `on` or `off`.
-    pub offloads: String,
-    /// Rounds measured. 0 for a row that was refused.
-    pub rounds: usize,
-    /// Why nothing was measured.
-    pub refused: Option<String>,
-    /// The share of the bytes that was copied on the sending host.
-    pub copied_percent: Option<f64>,
-    /// How that is known: `program` (it copies through a buffer or a mapping), `notice` (the kernel said so
-    /// for each send), `proof` (before the rounds, a memory file was sent the same way and overwritten
-    /// afterwards: what arrived changed was never copied).
-    pub copied_known_by: Option<String>,
-    /// Payload that reached the receiving program.
-    pub throughput_bits_per_second: Option<Figure>,
-    /// Load of the sending host's CPU.
-    pub sender_load_percent: Option<Figure>,
-    /// Load of the receiving host's CPU; `null` where both hosts share one.
-    pub receiver_load_percent: Option<Figure>,
-    /// CPU time of the sending host per MiB of payload, interrupts included.
-    pub sender_us_per_mib: Option<Figure>,
-    /// CPU time of the receiving host per MiB of payload; `null` where both hosts share one.
-    pub receiver_us_per_mib: Option<Figure>,
-    /// How much slower the meter's spinner went in what was left of the sending host's CPU, because others
-    /// used the caches and the memory; `null` where too little was left to tell.
-    pub sender_interference_percent: Option<Figure>,
-    /// The same of the receiving host's.
-    pub receiver_interference_percent: Option<Figure>,
-    /// What `getrusage` charged the sending thread per MiB: what the usual tools report.
-    pub rusage_us_per_mib: Option<Figure>,
-    /// System calls of the sending thread per MiB.
-    pub syscalls_per_mib: Option<f64>,
-    /// `sender_us_per_mib` over that of `read+write` (of `read+send` where there is nothing to read) in the
-    /// same round: the median of the rounds' ratios.
-    pub sender_us_ratio: Option<Figure>,
+impl<R> Report<R> {
+    /// A report of an experiment that began at `started`, with nothing measured yet.
+    pub(crate) fn new(experiment: &str, started: String, host: HostFacts, lab: Option<LabFacts>) -> Self {
+        Self {
+            schema: SCHEMA.into(),
+            experiment: experiment.into(),
+            started,
+            haul: env!("CARGO_PKG_VERSION").into(),
+            host,
+            lab,
+            rows: Vec::new(),
+            observer: None,
+            answers: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
 }
 
-impl Row {
-    /// What a row is compared under: rows with the same conditions differ in their path only.
-    pub fn condition(&self) -> (&str, u64, bool, &str) {
-        (&self.workload, self.chunk_bytes, self.cork, &self.offloads)
+impl LabFacts {
+    /// What joined the hosts in a run that is over.
+    pub(crate) fn of(run: &Run<'_>, congestion: &str, rate: Option<Rate>) -> Self {
+        Self {
+            kind: match run.lab.kind() {
+                haul_lab::Kind::Veth => "veth".into(),
+                haul_lab::Kind::Loopback => "loopback".into(),
+            },
+            mtu: run.lab.mtu(),
+            congestion: congestion.into(),
+            rate_bits_per_second: rate.map(|rate| rate.0),
+            sender_cpu: run.lab.sender.cpu(),
+            receiver_cpu: run.lab.receiver.cpu(),
+            cache_line_round_trip_ns: run.cache_line_round_trip_ns(),
+        }
     }
 }

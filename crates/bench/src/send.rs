@@ -1,40 +1,45 @@
 //! The experiment `send`: what each way of putting files or memory into a socket costs the two hosts.
 
-use crate::flow::{Flow, FlowError, Sample};
+use crate::answer;
+use crate::flow::{Flow, FlowError, Part, Sample};
 use crate::matrix::{self, Cell, Condition, Selection};
 use crate::quantity::Rate;
-use crate::report::{Observer, Report};
+use crate::report::{LabFacts, Observer};
+use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
 use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
+use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
-use crate::{BenchError, HostFacts};
-use haul::{Copying, Path};
+use crate::{BenchError, congestion};
+use haul::Path;
 use haul_lab::{Lab, Offloads, Settings};
-use haul_soak::{Baseline, CpuLoad, Meter};
+use haul_soak::{Load, Meter};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
 
-mod congestion;
 mod copies;
+mod row;
 mod rows;
 mod warnings;
+
+pub use row::Row;
+
+/// The result of `send`.
+pub type Report = crate::report::Report<Row>;
 
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The rows.
     pub selections: Vec<Selection>,
-    /// How often each row is measured.
-    pub rounds: usize,
+    /// How often and how long.
+    pub pace: Pace,
     /// The rate to hold, or full speed.
     pub rate: Option<Rate>,
     /// The link's MTU in bytes.
     pub mtu: u32,
     /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
     pub congestion: Option<String>,
-    /// How long each row is measured in each round.
-    pub window: Duration,
     /// How many pairs of runs, with the meter and without, for the observer effect.
     pub observer_pairs: usize,
 }
@@ -45,41 +50,19 @@ impl Plan {
     pub fn new(selections: Vec<Selection>) -> Self {
         Self {
             selections,
-            rounds: 7,
+            pace: Pace::FULL,
             rate: None,
             mtu: Settings::default().mtu,
             congestion: None,
-            window: Duration::from_millis(150),
             observer_pairs: 15,
         }
     }
 
     /// A quick look: three short rounds of the plain rows.
     pub fn quick(selections: Vec<Selection>) -> Self {
-        Self { rounds: 3, window: Duration::from_millis(100), observer_pairs: 5, ..Self::new(selections) }
+        Self { pace: Pace::QUICK, observer_pairs: 5, ..Self::new(selections) }
     }
 }
-
-/// How far a run has come.
-#[derive(Debug, Clone)]
-pub struct Progress {
-    /// Rows measured, counting each round.
-    pub done: usize,
-    /// How many there will be.
-    pub total: usize,
-    /// What is measured next.
-    pub next: String,
-}
-
-/// How long the machine is kept quiet before and after each round to calibrate the meter.
-pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);
-/// How long a connection runs before it is measured: slow start is over after a few milliseconds here, and
-/// the buffers have grown to their size.
-pub(crate) const WARM_UP: Duration = Duration::from_millis(60);
-/// The most rounds that make sense.
-const ROUNDS_MAX: usize = 1000;
-
-pub(crate) const MIB: f64 = (1u64 << 20) as f64;
 
 /// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then
 /// reported.
@@ -88,57 +71,45 @@ pub fn run(
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Report, BenchError> {
-    if !(1..=ROUNDS_MAX).contains(&plan.rounds) {
-        return Err(BenchError::BadInput(format!("rounds must be 1 to {ROUNDS_MAX}, not {}", plan.rounds)));
-    }
+    plan.pace.check()?;
     let cells = matrix::cells(&plan.selections);
     let workloads = open_workloads(&cells)?;
     let started = crate::now();
     let lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
     let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
-    let mut cpus = vec![lab.sender.cpu(), lab.receiver.cpu()];
-    cpus.dedup();
-    let mut run = Run {
-        plan,
-        congestion,
-        lab: &lab,
-        workloads,
-        meter: Meter::start(&cpus)?,
-        host: HostFacts::here(),
-        warnings: lab.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
-        disturbances: Vec::new(),
-        round_trips_ns: Vec::new(),
-        series: cells.into_iter().map(Series::new).collect(),
-    };
-    run.prove_copies();
+    let mut run = Run::new(&lab, plan.pace)?;
+    let mut sends =
+        Sends { lab: &lab, workloads, congestion, rate: plan.rate, pace: plan.pace, offloads: None };
+    let proved = copies::prove(&mut sends, &cells);
+    let mut rows: Vec<Measured> = cells
+        .into_iter()
+        .zip(proved)
+        .map(|(cell, proved_copied_percent)| Series::new(Candidate { cell, proved_copied_percent }))
+        .collect();
     let observer_pairs = if plan.rate.is_none() { plan.observer_pairs } else { 0 };
-    let total = plan.rounds * run.series.len() + observer_pairs;
-    let mut done = 0;
-    let mut step = |next: &str| {
-        progress(Progress { done, total, next: next.into() });
-        done += 1;
-        !is_stopped.load(Relaxed)
+    let mut steps = Steps::new(run.steps(rows.len()) + observer_pairs, is_stopped, progress);
+    let is_complete = run.all(&mut sends, &mut rows, &mut steps)?;
+    let observer = if is_complete {
+        observer_effect(&mut sends, &run.meter, &rows, observer_pairs, &mut steps)
+    } else {
+        Ok(None)
     };
-    let mut is_complete = true;
-    for round in 0..plan.rounds {
-        is_complete = run.round(round, &mut step)?;
-        if !is_complete {
-            break;
-        }
-    }
-    let observer = if is_complete { run.observer_effect(observer_pairs, &mut step) } else { Ok(None) };
     let observer = observer.unwrap_or_else(|error| {
         let unknown = format!("the meter's own effect is not known: {error}");
         run.warnings.push(Warning::new(Kind::Observer, unknown));
         None
     });
-    if !is_complete {
-        run.warnings.insert(
-            0,
-            Warning::new(Kind::Interrupted, "stopped before it was complete: some rows have fewer rounds"),
-        );
-    }
-    Ok(run.into_report(started, observer))
+    run.warn(&rows, |candidate| warnings::name(&candidate.cell), |round| round.costs.sender_us_per_mib);
+    run.warnings.extend(warnings::of(&rows, plan.rate, observer.as_ref()));
+    let facts = LabFacts::of(&run, &sends.congestion, plan.rate);
+    let mut report = Report {
+        rows: rows.iter().map(|series| rows::row(series, &rows, &lab)).collect(),
+        observer,
+        warnings: run.warnings,
+        ..Report::new("send", started, run.host, Some(facts))
+    };
+    report.answers = answer::of(&report);
+    Ok(report)
 }
 
 fn open_workloads(cells: &[Cell]) -> Result<HashMap<Workload, Opened>, BenchError> {
@@ -153,202 +124,134 @@ fn open_workloads(cells: &[Cell]) -> Result<HashMap<Workload, Opened>, BenchErro
     Ok(workloads)
 }
 
-struct Run<'a> {
-    plan: &'a Plan,
-    congestion: String,
-    lab: &'a Lab,
-    workloads: HashMap<Workload, Opened>,
-    meter: Meter,
-    host: HostFacts,
-    warnings: Vec<Warning>,
-    /// How much of a CPU others used, in percent: an entry for each round in which that was too much.
-    disturbances: Vec<f64>,
-    /// The round trip of a cache line between the hosts' CPUs, read around every round.
-    round_trips_ns: Vec<f64>,
-    series: Vec<Series>,
+/// A row to be measured.
+struct Candidate {
+    cell: Cell,
+    proved_copied_percent: Option<f64>,
 }
 
-/// What was measured of one row, one entry a round. Rounds carry their number, so that those of different
-/// rows can be put side by side though one has failed.
-struct Series {
-    cell: Cell,
-    refused: Option<String>,
-    proved_copied_percent: Option<f64>,
-    rounds: Vec<Round>,
-    /// Why rounds are missing.
-    failures: Vec<String>,
-}
+/// A row and its rounds.
+type Measured = Series<Candidate, Round>;
 
 #[derive(Clone, Copy)]
 struct Round {
-    number: usize,
-    throughput_bits_per_second: f64,
-    sender: CpuLoad,
-    receiver: CpuLoad,
-    sender_us_per_mib: f64,
-    receiver_us_per_mib: f64,
+    costs: Costs,
     rusage_us_per_mib: f64,
     syscalls_per_mib: f64,
     zero_copied_bytes: u64,
     copied_bytes: u64,
 }
 
-impl Series {
-    fn new(cell: Cell) -> Self {
-        Self { cell, refused: None, proved_copied_percent: None, rounds: Vec::new(), failures: Vec::new() }
+/// What sends.
+struct Sends<'a> {
+    lab: &'a Lab,
+    workloads: HashMap<Workload, Opened>,
+    congestion: String,
+    rate: Option<Rate>,
+    pace: Pace,
+    /// How the sending device stands.
+    offloads: Option<Offloads>,
+}
+
+impl Sends<'_> {
+    /// Offloads are on by nature; only a change needs a lab that can make it.
+    fn set_offloads(&mut self, wanted: Offloads) -> Result<(), FlowError> {
+        if self.offloads == Some(wanted) {
+            return Ok(());
+        }
+        if self.lab.kind() != haul_lab::Kind::Loopback || wanted != Offloads::On {
+            self.lab.set_offloads(wanted).map_err(|error| FlowError::Refused(error.to_string()))?;
+        }
+        self.offloads = Some(wanted);
+        Ok(())
     }
 
-    fn figure(&self, of: impl Fn(&Round) -> f64) -> Option<Figure> {
-        Figure::of(&self.rounds.iter().map(of).collect::<Vec<_>>())
+    fn flow(&self, cell: &Cell) -> Flow<'_> {
+        let Cell { path, condition } = cell;
+        let sending = Sending {
+            path: path.name().into(),
+            chunk_bytes: condition.chunk.0 as usize,
+            cork: condition.cork,
+            congestion: self.congestion.clone(),
+            rate_bits_per_second: self.rate.map(|rate| rate.0),
+            pieces: self.workloads[&condition.workload].handed_over(),
+        };
+        Flow {
+            parts: vec![
+                Part { host: &self.lab.receiver, task: Task::Receive(Receiving::plainly()) },
+                Part { host: &self.lab.sender, task: Task::Send(sending) },
+            ],
+            warm_up: WARM_UP,
+            window: self.pace.window,
+        }
     }
 }
 
-impl Run<'_> {
-    /// Measures every row once, between two calibrations. Every other round runs backwards, so that a
-    /// drift within a round weighs on no row twice. Returns whether it came to its end.
-    fn round(&mut self, number: usize, step: &mut dyn FnMut(&str) -> bool) -> Result<bool, BenchError> {
-        self.note_distance()?;
-        let before = self.meter.calibrate(CALIBRATION);
-        let mut samples = Vec::new();
-        let mut is_complete = true;
-        let mut order: Vec<usize> = (0..self.series.len()).collect();
-        if number % 2 == 1 {
-            order.reverse();
-        }
-        let mut offloads = None;
-        for index in order {
-            if !step(self.series[index].cell.path.name()) {
-                is_complete = false;
-                break;
-            }
-            if self.series[index].refused.is_some() {
-                continue;
-            }
-            let condition = self.series[index].cell.condition.clone();
-            if offloads != Some(condition.offloads) {
-                offloads = Some(condition.offloads);
-                if let Err(reason) = self.set_offloads(condition.offloads) {
-                    self.refuse_all(condition.offloads, &reason);
-                }
-            }
-            if self.series[index].refused.is_some() {
-                continue;
-            }
-            match self.flow(&self.series[index].cell).run(Some(&self.meter)) {
-                Ok(sample) => samples.push((index, sample)),
-                Err(FlowError::Refused(reason)) => self.series[index].refused = Some(reason),
-                Err(error @ (FlowError::Lab(_) | FlowError::Soak(_))) => return Err(error.into()),
-                // One bad round is no reason to lose the others.
-                Err(error) => self.series[index].failures.push(error.to_string()),
-            }
-        }
-        let after = self.meter.calibrate(CALIBRATION);
-        self.note_distance()?;
-        self.note_calibration(number, &before, &after);
-        let baseline = before.middle(&after);
-        for (index, sample) in samples {
-            if let Some(round) = self.judge(number, &sample, &baseline) {
-                self.series[index].rounds.push(round);
-            }
-        }
-        Ok(is_complete)
+impl Subject for Sends<'_> {
+    type Cell = Candidate;
+    type Round = Round;
+
+    fn name(&self, candidate: &Candidate) -> String {
+        candidate.cell.path.name().into()
     }
 
-    /// Offloads are on by nature; only a change needs a lab that can make it.
-    fn set_offloads(&self, offloads: Offloads) -> Result<(), String> {
-        match (self.lab.kind(), offloads) {
-            (haul_lab::Kind::Loopback, Offloads::On) => Ok(()),
-            _ => self.lab.set_offloads(offloads).map_err(|error| error.to_string()),
-        }
+    fn measure(&mut self, candidate: &Candidate, meter: &Meter) -> Result<Sample, FlowError> {
+        self.set_offloads(candidate.cell.condition.offloads)?;
+        self.flow(&candidate.cell).run(Some(meter))
     }
 
-    fn refuse_all(&mut self, offloads: Offloads, reason: &str) {
-        for series in &mut self.series {
-            if series.cell.condition.offloads == offloads {
-                series.refused = Some(reason.to_owned());
-            }
-        }
-    }
-
-    fn flow<'a>(&'a self, cell: &Cell) -> Flow<'a> {
-        Flow {
-            lab: self.lab,
-            workload: &self.workloads[&cell.condition.workload],
-            path: cell.path,
-            chunk_bytes: cell.condition.chunk.0 as usize,
-            cork: cell.condition.cork,
-            congestion: &self.congestion,
-            rate_bits_per_second: self.plan.rate.map(|rate| rate.0),
-            warm_up: WARM_UP,
-            window: self.plan.window,
-        }
-    }
-
-    /// Turns counters into costs. `None` when nothing arrived in the window.
-    fn judge(&mut self, number: usize, sample: &Sample, baseline: &Baseline) -> Option<Round> {
-        let load = sample.interval.as_ref()?.load(baseline);
-        self.host.steal_percent = self.host.steal_percent.max(load.steal_percent());
-        let sender = *load.of(self.lab.sender.cpu())?;
-        let receiver = *load.of(self.lab.receiver.cpu())?;
-        let received_mib = sample.received_bytes as f64 / MIB;
-        let sent_mib = sample.sent.bytes as f64 / MIB;
-        if sample.received_bytes == 0 || sample.sent.bytes == 0 {
-            return None;
-        }
-        let us_per_mib = |cpu: &CpuLoad| cpu.load_percent / 100.0 * load.seconds * 1e6 / received_mib;
-        Some(Round {
-            number,
-            throughput_bits_per_second: sample.received_bytes as f64 * 8.0 / sample.seconds,
-            sender_us_per_mib: us_per_mib(&sender),
-            receiver_us_per_mib: us_per_mib(&receiver),
-            rusage_us_per_mib: sample.sent.cpu_seconds * 1e6 / sent_mib,
-            syscalls_per_mib: sample.sent.calls as f64 / sent_mib,
-            zero_copied_bytes: sample.sent.zero_copied_bytes,
-            copied_bytes: sample.sent.copied_bytes,
-            sender,
-            receiver,
+    fn judge(&self, _: &Candidate, sample: &Sample, load: &Load) -> Option<Round> {
+        let [received, sent] = sample.outcomes.as_slice() else { return None };
+        let costs = Costs::of(self.lab, load, received.bytes_per_second())?;
+        (sent.bytes > 0).then(|| Round {
+            costs,
+            rusage_us_per_mib: sent.cpu_seconds() * 1e6 / sent.mib(),
+            syscalls_per_mib: sent.calls as f64 / sent.mib(),
+            zero_copied_bytes: sent.zero_copied_bytes,
+            copied_bytes: sent.copied_bytes,
         })
     }
+}
 
-    /// Throughput with the meter against throughput without, in pairs, on the first sendfile row, or the
-    /// first row.
-    fn observer_effect(
-        &self,
-        pairs: usize,
-        step: &mut dyn FnMut(&str) -> bool,
-    ) -> Result<Option<Observer>, BenchError> {
-        let measured = || self.series.iter().filter(|series| !series.rounds.is_empty());
-        let is_sendfile = |series: &&Series| series.cell.path == Path::Sendfile.into();
-        let Some(series) = measured().find(is_sendfile).or_else(|| measured().next()) else {
-            return Ok(None);
-        };
-        if self.set_offloads(series.cell.condition.offloads).is_err() {
-            return Ok(None);
-        }
-        let flow = self.flow(&series.cell);
-        let rate = |sample: &Sample| sample.received_bytes as f64 / sample.seconds;
-        let mut ratios = Vec::new();
-        for pair in 0..pairs {
-            if !step("the meter's own effect") {
-                break;
-            }
-            let with = || flow.run(Some(&self.meter));
-            let without = || self.meter.paused(|| flow.run(None));
-            // Every other pair the other way round, so that a drift helps neither.
-            let (with, without) = if pair % 2 == 0 {
-                let with = with()?;
-                (with, without()?)
-            } else {
-                let without = without()?;
-                (with()?, without)
-            };
-            ratios.push(rate(&with) / rate(&without));
-        }
-        let observer = Figure::of(&ratios).map(|throughput_ratio| Observer {
-            path: series.cell.path.name().into(),
-            pairs: ratios.len(),
-            throughput_ratio,
-        });
-        Ok(observer)
+/// Throughput with the meter against throughput without, in pairs, on the first sendfile row, or the first row.
+fn observer_effect(
+    sends: &mut Sends<'_>,
+    meter: &Meter,
+    rows: &[Measured],
+    pairs: usize,
+    steps: &mut Steps<'_>,
+) -> Result<Option<Observer>, BenchError> {
+    let measured = || rows.iter().filter(|row| !row.rounds.is_empty()).map(|row| &row.cell.cell);
+    let is_sendfile = |cell: &&Cell| cell.path == Path::Sendfile.into();
+    let Some(cell) = measured().find(is_sendfile).or_else(|| measured().next()) else {
+        return Ok(None);
+    };
+    if sends.set_offloads(cell.condition.offloads).is_err() {
+        return Ok(None);
     }
+    let flow = sends.flow(cell);
+    let rate = |sample: &Sample| sample.outcomes.first().map_or(f64::NAN, Outcome::bytes_per_second);
+    let mut ratios = Vec::new();
+    for pair in 0..pairs {
+        if !steps.go_on("the meter's own effect") {
+            break;
+        }
+        let with = || flow.run(Some(meter));
+        let without = || meter.paused(|| flow.run(None));
+        // Every other pair the other way round, so that a drift helps neither.
+        let (with, without) = if pair % 2 == 0 {
+            let with = with()?;
+            (with, without()?)
+        } else {
+            let without = without()?;
+            (with()?, without)
+        };
+        ratios.push(rate(&with) / rate(&without));
+    }
+    let observer = Figure::of(&ratios).map(|throughput_ratio| Observer {
+        path: cell.path.name().into(),
+        pairs: ratios.len(),
+        throughput_ratio,
+    });
+    Ok(observer)
 }

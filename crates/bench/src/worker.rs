@@ -1,74 +1,194 @@
-//! The sending process of a flow.
+//! The processes of a flow: one that sends, one that receives, one between them.
 //!
 //! A program that runs experiments calls [`run_if_asked`] first thing in `main`: a flow starts the same
-//! program again, on the sending host, with [`ARGUMENT`]. The job comes as JSON on standard input; what
-//! happens goes as one JSON line a message to standard output. The two processes agree on the window by the
-//! monotonic clock, which they share, so that nothing but the workload is sent while it is measured.
+//! program again, on the host that it is to work on, with [`ARGUMENT`]. The job comes as a JSON line on standard
+//! input, and later the window as another; what happens goes as one JSON line a message to standard output.
+//! All agree on the window by the monotonic clock, which they share, so that nothing but the workload is sent
+//! while it is measured. A third line says that all have looked and that the work may end. A worker ends when its
+//! standard input does.
 
-use crate::way::Way;
-use crate::workload::{HandedOver, Piece};
-use haul::{Counts, Error, Options, SendPath};
+use haul::Error;
 use haul_sys::rusage::{self, Usage, Who};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use std::io::{self, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub(crate) mod receiver;
+pub(crate) mod sender;
+
 /// The argument that makes a program a worker.
 pub const ARGUMENT: &str = "bench-worker";
-/// How long the kernel may keep pages after the last byte was sent.
-const SETTLE_MAX: Duration = Duration::from_secs(1);
-/// How long a worker sends on after the window, so that its end does not fall into it: the other side looks
-/// at its counters a moment late.
-const AFTER_WINDOW_NS: u64 = 10_000_000;
-/// How long connecting the two hosts may take.
+/// How long connecting two hosts may take.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// What to send, how, to whom, how long.
-#[derive(Debug, Serialize, Deserialize)]
+/// What to do, where.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Job {
-    pub address: SocketAddr,
-    pub path: String,
-    pub chunk_bytes: usize,
-    pub cork: bool,
-    pub congestion: String,
-    pub rate_bits_per_second: Option<u64>,
-    pub warm_up: Duration,
-    pub window: Duration,
-    pub pieces: Vec<HandedOver>,
+    /// The address of the host that the worker is on.
+    pub host: IpAddr,
+    /// Whom to connect to, for those that do.
+    pub peer: Option<SocketAddr>,
+    /// What to do.
+    pub task: Task,
+}
+
+/// What a worker can do.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Task {
+    /// Connect and send.
+    Send(sender::Sending),
+    /// Accept a connection and receive.
+    Receive(receiver::Receiving),
 }
 
 /// What a worker says.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Message {
-    /// The path works here and the flow runs since this moment of the monotonic clock.
+    /// It can be connected to.
+    Listening { address: SocketAddr },
+    /// Bytes move, since this moment of the monotonic clock.
     Started { at_ns: u64 },
-    /// The path does not work here.
+    /// What was asked for does not work here, in words. Other ways may.
     Refused(String),
     /// Something else failed.
     Failed(String),
-    /// It is over.
+    /// The window is over and was looked at; the work goes on for those that have not yet.
+    Looked,
+    /// The work has ended.
     Done(Outcome),
 }
 
-/// What a worker did in the window.
+/// What a worker did in the window, by its own clock and its own count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Bytes that the socket took.
+    /// How long the window was: it opens and closes a moment late where the CPU is busy.
+    pub seconds: f64,
+    /// Payload that went into the socket, or came out of it.
     pub bytes: u64,
+    /// Of it, what came by mapping pages.
+    pub mapped_bytes: u64,
     /// System calls made.
     pub calls: u64,
-    /// CPU time that `getrusage` charged.
-    pub cpu_seconds: f64,
+    /// CPU time that `getrusage` charged to the process in user mode.
+    pub user_seconds: f64,
+    /// The same in the kernel.
+    pub system_seconds: f64,
+    /// How often the process gave up its CPU or lost it.
+    pub context_switches: u64,
     /// Bytes of the whole flow that the kernel said it did not copy.
     pub zero_copied_bytes: u64,
     /// Bytes of the whole flow that it copied although it was to go without.
     pub copied_bytes: u64,
+}
+
+impl Outcome {
+    /// CPU time that `getrusage` charged.
+    pub fn cpu_seconds(&self) -> f64 {
+        self.user_seconds + self.system_seconds
+    }
+
+    /// Payload a second.
+    pub fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.seconds
+    }
+
+    /// Payload in MiB.
+    pub fn mib(&self) -> f64 {
+        self.bytes as f64 / crate::MIB
+    }
+}
+
+/// When to look, in nanoseconds of the monotonic clock.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Window {
+    pub start_ns: u64,
+    pub end_ns: u64,
+}
+
+impl Window {
+    /// The window of a flow that started at `at_ns`.
+    pub(crate) fn of(at_ns: u64, warm_up: Duration, length: Duration) -> Self {
+        let start_ns = at_ns + warm_up.as_nanos() as u64;
+        Self { start_ns, end_ns: start_ns + length.as_nanos() as u64 }
+    }
+}
+
+/// What a worker has done so far. The thread that works writes it, the thread that watches the clock reads it.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub bytes: AtomicU64,
+    pub mapped_bytes: AtomicU64,
+    pub calls: AtomicU64,
+    is_over: AtomicBool,
+    window: OnceLock<Range<Account>>,
+}
+
+/// A look at the tally.
+#[derive(Debug, Clone, Copy)]
+struct Account {
+    at: Instant,
+    bytes: u64,
+    mapped_bytes: u64,
+    calls: u64,
+    usage: Usage,
+}
+
+impl Tally {
+    /// Whether everybody's window is over and the work may end.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Relaxed)
+    }
+
+    fn account(&self) -> io::Result<Account> {
+        Ok(Account {
+            at: Instant::now(),
+            bytes: self.bytes.load(Relaxed),
+            mapped_bytes: self.mapped_bytes.load(Relaxed),
+            calls: self.calls.load(Relaxed),
+            usage: rusage::usage(Who::Process)?,
+        })
+    }
+
+    /// What was done in the window; an error where the work ended before it did.
+    pub(crate) fn outcome(&self) -> Result<Outcome, Message> {
+        let Some(Range { start, end }) = self.window.get() else {
+            return Err(Message::Failed("it ended before the window did".into()));
+        };
+        Ok(Outcome {
+            seconds: (end.at - start.at).as_secs_f64(),
+            bytes: end.bytes - start.bytes,
+            mapped_bytes: end.mapped_bytes - start.mapped_bytes,
+            calls: end.calls - start.calls,
+            user_seconds: end.usage.user.saturating_sub(start.usage.user).as_secs_f64(),
+            system_seconds: end.usage.system.saturating_sub(start.usage.system).as_secs_f64(),
+            context_switches: end.usage.context_switches - start.usage.context_switches,
+            ..Outcome::default()
+        })
+    }
+
+    /// Waits for the window, looks at its both ends, and ends the process when nobody listens any more.
+    fn watch(&self, mut input: impl BufRead) -> io::Result<()> {
+        let mut line = String::new();
+        input.read_line(&mut line)?;
+        if let Ok(Window { start_ns, end_ns }) = serde_json::from_str(&line) {
+            sleep_until(start_ns);
+            let start = self.account()?;
+            sleep_until(end_ns);
+            // Set once, by this thread.
+            let _ = self.window.set(start..self.account()?);
+            say(&Message::Looked)?;
+            input.read_line(&mut line)?;
+            self.is_over.store(true, Relaxed);
+        }
+        io::copy(&mut input, &mut io::sink()).map(drop)
+    }
 }
 
 /// Turns this process into a worker if it was started as one; returns its exit code then.
@@ -76,11 +196,47 @@ pub fn run_if_asked() -> Option<ExitCode> {
     if std::env::args_os().nth(1)? != ARGUMENT {
         return None;
     }
-    let message = match serde_json::from_reader(io::stdin()) {
-        Ok(job) => work(&job).unwrap_or_else(|message| message),
+    let mut input = BufReader::new(io::stdin());
+    let mut line = String::new();
+    let job = input.read_line(&mut line).map_err(serde_json::Error::io);
+    let message = match job.and_then(|_| serde_json::from_str::<Job>(&line)) {
+        Ok(job) => work(&job, input).unwrap_or_else(|message| message),
         Err(error) => Message::Failed(format!("no job on standard input: {error}")),
     };
     Some(if say(&message).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn work(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, Message> {
+    let tally = Arc::new(Tally::default());
+    let watched = Arc::clone(&tally);
+    thread::Builder::new()
+        .spawn(move || {
+            let _ = watched.watch(input);
+            std::process::exit(1);
+        })
+        .map_err(|error| failed("starting a thread", error))?;
+    match &job.task {
+        Task::Send(sending) => sending.run(connect(job)?, &tally),
+        Task::Receive(receiving) => receiving.run(&accept(job)?, &tally),
+    }
+    .map(Message::Done)
+}
+
+fn connect(job: &Job) -> Result<TcpStream, Message> {
+    let peer = job.peer.ok_or_else(|| Message::Failed("there is nobody to connect to".into()))?;
+    TcpStream::connect_timeout(&peer, CONNECT_MAX)
+        .map_err(|error| failed(&format!("connecting to {peer}"), error))
+}
+
+/// Listens, says where, and waits for the one connection that will come. Whoever asked ends this process if
+/// none does.
+fn accept(job: &Job) -> Result<TcpStream, Message> {
+    let at = |error| failed(&format!("listening on {}", job.host), error);
+    let listener = TcpListener::bind((job.host, 0)).map_err(at)?;
+    say(&Message::Listening { address: listener.local_addr().map_err(at)? })
+        .map_err(|error| failed("reporting", error))?;
+    let (stream, _) = listener.accept().map_err(|error| failed("accepting", error))?;
+    Ok(stream)
 }
 
 fn say(message: &Message) -> io::Result<()> {
@@ -89,10 +245,9 @@ fn say(message: &Message) -> io::Result<()> {
     io::stdout().write_all(&line)
 }
 
-/// The window of a flow that started at `at_ns`, in nanoseconds of the monotonic clock.
-pub(crate) fn window(at_ns: u64, warm_up: Duration, window: Duration) -> Range<u64> {
-    let start = at_ns + warm_up.as_nanos() as u64;
-    start..start + window.as_nanos() as u64
+/// Says that bytes move.
+fn say_started() -> Result<(), Message> {
+    say(&Message::Started { at_ns: now_ns() }).map_err(|error| failed("reporting", error))
 }
 
 /// Sleeps until that moment of the monotonic clock.
@@ -115,127 +270,5 @@ fn stopped(error: &Error) -> Message {
             Message::Refused(error.to_string())
         }
         error => Message::Failed(error.to_string()),
-    }
-}
-
-fn work(job: &Job) -> Result<Message, Message> {
-    let way: Way = job.path.parse().map_err(|error| failed("reading the job", error))?;
-    let pieces = job
-        .pieces
-        .iter()
-        .map(HandedOver::take)
-        .collect::<Result<Vec<Piece>, _>>()
-        .map_err(|error| failed("taking over the workload", error))?;
-    let stream = TcpStream::connect_timeout(&job.address, CONNECT_MAX)
-        .map_err(|error| failed(&format!("connecting to {}", job.address), error))?;
-    rustix::net::sockopt::set_tcp_congestion(&stream, &job.congestion)
-        .map_err(|errno| failed(&format!("setting congestion control {}", job.congestion), errno))?;
-    if let Some(rate) = job.rate_bits_per_second {
-        haul_sys::sockopt::set_max_pacing_rate(&stream, rate / 8)
-            .map_err(|error| failed("setting SO_MAX_PACING_RATE", error))?;
-    }
-    let options = Options { chunk_bytes: job.chunk_bytes, pipe_bytes: None };
-    let path = way.open(&stream, &options).map_err(|error| stopped(&error))?;
-    let mut sending = Sending { job, stream, path, cork_calls: 0, window: None, opened: None, closed: None };
-    for piece in pieces.iter().cycle() {
-        match sending.send(piece) {
-            Ok(true) => {}
-            Ok(false) => break,
-            // After the window the receiver may hang up on a sender that is slow to notice.
-            Err(_) if sending.is_over() => break,
-            Err(message) => return Err(message),
-        }
-    }
-    sending.finish()
-}
-
-/// A worker at work.
-struct Sending<'a> {
-    job: &'a Job,
-    stream: TcpStream,
-    path: Box<dyn SendPath>,
-    cork_calls: u64,
-    /// Known once the first bytes went through.
-    window: Option<Range<u64>>,
-    /// The account when the window opened.
-    opened: Option<(Counts, Usage)>,
-    /// The account when it closed.
-    closed: Option<(Counts, Usage)>,
-}
-
-impl Sending<'_> {
-    /// Sends one piece, or its beginning if the window closes meanwhile. Returns whether to go on.
-    fn send(&mut self, piece: &Piece) -> Result<bool, Message> {
-        self.cork(true)?;
-        let mut range = 0..piece.len();
-        while !range.is_empty() {
-            let now = now_ns();
-            match &self.window {
-                Some(window) if now >= window.end => {
-                    self.closed = self.closed.or(Some(self.account()?));
-                    if now >= window.end + AFTER_WINDOW_NS {
-                        return Ok(false);
-                    }
-                }
-                Some(window) if now >= window.start && self.opened.is_none() => {
-                    self.opened = Some(self.account()?);
-                }
-                _ => {}
-            }
-            let sent = self.path.send(self.stream.as_fd(), piece.source(), range.clone());
-            range.start += sent.map_err(|error| stopped(&error))?;
-            if self.window.is_none() {
-                let at_ns = now_ns();
-                self.window = Some(window(at_ns, self.job.warm_up, self.job.window));
-                say(&Message::Started { at_ns }).map_err(|error| failed("reporting", error))?;
-            }
-        }
-        self.cork(false)?;
-        Ok(true)
-    }
-
-    fn cork(&mut self, on: bool) -> Result<(), Message> {
-        if self.job.cork {
-            self.cork_calls += 1;
-            rustix::net::sockopt::set_tcp_cork(&self.stream, on)
-                .map_err(|errno| failed("setting TCP_CORK", errno))?;
-        }
-        Ok(())
-    }
-
-    fn is_over(&self) -> bool {
-        self.window.as_ref().is_some_and(|window| now_ns() >= window.end)
-    }
-
-    fn account(&self) -> Result<(Counts, Usage), Message> {
-        let counts = self.path.counts();
-        let counts = Counts { calls: counts.calls + self.cork_calls, ..counts };
-        let usage = rusage::usage(Who::Thread).map_err(|error| failed("getrusage", error))?;
-        Ok((counts, usage))
-    }
-
-    /// Says what was done in the window, and what the kernel said of the copies.
-    fn finish(mut self) -> Result<Message, Message> {
-        let (closed, charged) = match self.closed {
-            Some(account) => account,
-            None => self.account()?,
-        };
-        let (opened, charged_before) = self.opened.unwrap_or_default();
-        // Not connected any more if the receiver hung up; the kernel's notices come all the same.
-        let _ = self.stream.shutdown(Shutdown::Write);
-        let deadline = Instant::now() + SETTLE_MAX;
-        while self.path.settle(self.stream.as_fd()).map_err(|error| stopped(&error))? > 0
-            && Instant::now() < deadline
-        {
-            thread::sleep(Duration::from_millis(1));
-        }
-        let settled = self.path.counts();
-        Ok(Message::Done(Outcome {
-            bytes: closed.bytes - opened.bytes,
-            calls: closed.calls - opened.calls,
-            cpu_seconds: charged.cpu().saturating_sub(charged_before.cpu()).as_secs_f64(),
-            zero_copied_bytes: settled.zero_copied_bytes,
-            copied_bytes: settled.copied_bytes,
-        }))
     }
 }

@@ -168,7 +168,7 @@ impl Opened {
 }
 
 /// A piece on its way to another process of the same user: it is opened again through `/proc`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct HandedOver {
     path: PathBuf,
     is_memory: bool,

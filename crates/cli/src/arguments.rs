@@ -3,6 +3,8 @@
 use crate::output::{Destination, Failure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use haul_bench::quantity::{Rate, Size};
+use haul_bench::receive::way::ReceiveWay;
+use haul_bench::receive::{PageOrder, SentBy};
 use haul_bench::way::Way;
 use haul_bench::workload::Workload;
 use haul_lab::{Loss, Offloads};
@@ -22,8 +24,8 @@ pub struct Arguments {
 pub enum Command {
     /// Measure what every way of sending costs on this machine
     ///
-    /// Without an experiment: a default set in under 90 seconds, written to ./haul-report/ as JSON, Markdown
-    /// and a web page.
+    /// Without an experiment: all of them in a quick form, written to ./haul-report/ as JSON, Markdown and one
+    /// web page.
     Bench(BenchArguments),
     /// Say which path is the cheapest for which job, from a report of `bench`; programs load it
     Plan(PlanArguments),
@@ -36,11 +38,47 @@ pub enum Command {
 }
 
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = false)]
 pub struct BenchArguments {
-    /// What to measure; without one, the default set
-    #[arg(value_enum)]
+    /// What to measure; without one, everything in a quick form
+    #[command(subcommand)]
     pub experiment: Option<Experiment>,
+    #[command(flatten)]
+    pub common: CommonArguments,
+}
+
+/// What every experiment takes.
+#[derive(Debug, Args)]
+pub struct CommonArguments {
+    /// Measure each row this often [default: 7, with --quick 3]
+    #[arg(long, value_name = "N", global = true)]
+    pub rounds: Option<usize>,
+    /// Fewer rows, fewer and shorter rounds
+    #[arg(long, global = true)]
+    pub quick: bool,
+    /// The sockets' congestion control [default: cubic, or reno where cubic may not be set]
+    #[arg(long, value_name = "NAME", global = true)]
+    pub congestion: Option<String>,
+    /// Write the report as JSON; - is standard output
+    #[arg(long, value_name = "FILE", global = true)]
+    pub json: Option<Destination>,
+    /// Write the report as Markdown; - is standard output
+    #[arg(long, value_name = "FILE", global = true)]
+    pub markdown: Option<Destination>,
+    /// Write the report as a web page; - is standard output
+    #[arg(long, value_name = "FILE", global = true)]
+    pub html: Option<Destination>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Experiment {
+    /// What each way of sending files or memory costs
+    Send(SendArguments),
+    /// What each way of receiving costs, and when pages can be mapped
+    Receive(ReceiveArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct SendArguments {
     /// Paths to measure, separated by commas [default: all]
     ///
     /// read+write, read+send, mmap+send, sendfile, splice, vmsplice, zerocopy, uring-send, uring-zerocopy,
@@ -62,33 +100,36 @@ pub struct BenchArguments {
     /// Hold this rate, such as 4gbit, instead of sending at full speed
     #[arg(long)]
     pub rate: Option<Rate>,
-    /// Measure each row this often [default: 7, with --quick 3]
-    #[arg(long, value_name = "N")]
-    pub rounds: Option<usize>,
     /// The link's MTU in bytes [default: 9000]
     #[arg(long, value_name = "BYTES")]
     pub mtu: Option<u32>,
-    /// The sockets' congestion control [default: cubic, or reno where cubic may not be set]
-    #[arg(long, value_name = "NAME")]
-    pub congestion: Option<String>,
-    /// Fewer rows, fewer and shorter rounds
-    #[arg(long)]
-    pub quick: bool,
-    /// Write the report as JSON; - is standard output
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<Destination>,
-    /// Write the report as Markdown; - is standard output
-    #[arg(long, value_name = "FILE")]
-    pub markdown: Option<Destination>,
-    /// Write the report as a web page; - is standard output
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<Destination>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Experiment {
-    /// What each way of sending files or memory costs
-    Send,
+#[derive(Debug, Args)]
+pub struct ReceiveArguments {
+    /// Ways to measure, separated by commas [default: all]
+    ///
+    /// read, mapped, splice-to-file, uring-read, discard, auto
+    #[arg(long, value_delimiter = ',', value_name = "PATH,…")]
+    pub paths: Vec<ReceiveWay>,
+    /// The link's MTU in bytes; at 4148 a segment carries one page [default: 4148]
+    #[arg(long, value_delimiter = ',', value_name = "BYTES,…")]
+    pub mtu: Vec<u32>,
+    /// How it is sent, which decides what can be mapped: send, zerocopy, sendfile [default: send]
+    #[arg(long, value_delimiter = ',', value_name = "PATH,…")]
+    pub sent_by: Vec<SentBy>,
+    /// How the network stack takes pages: default, or single
+    ///
+    /// single sets net.core.high_order_alloc_disable for the whole machine while the row runs, which only root
+    /// may; it is put back afterwards, even after kill -9.
+    #[arg(long, value_delimiter = ',', value_name = "ORDER,…")]
+    pub page_order: Vec<PageOrder>,
+    /// The memory that is filled round and round [default: 128KiB]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
+    pub buffer: Vec<Size>,
+    /// Whether the program looks at every byte [default: off]
+    #[arg(long, value_delimiter = ',', value_name = "off,on", value_enum, hide_possible_values = true)]
+    pub touch: Vec<Switch>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -125,7 +166,7 @@ pub struct SoakArguments {
 #[derive(Debug, Args)]
 pub struct PlanArguments {
     /// The report to make the plan from
-    #[arg(long, value_name = "FILE", default_value = "haul-report/report.json")]
+    #[arg(long, value_name = "FILE", default_value = "haul-report/send.json")]
     pub from: PathBuf,
     /// Write the plan as JSON, for programs to load; - is standard output
     #[arg(long, value_name = "FILE")]

@@ -1,121 +1,165 @@
 //! `haul bench`.
 
-use crate::arguments::{BenchArguments, Switch};
+use crate::arguments::{BenchArguments, CommonArguments, Experiment};
 use crate::output::{self, Destination, Failure};
-use haul_bench::matrix::Selection;
+use haul_bench::export;
 use haul_bench::report::Report;
-use haul_bench::send::{self, Plan, Progress};
-use haul_bench::{BenchError, export};
+use haul_bench::view::{Tabled, View};
+use haul_bench::{BenchError, Pace, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Where plain `haul bench` leaves its report.
+mod receive;
+mod send;
+
+/// Where plain `haul bench` leaves its reports.
 const FOLDER: &str = "haul-report";
 
+/// A report that is to be written out, whichever experiment it is of.
+struct Finished {
+    experiment: String,
+    view: View,
+    json: String,
+}
+
+impl<R: Tabled + Serialize> From<Report<R>> for Finished {
+    fn from(report: Report<R>) -> Self {
+        Self { view: report.view(), json: export::json(&report), experiment: report.experiment }
+    }
+}
+
+/// What an experiment is run with.
+struct Context<'a> {
+    common: &'a CommonArguments,
+    stop: &'a AtomicBool,
+    bar: ProgressBar,
+}
+
+impl Context<'_> {
+    fn pace(&self) -> Pace {
+        let basis = if self.common.quick { Pace::QUICK } else { Pace::FULL };
+        Pace { rounds: self.common.rounds.unwrap_or(basis.rounds), ..basis }
+    }
+
+    /// Runs one experiment under the progress bar.
+    fn run<R: Tabled + Serialize>(
+        &self,
+        experiment: impl FnOnce(&AtomicBool, &mut dyn FnMut(Progress)) -> Result<Report<R>, BenchError>,
+    ) -> Result<Finished, Failure> {
+        let report = experiment(self.stop, &mut |Progress { done, total, next }| {
+            self.bar.set_length(total as u64);
+            self.bar.set_position(done as u64);
+            self.bar.set_message(next);
+        });
+        report.map(Finished::from).map_err(|error| {
+            if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
+        })
+    }
+}
+
+/// What is run when nothing is named.
+fn everything() -> Vec<Experiment> {
+    vec![Experiment::Send(send::default_arguments()), Experiment::Receive(receive::default_arguments())]
+}
+
 pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
-    let destinations = destinations(arguments)?;
-    let plan = plan(arguments);
+    let BenchArguments { experiment, common } = arguments;
+    let is_everything = experiment.is_none();
+    check_destinations(common, is_everything)?;
     // Before any thread is started; where it is refused, the lab falls back and says so.
     let _ = haul_lab::become_lab_user();
     let stop = output::stop_flag()?;
     let bar = ProgressBar::new(0).with_style(
-        ProgressStyle::with_template("{bar:30} {pos}/{len}, about {eta} left, {msg}")
+        ProgressStyle::with_template("{bar:30} {pos}/{len}, about {eta} left, {prefix} {msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
-    let report = send::run(&plan, &stop, &mut |Progress { done, total, next }| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-        bar.set_message(next);
-    });
-    bar.finish_and_clear();
-    let report = report.map_err(|error: BenchError| {
-        if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
-    })?;
-    let is_stdout_taken = destinations.iter().any(|(to, _)| *to == Destination::StandardOutput);
-    if !is_stdout_taken {
-        output::print(&export::terminal::render(&report, output::width()))?;
+    let context = Context { common, stop: &stop, bar };
+    let all = everything();
+    let wanted = experiment.as_ref().map_or(all.as_slice(), std::slice::from_ref);
+    let mut finished = Vec::new();
+    for experiment in wanted {
+        finished.push(match experiment {
+            Experiment::Send(arguments) => send::run(arguments, &context)?,
+            Experiment::Receive(arguments) => receive::run(arguments, &context)?,
+        });
+        if stop.load(Relaxed) {
+            break;
+        }
     }
-    for (destination, render) in &destinations {
-        destination.write(&render(&report))?;
-    }
-    if arguments.experiment.is_none() && !is_stdout_taken {
-        output::print(&format!("\nThe whole report: {FOLDER}/index.html\n"))?;
-    }
+    context.bar.finish_and_clear();
+    write(&finished, common, is_everything)?;
     Ok(if stop.load(Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-type Render = fn(&Report) -> String;
+/// Prints the tables, unless a report is to have standard output, and writes what was asked for.
+fn write(finished: &[Finished], common: &CommonArguments, is_everything: bool) -> Result<(), Failure> {
+    let views: Vec<View> = finished.iter().map(|report| report.view.clone()).collect();
+    let title = match views.as_slice() {
+        [one] => one.title.clone(),
+        _ => "haul bench".into(),
+    };
+    let json = match finished {
+        [one] => one.json.clone(),
+        all => format!("[{}]\n", all.iter().map(|one| one.json.trim_end()).collect::<Vec<_>>().join(",\n")),
+    };
+    if !destinations(common).any(|to| *to == Destination::StandardOutput) {
+        for (index, view) in views.iter().enumerate() {
+            if views.len() > 1 {
+                output::print(&format!("{}== {} ==\n", if index > 0 { "\n" } else { "" }, view.title))?;
+            }
+            output::print(&export::terminal::render(view, output::width()))?;
+        }
+        if is_everything {
+            output::print(&format!("\nThe whole report: {FOLDER}/index.html\n"))?;
+        }
+    }
+    for (to, text) in [
+        (&common.json, &json),
+        (&common.markdown, &export::markdown::render(&views)),
+        (&common.html, &export::html::render(&title, &views)),
+    ] {
+        if let Some(to) = to {
+            to.write(text)?;
+        }
+    }
+    if is_everything {
+        let folder = Path::new(FOLDER);
+        for report in finished {
+            Destination::File(folder.join(format!("{}.json", report.experiment))).write(&report.json)?;
+        }
+        Destination::File(folder.join("report.md")).write(&export::markdown::render(&views))?;
+        Destination::File(folder.join("index.html")).write(&export::html::render(&title, &views))?;
+    }
+    Ok(())
+}
+
+fn destinations(common: &CommonArguments) -> impl Iterator<Item = &Destination> {
+    [&common.json, &common.markdown, &common.html].into_iter().flatten()
+}
 
 /// Every file to write, checked before the run.
-fn destinations(arguments: &BenchArguments) -> Result<Vec<(Destination, Render)>, Failure> {
-    let json: Render = |report| export::json(report);
-    let mut destinations = Vec::new();
-    for (destination, render) in [
-        (&arguments.json, json),
-        (&arguments.markdown, export::markdown::render as Render),
-        (&arguments.html, export::html::render as Render),
-    ] {
-        destinations.extend(destination.clone().map(|destination| (destination, render)));
-    }
-    if arguments.experiment.is_none() {
-        let folder = Path::new(FOLDER);
-        fs::create_dir_all(folder).map_err(|error| {
+fn check_destinations(common: &CommonArguments, is_everything: bool) -> Result<(), Failure> {
+    if is_everything {
+        fs::create_dir_all(FOLDER).map_err(|error| {
             Failure::bad_input(format!(
                 "cannot make the folder {FOLDER}: {error} (run it in another folder, or `haul bench send`)"
             ))
         })?;
-        for (name, render) in [
-            ("report.json", json),
-            ("report.md", export::markdown::render as Render),
-            ("index.html", export::html::render as Render),
-        ] {
-            destinations.push((Destination::File(folder.join(name)), render));
-        }
+        Destination::File(Path::new(FOLDER).join("index.html")).check()?;
     }
-    if destinations.iter().filter(|(to, _)| *to == Destination::StandardOutput).count() > 1 {
+    if destinations(common).filter(|to| **to == Destination::StandardOutput).count() > 1 {
         return Err(Failure::bad_input(
             "only one of --json, --markdown and --html can be standard output (-)",
         ));
     }
-    for (destination, _) in &destinations {
-        destination.check()?;
-    }
-    Ok(destinations)
+    destinations(common).try_for_each(Destination::check)
 }
 
-/// The rows that the flags name; the default set when they name none.
-fn plan(arguments: &BenchArguments) -> Plan {
-    let BenchArguments { paths, chunk, workload, cork, offloads, .. } = arguments;
-    let is_named = !(paths.is_empty()
-        && chunk.is_empty()
-        && workload.is_empty()
-        && cork.is_empty()
-        && offloads.is_empty());
-    let plain = Selection::plain();
-    let selections = match (is_named, arguments.quick) {
-        (false, false) => Selection::default_set(),
-        (false, true) => vec![plain],
-        (true, _) => vec![Selection {
-            paths: or(paths.clone(), plain.paths),
-            chunks: or(chunk.clone(), plain.chunks),
-            workloads: or(workload.clone(), plain.workloads),
-            corks: or(cork.iter().map(|&cork| cork == Switch::On).collect(), plain.corks),
-            offloads: or(offloads.iter().map(|&offloads| offloads.into()).collect(), plain.offloads),
-        }],
-    };
-    let basis = if arguments.quick { Plan::quick(selections) } else { Plan::new(selections) };
-    Plan {
-        rounds: arguments.rounds.unwrap_or(basis.rounds),
-        rate: arguments.rate,
-        mtu: arguments.mtu.unwrap_or(basis.mtu),
-        congestion: arguments.congestion.clone(),
-        ..basis
-    }
-}
-
+/// What was named, or else the default.
 fn or<T>(named: Vec<T>, otherwise: Vec<T>) -> Vec<T> {
     if named.is_empty() { otherwise } else { named }
 }

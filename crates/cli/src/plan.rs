@@ -2,7 +2,8 @@
 
 use crate::arguments::PlanArguments;
 use crate::output::{self, Destination, Failure};
-use haul_bench::report::{Report, SCHEMA};
+use haul_bench::report::SCHEMA;
+use haul_bench::send::Report;
 use haul_bench::{export, plan};
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -24,12 +24,14 @@ mod host;
 mod impair;
 mod link;
 mod netlink;
+mod setting;
 mod steer;
 
 pub use cpus::{CpuPair, allowed_cpus};
 pub use host::{Host, Running};
 pub use impair::{Loss, ParseLossError};
 pub use link::Offloads;
+pub use setting::HostSetting;
 
 use std::fs;
 use std::io;
@@ -84,6 +86,14 @@ pub enum LabError {
         offload: &'static str,
         /// `on` or `off`.
         state: &'static str,
+    },
+    /// A setting of the whole machine that cannot be changed.
+    #[error("host setting {name} cannot be changed: {source} (run as root, outside a container)")]
+    Setting {
+        /// Its name, as `sysctl` takes it.
+        name: String,
+        /// What the kernel said.
+        source: io::Error,
     },
     /// A program that the lab calls is missing or failed.
     #[error("{program} {problem}")]
@@ -232,6 +242,11 @@ impl Lab {
     /// The link's MTU in bytes.
     pub fn mtu(&self) -> u32 {
         self.mtu
+    }
+
+    /// The hosts' CPUs.
+    pub fn cpus(&self) -> CpuPair {
+        CpuPair { sender: self.sender.cpu(), receiver: self.receiver.cpu() }
     }
 
     /// What is not as it would be with two machines, one sentence each.

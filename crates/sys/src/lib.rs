@@ -21,6 +21,7 @@ pub mod rusage;
 pub mod sched;
 pub mod sockopt;
 pub mod uring;
+pub mod uring_receive;
 
 /// Makes a system call until no signal interrupts it, and turns its `-1` into the error that `errno` holds.
 fn checked(mut call: impl FnMut() -> libc::ssize_t) -> std::io::Result<usize> {

@@ -25,7 +25,7 @@ pub struct Region {
 }
 
 // SAFETY: a Region is an address range; no method reads or writes the memory from Rust, so threads cannot
-// race on it.
+// race on it. (`uring_receive` does with regions that nobody else has.)
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}

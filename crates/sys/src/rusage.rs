@@ -21,6 +21,8 @@ pub struct Usage {
     pub user: Duration,
     /// Time in the kernel on the caller's behalf. Work done in interrupts is charged to nobody.
     pub system: Duration,
+    /// How often the CPU was given up, by waiting for something, or lost to somebody else.
+    pub context_switches: u64,
 }
 
 impl Usage {
@@ -44,5 +46,9 @@ pub fn usage(who: Who) -> io::Result<Usage> {
         return Err(io::Error::last_os_error());
     }
     let duration = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
-    Ok(Usage { user: duration(raw.ru_utime), system: duration(raw.ru_stime) })
+    Ok(Usage {
+        user: duration(raw.ru_utime),
+        system: duration(raw.ru_stime),
+        context_switches: (raw.ru_nvcsw + raw.ru_nivcsw) as u64,
+    })
 }

@@ -1,44 +1,46 @@
 //! A report as Markdown, for an issue, a commit message or a page.
 
-use super::{COLUMNS, MORE_COLUMNS, groups, notes, setting};
-use crate::report::Report;
+use crate::view::View;
 use std::fmt::Write;
 
-/// The report as Markdown.
-pub fn render(report: &Report) -> String {
-    let mut text = format!("# haul bench {}\n\n", report.experiment);
-    for words in &report.answers {
+/// The reports as Markdown, one after the other.
+pub fn render(views: &[View]) -> String {
+    views.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
+fn one(view: &View) -> String {
+    let mut text = format!("# {}\n\n", view.title);
+    for words in &view.answers {
         let _ = writeln!(text, "- {}", escape(words));
     }
     let _ = writeln!(text);
-    for words in setting(report) {
-        let _ = writeln!(text, "{}  ", escape(&words));
+    for words in &view.setting {
+        let _ = writeln!(text, "{}  ", escape(words));
     }
-    for (title, rows) in groups(report) {
-        let _ = writeln!(text, "\n## {}\n", escape(&title));
-        let columns = || COLUMNS.iter().chain(&MORE_COLUMNS);
-        let heads: Vec<String> = columns().map(|column| escape(&column.head.replace('\n', " "))).collect();
+    for group in &view.groups {
+        let _ = writeln!(text, "\n## {}\n", escape(&group.title));
+        let heads: Vec<String> = view.heads.iter().map(|head| escape(&head.replace('\n', " "))).collect();
         let _ = writeln!(text, "| {} |", heads.join(" | "));
         let _ = writeln!(text, "|---|{}", "---:|".repeat(heads.len() - 1));
-        for row in rows {
-            match &row.refused {
+        for line in &group.lines {
+            match &line.refused {
                 None => {
-                    let cells: Vec<String> = columns().map(|column| escape(&(column.says)(row))).collect();
+                    let cells: Vec<String> = line.cells.iter().map(|cell| escape(cell)).collect();
                     let _ = writeln!(text, "| {} |", cells.join(" | "));
                 }
                 Some(reason) => {
                     let rest = " |".repeat(heads.len() - 1);
-                    let _ = writeln!(text, "| {}: {}{rest}", escape(&row.path), escape(reason));
+                    let _ = writeln!(text, "| {}: {}{rest}", escape(&line.name), escape(reason));
                 }
             }
         }
     }
     let _ = writeln!(text);
-    for words in notes(report) {
-        let _ = writeln!(text, "{}\n", escape(&words));
+    for words in &view.notes {
+        let _ = writeln!(text, "{}\n", escape(words));
     }
-    for warning in &report.warnings {
-        let _ = writeln!(text, "- warning: {}", escape(&warning.detail));
+    for words in &view.warnings {
+        let _ = writeln!(text, "- warning: {}", escape(words));
     }
     text
 }

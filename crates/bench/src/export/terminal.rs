@@ -1,40 +1,39 @@
 //! Tables for a terminal.
 
-use super::{COLUMNS, Column, MORE_COLUMNS, groups, notes, setting};
-use crate::report::{Report, Row};
+use crate::view::{Line, View};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 
 /// One line, under the heads.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// The report as text for a terminal `width` columns wide: more columns where there is room.
-pub fn render(report: &Report, width: u16) -> String {
+pub fn render(view: &View, width: u16) -> String {
     let width = usize::from(width.clamp(40, 400));
     let mut page = Page { text: String::new(), width };
-    for words in setting(report) {
-        page.paragraph(&words);
+    for words in &view.setting {
+        page.paragraph(words);
     }
-    for (title, rows) in groups(report) {
+    for group in &view.groups {
         page.paragraph("");
-        page.paragraph(&title);
-        let (refused, measured): (Vec<&Row>, Vec<&Row>) =
-            rows.iter().copied().partition(|row| row.refused.is_some());
+        page.paragraph(&group.title);
+        let (refused, measured): (Vec<&Line>, Vec<&Line>) =
+            group.lines.iter().partition(|line| line.refused.is_some());
         if !measured.is_empty() {
-            page.table(&measured);
+            page.table(view, &measured);
         }
-        for row in refused {
-            page.paragraph(&format!("{}: {}", row.path, row.refused.as_deref().unwrap_or_default()));
+        for line in refused {
+            page.paragraph(&format!("{}: {}", line.name, line.refused.as_deref().unwrap_or_default()));
         }
     }
     page.paragraph("");
-    for words in notes(report) {
-        page.paragraph(&words);
+    for words in &view.notes {
+        page.paragraph(words);
     }
-    for warning in &report.warnings {
-        page.paragraph(&format!("warning: {}", warning.detail));
+    for words in &view.warnings {
+        page.paragraph(&format!("warning: {words}"));
     }
     page.paragraph("");
-    for words in &report.answers {
+    for words in &view.answers {
         page.paragraph(words);
     }
     page.text
@@ -52,27 +51,30 @@ impl Page {
         self.text.push('\n');
     }
 
-    fn table(&mut self, rows: &[&Row]) {
-        let all: Vec<&Column> = COLUMNS.iter().chain(&MORE_COLUMNS).collect();
-        let wide = table(rows, &all);
+    fn table(&mut self, view: &View, lines: &[&Line]) {
+        let wide = table(view, lines, view.heads.len());
         let fits = wide.lines().all(|line| line.chars().count() <= self.width);
-        self.text.push_str(&if fits { wide } else { table(rows, &all[..COLUMNS.len()]) });
+        self.text.push_str(&if fits { wide } else { table(view, lines, view.narrow) });
         self.text.push('\n');
     }
 }
 
-fn table(rows: &[&Row], columns: &[&Column]) -> String {
-    let line = |texts: Vec<String>| {
-        texts.into_iter().enumerate().map(|(index, text)| {
-            let side = if index == 0 { CellAlignment::Left } else { CellAlignment::Right };
-            Cell::new(text).set_alignment(side)
-        })
+fn table(view: &View, lines: &[&Line], columns: usize) -> String {
+    let aligned = |texts: &mut dyn Iterator<Item = &str>| -> Vec<Cell> {
+        texts
+            .take(columns)
+            .enumerate()
+            .map(|(index, text)| {
+                let side = if index == 0 { CellAlignment::Left } else { CellAlignment::Right };
+                Cell::new(text).set_alignment(side)
+            })
+            .collect()
     };
     let mut table = Table::new();
     table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(line(columns.iter().map(|column| column.head.to_owned()).collect()));
-    for row in rows {
-        table.add_row(line(columns.iter().map(|column| (column.says)(row)).collect()));
+    table.set_header(aligned(&mut view.heads.iter().copied()));
+    for line in lines {
+        table.add_row(aligned(&mut line.cells.iter().map(String::as_str)));
     }
     for column in table.column_iter_mut() {
         column.set_padding((1, 0));

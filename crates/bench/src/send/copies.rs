@@ -1,10 +1,11 @@
 //! Which rows copied on the sending host, and how that is known.
 
-use super::{Copying, Run, Series};
+use super::{Candidate, Measured, Sends};
+use crate::matrix::Cell;
 use crate::workload::Workload;
-use haul::Path;
-use haul::ProofError;
-use haul_lab::Offloads;
+use haul::{Copying, Path, ProofError};
+use haul_lab::{Lab, Offloads};
+use std::collections::HashMap;
 use std::io;
 
 /// The share that was copied.
@@ -14,69 +15,60 @@ pub(super) struct Copies {
     pub known_by: &'static str,
 }
 
-impl Run<'_> {
-    /// Puts each path that may go without a copy to the proof, once for each state of the offloads.
-    pub(super) fn prove_copies(&mut self) {
-        for offloads in [Offloads::On, Offloads::Off] {
-            let is_wanted = |series: &Series| {
-                series.cell.condition.offloads == offloads && series.copying() != Copying::Always
-            };
-            if !self.series.iter().any(is_wanted) || self.set_offloads(offloads).is_err() {
-                continue;
+/// Puts each path that may go without a copy to the proof, once for each state of the offloads: the share that
+/// was copied, for each cell, where that is known.
+pub(super) fn prove(sends: &mut Sends<'_>, cells: &[Cell]) -> Vec<Option<f64>> {
+    let mut proved: HashMap<(Path, Offloads), Option<f64>> = HashMap::new();
+    cells
+        .iter()
+        .map(|cell| {
+            let (path, offloads) = (proved_path(cell), cell.condition.offloads);
+            if path.copying() == Copying::Always || sends.set_offloads(offloads).is_err() {
+                return None;
             }
-            let mut proved: Vec<(Path, Option<f64>)> = Vec::new();
-            for index in 0..self.series.len() {
-                if !is_wanted(&self.series[index]) {
-                    continue;
-                }
-                let path = self.series[index].proved_path();
-                let known = proved.iter().find(|(other, _)| *other == path).map(|(_, percent)| *percent);
-                let percent = known.unwrap_or_else(|| {
-                    // A path that is refused says so in its row.
-                    let percent = self.prove(path).ok().map(|proved| proved.copied_percent());
-                    proved.push((path, percent));
-                    percent
-                });
-                self.series[index].proved_copied_percent = percent;
-            }
-        }
-    }
-
-    fn prove(&self, path: Path) -> Result<haul::Proved, ProofError> {
-        let failed = |step| move |source| ProofError::Connection { step, source };
-        let (from, to) =
-            self.lab.connect().map_err(|error| failed("connecting the hosts")(io::Error::other(error)))?;
-        haul::prove(path, &from, &to)
-    }
+            // A path that is refused says so in its row.
+            let attempt = || prove_path(sends.lab, path).ok().map(|proved| proved.copied_percent());
+            *proved.entry((path, offloads)).or_insert_with(attempt)
+        })
+        .collect()
 }
 
-impl Series {
-    /// The path that stands for the row in a proof.
-    fn proved_path(&self) -> Path {
-        self.cell.path.proved_path(matches!(self.cell.condition.workload, Workload::Memory(_)))
-    }
+fn prove_path(lab: &Lab, path: Path) -> Result<haul::Proved, ProofError> {
+    let failed = |step| move |source| ProofError::Connection { step, source };
+    let (from, to) =
+        lab.connect().map_err(|error| failed("connecting the hosts")(io::Error::other(error)))?;
+    haul::prove(path, &from, &to)
+}
 
+/// The path that stands for the row in a proof.
+fn proved_path(cell: &Cell) -> Path {
+    cell.path.proved_path(matches!(cell.condition.workload, Workload::Memory(_)))
+}
+
+impl Candidate {
     /// Whether the row's path copies by nature.
     pub(super) fn copying(&self) -> Copying {
-        self.proved_path().copying()
+        proved_path(&self.cell).copying()
     }
 }
 
-pub(super) fn copies_of(series: &Series) -> Option<Copies> {
+pub(super) fn copies_of(series: &Measured) -> Option<Copies> {
     if series.rounds.is_empty() {
         return None;
     }
-    match series.copying() {
+    match series.cell.copying() {
         Copying::Always => Some(Copies { percent: 100.0, known_by: "program" }),
-        Copying::Pages => series.proved_copied_percent.map(|percent| Copies { percent, known_by: "proof" }),
+        Copying::Pages => {
+            series.cell.proved_copied_percent.map(|percent| Copies { percent, known_by: "proof" })
+        }
         Copying::KernelTells => {
-            let copied: u64 = series.rounds.iter().map(|round| round.copied_bytes).sum();
-            let zero_copied: u64 = series.rounds.iter().map(|round| round.zero_copied_bytes).sum();
+            let copied: u64 = series.rounds.iter().map(|(_, round)| round.copied_bytes).sum();
+            let zero_copied: u64 = series.rounds.iter().map(|(_, round)| round.zero_copied_bytes).sum();
             let told = copied + zero_copied;
             let notice = Copies { percent: 100.0 * copied as f64 / told.max(1) as f64, known_by: "notice" };
             // Without scatter-gather the stack copies packets together after it has promised not to, and
             // the notice does not say so. Where the two differ, what was seen stands.
-            match series.proved_copied_percent {
+            match series.cell.proved_copied_percent {
                 Some(percent) if percent > notice.percent => Some(Copies { percent, known_by: "proof" }),
                 _ => (told > 0).then_some(notice),
             }

@@ -13,7 +13,7 @@ const UNPACED: [&str; 2] = ["cubic", "reno"];
 ///
 /// Tried on a socket of the lab, since a name can be wrong, and outside a namespace of his own an ordinary
 /// user may set only some.
-pub(super) fn choose(lab: &Lab, named: Option<&str>) -> Result<String, BenchError> {
+pub(crate) fn choose(lab: &Lab, named: Option<&str>) -> Result<String, BenchError> {
     let candidates = named.map_or(UNPACED.to_vec(), |name| vec![name]);
     let mut refusals = Vec::new();
     for name in candidates {

@@ -1,0 +1,389 @@
+//! The experiment `receive`: what each way of taking bytes out of a socket costs the two hosts.
+//!
+//! What can be mapped is decided by the sender and the link before the receiver has a say: each page must hold
+//! payload and nothing else. So the rows differ in the link's MTU, in how the sender's kernel makes pages, and in
+//! their order. `buffer_bytes` is the memory that is filled round and round, because a copy into a cache costs
+//! less than one into memory.
+
+use crate::flow::{Flow, FlowError, Part, Sample};
+use crate::quantity::Size;
+use crate::report::LabFacts;
+use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::way::Way;
+use crate::worker::{Outcome, Task, receiver::Receiving, sender};
+use crate::workload::{Opened, Workload};
+use crate::{BenchError, congestion};
+use haul::Path;
+use haul_lab::{HostSetting, Lab, Settings};
+use haul_soak::{Load, Meter};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::AtomicBool;
+
+mod answer;
+mod row;
+pub mod way;
+
+pub use row::Row;
+use way::ReceiveWay;
+
+/// The result of `receive`.
+pub type Report = crate::report::Report<Row>;
+
+/// The MTU at which a segment's payload is one page: 4096 bytes and 52 of IPv4 and TCP headers with timestamps.
+pub const MTU_OF_A_PAGE: u32 = 4148;
+/// The largest buffer that makes sense: some times the largest last-level cache.
+const BUFFER_MAX: Size = Size(4 << 30);
+/// The smallest: what a ring of four pages takes.
+const BUFFER_MIN: Size = Size(16 << 10);
+/// What the sender sends over and over: memory that stays in its cache, so that it is never what holds up.
+const SENT: Size = Size(1 << 20);
+/// How much a call sends.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Whether the network stack takes memory a page at a time (Linux 5.14).
+const PAGE_ORDER_SYSCTL: &str = "net.core.high_order_alloc_disable";
+
+/// How the sending side puts payload into pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SentBy {
+    /// `send`: the kernel copies into memory of its own.
+    Send,
+    /// `MSG_ZEROCOPY`: on a veth the pages are copied on the way, one by one.
+    Zerocopy,
+    /// `sendfile`: pages of a file, which can never be mapped.
+    Sendfile,
+}
+
+/// How many pages the network stack takes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PageOrder {
+    /// As the kernel does it: 32 KiB in one piece, of which no page can be mapped.
+    Default,
+    /// One: `net.core.high_order_alloc_disable` is 1. It is the whole machine's setting and put back afterwards.
+    Single,
+}
+
+/// The conditions of a row, apart from its way: rows that share them can be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Condition {
+    /// The link's MTU in bytes.
+    pub mtu: u32,
+    /// How it is sent.
+    pub sent_by: SentBy,
+    /// How pages are taken.
+    pub page_order: PageOrder,
+    /// The memory that is filled round and round.
+    pub buffer: Size,
+    /// Whether the program looks at every byte.
+    pub touch: bool,
+}
+
+/// A product of conditions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selection {
+    /// The ways.
+    pub ways: Vec<ReceiveWay>,
+    /// The MTUs.
+    pub mtus: Vec<u32>,
+    /// How it is sent.
+    pub sent_by: Vec<SentBy>,
+    /// How pages are taken.
+    pub page_orders: Vec<PageOrder>,
+    /// The buffers.
+    pub buffers: Vec<Size>,
+    /// Whether bytes are looked at.
+    pub touches: Vec<bool>,
+}
+
+/// One row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Cell {
+    /// The way.
+    pub way: ReceiveWay,
+    /// Its conditions.
+    pub condition: Condition,
+}
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The rows.
+    pub selections: Vec<Selection>,
+    /// How often and how long.
+    pub pace: Pace,
+    /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
+    pub congestion: Option<String>,
+}
+
+impl Selection {
+    /// Every way, on a link whose segments are a page, sent by `send`, into 128 KiB that nobody looks at.
+    pub fn plain() -> Self {
+        Self {
+            ways: ReceiveWay::ALL.into(),
+            mtus: vec![MTU_OF_A_PAGE],
+            sent_by: vec![SentBy::Send],
+            page_orders: vec![PageOrder::Default],
+            buffers: vec![Size(128 << 10)],
+            touches: vec![false],
+        }
+    }
+
+    /// What `haul bench receive` runs unless told otherwise: every way at three MTUs and with both senders whose
+    /// pages can be mapped; reading and mapping with single pages, through buffers from the second-level cache
+    /// to past the last, touched or not.
+    pub fn default_set() -> Vec<Self> {
+        let two = vec![ReceiveWay::Read, ReceiveWay::Mapped];
+        let three = vec![ReceiveWay::Read, ReceiveWay::Mapped, ReceiveWay::Auto];
+        vec![
+            Self { mtus: vec![Settings::default().mtu, MTU_OF_A_PAGE], ..Self::plain() },
+            Self { mtus: vec![1500], ways: three.clone(), ..Self::plain() },
+            Self { sent_by: vec![SentBy::Zerocopy, SentBy::Sendfile], ways: three, ..Self::plain() },
+            Self { page_orders: vec![PageOrder::Single], ..Self::plain() },
+            Self {
+                page_orders: vec![PageOrder::Single],
+                ways: two,
+                buffers: vec![Size(128 << 10), Size(4 << 20), Size(128 << 20)],
+                touches: vec![false, true],
+                ..Self::plain()
+            },
+        ]
+    }
+
+    fn cells(&self) -> impl Iterator<Item = Cell> {
+        self.page_orders.iter().flat_map(move |&page_order| {
+            self.mtus.iter().flat_map(move |&mtu| {
+                self.sent_by.iter().flat_map(move |&sent_by| {
+                    self.buffers.iter().flat_map(move |&buffer| {
+                        self.touches.iter().flat_map(move |&touch| {
+                            let condition = Condition { mtu, sent_by, page_order, buffer, touch };
+                            let ways = self.ways.iter().filter(move |way| !touch || way.shows_bytes());
+                            ways.map(move |&way| Cell { way, condition })
+                        })
+                    })
+                })
+            })
+        })
+    }
+}
+
+/// Every row of several selections, each once; the machine's setting changes once a round.
+fn cells(selections: &[Selection]) -> Vec<Cell> {
+    let mut cells: Vec<Cell> = Vec::new();
+    for cell in selections.iter().flat_map(Selection::cells) {
+        if !cells.contains(&cell) {
+            cells.push(cell);
+        }
+    }
+    cells.sort_by_key(|cell| cell.condition.page_order);
+    cells
+}
+
+/// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then
+/// reported.
+pub fn run(
+    plan: &Plan,
+    is_stopped: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report, BenchError> {
+    plan.pace.check()?;
+    let cells = cells(&plan.selections);
+    for Cell { condition: Condition { buffer, .. }, .. } in &cells {
+        if !(BUFFER_MIN..=BUFFER_MAX).contains(buffer) {
+            return Err(BenchError::BadInput(format!(
+                "buffer {buffer} is outside {BUFFER_MIN} to {BUFFER_MAX}"
+            )));
+        }
+    }
+    let started = crate::now();
+    let mut labs: BTreeMap<u32, Lab> = BTreeMap::new();
+    for Cell { condition: Condition { mtu, .. }, .. } in &cells {
+        if !labs.contains_key(mtu) {
+            // All on the same two CPUs.
+            let cpus = labs.values().next().map(Lab::cpus);
+            labs.insert(*mtu, Lab::open(&Settings { mtu: *mtu, cpus })?);
+        }
+    }
+    let lab = cells.first().and_then(|cell| labs.get(&cell.condition.mtu));
+    let lab = lab.ok_or_else(|| BenchError::BadInput("there is nothing to measure".into()))?;
+    let congestion = congestion::choose(lab, plan.congestion.as_deref())?;
+    let mut receives = Receives {
+        labs: &labs,
+        memory: Workload::Memory(SENT).open()?,
+        file: Workload::Files { count: 1, average: SENT }.open()?,
+        congestion,
+        pace: plan.pace,
+        page_order: Settled::Untouched,
+    };
+    let mut run = Run::new(lab, plan.pace)?;
+    let mut rows: Vec<Series<Cell, Round>> = cells.into_iter().map(Series::new).collect();
+    let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
+    run.all(&mut receives, &mut rows, &mut steps)?;
+    run.warn(&rows, Cell::to_string, |round| round.costs.receiver_us_per_mib);
+    let facts = LabFacts::of(&run, &receives.congestion, None);
+    let mut report = Report {
+        rows: rows.iter().map(|series| row::of(series, &rows)).collect(),
+        warnings: run.warnings,
+        ..Report::new("receive", started, run.host, Some(facts))
+    };
+    report.answers = answer::of(&report);
+    Ok(report)
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Round {
+    costs: Costs,
+    received: Outcome,
+}
+
+/// Whether the machine's page order was changed for this run.
+enum Settled {
+    Untouched,
+    Held(HostSetting),
+    Refused(String),
+}
+
+/// What receives.
+struct Receives<'a> {
+    labs: &'a BTreeMap<u32, Lab>,
+    memory: Opened,
+    file: Opened,
+    congestion: String,
+    pace: Pace,
+    page_order: Settled,
+}
+
+impl Receives<'_> {
+    fn set_page_order(&mut self, wanted: PageOrder) -> Result<(), FlowError> {
+        if let (PageOrder::Single, Settled::Untouched) = (wanted, &self.page_order) {
+            self.page_order = match HostSetting::hold(PAGE_ORDER_SYSCTL) {
+                Ok(setting) => Settled::Held(setting),
+                Err(error) => Settled::Refused(error.to_string()),
+            };
+        }
+        match (wanted, &self.page_order) {
+            (PageOrder::Default, Settled::Held(setting)) => Ok(setting.set("0")?),
+            (PageOrder::Single, Settled::Held(setting)) => Ok(setting.set("1")?),
+            (PageOrder::Single, Settled::Refused(reason)) => Err(FlowError::Refused(reason.clone())),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Subject for Receives<'_> {
+    type Cell = Cell;
+    type Round = Round;
+
+    fn name(&self, cell: &Cell) -> String {
+        cell.way.name().into()
+    }
+
+    fn measure(&mut self, cell: &Cell, meter: &Meter) -> Result<Sample, FlowError> {
+        let Cell { way, condition } = *cell;
+        self.set_page_order(condition.page_order)?;
+        let lab = &self.labs[&condition.mtu];
+        let (path, workload) = match condition.sent_by {
+            SentBy::Send => (Path::ReadSend, &self.memory),
+            SentBy::Zerocopy => (Path::Zerocopy, &self.memory),
+            SentBy::Sendfile => (Path::Sendfile, &self.file),
+        };
+        let sending = sender::Sending {
+            path: Way::from(path).name().into(),
+            chunk_bytes: CHUNK_BYTES,
+            cork: false,
+            congestion: self.congestion.clone(),
+            rate_bits_per_second: None,
+            pieces: workload.handed_over(),
+        };
+        let receiving = Receiving { way, buffer_bytes: condition.buffer.0 as usize, touch: condition.touch };
+        let flow = Flow {
+            parts: vec![
+                Part { host: &lab.receiver, task: Task::Receive(receiving) },
+                Part { host: &lab.sender, task: Task::Send(sending) },
+            ],
+            warm_up: WARM_UP,
+            window: self.pace.window,
+        };
+        flow.run(Some(meter))
+    }
+
+    fn judge(&self, cell: &Cell, sample: &Sample, load: &Load) -> Option<Round> {
+        let received = *sample.outcomes.first()?;
+        let costs = Costs::of(&self.labs[&cell.condition.mtu], load, received.bytes_per_second())?;
+        Some(Round { costs, received })
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} ({})", self.way, self.condition)
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mtu, sent_by, page_order, buffer, touch } = self;
+        write!(formatter, "MTU {mtu}, sent by {sent_by}, into {buffer}")?;
+        if *page_order == PageOrder::Single {
+            formatter.write_str(", single pages")?;
+        }
+        formatter.write_str(if *touch { ", every byte looked at" } else { "" })
+    }
+}
+
+impl fmt::Display for SentBy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Send => "send",
+            Self::Zerocopy => "zerocopy",
+            Self::Sendfile => "sendfile",
+        })
+    }
+}
+
+impl FromStr for SentBy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = [Self::Send, Self::Zerocopy, Self::Sendfile];
+        let found = known.into_iter().find(|way| way.to_string() == text);
+        found.ok_or_else(|| format!("unknown sender {text:?}: send, zerocopy or sendfile"))
+    }
+}
+
+impl FromStr for PageOrder {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "default" => Ok(Self::Default),
+            "single" => Ok(Self::Single),
+            _ => Err(format!("unknown page order {text:?}: default or single")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_nobody_could_look_at_are_not_touched() {
+        let touched = Selection { touches: vec![true], ..Selection::plain() };
+        let ways: Vec<ReceiveWay> = cells(&[touched]).iter().map(|cell| cell.way).collect();
+        assert!(!ways.contains(&ReceiveWay::Discard) && ways.contains(&ReceiveWay::Mapped), "{ways:?}");
+    }
+
+    #[test]
+    fn the_machines_setting_changes_once_a_round() {
+        let cells = cells(&Selection::default_set());
+        let changes = cells
+            .windows(2)
+            .filter(|pair| pair[0].condition.page_order != pair[1].condition.page_order)
+            .count();
+        assert_eq!(changes, 1);
+    }
+}

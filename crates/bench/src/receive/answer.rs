@@ -1,0 +1,94 @@
+//! The answer in plain words: what to receive with, when pages can be mapped, and whether that pays.
+
+use super::{Report, Row};
+use crate::stats::Figure;
+
+/// Below this share of mapped bytes the rest is a copy with more calls.
+const MAPPED_PERCENT: f64 = 90.0;
+
+/// The sentences that a report's rows support.
+pub(super) fn of(report: &Report) -> Vec<String> {
+    [cheapest(report), mappable(report), verdict(report), floor(report)].into_iter().flatten().collect()
+}
+
+fn measured(report: &Report) -> impl Iterator<Item = &Row> {
+    report.rows.iter().filter(|row| row.receiver_us_per_mib.is_some())
+}
+
+/// The cheapest way to get the bytes under the first conditions, where all ways were run.
+fn cheapest(report: &Report) -> Option<String> {
+    let condition = measured(report).next()?.condition();
+    let rows = || measured(report).filter(|row| row.condition() == condition);
+    let cost = |row: &Row| row.receiver_us_per_mib.map_or(f64::INFINITY, |figure| figure.median);
+    let best = rows()
+        .filter(|row| !matches!(row.path.as_str(), "discard" | "auto"))
+        .min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
+    let Figure { median, low, high } = best.receiver_us_per_mib?;
+    let beside = match best.receiver_us_ratio {
+        Some(ratio) if best.path != "read" => {
+            format!(", {:.2} × read ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high)
+        }
+        _ => String::new(),
+    };
+    Some(format!(
+        "Cheapest to receive with ({condition}): {}, {median:.0} µs of the receiving host's CPU per MiB ({low:.0} to {high:.0}){beside}.",
+        best.path
+    ))
+}
+
+/// Under which conditions nearly everything was mapped.
+fn mappable(report: &Report) -> Option<String> {
+    let mapped: Vec<&Row> = measured(report).filter(|row| row.path == "mapped").collect();
+    if mapped.is_empty() {
+        return None;
+    }
+    let words = |is_mapped: bool| {
+        let conditions = mapped.iter().filter(|row| (row.mapped_percent > Some(MAPPED_PERCENT)) == is_mapped);
+        let mut words: Vec<String> = conditions
+            .map(|row| {
+                let pages = if row.page_order == super::PageOrder::Single { ", single pages" } else { "" };
+                format!("MTU {} sent by {}{pages}", row.mtu, row.sent_by)
+            })
+            .collect();
+        words.dedup();
+        if words.is_empty() { "none".into() } else { words.join("; ") }
+    };
+    Some(format!(
+        "Pages could be mapped for over {MAPPED_PERCENT:.0} % of the bytes with: {}. Not with: {}.",
+        words(true),
+        words(false)
+    ))
+}
+
+/// Whether mapping paid where it worked.
+fn verdict(report: &Report) -> Option<String> {
+    let mut verdicts: Vec<(f64, String)> = measured(report)
+        .filter(|row| row.path == "mapped" && row.mapped_percent > Some(MAPPED_PERCENT))
+        .filter_map(|row| {
+            let ratio = row.receiver_us_ratio?;
+            let words = format!(
+                "{:.2} × read ({:.2} to {:.2}; {})",
+                ratio.median,
+                ratio.low,
+                ratio.high,
+                row.condition()
+            );
+            Some((ratio.median, words))
+        })
+        .collect();
+    verdicts.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    let (best_ratio, best) = verdicts.first()?;
+    let (_, worst) = verdicts.last()?;
+    let paid =
+        if *best_ratio < 1.0 { "At its best mapping cost" } else { "Mapping never paid here: it cost" };
+    Some(format!("{paid} {best}; at its worst {worst}."))
+}
+
+fn floor(report: &Report) -> Option<String> {
+    let row = measured(report).find(|row| row.path == "discard")?;
+    let Figure { median, low, high } = row.receiver_us_per_mib?;
+    Some(format!(
+        "Receiving without taking a byte ({}) costs {median:.0} µs per MiB ({low:.0} to {high:.0}): no way of receiving can be below that.",
+        row.condition()
+    ))
+}

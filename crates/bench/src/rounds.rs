@@ -1,0 +1,298 @@
+//! Rows measured round by round, interleaved, so that a drift hits all alike.
+
+use crate::flow::{FlowError, Sample};
+use crate::stats::Figure;
+use crate::warning::{Kind, Warning};
+use crate::{BenchError, HostFacts, MIB};
+use haul_lab::{Lab, LabError};
+use haul_soak::{Baseline, CpuLoad, Load, Meter};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+mod warnings;
+
+pub(crate) use warnings::{LOW_LOAD_PERCENT, list};
+
+/// How long the machine is kept quiet before and after each round to calibrate the meter.
+pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);
+/// How long a connection runs before it is measured: slow start is over after a few milliseconds here, and
+/// the buffers have grown to their size.
+pub(crate) const WARM_UP: Duration = Duration::from_millis(60);
+/// Fewer rounds than this make no interval.
+pub(crate) const ROUNDS_ENOUGH: usize = 5;
+/// The most rounds that make sense.
+const ROUNDS_MAX: usize = 1000;
+
+/// How often and how long to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// How often each row is measured.
+    pub rounds: usize,
+    /// How long each row is measured in each round.
+    pub window: Duration,
+}
+
+impl Pace {
+    /// Seven rounds.
+    pub const FULL: Self = Self { rounds: 7, window: Duration::from_millis(150) };
+    /// A quick look: three short rounds.
+    pub const QUICK: Self = Self { rounds: 3, window: Duration::from_millis(100) };
+
+    pub(crate) fn check(self) -> Result<(), BenchError> {
+        if (1..=ROUNDS_MAX).contains(&self.rounds) {
+            return Ok(());
+        }
+        Err(BenchError::BadInput(format!("rounds must be 1 to {ROUNDS_MAX}, not {}", self.rounds)))
+    }
+}
+
+/// How far a run has come.
+#[derive(Debug, Clone)]
+pub struct Progress {
+    /// Rows measured, counting each round.
+    pub done: usize,
+    /// How many there will be.
+    pub total: usize,
+    /// What is measured next.
+    pub next: String,
+}
+
+/// Tells how far a run has come, and asks whether it is to go on.
+pub(crate) struct Steps<'a> {
+    done: usize,
+    total: usize,
+    is_stopped: &'a AtomicBool,
+    tell: &'a mut dyn FnMut(Progress),
+}
+
+impl<'a> Steps<'a> {
+    pub(crate) fn new(total: usize, is_stopped: &'a AtomicBool, tell: &'a mut dyn FnMut(Progress)) -> Self {
+        Self { done: 0, total, is_stopped, tell }
+    }
+
+    /// Says what comes next; returns whether to do it.
+    pub(crate) fn go_on(&mut self, next: &str) -> bool {
+        (self.tell)(Progress { done: self.done, total: self.total, next: next.into() });
+        self.done += 1;
+        !self.is_stopped()
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Relaxed)
+    }
+}
+
+/// What an experiment measures, a row at a time.
+pub(crate) trait Subject {
+    /// What tells a row from the others.
+    type Cell;
+    /// What one round of a row comes to.
+    type Round;
+
+    /// What the row is called while it is measured.
+    fn name(&self, cell: &Self::Cell) -> String;
+    /// Measures a row once.
+    fn measure(&mut self, cell: &Self::Cell, meter: &Meter) -> Result<Sample, FlowError>;
+    /// Turns counters into costs; `None` where they say nothing.
+    fn judge(&self, cell: &Self::Cell, sample: &Sample, load: &Load) -> Option<Self::Round>;
+}
+
+/// A row and what was measured of it. Rounds carry their number, so that those of different rows can be put
+/// side by side though one has failed.
+#[derive(Debug)]
+pub(crate) struct Series<C, R> {
+    pub cell: C,
+    /// Why nothing was measured, and never will be here.
+    pub refused: Option<String>,
+    pub rounds: Vec<(usize, R)>,
+    /// Why rounds are missing.
+    failures: Vec<String>,
+}
+
+impl<C, R> Series<C, R> {
+    pub(crate) fn new(cell: C) -> Self {
+        Self { cell, refused: None, rounds: Vec::new(), failures: Vec::new() }
+    }
+
+    /// One value a round, as a figure.
+    pub(crate) fn figure(&self, of: impl Fn(&R) -> f64) -> Option<Figure> {
+        Figure::of(&self.rounds.iter().map(|(_, round)| of(round)).collect::<Vec<_>>())
+    }
+
+    /// The same where not every round has a value.
+    pub(crate) fn figure_of_some(&self, of: impl Fn(&R) -> Option<f64>) -> Option<Figure> {
+        Figure::of(&self.rounds.iter().filter_map(|(_, round)| of(round)).collect::<Vec<_>>())
+    }
+
+    /// The median of the rounds, 0 of none.
+    pub(crate) fn median(&self, of: impl Fn(&R) -> f64) -> f64 {
+        self.figure(of).map_or(0.0, |figure| figure.median)
+    }
+
+    /// A value over another row's in the same round.
+    pub(crate) fn ratio_to(&self, other: &Self, of: impl Fn(&R) -> f64) -> Option<Figure> {
+        let ratios: Vec<f64> = self
+            .rounds
+            .iter()
+            .filter_map(|(number, round)| {
+                let (_, same) = other.rounds.iter().find(|(other, _)| other == number)?;
+                Some(of(round) / of(same))
+            })
+            .collect();
+        Figure::of(&ratios)
+    }
+
+    /// Why there is no figure.
+    pub(crate) fn why_none(&self) -> Option<String> {
+        let failure = || self.failures.last().filter(|_| self.rounds.is_empty()).cloned();
+        self.refused.clone().or_else(failure)
+    }
+}
+
+/// What both hosts paid for what was moved.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Costs {
+    pub bytes_per_second: f64,
+    pub sender: CpuLoad,
+    pub receiver: CpuLoad,
+    pub sender_us_per_mib: f64,
+    pub receiver_us_per_mib: f64,
+}
+
+impl Costs {
+    /// From the loads of a window in which so much was moved; `None` where nothing was.
+    pub(crate) fn of(lab: &Lab, load: &Load, bytes_per_second: f64) -> Option<Self> {
+        let sender = *load.of(lab.sender.cpu())?;
+        let receiver = *load.of(lab.receiver.cpu())?;
+        // Rates, not sums: each process has a window by its own clock.
+        let us_per_mib = |cpu: &CpuLoad| cpu.load_percent / 100.0 * 1e6 / (bytes_per_second / MIB);
+        (bytes_per_second > 0.0).then(|| Self {
+            bytes_per_second,
+            sender_us_per_mib: us_per_mib(&sender),
+            receiver_us_per_mib: us_per_mib(&receiver),
+            sender,
+            receiver,
+        })
+    }
+}
+
+/// A run in the lab: the meter, and what was noticed on the way.
+pub(crate) struct Run<'a> {
+    pub lab: &'a Lab,
+    pub meter: Meter,
+    pub host: HostFacts,
+    pub warnings: Vec<Warning>,
+    pace: Pace,
+    /// How much of a CPU others used, in percent: an entry for each round in which that was too much.
+    disturbances: Vec<f64>,
+    /// The round trip of a cache line between the hosts' CPUs, read around every round.
+    round_trips_ns: Vec<f64>,
+}
+
+impl<'a> Run<'a> {
+    pub(crate) fn new(lab: &'a Lab, pace: Pace) -> Result<Self, BenchError> {
+        let mut cpus = vec![lab.sender.cpu(), lab.receiver.cpu()];
+        cpus.dedup();
+        Ok(Self {
+            lab,
+            meter: Meter::start(&cpus)?,
+            host: HostFacts::here(),
+            warnings: lab.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
+            pace,
+            disturbances: Vec::new(),
+            round_trips_ns: Vec::new(),
+        })
+    }
+
+    /// How many steps the rounds of so many rows take.
+    pub(crate) fn steps(&self, rows: usize) -> usize {
+        self.pace.rounds * rows
+    }
+
+    /// Measures every row as often as the pace says. Returns whether it came to its end.
+    pub(crate) fn all<S: Subject>(
+        &mut self,
+        subject: &mut S,
+        rows: &mut [Series<S::Cell, S::Round>],
+        steps: &mut Steps<'_>,
+    ) -> Result<bool, BenchError> {
+        for number in 0..self.pace.rounds {
+            if !self.round(number, subject, rows, steps)? {
+                let words = "stopped before it was complete: some rows have fewer rounds";
+                self.warnings.insert(0, Warning::new(Kind::Interrupted, words));
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Measures every row once, between two calibrations. Every other round runs backwards, so that a
+    /// drift within a round weighs on no row twice.
+    fn round<S: Subject>(
+        &mut self,
+        number: usize,
+        subject: &mut S,
+        rows: &mut [Series<S::Cell, S::Round>],
+        steps: &mut Steps<'_>,
+    ) -> Result<bool, BenchError> {
+        self.note_distance()?;
+        let before = self.meter.calibrate(CALIBRATION);
+        let mut samples = Vec::new();
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        if number % 2 == 1 {
+            order.reverse();
+        }
+        let mut is_complete = true;
+        for index in order {
+            let row = &mut rows[index];
+            if !steps.go_on(&subject.name(&row.cell)) {
+                is_complete = false;
+                break;
+            }
+            if row.refused.is_some() {
+                continue;
+            }
+            match subject.measure(&row.cell, &self.meter) {
+                Ok(sample) => samples.push((index, sample)),
+                Err(FlowError::Refused(reason)) => row.refused = Some(reason),
+                Err(error @ (FlowError::Lab(_) | FlowError::Soak(_))) => return Err(error.into()),
+                // One bad round is no reason to lose the others.
+                Err(error) => row.failures.push(error.to_string()),
+            }
+        }
+        let after = self.meter.calibrate(CALIBRATION);
+        self.note_distance()?;
+        self.note_calibration(number, &before, &after);
+        let baseline = before.middle(&after);
+        for (index, sample) in samples {
+            if let Some(round) = self.judge(subject, &rows[index].cell, &sample, &baseline) {
+                rows[index].rounds.push((number, round));
+            }
+        }
+        Ok(is_complete)
+    }
+
+    fn judge<S: Subject>(
+        &mut self,
+        subject: &S,
+        cell: &S::Cell,
+        sample: &Sample,
+        baseline: &Baseline,
+    ) -> Option<S::Round> {
+        let load = sample.interval.as_ref()?.load(baseline);
+        self.host.steal_percent = self.host.steal_percent.max(load.steal_percent());
+        subject.judge(cell, sample, &load)
+    }
+
+    /// Reads how far apart the hosts' CPUs are now. A reading that fails says nothing and is left out.
+    fn note_distance(&mut self) -> Result<(), LabError> {
+        let round_trip = self.lab.cache_line_round_trip()?;
+        self.round_trips_ns.extend(round_trip.map(|time| time.as_nanos() as f64));
+        Ok(())
+    }
+
+    /// How far apart the CPUs were.
+    pub(crate) fn cache_line_round_trip_ns(&self) -> Option<Figure> {
+        Figure::of(&self.round_trips_ns)
+    }
+}

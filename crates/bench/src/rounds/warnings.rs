@@ -1,0 +1,122 @@
+//! What in any run deserves a warning, whatever was measured.
+
+use super::{ROUNDS_ENOUGH, Run, Series};
+use crate::warning::{Kind, Warning};
+use haul_soak::Baseline;
+
+/// Steal beyond this bends figures. `/proc/stat` counts it in ticks of 10 ms, so that one tick is 5 % of a
+/// window of 200 ms.
+const STEAL_PERCENT: f64 = 6.0;
+/// Quiet CPUs' speed may change this much between two calibrations.
+const DRIFT_PERCENT: f64 = 10.0;
+/// Other processes may take this much of a CPU that should be quiet.
+const DISTURBANCE_PERCENT: f64 = 3.0;
+/// Below this load, what other processes do on a quiet machine (half a percent) is a good part of it.
+pub(crate) const LOW_LOAD_PERCENT: f64 = 5.0;
+/// An interval may be this wide, as a share of its median to each side.
+const SPREAD: f64 = 0.10;
+/// CPUs whose distance changes by this factor were moved: readings in one place differ by a tenth.
+const MOVED: f64 = 2.0;
+
+impl Run<'_> {
+    /// What a pair of calibrations says about the machine.
+    pub(super) fn note_calibration(&mut self, number: usize, before: &Baseline, after: &Baseline) {
+        let round = number + 1;
+        let drift = before.drift_percent(after);
+        if drift.abs() > DRIFT_PERCENT {
+            self.warnings.push(Warning::new(
+                Kind::FrequencyDrift,
+                format!(
+                    "round {round}: a quiet CPU ran {drift:+.0} % after the round against before it (frequency, or neighbours); \
+                     loads do not depend on it, costs that wait for memory do"
+                ),
+            ));
+        }
+        let disturbance = before.disturbance_percent().max(after.disturbance_percent());
+        if disturbance > DISTURBANCE_PERCENT {
+            self.disturbances.push(disturbance);
+        }
+    }
+
+    /// What the rounds say about themselves; `cost` is the figure that the rows are compared by, and `name` what
+    /// a row is called.
+    pub(crate) fn warn<C, R>(
+        &mut self,
+        rows: &[Series<C, R>],
+        name: impl Fn(&C) -> String,
+        cost: impl Fn(&R) -> f64,
+    ) {
+        let mut warnings = Vec::new();
+        if self.host.steal_percent > STEAL_PERCENT {
+            warnings.push(Warning::new(
+                Kind::Steal,
+                format!(
+                    "the hypervisor took up to {:.0} % of a CPU in a window; it is counted as load",
+                    self.host.steal_percent
+                ),
+            ));
+        }
+        let measured = || rows.iter().filter(|row| !row.rounds.is_empty());
+        if let Some(rounds) = measured().map(|row| row.rounds.len()).min().filter(|&n| n < ROUNDS_ENOUGH) {
+            warnings.push(Warning::new(
+                Kind::TooFewRounds,
+                format!(
+                    "rows with {rounds} rounds: their intervals mean little, use --rounds {ROUNDS_ENOUGH} or more"
+                ),
+            ));
+        }
+        if !self.disturbances.is_empty() {
+            let worst = self.disturbances.iter().copied().fold(0.0, f64::max);
+            let rounds = self.disturbances.len();
+            warnings.push(Warning::new(
+                Kind::Disturbed,
+                format!(
+                    "other processes took up to {worst:.1} % of a CPU that should have been quiet, in {rounds} of \
+                     the rounds"
+                ),
+            ));
+        }
+        warnings.extend(self.warn_of_distance());
+        let is_unsteady = |row: &&Series<C, R>| {
+            row.rounds.len() >= ROUNDS_ENOUGH
+                && row.figure(&cost).is_some_and(|figure| figure.spread() > SPREAD)
+        };
+        let unsteady: Vec<String> = measured().filter(is_unsteady).map(|row| name(&row.cell)).collect();
+        if !unsteady.is_empty() {
+            let words = format!("cost differs by more than 10 % between rounds in {}", list(&unsteady));
+            warnings.push(Warning::new(Kind::Unsteady, words));
+        }
+        for row in measured() {
+            if let Some(last) = row.failures.last() {
+                let (name, count) = (name(&row.cell), row.failures.len());
+                let words = format!("{name}: rounds that failed: {count}, the last: {last}");
+                warnings.push(Warning::new(Kind::Unsteady, words));
+            }
+        }
+        self.warnings.extend(warnings);
+    }
+
+    /// What the readings say of where the hypervisor kept the CPUs.
+    fn warn_of_distance(&self) -> Option<Warning> {
+        let near = self.round_trips_ns.iter().copied().fold(f64::INFINITY, f64::min);
+        let far = self.round_trips_ns.iter().copied().fold(0.0, f64::max);
+        (far >= MOVED * near).then(|| {
+            Warning::new(
+                Kind::Moved,
+                format!(
+                    "the hypervisor moved the CPUs during the run: a cache line went from one to the other and back in {near:.0} ns, then in {far:.0}; copies cost more when they are far apart, so ratios differ too"
+                ),
+            )
+        })
+    }
+}
+
+/// The first few, and how many more.
+pub(crate) fn list(rows: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let shown = rows.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match rows.len().checked_sub(SHOWN) {
+        None | Some(0) => shown,
+        Some(more) => format!("{shown} and {more} more"),
+    }
+}

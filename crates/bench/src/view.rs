@@ -1,0 +1,218 @@
+//! What people are shown of a report, whichever experiment it is of: every output for people is made from this.
+
+use crate::quantity::Rate;
+use crate::report::{Observer, Report};
+use crate::stats::Figure;
+
+/// A report in words, tables and bars.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// The command that makes it.
+    pub title: String,
+    /// The answer in plain words, one sentence each.
+    pub answers: Vec<String>,
+    /// The machine and the lab.
+    pub setting: Vec<String>,
+    /// The bars' classes and what they stand for.
+    pub legend: Vec<(&'static str, &'static str)>,
+    /// What the bars count.
+    pub unit: &'static str,
+    /// Heads of the columns that fit a narrow terminal; the first is of the names.
+    pub heads: Vec<&'static str>,
+    /// How many of them a narrow terminal shows.
+    pub narrow: usize,
+    /// Rows that can be compared, together.
+    pub groups: Vec<Group>,
+    /// What to know of all the figures.
+    pub notes: Vec<String>,
+    /// What was noticed in this run.
+    pub warnings: Vec<String>,
+}
+
+/// Rows that can be compared.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// What they have in common.
+    pub title: String,
+    /// The rows.
+    pub lines: Vec<Line>,
+    /// The value at which a bar is full.
+    pub full: f64,
+}
+
+/// One row.
+#[derive(Debug, Clone)]
+pub struct Line {
+    /// Its name within the group.
+    pub name: String,
+    /// Why there is nothing to show.
+    pub refused: Option<String>,
+    /// A text for each column.
+    pub cells: Vec<String>,
+    /// Its bars.
+    pub bars: Vec<Bar>,
+}
+
+/// A bar with its interval.
+#[derive(Debug, Clone)]
+pub struct Bar {
+    /// One of the legend's classes.
+    pub class: &'static str,
+    /// How long it is.
+    pub figure: Figure,
+    /// What to say beside it.
+    pub remark: String,
+}
+
+impl Bar {
+    /// A bar where there is a figure.
+    pub(crate) fn of(class: &'static str, figure: Option<Figure>, remark: String) -> Option<Self> {
+        figure.map(|figure| Self { class, figure, remark })
+    }
+}
+
+/// A column of a table for people: its head, and what it says of a row.
+pub struct Column<R> {
+    head: &'static str,
+    says: fn(&R) -> String,
+    is_narrow: bool,
+}
+
+impl<R> Column<R> {
+    /// A column that is always shown. These come first.
+    pub(crate) const fn narrow(head: &'static str, says: fn(&R) -> String) -> Self {
+        Self { head, says, is_narrow: true }
+    }
+
+    /// A column for terminals with room.
+    pub(crate) const fn wide(head: &'static str, says: fn(&R) -> String) -> Self {
+        Self { head, says, is_narrow: false }
+    }
+}
+
+/// A row that can be shown.
+pub trait Tabled: Sized + 'static {
+    /// The columns, the narrow ones first.
+    const COLUMNS: &'static [Column<Self>];
+    /// The bars' classes and what they stand for.
+    const LEGEND: &'static [(&'static str, &'static str)];
+    /// What the bars count.
+    const UNIT: &'static str;
+
+    /// Its name among those it is compared with.
+    fn name(&self) -> String;
+    /// What it has in common with those.
+    fn group(&self) -> String;
+    /// Groups of one scale can be compared by the length of their bars.
+    fn scale(&self) -> u64 {
+        0
+    }
+    /// Rounds measured.
+    fn rounds(&self) -> usize;
+    /// Why nothing was measured.
+    fn refused(&self) -> Option<&str>;
+    /// Its bars.
+    fn bars(&self) -> Vec<Bar>;
+    /// What to know of these rows.
+    fn notes(_rows: &[Self]) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+impl<R: Tabled> Report<R> {
+    /// What people are shown of it.
+    pub fn view(&self) -> View {
+        View {
+            title: format!("haul bench {}", self.experiment),
+            answers: self.answers.clone(),
+            setting: setting(self),
+            legend: R::LEGEND.to_vec(),
+            unit: R::UNIT,
+            heads: R::COLUMNS.iter().map(|column| column.head).collect(),
+            narrow: R::COLUMNS.iter().filter(|column| column.is_narrow).count(),
+            groups: groups(&self.rows),
+            notes: self.observer.iter().map(observer).chain(R::notes(&self.rows)).collect(),
+            warnings: self.warnings.iter().map(|warning| warning.detail.clone()).collect(),
+        }
+    }
+}
+
+/// Rows that can be compared, under the words for their conditions.
+fn groups<R: Tabled>(rows: &[R]) -> Vec<Group> {
+    // A run that was stopped has rows that it never came to.
+    let shown = || rows.iter().filter(|row| row.rounds() > 0 || row.refused().is_some());
+    let full = |scale: u64| {
+        let bars = shown().filter(|row| row.scale() == scale).flat_map(Tabled::bars);
+        bars.map(|bar| bar.figure.high).fold(f64::MIN_POSITIVE, f64::max)
+    };
+    let mut groups: Vec<Group> = Vec::new();
+    for row in shown() {
+        let line = Line {
+            name: row.name(),
+            refused: row.refused().map(str::to_owned),
+            cells: R::COLUMNS.iter().map(|column| (column.says)(row)).collect(),
+            bars: row.bars(),
+        };
+        let title = row.group();
+        match groups.iter_mut().find(|group| group.title == title) {
+            Some(group) => group.lines.push(line),
+            None => groups.push(Group { title, lines: vec![line], full: full(row.scale()) }),
+        }
+    }
+    groups
+}
+
+/// One line on the machine and one on the lab.
+fn setting<R>(report: &Report<R>) -> Vec<String> {
+    let host = &report.host;
+    let machine = format!(
+        "haul {} on Linux {}, {}, {} CPUs, {}",
+        report.haul, host.kernel, host.cpu, host.cpus, report.started
+    );
+    let lab = report.lab.as_ref().map(|lab| {
+        let apart = lab
+            .cache_line_round_trip_ns
+            .map_or(String::new(), |trip| format!(" ({:.0} ns apart)", trip.median));
+        let rate =
+            lab.rate_bits_per_second.map_or("full speed".into(), |rate| format!("held at {}", Rate(rate)));
+        format!(
+            "{}: sender on CPU {}, receiver on CPU {}{apart}, MTU {}, {}, {rate}",
+            lab.kind, lab.sender_cpu, lab.receiver_cpu, lab.mtu, lab.congestion
+        )
+    });
+    [machine].into_iter().chain(lab).collect()
+}
+
+/// One line on the observer effect.
+fn observer(observer: &Observer) -> String {
+    let Figure { median, low, high } = observer.throughput_ratio;
+    format!(
+        "The meter's own effect: with it the throughput of {} differs by {:+.1} % ({:+.1} to {:+.1}, {} pairs).",
+        observer.path,
+        100.0 * (median - 1.0),
+        100.0 * (low - 1.0),
+        100.0 * (high - 1.0),
+        observer.pairs
+    )
+}
+
+/// A remark on rows that copied against their name.
+pub(crate) fn copied_after_all(percent: Option<f64>) -> String {
+    percent.filter(|&percent| percent > 1.0).map_or(String::new(), |percent| format!("copied {percent:.0} %"))
+}
+
+pub(crate) fn number(figure: Option<Figure>, unit: f64, digits: usize) -> String {
+    figure.map_or("?".into(), |figure| format!("{:.digits$}", figure.median / unit))
+}
+
+pub(crate) fn interval(figure: Option<Figure>) -> String {
+    figure.map_or("?".into(), |figure| format!("{:.0} to {:.0}", figure.low, figure.high))
+}
+
+pub(crate) fn ratio(figure: Option<Figure>) -> String {
+    figure.map_or("?".into(), |figure| format!("{:.2} ({:.2}–{:.2})", figure.median, figure.low, figure.high))
+}
+
+pub(crate) fn share(percent: Option<f64>) -> String {
+    percent.map_or("?".into(), |percent| format!("{percent:.0}"))
+}

@@ -1,0 +1,146 @@
+//! The receiving process: one way of receiving, until the stream ends.
+
+use super::{Message, Outcome, Tally, failed, stopped};
+use crate::receive::way::ReceiveWay;
+use haul::{Mapping, ReceiveSettings, Receiver};
+use haul_sys::uring_receive::ReceiveRing;
+use serde::{Deserialize, Serialize};
+use std::hint::black_box;
+use std::io::{self, Read};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The most that one call reads: what iperf3 and many servers use at most, and small enough for a second-level
+/// cache. A larger buffer is filled in calls of this size.
+const CALL_BYTES_MAX: usize = 128 * 1024;
+/// The largest buffer of a ring: several must be on their way at a time.
+const RING_BUFFER_BYTES_MAX: usize = 64 * 1024;
+/// A ring with fewer buffers stops for want of one.
+const RING_BUFFERS_MIN: usize = 4;
+/// The file that is written over and over, small enough to stay in the page cache until it is gone.
+const FILE_BYTES: u64 = 64 << 20;
+/// More than comes in any window.
+const ENDLESS: u64 = 1 << 50;
+
+/// How to receive.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Receiving {
+    pub way: ReceiveWay,
+    /// The memory that is filled, round and round: the buffer, the window, or all buffers of a ring.
+    pub buffer_bytes: usize,
+    /// Whether the program looks at every byte.
+    pub touch: bool,
+}
+
+impl Receiving {
+    /// As an ordinary program does: `recv` into one buffer, not looked at.
+    pub(crate) fn plainly() -> Self {
+        Self { way: ReceiveWay::Read, buffer_bytes: CALL_BYTES_MAX, touch: false }
+    }
+
+    /// Receives until the stream ends.
+    pub(super) fn run(&self, stream: &TcpStream, tally: &Tally) -> Result<Outcome, Message> {
+        match self.way {
+            ReceiveWay::Read => self.read(stream, tally).map_err(|error| failed("recv", error))?,
+            ReceiveWay::UringRead => self.read_by_ring(stream, tally)?,
+            ReceiveWay::SpliceToFile => Self::splice_to_file(stream, tally)?,
+            ReceiveWay::Discard => Self::discard(stream, tally)?,
+            ReceiveWay::Mapped => self.map(stream, tally, Mapping::Always)?,
+            ReceiveWay::Auto => self.map(stream, tally, Mapping::Measured)?,
+        }
+        tally.outcome()
+    }
+
+    fn read(&self, mut stream: &TcpStream, tally: &Tally) -> io::Result<()> {
+        let mut buffer = vec![0; self.buffer_bytes];
+        let mut at = 0;
+        loop {
+            let end = self.buffer_bytes.min(at + CALL_BYTES_MAX);
+            let count = match stream.read(&mut buffer[at..end]) {
+                // A sender that failed says more about why than its reset does.
+                Ok(0) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                other => other?,
+            };
+            self.look_at(&buffer[at..at + count]);
+            tally.bytes.fetch_add(count as u64, Relaxed);
+            tally.calls.fetch_add(1, Relaxed);
+            at = if at + count < self.buffer_bytes { at + count } else { 0 };
+        }
+    }
+
+    fn map(&self, stream: &TcpStream, tally: &Tally, mapping: Mapping) -> Result<(), Message> {
+        let settings = ReceiveSettings {
+            mapping,
+            window_bytes: self.buffer_bytes,
+            buffer_bytes: self.buffer_bytes.min(CALL_BYTES_MAX),
+        };
+        let mut receiver = Receiver::with(stream, settings).map_err(|error| stopped(&error))?;
+        if let Some(refused) = receiver.report().demotions.first().filter(|_| mapping == Mapping::Always) {
+            return Err(Message::Refused(format!("mapping does not work here: {}", refused.reason)));
+        }
+        receiver.expect(ENDLESS).map_err(|error| stopped(&error))?;
+        while let Some(chunk) = receiver.receive().map_err(|error| stopped(&error))? {
+            self.look_at(chunk.bytes());
+            let report = receiver.report();
+            tally.bytes.store(report.mapped.bytes + report.read.bytes, Relaxed);
+            tally.mapped_bytes.store(report.mapped.bytes, Relaxed);
+            tally.calls.store(report.mapped.calls + report.read.calls, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn read_by_ring(&self, stream: &TcpStream, tally: &Tally) -> Result<(), Message> {
+        let buffer_bytes = (self.buffer_bytes / RING_BUFFERS_MIN).min(RING_BUFFER_BYTES_MAX);
+        let count = self.buffer_bytes / buffer_bytes.max(1);
+        let mut ring = ReceiveRing::new(stream, count, buffer_bytes)
+            .map_err(|error| Message::Refused(format!("no io_uring with buffer rings here: {error}")))?;
+        loop {
+            let received = ring.receive(|bytes| self.look_at(bytes));
+            let count = received.map_err(|error| failed("io_uring recv", error))?;
+            if count == 0 {
+                return Ok(());
+            }
+            tally.bytes.fetch_add(count as u64, Relaxed);
+            tally.calls.store(ring.enters(), Relaxed);
+        }
+    }
+
+    fn splice_to_file(stream: &TcpStream, tally: &Tally) -> Result<(), Message> {
+        let file = tempfile::tempfile().map_err(|error| failed("making a temporary file", error))?;
+        let mut receiver = Receiver::new(stream).map_err(|error| stopped(&error))?;
+        let mut at = 0;
+        loop {
+            let received = receiver.receive_into_file(&file, at..FILE_BYTES);
+            let count = received.map_err(|error| stopped(&error))?;
+            if count == 0 {
+                return Ok(());
+            }
+            at = (at + count) % FILE_BYTES;
+            tally.bytes.fetch_add(count, Relaxed);
+            tally.calls.store(receiver.report().into_file.calls, Relaxed);
+        }
+    }
+
+    fn discard(stream: &TcpStream, tally: &Tally) -> Result<(), Message> {
+        let mut receiver = Receiver::new(stream).map_err(|error| stopped(&error))?;
+        loop {
+            let count = receiver.discard(ENDLESS).map_err(|error| stopped(&error))?;
+            if count == 0 {
+                return Ok(());
+            }
+            tally.bytes.fetch_add(count, Relaxed);
+            tally.calls.store(receiver.report().discarded.calls, Relaxed);
+        }
+    }
+
+    /// Reads every byte once, as a parser or a checksum would, if it is to be touched.
+    fn look_at(&self, bytes: &[u8]) {
+        if self.touch {
+            let (words, rest) = bytes.as_chunks::<8>();
+            let sum = words.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)));
+            black_box(rest.iter().fold(sum, |sum, &byte| sum.wrapping_add(byte.into())));
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! `haul bench receive`: flags to rows.
+
+use super::{Context, Finished, or};
+use crate::arguments::{ReceiveArguments, Switch};
+use crate::output::Failure;
+use haul_bench::receive::{self, Plan, Selection};
+
+/// As if no flag had been given.
+pub fn default_arguments() -> ReceiveArguments {
+    ReceiveArguments {
+        paths: Vec::new(),
+        mtu: Vec::new(),
+        sent_by: Vec::new(),
+        page_order: Vec::new(),
+        buffer: Vec::new(),
+        touch: Vec::new(),
+    }
+}
+
+pub fn run(arguments: &ReceiveArguments, context: &Context<'_>) -> Result<Finished, Failure> {
+    let plan = Plan {
+        selections: selections(arguments, context.common.quick),
+        pace: context.pace(),
+        congestion: context.common.congestion.clone(),
+    };
+    context.run(|stop, progress| receive::run(&plan, stop, progress))
+}
+
+/// The rows that the flags name; the default set when they name none.
+fn selections(arguments: &ReceiveArguments, is_quick: bool) -> Vec<Selection> {
+    let ReceiveArguments { paths, mtu, sent_by, page_order, buffer, touch } = arguments;
+    let is_named = !(paths.is_empty()
+        && mtu.is_empty()
+        && sent_by.is_empty()
+        && page_order.is_empty()
+        && buffer.is_empty()
+        && touch.is_empty());
+    let plain = Selection::plain();
+    match (is_named, is_quick) {
+        (false, false) => Selection::default_set(),
+        (false, true) => vec![plain],
+        (true, _) => vec![Selection {
+            ways: or(paths.clone(), plain.ways),
+            mtus: or(mtu.clone(), plain.mtus),
+            sent_by: or(sent_by.clone(), plain.sent_by),
+            page_orders: or(page_order.clone(), plain.page_orders),
+            buffers: or(buffer.clone(), plain.buffers),
+            touches: or(touch.iter().map(|&touch| touch == Switch::On).collect(), plain.touches),
+        }],
+    }
+}

@@ -1,0 +1,55 @@
+//! `haul bench send`: flags to rows.
+
+use super::{Context, Finished, or};
+use crate::arguments::{SendArguments, Switch};
+use crate::output::Failure;
+use haul_bench::matrix::Selection;
+use haul_bench::send::{self, Plan};
+
+/// As if no flag had been given.
+pub fn default_arguments() -> SendArguments {
+    SendArguments {
+        paths: Vec::new(),
+        chunk: Vec::new(),
+        workload: Vec::new(),
+        cork: Vec::new(),
+        offloads: Vec::new(),
+        rate: None,
+        mtu: None,
+    }
+}
+
+pub fn run(arguments: &SendArguments, context: &Context<'_>) -> Result<Finished, Failure> {
+    let plan = plan(arguments, context);
+    context.run(|stop, progress| send::run(&plan, stop, progress))
+}
+
+/// The rows that the flags name; the default set when they name none.
+fn plan(arguments: &SendArguments, context: &Context<'_>) -> Plan {
+    let SendArguments { paths, chunk, workload, cork, offloads, rate, mtu } = arguments;
+    let is_named = !(paths.is_empty()
+        && chunk.is_empty()
+        && workload.is_empty()
+        && cork.is_empty()
+        && offloads.is_empty());
+    let plain = Selection::plain();
+    let selections = match (is_named, context.common.quick) {
+        (false, false) => Selection::default_set(),
+        (false, true) => vec![plain],
+        (true, _) => vec![Selection {
+            paths: or(paths.clone(), plain.paths),
+            chunks: or(chunk.clone(), plain.chunks),
+            workloads: or(workload.clone(), plain.workloads),
+            corks: or(cork.iter().map(|&cork| cork == Switch::On).collect(), plain.corks),
+            offloads: or(offloads.iter().map(|&offloads| offloads.into()).collect(), plain.offloads),
+        }],
+    };
+    let basis = if context.common.quick { Plan::quick(selections) } else { Plan::new(selections) };
+    Plan {
+        pace: context.pace(),
+        rate: *rate,
+        mtu: mtu.unwrap_or(basis.mtu),
+        congestion: context.common.congestion.clone(),
+        ..basis
+    }
+}

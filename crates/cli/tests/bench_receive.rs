@@ -1,0 +1,125 @@
+//! `haul bench receive` on real traffic: what was mapped is said, and the machine's settings are put back.
+
+mod common;
+
+use common::{as_ordinary_user, haul, json};
+use serde_json::Value;
+use std::fs;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PAGE_ORDER: &str = "/proc/sys/net/core/high_order_alloc_disable";
+
+fn row<'a>(report: &'a Value, path: &str, page_order: &str) -> &'a Value {
+    let rows = report["rows"].as_array().unwrap();
+    rows.iter().find(|row| row["path"] == path && row["page_order"] == page_order).unwrap()
+}
+
+#[test]
+fn each_way_says_what_it_mapped_and_what_it_copied() {
+    let report = json(&mut haul(&[
+        "bench",
+        "receive",
+        "--quick",
+        "--rounds",
+        "1",
+        "--sent-by",
+        "zerocopy",
+        "--json",
+        "-",
+    ]));
+    assert_eq!(report["schema"], "haul.bench/1");
+    assert_eq!(report["experiment"], "receive");
+    if report["lab"]["kind"] != "veth" {
+        return eprintln!("SKIPPED: no two hosts here: {}", report["warnings"]);
+    }
+    for row in report["rows"].as_array().unwrap() {
+        if row["path"] == "uring-read" && !row["refused"].is_null() {
+            eprintln!("SKIPPED: {}", row["refused"]);
+            continue;
+        }
+        for field in [
+            "mtu",
+            "buffer_bytes",
+            "touched",
+            "mib",
+            "seconds",
+            "mapped_percent",
+            "copied_percent",
+            "throughput_bits_per_second",
+            "receiver_load_percent",
+            "receiver_us_per_mib",
+            "sender_us_per_mib",
+            "user_us_per_mib",
+            "system_us_per_mib",
+            "context_switches_per_mib",
+            "syscalls_per_mib",
+        ] {
+            assert!(!row[field].is_null(), "{field} of {row}");
+        }
+        assert!(row["mib"].as_f64().unwrap() > 1.0, "{row}");
+    }
+    let mapped = |path| row(&report, path, "default")["mapped_percent"].as_f64().unwrap();
+    // The pages that the kernel's copy of MSG_ZEROCOPY makes can be mapped, and only mapping maps.
+    assert!(mapped("mapped") > 90.0, "{}", row(&report, "mapped", "default"));
+    for path in ["read", "splice-to-file", "discard"] {
+        assert!(mapped(path) < 1e-9, "{}", row(&report, path, "default"));
+    }
+    assert!(row(&report, "discard", "default")["copied_percent"].as_f64().unwrap() < 1e-9);
+}
+
+/// One test, because the setting has one holder at a time.
+#[test]
+fn the_machines_page_order_is_put_back_whatever_happens() {
+    let before = fs::read_to_string(PAGE_ORDER).unwrap();
+    if fs::write(PAGE_ORDER, &before).is_err() {
+        return eprintln!("SKIPPED: {PAGE_ORDER} may not be written here");
+    }
+    let arguments =
+        ["bench", "receive", "--paths", "mapped", "--page-order", "default,single", "--json", "-"];
+    let report = json(&mut haul(&[&arguments[..], &["--rounds", "2"]].concat()));
+    assert_eq!(fs::read_to_string(PAGE_ORDER).unwrap(), before);
+    if report["lab"]["kind"] == "veth" {
+        let mapped = |order| row(&report, "mapped", order)["mapped_percent"].as_f64().unwrap();
+        assert!(mapped("single") > 90.0 && mapped("default") < 50.0, "{}", report["rows"]);
+    }
+    let mut child = haul(&[&arguments[..], &["--rounds", "900"]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let wait_for = |value: &str| {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while fs::read_to_string(PAGE_ORDER).unwrap().trim() != value {
+            assert!(Instant::now() < deadline, "{PAGE_ORDER} does not become {value}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    wait_for("1");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_for(before.trim());
+}
+
+#[test]
+fn an_ordinary_user_gets_the_rows_that_need_no_setting() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = [
+        "bench",
+        "receive",
+        "--rounds",
+        "1",
+        "--paths",
+        "read",
+        "--page-order",
+        "default,single",
+        "--json",
+        "-",
+    ];
+    let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
+    let report = json(&mut command);
+    assert!(row(&report, "read", "default")["refused"].is_null());
+    let refused = row(&report, "read", "single")["refused"].as_str().unwrap().to_owned();
+    assert!(refused.contains("high_order_alloc_disable") && refused.contains("root"), "{refused}");
+}
