@@ -4,7 +4,7 @@
 //! [meter](haul_soak), and makes a [`report::Report`], from which every output is made: the JSON contract,
 //! the terminal's table, Markdown and a web page.
 //!
-//! The experiments are [`send`] and [`receive`]. [`doctor`] says what this machine allows; [`self_check`] shows
+//! The experiments are [`send`], [`receive`] and [`forward`]. [`doctor`] says what this machine allows; [`self_check`] shows
 //! that the meter reads right.
 
 #![forbid(unsafe_code)]
@@ -14,6 +14,7 @@ mod congestion;
 pub mod doctor;
 pub mod export;
 mod flow;
+pub mod forward;
 mod host;
 pub mod matrix;
 pub mod peers;

@@ -20,6 +20,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub(crate) mod forwarder;
+pub(crate) mod messages;
 pub(crate) mod receiver;
 pub(crate) mod sender;
 
@@ -46,6 +48,12 @@ pub(crate) enum Task {
     Send(sender::Sending),
     /// Accept a connection and receive.
     Receive(receiver::Receiving),
+    /// Accept a connection, make one, and pass on what comes.
+    Forward(forwarder::Forwarding),
+    /// Connect, send messages and wait for them to come back.
+    Ask(messages::Asking),
+    /// Accept a connection and send back what comes.
+    Answer(messages::Answering),
 }
 
 /// What a worker says.
@@ -74,6 +82,8 @@ pub struct Outcome {
     pub bytes: u64,
     /// Of it, what came by mapping pages.
     pub mapped_bytes: u64,
+    /// Of it, what went through a pipe.
+    pub spliced_bytes: u64,
     /// System calls made.
     pub calls: u64,
     /// CPU time that `getrusage` charged to the process in user mode.
@@ -86,6 +96,8 @@ pub struct Outcome {
     pub zero_copied_bytes: u64,
     /// Bytes of the whole flow that it copied although it was to go without.
     pub copied_bytes: u64,
+    /// How long messages took.
+    pub latency: Option<messages::Latency>,
 }
 
 impl Outcome {
@@ -125,8 +137,10 @@ impl Window {
 pub(crate) struct Tally {
     pub bytes: AtomicU64,
     pub mapped_bytes: AtomicU64,
+    pub spliced_bytes: AtomicU64,
     pub calls: AtomicU64,
     is_over: AtomicBool,
+    planned: OnceLock<Window>,
     window: OnceLock<Range<Account>>,
 }
 
@@ -136,6 +150,7 @@ struct Account {
     at: Instant,
     bytes: u64,
     mapped_bytes: u64,
+    spliced_bytes: u64,
     calls: u64,
     usage: Usage,
 }
@@ -146,11 +161,17 @@ impl Tally {
         self.is_over.load(Relaxed)
     }
 
+    /// When everybody looks, as soon as that is known.
+    pub(crate) fn planned(&self) -> Option<Window> {
+        self.planned.get().copied()
+    }
+
     fn account(&self) -> io::Result<Account> {
         Ok(Account {
             at: Instant::now(),
             bytes: self.bytes.load(Relaxed),
             mapped_bytes: self.mapped_bytes.load(Relaxed),
+            spliced_bytes: self.spliced_bytes.load(Relaxed),
             calls: self.calls.load(Relaxed),
             usage: rusage::usage(Who::Process)?,
         })
@@ -165,6 +186,7 @@ impl Tally {
             seconds: (end.at - start.at).as_secs_f64(),
             bytes: end.bytes - start.bytes,
             mapped_bytes: end.mapped_bytes - start.mapped_bytes,
+            spliced_bytes: end.spliced_bytes - start.spliced_bytes,
             calls: end.calls - start.calls,
             user_seconds: end.usage.user.saturating_sub(start.usage.user).as_secs_f64(),
             system_seconds: end.usage.system.saturating_sub(start.usage.system).as_secs_f64(),
@@ -177,11 +199,12 @@ impl Tally {
     fn watch(&self, mut input: impl BufRead) -> io::Result<()> {
         let mut line = String::new();
         input.read_line(&mut line)?;
-        if let Ok(Window { start_ns, end_ns }) = serde_json::from_str(&line) {
-            sleep_until(start_ns);
+        if let Ok(window) = serde_json::from_str::<Window>(&line) {
+            // Both are set once, by this thread.
+            let _ = self.planned.set(window);
+            sleep_until(window.start_ns);
             let start = self.account()?;
-            sleep_until(end_ns);
-            // Set once, by this thread.
+            sleep_until(window.end_ns);
             let _ = self.window.set(start..self.account()?);
             say(&Message::Looked)?;
             input.read_line(&mut line)?;
@@ -218,6 +241,12 @@ fn work(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, Mess
     match &job.task {
         Task::Send(sending) => sending.run(connect(job)?, &tally),
         Task::Receive(receiving) => receiving.run(&accept(job)?, &tally),
+        Task::Forward(forwarding) => {
+            let to = connect(job)?;
+            forwarding.run(&accept(job)?, &to, &tally)
+        }
+        Task::Ask(asking) => asking.run(&connect(job)?, &tally),
+        Task::Answer(answering) => answering.run(&accept(job)?, &tally),
     }
     .map(Message::Done)
 }
@@ -237,6 +266,13 @@ fn accept(job: &Job) -> Result<TcpStream, Message> {
         .map_err(|error| failed("reporting", error))?;
     let (stream, _) = listener.accept().map_err(|error| failed("accepting", error))?;
     Ok(stream)
+}
+
+/// Gives a socket the congestion control that is asked for, and has it send without waiting for more.
+fn prepare(socket: &TcpStream, congestion: &str) -> Result<(), Message> {
+    rustix::net::sockopt::set_tcp_congestion(socket, congestion)
+        .map_err(|errno| failed(&format!("setting congestion control {congestion}"), errno))?;
+    socket.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error))
 }
 
 fn say(message: &Message) -> io::Result<()> {

@@ -2,6 +2,8 @@
 
 use crate::output::{Destination, Failure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use haul_bench::forward::Traffic;
+use haul_bench::forward::way::ForwardBy;
 use haul_bench::quantity::{Rate, Size};
 use haul_bench::receive::way::ReceiveWay;
 use haul_bench::receive::{PageOrder, SentBy};
@@ -75,6 +77,8 @@ pub enum Experiment {
     Send(SendArguments),
     /// What each way of receiving costs, and when pages can be mapped
     Receive(ReceiveArguments),
+    /// What each way of passing on a stream costs, and how long small messages take through it
+    Forward(ForwardArguments),
 }
 
 #[derive(Debug, Args)]
@@ -130,6 +134,27 @@ pub struct ReceiveArguments {
     /// Whether the program looks at every byte [default: off]
     #[arg(long, value_delimiter = ',', value_name = "off,on", value_enum, hide_possible_values = true)]
     pub touch: Vec<Switch>,
+}
+
+#[derive(Debug, Args)]
+pub struct ForwardArguments {
+    /// Ways to measure, separated by commas [default: all]
+    ///
+    /// copy, splice, sockmap, auto
+    #[arg(long, value_delimiter = ',', value_name = "PATH,…")]
+    pub paths: Vec<ForwardBy>,
+    /// Sizes of the pipe or the buffer [default: 16KiB,64KiB,256KiB,1MiB]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
+    pub buffer: Vec<Size>,
+    /// What passes through: bulk, or messages:SIZE [default: bulk,messages:64B,messages:4KiB,messages:64KiB]
+    #[arg(long, value_delimiter = ',', value_name = "TRAFFIC,…")]
+    pub traffic: Vec<Traffic>,
+    /// Hold this rate in bulk transfers, such as 4gbit, instead of sending at full speed
+    #[arg(long)]
+    pub rate: Option<Rate>,
+    /// The link's MTU in bytes [default: 9000]
+    #[arg(long, value_name = "BYTES")]
+    pub mtu: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+mod forward;
 mod receive;
 mod send;
 
@@ -63,7 +64,11 @@ impl Context<'_> {
 
 /// What is run when nothing is named.
 fn everything() -> Vec<Experiment> {
-    vec![Experiment::Send(send::default_arguments()), Experiment::Receive(receive::default_arguments())]
+    vec![
+        Experiment::Send(send::default_arguments()),
+        Experiment::Receive(receive::default_arguments()),
+        Experiment::Forward(forward::default_arguments()),
+    ]
 }
 
 pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
@@ -85,6 +90,7 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         finished.push(match experiment {
             Experiment::Send(arguments) => send::run(arguments, &context)?,
             Experiment::Receive(arguments) => receive::run(arguments, &context)?,
+            Experiment::Forward(arguments) => forward::run(arguments, &context)?,
         });
         if stop.load(Relaxed) {
             break;

@@ -55,8 +55,44 @@ pub struct ForwardPool(Arc<Stock>);
 #[derive(Debug)]
 struct Stock {
     pipes: Mutex<Vec<Pipe>>,
-    idle_max: usize,
+    settings: ForwardSettings,
     buffers: Pool,
+}
+
+/// How forwarders are to work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ForwardSettings {
+    /// By which way.
+    pub way: ForwardWay,
+    /// How many pipes are kept at hand. Each takes two descriptors.
+    pub idle_pipes_max: usize,
+    /// What a pipe is to hold. An ordinary user may have 64 MiB of pipes in all (`fs.pipe-user-pages-soft`).
+    pub pipe_bytes: usize,
+    /// What is copied at a time.
+    pub buffer_bytes: usize,
+}
+
+/// By which way a forwarder moves what comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForwardWay {
+    /// Copies what is small and splices what is large.
+    Adaptive,
+    /// Copies everything.
+    Copy,
+    /// Splices everything, where that works.
+    Splice,
+}
+
+impl Default for ForwardSettings {
+    /// Adaptive; pipes of 256 KiB, of which an ordinary user may have 256; copies of 16 KiB.
+    fn default() -> Self {
+        Self {
+            way: ForwardWay::Adaptive,
+            idle_pipes_max: 2,
+            pipe_bytes: SOCKET_PIPE_BYTES,
+            buffer_bytes: direction::BUFFER_BYTES,
+        }
+    }
 }
 
 /// What a socket must be ready for before a forwarder can go on.
@@ -117,7 +153,8 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         for socket in [from.as_fd(), to.as_fd()] {
             socket::must_be_stream(socket::kind(socket)?)?;
         }
-        Ok(Self { from, to, there: Direction::default(), back: Direction::default(), pool })
+        let way = pool.0.settings.way;
+        Ok(Self { from, to, there: Direction::new(way), back: Direction::new(way), pool })
     }
 
     /// Forwards until both sides have ended. Both sockets are non-blocking meanwhile.
@@ -188,12 +225,20 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
 }
 
 impl ForwardPool {
-    /// A pool that keeps up to `idle_max` pipes at hand. Each takes two descriptors.
-    pub fn new(idle_max: usize) -> Result<Self, Error> {
+    /// A pool that keeps up to `idle_pipes_max` pipes at hand, with [`ForwardSettings::default`] otherwise.
+    pub fn new(idle_pipes_max: usize) -> Result<Self, Error> {
+        Self::with(ForwardSettings { idle_pipes_max, ..ForwardSettings::default() })
+    }
+
+    /// A pool whose forwarders work as told.
+    pub fn with(settings: ForwardSettings) -> Result<Self, Error> {
         /// A buffer is in use only during a step, so there are as many as threads.
         const BUFFERS_MAX: usize = 4096;
-        let buffers = Pool::new(direction::BUFFER_BYTES, BUFFERS_MAX)?;
-        Ok(Self(Arc::new(Stock { pipes: Mutex::default(), idle_max, buffers })))
+        if settings.pipe_bytes == 0 || settings.buffer_bytes == 0 {
+            return Err(Error::Unsuited("a pipe and a buffer hold at least a byte"));
+        }
+        let buffers = Pool::new(settings.buffer_bytes, BUFFERS_MAX)?;
+        Ok(Self(Arc::new(Stock { pipes: Mutex::default(), settings, buffers })))
     }
 
     /// How many pipes lie idle.
@@ -203,13 +248,13 @@ impl ForwardPool {
 
     fn take_pipe(&self) -> Result<Pipe, Error> {
         let idle = self.pipes().pop();
-        let fresh = || Pipe::new(SOCKET_PIPE_BYTES).map_err(|errno| failed("pipe2")(errno.into()));
+        let fresh = || Pipe::new(self.0.settings.pipe_bytes).map_err(|errno| failed("pipe2")(errno.into()));
         idle.map_or_else(fresh, Ok)
     }
 
     fn put_pipe(&self, pipe: Pipe) {
         let mut pipes = self.pipes();
-        if pipe.held_bytes() == 0 && pipes.len() < self.0.idle_max {
+        if pipe.held_bytes() == 0 && pipes.len() < self.0.settings.idle_pipes_max {
             pipes.push(pipe);
         }
     }

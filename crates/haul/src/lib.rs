@@ -81,7 +81,9 @@ pub use buffer::{Buffer, Pool, PooledBuffer};
 pub use demotion::Demotion;
 pub use error::Error;
 pub use files::Choice;
-pub use forwarder::{DirectionReport, ForwardPool, ForwardReport, Forwarder, Readiness, Step};
+pub use forwarder::{
+    DirectionReport, ForwardPool, ForwardReport, ForwardSettings, ForwardWay, Forwarder, Readiness, Step,
+};
 pub use loan::{LendError, Limits, LoanId, Outcome, Returned};
 pub use path::{Copying, Counts, Options, Path, SendPath, UnknownPath};
 pub use plan::Plan;

@@ -1,6 +1,6 @@
 //! Forwarding between real sockets: both ways at once, with half-close, by copying and by splicing.
 
-use haul::{Error, ForwardPool, ForwardReport, Forwarder, Step};
+use haul::{Error, ForwardPool, ForwardReport, ForwardSettings, ForwardWay, Forwarder, Step};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
@@ -121,6 +121,36 @@ fn a_direction_changes_its_way_with_what_comes() {
     forwarded.unwrap();
     // To splicing and back, twice.
     assert!(report.there.changes >= 4, "{report:?}");
+}
+
+/// By the one way whatever comes, through pipes and buffers of an odd size.
+#[test]
+fn a_way_that_is_asked_for_is_kept() {
+    for (way, is_spliced) in [(ForwardWay::Copy, false), (ForwardWay::Splice, true)] {
+        let ((client, from), (to, server)) = (pair(), pair());
+        let settings = ForwardSettings { way, pipe_bytes: 20_000, buffer_bytes: 777, ..Default::default() };
+        let pool = ForwardPool::with(settings).unwrap();
+        let forwarding = thread::spawn(move || {
+            let mut forwarder = Forwarder::with_pool(from, to, pool).unwrap();
+            (forwarder.forward(), forwarder.report())
+        });
+        let bytes = pattern(3, 3_000_001);
+        let sending = [send_all(&client, bytes.clone()), send_all(&server, b"small".to_vec())];
+        let (at_server, at_client) = (receive_all(&server), receive_all(&client));
+        assert!(at_server.join().unwrap() == bytes, "{way:?}");
+        assert_eq!(at_client.join().unwrap(), b"small");
+        for sending in sending {
+            sending.join().unwrap();
+        }
+        let (result, report) = forwarding.join().unwrap();
+        result.unwrap();
+        assert_eq!(report.there.changes + report.back.changes, 0);
+        let (spliced, copied) = (report.there.spliced.bytes, report.there.copied.bytes);
+        // What stands between a socket that was empty a moment ago and its end may still be copied.
+        assert!(if is_spliced { spliced > copied } else { spliced == 0 }, "{way:?}: {report:?}");
+    }
+    let none = ForwardSettings { buffer_bytes: 0, ..Default::default() };
+    assert!(matches!(ForwardPool::with(none), Err(Error::Unsuited(_))));
 }
 
 fn send_in_thread(to: &TcpStream, bytes: &[u8], meanwhile: impl FnOnce()) {

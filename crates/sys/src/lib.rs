@@ -19,6 +19,7 @@ pub mod receive_window;
 pub mod region;
 pub mod rusage;
 pub mod sched;
+pub mod sockmap;
 pub mod sockopt;
 pub mod uring;
 pub mod uring_receive;

@@ -1,9 +1,9 @@
 //! One direction of a forwarder.
 
-use super::{DirectionReport, ForwardPool};
+use super::{DirectionReport, ForwardPool, ForwardWay};
 use crate::demotion::Demotion;
 use crate::error::{Error, failed};
-use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
+use crate::pipe::Pipe;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use rustix::pipe::SpliceFlags;
@@ -24,24 +24,24 @@ const TURN_BYTES: usize = 1 << 20;
 const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
 
 /// One direction: what it holds on its way, and by which way it moves.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Direction {
     way: Way,
+    /// Whether it is kept: it was asked for, or the other is refused.
+    is_settled: bool,
     /// Holds bytes, or is filled next.
     pipe: Option<Pipe>,
     /// Copied bytes that the sink has not taken yet.
     leftover: Vec<u8>,
     /// Sizes in a row that speak for the other way.
     streak: u32,
-    splicing_is_refused: bool,
     source_has_ended: bool,
     sink_is_shut: bool,
     report: DirectionReport,
 }
 
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    #[default]
     Copy,
     Splice,
 }
@@ -64,6 +64,19 @@ impl Waiting {
 }
 
 impl Direction {
+    pub fn new(way: ForwardWay) -> Self {
+        Self {
+            way: if way == ForwardWay::Splice { Way::Splice } else { Way::Copy },
+            is_settled: way != ForwardWay::Adaptive,
+            pipe: None,
+            leftover: Vec::new(),
+            streak: 0,
+            source_has_ended: false,
+            sink_is_shut: false,
+            report: DirectionReport::default(),
+        }
+    }
+
     pub fn report(&self) -> &DirectionReport {
         &self.report
     }
@@ -135,8 +148,8 @@ impl Direction {
                 // The end, nothing, or an urgent byte, before which splicing stops: reading tells, and passes it by.
                 Ok(0) | Err(Error::WouldBlock) => self.copy(from, to, pool),
                 Err(reason) if reason.is_refusal() => {
-                    self.splicing_is_refused = true;
                     self.change(Way::Copy);
+                    self.is_settled = true;
                     let reason = reason.to_string();
                     self.report.demotions.push(Demotion { from: "splice", to: "copy", reason });
                     self.copy(from, to, pool)
@@ -170,7 +183,7 @@ impl Direction {
         };
         self.report.spliced.calls += 1;
         let count = pipe
-            .fill(from, SOCKET_PIPE_BYTES, FLAGS)
+            .fill(from, pool.0.settings.pipe_bytes, FLAGS)
             .map_err(|errno| failed("splice from a socket")(errno.into()))?;
         self.consider(count > 0 && count < SMALL_BYTES, SMALL_BEFORE_COPYING, Way::Copy);
         Ok(count)
@@ -178,11 +191,11 @@ impl Direction {
 
     /// Counts what speaks for the other way, and takes it after so many in a row.
     fn consider(&mut self, speaks_for_it: bool, in_a_row: u32, other: Way) {
-        if other == self.way {
+        if other == self.way || self.is_settled {
             return;
         }
         self.streak = if speaks_for_it { self.streak + 1 } else { 0 };
-        if self.streak >= in_a_row && !(other == Way::Splice && self.splicing_is_refused) {
+        if self.streak >= in_a_row {
             self.change(other);
         }
     }

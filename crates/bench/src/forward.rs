@@ -1,0 +1,292 @@
+//! The experiment `forward`: what each way of passing on a stream costs the host in the middle, and how long small
+//! messages take through it.
+//!
+//! The forwarder has the lab's sending host to itself; who sends and who receives share the other. So at full
+//! speed it is mostly those two that bound the throughput, and the forwarder's load per MiB is what to compare.
+
+use crate::flow::{Flow, FlowError, Part, Sample};
+use crate::quantity::{Rate, Size};
+use crate::report::LabFacts;
+use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::way::Way;
+use crate::worker::forwarder::Forwarding;
+use crate::worker::messages::{Answering, Asking, Latency};
+use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
+use crate::workload::{Opened, Workload};
+use crate::{BenchError, congestion};
+use haul::Path;
+use haul_lab::{Lab, Settings};
+use haul_soak::{Load, Meter};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::AtomicBool;
+
+mod answer;
+mod proof;
+mod row;
+pub mod way;
+
+pub use row::Row;
+use way::ForwardBy;
+
+/// The result of `forward`.
+pub type Report = crate::report::Report<Row>;
+
+/// What the source sends over and over in a bulk transfer: memory that stays in its cache.
+const SENT: Size = Size(1 << 20);
+/// How much a call sends.
+const CHUNK_BYTES: usize = 64 << 10;
+/// The largest buffer or pipe that can be asked for.
+const BUFFER_MAX: Size = Size(64 << 20);
+/// The largest message.
+const MESSAGE_MAX: Size = Size(64 << 20);
+
+/// What passes through the forwarder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Traffic {
+    /// As much as goes, one way.
+    Bulk,
+    /// One message of this size at a time, there and back.
+    Messages(Size),
+}
+
+/// One row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Cell {
+    /// The way.
+    pub way: ForwardBy,
+    /// The size of the pipe or the buffer; `None` where there is none or the library chooses.
+    pub buffer: Option<Size>,
+    /// What passes through.
+    pub traffic: Traffic,
+}
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The ways.
+    pub ways: Vec<ForwardBy>,
+    /// Sizes of pipes and buffers.
+    pub buffers: Vec<Size>,
+    /// What passes through.
+    pub traffic: Vec<Traffic>,
+    /// How often and how long.
+    pub pace: Pace,
+    /// The rate to hold in bulk transfers, or full speed.
+    pub rate: Option<Rate>,
+    /// The link's MTU in bytes.
+    pub mtu: u32,
+    /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
+    pub congestion: Option<String>,
+}
+
+impl Plan {
+    /// What `haul bench forward` runs unless told otherwise.
+    pub fn new(pace: Pace) -> Self {
+        Self {
+            ways: ForwardBy::ALL.into(),
+            buffers: vec![Size(16 << 10), Size(64 << 10), Size(256 << 10), Size(1 << 20)],
+            traffic: vec![
+                Traffic::Bulk,
+                Traffic::Messages(Size(64)),
+                Traffic::Messages(Size(4 << 10)),
+                Traffic::Messages(Size(64 << 10)),
+            ],
+            pace,
+            rate: None,
+            mtu: Settings::default().mtu,
+            congestion: None,
+        }
+    }
+
+    /// A quick look: one size of pipe and buffer, bulk and small messages.
+    pub fn quick(pace: Pace) -> Self {
+        Self {
+            buffers: vec![Size(256 << 10)],
+            traffic: vec![Traffic::Bulk, Traffic::Messages(Size(64))],
+            ..Self::new(pace)
+        }
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for &traffic in &self.traffic {
+            for &way in &self.ways {
+                let buffers = match traffic {
+                    _ if !way.has_buffer() => vec![None],
+                    Traffic::Bulk => self.buffers.iter().copied().map(Some).collect(),
+                    // One that fits takes one call, whatever more the buffer could hold.
+                    Traffic::Messages(size) => {
+                        let fits = self.buffers.iter().find(|&&buffer| buffer >= size);
+                        vec![fits.or(self.buffers.last()).copied()]
+                    }
+                };
+                cells.extend(buffers.into_iter().map(|buffer| Cell { way, buffer, traffic }));
+            }
+        }
+        cells
+    }
+
+    fn check(&self) -> Result<(), BenchError> {
+        self.pace.check()?;
+        for buffer in &self.buffers {
+            if !(Size(4 << 10)..=BUFFER_MAX).contains(buffer) {
+                return Err(BenchError::BadInput(format!("buffer {buffer} is outside 4KiB to {BUFFER_MAX}")));
+            }
+        }
+        for traffic in &self.traffic {
+            if let Traffic::Messages(size) = traffic
+                && !(Size(1)..=MESSAGE_MAX).contains(size)
+            {
+                return Err(BenchError::BadInput(format!("message {size} is outside 1B to {MESSAGE_MAX}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then
+/// reported.
+pub fn run(
+    plan: &Plan,
+    is_stopped: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report, BenchError> {
+    plan.check()?;
+    let started = crate::now();
+    let lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
+    let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
+    let mut run = Run::new(&lab, plan.pace)?;
+    let proved = proof::of(&lab, &plan.ways);
+    let workload = Workload::Memory(SENT).open()?;
+    let mut forwards = Forwards { lab: &lab, workload, congestion, plan };
+    let mut rows: Vec<Series<Cell, Round>> = plan.cells().into_iter().map(Series::new).collect();
+    let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
+    run.all(&mut forwards, &mut rows, &mut steps)?;
+    run.warn(&rows, Cell::to_string, Round::cost);
+    let facts = LabFacts::of(&run, &forwards.congestion, plan.rate);
+    let mut report = Report {
+        rows: rows.iter().map(|series| row::of(series, &rows, &proved)).collect(),
+        warnings: run.warnings,
+        ..Report::new("forward", started, run.host, Some(facts))
+    };
+    report.answers = answer::of(&report);
+    Ok(report)
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Round {
+    /// The forwarder's host is the lab's sender, the other's its receiver. The bytes are those that went through
+    /// once; a message that comes back counts once.
+    costs: Costs,
+    forwarded: Outcome,
+    latency: Option<Latency>,
+    messages_per_second: f64,
+}
+
+impl Round {
+    fn us_per_message(&self) -> f64 {
+        self.costs.sender.load_percent / 100.0 * 1e6 / self.messages_per_second
+    }
+
+    /// What rows of one kind of traffic are compared by.
+    fn cost(&self) -> f64 {
+        if self.latency.is_some() { self.us_per_message() } else { self.costs.sender_us_per_mib }
+    }
+}
+
+/// What forwards.
+struct Forwards<'a> {
+    lab: &'a Lab,
+    workload: Opened,
+    congestion: String,
+    plan: &'a Plan,
+}
+
+impl Subject for Forwards<'_> {
+    type Cell = Cell;
+    type Round = Round;
+
+    fn name(&self, cell: &Cell) -> String {
+        cell.way.name().into()
+    }
+
+    fn measure(&mut self, cell: &Cell, meter: &Meter) -> Result<Sample, FlowError> {
+        let congestion = || self.congestion.clone();
+        let forwarding = Forwarding {
+            by: cell.way,
+            buffer_bytes: cell.buffer.map(|size| size.0 as usize),
+            congestion: congestion(),
+        };
+        let (last, first) = match cell.traffic {
+            Traffic::Bulk => {
+                let sending = Sending {
+                    path: Way::from(Path::ReadSend).name().into(),
+                    chunk_bytes: CHUNK_BYTES,
+                    cork: false,
+                    congestion: congestion(),
+                    rate_bits_per_second: self.plan.rate.map(|rate| rate.0),
+                    pieces: self.workload.handed_over(),
+                };
+                (Task::Receive(Receiving::plainly()), Task::Send(sending))
+            }
+            Traffic::Messages(size) => (
+                Task::Answer(Answering { congestion: congestion() }),
+                Task::Ask(Asking { message_bytes: size.0 as usize, congestion: congestion() }),
+            ),
+        };
+        let flow = Flow {
+            parts: vec![
+                Part { host: &self.lab.receiver, task: last },
+                Part { host: &self.lab.sender, task: Task::Forward(forwarding) },
+                Part { host: &self.lab.receiver, task: first },
+            ],
+            warm_up: WARM_UP,
+            window: self.plan.pace.window,
+        };
+        flow.run(Some(meter))
+    }
+
+    fn judge(&self, cell: &Cell, sample: &Sample, load: &Load) -> Option<Round> {
+        let [last, forwarded, first] = sample.outcomes.as_slice() else { return None };
+        let bytes_per_second = last.bytes_per_second();
+        let messages_per_second = match cell.traffic {
+            Traffic::Bulk => 0.0,
+            Traffic::Messages(size) => bytes_per_second / size.0 as f64,
+        };
+        let costs = Costs::of(self.lab, load, bytes_per_second)?;
+        Some(Round { costs, forwarded: *forwarded, latency: first.latency, messages_per_second })
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { way, buffer, traffic } = self;
+        match buffer {
+            Some(buffer) => write!(formatter, "{way} {buffer} ({traffic})"),
+            None => write!(formatter, "{way} ({traffic})"),
+        }
+    }
+}
+
+impl fmt::Display for Traffic {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bulk => formatter.write_str("bulk"),
+            Self::Messages(size) => write!(formatter, "messages:{size}"),
+        }
+    }
+}
+
+impl FromStr for Traffic {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("unknown traffic {text:?}: write bulk or messages:SIZE (messages:64B)");
+        match text.split_once(':') {
+            None if text == "bulk" => Ok(Self::Bulk),
+            Some(("messages", size)) => size.parse().map(Self::Messages).map_err(|_| wrong()),
+            _ => Err(wrong()),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The answer in plain words: what to forward with, and what it does to small messages.
+
+use super::{Report, Row};
+use crate::stats::Figure;
+
+/// The sentences that a report's rows support.
+pub(super) fn of(report: &Report) -> Vec<String> {
+    let mut kinds: Vec<&str> = Vec::new();
+    for row in report.rows.iter().filter(|row| row.cost().is_some()) {
+        if !kinds.contains(&row.traffic.as_str()) {
+            kinds.push(&row.traffic);
+        }
+    }
+    kinds
+        .into_iter()
+        .filter_map(|traffic| {
+            let rows: Vec<&Row> = report
+                .rows
+                .iter()
+                .filter(|row| row.traffic == traffic && row.path != crate::way::AUTO && row.cost().is_some())
+                .collect();
+            if traffic == "bulk" { bulk(&rows) } else { messages(traffic, &rows) }
+        })
+        .collect()
+}
+
+fn least<'a>(rows: &[&'a Row], of: impl Fn(&Row) -> Option<Figure>) -> Option<(&'a Row, Figure)> {
+    rows.iter()
+        .filter_map(|row| Some((*row, of(row)?)))
+        .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median))
+}
+
+fn bulk(rows: &[&Row]) -> Option<String> {
+    let (best, cost) = least(rows, |row| row.forwarder_us_per_mib)?;
+    let beside = match best.forwarder_us_ratio {
+        Some(ratio) if best.path != "copy" => {
+            format!(", {:.2} × copy ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high)
+        }
+        _ => String::new(),
+    };
+    Some(format!(
+        "Cheapest to forward bulk with: {}, {:.0} µs of the forwarder's CPU per MiB ({:.0} to {:.0}){beside}.",
+        best.title(),
+        cost.median,
+        cost.low,
+        cost.high
+    ))
+}
+
+fn messages(traffic: &str, rows: &[&Row]) -> Option<String> {
+    let size = traffic.split_once(':')?.1;
+    let (cheapest, cost) = least(rows, |row| row.forwarder_us_per_message)?;
+    let (fastest, latency) = least(rows, |row| row.latency_p50_us)?;
+    let of_way = |path: &str| {
+        let of_path: Vec<&Row> = rows.iter().copied().filter(|row| row.path == path).collect();
+        least(&of_path, |row| row.latency_p50_us).map(|(_, figure)| figure.median)
+    };
+    let raised = match (of_way("copy"), of_way("splice")) {
+        (Some(copy), Some(splice)) => {
+            format!("; through a pipe half take up to {splice:.1} µs, through a buffer {copy:.1}")
+        }
+        _ => String::new(),
+    };
+    Some(format!(
+        "Messages of {size}: {} costs the forwarder least, {:.1} µs a message there and back; {} is the fastest, {:.1} µs{raised}.",
+        cheapest.title(),
+        cost.median,
+        fastest.title(),
+        latency.median
+    ))
+}

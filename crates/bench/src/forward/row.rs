@@ -1,0 +1,169 @@
+//! A row of `forward`: the contract, and how people are shown it.
+
+use super::way::ForwardBy;
+use super::{Cell, Round, Traffic};
+use crate::quantity::Size;
+use crate::rounds::Series;
+use crate::stats::Figure;
+use crate::view::{Bar, Column, Tabled, number, ratio, share};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+/// One way of forwarding one kind of traffic.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The way's name.
+    pub path: String,
+    /// The size of the pipe or the buffer; `null` where there is none or the library chooses.
+    pub buffer_bytes: Option<u64>,
+    /// `bulk`, or `messages:SIZE`.
+    pub traffic: String,
+    /// Rounds measured. 0 for a row that was refused.
+    pub rounds: usize,
+    /// Why nothing was measured.
+    pub refused: Option<String>,
+    /// The share of the bytes that was copied on the forwarder's host.
+    pub copied_percent: Option<f64>,
+    /// How that is known: `proof` (pages written over behind the forwarder) or `program` (its own report).
+    pub copied_known_by: Option<String>,
+    /// Payload that reached the last host.
+    pub throughput_bits_per_second: Option<Figure>,
+    /// Load of the forwarder's CPU.
+    pub forwarder_load_percent: Option<Figure>,
+    /// CPU time of the forwarder's host per MiB that passed, interrupts included.
+    pub forwarder_us_per_mib: Option<Figure>,
+    /// CPU time of the host that sends and receives, per MiB.
+    pub peers_us_per_mib: Option<Figure>,
+    /// CPU time of the forwarder's host for a message there and back.
+    pub forwarder_us_per_message: Option<Figure>,
+    /// Messages there and back in a second.
+    pub messages_per_second: Option<Figure>,
+    /// How long half of the messages took at most.
+    pub latency_p50_us: Option<Figure>,
+    /// How long all but one in a hundred took at most.
+    pub latency_p99_us: Option<Figure>,
+    /// System calls of the forwarder per MiB; `null` where the kernel forwards by itself.
+    pub syscalls_per_mib: Option<f64>,
+    /// The forwarder's cost (per MiB, or per message) over that of `copy` with its first buffer in the same round.
+    pub forwarder_us_ratio: Option<Figure>,
+}
+
+/// The row that a series comes to, beside all the others.
+pub(super) fn of(
+    series: &Series<Cell, Round>,
+    all: &[Series<Cell, Round>],
+    proved: &HashMap<ForwardBy, f64>,
+) -> Row {
+    let Cell { way, buffer, traffic } = series.cell;
+    let is_bulk = traffic == Traffic::Bulk;
+    let plain = all.iter().find(|other| {
+        other.cell.way == ForwardBy::Copy && other.cell.traffic == traffic && !other.rounds.is_empty()
+    });
+    let passed = |of: fn(&Round) -> u64| series.rounds.iter().map(|(_, round)| of(round)).sum::<u64>() as f64;
+    let (bytes, spliced) =
+        (passed(|round| round.forwarded.bytes), passed(|round| round.forwarded.spliced_bytes));
+    let is_measured = !series.rounds.is_empty();
+    let (copied_percent, copied_known_by) = match proved.get(&way) {
+        Some(&percent) if is_measured => (Some(percent), Some("proof".to_owned())),
+        None if bytes > 0.0 => (Some(100.0 * (1.0 - spliced / bytes)), Some("program".to_owned())),
+        _ => (None, None),
+    };
+    Row {
+        path: way.name().into(),
+        buffer_bytes: buffer.map(|size| size.0),
+        traffic: traffic.to_string(),
+        rounds: series.rounds.len(),
+        refused: series.why_none(),
+        copied_percent,
+        copied_known_by,
+        throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
+        forwarder_load_percent: series.figure(|round| round.costs.sender.load_percent),
+        forwarder_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
+        peers_us_per_mib: series.figure(|round| round.costs.receiver_us_per_mib),
+        forwarder_us_per_message: series.figure(Round::us_per_message).filter(|_| !is_bulk),
+        messages_per_second: series.figure(|round| round.messages_per_second).filter(|_| !is_bulk),
+        latency_p50_us: series.figure_of_some(|round| Some(round.latency?.p50_us)),
+        latency_p99_us: series.figure_of_some(|round| Some(round.latency?.p99_us)),
+        syscalls_per_mib: series
+            .figure_of_some(|round| {
+                let Round { forwarded, .. } = round;
+                (forwarded.bytes > 0).then(|| forwarded.calls as f64 / forwarded.mib())
+            })
+            .map(|figure| figure.median),
+        forwarder_us_ratio: plain.and_then(|plain| series.ratio_to(plain, Round::cost)),
+    }
+}
+
+const COLUMNS: [Column<Row>; 11] = [
+    Column::narrow("path", Row::title),
+    Column::narrow("forwarder\nµs/MiB", |row| number(row.forwarder_us_per_mib, 1.0, 0)),
+    Column::narrow("× copy\n(interval)", |row| ratio(row.forwarder_us_ratio)),
+    Column::narrow("Gbit/s", |row| number(row.throughput_bits_per_second, 1e9, 2)),
+    Column::narrow("p50\nµs", |row| number(row.latency_p50_us, 1.0, 1)),
+    Column::narrow("p99\nµs", |row| number(row.latency_p99_us, 1.0, 1)),
+    Column::narrow("copied\n%", |row| share(row.copied_percent)),
+    Column::wide("forwarder\nµs/message", |row| number(row.forwarder_us_per_message, 1.0, 1)),
+    Column::wide("forwarder\nload %", |row| number(row.forwarder_load_percent, 1.0, 1)),
+    Column::wide("peers\nµs/MiB", |row| number(row.peers_us_per_mib, 1.0, 0)),
+    Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
+];
+
+impl Row {
+    /// The way and the size of its pipe or buffer.
+    pub fn title(&self) -> String {
+        match self.buffer_bytes {
+            Some(bytes) => format!("{} {}", self.path, Size(bytes)),
+            None => self.path.clone(),
+        }
+    }
+
+    /// What rows of one kind of traffic are compared by.
+    pub fn cost(&self) -> Option<Figure> {
+        self.forwarder_us_per_message.or(self.forwarder_us_per_mib)
+    }
+}
+
+impl Tabled for Row {
+    const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const LEGEND: &'static [(&'static str, &'static str)] =
+        &[("sender", "the forwarder's host"), ("receiver", "latency of a message, median")];
+    const UNIT: &'static str = "µs of the forwarder's CPU per MiB of a bulk transfer, or per message there and back \
+        beside how long it took in µs.";
+
+    fn name(&self) -> String {
+        self.title()
+    }
+
+    fn group(&self) -> String {
+        match self.traffic.split_once(':') {
+            Some((_, size)) => format!("one message of {size} at a time, there and back"),
+            None => "a bulk transfer one way".into(),
+        }
+    }
+
+    /// Each kind of traffic has a scale of its own.
+    fn scale(&self) -> u64 {
+        self.traffic.parse().map_or(0, |traffic| match traffic {
+            Traffic::Bulk => 0,
+            Traffic::Messages(size) => size.0,
+        })
+    }
+
+    fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        [
+            Bar::of("sender", self.cost(), String::new()),
+            Bar::of("receiver", self.latency_p50_us, String::new()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}

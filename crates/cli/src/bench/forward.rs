@@ -1,0 +1,27 @@
+//! `haul bench forward`: flags to rows.
+
+use super::{Context, Finished, or};
+use crate::arguments::ForwardArguments;
+use crate::output::Failure;
+use haul_bench::forward::{self, Plan};
+
+/// As if no flag had been given.
+pub fn default_arguments() -> ForwardArguments {
+    ForwardArguments { paths: Vec::new(), buffer: Vec::new(), traffic: Vec::new(), rate: None, mtu: None }
+}
+
+pub fn run(arguments: &ForwardArguments, context: &Context<'_>) -> Result<Finished, Failure> {
+    let ForwardArguments { paths, buffer, traffic, rate, mtu } = arguments;
+    let pace = context.pace();
+    let basis = if context.common.quick { Plan::quick(pace) } else { Plan::new(pace) };
+    let plan = Plan {
+        ways: or(paths.clone(), basis.ways),
+        buffers: or(buffer.clone(), basis.buffers),
+        traffic: or(traffic.clone(), basis.traffic),
+        rate: *rate,
+        mtu: mtu.unwrap_or(basis.mtu),
+        congestion: context.common.congestion.clone(),
+        pace,
+    };
+    context.run(|stop, progress| forward::run(&plan, stop, progress))
+}
