@@ -43,6 +43,13 @@ pub(crate) struct Flow<'a> {
     pub window: Duration,
 }
 
+/// Of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Edge {
+    Start,
+    End,
+}
+
 /// What was measured.
 #[derive(Debug, Clone)]
 pub struct Sample {
@@ -119,6 +126,15 @@ struct Workers {
 impl Flow<'_> {
     /// Runs it and measures one window, with `meter` if there is one.
     pub(crate) fn run(&self, meter: Option<&Meter>) -> Result<Sample, FlowError> {
+        self.run_seen(meter, &mut |_| {})
+    }
+
+    /// The same; `look` is called at both edges of the window.
+    pub(crate) fn run_seen(
+        &self,
+        meter: Option<&Meter>,
+        look: &mut dyn FnMut(Edge),
+    ) -> Result<Sample, FlowError> {
         thread::scope(|scope| {
             let (events_out, events) = mpsc::channel();
             let mut workers = Workers { inputs: self.parts.iter().map(|_| None).collect(), events };
@@ -140,7 +156,9 @@ impl Flow<'_> {
             sleep_until(window.start_ns);
             let before = meter.map(Meter::snapshot).transpose()?;
             let start = Instant::now();
+            look(Edge::Start);
             sleep_until(window.end_ns);
+            look(Edge::End);
             let after = meter.map(Meter::snapshot).transpose()?;
             let seconds = start.elapsed().as_secs_f64();
             workers.wait_until_all_have_looked()?;

@@ -4,7 +4,7 @@
 //! [meter](haul_soak), and makes a [`report::Report`], from which every output is made: the JSON contract,
 //! the terminal's table, Markdown and a web page.
 //!
-//! The experiments are [`send`], [`receive`] and [`forward`]. [`doctor`] says what this machine allows; [`self_check`] shows
+//! The experiments are [`send`], [`receive`], [`forward`] and [`profile`]. [`doctor`] says what this machine allows; [`self_check`] shows
 //! that the meter reads right.
 
 #![forbid(unsafe_code)]
@@ -19,6 +19,7 @@ mod host;
 pub mod matrix;
 pub mod peers;
 pub mod plan;
+pub mod profile;
 pub mod quantity;
 pub mod receive;
 pub mod report;

@@ -285,7 +285,7 @@ impl<'a> Run<'a> {
     }
 
     /// Reads how far apart the hosts' CPUs are now. A reading that fails says nothing and is left out.
-    fn note_distance(&mut self) -> Result<(), LabError> {
+    pub(crate) fn note_distance(&mut self) -> Result<(), LabError> {
         let round_trip = self.lab.cache_line_round_trip()?;
         self.round_trips_ns.extend(round_trip.map(|time| time.as_nanos() as f64));
         Ok(())

@@ -23,10 +23,21 @@ pub struct View {
     pub narrow: usize,
     /// Rows that can be compared, together.
     pub groups: Vec<Group>,
+    /// Drawings, for a page.
+    pub pictures: Vec<Picture>,
     /// What to know of all the figures.
     pub notes: Vec<String>,
     /// What was noticed in this run.
     pub warnings: Vec<String>,
+}
+
+/// A drawing.
+#[derive(Debug, Clone)]
+pub struct Picture {
+    /// What it shows.
+    pub title: String,
+    /// The drawing, as SVG that is safe to put into a page.
+    pub svg: String,
 }
 
 /// Rows that can be compared.
@@ -131,6 +142,7 @@ impl<R: Tabled> Report<R> {
             heads: R::COLUMNS.iter().map(|column| column.head).collect(),
             narrow: R::COLUMNS.iter().filter(|column| column.is_narrow).count(),
             groups: groups(&self.rows),
+            pictures: Vec::new(),
             notes: self.observer.iter().map(observer).chain(R::notes(&self.rows)).collect(),
             warnings: self.warnings.iter().map(|warning| warning.detail.clone()).collect(),
         }

@@ -79,6 +79,8 @@ pub enum Experiment {
     Receive(ReceiveArguments),
     /// What each way of passing on a stream costs, and how long small messages take through it
     Forward(ForwardArguments),
+    /// Where in the kernel the time goes, and so the most that any change there could save
+    Profile(ProfileArguments),
 }
 
 #[derive(Debug, Args)]
@@ -157,6 +159,28 @@ pub struct ForwardArguments {
     pub mtu: Option<u32>,
 }
 
+#[derive(Debug, Args)]
+pub struct ProfileArguments {
+    /// How it is sent
+    #[arg(long, value_name = "PATH", default_value = "sendfile", hide_possible_values = true)]
+    pub send: Way,
+    /// How it is received
+    #[arg(long, value_name = "PATH", default_value = "read")]
+    pub receive: ReceiveWay,
+    /// What to send: COUNTxSIZE files, file:PATH, or memory:SIZE
+    #[arg(long, value_name = "WORKLOAD", default_value = "63x350KB")]
+    pub workload: Workload,
+    /// For how long [default: 10s, with --quick 2s]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub duration: Option<Duration>,
+    /// The link's MTU in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 9000)]
+    pub mtu: u32,
+    /// A command to watch the whole machine during, instead of sending and receiving
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     On,
@@ -225,6 +249,17 @@ pub struct LabArguments {
     /// The command to run on the sending host; it finds its peer's address in `HAUL_PEER`
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// Every experiment as if it had been named without a flag.
+pub fn every_experiment() -> Result<Vec<Experiment>, Failure> {
+    let words = |name: &str| Arguments::try_parse_from(["haul", "bench", name]);
+    let names = ["send", "receive", "forward", "profile"];
+    let parsed = names.map(|name| match words(name).map(|arguments| arguments.command) {
+        Ok(Command::Bench(BenchArguments { experiment: Some(experiment), .. })) => Ok(experiment),
+        _ => Err(Failure::failed(format!("experiment {name} does not stand by itself"))),
+    });
+    parsed.into_iter().collect()
 }
 
 /// Reads the command line. Bad input becomes one line; `--help` and `--version` print and end the process.

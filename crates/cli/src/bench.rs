@@ -1,6 +1,6 @@
 //! `haul bench`.
 
-use crate::arguments::{BenchArguments, CommonArguments, Experiment};
+use crate::arguments::{self, BenchArguments, CommonArguments, Experiment};
 use crate::output::{self, Destination, Failure};
 use haul_bench::export;
 use haul_bench::report::Report;
@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 mod forward;
+mod profile;
 mod receive;
 mod send;
 
@@ -51,24 +52,25 @@ impl Context<'_> {
         &self,
         experiment: impl FnOnce(&AtomicBool, &mut dyn FnMut(Progress)) -> Result<Report<R>, BenchError>,
     ) -> Result<Finished, Failure> {
-        let report = experiment(self.stop, &mut |Progress { done, total, next }| {
+        self.watch(experiment).map(Finished::from)
+    }
+
+    /// The same for one that comes to more than a report.
+    fn watch<T>(
+        &self,
+        experiment: impl FnOnce(&AtomicBool, &mut dyn FnMut(Progress)) -> Result<T, BenchError>,
+    ) -> Result<T, Failure> {
+        let result = experiment(self.stop, &mut |Progress { done, total, next }| {
             self.bar.set_length(total as u64);
             self.bar.set_position(done as u64);
             self.bar.set_message(next);
         });
-        report.map(Finished::from).map_err(|error| {
-            if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
-        })
+        result.map_err(failure)
     }
 }
 
-/// What is run when nothing is named.
-fn everything() -> Vec<Experiment> {
-    vec![
-        Experiment::Send(send::default_arguments()),
-        Experiment::Receive(receive::default_arguments()),
-        Experiment::Forward(forward::default_arguments()),
-    ]
+fn failure(error: BenchError) -> Failure {
+    if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
 }
 
 pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
@@ -83,15 +85,18 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
     let context = Context { common, stop: &stop, bar };
-    let all = everything();
+    let all = arguments::every_experiment()?;
     let wanted = experiment.as_ref().map_or(all.as_slice(), std::slice::from_ref);
     let mut finished = Vec::new();
     for experiment in wanted {
-        finished.push(match experiment {
-            Experiment::Send(arguments) => send::run(arguments, &context)?,
-            Experiment::Receive(arguments) => receive::run(arguments, &context)?,
-            Experiment::Forward(arguments) => forward::run(arguments, &context)?,
-        });
+        match experiment.run(&context) {
+            Ok(report) => finished.push(report),
+            // What one experiment lacks (permission, a feature) is no reason to go without the others.
+            Err(failure) if is_everything => {
+                context.bar.suspend(|| eprintln!("haul: {} is left out: {failure}", experiment.name()));
+            }
+            Err(failure) => return Err(failure),
+        }
         if stop.load(Relaxed) {
             break;
         }
@@ -99,6 +104,26 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     context.bar.finish_and_clear();
     write(&finished, common, is_everything)?;
     Ok(if stop.load(Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+impl Experiment {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Send(_) => "send",
+            Self::Receive(_) => "receive",
+            Self::Forward(_) => "forward",
+            Self::Profile(_) => "profile",
+        }
+    }
+
+    fn run(&self, context: &Context<'_>) -> Result<Finished, Failure> {
+        match self {
+            Self::Send(arguments) => send::run(arguments, context),
+            Self::Receive(arguments) => receive::run(arguments, context),
+            Self::Forward(arguments) => forward::run(arguments, context),
+            Self::Profile(arguments) => profile::run(arguments, context),
+        }
+    }
 }
 
 /// Prints the tables, unless a report is to have standard output, and writes what was asked for.

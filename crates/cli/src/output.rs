@@ -2,7 +2,7 @@
 
 use rustix::fs::Access;
 use std::convert::Infallible;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -14,6 +14,12 @@ use std::str::FromStr;
 pub struct Failure {
     message: String,
     code: u8,
+}
+
+impl Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)
+    }
 }
 
 impl Failure {

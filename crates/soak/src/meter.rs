@@ -59,6 +59,11 @@ impl Meter {
         self.spinners.iter().map(|spinner| spinner.counts().own).sum()
     }
 
+    /// The kernel's numbers of the meter's own threads, which a profile must not count as work.
+    pub fn threads(&self) -> Vec<u32> {
+        self.spinners.iter().map(Spinner::thread).collect()
+    }
+
     /// Reads all counters. Takes some microseconds and disturbs no spinner.
     pub fn snapshot(&self) -> Result<Snapshot, SoakError> {
         let stat = ProcStat::read()?;

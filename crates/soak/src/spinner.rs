@@ -48,6 +48,7 @@ struct Published {
 pub(crate) struct Spinner {
     cpu: usize,
     clock: ThreadClock,
+    id: u32,
     published: Arc<Published>,
     thread: Option<JoinHandle<()>>,
 }
@@ -64,7 +65,7 @@ impl Spinner {
                 move || {
                     let set_up = set_up(cpu);
                     let is_set_up = set_up.is_ok();
-                    let clock = set_up.as_ref().ok().copied();
+                    let clock = set_up.as_ref().ok().map(|(clock, _)| *clock);
                     // The receiver is gone only if the meter is, and then there is nothing to do.
                     if ready.send(set_up).is_ok()
                         && is_set_up
@@ -75,12 +76,17 @@ impl Spinner {
                 }
             })
             .map_err(failed)?;
-        let clock = is_ready.recv().map_err(io::Error::other).flatten().map_err(failed)?;
-        Ok(Self { cpu, clock, published, thread: Some(thread) })
+        let (clock, id) = is_ready.recv().map_err(io::Error::other).flatten().map_err(failed)?;
+        Ok(Self { cpu, clock, id, published, thread: Some(thread) })
     }
 
     pub fn cpu(&self) -> usize {
         self.cpu
+    }
+
+    /// The kernel's number of the thread.
+    pub fn thread(&self) -> u32 {
+        self.id
     }
 
     /// Has the thread sleep, or spin again.
@@ -112,12 +118,12 @@ impl Drop for Spinner {
     }
 }
 
-fn set_up(cpu: usize) -> io::Result<ThreadClock> {
+fn set_up(cpu: usize) -> io::Result<(ThreadClock, u32)> {
     let mut set = CpuSet::new();
     set.set(cpu);
     rustix::thread::sched_setaffinity(None, &set)?;
     haul_sys::sched::run_at_idle_priority()?;
-    ThreadClock::of_this_thread()
+    Ok((ThreadClock::of_this_thread()?, rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()))
 }
 
 fn spin(clock: ThreadClock, published: &Published) {

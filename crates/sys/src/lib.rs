@@ -15,6 +15,7 @@ pub mod ethtool;
 pub mod interface;
 pub mod namespace;
 pub mod pages;
+pub mod perf;
 pub mod receive_window;
 pub mod region;
 pub mod rusage;

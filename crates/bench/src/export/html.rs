@@ -52,6 +52,9 @@ fn body(page: &mut String, view: &View) {
         table(page, view, group);
         page.push_str("</section>\n");
     }
+    for picture in &view.pictures {
+        let _ = writeln!(page, "<section>\n<h3>{}</h3>\n{}</section>", escape(&picture.title), picture.svg);
+    }
     if view.notes.len() + view.warnings.len() > 0 {
         page.push_str("<h3>What to know about the figures</h3>\n");
         list(page, "warnings", view.notes.iter().chain(&view.warnings));

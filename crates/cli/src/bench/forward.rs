@@ -5,11 +5,6 @@ use crate::arguments::ForwardArguments;
 use crate::output::Failure;
 use haul_bench::forward::{self, Plan};
 
-/// As if no flag had been given.
-pub fn default_arguments() -> ForwardArguments {
-    ForwardArguments { paths: Vec::new(), buffer: Vec::new(), traffic: Vec::new(), rate: None, mtu: None }
-}
-
 pub fn run(arguments: &ForwardArguments, context: &Context<'_>) -> Result<Finished, Failure> {
     let ForwardArguments { paths, buffer, traffic, rate, mtu } = arguments;
     let pace = context.pace();

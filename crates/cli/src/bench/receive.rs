@@ -5,18 +5,6 @@ use crate::arguments::{ReceiveArguments, Switch};
 use crate::output::Failure;
 use haul_bench::receive::{self, Plan, Selection};
 
-/// As if no flag had been given.
-pub fn default_arguments() -> ReceiveArguments {
-    ReceiveArguments {
-        paths: Vec::new(),
-        mtu: Vec::new(),
-        sent_by: Vec::new(),
-        page_order: Vec::new(),
-        buffer: Vec::new(),
-        touch: Vec::new(),
-    }
-}
-
 pub fn run(arguments: &ReceiveArguments, context: &Context<'_>) -> Result<Finished, Failure> {
     let plan = Plan {
         selections: selections(arguments, context.common.quick),

@@ -6,19 +6,6 @@ use crate::output::Failure;
 use haul_bench::matrix::Selection;
 use haul_bench::send::{self, Plan};
 
-/// As if no flag had been given.
-pub fn default_arguments() -> SendArguments {
-    SendArguments {
-        paths: Vec::new(),
-        chunk: Vec::new(),
-        workload: Vec::new(),
-        cork: Vec::new(),
-        offloads: Vec::new(),
-        rate: None,
-        mtu: None,
-    }
-}
-
 pub fn run(arguments: &SendArguments, context: &Context<'_>) -> Result<Finished, Failure> {
     let plan = plan(arguments, context);
     context.run(|stop, progress| send::run(&plan, stop, progress))

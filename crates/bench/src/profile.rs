@@ -1,0 +1,192 @@
+//! The experiment `profile`: where in the kernel the time of sending and receiving goes, function by function, and so
+//! the most that any change to a part of it could save.
+//!
+//! A timer looks at each CPU some thousand times a second. What it finds in the meter's own thread is an idle CPU,
+//! unless an interrupt was at work on top of it. The groups are in `profile/groups.txt`.
+
+use crate::flow::{Edge, Flow, Part};
+use crate::report::LabFacts;
+use crate::rounds::{CALIBRATION, Costs, Pace, Progress, Run, Steps, WARM_UP};
+use crate::view::Picture;
+use crate::warning::{Kind, Warning};
+use crate::worker::{Task, receiver::Receiving, sender::Sending};
+use crate::workload::Workload;
+use crate::{BenchError, HostFacts, congestion, receive::way::ReceiveWay, way::Way};
+use haul_lab::{Lab, Settings};
+use std::collections::HashSet;
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+mod count;
+mod flame;
+mod groups;
+mod record;
+mod row;
+mod symbols;
+
+use count::Counted;
+use groups::Groups;
+use record::Recorder;
+pub use row::{Kind as RowKind, Row};
+use symbols::Symbols;
+
+/// The result of `profile`.
+pub type Report = crate::report::Report<Row>;
+
+/// What the sender sends in a call, and the receiver's buffer.
+const CHUNK_BYTES: usize = 64 << 10;
+/// The longest that is watched.
+const SECONDS_MAX: f64 = 600.0;
+
+/// What to watch.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// How it is sent.
+    pub send: Way,
+    /// How it is received.
+    pub receive: ReceiveWay,
+    /// What is sent.
+    pub workload: Workload,
+    /// For how long.
+    pub window: Duration,
+    /// The link's MTU in bytes.
+    pub mtu: u32,
+    /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
+    pub congestion: Option<String>,
+}
+
+/// A report and its flame graphs, one a host.
+#[derive(Debug, Clone)]
+pub struct Profile {
+    /// The figures.
+    pub report: Report,
+    /// Where the time went, drawn.
+    pub pictures: Vec<Picture>,
+}
+
+/// Watches both hosts while one sends to the other.
+pub fn run(
+    plan: &Plan,
+    is_stopped: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Profile, BenchError> {
+    if !(0.1..=SECONDS_MAX).contains(&plan.window.as_secs_f64()) {
+        return Err(BenchError::BadInput(format!("a profile takes 0.1 to {SECONDS_MAX} seconds")));
+    }
+    let started = crate::now();
+    let lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
+    let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
+    let mut cpus = vec![lab.sender.cpu(), lab.receiver.cpu()];
+    cpus.dedup();
+    let (recorder, symbols) = watch(&cpus)?;
+    let workload = plan.workload.open()?;
+    let mut run = Run::new(&lab, Pace { rounds: 1, window: plan.window })?;
+    let own: HashSet<u32> = run.meter.threads().into_iter().collect();
+    let flow = Flow {
+        parts: vec![
+            Part {
+                host: &lab.receiver,
+                task: Task::Receive(Receiving { way: plan.receive, ..Receiving::plainly() }),
+            },
+            Part {
+                host: &lab.sender,
+                task: Task::Send(Sending {
+                    path: plan.send.name().into(),
+                    chunk_bytes: CHUNK_BYTES,
+                    cork: false,
+                    congestion: congestion.clone(),
+                    rate_bits_per_second: None,
+                    pieces: workload.handed_over(),
+                }),
+            },
+        ],
+        warm_up: WARM_UP,
+        window: plan.window,
+    };
+    let mut steps = Steps::new(1, is_stopped, progress);
+    steps.go_on("sending and receiving");
+    run.note_distance()?;
+    // The looks themselves interrupt too; a baseline that has them takes them off the meter's reading.
+    let before = run.meter.calibrate(CALIBRATION);
+    let mut seen = Vec::new();
+    let sample = flow.run_seen(Some(&run.meter), &mut |edge| match edge {
+        Edge::Start => drop(recorder.take()),
+        Edge::End => seen = recorder.take(),
+    })?;
+    let baseline = before.middle(&run.meter.calibrate(CALIBRATION));
+    run.note_distance()?;
+    let load = sample.interval.as_ref().map(|interval| interval.load(&baseline));
+    let received = sample.outcomes.first().map_or(0.0, crate::worker::Outcome::bytes_per_second);
+    let costs = load
+        .and_then(|load| Costs::of(&lab, &load, received))
+        .ok_or_else(|| BenchError::Failed("nothing was received".into()))?;
+    let groups = Groups::builtin();
+    let hosts = [
+        ("sending host", &costs.sender, costs.sender_us_per_mib, plan.send.name()),
+        ("receiving host", &costs.receiver, costs.receiver_us_per_mib, plan.receive.name()),
+    ];
+    let facts = LabFacts::of(&run, &congestion, None);
+    let mut report = Report::new("profile", started, run.host, Some(facts));
+    report.warnings = run.warnings;
+    let mut pictures = Vec::new();
+    for ((host, meter, us_per_mib, way), seen) in hosts.into_iter().zip(&seen) {
+        let counted = Counted::of(seen, &symbols, &groups, &own);
+        let what = format!("{host}, {way}");
+        warn_of_losses(&mut report, &what, seen.lost);
+        report.rows.extend(row::rows(&what, &counted, Some((meter.load_percent, us_per_mib))));
+        report.answers.extend(row::answer(&what, &counted, Some((meter.load_percent, us_per_mib))));
+        pictures.push(Picture {
+            title: format!("Where the time of the {what} goes"),
+            svg: flame::draw(&counted),
+        });
+    }
+    Ok(Profile { report, pictures })
+}
+
+/// Watches the whole machine while a command runs.
+pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitStatus)>, BenchError> {
+    let started = crate::now();
+    let cpus = haul_lab::allowed_cpus().map_err(|error| BenchError::Failed(error.to_string()))?;
+    let (recorder, symbols) = watch(&cpus)?;
+    drop(recorder.take());
+    let start = Instant::now();
+    let status = match command.status() {
+        Ok(status) => status,
+        Err(error) => return Ok(Err(error)),
+    };
+    let seen = recorder.take();
+    let seconds = start.elapsed().as_secs_f64();
+    let groups = Groups::builtin();
+    let mut all = Counted::default();
+    let mut lost = 0;
+    for seen in &seen {
+        all.add(&Counted::of(seen, &symbols, &groups, &HashSet::new()));
+        lost += seen.lost;
+    }
+    let what = format!("all {} CPUs for {seconds:.1} s", cpus.len());
+    let mut report = Report::new("profile", started, HostFacts::here(), None);
+    warn_of_losses(&mut report, &what, lost);
+    report.rows = row::rows(&what, &all, None);
+    report.answers = row::answer(&what, &all, None);
+    let picture = Picture { title: format!("Where the time of {what} goes"), svg: flame::draw(&all) };
+    Ok(Ok((Profile { report, pictures: vec![picture] }, status)))
+}
+
+fn watch(cpus: &[usize]) -> Result<(Recorder, Symbols), BenchError> {
+    let recorder = Recorder::start(cpus).map_err(|error| {
+        BenchError::BadInput(format!(
+            "the kernel does not let this user watch CPUs ({error}): run as root, or sysctl -w kernel.perf_event_paranoid=0"
+        ))
+    })?;
+    let symbols =
+        Symbols::read().map_err(|error| BenchError::BadInput(format!("/proc/kallsyms: {error}")))?;
+    Ok((recorder, symbols))
+}
+
+fn warn_of_losses(report: &mut Report, what: &str, lost: u64) {
+    if lost > 0 {
+        let words = format!("{what}: {lost} looks were lost, because the machine was too busy to keep them");
+        report.warnings.push(Warning::new(Kind::AccountsDisagree, words));
+    }
+}

@@ -1,0 +1,79 @@
+//! A flame graph: stacks as boxes, each as wide as its share of the ticks, callers under those they call.
+
+use super::count::Counted;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+const WIDTH: f64 = 1200.0;
+const ROW_HEIGHT: f64 = 17.0;
+/// Boxes narrower than this are left out.
+const WIDTH_MIN: f64 = 1.0;
+/// Room that a letter takes; a name is shown where some fit.
+const LETTER_WIDTH: f64 = 6.6;
+
+/// A function where it was called from one place.
+#[derive(Default)]
+struct Frame<'a> {
+    ticks: u64,
+    callees: BTreeMap<&'a str, Frame<'a>>,
+}
+
+impl Frame<'_> {
+    fn depth(&self) -> usize {
+        1 + self.callees.values().map(Frame::depth).max().unwrap_or(0)
+    }
+}
+
+/// The graph as SVG, for a page; a box tells its name and share when it is pointed at.
+pub(super) fn draw(counted: &Counted) -> String {
+    let mut root = Frame::default();
+    for (stack, &ticks) in &counted.stacks {
+        root.ticks += ticks;
+        let mut frame = &mut root;
+        for name in stack {
+            frame = frame.callees.entry(name).or_default();
+            frame.ticks += ticks;
+        }
+    }
+    let height = root.depth() as f64 * ROW_HEIGHT;
+    let mut svg = format!(
+        "<svg class=\"flame\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n"
+    );
+    if root.ticks > 0 {
+        let scale = WIDTH / root.ticks as f64;
+        boxes(&mut svg, "everything", &root, 0.0, height - ROW_HEIGHT, scale, root.ticks);
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+fn boxes(svg: &mut String, name: &str, frame: &Frame<'_>, x: f64, y: f64, scale: f64, all: u64) {
+    let width = frame.ticks as f64 * scale;
+    if width < WIDTH_MIN {
+        return;
+    }
+    let share = 100.0 * frame.ticks as f64 / all as f64;
+    let letters = ((width - 4.0) / LETTER_WIDTH) as usize;
+    let shown: String = if letters >= 3 { name.chars().take(letters).collect() } else { String::new() };
+    // Kernel names hold no character that means something in markup.
+    let _ = writeln!(
+        svg,
+        "<g><title>{name}: {share:.1} %, {} ticks</title><rect x=\"{x:.1}\" y=\"{y:.0}\" width=\"{width:.1}\" height=\"{:.0}\" \
+         style=\"--warmth:{}\"/><text x=\"{:.1}\" y=\"{:.0}\">{shown}</text></g>",
+        frame.ticks,
+        ROW_HEIGHT - 1.0,
+        warmth(name),
+        x + 2.0,
+        y + ROW_HEIGHT - 5.0,
+    );
+    let mut left = x;
+    for (name, callee) in &frame.callees {
+        boxes(svg, name, callee, left, y - ROW_HEIGHT, scale, all);
+        left += callee.ticks as f64 * scale;
+    }
+}
+
+/// A hue in degrees from the name, the same wherever it stands.
+fn warmth(name: &str) -> u32 {
+    name.bytes().fold(7u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % 40
+}

@@ -1,0 +1,39 @@
+//! `haul bench profile`.
+
+use super::{Context, Finished};
+use crate::arguments::ProfileArguments;
+use crate::output::Failure;
+use haul_bench::export;
+use haul_bench::profile::{self, Plan, Profile};
+use std::process::Command;
+use std::time::Duration;
+
+pub fn run(arguments: &ProfileArguments, context: &Context<'_>) -> Result<Finished, Failure> {
+    let profile = if let Some((program, rest)) = arguments.command.split_first() {
+        let mut command = Command::new(program);
+        command.args(rest);
+        let watched = profile::during(&mut command).map_err(super::failure)?;
+        let (profile, status) = watched.map_err(|error| {
+            Failure::bad_input(format!("cannot start {}: {error}", program.to_string_lossy()))
+        })?;
+        if !status.success() {
+            eprintln!("haul: the command ended with {status}");
+        }
+        profile
+    } else {
+        let window = Duration::from_secs(if context.common.quick { 2 } else { 10 });
+        let plan = Plan {
+            send: arguments.send,
+            receive: arguments.receive,
+            workload: arguments.workload.clone(),
+            window: arguments.duration.unwrap_or(window),
+            mtu: arguments.mtu,
+            congestion: context.common.congestion.clone(),
+        };
+        context.watch(|stop, progress| profile::run(&plan, stop, progress))?
+    };
+    let Profile { report, pictures } = profile;
+    let mut view = report.view();
+    view.pictures = pictures;
+    Ok(Finished { view, json: export::json(&report), experiment: report.experiment })
+}

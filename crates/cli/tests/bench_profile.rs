@@ -1,0 +1,82 @@
+//! `haul bench profile`: the groups know nearly every function, programs are watched too, and who may not is told why.
+
+mod common;
+
+use common::{as_ordinary_user, haul, json, run};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+fn rows<'a>(report: &'a Value, host: &str, kind: &str) -> Vec<&'a Value> {
+    let rows = report["rows"].as_array().unwrap().iter();
+    rows.filter(|row| row["host"].as_str().unwrap().starts_with(host) && row["kind"] == kind).collect()
+}
+
+fn ticks(rows: &[&Value]) -> u64 {
+    rows.iter().map(|row| row["ticks"].as_u64().unwrap()).sum()
+}
+
+/// Whether CPUs may be watched here; a loud word if not.
+fn may_watch() -> bool {
+    let (output, words) = run(&mut haul(&["bench", "profile", "--duration", "100ms", "--", "true"]));
+    if !output.status.success() {
+        eprintln!("SKIPPED: {words}");
+    }
+    output.status.success()
+}
+
+#[test]
+fn the_groups_claim_nearly_all_of_the_kernel_on_both_hosts() {
+    if !may_watch() {
+        return;
+    }
+    let report = json(&mut haul(&["bench", "profile", "--duration", "2s", "--json", "-"]));
+    assert_eq!(report["experiment"], "profile");
+    let hosts: BTreeSet<&str> =
+        report["rows"].as_array().unwrap().iter().map(|row| row["host"].as_str().unwrap()).collect();
+    for host in hosts {
+        let [total] = rows(&report, host, "total")[..] else { panic!("{host}") };
+        let (groups, functions) = (rows(&report, host, "group"), rows(&report, host, "function"));
+        assert!(ticks(&[total]) > 100 && !total["meter_load_percent"].is_null(), "{total}");
+        // Every tick of a busy CPU is in one group; those in the kernel are in one function.
+        assert_eq!(ticks(&groups), ticks(&[total]), "{host}");
+        let programs: Vec<&Value> = groups.iter().copied().filter(|row| row["name"] == "programs").collect();
+        assert_eq!(ticks(&functions), ticks(&groups) - ticks(&programs), "{host}");
+        let other: Vec<&Value> = functions.iter().copied().filter(|row| row["group"] == "other").collect();
+        assert!(20 * ticks(&other) < ticks(&functions), "{host}: {other:?}");
+        for row in functions {
+            assert!(!row["normalised_load"].is_null() && !row["bound_us_per_mib"].is_null(), "{row}");
+        }
+    }
+}
+
+#[test]
+fn a_command_is_watched_and_drawn() {
+    if !may_watch() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let copy = "head -c 300M /dev/zero | cat > /dev/null";
+    let arguments =
+        ["bench", "profile", "--html", page.to_str().unwrap(), "--json", "-", "--", "sh", "-c", copy];
+    let report = json(&mut haul(&arguments));
+    assert!(report["lab"].is_null());
+    let names: Vec<&str> =
+        rows(&report, "all", "function").iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert!(names.iter().any(|name| name.contains("pipe")), "{names:?}");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains("<svg class=\"flame\"") && page.contains("everything"), "no flame graph");
+}
+
+#[test]
+fn who_may_not_watch_is_told_which_setting_to_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut command) = as_ordinary_user(folder.path(), &["bench", "profile"]) else { return };
+    let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap();
+    if paranoid.trim().parse::<i32>().unwrap() <= 1 {
+        return eprintln!("SKIPPED: everybody may watch CPUs here");
+    }
+    let (output, words) = run(&mut command);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("perf_event_paranoid"), "{words}");
+}
