@@ -1,7 +1,7 @@
 //! Reports as one self-contained page: charts, tables and words, light and dark, phone and desktop, without
 //! scripts.
 
-use crate::view::{Bar, Group, View};
+use crate::view::{Bar, Group, Line, View};
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("html.css");
@@ -45,10 +45,12 @@ fn body(page: &mut String, view: &View) {
     for (class, what) in &view.legend {
         let _ = writeln!(page, "<span class=\"key {class}\"></span> {}", escape(what));
     }
-    let _ = writeln!(page, ": {} The thin line is the 95 % interval of the median.</p>", escape(view.unit));
+    let _ = writeln!(page, "— {} The thin line is the 95 % interval of the median.</p>", escape(view.unit));
     for group in &view.groups {
         let _ = writeln!(page, "<section>\n<h3>{}</h3>", escape(&group.title));
-        chart(page, group);
+        if group.lines.iter().any(is_drawn) {
+            chart(page, group);
+        }
         table(page, view, group);
         page.push_str("</section>\n");
     }
@@ -61,10 +63,15 @@ fn body(page: &mut String, view: &View) {
     }
 }
 
+/// Whether a chart says anything of a row.
+fn is_drawn(line: &Line) -> bool {
+    line.refused.is_some() || !line.bars.is_empty()
+}
+
 /// A line a row, a bar for each of its figures.
 fn chart(page: &mut String, group: &Group) {
     page.push_str("<div class=\"chart\">\n");
-    for line in &group.lines {
+    for line in group.lines.iter().filter(|line| is_drawn(line)) {
         let _ = writeln!(page, "<div class=\"name\">{}</div>\n<div class=\"bars\">", escape(&line.name));
         if let Some(reason) = &line.refused {
             let _ = writeln!(page, "<span class=\"refused\">{}</span>", escape(reason));
@@ -90,7 +97,10 @@ fn chart(page: &mut String, group: &Group) {
 }
 
 fn table(page: &mut String, view: &View, group: &Group) {
-    page.push_str("<details>\n<summary>All figures</summary>\n<div class=\"scroll\"><table>\n<tr>");
+    // Without a chart the table is all there is to see.
+    let state = if group.lines.iter().any(is_drawn) { "" } else { " open" };
+    let _ =
+        write!(page, "<details{state}>\n<summary>All figures</summary>\n<div class=\"scroll\"><table>\n<tr>");
     for head in &view.heads {
         let _ = write!(page, "<th>{}</th>", escape(head).replace('\n', "<br>"));
     }

@@ -36,9 +36,7 @@ pub(super) fn draw(counted: &Counted) -> String {
         }
     }
     let height = root.depth() as f64 * ROW_HEIGHT;
-    let mut svg = format!(
-        "<svg class=\"flame\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n"
-    );
+    let mut svg = format!("<svg class=\"flame\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n");
     if root.ticks > 0 {
         let scale = WIDTH / root.ticks as f64;
         boxes(&mut svg, "everything", &root, 0.0, height - ROW_HEIGHT, scale, root.ticks);
