@@ -4,12 +4,14 @@
 //! [meter](haul_soak), and makes a [`report::Report`], from which every output is made: the JSON contract,
 //! the terminal's table, Markdown and a web page.
 //!
-//! The experiments are [`send`], [`receive`], [`forward`] and [`profile`]. [`doctor`] says what this machine allows; [`self_check`] shows
+//! The experiments are [`send`], [`receive`], [`forward`], [`profile`] and
+//! [`checksum`]. [`doctor`] says what this machine allows; [`self_check`] shows
 //! that the meter reads right.
 
 #![forbid(unsafe_code)]
 
 pub mod answer;
+pub mod checksum;
 mod congestion;
 pub mod doctor;
 pub mod export;

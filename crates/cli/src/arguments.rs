@@ -81,6 +81,8 @@ pub enum Experiment {
     Forward(ForwardArguments),
     /// Where in the kernel the time goes, and so the most that any change there could save
     Profile(ProfileArguments),
+    /// What looking at bytes costs beside copying them, from the first-level cache to memory
+    Checksum(ChecksumArguments),
 }
 
 #[derive(Debug, Args)]
@@ -181,6 +183,13 @@ pub struct ProfileArguments {
     pub command: Vec<OsString>,
 }
 
+#[derive(Debug, Args)]
+pub struct ChecksumArguments {
+    /// How many bytes at a time [default: 64B,1KiB,16KiB,256KiB,4MiB,128MiB]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
+    pub size: Vec<Size>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     On,
@@ -254,7 +263,7 @@ pub struct LabArguments {
 /// Every experiment as if it had been named without a flag.
 pub fn every_experiment() -> Result<Vec<Experiment>, Failure> {
     let words = |name: &str| Arguments::try_parse_from(["haul", "bench", name]);
-    let names = ["send", "receive", "forward", "profile"];
+    let names = ["send", "receive", "forward", "profile", "checksum"];
     let parsed = names.map(|name| match words(name).map(|arguments| arguments.command) {
         Ok(Command::Bench(BenchArguments { experiment: Some(experiment), .. })) => Ok(experiment),
         _ => Err(Failure::failed(format!("experiment {name} does not stand by itself"))),

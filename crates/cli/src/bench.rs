@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+mod checksum;
 mod forward;
 mod profile;
 mod receive;
@@ -113,6 +114,7 @@ impl Experiment {
             Self::Receive(_) => "receive",
             Self::Forward(_) => "forward",
             Self::Profile(_) => "profile",
+            Self::Checksum(_) => "checksum",
         }
     }
 
@@ -122,6 +124,7 @@ impl Experiment {
             Self::Receive(arguments) => receive::run(arguments, context),
             Self::Forward(arguments) => forward::run(arguments, context),
             Self::Profile(arguments) => profile::run(arguments, context),
+            Self::Checksum(arguments) => checksum::run(arguments, context),
         }
     }
 }

@@ -84,6 +84,7 @@ pub use files::Choice;
 pub use forwarder::{
     DirectionReport, ForwardPool, ForwardReport, ForwardSettings, ForwardWay, Forwarder, Readiness, Step,
 };
+pub use haul_checksum as checksum;
 pub use loan::{LendError, Limits, LoanId, Outcome, Returned};
 pub use path::{Copying, Counts, Options, Path, SendPath, UnknownPath};
 pub use plan::Plan;

@@ -1,4 +1,5 @@
 //! What the tests of the command share.
+#![allow(dead_code, reason = "not every test needs all of it")]
 
 use serde_json::Value;
 use std::path::Path;
@@ -24,7 +25,6 @@ pub fn run(command: &mut Command) -> (Output, String) {
 }
 
 /// The JSON on its standard output.
-#[allow(dead_code, reason = "not every test reads JSON")]
 pub fn json(command: &mut Command) -> Value {
     let (output, words) = run(command);
     assert!(output.status.success(), "{words}");

@@ -1,0 +1,321 @@
+//! The Internet checksum (RFC 1071), and a copy that computes it on the way.
+//!
+//! The sum of a stretch of bytes as 16-bit words in ones' complement. [`Sum`]s of stretches that follow each other add
+//! up to that of the whole ([`Sum::then`]), whatever their lengths, so a message can be summed in the pieces it comes in.
+//!
+//! ```
+//! let mut to = [0; 20];
+//! let header = [0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8, 0, 0xc7];
+//! assert_eq!(haul_checksum::checksum(&header), 0xb861);
+//! assert_eq!(haul_checksum::copy(&header, &mut to).checksum(), 0xb861);
+//! assert_eq!(to, header);
+//! ```
+//!
+//! The words are summed by AVX-512 (VNNI), AVX2 or plain code, whichever the CPU has: chosen once, at the first call.
+//! What this cannot do: see a change that keeps the sum, such as two words that trade places. It is for headers and
+//! protocols that ask for it, not for finding damage on a disk.
+
+use std::sync::OnceLock;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod store;
+
+pub mod bandwidth;
+
+/// The sum of a stretch of bytes. That of no bytes is [`Sum::default`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// In the machine's own byte order; 0 only where every byte is.
+    folded: u16,
+    /// A stretch of odd length makes the next one begin in the middle of a word.
+    is_odd: bool,
+}
+
+impl Sum {
+    /// Sums `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        kernel().sum(bytes)
+    }
+
+    /// The sum of these bytes and then those of `next`.
+    #[must_use]
+    pub fn then(self, next: Self) -> Self {
+        let added = if self.is_odd { next.folded.swap_bytes() } else { next.folded };
+        Self { folded: fold(u64::from(self.folded) + u64::from(added)), is_odd: self.is_odd != next.is_odd }
+    }
+
+    /// What goes into a header's checksum field: the complement, as a number.
+    pub fn checksum(self) -> u16 {
+        !u16::from_be(self.folded)
+    }
+
+    /// Whether bytes that hold their own checksum are as they were sent.
+    pub fn is_valid(self) -> bool {
+        self.folded == u16::MAX
+    }
+
+    /// From a sum of words in the machine's byte order, of a stretch of `len` bytes.
+    fn new(total: u64, len: usize) -> Self {
+        Self { folded: fold(total), is_odd: len % 2 == 1 }
+    }
+}
+
+/// The checksum of `bytes`.
+pub fn checksum(bytes: &[u8]) -> u16 {
+    Sum::of(bytes).checksum()
+}
+
+/// Copies `from` to `to` and sums it on the way.
+///
+/// What fits the caches is copied piece by piece and each piece summed while it is at hand, which costs less there than to
+/// do both at once; 8 MiB and more are done in one pass and written past the caches, so that whoever reads the copy next
+/// reads it from memory (docs/findings.md has the figures).
+///
+/// # Panics
+///
+/// Where the lengths differ, as [`slice::copy_from_slice`] does.
+pub fn copy(from: &[u8], to: &mut [u8]) -> Sum {
+    assert_eq!(from.len(), to.len(), "a copy has the length of what is copied");
+    if from.len() >= STREAMED_BYTES_MIN {
+        return kernel().copy(from, to, Writes::Streamed);
+    }
+    from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)).fold(Sum::default(), |sum, (from, to)| {
+        to.copy_from_slice(from);
+        sum.then(Sum::of(from))
+    })
+}
+
+/// Ways of summing; all give the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// Plain code.
+    Portable,
+    /// 32 bytes at a time.
+    Avx2,
+    /// 64 bytes at a time, with `vpdpwssd` (AVX-512 BW and VNNI).
+    Avx512,
+}
+
+/// How a copy is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writes {
+    /// Into the caches: for what is read again soon.
+    Cached,
+    /// Past them.
+    Streamed,
+}
+
+/// Copies from this size on are written past the caches: they would drive out everything else, and reading what is
+/// overwritten into the cache first costs a third of the memory's bandwidth.
+const STREAMED_BYTES_MIN: usize = 8 << 20;
+/// A piece that is summed while it is in a first-level cache.
+const PIECE_BYTES: usize = 16 << 10;
+
+impl Kernel {
+    /// Those that this CPU has, the fastest last.
+    pub fn available() -> Vec<Self> {
+        let mut kernels = vec![Self::Portable];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has_avx512 = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni");
+            kernels.extend(is_x86_feature_detected!("avx2").then_some(Self::Avx2));
+            kernels.extend(has_avx512.then_some(Self::Avx512));
+        }
+        kernels
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+
+    /// [`Sum::of`] by this kernel; by plain code where the CPU lacks it.
+    pub fn sum(self, bytes: &[u8]) -> Sum {
+        let total = match self.or_portable() {
+            // SAFETY: `or_portable` has just made sure that the CPU has these instructions.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { avx2::sum(bytes) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::sum(bytes) },
+            _ => portable::sum(bytes),
+        };
+        Sum::new(total, bytes.len())
+    }
+
+    /// Copies and sums in one pass, by this kernel and written as told; by plain code where the CPU lacks it. Plain code
+    /// knows only cached writes.
+    ///
+    /// # Panics
+    ///
+    /// Where the lengths differ.
+    pub fn copy(self, from: &[u8], to: &mut [u8], writes: Writes) -> Sum {
+        assert_eq!(from.len(), to.len(), "a copy has the length of what is copied");
+        let is_streamed = writes == Writes::Streamed;
+        let total = match self.or_portable() {
+            // SAFETY: `or_portable` has just made sure that the CPU has these instructions, and both have one length.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { avx2::copy(from, to, is_streamed) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::copy(from, to, is_streamed) },
+            _ => portable::copy(from, to),
+        };
+        Sum::new(total, from.len())
+    }
+
+    fn or_portable(self) -> Self {
+        if self == kernel() || self == Self::Portable || Self::available().contains(&self) {
+            self
+        } else {
+            Self::Portable
+        }
+    }
+}
+
+/// The fastest that this CPU has: what [`Sum::of`] and [`copy()`] take.
+pub fn kernel() -> Kernel {
+    static KERNEL: OnceLock<Kernel> = OnceLock::new();
+    *KERNEL.get_or_init(|| Kernel::available().last().copied().unwrap_or(Kernel::Portable))
+}
+
+/// The sum of a stretch from that of its first `len` bytes and that of the rest: after an odd number of bytes the rest's
+/// words are the other way round.
+#[cfg(target_arch = "x86_64")]
+fn joined(first: u64, len: usize, rest: u64) -> u64 {
+    first + if len % 2 == 1 { u64::from(fold(rest).swap_bytes()) } else { rest }
+}
+
+/// Adds what stands above 16 bits to what stands below, until nothing does. 0 comes from 0 only.
+fn fold(mut total: u64) -> u16 {
+    while total > u64::from(u16::MAX) {
+        total = (total & 0xffff) + (total >> 16);
+    }
+    total as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// As RFC 1071 says it: words one by one, the carry around at once.
+    fn reference(bytes: &[u8]) -> Sum {
+        let folded = bytes.chunks(2).fold(0u32, |sum, word| {
+            let word = u16::from_ne_bytes([word[0], word.get(1).copied().unwrap_or(0)]);
+            let sum = sum + u32::from(word);
+            (sum & 0xffff) + (sum >> 16)
+        });
+        Sum { folded: folded as u16, is_odd: bytes.len() % 2 == 1 }
+    }
+
+    fn noise(seed: u64, len: usize) -> Vec<u8> {
+        (0..len as u64).map(|i| ((i + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
+    }
+
+    #[test]
+    fn every_length_and_alignment() {
+        let bytes = noise(1, 1400);
+        for kernel in Kernel::available() {
+            for start in 0..68 {
+                for len in (0..700).chain([1023, 1024, 1025, 1300]) {
+                    let piece = &bytes[start..start + len];
+                    assert_eq!(kernel.sum(piece), reference(piece), "{kernel:?} {start}+{len}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_length_and_alignment_of_a_copy() {
+        let bytes = noise(2, 1400);
+        for kernel in Kernel::available() {
+            for start in [0, 1, 2, 31, 32, 33, 63] {
+                for to_start in [0, 1, 7, 32, 63] {
+                    for len in (0..520).chain([1023, 1024, 1025]) {
+                        let from = &bytes[start..start + len];
+                        let mut to = vec![0xEE; 1200];
+                        for writes in [Writes::Cached, Writes::Streamed] {
+                            to.fill(0xEE);
+                            let sum = kernel.copy(from, &mut to[to_start..to_start + len], writes);
+                            assert_eq!(sum, reference(from), "{kernel:?} {start}+{len} to {to_start}");
+                            assert_eq!(&to[to_start..to_start + len], from);
+                            let around = to[..to_start].iter().chain(&to[to_start + len..]);
+                            assert!(around.copied().all(|byte| byte == 0xEE), "{kernel:?} wrote beside it");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Accumulators carry: more than each holds of the largest and the smallest words, and copies past the caches.
+    #[test]
+    fn carries_and_large_copies() {
+        const LEN: usize = 20_000_003;
+        for byte in [0xff, 0x80, 0x7f, 0x00] {
+            let mut bytes = vec![byte; LEN];
+            bytes[LEN - 1] = 0x12;
+            let expected = reference(&bytes[1..]);
+            let mut to = vec![0; LEN];
+            for kernel in Kernel::available() {
+                assert_eq!(kernel.sum(&bytes[1..]), expected, "{kernel:?} {byte:#x}");
+                for writes in [Writes::Cached, Writes::Streamed] {
+                    let sum = kernel.copy(&bytes[1..], &mut to[..LEN - 1], writes);
+                    assert_eq!(sum, expected, "{kernel:?} {byte:#x}");
+                    assert!(to[..LEN - 1] == bytes[1..], "{kernel:?} {byte:#x}");
+                    to.fill(1);
+                }
+            }
+            assert_eq!(copy(&bytes[1..], &mut to[..LEN - 1]), expected, "{byte:#x}");
+            assert!(to[..LEN - 1] == bytes[1..], "{byte:#x}");
+        }
+    }
+
+    #[test]
+    fn a_header_that_holds_its_checksum_is_valid() {
+        let mut header = noise(3, 40);
+        header[10..12].fill(0);
+        let checksum = checksum(&header);
+        header[10..12].copy_from_slice(&checksum.to_be_bytes());
+        assert!(Sum::of(&header).is_valid());
+        header[20] ^= 1;
+        assert!(!Sum::of(&header).is_valid());
+        assert_eq!(Sum::of(&[]), Sum::default());
+        assert_eq!(super::checksum(&[]), 0xffff);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_add_up_to_the_whole(
+            bytes in proptest::collection::vec(any::<u8>(), 0..3000), cut in 0usize..3000, other in 0usize..3000
+        ) {
+            let (one, two) = (cut.min(other).min(bytes.len()), cut.max(other).min(bytes.len()));
+            let pieces = [&bytes[..one], &bytes[one..two], &bytes[two..]];
+            let sum = pieces.iter().fold(Sum::default(), |sum, piece| sum.then(Sum::of(piece)));
+            prop_assert_eq!(sum, reference(&bytes));
+        }
+
+        #[test]
+        fn any_bytes_sum_alike(bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
+            let mut to = vec![0; bytes.len()];
+            for kernel in Kernel::available() {
+                prop_assert_eq!(kernel.sum(&bytes), reference(&bytes));
+                prop_assert_eq!(kernel.copy(&bytes, &mut to, Writes::Cached), reference(&bytes));
+                prop_assert_eq!(&to, &bytes);
+            }
+            to.fill(0);
+            prop_assert_eq!(copy(&bytes, &mut to), reference(&bytes));
+            prop_assert_eq!(&to, &bytes);
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! `haul bench checksum`: the seven rows, and what they are compared with.
+
+mod common;
+
+use common::{haul, json};
+
+#[test]
+fn the_seven_rows_are_there_at_every_size() {
+    let arguments = ["bench", "checksum", "--rounds", "2", "--size", "100B,64KiB", "--json", "-"];
+    let report = json(&mut haul(&arguments));
+    assert_eq!(report["experiment"], "checksum");
+    assert!(report["lab"].is_null());
+    let rows = report["rows"].as_array().unwrap();
+    for bytes in [100, 65_536] {
+        let of_size: Vec<_> = rows.iter().filter(|row| row["bytes"] == bytes).collect();
+        let numbers: Vec<u64> = of_size.iter().filter_map(|row| row["number"].as_u64()).collect();
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7]);
+        for row in of_size {
+            assert_eq!(row["rounds"], 2);
+            for field in ["ns_per_kib", "gigabytes_per_second", "read_bandwidth_share", "memcpy_ratio"] {
+                assert!(row[field]["median"].as_f64().unwrap() > 0.0, "{field} of {row}");
+            }
+        }
+    }
+}
