@@ -5,6 +5,7 @@
 //! unmapping of a window would interrupt the other's CPU to flush an address space that two machines do not
 //! share.
 
+use crate::interrupts::Counters;
 use crate::worker::{ARGUMENT, Job, Message, Outcome, Task, Window, sleep_until};
 use haul_lab::{Host, LabError};
 use haul_soak::{Interval, Meter, SoakError};
@@ -57,6 +58,8 @@ pub struct Sample {
     pub interval: Option<Interval>,
     /// What the parts say they did in the window, in their order.
     pub outcomes: Vec<Outcome>,
+    /// What the kernel counted meanwhile, where somebody looked.
+    pub counters: Counters,
 }
 
 /// Why nothing was measured.
@@ -169,7 +172,7 @@ impl Flow<'_> {
                 }
             }
             let interval = after.zip(before).map(|(after, before)| after.since(&before));
-            Ok(Sample { interval, outcomes })
+            Ok(Sample { interval, outcomes, counters: Counters::default() })
         })
     }
 }

@@ -4,8 +4,8 @@
 //! [meter](haul_soak), and makes a [`report::Report`], from which every output is made: the JSON contract,
 //! the terminal's table, Markdown and a web page.
 //!
-//! The experiments are [`send`], [`receive`], [`forward`], [`profile`] and
-//! [`checksum`]. [`doctor`] says what this machine allows; [`self_check`] shows
+//! The experiments are [`send`], [`receive`], [`forward`], [`profile`],
+//! [`interrupts`], [`loan`] and [`checksum`]. [`doctor`] says what this machine allows; [`self_check`] shows
 //! that the meter reads right.
 
 #![forbid(unsafe_code)]
@@ -18,6 +18,8 @@ pub mod export;
 mod flow;
 pub mod forward;
 mod host;
+pub mod interrupts;
+pub mod loan;
 pub mod matrix;
 pub mod peers;
 pub mod plan;

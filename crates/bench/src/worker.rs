@@ -21,9 +21,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) mod forwarder;
+pub mod giver;
 pub(crate) mod messages;
 pub(crate) mod receiver;
 pub(crate) mod sender;
+pub(crate) mod taker;
 
 /// The argument that makes a program a worker.
 pub const ARGUMENT: &str = "bench-worker";
@@ -50,6 +52,10 @@ pub(crate) enum Task {
     Receive(receiver::Receiving),
     /// Accept a connection, make one, and pass on what comes.
     Forward(forwarder::Forwarding),
+    /// Send memory of one's own, as a stream or as datagrams.
+    Give(giver::Giving),
+    /// Take datagrams.
+    Take(taker::Taking),
     /// Connect, send messages and wait for them to come back.
     Ask(messages::Asking),
     /// Accept a connection and send back what comes.
@@ -84,6 +90,8 @@ pub struct Outcome {
     pub mapped_bytes: u64,
     /// Of it, what went through a pipe.
     pub spliced_bytes: u64,
+    /// Datagrams that came.
+    pub messages: u64,
     /// System calls made.
     pub calls: u64,
     /// CPU time that `getrusage` charged to the process in user mode.
@@ -138,6 +146,7 @@ pub(crate) struct Tally {
     pub bytes: AtomicU64,
     pub mapped_bytes: AtomicU64,
     pub spliced_bytes: AtomicU64,
+    pub messages: AtomicU64,
     pub calls: AtomicU64,
     is_over: AtomicBool,
     planned: OnceLock<Window>,
@@ -151,6 +160,7 @@ struct Account {
     bytes: u64,
     mapped_bytes: u64,
     spliced_bytes: u64,
+    messages: u64,
     calls: u64,
     usage: Usage,
 }
@@ -172,6 +182,7 @@ impl Tally {
             bytes: self.bytes.load(Relaxed),
             mapped_bytes: self.mapped_bytes.load(Relaxed),
             spliced_bytes: self.spliced_bytes.load(Relaxed),
+            messages: self.messages.load(Relaxed),
             calls: self.calls.load(Relaxed),
             usage: rusage::usage(Who::Process)?,
         })
@@ -187,6 +198,7 @@ impl Tally {
             bytes: end.bytes - start.bytes,
             mapped_bytes: end.mapped_bytes - start.mapped_bytes,
             spliced_bytes: end.spliced_bytes - start.spliced_bytes,
+            messages: end.messages - start.messages,
             calls: end.calls - start.calls,
             user_seconds: end.usage.user.saturating_sub(start.usage.user).as_secs_f64(),
             system_seconds: end.usage.system.saturating_sub(start.usage.system).as_secs_f64(),
@@ -245,6 +257,8 @@ fn work(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, Mess
             let to = connect(job)?;
             forwarding.run(&accept(job)?, &to, &tally)
         }
+        Task::Give(giving) => giving.run(job.peer, &tally),
+        Task::Take(taking) => taking.run(job.host, &tally),
         Task::Ask(asking) => asking.run(&connect(job)?, &tally),
         Task::Answer(answering) => answering.run(&accept(job)?, &tally),
     }

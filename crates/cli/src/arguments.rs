@@ -81,6 +81,10 @@ pub enum Experiment {
     Forward(ForwardArguments),
     /// Where in the kernel the time goes, and so the most that any change there could save
     Profile(ProfileArguments),
+    /// Packets for each interrupt, and what grouping them saves either side
+    Interrupts,
+    /// From which size on lending memory to the kernel pays, and what it gains over sendfile
+    Loan(LoanArguments),
     /// What looking at bytes costs beside copying them, from the first-level cache to memory
     Checksum(ChecksumArguments),
 }
@@ -184,6 +188,13 @@ pub struct ProfileArguments {
 }
 
 #[derive(Debug, Args)]
+pub struct LoanArguments {
+    /// Sizes of a loan; datagrams take at most seven of 8972 bytes [default: 1KiB,4KiB,16KiB,64KiB,256KiB,1MiB]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
+    pub piece: Vec<Size>,
+}
+
+#[derive(Debug, Args)]
 pub struct ChecksumArguments {
     /// How many bytes at a time [default: 64B,1KiB,16KiB,256KiB,4MiB,128MiB]
     #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
@@ -263,7 +274,7 @@ pub struct LabArguments {
 /// Every experiment as if it had been named without a flag.
 pub fn every_experiment() -> Result<Vec<Experiment>, Failure> {
     let words = |name: &str| Arguments::try_parse_from(["haul", "bench", name]);
-    let names = ["send", "receive", "forward", "profile", "checksum"];
+    let names = ["send", "receive", "forward", "profile", "interrupts", "loan", "checksum"];
     let parsed = names.map(|name| match words(name).map(|arguments| arguments.command) {
         Ok(Command::Bench(BenchArguments { experiment: Some(experiment), .. })) => Ok(experiment),
         _ => Err(Failure::failed(format!("experiment {name} does not stand by itself"))),

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 mod checksum;
 mod forward;
+mod interrupts;
+mod loan;
 mod profile;
 mod receive;
 mod send;
@@ -114,6 +116,8 @@ impl Experiment {
             Self::Receive(_) => "receive",
             Self::Forward(_) => "forward",
             Self::Profile(_) => "profile",
+            Self::Interrupts => "interrupts",
+            Self::Loan(_) => "loan",
             Self::Checksum(_) => "checksum",
         }
     }
@@ -124,6 +128,8 @@ impl Experiment {
             Self::Receive(arguments) => receive::run(arguments, context),
             Self::Forward(arguments) => forward::run(arguments, context),
             Self::Profile(arguments) => profile::run(arguments, context),
+            Self::Interrupts => interrupts::run(context),
+            Self::Loan(arguments) => loan::run(arguments, context),
             Self::Checksum(arguments) => checksum::run(arguments, context),
         }
     }

@@ -45,6 +45,7 @@ fn flags_that_make_no_sense() {
         (&["bench", "forward", "--buffer", "1B"], "buffer 1B"),
         (&["bench", "forward", "--traffic", "messages:"], "\"messages:\""),
         (&["bench", "forward", "--traffic", "messages:0B"], "message 0B"),
+        (&["bench", "loan", "--piece", "0B"], "piece 0B"),
         (&["bench", "checksum", "--size", "0B"], "sizes must be"),
         (&["bench", "profile", "--send", "sendfil"], "\"sendfil\""),
         (&["bench", "profile", "--duration", "2h"], "0.1 to 600 seconds"),

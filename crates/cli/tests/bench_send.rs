@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// What plain `haul bench` runs.
-const EXPERIMENTS: [&str; 5] = ["send", "receive", "forward", "profile", "checksum"];
+const EXPERIMENTS: [&str; 7] = ["send", "receive", "forward", "profile", "interrupts", "loan", "checksum"];
 
 /// Whether the report says it was measured between two hosts; a loud word if not.
 fn has_two_hosts(report: &Value) -> bool {

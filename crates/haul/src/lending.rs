@@ -87,6 +87,8 @@ pub(crate) struct Lending {
     counts: Counts,
     /// Lent bytes that the kernel's notices say it copied: what was copied here is not among them.
     told_copied_bytes: u64,
+    /// Whether lending ends once the kernel has only ever copied.
+    gives_up_copying: bool,
     /// How often the kernel had no room to keep account of a loan.
     no_room: u64,
     demotions: Vec<Demotion>,
@@ -110,10 +112,17 @@ impl Lending {
             returned: VecDeque::new(),
             counts: Counts::default(),
             told_copied_bytes: 0,
+            gives_up_copying: true,
             no_room: 0,
             demotions: Vec::new(),
             process: std::process::id(),
         }
+    }
+
+    /// Goes on lending though the kernel only ever copies.
+    pub fn lends_on(mut self) -> Self {
+        self.gives_up_copying = false;
+        self
     }
 
     /// Takes a buffer in and sends as much of it as the wire takes.
@@ -398,7 +407,7 @@ impl Lending {
     fn give_up_copying(&mut self) {
         let all_copied =
             self.told_copied_bytes >= COPIED_BYTES_BEFORE_DEMOTION && self.counts.zero_copied_bytes == 0;
-        if self.mode == Mode::Zerocopy && all_copied {
+        if self.mode == Mode::Zerocopy && self.gives_up_copying && all_copied {
             self.give_up("the kernel copied all that was lent".into());
         }
     }

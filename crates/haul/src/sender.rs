@@ -69,6 +69,9 @@ pub struct Settings {
     pub limits: Limits,
     /// Smaller loans are copied: keeping account of pages costs more than copying few bytes.
     pub zerocopy_bytes_min: usize,
+    /// Lends on where the kernel says that it copies after all, which then costs more than a plain send: for
+    /// measuring that.
+    pub lends_on_when_copied: bool,
 }
 
 impl Default for Settings {
@@ -79,6 +82,7 @@ impl Default for Settings {
             options: Options::default(),
             limits: Limits::default(),
             zerocopy_bytes_min: 4096,
+            lends_on_when_copied: false,
         }
     }
 }
@@ -121,11 +125,12 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         if settings.options.chunk_bytes == 0 {
             return Err(Error::Unsuited("chunk_bytes is 0: a path must take at least a byte at a time"));
         }
+        let lending = Lending::new(settings.limits, settings.zerocopy_bytes_min);
         Ok(Self {
             socket: Some(socket),
             kind,
             files: Files::new(settings.choice, settings.options),
-            lending: Lending::new(settings.limits, settings.zerocopy_bytes_min),
+            lending: if settings.lends_on_when_copied { lending.lends_on() } else { lending },
             sent: Counts::default(),
         })
     }

@@ -24,6 +24,7 @@ mod host;
 mod impair;
 mod link;
 mod netlink;
+mod receive;
 mod setting;
 mod steer;
 
@@ -31,6 +32,7 @@ pub use cpus::{CpuPair, allowed_cpus};
 pub use host::{Host, Running};
 pub use impair::{Loss, ParseLossError};
 pub use link::Offloads;
+pub use receive::Reception;
 pub use setting::HostSetting;
 
 use std::fs;
@@ -234,6 +236,21 @@ impl Lab {
         Ok((from, accepted))
     }
 
+    /// Gives the sending host a second device, which takes packets as a network card does and drops them; returns an
+    /// address behind it. What is sent there is not copied on the way, as it is for the other host's sake on a veth.
+    pub fn add_sink(&self) -> Result<IpAddr, LabError> {
+        if self.kind == Kind::Loopback {
+            return Err(LabError::Loopback("a device that drops packets"));
+        }
+        let address = |last| IpAddr::V4(Ipv4Addr::new(10, 78, 0, last));
+        self.sender.run(|| {
+            netlink::add_sink("haulsink", self.mtu)?;
+            netlink::add_address("haulsink", address(1))?;
+            netlink::set_up("haulsink")
+        })??;
+        Ok(address(2))
+    }
+
     /// How the hosts are joined.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -261,6 +278,15 @@ impl Lab {
             return Err(LabError::Loopback("offloads"));
         }
         self.sender.run(|| link::set_offloads(self.sender.device(), wanted))?
+    }
+
+    /// Switches TCP segmentation by the sending device: without it the stack cuts packets itself, and a veth's peer
+    /// receives them one by one as from a wire.
+    pub fn set_segmentation(&self, on: bool) -> Result<(), LabError> {
+        if self.kind == Kind::Loopback {
+            return Err(LabError::Loopback("segmentation"));
+        }
+        self.sender.run(|| link::set_segmentation(self.sender.device(), on))?
     }
 
     /// Holds the sending device at `bits_per_second` with a token bucket, or sets it free with `None`.

@@ -28,6 +28,13 @@ pub(crate) fn join(one: &Host, other: &Host, mtu: u32) -> Result<(), LabError> {
     Ok(())
 }
 
+/// Switches segmentation by `device`, in the calling thread's namespace.
+pub(crate) fn set_segmentation(device: &str, on: bool) -> Result<(), LabError> {
+    let offload = Offload::TcpSegmentation;
+    ethtool::set_offload(device, offload, on)
+        .map_err(LabError::step(format!("switching offload {} of {device}", offload.name())))
+}
+
 /// Switches the offloads of `device`, in the calling thread's namespace, and reads each back.
 pub(crate) fn set_offloads(device: &str, wanted: Offloads) -> Result<(), LabError> {
     let on = wanted == Offloads::On;

@@ -33,6 +33,23 @@ pub(crate) fn add_veth(name: &str, mtu: u32, peer_namespace: &OwnedFd) -> Result
         .map_err(LabError::step("making a veth pair"))
 }
 
+/// Makes a device that takes packets and drops them: `dummy`, or `ifb` where the kernel has none, which drops whatever was
+/// not redirected to it.
+pub(crate) fn add_sink(name: &str, mtu: u32) -> Result<(), LabError> {
+    let make = |kind| {
+        let mut message = LinkMessage::default();
+        message.attributes = vec![
+            LinkAttribute::IfName(name.into()),
+            LinkAttribute::Mtu(mtu),
+            LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)]),
+        ];
+        request(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
+    };
+    make(InfoKind::Dummy)
+        .or_else(|_| make(InfoKind::Ifb))
+        .map_err(LabError::step("making a device that drops packets (neither dummy nor ifb)"))
+}
+
 /// Gives `device` an address whose network is a /24.
 pub(crate) fn add_address(device: &str, address: IpAddr) -> Result<(), LabError> {
     let mut message = AddressMessage::default();

@@ -25,13 +25,18 @@ pub(crate) fn check_or_steer(device: &str, cpu: usize) -> io::Result<()> {
     steer_by_sysfs(device, cpu)
 }
 
-/// Writes `rps_cpus`, which needs root. The sysfs at `/sys` shows the devices of the namespace it was mounted
-/// in, so a private one is mounted over it, seen by the calling thread alone.
-fn steer_by_sysfs(device: &str, cpu: usize) -> io::Result<()> {
+/// The sysfs at `/sys` shows the devices of the namespace it was mounted in, so a private one is mounted over it, seen by
+/// the calling thread alone. Needs root.
+pub(crate) fn mount_own_sysfs() -> io::Result<()> {
     use rustix::mount::{MountFlags, MountPropagationFlags};
     haul_sys::namespace::unshare_mounts()?;
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    rustix::mount::mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?;
+    Ok(rustix::mount::mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?)
+}
+
+/// Writes `rps_cpus`, which needs root.
+fn steer_by_sysfs(device: &str, cpu: usize) -> io::Result<()> {
+    mount_own_sysfs()?;
     let path = format!("/sys/class/net/{device}/queues/rx-0/rps_cpus");
     fs::write(&path, mask(cpu))?;
     if is_mask_of(&fs::read_to_string(&path)?, cpu) {

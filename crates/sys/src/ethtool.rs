@@ -18,6 +18,9 @@ pub enum Offload {
     ScatterGather,
     /// The device cuts large TCP segments.
     TcpSegmentation,
+    /// What is received is put together into larger packets before the stack sees it. On a veth it also makes the
+    /// receiving side poll (NAPI, Linux 5.13).
+    GenericReceive,
 }
 
 impl Offload {
@@ -27,6 +30,7 @@ impl Offload {
             Self::TransmitChecksum => "tx",
             Self::ScatterGather => "sg",
             Self::TcpSegmentation => "tso",
+            Self::GenericReceive => "gro",
         }
     }
 
@@ -36,6 +40,7 @@ impl Offload {
             Self::TransmitChecksum => (0x16, 0x17),
             Self::ScatterGather => (0x18, 0x19),
             Self::TcpSegmentation => (0x1e, 0x1f),
+            Self::GenericReceive => (0x2b, 0x2c),
         }
     }
 }

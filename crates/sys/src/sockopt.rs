@@ -61,6 +61,13 @@ pub fn set_max_pacing_rate(socket: impl AsFd, bytes_per_second: u64) -> io::Resu
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes_per_second.to_ne_bytes())
 }
 
+/// Has receiving calls poll the device for up to so long before they wait for an interrupt (`SO_BUSY_POLL`, Linux 3.11).
+///
+/// `EPERM` without `CAP_NET_ADMIN`, where it is more than `net.core.busy_read`.
+pub fn set_busy_poll(socket: impl AsFd, microseconds: u32) -> io::Result<()> {
+    set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds.to_ne_bytes())
+}
+
 /// Puts the upper-layer protocol `name` on a connected TCP socket (`TCP_ULP`, Linux 4.13): `"tls"` for kTLS.
 ///
 /// `ENOENT` when the kernel has no such protocol and cannot load it.

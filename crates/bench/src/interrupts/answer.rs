@@ -1,0 +1,59 @@
+//! The answer in plain words: what grouping packets saves, on either side, and what it does to messages.
+
+use super::{Report, Row};
+use crate::stats::Figure;
+
+/// The sentences that a report's rows support.
+pub(super) fn of(report: &Report) -> Vec<String> {
+    ["transmit", "datagrams", "stream"]
+        .into_iter()
+        .filter_map(|traffic| cheapest(report, traffic))
+        .chain(fastest(report))
+        .collect()
+}
+
+fn of_traffic<'a>(report: &'a Report, traffic: &'a str) -> impl Iterator<Item = &'a Row> {
+    report.rows.iter().filter(move |row| row.traffic == traffic && row.ratio.is_some())
+}
+
+fn cheapest(report: &Report, traffic: &str) -> Option<String> {
+    let first = of_traffic(report, traffic).next()?;
+    let median = |row: &Row| row.ratio.map_or(f64::INFINITY, |ratio| ratio.median);
+    let best = of_traffic(report, traffic).min_by(|one, other| median(one).total_cmp(&median(other)))?;
+    let ratio = best.ratio?;
+    let what = match traffic {
+        "transmit" => "Sending datagrams",
+        "datagrams" => "Receiving datagrams",
+        _ => "Receiving a stream",
+    };
+    let median = |figure: Option<Figure>| figure.map_or(0.0, |figure| figure.median);
+    let grouped = |row: &Row| match traffic {
+        "transmit" => format!("{:.0} a call", median(row.packets_per_call)),
+        _ => format!("{:.1} packets to an interrupt", median(row.packets_per_interrupt)),
+    };
+    Some(if best.path == first.path || ratio.high >= 1.0 {
+        format!("{what}: nothing tried is measurably cheaper than {}.", first.path)
+    } else {
+        format!(
+            "{what}: cheapest by {}, {:.2} × {} ({:.2} to {:.2}), with {} against {}.",
+            best.path,
+            ratio.median,
+            first.path,
+            ratio.low,
+            ratio.high,
+            grouped(best),
+            grouped(first)
+        )
+    })
+}
+
+fn fastest(report: &Report) -> Option<String> {
+    let latencies: Vec<(&str, f64)> = of_traffic(report, "messages")
+        .filter_map(|row| Some((row.path.as_str(), row.latency_p50_us?.median)))
+        .collect();
+    let (best, least) = latencies.iter().min_by(|(_, one), (_, other)| one.total_cmp(other))?;
+    let (worst, most) = latencies.iter().max_by(|(_, one), (_, other)| one.total_cmp(other))?;
+    Some(format!(
+        "A small message there and back takes {least:.1} µs at the median with {best}, {most:.1} with {worst}."
+    ))
+}

@@ -1,0 +1,178 @@
+//! A row of `interrupts`: the contract, and how people are shown it.
+
+use super::{Cell, DATAGRAMS_PER_SECOND, GROUP, GROUPS_PER_SECOND, Hand, Round, SETTINGS, Traffic};
+use crate::rounds::Series;
+use crate::stats::Figure;
+use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio};
+use serde::{Deserialize, Serialize};
+
+/// One way of grouping packets, under one kind of traffic.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// How packets were grouped.
+    pub path: String,
+    /// What came: `transmit`, `datagrams`, `stream` or `messages`.
+    pub traffic: String,
+    /// How to set it, where it is a setting.
+    pub setting: Option<String>,
+    /// Rounds measured. 0 for a row that was refused.
+    pub rounds: usize,
+    /// Why nothing was measured.
+    pub refused: Option<String>,
+    /// Packets a second: datagrams, segments of the stream, messages one way.
+    pub packets_per_second: Option<Figure>,
+    /// Interrupts of the receiving host's CPU a second, but those of the clock.
+    pub interrupts_per_second: Option<Figure>,
+    /// Packets for each of them.
+    pub packets_per_interrupt: Option<Figure>,
+    /// Packets for each time that the kernel set about receiving.
+    pub packets_per_poll: Option<Figure>,
+    /// Load of the receiving host's CPU.
+    pub receiver_load_percent: Option<Figure>,
+    /// CPU time of the receiving host for 1000 packets.
+    pub receiver_us_per_1000_packets: Option<Figure>,
+    /// CPU time of the sending host for 1000 packets.
+    pub sender_us_per_1000_packets: Option<Figure>,
+    /// Packets for each system call of the sender.
+    pub packets_per_call: Option<Figure>,
+    /// The share of the datagrams that reached the receiving program.
+    pub delivered_percent: Option<Figure>,
+    /// The share of what was lent that the kernel copied after all; `null` where nothing was lent.
+    pub copied_percent: Option<f64>,
+    /// How long half of the messages took at most.
+    pub latency_p50_us: Option<Figure>,
+    /// How long all but one in a hundred took at most.
+    pub latency_p99_us: Option<Figure>,
+    /// The cost of 1000 packets (the sender's in `transmit`, the receiver's else) over that of the first way.
+    pub ratio: Option<Figure>,
+}
+
+/// What a way of handing over is called.
+pub(super) fn hand_name(hand: Hand) -> &'static str {
+    match hand {
+        Hand::Send => "one a call",
+        Hand::Lend | Hand::LendAndWait => "one a call, lent",
+        Hand::Group => "sendmmsg",
+        Hand::Segments => "UDP_SEGMENT",
+        Hand::LendSegments => "UDP_SEGMENT, lent",
+    }
+}
+
+impl Traffic {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Transmit(_) => "transmit",
+            Self::Datagrams => "datagrams",
+            Self::Stream => "stream",
+            Self::Messages => "messages",
+        }
+    }
+}
+
+/// The row that a series comes to, beside all the others.
+pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> Row {
+    let Cell { setting, traffic } = series.cell;
+    let first =
+        all.iter().find(|other| other.cell.traffic.name() == traffic.name() && !other.rounds.is_empty());
+    let is_transmit = matches!(traffic, Traffic::Transmit(_));
+    let is_datagrams = is_transmit || traffic == Traffic::Datagrams;
+    let told: u64 =
+        series.rounds.iter().map(|(_, round)| round.sent.copied_bytes + round.sent.zero_copied_bytes).sum();
+    let copied: u64 = series.rounds.iter().map(|(_, round)| round.sent.copied_bytes).sum();
+    let per = |of: fn(&Round) -> u64| {
+        series
+            .figure(move |round| round.packets_per_second * round.sent.seconds / (of(round) as f64).max(1.0))
+    };
+    Row {
+        path: series.cell.name(),
+        traffic: traffic.name().into(),
+        setting: (!is_transmit).then(|| setting.how.into()),
+        rounds: series.rounds.len(),
+        refused: series.why_none(),
+        packets_per_second: series.figure(|round| round.packets_per_second),
+        interrupts_per_second: series.figure(|round| round.counters.interrupts as f64 / round.sent.seconds),
+        packets_per_interrupt: per(|round| round.counters.interrupts),
+        packets_per_poll: per(|round| round.counters.polls),
+        receiver_load_percent: series.figure(|round| round.costs.receiver.load_percent),
+        receiver_us_per_1000_packets: series
+            .figure(|round| round.us_per_1000(round.costs.receiver.load_percent)),
+        sender_us_per_1000_packets: series.figure(|round| round.us_per_1000(round.costs.sender.load_percent)),
+        packets_per_call: per(|round| round.sent.calls).filter(|_| is_datagrams),
+        delivered_percent: series.figure(|round| 100.0 * round.delivered).filter(|_| is_datagrams),
+        copied_percent: (told > 0).then(|| 100.0 * copied as f64 / told as f64),
+        latency_p50_us: series.figure_of_some(|round| Some(round.latency?.p50_us)),
+        latency_p99_us: series.figure_of_some(|round| Some(round.latency?.p99_us)),
+        ratio: first.and_then(|first| series.ratio_to(first, Round::cost)),
+    }
+}
+
+const COLUMNS: [Column<Row>; 13] = [
+    Column::narrow("way", |row| row.path.clone()),
+    Column::narrow("packets/\ninterrupt", |row| number(row.packets_per_interrupt, 1.0, 1)),
+    Column::narrow("packets\n/poll", |row| number(row.packets_per_poll, 1.0, 1)),
+    Column::narrow("sender\nµs/1000", |row| number(row.sender_us_per_1000_packets, 1.0, 0)),
+    Column::narrow("receiver\nµs/1000", |row| number(row.receiver_us_per_1000_packets, 1.0, 0)),
+    Column::narrow("× first\n(interval)", |row| ratio(row.ratio)),
+    Column::wide("p50\nµs", |row| number(row.latency_p50_us, 1.0, 1)),
+    Column::wide("p99\nµs", |row| number(row.latency_p99_us, 1.0, 1)),
+    Column::wide("1000\npackets/s", |row| number(row.packets_per_second, 1e3, 1)),
+    Column::wide("packets\n/call", |row| number(row.packets_per_call, 1.0, 1)),
+    Column::wide("arrived\n%", |row| number(row.delivered_percent, 1.0, 0)),
+    Column::wide("copied\n%", |row| {
+        row.copied_percent.map_or(String::new(), |percent| format!("{percent:.0}"))
+    }),
+    Column::wide("interrupts\n/s", |row| number(row.interrupts_per_second, 1.0, 0)),
+];
+
+impl Tabled for Row {
+    const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const LEGEND: &'static [(&'static str, &'static str)] =
+        &[("sender", "sending host"), ("receiver", "receiving host")];
+    const UNIT: &'static str = "µs of CPU for 1000 packets, interrupts included.";
+
+    fn name(&self) -> String {
+        self.path.clone()
+    }
+
+    fn group(&self) -> String {
+        match self.traffic.as_str() {
+            "transmit" => {
+                format!("sending {} datagrams of 1472 bytes a second", GROUPS_PER_SECOND * GROUP as u32)
+            }
+            "datagrams" => format!("receiving {DATAGRAMS_PER_SECOND} datagrams of 1472 bytes a second"),
+            "stream" => "receiving a TCP stream at MTU 1500".into(),
+            _ => "one message of 64 bytes at a time, there and back".into(),
+        }
+    }
+
+    fn scale(&self) -> u64 {
+        self.traffic.bytes().map(u64::from).sum()
+    }
+
+    fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        [
+            Bar::of("sender", self.sender_us_per_1000_packets, copied_after_all(self.copied_percent)),
+            Bar::of("receiver", self.receiver_us_per_1000_packets, String::new()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    fn notes(_: &[Self]) -> Vec<String> {
+        let how = |name: &str| SETTINGS.iter().find(|setting| setting.name == name).map_or("", |one| one.how);
+        vec![
+            format!("gro: {}. deferred: {} (later packets wait for it). threaded: {}. busy polling: {} (the CPU is busy all the while).",
+                how("gro"), how("gro, deferred"), how("gro, threaded"), how("gro, busy polling")),
+            "interrupts are the receiving host's, but those of its clock; in the lab they are the calls by which one CPU hands packets to the other.".into(),
+        ]
+    }
+}

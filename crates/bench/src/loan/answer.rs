@@ -1,0 +1,80 @@
+//! The answer in plain words: from which size on lending pays, and what it gains over `sendfile`.
+
+use super::{Report, Row, To};
+use crate::quantity::Size;
+use crate::stats::Figure;
+
+/// The sentences that a report's rows support.
+pub(super) fn of(report: &Report) -> Vec<String> {
+    let mut sentences: Vec<String> =
+        [To::Sink, To::Tcp, To::Udp].into_iter().filter_map(|to| break_even(report, to)).collect();
+    sentences.extend(over_sendfile(report));
+    sentences.extend(waiting(report));
+    sentences
+}
+
+fn rows<'a>(report: &'a Report, to: To, path: &'a str) -> impl Iterator<Item = &'a Row> {
+    report.rows.iter().filter(move |row| row.to == to.name() && row.path == path && row.send_ratio.is_some())
+}
+
+/// The smallest size from which on lending was cheaper at every size.
+fn break_even(report: &Report, to: To) -> Option<String> {
+    let lent: Vec<&Row> = rows(report, to, "lend").collect();
+    let last = lent.last()?;
+    let is_cheaper = |row: &&&Row| row.send_ratio.is_some_and(|ratio| ratio.high < 1.0);
+    let from = lent.iter().rev().take_while(is_cheaper).last();
+    let copied = last.copied_percent.map_or(0.0, |percent| percent);
+    let truth = if copied > 1.0 {
+        format!("the kernel copied {copied:.0} % of it after all")
+    } else {
+        "nothing was copied".into()
+    };
+    let Figure { median, low, high } = last.send_ratio?;
+    let at = format!("{median:.2} × send at {} ({low:.2} to {high:.2})", Size(last.piece_bytes));
+    let place = match to {
+        To::Tcp => "Over TCP to the other host",
+        To::Udp => "In datagrams to the other host",
+        To::Sink => "In datagrams to a device that takes them as a card does",
+    };
+    Some(match from {
+        Some(row) => format!("{place}, where {truth}, lending pays from {} on: {at}.", Size(row.piece_bytes)),
+        None => format!("{place}, where {truth}, lending never paid: {at}."),
+    })
+}
+
+/// The open question of the original: what does lending gain over `sendfile`?
+fn over_sendfile(report: &Report) -> Option<String> {
+    let best = rows(report, To::Tcp, "lend")
+        .filter_map(|row| Some((row, row.sendfile_ratio?)))
+        .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median))?;
+    let (row, Figure { median, low, high }) = best;
+    let gain = if low > 1.0 {
+        "Lending gains nothing over sendfile here"
+    } else if high < 1.0 {
+        "Lending costs less than sendfile"
+    } else {
+        "Lending cannot be told from sendfile"
+    };
+    Some(format!(
+        "{gain}: at its best it costs {median:.2} × as much ({low:.2} to {high:.2}, {} at a time over TCP). What it gains everywhere is that the bytes need not be in a file.",
+        Size(row.piece_bytes)
+    ))
+}
+
+/// What it costs to wait for each loan instead of sending on.
+fn waiting(report: &Report) -> Option<String> {
+    let dearest = rows(report, To::Tcp, "lend, waiting for each")
+        .filter_map(|row| {
+            let pipelined =
+                rows(report, To::Tcp, "lend").find(|other| other.piece_bytes == row.piece_bytes)?;
+            let (waited, sent_on) =
+                (row.throughput_bits_per_second?.median, pipelined.throughput_bits_per_second?.median);
+            Some((row.piece_bytes, sent_on / waited))
+        })
+        .max_by(|(_, one), (_, other)| one.total_cmp(other))?;
+    Some(format!(
+        "Waiting for each loan before the next one made TCP up to {:.1} × slower ({} at a time).",
+        dearest.1,
+        Size(dearest.0)
+    ))
+}

@@ -1,0 +1,139 @@
+//! A row of `loan`: the contract, and how people are shown it.
+
+use super::{By, Cell, Round};
+use crate::quantity::Size;
+use crate::rounds::Series;
+use crate::stats::Figure;
+use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio, share};
+use crate::worker::giver::Hand;
+use serde::{Deserialize, Serialize};
+
+/// One way of giving pieces of one size to one destination.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// `send`, `lend`, `lend, waiting for each` or `sendfile`.
+    pub path: String,
+    /// `tcp`, `udp`, or `udp to a sink`.
+    pub to: String,
+    /// What one call gives.
+    pub piece_bytes: u64,
+    /// Rounds measured. 0 for a row that was refused.
+    pub rounds: usize,
+    /// Why nothing was measured.
+    pub refused: Option<String>,
+    /// The share of what was given that was copied on the sending host, as the kernel's notices say of loans.
+    pub copied_percent: Option<f64>,
+    /// The share that reached the receiving program; `null` where there is none.
+    pub delivered_percent: Option<Figure>,
+    /// What was sent.
+    pub throughput_bits_per_second: Option<Figure>,
+    /// CPU time of the sending host per MiB sent, interrupts included.
+    pub sender_us_per_mib: Option<Figure>,
+    /// CPU time of the receiving host per MiB sent; `null` where there is no receiver.
+    pub receiver_us_per_mib: Option<Figure>,
+    /// System calls of the sender per MiB, those that read notices among them.
+    pub syscalls_per_mib: Option<f64>,
+    /// `sender_us_per_mib` over that of `send` in the same round.
+    pub send_ratio: Option<Figure>,
+    /// The same over that of `sendfile`.
+    pub sendfile_ratio: Option<Figure>,
+}
+
+/// The row that a series comes to, beside all the others.
+pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> Row {
+    let Cell { to, by, piece } = series.cell;
+    let peer = |name: &str| {
+        all.iter().find(|other| {
+            let cell = other.cell;
+            cell.to == to && cell.piece == piece && cell.by.name() == name && !other.rounds.is_empty()
+        })
+    };
+    let ratio_to = |name: &str| {
+        peer(name).and_then(|other| series.ratio_to(other, |round| round.costs.sender_us_per_mib))
+    };
+    let sum = |of: fn(&Round) -> u64| series.rounds.iter().map(|(_, round)| of(round)).sum::<u64>() as f64;
+    let (copied, shared) = (sum(|round| round.sent.copied_bytes), sum(|round| round.sent.zero_copied_bytes));
+    let copied_percent = match by {
+        By::Hand(Hand::Send | Hand::Segments | Hand::Group) => Some(100.0),
+        // A veth passes a file's pages on; `haul bench send` has the proof.
+        By::Sendfile => Some(0.0),
+        By::Hand(_) => (copied + shared > 0.0).then(|| 100.0 * copied / (copied + shared)),
+    };
+    let has_receiver = to != super::To::Sink;
+    Row {
+        path: by.name().into(),
+        to: to.name().into(),
+        piece_bytes: piece.0,
+        rounds: series.rounds.len(),
+        refused: series.why_none(),
+        copied_percent: copied_percent.filter(|_| !series.rounds.is_empty()),
+        delivered_percent: series.figure(|round| 100.0 * round.delivered).filter(|_| has_receiver),
+        throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
+        sender_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
+        receiver_us_per_mib: series.figure(|round| round.costs.receiver_us_per_mib).filter(|_| has_receiver),
+        syscalls_per_mib: series
+            .figure(|round| round.sent.calls as f64 / round.sent.mib())
+            .map(|figure| figure.median),
+        send_ratio: ratio_to("send"),
+        sendfile_ratio: ratio_to("sendfile"),
+    }
+}
+
+const COLUMNS: [Column<Row>; 9] = [
+    Column::narrow("way", |row| row.path.clone()),
+    Column::narrow("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
+    Column::narrow("× send\n(interval)", |row| ratio(row.send_ratio)),
+    Column::narrow("copied\n%", |row| share(row.copied_percent)),
+    Column::narrow("Gbit/s", |row| number(row.throughput_bits_per_second, 1e9, 1)),
+    Column::wide("× sendfile\n(interval)", |row| {
+        row.sendfile_ratio.map_or(String::new(), |figure| ratio(Some(figure)))
+    }),
+    Column::wide("receiver\nµs/MiB", |row| number(row.receiver_us_per_mib, 1.0, 0)),
+    Column::wide("arrived\n%", |row| number(row.delivered_percent, 1.0, 0)),
+    Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
+];
+
+impl Tabled for Row {
+    const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const LEGEND: &'static [(&'static str, &'static str)] =
+        &[("sender", "sending host"), ("receiver", "receiving host")];
+    const UNIT: &'static str =
+        "µs of CPU per MiB sent, interrupts included. Each size has a scale of its own.";
+
+    fn name(&self) -> String {
+        self.path.clone()
+    }
+
+    fn group(&self) -> String {
+        let to = match self.to.as_str() {
+            "tcp" => "TCP to the other host",
+            "udp" => "UDP to the other host",
+            _ => "UDP to a device that drops packets",
+        };
+        format!("{to}, {} at a time", Size(self.piece_bytes))
+    }
+
+    fn scale(&self) -> u64 {
+        self.piece_bytes
+    }
+
+    fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        let is_loan = self.path.starts_with("lend");
+        let copied = if is_loan { copied_after_all(self.copied_percent) } else { String::new() };
+        [
+            Bar::of("sender", self.sender_us_per_mib, copied),
+            Bar::of("receiver", self.receiver_us_per_mib, String::new()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}

@@ -1,0 +1,10 @@
+//! `haul bench interrupts`.
+
+use super::{Context, Finished};
+use crate::output::Failure;
+use haul_bench::interrupts::{self, Plan};
+
+pub fn run(context: &Context<'_>) -> Result<Finished, Failure> {
+    let plan = Plan { pace: context.pace(), congestion: context.common.congestion.clone() };
+    context.run(|stop, progress| interrupts::run(&plan, stop, progress))
+}

@@ -1,0 +1,55 @@
+//! `haul bench interrupts` on real packets: grouping shows in what is counted.
+
+mod common;
+
+use common::{as_ordinary_user, haul, json};
+use serde_json::Value;
+
+fn row<'a>(report: &'a Value, traffic: &str, path: &str) -> &'a Value {
+    let rows = report["rows"].as_array().unwrap();
+    rows.iter().find(|row| row["traffic"] == traffic && row["path"] == path).unwrap()
+}
+
+fn median(row: &Value, field: &str) -> f64 {
+    row[field]["median"].as_f64().unwrap_or_else(|| panic!("{field} of {row}"))
+}
+
+#[test]
+fn grouping_shows_in_calls_interrupts_and_arrivals() {
+    let report = json(&mut haul(&["bench", "interrupts", "--quick", "--rounds", "2", "--json", "-"]));
+    if report["lab"]["kind"] != "veth" {
+        return eprintln!("SKIPPED: no two hosts here: {}", report["warnings"]);
+    }
+    for row in report["rows"].as_array().unwrap() {
+        if !row["refused"].is_null() {
+            eprintln!("SKIPPED: {row}");
+            continue;
+        }
+        for field in ["packets_per_second", "packets_per_poll", "sender_us_per_1000_packets", "ratio"] {
+            assert!(median(row, field) > 0.0, "{field} of {row}");
+        }
+    }
+    let transmit = |path| row(&report, "transmit", path);
+    // One datagram a call, or all of a group; the rate is held, so nothing need be lost.
+    assert!((median(transmit("one a call"), "packets_per_call") - 1.0).abs() < 0.2);
+    assert!((median(transmit("UDP_SEGMENT"), "packets_per_call") - 44.0).abs() < 5.0);
+    assert!(median(transmit("one a call"), "delivered_percent") > 50.0);
+    // A packet that is cut on arrival interrupts once for all its datagrams.
+    let grouped = median(transmit("UDP_SEGMENT"), "packets_per_interrupt");
+    assert!(grouped > 2.0 * median(transmit("one a call"), "packets_per_interrupt"), "{}", report["rows"]);
+    assert!(!transmit("UDP_SEGMENT, lent")["copied_percent"].is_null());
+    for field in ["latency_p50_us", "latency_p99_us"] {
+        assert!(median(row(&report, "messages", "plain"), field) > 0.0);
+    }
+}
+
+#[test]
+fn an_ordinary_user_gets_the_rows_that_need_no_setting() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["bench", "interrupts", "--quick", "--rounds", "1", "--json", "-"];
+    let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
+    let report = json(&mut command);
+    assert!(row(&report, "transmit", "sendmmsg")["refused"].is_null());
+    let threaded = row(&report, "stream", "gro, threaded");
+    assert!(threaded["refused"].as_str().is_some_and(|why| why.contains("root")), "{threaded}");
+}
