@@ -227,6 +227,7 @@ impl Subject for Forwards<'_> {
                     congestion: congestion(),
                     rate_bits_per_second: self.plan.rate.map(|rate| rate.0),
                     pieces: self.workload.handed_over(),
+                    plan: None,
                 };
                 (Task::Receive(Receiving::plainly()), Task::Send(sending))
             }

@@ -26,6 +26,21 @@ impl HostFacts {
     }
 }
 
+/// The network cards, each with its driver: devices that have one. Those of the namespace that sysfs was mounted in.
+pub(crate) fn devices() -> Vec<String> {
+    let mut devices: Vec<String> = fs::read_dir("/sys/class/net")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let driver = fs::read_link(entry.path().join("device/driver")).ok()?;
+            Some(format!("{} {}", entry.file_name().to_string_lossy(), driver.file_name()?.to_string_lossy()))
+        })
+        .collect();
+    devices.sort();
+    devices
+}
+
 /// The model in a `/proc/cpuinfo`: x86 names it `model name`, other architectures differ or say nothing.
 fn cpu_model(cpu_info: &str) -> &str {
     ["model name", "Model", "Processor", "cpu model"]

@@ -233,6 +233,7 @@ impl Packets<'_> {
                     congestion: congestion(),
                     rate_bits_per_second: None,
                     pieces: self.memory.handed_over(),
+                    plan: None,
                 }),
             ),
             Traffic::Messages => (

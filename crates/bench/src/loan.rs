@@ -190,6 +190,7 @@ impl Subject for Loans<'_> {
                 congestion: self.congestion.clone(),
                 rate_bits_per_second: None,
                 pieces: self.file.handed_over(),
+                plan: None,
             }),
             By::Hand(by) => Task::Give(Giving {
                 is_tcp: cell.to == To::Tcp,

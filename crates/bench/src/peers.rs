@@ -90,6 +90,7 @@ pub fn send(
                         congestion: congestion.into(),
                         rate_bits_per_second: None,
                         pieces: workload.handed_over(),
+                        plan: None,
                     };
                     let receiver = Part { host: &lab.receiver, task: Task::Receive(Receiving::plainly()) };
                     let sender = Part { host: &lab.sender, task: Task::Send(sending) };

@@ -1,13 +1,149 @@
-//! From a report of `send` to a plan for programs: what each path costs for a call, and for a MiB.
+//! A plan for programs: what each path costs for a call, and for a MiB; measured, fitted, put to the test, and told.
 
-use crate::MIB;
-use crate::quantity::Size;
+use crate::matrix::Selection;
+use crate::quantity::{Rate, Size};
 use crate::send::{Report, Row};
 use crate::stats::Figure;
-use haul::plan::{Condition, Cost, Plan, SCHEMA, SourceKind, Spread};
+use crate::way::Way;
+use crate::workload::Workload;
+use crate::{BenchError, HostFacts, MIB, Pace, Progress, send};
+pub use haul::plan::Plan;
+use haul::plan::{Condition, Cost, SCHEMA, SourceKind, Spread, call_bytes};
 use haul::{Copying, Path};
+use haul_lab::Offloads;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::atomic::AtomicBool;
+
+/// The largest chunk that is measured, the size of a plan's own calls.
+const CHUNKS: [Size; 4] = [Size(4 << 10), Size(16 << 10), Size(64 << 10), Size(1 << 20)];
+/// What the costs are measured on: one file, some caches large, and as much memory.
+const FILE: Workload = Workload::Files { count: 1, average: Size(24 << 20) };
+const MEMORY: Workload = Workload::Memory(Size(16 << 20));
+/// What the plan is put to the test with: many files of all sizes, on which nothing was fitted.
+const MIXED: Workload = Workload::Files { count: 63, average: Size(350_000) };
+
+/// A plan, and how well it told what it was not made of.
+#[derive(Debug, Clone)]
+pub struct Made {
+    /// The plan.
+    pub plan: Plan,
+    /// What it was made of.
+    pub report: Report,
+    /// Predicted and measured for each path, in µs per MiB.
+    pub tests: Vec<Tested>,
+}
+
+/// A prediction put to the test.
+#[derive(Debug, Clone)]
+pub struct Tested {
+    /// The path.
+    pub path: Path,
+    /// What the plan says that the mixed workload costs by it, per MiB.
+    pub predicted_us_per_mib: f64,
+    /// What it cost, in the same run as all that the plan was made of.
+    pub measured_us_per_mib: Figure,
+}
+
+/// Measures what a plan needs and makes it, in under three minutes.
+pub fn make(
+    pace: Pace,
+    is_stopped: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Made, BenchError> {
+    let rows = |paths: &[Path], chunks: &[Size], workload: &Workload, offloads| Selection {
+        paths: paths.iter().copied().map(Way::from).collect(),
+        chunks: chunks.into(),
+        workloads: vec![workload.clone()],
+        corks: vec![false],
+        offloads: vec![offloads],
+    };
+    let files =
+        [Path::ReadWrite, Path::ReadSend, Path::MmapSend, Path::Sendfile, Path::Splice, Path::Vmsplice];
+    let memory = [Path::ReadWrite, Path::ReadSend, Path::Sendfile, Path::Splice, Path::Vmsplice];
+    let ends = [CHUNKS[0], CHUNKS[2], CHUNKS[3]];
+    let mut selections = vec![
+        rows(&files, &CHUNKS, &FILE, Offloads::On),
+        rows(&memory, &CHUNKS, &MEMORY, Offloads::On),
+        rows(&files, &ends, &FILE, Offloads::Off),
+        rows(&memory, &ends, &MEMORY, Offloads::Off),
+    ];
+    // Interleaved with the rest: what a machine does at one time says little of another.
+    selections
+        .extend(files.map(|path| rows(&[path], &[Size(call_bytes(path) as u64)], &MIXED, Offloads::On)));
+    let what = send::Plan { pace, observer_pairs: 0, ..send::Plan::new(selections) };
+    let report = send::run(&what, is_stopped, progress)?;
+    let mixed = MIXED.to_string();
+    let (tests, made_of): (Vec<Row>, Vec<Row>) =
+        report.rows.iter().cloned().partition(|row| row.workload == mixed);
+    let made_of = Report { rows: made_of, ..report };
+    let plan = of(&made_of).ok_or_else(|| BenchError::Failed("nothing could be measured".into()))?;
+    let sizes: Vec<u64> = MIXED.sizes();
+    let mib = sizes.iter().sum::<u64>() as f64 / MIB;
+    let tests = tests.iter().filter_map(|row| {
+        let (path, measured_us_per_mib) = (path_of(row)?, row.sender_us_per_mib?);
+        let only = Plan {
+            costs: plan.costs.iter().filter(|cost| cost.path == path).copied().collect(),
+            ..plan.clone()
+        };
+        let condition = Condition { source: SourceKind::File, offloads: true };
+        let predicted_us_per_mib = only.predict(condition, sizes.iter().copied())?.median / mib;
+        Some(Tested { path, predicted_us_per_mib, measured_us_per_mib })
+    });
+    let tests = tests.collect();
+    Ok(Made { plan, tests, report: made_of })
+}
+
+/// How the tests came out, for people.
+pub fn describe_tests(tests: &[Tested]) -> String {
+    let mut text = format!("Put to the test with {MIXED}, which it was not made of:\n");
+    for Tested { path, predicted_us_per_mib, measured_us_per_mib } in tests {
+        let Figure { median, low, high } = *measured_us_per_mib;
+        let _ = writeln!(
+            text,
+            "{path}: {predicted_us_per_mib:.0} µs a MiB predicted, {median:.0} measured ({low:.0} to {high:.0}): {:+.0} %",
+            100.0 * (predicted_us_per_mib / median - 1.0)
+        );
+    }
+    text
+}
+
+/// How many of the sender's cores a rate takes by each path, for people.
+pub fn describe_rate(plan: &Plan, rate: Rate) -> String {
+    let mut text = format!(
+        "Cores of the sending host for {rate} in long transfers, by what was measured of one connection:\n"
+    );
+    for (source, name) in [(SourceKind::File, "files"), (SourceKind::Memory, "memory")] {
+        for (path, Spread { median, low, high }) in plan.ranking(Condition { source, offloads: true }) {
+            let cores = |us_per_mib: f64| rate.0 as f64 / 8.0 / MIB * us_per_mib / 1e6;
+            let _ = writeln!(
+                text,
+                "{name}, {path}: {:.1} cores ({:.1} to {:.1})",
+                cores(median),
+                cores(low),
+                cores(high)
+            );
+        }
+    }
+    text
+}
+
+/// What has changed of the machine since a plan was measured, one line each; none where it still holds.
+pub fn changes(plan: &Plan) -> Vec<String> {
+    let here = HostFacts::here();
+    let devices = crate::host::devices();
+    let mut changes = Vec::new();
+    let mut compare = |what: &str, then: &str, now: &str| {
+        if then != now {
+            changes.push(format!("{what}: {then} when it was measured, {now} now"));
+        }
+    };
+    compare("kernel", &plan.kernel, &here.kernel);
+    compare("CPU", &plan.cpu, &here.cpu);
+    let list = |devices: &[String]| if devices.is_empty() { "none".into() } else { devices.join(", ") };
+    compare("network cards", &list(&plan.devices), &list(&devices));
+    changes
+}
 
 /// Which end of an interval a line is fitted to.
 type End = fn(Figure) -> f64;
@@ -35,6 +171,8 @@ pub fn of(report: &Report) -> Option<Plan> {
         schema: SCHEMA.into(),
         kernel: report.host.kernel.clone(),
         cpu: report.host.cpu.clone(),
+        devices: crate::host::devices(),
+        measured: report.started.clone(),
         costs,
     })
 }
@@ -81,7 +219,9 @@ fn line(points: &[(f64, f64)]) -> (f64, f64) {
 
 /// What the plan says, for people: which path for which size, and what it is expected to cost.
 pub fn describe(plan: &Plan) -> String {
-    let mut text = format!("Measured on Linux {}, {}\n", plan.kernel, plan.cpu);
+    let cards =
+        if plan.devices.is_empty() { String::new() } else { format!(", {}", plan.devices.join(", ")) };
+    let mut text = format!("Measured on Linux {}, {}{cards}\n", plan.kernel, plan.cpu);
     for (source, name) in [(SourceKind::File, "a file"), (SourceKind::Memory, "memory")] {
         for offloads in [true, false] {
             let condition = Condition { source, offloads };
@@ -89,8 +229,9 @@ pub fn describe(plan: &Plan) -> String {
                 let state = if offloads { "on" } else { "off" };
                 let _ = writeln!(
                     text,
-                    "{name}, offloads {state}, {sizes}: {}",
-                    expectation(plan, condition, path)
+                    "{name}, offloads {state}, {sizes}: {}; {}",
+                    expectation(plan, condition, path),
+                    confidence(plan, condition, path)
                 );
             }
         }
@@ -116,6 +257,24 @@ fn choices(plan: &Plan, condition: Condition) -> Vec<(String, Path)> {
         (_, Some(end)) => format!("from {} to {end}", Size(*from)),
     });
     sizes.zip(runs.iter().map(|(_, path)| *path)).collect()
+}
+
+/// How sure the choice is: how far the next path is, and whether their intervals touch.
+fn confidence(plan: &Plan, condition: Condition, path: Path) -> String {
+    let ranking = plan.ranking(condition);
+    let Some((_, own)) = ranking.iter().find(|(other, _)| *other == path) else { return "alone".into() };
+    let next = ranking
+        .iter()
+        .filter(|(other, _)| *other != path)
+        .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));
+    let Some((next, cost)) = next else { return "nothing else was measured".into() };
+    let percent = 100.0 * (cost.median / own.median - 1.0);
+    let surely = if cost.low > own.high { "surely" } else { "not surely" };
+    if percent >= 0.0 {
+        format!("in long transfers {surely} cheaper than {next}, which costs {percent:.0} % more")
+    } else {
+        format!("in long transfers {next} costs {:.0} % less", -percent)
+    }
 }
 
 fn expectation(plan: &Plan, condition: Condition, path: Path) -> String {

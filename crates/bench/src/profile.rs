@@ -7,6 +7,7 @@
 use crate::flow::{Edge, Flow, Part};
 use crate::report::LabFacts;
 use crate::rounds::{CALIBRATION, Costs, Pace, Progress, Run, Steps, WARM_UP};
+use crate::stats::Figure;
 use crate::view::Picture;
 use crate::warning::{Kind, Warning};
 use crate::worker::{Task, receiver::Receiving, sender::Sending};
@@ -81,7 +82,7 @@ pub fn run(
     cpus.dedup();
     let (recorder, symbols) = watch(&cpus)?;
     let workload = plan.workload.open()?;
-    let mut run = Run::new(&lab, Pace { rounds: 1, window: plan.window })?;
+    let run = Run::new(&lab, Pace { rounds: 1, window: plan.window })?;
     let own: HashSet<u32> = run.meter.threads().into_iter().collect();
     let flow = Flow {
         parts: vec![
@@ -98,6 +99,7 @@ pub fn run(
                     congestion: congestion.clone(),
                     rate_bits_per_second: None,
                     pieces: workload.handed_over(),
+                    plan: None,
                 }),
             },
         ],
@@ -106,7 +108,6 @@ pub fn run(
     };
     let mut steps = Steps::new(1, is_stopped, progress);
     steps.go_on("sending and receiving");
-    run.note_distance()?;
     // The looks themselves interrupt too; a baseline that has them takes them off the meter's reading.
     let before = run.meter.calibrate(CALIBRATION);
     let mut seen = Vec::new();
@@ -115,7 +116,6 @@ pub fn run(
         Edge::End => seen = recorder.take(),
     })?;
     let baseline = before.middle(&run.meter.calibrate(CALIBRATION));
-    run.note_distance()?;
     let load = sample.interval.as_ref().map(|interval| interval.load(&baseline));
     let received = sample.outcomes.first().map_or(0.0, crate::worker::Outcome::bytes_per_second);
     let costs = load
@@ -126,7 +126,11 @@ pub fn run(
         ("sending host", &costs.sender, costs.sender_us_per_mib, plan.send.name()),
         ("receiving host", &costs.receiver, costs.receiver_us_per_mib, plan.receive.name()),
     ];
-    let facts = LabFacts::of(&run, &congestion, None);
+    let apart = lab.cache_line_round_trip()?.map(|time| time.as_nanos() as f64);
+    let facts = LabFacts {
+        cache_line_round_trip_ns: apart.and_then(|ns| Figure::of(&[ns])),
+        ..LabFacts::of(&run, &congestion, None)
+    };
     let mut report = Report::new("profile", started, run.host, Some(facts));
     report.warnings = run.warnings;
     let mut pictures = Vec::new();

@@ -297,6 +297,7 @@ impl Subject for Receives<'_> {
             congestion: self.congestion.clone(),
             rate_bits_per_second: None,
             pieces: workload.handed_over(),
+            plan: None,
         };
         let receiving = Receiving { way, buffer_bytes: condition.buffer.0 as usize, touch: condition.touch };
         let flow = Flow {

@@ -4,13 +4,15 @@ use crate::flow::{FlowError, Sample};
 use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
 use crate::{BenchError, HostFacts, MIB};
-use haul_lab::{Lab, LabError};
+use haul_lab::Lab;
 use haul_soak::{Baseline, CpuLoad, Load, Meter};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+mod distances;
 mod warnings;
 
+use distances::Distances;
 pub(crate) use warnings::{LOW_LOAD_PERCENT, list};
 
 /// How long the machine is kept quiet before and after each round to calibrate the meter.
@@ -185,8 +187,8 @@ pub(crate) struct Run<'a> {
     pace: Pace,
     /// How much of a CPU others used, in percent: an entry for each round in which that was too much.
     disturbances: Vec<f64>,
-    /// The round trip of a cache line between the hosts' CPUs, read around every round.
-    round_trips_ns: Vec<f64>,
+    /// How far apart the hosts' CPUs were, read around every row.
+    distances: Distances,
 }
 
 impl<'a> Run<'a> {
@@ -200,7 +202,7 @@ impl<'a> Run<'a> {
             warnings: lab.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
             pace,
             disturbances: Vec::new(),
-            round_trips_ns: Vec::new(),
+            distances: Distances::default(),
         })
     }
 
@@ -216,14 +218,17 @@ impl<'a> Run<'a> {
         rows: &mut [Series<S::Cell, S::Round>],
         steps: &mut Steps<'_>,
     ) -> Result<bool, BenchError> {
+        let mut is_complete = true;
         for number in 0..self.pace.rounds {
-            if !self.round(number, subject, rows, steps)? {
+            is_complete = self.round(number, subject, rows, steps)?;
+            if !is_complete {
                 let words = "stopped before it was complete: some rows have fewer rounds";
                 self.warnings.insert(0, Warning::new(Kind::Interrupted, words));
-                return Ok(false);
+                break;
             }
         }
-        Ok(true)
+        self.warnings.extend(self.distances.keep_one(rows));
+        Ok(is_complete)
     }
 
     /// Measures every row once, between two calibrations. Every other round runs backwards, so that a
@@ -235,7 +240,6 @@ impl<'a> Run<'a> {
         rows: &mut [Series<S::Cell, S::Round>],
         steps: &mut Steps<'_>,
     ) -> Result<bool, BenchError> {
-        self.note_distance()?;
         let before = self.meter.calibrate(CALIBRATION);
         let mut samples = Vec::new();
         let mut order: Vec<usize> = (0..rows.len()).collect();
@@ -243,6 +247,7 @@ impl<'a> Run<'a> {
             order.reverse();
         }
         let mut is_complete = true;
+        let mut apart_before = self.lab.cache_line_round_trip()?;
         for index in order {
             let row = &mut rows[index];
             if !steps.go_on(&subject.name(&row.cell)) {
@@ -252,8 +257,11 @@ impl<'a> Run<'a> {
             if row.refused.is_some() {
                 continue;
             }
-            match subject.measure(&row.cell, &self.meter) {
-                Ok(sample) => samples.push((index, sample)),
+            let measured = subject.measure(&row.cell, &self.meter);
+            let apart = [apart_before, self.lab.cache_line_round_trip()?];
+            apart_before = apart[1];
+            match measured {
+                Ok(sample) => samples.push((index, sample, apart)),
                 Err(FlowError::Refused(reason)) => row.refused = Some(reason),
                 Err(error @ (FlowError::Lab(_) | FlowError::Soak(_))) => return Err(error.into()),
                 // One bad round is no reason to lose the others.
@@ -261,12 +269,12 @@ impl<'a> Run<'a> {
             }
         }
         let after = self.meter.calibrate(CALIBRATION);
-        self.note_distance()?;
         self.note_calibration(number, &before, &after);
         let baseline = before.middle(&after);
-        for (index, sample) in samples {
+        for (index, sample, apart) in samples {
             if let Some(round) = self.judge(subject, &rows[index].cell, &sample, &baseline) {
                 rows[index].rounds.push((number, round));
+                self.distances.note(index, number, apart);
             }
         }
         Ok(is_complete)
@@ -284,15 +292,8 @@ impl<'a> Run<'a> {
         subject.judge(cell, sample, &load)
     }
 
-    /// Reads how far apart the hosts' CPUs are now. A reading that fails says nothing and is left out.
-    pub(crate) fn note_distance(&mut self) -> Result<(), LabError> {
-        let round_trip = self.lab.cache_line_round_trip()?;
-        self.round_trips_ns.extend(round_trip.map(|time| time.as_nanos() as f64));
-        Ok(())
-    }
-
-    /// How far apart the CPUs were.
+    /// How far apart the CPUs were, where rows were kept.
     pub(crate) fn cache_line_round_trip_ns(&self) -> Option<Figure> {
-        Figure::of(&self.round_trips_ns)
+        self.distances.figure()
     }
 }

@@ -8,6 +8,7 @@ use crate::report::{LabFacts, Observer};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
 use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
+use crate::way::Way;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
@@ -40,6 +41,8 @@ pub struct Plan {
     pub mtu: u32,
     /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
     pub congestion: Option<String>,
+    /// What the rows `planned` choose by.
+    pub planned: Option<haul::Plan>,
     /// How many pairs of runs, with the meter and without, for the observer effect.
     pub observer_pairs: usize,
 }
@@ -54,6 +57,7 @@ impl Plan {
             rate: None,
             mtu: Settings::default().mtu,
             congestion: None,
+            planned: None,
             observer_pairs: 15,
         }
     }
@@ -73,13 +77,23 @@ pub fn run(
 ) -> Result<Report, BenchError> {
     plan.pace.check()?;
     let cells = matrix::cells(&plan.selections);
+    if plan.planned.is_none() && cells.iter().any(|cell| cell.path == Way::Planned) {
+        return Err(BenchError::BadInput("planned needs a plan to choose by: --plan FILE".into()));
+    }
     let workloads = open_workloads(&cells)?;
     let started = crate::now();
     let lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
     let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
     let mut run = Run::new(&lab, plan.pace)?;
-    let mut sends =
-        Sends { lab: &lab, workloads, congestion, rate: plan.rate, pace: plan.pace, offloads: None };
+    let mut sends = Sends {
+        lab: &lab,
+        workloads,
+        congestion,
+        rate: plan.rate,
+        planned: plan.planned.as_ref(),
+        pace: plan.pace,
+        offloads: None,
+    };
     let proved = copies::prove(&mut sends, &cells);
     let mut rows: Vec<Measured> = cells
         .into_iter()
@@ -148,6 +162,7 @@ struct Sends<'a> {
     workloads: HashMap<Workload, Opened>,
     congestion: String,
     rate: Option<Rate>,
+    planned: Option<&'a haul::Plan>,
     pace: Pace,
     /// How the sending device stands.
     offloads: Option<Offloads>,
@@ -175,6 +190,7 @@ impl Sends<'_> {
             congestion: self.congestion.clone(),
             rate_bits_per_second: self.rate.map(|rate| rate.0),
             pieces: self.workloads[&condition.workload].handed_over(),
+            plan: self.planned.cloned(),
         };
         Flow {
             parts: vec![

@@ -1,12 +1,13 @@
 //! What a row sends by: one path, taken by hand, or the library's own choice.
 
 use haul::plan::{Condition, SourceKind};
-use haul::{Counts, Error, Options, Path, Plan, SendPath, Sender, Source};
+use haul::{Choice, Counts, Error, Options, Path, Plan, SendPath, Sender, Settings, Source};
 use std::fmt;
 use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// A path, or the choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,13 +17,17 @@ pub enum Way {
     /// What [`haul::Sender::send_file`] takes, in calls of the size it takes: it is given the whole of what is
     /// to be sent, and the row's chunk does not bind it.
     Auto,
+    /// The same by a plan of this machine instead of the built-in one.
+    Planned,
 }
 
 /// The name of the choice in reports and flags.
 pub const AUTO: &str = "auto";
+/// The name of the choice by a plan that was given.
+pub const PLANNED: &str = "planned";
 
 impl Way {
-    /// Every path, then the choice.
+    /// Every path, then the choice; without the one that takes a plan.
     pub fn all() -> Vec<Self> {
         Path::ALL.into_iter().map(Self::Path).chain([Self::Auto]).collect()
     }
@@ -32,6 +37,7 @@ impl Way {
         match self {
             Self::Path(path) => path.name(),
             Self::Auto => AUTO,
+            Self::Planned => PLANNED,
         }
     }
 
@@ -40,22 +46,27 @@ impl Way {
         let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
         match self {
             Self::Path(path) => path,
-            Self::Auto => Plan::builtin()
+            Self::Auto | Self::Planned => Plan::builtin()
                 .choose(Condition { source, offloads: true }, u64::MAX, |_| true)
                 .unwrap_or(Path::ReadWrite),
         }
     }
 
     /// Sets it up for `stream`.
-    pub(crate) fn open(self, stream: &TcpStream, options: &Options) -> Result<Box<dyn SendPath>, Error> {
-        match self {
-            Self::Path(path) => path.open(stream.as_fd(), options),
-            Self::Auto => {
-                let own =
-                    stream.try_clone().map_err(|source| Error::Failed { call: "fcntl F_DUPFD", source })?;
-                Ok(Box::new(Chosen(Sender::new(own)?)))
-            }
-        }
+    pub(crate) fn open(
+        self,
+        stream: &TcpStream,
+        options: &Options,
+        plan: Option<&Plan>,
+    ) -> Result<Box<dyn SendPath>, Error> {
+        let choice = match (self, plan) {
+            (Self::Path(path), _) => return path.open(stream.as_fd(), options),
+            (Self::Planned, Some(plan)) => Choice::Plan(Arc::new(plan.clone())),
+            (Self::Planned, None) => return Err(Error::Unsuited("there is no plan to choose by")),
+            (Self::Auto, _) => Choice::Builtin,
+        };
+        let own = stream.try_clone().map_err(|source| Error::Failed { call: "fcntl F_DUPFD", source })?;
+        Ok(Box::new(Chosen(Sender::with(own, Settings { choice, ..Settings::default() })?)))
     }
 }
 
@@ -80,7 +91,11 @@ impl FromStr for Way {
     type Err = UnknownWay;
 
     fn from_str(text: &str) -> Result<Self, UnknownWay> {
-        Self::all().into_iter().find(|way| way.name() == text).ok_or_else(|| UnknownWay(text.into()))
+        Self::all()
+            .into_iter()
+            .chain([Self::Planned])
+            .find(|way| way.name() == text)
+            .ok_or_else(|| UnknownWay(text.into()))
     }
 }
 

@@ -204,6 +204,15 @@ impl HandedOver {
 }
 
 impl Workload {
+    /// The sizes of what it will consist of, where that is known before it is made.
+    pub(crate) fn sizes(&self) -> Vec<u64> {
+        match self {
+            Self::Files { count, average } => exponential_sizes(*count, average.0).collect(),
+            Self::Memory(size) => vec![size.0],
+            Self::File(_) => Vec::new(),
+        }
+    }
+
     /// Makes it ready. Files made for the run have no name and vanish with the process, however it ends.
     pub fn open(&self) -> Result<Opened, WorkloadError> {
         let name = self.to_string();

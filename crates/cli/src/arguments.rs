@@ -28,8 +28,8 @@ pub enum Command {
     ///
     /// Without an experiment: all of them in a quick form, written to ./haul-report/ as JSON, Markdown and one
     /// web page.
-    Bench(BenchArguments),
-    /// Say which path is the cheapest for which job, from a report of `bench`; programs load it
+    Bench(Box<BenchArguments>),
+    /// Find the cheapest path for each job, put it to the test and write it down; programs load it
     Plan(PlanArguments),
     /// Measure the true CPU load of this machine, interrupts included, for a while or while a command runs
     Soak(SoakArguments),
@@ -115,6 +115,9 @@ pub struct SendArguments {
     /// The link's MTU in bytes [default: 9000]
     #[arg(long, value_name = "BYTES")]
     pub mtu: Option<u32>,
+    /// A plan of `haul plan`: beside each row of the library's choice (auto) one that chooses by it (planned)
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -234,12 +237,21 @@ pub struct SoakArguments {
 
 #[derive(Debug, Args)]
 pub struct PlanArguments {
-    /// The report to make the plan from
-    #[arg(long, value_name = "FILE", default_value = "haul-report/send.json")]
-    pub from: PathBuf,
-    /// Write the plan as JSON, for programs to load; - is standard output
+    /// Make the plan from this report of `haul bench send` instead of measuring
+    #[arg(long, value_name = "FILE", conflicts_with = "check")]
+    pub from: Option<PathBuf>,
+    /// The plan's file; - is standard output [default: haul-plan.json]
     #[arg(long, value_name = "FILE")]
     pub json: Option<Destination>,
+    /// Predict how many cores this rate takes by each path, such as 100gbit; by the plan's file if there is one
+    #[arg(long, value_name = "RATE")]
+    pub rate: Option<Rate>,
+    /// Say whether kernel, CPU or network cards have changed since the plan's file was made; exit code 1 if so
+    #[arg(long, conflicts_with = "rate")]
+    pub check: bool,
+    /// Measure with fewer rounds
+    #[arg(long)]
+    pub quick: bool,
 }
 
 #[derive(Debug, Args)]
@@ -276,10 +288,11 @@ pub fn every_experiment() -> Result<Vec<Experiment>, Failure> {
     let words = |name: &str| Arguments::try_parse_from(["haul", "bench", name]);
     let names = ["send", "receive", "forward", "profile", "interrupts", "loan", "checksum"];
     let parsed = names.map(|name| match words(name).map(|arguments| arguments.command) {
-        Ok(Command::Bench(BenchArguments { experiment: Some(experiment), .. })) => Ok(experiment),
-        _ => Err(Failure::failed(format!("experiment {name} does not stand by itself"))),
+        Ok(Command::Bench(arguments)) => arguments.experiment.ok_or(name),
+        _ => Err(name),
     });
-    parsed.into_iter().collect()
+    let alone = |name| Failure::failed(format!("experiment {name} does not stand by itself"));
+    parsed.into_iter().map(|experiment| experiment.map_err(alone)).collect()
 }
 
 /// Reads the command line. Bad input becomes one line; `--help` and `--version` print and end the process.

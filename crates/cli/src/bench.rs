@@ -6,7 +6,7 @@ use haul_bench::export;
 use haul_bench::report::Report;
 use haul_bench::view::{Tabled, View};
 use haul_bench::{BenchError, Pace, Progress};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::Serialize;
 use std::fs;
 use std::path::Path;
@@ -63,17 +63,9 @@ impl Context<'_> {
         &self,
         experiment: impl FnOnce(&AtomicBool, &mut dyn FnMut(Progress)) -> Result<T, BenchError>,
     ) -> Result<T, Failure> {
-        let result = experiment(self.stop, &mut |Progress { done, total, next }| {
-            self.bar.set_length(total as u64);
-            self.bar.set_position(done as u64);
-            self.bar.set_message(next);
-        });
-        result.map_err(failure)
+        experiment(self.stop, &mut |progress| output::show(&self.bar, progress))
+            .map_err(output::bench_failure)
     }
-}
-
-fn failure(error: BenchError) -> Failure {
-    if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
 }
 
 pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
@@ -83,11 +75,7 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     // Before any thread is started; where it is refused, the lab falls back and says so.
     let _ = haul_lab::become_lab_user();
     let stop = output::stop_flag()?;
-    let bar = ProgressBar::new(0).with_style(
-        ProgressStyle::with_template("{bar:30} {pos}/{len}, about {eta} left, {prefix} {msg}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar()),
-    );
-    let context = Context { common, stop: &stop, bar };
+    let context = Context { common, stop: &stop, bar: output::progress_bar() };
     let all = arguments::every_experiment()?;
     let wanted = experiment.as_ref().map_or(all.as_slice(), std::slice::from_ref);
     let mut finished = Vec::new();

@@ -1,5 +1,7 @@
 //! Where results go, and what failure looks like.
 
+use haul_bench::{BenchError, Progress};
+use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::Access;
 use std::convert::Infallible;
 use std::fmt::{self, Display};
@@ -39,6 +41,26 @@ impl Failure {
         let _ = writeln!(io::stderr(), "haul: {}", self.message.replace('\n', " "));
         ExitCode::from(self.code)
     }
+}
+
+/// The end of an experiment that could not be run.
+pub fn bench_failure(error: BenchError) -> Failure {
+    if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
+}
+
+/// How far a run has come, on a terminal.
+pub fn progress_bar() -> ProgressBar {
+    ProgressBar::new(0).with_style(
+        ProgressStyle::with_template("{bar:30} {pos}/{len}, about {eta} left, {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar()),
+    )
+}
+
+/// Moves it on.
+pub fn show(bar: &ProgressBar, Progress { done, total, next }: Progress) {
+    bar.set_length(total as u64);
+    bar.set_position(done as u64);
+    bar.set_message(next);
 }
 
 /// A file, or standard output for `-`.

@@ -2,25 +2,106 @@
 
 use crate::arguments::PlanArguments;
 use crate::output::{self, Destination, Failure};
+use haul_bench::plan::{self, Plan};
 use haul_bench::report::SCHEMA;
 use haul_bench::send::Report;
-use haul_bench::{export, plan};
+use haul_bench::{Pace, export};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufReader, Read};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// The largest report that is read.
 const REPORT_BYTES_MAX: u64 = 64 << 20;
+/// Where a plan is kept unless told otherwise.
+const PLAN_FILE: &str = "haul-plan.json";
 
 pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
+    let file = match &arguments.json {
+        Some(Destination::File(path)) => path.clone(),
+        _ => PLAN_FILE.into(),
+    };
+    if arguments.check {
+        return check(&file);
+    }
     if let Some(json) = &arguments.json {
         json.check()?;
     }
-    let name = arguments.from.display();
-    let file = File::open(&arguments.from).map_err(|error| {
+    let (plan, tests) = match (&arguments.from, arguments.rate) {
+        (Some(report), _) => (from_report(report)?, None),
+        // A rate needs no new measurement where there is a plan.
+        (None, Some(_)) if file.exists() => (load(&file)?, None),
+        (None, _) => {
+            let (plan, tests) = measure(arguments)?;
+            (plan, Some(tests))
+        }
+    };
+    let is_printed = arguments.json != Some(Destination::StandardOutput);
+    match arguments.rate {
+        Some(rate) if is_printed => output::print(&plan::describe_rate(&plan, rate))?,
+        _ if is_printed => output::print(&plan::describe(&plan))?,
+        _ => {}
+    }
+    if let Some(tests) = tests.as_ref().filter(|_| is_printed) {
+        output::print(tests)?;
+    }
+    // A plan that was measured is kept; one that was only looked at is written where somebody asks for it.
+    let kept = Destination::File(file.clone());
+    let to = arguments.json.as_ref().or(tests.is_some().then_some(&kept));
+    if let Some(to) = to {
+        to.write(&export::json(&plan))?;
+        if is_printed && tests.is_some() {
+            output::print(&format!("Written to {}: haul::Plan::load takes it.\n", file.display()))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Measures; the plan, and in words how it stood the test.
+fn measure(arguments: &PlanArguments) -> Result<(Plan, String), Failure> {
+    let _ = haul_lab::become_lab_user();
+    let stop = output::stop_flag()?;
+    let bar = output::progress_bar();
+    let pace = if arguments.quick { Pace::QUICK } else { Pace { rounds: 5, ..Pace::FULL } };
+    let made = plan::make(pace, &stop, &mut |progress| output::show(&bar, progress));
+    bar.finish_and_clear();
+    let made = made.map_err(output::bench_failure)?;
+    if stop.load(std::sync::atomic::Ordering::Relaxed) {
+        return Err(Failure::failed("stopped before it was complete: no plan was made"));
+    }
+    warn(&made.report);
+    Ok((made.plan, plan::describe_tests(&made.tests)))
+}
+
+fn load(file: &Path) -> Result<Plan, Failure> {
+    Plan::load(file).map_err(Failure::bad_input)
+}
+
+/// Says what has changed since.
+fn check(file: &Path) -> Result<ExitCode, Failure> {
+    let plan = load(file)?;
+    let changes = plan::changes(&plan);
+    if changes.is_empty() {
+        output::print(&format!(
+            "{}: measured on this kernel, CPU and network cards ({})\n",
+            file.display(),
+            plan.measured
+        ))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for change in changes {
+        output::print(&format!("{change}\n"))?;
+    }
+    output::print("make the plan again with `haul plan`\n")?;
+    Ok(ExitCode::FAILURE)
+}
+
+fn from_report(path: &Path) -> Result<Plan, Failure> {
+    let name = path.display();
+    let file = File::open(path).map_err(|error| {
         Failure::bad_input(format!(
-            "cannot open {name}: {error} (run `haul bench` first, or name a report with --from)"
+            "cannot open {name}: {error} (name a report of `haul bench send --json FILE`, or measure with plain `haul plan`)"
         ))
     })?;
     let report: Report = serde_json::from_reader(BufReader::new(file.take(REPORT_BYTES_MAX)))
@@ -31,19 +112,18 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
             "{name} is of schema {found:?}, and this version reads {SCHEMA:?}"
         )));
     }
-    let plan = plan::of(&report)
-        .ok_or_else(|| Failure::bad_input(format!("{name} has no measured row to make a plan from")))?;
+    warn(&report);
+    plan::of(&report)
+        .ok_or_else(|| Failure::bad_input(format!("{name} has no measured row to make a plan from")))
+}
+
+fn warn(report: &Report) {
     let kinds: BTreeSet<String> =
         report.warnings.iter().map(|warning| format!("{:?}", warning.kind).to_lowercase()).collect();
     if !kinds.is_empty() {
         let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
-        eprintln!("haul: the report carries warnings ({kinds}): a plan is as good as its report");
+        eprintln!(
+            "haul: the measurement carries warnings ({kinds}): a plan is as good as what it was made of"
+        );
     }
-    if arguments.json != Some(Destination::StandardOutput) {
-        output::print(&plan::describe(&plan))?;
-    }
-    if let Some(json) = &arguments.json {
-        json.write(&export::json(&plan))?;
-    }
-    Ok(ExitCode::SUCCESS)
 }

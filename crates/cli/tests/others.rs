@@ -180,6 +180,60 @@ fn a_plan_comes_out_of_a_report_and_names_what_it_chose() {
 }
 
 #[test]
+fn a_plan_is_measured_put_to_the_test_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let in_folder = |arguments: &[&str]| run(haul(arguments).current_dir(folder.path()));
+    let (output, words) = in_folder(&["plan", "--quick"]);
+    assert!(output.status.success(), "{words}");
+    for part in
+        ["a file, offloads on", "memory, offloads on", "Put to the test", "sendfile: ", "haul-plan.json"]
+    {
+        assert!(words.contains(part), "{part:?} in {words}");
+    }
+    // What it was put to the test with is no part of it: six paths for files, five for memory, offloads on and off.
+    let text = std::fs::read_to_string(folder.path().join("haul-plan.json")).unwrap();
+    let plan: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(plan["costs"].as_array().unwrap().len(), 22, "{words}");
+    let (output, words) = in_folder(&["plan", "--check"]);
+    assert!(output.status.success(), "{words}");
+    // By the plan that is there, without measuring.
+    let started = std::time::Instant::now();
+    let (output, words) = in_folder(&["plan", "--rate", "100gbit"]);
+    assert!(output.status.success() && words.contains("files, sendfile: "), "{words}");
+    assert!(words.contains("cores (") && started.elapsed().as_secs() < 10, "{words}");
+    // The library's choice by this plan stands beside its own.
+    let arguments = [
+        "bench",
+        "send",
+        "--quick",
+        "--rounds",
+        "1",
+        "--paths",
+        "auto",
+        "--plan",
+        "haul-plan.json",
+        "--json",
+        "-",
+    ];
+    let report = json(haul(&arguments).current_dir(folder.path()));
+    let paths: Vec<&str> =
+        report["rows"].as_array().unwrap().iter().map(|row| row["path"].as_str().unwrap()).collect();
+    assert_eq!(paths, ["auto", "planned"]);
+    let other = text.replace(plan["kernel"].as_str().unwrap(), "2.4.2");
+    std::fs::write(folder.path().join("haul-plan.json"), other).unwrap();
+    let (output, words) = in_folder(&["plan", "--check"]);
+    assert_eq!(output.status.code(), Some(1), "{words}");
+    assert!(words.contains("kernel: 2.4.2 when it was measured"), "{words}");
+    std::fs::write(folder.path().join("haul-plan.json"), &text[..text.len() / 2]).unwrap();
+    for arguments in [&["plan", "--check"][..], &["plan", "--rate", "1gbit"], &arguments] {
+        let (output, words) = in_folder(arguments);
+        let lines = String::from_utf8_lossy(&output.stderr).lines().count();
+        assert_eq!((output.status.code(), lines), (Some(2), 1), "{words}");
+        assert!(words.contains("haul-plan.json is not one"), "{words}");
+    }
+}
+
+#[test]
 fn what_no_plan_can_be_made_of_is_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let says = |content: Option<&str>| {

@@ -46,6 +46,12 @@ pub struct Plan {
     pub kernel: String,
     /// The CPU.
     pub cpu: String,
+    /// The network cards, each with its driver.
+    #[serde(default)]
+    pub devices: Vec<String>,
+    /// When, RFC 3339.
+    #[serde(default)]
+    pub measured: String,
     /// One entry for each path and condition.
     pub costs: Vec<Cost>,
 }
@@ -139,6 +145,39 @@ impl Plan {
         CANDIDATES.into_iter().find(|&path| cost(path).is_some_and(|us| us <= cheapest * (1.0 + TIE)))
     }
 
+    /// The candidates under `condition` for a long transfer in calls of their own size, the cheapest first, with what a
+    /// MiB of it costs.
+    pub fn ranking(&self, condition: Condition) -> Vec<(Path, Spread)> {
+        let of = |path: Path| {
+            let known = self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
+            let calls = MIB / call_bytes(path) as f64;
+            let at = |call: f64, mib: f64| call * calls + mib;
+            let (call, mib) = (known.us_per_call, known.us_per_mib);
+            let (median, low, high) =
+                (at(call.median, mib.median), at(call.low, mib.low), at(call.high, mib.high));
+            Some((path, Spread { median, low, high }))
+        };
+        let mut ranking: Vec<(Path, Spread)> = CANDIDATES.into_iter().filter_map(of).collect();
+        ranking.sort_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));
+        ranking
+    }
+
+    /// What it costs to send pieces of these lengths in µs of CPU, each by the path that is chosen for it; `None` where
+    /// there is none.
+    pub fn predict(&self, condition: Condition, pieces: impl IntoIterator<Item = u64>) -> Option<Spread> {
+        let mut sum = Spread { median: 0.0, low: 0.0, high: 0.0 };
+        for bytes in pieces {
+            let path = self.choose(condition, bytes, |_| true)?;
+            let known = self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
+            let calls = bytes.div_ceil(call_bytes(path) as u64) as f64;
+            let mib = bytes as f64 / MIB;
+            sum.median += known.us_per_call.median * calls + known.us_per_mib.median * mib;
+            sum.low += known.us_per_call.low * calls + known.us_per_mib.low * mib;
+            sum.high += known.us_per_call.high * calls + known.us_per_mib.high * mib;
+        }
+        Some(sum)
+    }
+
     /// Reads a plan file.
     pub fn load(path: impl AsRef<FilePath>) -> Result<Self, PlanError> {
         let path = path.as_ref();
@@ -217,7 +256,14 @@ mod tests {
     }
 
     fn plan(costs: Vec<Cost>) -> Plan {
-        Plan { schema: SCHEMA.into(), kernel: "6.18".into(), cpu: "any".into(), costs }
+        Plan {
+            schema: SCHEMA.into(),
+            kernel: "6.18".into(),
+            cpu: "any".into(),
+            devices: vec!["eth0 driver".into()],
+            measured: "2026-11-21T00:00:00Z".into(),
+            costs,
+        }
     }
 
     #[test]
@@ -231,6 +277,18 @@ mod tests {
         assert_eq!(plan.choose(FILE, 20_000, |_| false), None);
         let memory = Condition { source: SourceKind::Memory, ..FILE };
         assert_eq!(plan.choose(memory, 20_000, |_| true), None);
+    }
+
+    #[test]
+    fn a_prediction_adds_up_calls_and_bytes_by_the_path_that_is_chosen() {
+        let plan = plan(vec![cost(Path::ReadSend, 1.0, 500.0), cost(Path::Splice, 5.0, 200.0)]);
+        // Half a KiB by read+send in one call, 2.5 MiB by splice in three.
+        let predicted = plan.predict(FILE, [512, 5 << 19]).unwrap();
+        assert!((predicted.median - (1.0 + 500.0 / 2048.0 + 15.0 + 500.0)).abs() < 1e-9, "{predicted:?}");
+        let ranking = plan.ranking(FILE);
+        assert_eq!(ranking[0].0, Path::Splice);
+        assert!((ranking[0].1.median - 205.0).abs() < 1e-9 && (ranking[1].1.median - 516.0).abs() < 1e-9);
+        assert!(plan.predict(Condition { offloads: false, ..FILE }, [1]).is_none());
     }
 
     #[test]

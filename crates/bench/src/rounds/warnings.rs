@@ -15,8 +15,6 @@ const DISTURBANCE_PERCENT: f64 = 3.0;
 pub(crate) const LOW_LOAD_PERCENT: f64 = 5.0;
 /// An interval may be this wide, as a share of its median to each side.
 const SPREAD: f64 = 0.10;
-/// CPUs whose distance changes by this factor were moved: readings in one place differ by a tenth.
-const MOVED: f64 = 2.0;
 
 impl Run<'_> {
     /// What a pair of calibrations says about the machine.
@@ -76,7 +74,6 @@ impl Run<'_> {
                 ),
             ));
         }
-        warnings.extend(self.warn_of_distance());
         let is_unsteady = |row: &&Series<C, R>| {
             row.rounds.len() >= ROUNDS_ENOUGH
                 && row.figure(&cost).is_some_and(|figure| figure.spread() > SPREAD)
@@ -94,20 +91,6 @@ impl Run<'_> {
             }
         }
         self.warnings.extend(warnings);
-    }
-
-    /// What the readings say of where the hypervisor kept the CPUs.
-    fn warn_of_distance(&self) -> Option<Warning> {
-        let near = self.round_trips_ns.iter().copied().fold(f64::INFINITY, f64::min);
-        let far = self.round_trips_ns.iter().copied().fold(0.0, f64::max);
-        (far >= MOVED * near).then(|| {
-            Warning::new(
-                Kind::Moved,
-                format!(
-                    "the hypervisor moved the CPUs during the run: a cache line went from one to the other and back in {near:.0} ns, then in {far:.0}; copies cost more when they are far apart, so ratios differ too"
-                ),
-            )
-        })
     }
 }
 

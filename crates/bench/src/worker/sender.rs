@@ -3,7 +3,7 @@
 use super::{Message, Outcome, Tally, failed, say_started, stopped};
 use crate::way::Way;
 use crate::workload::{HandedOver, Piece};
-use haul::{Options, SendPath};
+use haul::{Options, Plan, SendPath};
 use serde::{Deserialize, Serialize};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
@@ -26,6 +26,8 @@ pub(crate) struct Sending {
     /// The rate to hold, or full speed.
     pub rate_bits_per_second: Option<u64>,
     pub pieces: Vec<HandedOver>,
+    /// What to choose the path by, for the way that is chosen by a plan.
+    pub plan: Option<Plan>,
 }
 
 impl Sending {
@@ -45,7 +47,7 @@ impl Sending {
                 .map_err(|error| failed("setting SO_MAX_PACING_RATE", error))?;
         }
         let options = Options { chunk_bytes: self.chunk_bytes, pipe_bytes: None };
-        let path = way.open(&stream, &options).map_err(|error| stopped(&error))?;
+        let path = way.open(&stream, &options, self.plan.as_ref()).map_err(|error| stopped(&error))?;
         let mut at_work = AtWork { sending: self, stream, path, tally, cork_calls: 0, has_started: false };
         for piece in pieces.iter().cycle() {
             at_work.send(piece)?;

@@ -12,7 +12,7 @@ pub fn run(arguments: &ProfileArguments, context: &Context<'_>) -> Result<Finish
     let profile = if let Some((program, rest)) = arguments.command.split_first() {
         let mut command = Command::new(program);
         command.args(rest);
-        let watched = profile::during(&mut command).map_err(super::failure)?;
+        let watched = profile::during(&mut command).map_err(crate::output::bench_failure)?;
         let (profile, status) = watched.map_err(|error| {
             Failure::bad_input(format!("cannot start {}: {error}", program.to_string_lossy()))
         })?;

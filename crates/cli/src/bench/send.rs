@@ -5,22 +5,24 @@ use crate::arguments::{SendArguments, Switch};
 use crate::output::Failure;
 use haul_bench::matrix::Selection;
 use haul_bench::send::{self, Plan};
+use haul_bench::way::Way;
 
 pub fn run(arguments: &SendArguments, context: &Context<'_>) -> Result<Finished, Failure> {
-    let plan = plan(arguments, context);
+    let plan = plan(arguments, context)?;
     context.run(|stop, progress| send::run(&plan, stop, progress))
 }
 
 /// The rows that the flags name; the default set when they name none.
-fn plan(arguments: &SendArguments, context: &Context<'_>) -> Plan {
-    let SendArguments { paths, chunk, workload, cork, offloads, rate, mtu } = arguments;
+fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failure> {
+    let SendArguments { paths, chunk, workload, cork, offloads, rate, mtu, plan } = arguments;
     let is_named = !(paths.is_empty()
         && chunk.is_empty()
         && workload.is_empty()
         && cork.is_empty()
         && offloads.is_empty());
     let plain = Selection::plain();
-    let selections = match (is_named, context.common.quick) {
+    let planned = plan.as_ref().map(haul_bench::plan::Plan::load).transpose().map_err(Failure::bad_input)?;
+    let mut selections = match (is_named, context.common.quick) {
         (false, false) => Selection::default_set(),
         (false, true) => vec![plain],
         (true, _) => vec![Selection {
@@ -31,12 +33,20 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Plan {
             offloads: or(offloads.iter().map(|&offloads| offloads.into()).collect(), plain.offloads),
         }],
     };
+    if planned.is_some() {
+        for selection in &mut selections {
+            if selection.paths.contains(&Way::Auto) && !selection.paths.contains(&Way::Planned) {
+                selection.paths.push(Way::Planned);
+            }
+        }
+    }
     let basis = if context.common.quick { Plan::quick(selections) } else { Plan::new(selections) };
-    Plan {
+    Ok(Plan {
         pace: context.pace(),
         rate: *rate,
         mtu: mtu.unwrap_or(basis.mtu),
         congestion: context.common.congestion.clone(),
+        planned,
         ..basis
-    }
+    })
 }

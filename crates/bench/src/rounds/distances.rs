@@ -1,0 +1,122 @@
+//! How far apart the hosts' CPUs were while each row was measured, and which rounds can be compared.
+//!
+//! A hypervisor moves a guest's CPUs between core complexes within seconds, and a copy then costs twice as much or half
+//! (docs/findings.md). A median over both would be a figure of neither. So where a run has seen both, a row keeps the
+//! rounds at the distance that most were measured at, if it has enough of them.
+
+use super::Series;
+use crate::stats::Figure;
+use crate::warning::{Kind, Warning};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// CPUs whose distance changes by this factor were moved: readings in one place differ by a tenth.
+const MOVED: f64 = 2.0;
+/// A row with fewer rounds at the one distance keeps all it has.
+const ROUNDS_MIN: usize = 2;
+
+/// The readings of a run.
+#[derive(Debug, Default)]
+pub(super) struct Distances {
+    /// By row and round: before it and after, in ns; none where a reading failed.
+    readings: HashMap<(usize, usize), Vec<f64>>,
+    /// What lies between near and far, and which of them was kept.
+    kept: Option<(f64, bool)>,
+}
+
+impl Distances {
+    pub(super) fn note(&mut self, row: usize, round: usize, apart: [Option<Duration>; 2]) {
+        let ns = apart.into_iter().flatten().map(|time| time.as_nanos() as f64).collect();
+        self.readings.insert((row, round), ns);
+    }
+
+    /// Leaves out rounds that were measured at another distance than most, or while it changed; says what was done.
+    pub(super) fn keep_one<C, R>(&mut self, rows: &mut [Series<C, R>]) -> Option<Warning> {
+        let all = || self.readings.values().flatten().copied();
+        let (near, far) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
+        if far < MOVED * near {
+            return None;
+        }
+        let middle = (near * far).sqrt();
+        let is_at = |readings: &[f64], is_far: bool| {
+            !readings.is_empty() && readings.iter().all(|&ns| (ns > middle) == is_far)
+        };
+        let count = |is_far| self.readings.values().filter(|readings| is_at(readings, is_far)).count();
+        let is_far = count(true) > count(false);
+        let (mut total, mut left_out, mut mixed) = (0, 0, 0);
+        for (index, row) in rows.iter_mut().enumerate().filter(|(_, row)| !row.rounds.is_empty()) {
+            let is_kept = |number: usize| {
+                self.readings.get(&(index, number)).is_some_and(|readings| is_at(readings, is_far))
+            };
+            total += row.rounds.len();
+            if row.rounds.iter().filter(|(number, _)| is_kept(*number)).count() < ROUNDS_MIN {
+                mixed += 1;
+                continue;
+            }
+            let before = row.rounds.len();
+            row.rounds.retain(|(number, _)| is_kept(*number));
+            left_out += before - row.rounds.len();
+        }
+        self.kept = Some((middle, is_far));
+        let (here, there) = if is_far { (far, near) } else { (near, far) };
+        let rest = if mixed > 0 {
+            format!("; {mixed} rows had too few of those and keep all")
+        } else {
+            String::new()
+        };
+        Some(Warning::new(
+            Kind::Moved,
+            format!(
+                "the hypervisor moved the CPUs during the run: a cache line went from one to the other and back in {near:.0} ns, then in {far:.0}, which changes what copies cost; rounds at {here:.0} ns are kept, {left_out} of {total} at {there:.0} ns or in between are left out{rest}"
+            ),
+        ))
+    }
+
+    /// The readings that belong to what was kept.
+    pub(super) fn figure(&self) -> Option<Figure> {
+        let is_kept = |ns: &f64| self.kept.is_none_or(|(middle, is_far)| (*ns > middle) == is_far);
+        Figure::of(&self.readings.values().flatten().copied().filter(is_kept).collect::<Vec<_>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(rounds: usize) -> Vec<Series<(), usize>> {
+        let mut row = Series::new(());
+        row.rounds = (0..rounds).map(|number| (number, number)).collect();
+        vec![row]
+    }
+
+    fn note(distances: &mut Distances, round: usize, before: u64, after: u64) {
+        distances.note(0, round, [before, after].map(|ns| Some(Duration::from_nanos(ns))));
+    }
+
+    #[test]
+    fn rounds_at_the_distance_of_most_are_kept() {
+        let (mut distances, mut rows) = (Distances::default(), rows(5));
+        for (round, before, after) in [(0, 60, 55), (1, 60, 310), (2, 300, 310), (3, 300, 320), (4, 305, 300)]
+        {
+            note(&mut distances, round, before, after);
+        }
+        let warning = distances.keep_one(&mut rows).unwrap();
+        assert_eq!(rows[0].rounds.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [2, 3, 4]);
+        assert!(warning.detail.contains("2 of 5"), "{}", warning.detail);
+        assert!(distances.figure().unwrap().low > 290.0);
+    }
+
+    #[test]
+    fn a_machine_that_stays_put_keeps_all_and_one_round_is_not_enough() {
+        let (mut distances, mut rows_) = (Distances::default(), rows(2));
+        note(&mut distances, 0, 60, 55);
+        note(&mut distances, 1, 50, 90);
+        assert_eq!(distances.keep_one(&mut rows_), None);
+        assert_eq!(rows_[0].rounds.len(), 2);
+        let (mut distances, mut rows_) = (Distances::default(), rows(2));
+        note(&mut distances, 0, 60, 55);
+        note(&mut distances, 1, 300, 310);
+        assert!(distances.keep_one(&mut rows_).is_some());
+        assert_eq!(rows_[0].rounds.len(), 2);
+    }
+}
