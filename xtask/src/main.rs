@@ -1,4 +1,5 @@
-//! Developer commands: `cargo xtask peers send` puts the usual tools beside haul, `cargo xtask vm` boots a guest.
+//! Developer commands: `cargo xtask peers send` puts the usual tools beside haul, `cargo xtask vm` boots a guest,
+//! `cargo xtask chart` draws the README's picture.
 
 #![forbid(unsafe_code)]
 
@@ -7,6 +8,7 @@ mod vm;
 use clap::{Parser, Subcommand};
 use haul_bench::peers;
 use haul_bench::{BenchError, Figure};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Commands for those who work on haul.
@@ -24,6 +26,11 @@ enum Command {
     Peers(Peers),
     /// Boot a guest with a network card that gathers pages, and prove there what the lab cannot show
     Vm,
+    /// Draw the chart of a report of `haul bench send`, as SVG on standard output
+    Chart {
+        /// The report
+        report: PathBuf,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -49,6 +56,7 @@ fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Peers(Peers::Send { rounds, congestion }) => run_peers(rounds, &congestion),
         Command::Vm => run_vm(),
+        Command::Chart { report } => run_chart(&report),
     }
 }
 
@@ -58,6 +66,23 @@ fn run_vm() -> ExitCode {
         Err(error) => {
             eprintln!("cargo xtask vm: {error}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_chart(report: &Path) -> ExitCode {
+    let text = std::fs::read(report).map_err(|error| error.to_string());
+    let parsed = text.and_then(|text| {
+        serde_json::from_slice::<haul_bench::send::Report>(&text).map_err(|error| error.to_string())
+    });
+    match parsed {
+        Ok(report) => {
+            print!("{}", haul_bench::export::svg::render(&report.view()));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("cargo xtask chart: {}: {error}", report.display());
+            ExitCode::from(2)
         }
     }
 }

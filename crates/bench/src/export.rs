@@ -2,6 +2,7 @@
 
 pub mod html;
 pub mod markdown;
+pub mod svg;
 pub mod terminal;
 
 /// The JSON contract, indented, with a newline at its end.

@@ -54,9 +54,12 @@ pub struct CommonArguments {
     /// Measure each row this often [default: 7, with --quick 3]
     #[arg(long, value_name = "N", global = true)]
     pub rounds: Option<usize>,
-    /// Fewer rows, fewer and shorter rounds
-    #[arg(long, global = true)]
+    /// Fewer rows, fewer and shorter rounds: what is done without an experiment
+    #[arg(long, global = true, conflicts_with = "full")]
     pub quick: bool,
+    /// Every row and all rounds also without an experiment, in about five minutes
+    #[arg(long)]
+    pub full: bool,
     /// The sockets' congestion control [default: cubic, or reno where cubic may not be set]
     #[arg(long, value_name = "NAME", global = true)]
     pub congestion: Option<String>,

@@ -40,13 +40,14 @@ impl<R: Tabled + Serialize> From<Report<R>> for Finished {
 /// What an experiment is run with.
 struct Context<'a> {
     common: &'a CommonArguments,
+    is_quick: bool,
     stop: &'a AtomicBool,
     bar: ProgressBar,
 }
 
 impl Context<'_> {
     fn pace(&self) -> Pace {
-        let basis = if self.common.quick { Pace::QUICK } else { Pace::FULL };
+        let basis = if self.is_quick { Pace::QUICK } else { Pace::FULL };
         Pace { rounds: self.common.rounds.unwrap_or(basis.rounds), ..basis }
     }
 
@@ -75,7 +76,8 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     // Before any thread is started; where it is refused, the lab falls back and says so.
     let _ = haul_lab::become_lab_user();
     let stop = output::stop_flag()?;
-    let context = Context { common, stop: &stop, bar: output::progress_bar() };
+    let is_quick = common.quick || is_everything && !common.full;
+    let context = Context { common, is_quick, stop: &stop, bar: output::progress_bar() };
     let all = arguments::every_experiment()?;
     let wanted = experiment.as_ref().map_or(all.as_slice(), std::slice::from_ref);
     let mut finished = Vec::new();

@@ -166,7 +166,7 @@ fn a_plan_comes_out_of_a_report_and_names_what_it_chose() {
     ]));
     assert!(measured.0.status.success(), "{}", measured.1);
     let (output, words) = run(&mut haul(&["plan", "--from", report, "--json", plan]));
-    assert!(output.status.success() && words.contains("a file, offloads on, of any size"), "{words}");
+    assert!(output.status.success() && words.contains("a file, offloads on, "), "{words}");
     let loaded: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap();
     assert_eq!(loaded["schema"], "haul.plan/1");
     let mut paths: Vec<&str> =

@@ -7,7 +7,7 @@ use haul_bench::checksum::{self, Plan};
 
 pub fn run(arguments: &ChecksumArguments, context: &Context<'_>) -> Result<Finished, Failure> {
     let pace = context.pace();
-    let basis = if context.common.quick { Plan::quick(pace) } else { Plan::new(pace) };
+    let basis = if context.is_quick { Plan::quick(pace) } else { Plan::new(pace) };
     let plan = Plan { sizes: or(arguments.size.clone(), basis.sizes), pace };
     context.run(|stop, progress| checksum::run(&plan, stop, progress))
 }

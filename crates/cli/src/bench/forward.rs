@@ -8,7 +8,7 @@ use haul_bench::forward::{self, Plan};
 pub fn run(arguments: &ForwardArguments, context: &Context<'_>) -> Result<Finished, Failure> {
     let ForwardArguments { paths, buffer, traffic, rate, mtu } = arguments;
     let pace = context.pace();
-    let basis = if context.common.quick { Plan::quick(pace) } else { Plan::new(pace) };
+    let basis = if context.is_quick { Plan::quick(pace) } else { Plan::new(pace) };
     let plan = Plan {
         ways: or(paths.clone(), basis.ways),
         buffers: or(buffer.clone(), basis.buffers),

@@ -7,7 +7,7 @@ use haul_bench::loan::{self, Plan};
 
 pub fn run(arguments: &LoanArguments, context: &Context<'_>) -> Result<Finished, Failure> {
     let pace = context.pace();
-    let basis = if context.common.quick { Plan::quick(pace) } else { Plan::new(pace) };
+    let basis = if context.is_quick { Plan::quick(pace) } else { Plan::new(pace) };
     let plan = Plan {
         pieces: or(arguments.piece.clone(), basis.pieces),
         pace,

@@ -21,7 +21,7 @@ pub fn run(arguments: &ProfileArguments, context: &Context<'_>) -> Result<Finish
         }
         profile
     } else {
-        let window = Duration::from_secs(if context.common.quick { 2 } else { 10 });
+        let window = Duration::from_secs(if context.is_quick { 2 } else { 10 });
         let plan = Plan {
             send: arguments.send,
             receive: arguments.receive,

@@ -7,7 +7,7 @@ use haul_bench::receive::{self, Plan, Selection};
 
 pub fn run(arguments: &ReceiveArguments, context: &Context<'_>) -> Result<Finished, Failure> {
     let plan = Plan {
-        selections: selections(arguments, context.common.quick),
+        selections: selections(arguments, context.is_quick),
         pace: context.pace(),
         congestion: context.common.congestion.clone(),
     };

@@ -22,7 +22,7 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failur
         && offloads.is_empty());
     let plain = Selection::plain();
     let planned = plan.as_ref().map(haul_bench::plan::Plan::load).transpose().map_err(Failure::bad_input)?;
-    let mut selections = match (is_named, context.common.quick) {
+    let mut selections = match (is_named, context.is_quick) {
         (false, false) => Selection::default_set(),
         (false, true) => vec![plain],
         (true, _) => vec![Selection {
@@ -40,7 +40,7 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failur
             }
         }
     }
-    let basis = if context.common.quick { Plan::quick(selections) } else { Plan::new(selections) };
+    let basis = if context.is_quick { Plan::quick(selections) } else { Plan::new(selections) };
     Ok(Plan {
         pace: context.pace(),
         rate: *rate,

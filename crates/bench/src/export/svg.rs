@@ -1,0 +1,74 @@
+//! One chart as a drawing of its own, for a page that shows pictures.
+
+use crate::view::{Group, View};
+use std::fmt::Write;
+
+const WIDTH: f64 = 720.0;
+const BAR_LEFT: f64 = 140.0;
+const BAR_WIDTH: f64 = 470.0;
+const BAR_HEIGHT: f64 = 11.0;
+/// Light and dark, as the reader's own page is.
+const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1d2226}.t{font-size:14px;font-weight:600}.q{fill:#5b646b}\
+    .sender{fill:#2a6fbb}.receiver{fill:#b9c3cb}\
+    @media(prefers-color-scheme:dark){text{fill:#e6e9eb}.q{fill:#9aa4ab}.sender{fill:#5b9fe6}.receiver{fill:#56616a}}";
+
+/// The chart of a report's first group.
+pub fn render(view: &View) -> String {
+    let mut body = String::new();
+    let mut y = 22.0;
+    let mut text = |y: f64, class: &str, words: &str| {
+        let _ = writeln!(body, "<text x=\"0\" y=\"{y}\" class=\"{class}\">{}</text>", escape(words));
+    };
+    if let Some(group) = view.groups.first() {
+        text(y, "t", &format!("{}: {}", view.title, group.title));
+    }
+    for words in &view.setting {
+        y += 17.0;
+        text(y, "q", words);
+    }
+    let legend: Vec<String> = view.legend.iter().map(|(_, what)| (*what).to_owned()).collect();
+    y += 17.0;
+    text(y, "q", &format!("{} (dark, light): {}", legend.join(", "), view.unit));
+    if let Some(group) = view.groups.first() {
+        y = bars(&mut body, group, y + 16.0);
+    }
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {y:.0}\" width=\"{WIDTH}\" height=\"{y:.0}\" role=\"img\">\n\
+         <style>{STYLE}</style>\n{body}</svg>\n"
+    )
+}
+
+/// Two bars a row, its name before and its figures behind them; returns where the next thing goes.
+fn bars(body: &mut String, group: &Group, mut y: f64) -> f64 {
+    for line in group.lines.iter().filter(|line| !line.bars.is_empty()) {
+        let _ = writeln!(
+            body,
+            "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            BAR_LEFT - 8.0,
+            y + BAR_HEIGHT,
+            escape(&line.name)
+        );
+        for bar in &line.bars {
+            let width = (BAR_WIDTH * bar.figure.median / group.full).clamp(0.0, BAR_WIDTH);
+            let remark =
+                if bar.remark.is_empty() { String::new() } else { format!(" · {}", escape(&bar.remark)) };
+            let _ = writeln!(
+                body,
+                "<rect x=\"{BAR_LEFT}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{:.1}\" class=\"{}\"/>\
+                 <text x=\"{:.1}\" y=\"{:.1}\" class=\"q\">{:.0}{remark}</text>",
+                BAR_HEIGHT - 1.0,
+                bar.class,
+                BAR_LEFT + width + 6.0,
+                y + BAR_HEIGHT - 1.5,
+                bar.figure.median
+            );
+            y += BAR_HEIGHT;
+        }
+        y += 7.0;
+    }
+    y
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
