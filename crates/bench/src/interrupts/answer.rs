@@ -29,6 +29,7 @@ fn cheapest(report: &Report, traffic: &str) -> Option<String> {
     let median = |figure: Option<Figure>| figure.map_or(0.0, |figure| figure.median);
     let grouped = |row: &Row| match traffic {
         "transmit" => format!("{:.0} a call", median(row.packets_per_call)),
+        "stream" => format!("{:.1} to a poll", median(row.packets_per_poll)),
         _ => format!("{:.1} packets to an interrupt", median(row.packets_per_interrupt)),
     };
     Some(if best.path == first.path || ratio.high >= 1.0 {

@@ -25,6 +25,7 @@ fn cheapest(report: &Report) -> Option<String> {
         .min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
     let Figure { median, low, high } = best.receiver_us_per_mib?;
     let beside = match best.receiver_us_ratio {
+        Some(ratio) if best.path != "read" && ratio.high >= 1.0 => ", which cannot be told from read".into(),
         Some(ratio) if best.path != "read" => {
             format!(", {:.2} × read ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high)
         }
