@@ -63,7 +63,7 @@ fn median_cost(row: &Row) -> f64 {
 /// The cheapest way of really sending something.
 fn best<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
     rows.iter()
-        .filter(|row| !matches!(row.path.as_str(), "floor" | "auto"))
+        .filter(|row| !matches!(row.path.as_str(), "floor" | "auto" | "planned"))
         .min_by(|one, other| median_cost(one).total_cmp(&median_cost(other)))
         .copied()
 }
@@ -72,7 +72,7 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
     let best = best(rows)?;
     let figure = cost(best)?;
     let head = format!(
-        "Cheapest for {} in chunks of {}: {}, {:.0} µs of the sending host's CPU per MiB ({:.0} to {:.0})",
+        "Cheapest path for {} in chunks of {}: {}, {:.0} µs of the sending host's CPU per MiB ({:.0} to {:.0})",
         best.workload,
         Size(best.chunk_bytes),
         best.path,
@@ -99,7 +99,7 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
     };
     let ties: Vec<&str> = rows
         .iter()
-        .filter(|row| row.path != best.path && !matches!(row.path.as_str(), "floor" | "auto"))
+        .filter(|row| row.path != best.path && !matches!(row.path.as_str(), "floor" | "auto" | "planned"))
         .filter(|row| is_tied(row, best))
         .map(|row| row.path.as_str())
         .collect();

@@ -4,7 +4,7 @@
 //! The first seven rows are the original question's ways of ordering checksum and copy.
 
 use crate::quantity::Size;
-use crate::rounds::{Progress, Series, Steps};
+use crate::rounds::{Progress, Series, Steps, too_few_rounds, unsteady};
 use crate::warning::{Kind, Warning};
 use crate::{BenchError, HostFacts, Pace};
 use haul_checksum::Kernel;
@@ -66,11 +66,20 @@ pub fn run(
     })?;
     let works = Work::all();
     let mut steps = Steps::new(plan.pace.rounds * works.len() * plan.sizes.len(), is_stopped, progress);
+    let mut sizes = plan.sizes.clone();
+    sizes.sort();
+    sizes.dedup();
     let mut is_complete = true;
-    for &size in &plan.sizes {
+    for size in sizes {
         let mut rows: Vec<Series<Work, f64>> = works.iter().map(|&work| Series::new(work)).collect();
         'rounds: for round in 0..plan.pace.rounds {
-            for row in &mut rows {
+            // Every other round backwards, so that a drift weighs on no row twice.
+            let mut order: Vec<usize> = (0..rows.len()).collect();
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for index in order {
+                let row = &mut rows[index];
                 if !steps.go_on(row.cell.name()) {
                     is_complete = false;
                     break 'rounds;
@@ -79,7 +88,10 @@ pub fn run(
             }
         }
         report.rows.extend(rows.iter().map(|row| row::of(row, size, &rows)));
+        let name = |work: &Work| format!("{} {size}", work.name());
+        report.warnings.extend(unsteady(&rows, name, |seconds| *seconds));
     }
+    report.warnings.extend(too_few_rounds(plan.pace.rounds));
     if !is_complete {
         let words = "stopped before it was complete: some rows have fewer rounds";
         report.warnings.push(Warning::new(Kind::Interrupted, words));

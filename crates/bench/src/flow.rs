@@ -6,7 +6,7 @@
 //! share.
 
 use crate::interrupts::Counters;
-use crate::worker::{ARGUMENT, Job, Message, Outcome, Task, Window, sleep_until};
+use crate::worker::{ARGUMENT, Job, Message, Outcome, Task, Window, now_ns, sleep_until};
 use haul_lab::{Host, LabError};
 use haul_soak::{Interval, Meter, SoakError};
 use serde::Serialize;
@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// How long a worker may take to start, to connect, and to end after the window.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How often a long window is looked into. Each look wakes a thread on a CPU that is measured, so not in short ones.
+const LOOK_INTERVAL_NS: u64 = 250_000_000;
 /// A window may miss its length by this share. More, and a process was not woken in time: the counters then
 /// cover time in which the others had stopped.
 const WINDOW_TOLERANCE: f64 = 0.1;
@@ -46,8 +48,9 @@ pub(crate) struct Flow<'a> {
 
 /// Of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Edge {
+pub(crate) enum Moment {
     Start,
+    Inside,
     End,
 }
 
@@ -77,6 +80,9 @@ pub enum FlowError {
         /// How long it took.
         seconds: f64,
     },
+    /// Somebody asked for an end.
+    #[error("stopped before it was complete")]
+    Stopped,
     /// The lab failed.
     #[error(transparent)]
     Lab(#[from] LabError),
@@ -129,14 +135,14 @@ struct Workers {
 impl Flow<'_> {
     /// Runs it and measures one window, with `meter` if there is one.
     pub(crate) fn run(&self, meter: Option<&Meter>) -> Result<Sample, FlowError> {
-        self.run_seen(meter, &mut |_| {})
+        self.run_seen(meter, &mut |_| true)
     }
 
-    /// The same; `look` is called at both edges of the window.
+    /// The same; `look` is called at both edges of the window and now and then inside, and says whether to go on.
     pub(crate) fn run_seen(
         &self,
         meter: Option<&Meter>,
-        look: &mut dyn FnMut(Edge),
+        look: &mut dyn FnMut(Moment) -> bool,
     ) -> Result<Sample, FlowError> {
         thread::scope(|scope| {
             let (events_out, events) = mpsc::channel();
@@ -159,9 +165,16 @@ impl Flow<'_> {
             sleep_until(window.start_ns);
             let before = meter.map(Meter::snapshot).transpose()?;
             let start = Instant::now();
-            look(Edge::Start);
+            let mut goes_on = look(Moment::Start);
+            while goes_on && now_ns() + LOOK_INTERVAL_NS < window.end_ns {
+                sleep_until(now_ns() + LOOK_INTERVAL_NS);
+                goes_on = look(Moment::Inside);
+            }
+            if !goes_on {
+                return Err(FlowError::Stopped);
+            }
             sleep_until(window.end_ns);
-            look(Edge::End);
+            look(Moment::End);
             let after = meter.map(Meter::snapshot).transpose()?;
             let seconds = start.elapsed().as_secs_f64();
             workers.wait_until_all_have_looked()?;

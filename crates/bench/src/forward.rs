@@ -38,8 +38,8 @@ const SENT: Size = Size(1 << 20);
 const CHUNK_BYTES: usize = 64 << 10;
 /// The largest buffer or pipe that can be asked for.
 const BUFFER_MAX: Size = Size(64 << 20);
-/// The largest message.
-const MESSAGE_MAX: Size = Size(64 << 20);
+/// The largest message: one that is on its way back while the rest is still going there must fit the sockets' buffers.
+const MESSAGE_MAX: Size = Size(256 << 10);
 
 /// What passes through the forwarder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -117,7 +117,7 @@ impl Plan {
                     Traffic::Bulk => self.buffers.iter().copied().map(Some).collect(),
                     // One that fits takes one call, whatever more the buffer could hold.
                     Traffic::Messages(size) => {
-                        let fits = self.buffers.iter().find(|&&buffer| buffer >= size);
+                        let fits = self.buffers.iter().filter(|&&buffer| buffer >= size).min();
                         vec![fits.or(self.buffers.last()).copied()]
                     }
                 };
@@ -256,6 +256,9 @@ impl Subject for Forwards<'_> {
             Traffic::Messages(size) => bytes_per_second / size.0 as f64,
         };
         let costs = Costs::of(self.lab, load, bytes_per_second)?;
+        if cell.traffic != Traffic::Bulk && first.latency.is_none() {
+            return None;
+        }
         Some(Round { costs, forwarded: *forwarded, latency: first.latency, messages_per_second })
     }
 }

@@ -5,7 +5,7 @@
 //! A veth has no interrupt of its own. What interrupts a host of the lab is the call by which the other CPU hands it
 //! packets, and that is what is counted here, with whatever else interrupts it but the clock.
 
-use crate::flow::{Edge, Flow, FlowError, Part, Sample};
+use crate::flow::{Flow, FlowError, Moment, Part, Sample};
 use crate::quantity::Size;
 use crate::report::LabFacts;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
@@ -32,6 +32,8 @@ pub type Report = crate::report::Report<Row>;
 
 /// What an Ethernet packet carries after the headers of IPv4 and UDP.
 const DATAGRAM_BYTES: u16 = 1472;
+/// What a TCP packet of 1500 bytes carries after 52 of headers.
+const SEGMENT_BYTES: f64 = 1448.0;
 /// Datagrams in a group: as many as fit the 64 KiB of a packet that the device cuts.
 const GROUP: usize = 44;
 /// The rate at which datagrams come where the receiver's settings are compared: some tenths of what it could take.
@@ -67,19 +69,19 @@ const SETTINGS: [Setting; 5] = {
             name: "gro, deferred",
             reception: Reception { defer_hard_irqs: 2, flush_timeout_ns: 50_000, ..gro },
             busy_poll_us: 0,
-            how: "echo 2 > /sys/class/net/DEV/napi_defer_hard_irqs; echo 50000 > /sys/class/net/DEV/gro_flush_timeout",
+            how: "ethtool -K DEV gro on; echo 2 > /sys/class/net/DEV/napi_defer_hard_irqs; echo 50000 > /sys/class/net/DEV/gro_flush_timeout",
         },
         Setting {
             name: "gro, threaded",
             reception: Reception { threaded: true, ..gro },
             busy_poll_us: 0,
-            how: "echo 1 > /sys/class/net/DEV/threaded",
+            how: "ethtool -K DEV gro on; echo 1 > /sys/class/net/DEV/threaded",
         },
         Setting {
             name: "gro, busy polling",
             reception: gro,
             busy_poll_us: BUSY_POLL_US,
-            how: "SO_BUSY_POLL 50 on the socket, or sysctl -w net.core.busy_read=50",
+            how: "ethtool -K DEV gro on; SO_BUSY_POLL 50 on the socket, or sysctl -w net.core.busy_read=50",
         },
     ]
 };
@@ -142,7 +144,7 @@ pub fn run(
     let mut rows: Vec<Series<Cell, Round>> = cells().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut packets, &mut rows, &mut steps)?;
-    run.warn(&rows, Cell::name, Round::cost);
+    run.warn(&rows, |cell| format!("{} ({})", cell.name(), cell.traffic.name()), Round::cost);
     let facts = LabFacts::of(&run, &packets.congestion, None);
     let mut report = Report {
         rows: rows.iter().map(|series| row::of(series, &rows)).collect(),
@@ -165,9 +167,9 @@ impl Cell {
 #[derive(Debug, Clone, Copy)]
 struct Round {
     costs: Costs,
-    /// Of the datagrams that were sent.
-    delivered: f64,
-    packets_per_second: f64,
+    /// What was sent and what was taken; they differ where datagrams are lost.
+    sent_per_second: f64,
+    taken_per_second: f64,
     counters: Counters,
     sent: Outcome,
     latency: Option<Latency>,
@@ -175,18 +177,19 @@ struct Round {
 }
 
 impl Round {
-    fn us_per_1000(&self, load_percent: f64) -> f64 {
-        load_percent / 100.0 * 1e6 / (self.packets_per_second / 1000.0)
+    /// For 1000 packets that were sent.
+    fn sender_us_per_1000(&self) -> f64 {
+        self.costs.sender.load_percent / 100.0 * 1e6 / (self.sent_per_second / 1000.0)
+    }
+
+    /// For 1000 packets that were taken.
+    fn receiver_us_per_1000(&self) -> f64 {
+        self.costs.receiver.load_percent / 100.0 * 1e6 / (self.taken_per_second / 1000.0)
     }
 
     /// What rows of one kind are compared by: the cost of the host that differs.
     fn cost(&self) -> f64 {
-        let costs = &self.costs;
-        self.us_per_1000(if self.is_transmit {
-            costs.sender.load_percent
-        } else {
-            costs.receiver.load_percent
-        })
+        if self.is_transmit { self.sender_us_per_1000() } else { self.receiver_us_per_1000() }
     }
 }
 
@@ -269,8 +272,13 @@ impl Subject for Packets<'_> {
             window: self.pace.window,
         };
         let mut seen = [Counters::default(); 2];
-        let mut sample = flow.run_seen(Some(meter), &mut |edge| {
-            seen[usize::from(edge == Edge::End)] = Counters::read(receiver);
+        let mut sample = flow.run_seen(Some(meter), &mut |moment| {
+            match moment {
+                Moment::Start => seen[0] = Counters::read(receiver),
+                Moment::End => seen[1] = Counters::read(receiver),
+                Moment::Inside => {}
+            }
+            true
         })?;
         sample.counters = seen[1].since(&seen[0]);
         Ok(sample)
@@ -278,28 +286,24 @@ impl Subject for Packets<'_> {
 
     fn judge(&self, cell: &Cell, sample: &Sample, load: &Load) -> Option<Round> {
         let [taken, sent] = sample.outcomes.as_slice() else { return None };
-        let (packets_per_second, delivered) = match cell.traffic {
+        let is_transmit = matches!(cell.traffic, Traffic::Transmit(_));
+        let (sent_per_second, taken_per_second) = match cell.traffic {
             Traffic::Transmit(_) | Traffic::Datagrams => {
-                let sent_per_second = sent.bytes_per_second() / f64::from(DATAGRAM_BYTES);
-                let taken_per_second = taken.messages as f64 / taken.seconds;
-                // The sender is judged by what it sent, the receiver by what it got.
-                let is_transmit = matches!(cell.traffic, Traffic::Transmit(_));
-                let counted = if is_transmit { sent_per_second } else { taken_per_second };
-                (counted, taken_per_second / sent_per_second)
+                (sent.bytes_per_second() / f64::from(DATAGRAM_BYTES), taken.messages as f64 / taken.seconds)
             }
-            Traffic::Stream => (taken.bytes_per_second() / 1448.0, 1.0),
-            Traffic::Messages => (taken.bytes_per_second() / MESSAGE.0 as f64, 1.0),
+            Traffic::Stream => [taken.bytes_per_second() / SEGMENT_BYTES; 2].into(),
+            Traffic::Messages => [taken.bytes_per_second() / MESSAGE.0 as f64; 2].into(),
         };
         let bytes_per_second =
             if taken.bytes > 0 { taken.bytes_per_second() } else { sent.bytes_per_second() };
         Some(Round {
             costs: Costs::of(self.lab, load, bytes_per_second)?,
-            delivered,
-            packets_per_second,
+            sent_per_second,
+            taken_per_second,
             counters: sample.counters,
             sent: *sent,
             latency: sent.latency,
-            is_transmit: matches!(cell.traffic, Traffic::Transmit(_)),
+            is_transmit,
         })
     }
 }

@@ -67,10 +67,22 @@ pub enum BenchError {
     Soak(#[from] haul_soak::SoakError),
     /// A connection failed where it must not.
     #[error(transparent)]
-    Flow(#[from] flow::FlowError),
+    Flow(flow::FlowError),
+    /// Somebody asked for an end before there was anything to report.
+    #[error("stopped before there was anything to report")]
+    Stopped,
     /// Something that was asked for rightly did not work.
     #[error("{0}")]
     Failed(String),
+}
+
+impl From<flow::FlowError> for BenchError {
+    fn from(error: flow::FlowError) -> Self {
+        match error {
+            flow::FlowError::Stopped => Self::Stopped,
+            error => Self::Flow(error),
+        }
+    }
 }
 
 impl BenchError {

@@ -93,8 +93,10 @@ impl Plan {
 
     fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
+        let mut pieces = self.pieces.clone();
+        pieces.sort();
         for to in [To::Tcp, To::Udp, To::Sink] {
-            for &piece in &self.pieces {
+            for &piece in &pieces {
                 let fits = |hand: Hand| match to {
                     To::Tcp => Some(By::Hand(hand)),
                     // Larger ones are cut by the device, up to what one call takes.

@@ -118,7 +118,7 @@ pub fn describe_rate(plan: &Plan, rate: Rate) -> String {
             let cores = |us_per_mib: f64| rate.0 as f64 / 8.0 / MIB * us_per_mib / 1e6;
             let _ = writeln!(
                 text,
-                "{name}, {path}: {:.1} cores ({:.1} to {:.1})",
+                "{name}, {path}: {:.2} cores ({:.2} to {:.2})",
                 cores(median),
                 cores(low),
                 cores(high)

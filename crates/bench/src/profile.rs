@@ -4,7 +4,7 @@
 //! A timer looks at each CPU some thousand times a second. What it finds in the meter's own thread is an idle CPU,
 //! unless an interrupt was at work on top of it. The groups are in `profile/groups.txt`.
 
-use crate::flow::{Edge, Flow, Part};
+use crate::flow::{Flow, Moment, Part};
 use crate::report::LabFacts;
 use crate::rounds::{CALIBRATION, Costs, Pace, Progress, Run, Steps, WARM_UP};
 use crate::stats::Figure;
@@ -16,7 +16,7 @@ use crate::{BenchError, HostFacts, congestion, receive::way::ReceiveWay, way::Wa
 use haul_lab::{Lab, Settings};
 use std::collections::HashSet;
 use std::process::{Command, ExitStatus};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 mod count;
@@ -37,6 +37,8 @@ pub type Report = crate::report::Report<Row>;
 
 /// What the sender sends in a call, and the receiver's buffer.
 const CHUNK_BYTES: usize = 64 << 10;
+/// Looks at busy CPUs below which a share of a percent is one look or two.
+const TICKS_ENOUGH: u64 = 500;
 /// The longest that is watched.
 const SECONDS_MAX: f64 = 600.0;
 
@@ -111,9 +113,13 @@ pub fn run(
     // The looks themselves interrupt too; a baseline that has them takes them off the meter's reading.
     let before = run.meter.calibrate(CALIBRATION);
     let mut seen = Vec::new();
-    let sample = flow.run_seen(Some(&run.meter), &mut |edge| match edge {
-        Edge::Start => drop(recorder.take()),
-        Edge::End => seen = recorder.take(),
+    let sample = flow.run_seen(Some(&run.meter), &mut |moment| {
+        match moment {
+            Moment::Start => drop(recorder.take()),
+            Moment::Inside => {}
+            Moment::End => seen = recorder.take(),
+        }
+        !is_stopped.load(Relaxed)
     })?;
     let baseline = before.middle(&run.meter.calibrate(CALIBRATION));
     let load = sample.interval.as_ref().map(|interval| interval.load(&baseline));
@@ -155,7 +161,7 @@ pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitSta
     let (recorder, symbols) = watch(&cpus)?;
     drop(recorder.take());
     let start = Instant::now();
-    let status = match command.status() {
+    let status = match haul_sys::child::dies_with_parent(command).status() {
         Ok(status) => status,
         Err(error) => return Ok(Err(error)),
     };
@@ -168,9 +174,13 @@ pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitSta
         all.add(&Counted::of(seen, &symbols, &groups, &HashSet::new()));
         lost += seen.lost;
     }
-    let what = format!("all {} CPUs for {seconds:.1} s", cpus.len());
+    let what = format!("machine, {} CPUs for {seconds:.1} s", cpus.len());
     let mut report = Report::new("profile", started, HostFacts::here(), None);
     warn_of_losses(&mut report, &what, lost);
+    if all.busy() < TICKS_ENOUGH {
+        let words = format!("{} looks at busy CPUs: too few for shares that mean much", all.busy());
+        report.warnings.push(Warning::new(Kind::TooFewRounds, words));
+    }
     report.rows = row::rows(&what, &all, None);
     report.answers = row::answer(&what, &all, None);
     let picture = Picture { title: format!("Where the time of {what} goes"), svg: flame::draw(&all) };
@@ -180,7 +190,7 @@ pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitSta
 fn watch(cpus: &[usize]) -> Result<(Recorder, Symbols), BenchError> {
     let recorder = Recorder::start(cpus).map_err(|error| {
         BenchError::BadInput(format!(
-            "the kernel does not let this user watch CPUs ({error}): run as root, or sysctl -w kernel.perf_event_paranoid=0"
+            "the kernel does not let this user watch CPUs ({error}): run as root, or sysctl -w kernel.perf_event_paranoid=0 kernel.kptr_restrict=0"
         ))
     })?;
     let symbols =

@@ -19,6 +19,7 @@ use haul_soak::{Load, Meter};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs;
 use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 
@@ -44,6 +45,10 @@ const SENT: Size = Size(1 << 20);
 const CHUNK_BYTES: usize = 64 << 10;
 /// Whether the network stack takes memory a page at a time (Linux 5.14).
 const PAGE_ORDER_SYSCTL: &str = "net.core.high_order_alloc_disable";
+const PAGE_ORDER_FILE: &str = "/proc/sys/net/core/high_order_alloc_disable";
+/// What a receiver is woken for, as a share of its buffer: the same for every way, or those that are woken less would seem
+/// the cheaper. It is what [`haul::Receiver::expect`] sets.
+const LOW_WATER_DIVISOR: usize = 8;
 
 /// How the sending side puts payload into pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -243,7 +248,11 @@ struct Round {
 enum Settled {
     Untouched,
     Held(HostSetting),
-    Refused(String),
+    /// It cannot be changed and stays at this value.
+    Refused {
+        value: String,
+        reason: String,
+    },
 }
 
 /// What receives.
@@ -258,16 +267,23 @@ struct Receives<'a> {
 
 impl Receives<'_> {
     fn set_page_order(&mut self, wanted: PageOrder) -> Result<(), FlowError> {
-        if let (PageOrder::Single, Settled::Untouched) = (wanted, &self.page_order) {
+        let value = if wanted == PageOrder::Single { "1" } else { "0" };
+        if let Settled::Untouched = self.page_order {
+            // A kernel before 5.14 has no such setting, and is as if it were 0.
+            let now = fs::read_to_string(PAGE_ORDER_FILE).map_or("0".into(), |text| text.trim().to_owned());
+            if now == value {
+                return Ok(());
+            }
             self.page_order = match HostSetting::hold(PAGE_ORDER_SYSCTL) {
                 Ok(setting) => Settled::Held(setting),
-                Err(error) => Settled::Refused(error.to_string()),
+                Err(error) => Settled::Refused { value: now, reason: error.to_string() },
             };
         }
-        match (wanted, &self.page_order) {
-            (PageOrder::Default, Settled::Held(setting)) => Ok(setting.set("0")?),
-            (PageOrder::Single, Settled::Held(setting)) => Ok(setting.set("1")?),
-            (PageOrder::Single, Settled::Refused(reason)) => Err(FlowError::Refused(reason.clone())),
+        match &self.page_order {
+            Settled::Held(setting) => Ok(setting.set(value)?),
+            Settled::Refused { value: stays, reason } if stays != value => {
+                Err(FlowError::Refused(reason.clone()))
+            }
             _ => Ok(()),
         }
     }
@@ -299,7 +315,9 @@ impl Subject for Receives<'_> {
             pieces: workload.handed_over(),
             plan: None,
         };
-        let receiving = Receiving { way, buffer_bytes: condition.buffer.0 as usize, touch: condition.touch };
+        let buffer_bytes = condition.buffer.0 as usize;
+        let low_water_bytes = buffer_bytes / LOW_WATER_DIVISOR;
+        let receiving = Receiving { way, buffer_bytes, touch: condition.touch, low_water_bytes };
         let flow = Flow {
             parts: vec![
                 Part { host: &lab.receiver, task: Task::Receive(receiving) },

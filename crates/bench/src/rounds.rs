@@ -13,7 +13,7 @@ mod distances;
 mod warnings;
 
 use distances::Distances;
-pub(crate) use warnings::{LOW_LOAD_PERCENT, list};
+pub(crate) use warnings::{LOW_LOAD_PERCENT, list, too_few_rounds, unsteady};
 
 /// How long the machine is kept quiet before and after each round to calibrate the meter.
 pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);

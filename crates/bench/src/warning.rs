@@ -34,6 +34,14 @@ pub enum Kind {
     Observer,
 }
 
+impl std::fmt::Display for Kind {
+    /// As programs read it.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = serde_json::to_value(self).ok();
+        formatter.write_str(name.as_ref().and_then(|name| name.as_str()).unwrap_or("?"))
+    }
+}
+
 /// One of them, in words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {

@@ -9,6 +9,8 @@
 
 use haul::Error;
 use haul_sys::rusage::{self, Usage, Who};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
@@ -214,9 +216,9 @@ impl Tally {
         if let Ok(window) = serde_json::from_str::<Window>(&line) {
             // Both are set once, by this thread.
             let _ = self.planned.set(window);
-            sleep_until(window.start_ns);
+            wait_until(window.start_ns)?;
             let start = self.account()?;
-            sleep_until(window.end_ns);
+            wait_until(window.end_ns)?;
             let _ = self.window.set(start..self.account()?);
             say(&Message::Looked)?;
             input.read_line(&mut line)?;
@@ -300,12 +302,32 @@ fn say_started() -> Result<(), Message> {
     say(&Message::Started { at_ns: now_ns() }).map_err(|error| failed("reporting", error))
 }
 
+/// Sleeps until that moment of the monotonic clock; an error where nobody listens any more before.
+fn wait_until(ns: u64) -> io::Result<()> {
+    loop {
+        let left = ns.saturating_sub(now_ns());
+        if left == 0 {
+            return Ok(());
+        }
+        let timeout =
+            Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };
+        let input = io::stdin();
+        let mut wanted = [PollFd::new(&input, PollFlags::IN)];
+        match poll(&mut wanted, Some(&timeout)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            // Nothing is said before everybody has looked, so this is the end.
+            Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
 /// Sleeps until that moment of the monotonic clock.
 pub(crate) fn sleep_until(ns: u64) {
     thread::sleep(Duration::from_nanos(ns.saturating_sub(now_ns())));
 }
 
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

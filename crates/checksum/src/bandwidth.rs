@@ -1,6 +1,7 @@
 //! Reading memory as fast as this CPU can, to compare what does more with.
 
-/// Reads every byte once, in the widest loads there are; the result depends on all of them.
+/// Reads every byte once, in loads of 64 bytes where the CPU has AVX-512, else in what the compiler makes of words; the
+/// result depends on all of them.
 pub fn read(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {

@@ -24,7 +24,7 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Measure what every way of sending costs on this machine
+    /// Measure what every way of sending, receiving and forwarding costs on this machine, and where that goes
     ///
     /// Without an experiment: all of them in a quick form, written to ./haul-report/ as JSON, Markdown and one
     /// web page.
@@ -54,11 +54,11 @@ pub struct CommonArguments {
     /// Measure each row this often [default: 7, with --quick 3]
     #[arg(long, value_name = "N", global = true)]
     pub rounds: Option<usize>,
-    /// Fewer rows, fewer and shorter rounds: what is done without an experiment
+    /// Fewer rows, fewer and shorter rounds; plain `haul bench` is quick unless it is --full
     #[arg(long, global = true, conflicts_with = "full")]
     pub quick: bool,
-    /// Every row and all rounds also without an experiment, in about five minutes
-    #[arg(long)]
+    /// Every row and all rounds, which an experiment by its name does anyway; all of them take about five minutes
+    #[arg(long, global = true)]
     pub full: bool,
     /// The sockets' congestion control [default: cubic, or reno where cubic may not be set]
     #[arg(long, value_name = "NAME", global = true)]

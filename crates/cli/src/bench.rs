@@ -29,11 +29,20 @@ struct Finished {
     experiment: String,
     view: View,
     json: String,
+    /// That of a command that was watched.
+    code: u8,
+}
+
+impl Finished {
+    fn is_all_refused(&self) -> bool {
+        let mut lines = self.view.groups.iter().flat_map(|group| &group.lines);
+        !self.view.groups.is_empty() && lines.all(|line| line.refused.is_some())
+    }
 }
 
 impl<R: Tabled + Serialize> From<Report<R>> for Finished {
     fn from(report: Report<R>) -> Self {
-        Self { view: report.view(), json: export::json(&report), experiment: report.experiment }
+        Self { view: report.view(), json: export::json(&report), experiment: report.experiment, code: 0 }
     }
 }
 
@@ -73,8 +82,11 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let BenchArguments { experiment, common } = arguments;
     let is_everything = experiment.is_none();
     check_destinations(common, is_everything)?;
-    // Before any thread is started; where it is refused, the lab falls back and says so.
-    let _ = haul_lab::become_lab_user();
+    // Before any thread is started; where it is refused, the lab falls back and says so. A command that is watched stays
+    // who it is.
+    if !experiment.as_ref().is_some_and(Experiment::watches_a_command) {
+        let _ = haul_lab::become_lab_user();
+    }
     let stop = output::stop_flag()?;
     let is_quick = common.quick || is_everything && !common.full;
     let context = Context { common, is_quick, stop: &stop, bar: output::progress_bar() };
@@ -85,6 +97,7 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         match experiment.run(&context) {
             Ok(report) => finished.push(report),
             // What one experiment lacks (permission, a feature) is no reason to go without the others.
+            Err(_) if stop.load(Relaxed) && !finished.is_empty() => break,
             Err(failure) if is_everything => {
                 context.bar.suspend(|| eprintln!("haul: {} is left out: {failure}", experiment.name()));
             }
@@ -95,8 +108,26 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         }
     }
     context.bar.finish_and_clear();
+    if finished.is_empty() {
+        return Err(Failure::stopped("stopped before there was anything to report"));
+    }
     write(&finished, common, is_everything)?;
-    Ok(if stop.load(Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
+    if stop.load(Relaxed) {
+        if is_everything {
+            let (done, all) = (finished.len(), wanted.len());
+            eprintln!(
+                "haul: stopped: {FOLDER}/index.html holds {done} of {all} experiments, the last not complete"
+            );
+        }
+        return Ok(ExitCode::from(130));
+    }
+    match finished.as_slice() {
+        [one] if one.is_all_refused() => {
+            Err(Failure::failed("nothing could be measured here; the reasons are above"))
+        }
+        [one] => Ok(ExitCode::from(one.code)),
+        _ => Ok(ExitCode::SUCCESS),
+    }
 }
 
 impl Experiment {
@@ -110,6 +141,10 @@ impl Experiment {
             Self::Loan(_) => "loan",
             Self::Checksum(_) => "checksum",
         }
+    }
+
+    fn watches_a_command(&self) -> bool {
+        matches!(self, Self::Profile(arguments) if !arguments.command.is_empty())
     }
 
     fn run(&self, context: &Context<'_>) -> Result<Finished, Failure> {

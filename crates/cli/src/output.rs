@@ -35,6 +35,11 @@ impl Failure {
         Self { message: message.to_string(), code: 1 }
     }
 
+    /// Somebody asked for an end before there was a result: exit code 130.
+    pub fn stopped(message: impl Display) -> Self {
+        Self { message: message.to_string(), code: 130 }
+    }
+
     /// Prints the line and gives the exit code.
     pub fn report(&self) -> ExitCode {
         // A standard error that is closed leaves nobody to tell.
@@ -45,7 +50,11 @@ impl Failure {
 
 /// The end of an experiment that could not be run.
 pub fn bench_failure(error: BenchError) -> Failure {
-    if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
+    match error {
+        BenchError::Stopped => Failure::stopped(error),
+        error if error.is_bad_input() => Failure::bad_input(error),
+        error => Failure::failed(error),
+    }
 }
 
 /// How far a run has come, on a terminal.

@@ -25,26 +25,31 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
     if arguments.check {
         return check(&file);
     }
-    if let Some(json) = &arguments.json {
-        json.check()?;
-    }
+    arguments.json.clone().unwrap_or(Destination::File(file.clone())).check()?;
     let (plan, tests) = match (&arguments.from, arguments.rate) {
         (Some(report), _) => (from_report(report)?, None),
         // A rate needs no new measurement where there is a plan.
-        (None, Some(_)) if file.exists() => (load(&file)?, None),
-        (None, _) => {
+        (None, Some(_)) if file.exists() => {
+            let plan = load(&file)?;
+            warn_of_changes(&file, &plan);
+            (plan, None)
+        }
+        (None, rate) => {
+            if rate.is_some() {
+                eprintln!("haul: there is no {} yet: measuring for about 90 seconds", file.display());
+            }
             let (plan, tests) = measure(arguments)?;
             (plan, Some(tests))
         }
     };
     let is_printed = arguments.json != Some(Destination::StandardOutput);
     match arguments.rate {
-        Some(rate) if is_printed => output::print(&plan::describe_rate(&plan, rate))?,
-        _ if is_printed => output::print(&plan::describe(&plan))?,
+        Some(rate) if is_printed => print(&plan::describe_rate(&plan, rate))?,
+        _ if is_printed => print(&plan::describe(&plan))?,
         _ => {}
     }
     if let Some(tests) = tests.as_ref().filter(|_| is_printed) {
-        output::print(tests)?;
+        print(tests)?;
     }
     // A plan that was measured is kept; one that was only looked at is written where somebody asks for it.
     let kept = Destination::File(file.clone());
@@ -68,14 +73,27 @@ fn measure(arguments: &PlanArguments) -> Result<(Plan, String), Failure> {
     bar.finish_and_clear();
     let made = made.map_err(output::bench_failure)?;
     if stop.load(std::sync::atomic::Ordering::Relaxed) {
-        return Err(Failure::failed("stopped before it was complete: no plan was made"));
+        return Err(Failure::stopped("stopped before it was complete: no plan was made"));
     }
     warn(&made.report);
     Ok((made.plan, plan::describe_tests(&made.tests)))
 }
 
 fn load(file: &Path) -> Result<Plan, Failure> {
+    if !file.exists() {
+        return Err(Failure::bad_input(format!(
+            "there is no {}: make a plan with `haul plan`",
+            file.display()
+        )));
+    }
     Plan::load(file).map_err(Failure::bad_input)
+}
+
+/// Says where a plan that is used is of another machine.
+pub fn warn_of_changes(file: &Path, plan: &Plan) {
+    for change in plan::changes(plan) {
+        eprintln!("haul: {} is not of this machine as it is: {change}", file.display());
+    }
 }
 
 /// Says what has changed since.
@@ -118,12 +136,17 @@ fn from_report(path: &Path) -> Result<Plan, Failure> {
 }
 
 fn warn(report: &Report) {
-    let kinds: BTreeSet<String> =
-        report.warnings.iter().map(|warning| format!("{:?}", warning.kind).to_lowercase()).collect();
+    let kinds: BTreeSet<String> = report.warnings.iter().map(|warning| warning.kind.to_string()).collect();
     if !kinds.is_empty() {
         let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
         eprintln!(
             "haul: the measurement carries warnings ({kinds}): a plan is as good as what it was made of"
         );
     }
+}
+
+/// Prints lines no wider than the terminal.
+fn print(text: &str) -> Result<(), Failure> {
+    let options = textwrap::Options::new(usize::from(output::width())).subsequent_indent("  ");
+    text.lines().try_for_each(|line| output::print(&(textwrap::fill(line, &options) + "\n")))
 }

@@ -62,10 +62,38 @@ fn a_command_is_watched_and_drawn() {
     let report = json(&mut haul(&arguments));
     assert!(report["lab"].is_null());
     let names: Vec<&str> =
-        rows(&report, "all", "function").iter().map(|row| row["name"].as_str().unwrap()).collect();
+        rows(&report, "machine", "function").iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert!(names.iter().any(|name| name.contains("pipe")), "{names:?}");
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.contains("<svg class=\"flame\"") && page.contains("everything"), "no flame graph");
+}
+
+#[test]
+fn a_command_keeps_its_exit_code_and_an_end_is_an_end() {
+    if !may_watch() {
+        return;
+    }
+    let (output, words) = run(&mut haul(&["bench", "profile", "--", "sh", "-c", "exit 7"]));
+    assert_eq!(output.status.code(), Some(7), "{words}");
+    // Long before the ten minutes are over.
+    let program = env!("CARGO_BIN_EXE_haul");
+    let mut command = std::process::Command::new("timeout");
+    command.args([
+        "--foreground",
+        "-s",
+        "INT",
+        "-k",
+        "30",
+        "3",
+        program,
+        "bench",
+        "profile",
+        "--duration",
+        "600s",
+    ]);
+    let (output, words) = run(&mut command);
+    assert!(words.contains("stopped before"), "{words}");
+    assert!(output.stdout.is_empty(), "{words}");
 }
 
 #[test]

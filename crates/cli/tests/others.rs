@@ -224,6 +224,9 @@ fn a_plan_is_measured_put_to_the_test_and_kept() {
     let (output, words) = in_folder(&["plan", "--check"]);
     assert_eq!(output.status.code(), Some(1), "{words}");
     assert!(words.contains("kernel: 2.4.2 when it was measured"), "{words}");
+    // A plan of another machine is used, and says so.
+    let (output, words) = in_folder(&["plan", "--rate", "1gbit"]);
+    assert!(output.status.success() && words.contains("is not of this machine"), "{words}");
     std::fs::write(folder.path().join("haul-plan.json"), &text[..text.len() / 2]).unwrap();
     for arguments in [&["plan", "--check"][..], &["plan", "--rate", "1gbit"], &arguments] {
         let (output, words) = in_folder(arguments);

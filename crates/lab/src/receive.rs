@@ -32,13 +32,14 @@ impl Host {
                 ("gro_flush_timeout", wanted.flush_timeout_ns.to_string()),
                 ("threaded", u8::from(wanted.threaded).to_string()),
             ];
+            let before = pollers(self.device());
             let written = write_attributes(self.device(), &attributes);
             // An ordinary user sees no writable sysfs; a device that is as it was made needs none.
             let needs_nothing = wanted == Reception { gro: wanted.gro, ..Reception::default() };
             match written {
                 Err(error) if !needs_nothing => Err(at("NAPI (it needs root)")(error)),
                 _ if wanted.threaded => {
-                    pin_poller(self.device(), self.cpu()).map_err(at("the polling thread's CPU"))
+                    pin_pollers(self.device(), &before, self.cpu()).map_err(at("the polling thread's CPU"))
                 }
                 _ => Ok(()),
             }
@@ -58,20 +59,24 @@ fn write_attributes(device: &str, attributes: &[(&str, String)]) -> io::Result<(
     Ok(())
 }
 
-/// The kernel's polling threads are called `napi/DEVICE-NUMBER`; their names do not tell namespaces apart, so the
-/// newest is taken.
-fn pin_poller(device: &str, cpu: usize) -> io::Result<()> {
+/// The kernel's polling threads for a device of this name. Their names do not tell network namespaces apart.
+fn pollers(device: &str) -> Vec<i32> {
     let prefix = format!("napi/{device}-");
-    let newest = fs::read_dir("/proc")?
-        .flatten()
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
         .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
         .filter(|process| {
             fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|name| name.starts_with(&prefix))
         })
-        .max();
-    let newest = newest.and_then(Pid::from_raw);
-    let newest = newest.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no such thread"))?;
+        .collect()
+}
+
+/// Gives the threads that were not there `before` a CPU. A device whose threads were made earlier has them pinned.
+fn pin_pollers(device: &str, before: &[i32], cpu: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
-    Ok(rustix::thread::sched_setaffinity(Some(newest), &set)?)
+    for thread in pollers(device).into_iter().filter(|thread| !before.contains(thread)) {
+        rustix::thread::sched_setaffinity(Pid::from_raw(thread), &set)?;
+    }
+    Ok(())
 }

@@ -19,6 +19,7 @@ const GUARD: &str = "trap '' INT TERM HUP QUIT; cat >/dev/null; printf '%s\\n' \
 pub struct HostSetting {
     name: String,
     file: PathBuf,
+    value: String,
     guard: Child,
 }
 
@@ -29,20 +30,26 @@ impl HostSetting {
     pub fn hold(name: &str) -> Result<Self, LabError> {
         let file = PathBuf::from("/proc/sys").join(name.replace('.', "/"));
         let refused = |source| LabError::Setting { name: name.into(), source };
-        let value = fs::read_to_string(&file).map_err(refused)?;
-        let value = value.trim();
         let for_guard = OpenOptions::new().write(true).open(&file).map_err(refused)?;
         // The guard's descriptor is this one, so it holds the lock until it has put the value back.
         flock(&for_guard, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             refused(io::Error::new(io::ErrorKind::ResourceBusy, "another run is using it, wait for its end"))
         })?;
+        // Read under the lock: before it, the value could be another run's.
+        let value = fs::read_to_string(&file).map_err(refused)?;
+        let value = value.trim().to_owned();
         let mut command = Command::new("sh");
-        command.args(["-c", GUARD, value]).stdin(Stdio::piped()).stdout(for_guard).stderr(Stdio::null());
+        command.args(["-c", GUARD, &value]).stdin(Stdio::piped()).stdout(for_guard).stderr(Stdio::null());
         // Nobody ends it together with this process's group.
         let guard = haul_sys::child::in_new_session(&mut command)
             .spawn()
             .map_err(LabError::step("starting the guard of a host setting"))?;
-        Ok(Self { name: name.into(), file, guard })
+        Ok(Self { name: name.into(), file, value, guard })
+    }
+
+    /// What it was, and will be again.
+    pub fn original(&self) -> &str {
+        &self.value
     }
 
     /// Changes it.
@@ -56,6 +63,9 @@ impl Drop for HostSetting {
         drop(self.guard.stdin.take());
         // It ends by itself now; an error means that it is gone.
         let _ = self.guard.wait();
+        if fs::read_to_string(&self.file).is_ok_and(|now| now.trim() != self.value) {
+            eprintln!("haul: host setting {} was not put back: sysctl -w {0}={}", self.name, self.value);
+        }
     }
 }
 
@@ -81,6 +91,7 @@ mod tests {
         assert_eq!(value().trim(), "7");
         let second = HostSetting::hold(HARMLESS).unwrap_err().to_string();
         assert!(second.contains("another run"), "{second}");
+        assert_eq!(setting.original(), before.trim());
         drop(setting);
         assert_eq!(value(), before);
         let unknown = HostSetting::hold("net.core.no_such_thing").unwrap_err().to_string();

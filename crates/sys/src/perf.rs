@@ -68,7 +68,8 @@ pub struct Tick {
 /// A CPU under observation.
 #[derive(Debug)]
 pub struct Sampler {
-    event: OwnedFd,
+    /// Keeps the event alive; what it says is in the ring.
+    _event: OwnedFd,
     ring: NonNull<u8>,
     map_bytes: usize,
     data_bytes: usize,
@@ -131,7 +132,7 @@ impl Sampler {
             return Err(io::Error::last_os_error());
         }
         let ring = NonNull::new(ring.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Self { event, ring, map_bytes, data_bytes, lost: 0 })
+        Ok(Self { _event: event, ring, map_bytes, data_bytes, lost: 0 })
     }
 
     /// Takes the ticks that have come since the last call. The ring must not overflow between two.
@@ -151,18 +152,13 @@ impl Sampler {
         }
         self.position(TAIL_OFFSET).store(head, Release);
         let (ticks, lost) = parse(&records);
-        self.lost += lost;
+        self.lost = self.lost.saturating_add(lost);
         ticks
     }
 
     /// Ticks that the ring had no room for.
     pub fn lost(&self) -> u64 {
         self.lost
-    }
-
-    /// The descriptor: it becomes readable when there is something to take.
-    pub fn descriptor(&self) -> &OwnedFd {
-        &self.event
     }
 
     fn position(&self, offset: usize) -> &AtomicU64 {
@@ -203,7 +199,8 @@ pub fn parse(mut records: &[u8]) -> (Vec<Tick>, u64) {
                     kernel_stack: stack.filter(|&address| address < CONTEXT_MIN).collect(),
                 });
             }
-            PERF_RECORD_LOST => lost += word(1).unwrap_or(0),
+            // Whatever number stands there.
+            PERF_RECORD_LOST => lost = u64::saturating_add(lost, word(1).unwrap_or(0)),
             _ => {}
         }
     }
@@ -226,6 +223,13 @@ mod tests {
     fn samples_and_losses_are_read_and_the_rest_is_passed_over() {
         let ids = u64::from(7u32) | u64::from(9u32) << 32;
         let kernel_mark = u64::MAX - 127;
+        assert_eq!(
+            parse(
+                &[record(PERF_RECORD_LOST, 0, &[1, u64::MAX]), record(PERF_RECORD_LOST, 0, &[1, 2])].concat()
+            )
+            .1,
+            u64::MAX
+        );
         let mut records = record(PERF_RECORD_SAMPLE, MISC_KERNEL, &[100, ids, 3, kernel_mark, 100, 200]);
         records.extend(record(3, 0, &[1, 2]));
         records.extend(record(PERF_RECORD_LOST, 0, &[1, 5]));
@@ -256,7 +260,8 @@ mod tests {
         while std::time::Instant::now() < until {}
         let ticks = sampler.take();
         assert!(ticks.len() > 20, "{} ticks in 300 ms", ticks.len());
-        assert!(ticks.iter().any(|tick| tick.in_kernel == (tick.address >> 63 == 1)), "{:?}", ticks[0]);
+        assert!(ticks.iter().all(|tick| tick.in_kernel == (tick.address >> 63 == 1)), "{ticks:?}");
+        assert!(ticks.iter().any(|tick| !tick.in_kernel), "the loop was never seen");
         assert_eq!(sampler.lost(), 0);
     }
 }

@@ -75,7 +75,7 @@ struct ProgramAttach {
     attach_flags: u32,
 }
 
-/// Two joined sockets. They come apart when this is dropped; what the kernel has queued is still sent.
+/// Two joined sockets. They come apart when this is dropped, and what the kernel has queued may be lost then.
 #[derive(Debug)]
 pub struct Sockmap {
     _maps: [OwnedFd; 2],

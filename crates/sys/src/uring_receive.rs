@@ -39,7 +39,8 @@ impl std::fmt::Debug for ReceiveRing {
 impl ReceiveRing {
     /// A ring with `count` buffers of `buffer_bytes` each, rounded up to a power of two and to pages.
     ///
-    /// `ENOSYS`, `EPERM` where io_uring is missing or forbidden, `EINVAL` before Linux 5.19.
+    /// `ENOSYS`, `EPERM` where io_uring is missing or forbidden, `EINVAL` before Linux 6.0. Only the thread that made it may
+    /// receive (`IORING_SETUP_SINGLE_ISSUER`); another's calls fail with `EEXIST`.
     pub fn new(socket: impl AsFd, count: usize, buffer_bytes: usize) -> io::Result<Self> {
         let count = count.clamp(1, BUFFERS_MAX).next_power_of_two();
         let buffer_bytes = buffer_bytes.max(1).next_multiple_of(page_bytes());

@@ -96,13 +96,13 @@ pub(super) fn of(
 
 const COLUMNS: [Column<Row>; 11] = [
     Column::narrow("path", Row::title),
-    Column::narrow("forwarder\nµs/MiB", |row| number(row.forwarder_us_per_mib, 1.0, 0)),
+    Column::narrow("forwarder\ncost, µs", |row| number(row.cost(), 1.0, usize::from(row.traffic != "bulk"))),
     Column::narrow("× copy\n(interval)", |row| ratio(row.forwarder_us_ratio)),
     Column::narrow("Gbit/s", |row| number(row.throughput_bits_per_second, 1e9, 2)),
     Column::narrow("p50\nµs", |row| number(row.latency_p50_us, 1.0, 1)),
     Column::narrow("p99\nµs", |row| number(row.latency_p99_us, 1.0, 1)),
     Column::narrow("copied\n%", |row| share(row.copied_percent)),
-    Column::wide("forwarder\nµs/message", |row| number(row.forwarder_us_per_message, 1.0, 1)),
+    Column::wide("forwarder\nµs/MiB", |row| number(row.forwarder_us_per_mib, 1.0, 0)),
     Column::wide("forwarder\nload %", |row| number(row.forwarder_load_percent, 1.0, 1)),
     Column::wide("peers\nµs/MiB", |row| number(row.peers_us_per_mib, 1.0, 0)),
     Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
@@ -155,6 +155,13 @@ impl Tabled for Row {
 
     fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
+    }
+
+    fn notes(_: &[Self]) -> Vec<String> {
+        vec![
+            "The forwarder's cost is for a MiB of a bulk transfer, and for a message there and back else."
+                .into(),
+        ]
     }
 
     fn bars(&self) -> Vec<Bar> {

@@ -19,7 +19,7 @@ pub struct Row {
     pub rounds: usize,
     /// Why nothing was measured.
     pub refused: Option<String>,
-    /// Packets a second: datagrams, segments of the stream, messages one way.
+    /// Packets a second that were taken: datagrams, segments of the stream, messages one way.
     pub packets_per_second: Option<Figure>,
     /// Interrupts of the receiving host's CPU a second, but those of the clock.
     pub interrupts_per_second: Option<Figure>,
@@ -31,7 +31,7 @@ pub struct Row {
     pub receiver_load_percent: Option<Figure>,
     /// CPU time of the receiving host for 1000 packets.
     pub receiver_us_per_1000_packets: Option<Figure>,
-    /// CPU time of the sending host for 1000 packets.
+    /// CPU time of the sending host for 1000 packets; `null` where it waits for each one's moment in a loop.
     pub sender_us_per_1000_packets: Option<Figure>,
     /// Packets for each system call of the sender.
     pub packets_per_call: Option<Figure>,
@@ -59,7 +59,7 @@ pub(super) fn hand_name(hand: Hand) -> &'static str {
 }
 
 impl Traffic {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Transmit(_) => "transmit",
             Self::Datagrams => "datagrams",
@@ -79,9 +79,9 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
     let told: u64 =
         series.rounds.iter().map(|(_, round)| round.sent.copied_bytes + round.sent.zero_copied_bytes).sum();
     let copied: u64 = series.rounds.iter().map(|(_, round)| round.sent.copied_bytes).sum();
-    let per = |of: fn(&Round) -> u64| {
-        series
-            .figure(move |round| round.packets_per_second * round.sent.seconds / (of(round) as f64).max(1.0))
+    // Rates over counts: both are of the same window.
+    let per = |packets: fn(&Round) -> f64, of: fn(&Round) -> u64| {
+        series.figure(move |round| packets(round) * round.sent.seconds / (of(round) as f64).max(1.0))
     };
     Row {
         path: series.cell.name(),
@@ -89,16 +89,21 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         setting: (!is_transmit).then(|| setting.how.into()),
         rounds: series.rounds.len(),
         refused: series.why_none(),
-        packets_per_second: series.figure(|round| round.packets_per_second),
+        packets_per_second: series.figure(|round| round.taken_per_second),
         interrupts_per_second: series.figure(|round| round.counters.interrupts as f64 / round.sent.seconds),
-        packets_per_interrupt: per(|round| round.counters.interrupts),
-        packets_per_poll: per(|round| round.counters.polls),
+        packets_per_interrupt: per(|round| round.taken_per_second, |round| round.counters.interrupts),
+        packets_per_poll: per(|round| round.taken_per_second, |round| round.counters.polls),
         receiver_load_percent: series.figure(|round| round.costs.receiver.load_percent),
-        receiver_us_per_1000_packets: series
-            .figure(|round| round.us_per_1000(round.costs.receiver.load_percent)),
-        sender_us_per_1000_packets: series.figure(|round| round.us_per_1000(round.costs.sender.load_percent)),
-        packets_per_call: per(|round| round.sent.calls).filter(|_| is_datagrams),
-        delivered_percent: series.figure(|round| 100.0 * round.delivered).filter(|_| is_datagrams),
+        receiver_us_per_1000_packets: series.figure(Round::receiver_us_per_1000),
+        // A giver that keeps to the moment of each datagram is busy all the while.
+        sender_us_per_1000_packets: series
+            .figure(Round::sender_us_per_1000)
+            .filter(|_| traffic != Traffic::Datagrams),
+        packets_per_call: per(|round| round.sent_per_second, |round| round.sent.calls)
+            .filter(|_| is_datagrams),
+        delivered_percent: series
+            .figure(|round| 100.0 * (round.taken_per_second / round.sent_per_second).min(1.0))
+            .filter(|_| is_datagrams),
         copied_percent: (told > 0).then(|| 100.0 * copied as f64 / told as f64),
         latency_p50_us: series.figure_of_some(|round| Some(round.latency?.p50_us)),
         latency_p99_us: series.figure_of_some(|round| Some(round.latency?.p99_us)),
@@ -109,11 +114,11 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
 const COLUMNS: [Column<Row>; 13] = [
     Column::narrow("way", |row| row.path.clone()),
     Column::narrow("packets/\ninterrupt", |row| number(row.packets_per_interrupt, 1.0, 1)),
-    Column::narrow("packets\n/poll", |row| number(row.packets_per_poll, 1.0, 1)),
     Column::narrow("sender\nµs/1000", |row| number(row.sender_us_per_1000_packets, 1.0, 0)),
     Column::narrow("receiver\nµs/1000", |row| number(row.receiver_us_per_1000_packets, 1.0, 0)),
     Column::narrow("× first\n(interval)", |row| ratio(row.ratio)),
-    Column::wide("p50\nµs", |row| number(row.latency_p50_us, 1.0, 1)),
+    Column::narrow("p50\nµs", |row| number(row.latency_p50_us, 1.0, 1)),
+    Column::wide("packets\n/poll", |row| number(row.packets_per_poll, 1.0, 1)),
     Column::wide("p99\nµs", |row| number(row.latency_p99_us, 1.0, 1)),
     Column::wide("1000\npackets/s", |row| number(row.packets_per_second, 1e3, 1)),
     Column::wide("packets\n/call", |row| number(row.packets_per_call, 1.0, 1)),
@@ -172,6 +177,7 @@ impl Tabled for Row {
         vec![
             format!("gro: {}. deferred: {} (later packets wait for it). threaded: {}. busy polling: {} (the CPU is busy all the while).",
                 how("gro"), how("gro, deferred"), how("gro, threaded"), how("gro, busy polling")),
+            "× first compares the sending host in the first table, the receiving host in the others.".into(),
             "interrupts are the receiving host's, but those of its clock; in the lab they are the calls by which one CPU hands packets to the other.".into(),
         ]
     }

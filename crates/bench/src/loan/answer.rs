@@ -1,4 +1,4 @@
-//! The answer in plain words: from which size on lending pays, and what it gains over `sendfile`.
+//! The answer in plain words: at which sizes lending pays, and what it gains over `sendfile`.
 
 use super::{Report, Row, To};
 use crate::quantity::Size;
@@ -17,29 +17,42 @@ fn rows<'a>(report: &'a Report, to: To, path: &'a str) -> impl Iterator<Item = &
     report.rows.iter().filter(move |row| row.to == to.name() && row.path == path && row.send_ratio.is_some())
 }
 
-/// The smallest size from which on lending was cheaper at every size.
+/// At which sizes lending is surely cheaper for the sending host, at which surely dearer, and what the other host pays.
 fn break_even(report: &Report, to: To) -> Option<String> {
     let lent: Vec<&Row> = rows(report, to, "lend").collect();
-    let last = lent.last()?;
-    let is_cheaper = |row: &&&Row| row.send_ratio.is_some_and(|ratio| ratio.high < 1.0);
-    let from = lent.iter().rev().take_while(is_cheaper).last();
-    let copied = last.copied_percent.map_or(0.0, |percent| percent);
-    let truth = if copied > 1.0 {
-        format!("the kernel copied {copied:.0} % of it after all")
-    } else {
-        "nothing was copied".into()
+    let sizes = |is_wanted: &dyn Fn(Figure) -> bool| {
+        let wanted = lent.iter().filter(|row| row.send_ratio.is_some_and(is_wanted));
+        let sizes: Vec<String> = wanted.map(|row| Size(row.piece_bytes).to_string()).collect();
+        if sizes.is_empty() { "no size".into() } else { sizes.join(", ") }
     };
+    let last = lent.last()?;
     let Figure { median, low, high } = last.send_ratio?;
-    let at = format!("{median:.2} × send at {} ({low:.2} to {high:.2})", Size(last.piece_bytes));
+    let truth = if last.copied_percent.unwrap_or(0.0) > 1.0 {
+        let receiver = |path: &str| {
+            let row = rows(report, to, path).find(|row| row.piece_bytes == last.piece_bytes)?;
+            Some(row.receiver_us_per_mib?.median)
+        };
+        match (receiver("lend"), receiver("send")) {
+            (Some(lend), Some(send)) => format!(
+                "where the copy is made after all, when it arrives (the receiving host then pays {lend:.0} µs per MiB, {send:.0} for a send, at {})",
+                Size(last.piece_bytes)
+            ),
+            _ => "where it is copied after all".into(),
+        }
+    } else {
+        "where nothing is copied".into()
+    };
     let place = match to {
         To::Tcp => "Over TCP to the other host",
         To::Udp => "In datagrams to the other host",
         To::Sink => "In datagrams to a device that takes them as a card does",
     };
-    Some(match from {
-        Some(row) => format!("{place}, where {truth}, lending pays from {} on: {at}.", Size(row.piece_bytes)),
-        None => format!("{place}, where {truth}, lending never paid: {at}."),
-    })
+    Some(format!(
+        "{place}, {truth}, lending costs the sending host surely less than a send at {}, surely more at {}; {median:.2} × at {} ({low:.2} to {high:.2}).",
+        sizes(&|ratio| ratio.high < 1.0),
+        sizes(&|ratio| ratio.low > 1.0),
+        Size(last.piece_bytes)
+    ))
 }
 
 /// The open question of the original: what does lending gain over `sendfile`?
@@ -51,7 +64,7 @@ fn over_sendfile(report: &Report) -> Option<String> {
     let gain = if low > 1.0 {
         "Lending gains nothing over sendfile here"
     } else if high < 1.0 {
-        "Lending costs less than sendfile"
+        "Lending costs the sending host less than sendfile"
     } else {
         "Lending cannot be told from sendfile"
     };

@@ -21,9 +21,10 @@ pub struct Row {
     pub rounds: usize,
     /// Why nothing was measured.
     pub refused: Option<String>,
-    /// The share of what was given that was copied on the sending host, as the kernel's notices say of loans.
+    /// The share of what was given that was copied on its way: all of it by `send`; of loans what the kernel's notices say (on
+    /// a veth the receiving host makes that copy); none by `sendfile` (`haul bench send` has the proof).
     pub copied_percent: Option<f64>,
-    /// The share that reached the receiving program; `null` where there is none.
+    /// The share of datagrams that reached the receiving program; `null` where there is none, and of a stream.
     pub delivered_percent: Option<Figure>,
     /// What was sent.
     pub throughput_bits_per_second: Option<Figure>,
@@ -67,7 +68,10 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         rounds: series.rounds.len(),
         refused: series.why_none(),
         copied_percent: copied_percent.filter(|_| !series.rounds.is_empty()),
-        delivered_percent: series.figure(|round| 100.0 * round.delivered).filter(|_| has_receiver),
+        // A stream loses nothing; what differs is in its buffers.
+        delivered_percent: series
+            .figure(|round| 100.0 * round.delivered.min(1.0))
+            .filter(|_| to == super::To::Udp),
         throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
         sender_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
         receiver_us_per_mib: series.figure(|round| round.costs.receiver_us_per_mib).filter(|_| has_receiver),

@@ -45,8 +45,10 @@ impl Counted {
         let name = function.map_or("[unknown]", |function| &function.name);
         let names = || tick.kernel_stack.iter().filter_map(|&address| symbols.find(address));
         let group = groups.of(name);
-        // The meter's thread enters the kernel by itself only to read its own clock.
-        let is_meters = is_own && (!tick.in_kernel || names().any(|outer| outer.name == "do_syscall_64"));
+        // The meter's thread enters the kernel by itself only to read its own clock; an interrupt may come on top of that.
+        let entry = names().find(|outer| outer.name == "do_syscall_64" || outer.name.starts_with("asm_"));
+        let is_meters =
+            is_own && (!tick.in_kernel || entry.is_some_and(|entry| entry.name == "do_syscall_64"));
         if is_meters || group == IDLE && tick.in_kernel {
             self.idle += count;
             return;

@@ -32,7 +32,7 @@ fn cheapest(report: &Report) -> Option<String> {
         _ => String::new(),
     };
     Some(format!(
-        "Cheapest to receive with ({condition}): {}, {median:.0} µs of the receiving host's CPU per MiB ({low:.0} to {high:.0}){beside}.",
+        "Cheapest to receive with, taken by hand ({condition}): {}, {median:.0} µs of the receiving host's CPU per MiB ({low:.0} to {high:.0}){beside}.",
         best.path
     ))
 }
@@ -51,6 +51,7 @@ fn mappable(report: &Report) -> Option<String> {
                 format!("MTU {} sent by {}{pages}", row.mtu, row.sent_by)
             })
             .collect();
+        words.sort();
         words.dedup();
         if words.is_empty() { "none".into() } else { words.join("; ") }
     };
@@ -63,7 +64,7 @@ fn mappable(report: &Report) -> Option<String> {
 
 /// Whether mapping paid where it worked.
 fn verdict(report: &Report) -> Option<String> {
-    let mut verdicts: Vec<(f64, String)> = measured(report)
+    let mut verdicts: Vec<(f64, f64, String)> = measured(report)
         .filter(|row| row.path == "mapped" && row.mapped_percent > Some(MAPPED_PERCENT))
         .filter_map(|row| {
             let ratio = row.receiver_us_ratio?;
@@ -74,14 +75,14 @@ fn verdict(report: &Report) -> Option<String> {
                 ratio.high,
                 row.condition()
             );
-            Some((ratio.median, words))
+            Some((ratio.median, ratio.high, words))
         })
         .collect();
-    verdicts.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    let (best_ratio, best) = verdicts.first()?;
-    let (_, worst) = verdicts.last()?;
+    verdicts.sort_by(|(one, ..), (other, ..)| one.total_cmp(other));
+    let (_, best_high, best) = verdicts.first()?;
+    let (.., worst) = verdicts.last()?;
     let paid =
-        if *best_ratio < 1.0 { "At its best mapping cost" } else { "Mapping never paid here: it cost" };
+        if *best_high < 1.0 { "At its best mapping cost" } else { "Mapping never surely paid here: it cost" };
     Some(format!("{paid} {best}; at its worst {worst}."))
 }
 
@@ -89,7 +90,7 @@ fn floor(report: &Report) -> Option<String> {
     let row = measured(report).find(|row| row.path == "discard")?;
     let Figure { median, low, high } = row.receiver_us_per_mib?;
     Some(format!(
-        "Receiving without taking a byte ({}) costs {median:.0} µs per MiB ({low:.0} to {high:.0}): no way of receiving can be below that.",
+        "Receiving without taking a byte ({}) costs {median:.0} µs per MiB ({low:.0} to {high:.0}): what the network stack itself costs the receiver.",
         row.condition()
     ))
 }

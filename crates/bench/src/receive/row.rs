@@ -166,6 +166,7 @@ impl Tabled for Row {
 
     fn notes(_: &[Self]) -> Vec<String> {
         vec![
+            "Every way is woken once an eighth of the buffer has arrived (SO_RCVLOWAT).".into(),
             "user and system are what getrusage charges the receiving process; µs/MiB is what its CPU was kept from doing.".into(),
         ]
     }

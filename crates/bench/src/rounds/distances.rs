@@ -32,8 +32,11 @@ impl Distances {
 
     /// Leaves out rounds that were measured at another distance than most, or while it changed; says what was done.
     pub(super) fn keep_one<C, R>(&mut self, rows: &mut [Series<C, R>]) -> Option<Warning> {
-        let all = || self.readings.values().flatten().copied();
-        let (near, far) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
+        let mut all: Vec<f64> = self.readings.values().flatten().copied().collect();
+        all.sort_by(f64::total_cmp);
+        // One reading in ten may be a stray.
+        let stray = all.len() / 10;
+        let (near, far) = (*all.get(stray)?, *all.get(all.len().checked_sub(stray + 1)?)?);
         if far < MOVED * near {
             return None;
         }
@@ -58,7 +61,7 @@ impl Distances {
             left_out += before - row.rounds.len();
         }
         self.kept = Some((middle, is_far));
-        let (here, there) = if is_far { (far, near) } else { (near, far) };
+        let here = self.figure().map_or(0.0, |figure| figure.median);
         let rest = if mixed > 0 {
             format!("; {mixed} rows had too few of those and keep all")
         } else {
@@ -67,7 +70,7 @@ impl Distances {
         Some(Warning::new(
             Kind::Moved,
             format!(
-                "the hypervisor moved the CPUs during the run: a cache line went from one to the other and back in {near:.0} ns, then in {far:.0}, which changes what copies cost; rounds at {here:.0} ns are kept, {left_out} of {total} at {there:.0} ns or in between are left out{rest}"
+                "the CPUs were not always equally far apart (a hypervisor moves them): a cache line went from one to the other and back in {near:.0} to {far:.0} ns, which changes what copies cost; rounds at {here:.0} ns are kept, {left_out} of {total} at another distance are left out{rest}"
             ),
         ))
     }
@@ -116,6 +119,7 @@ mod tests {
         let (mut distances, mut rows_) = (Distances::default(), rows(2));
         note(&mut distances, 0, 60, 55);
         note(&mut distances, 1, 300, 310);
+        // One round at each: neither is enough.
         assert!(distances.keep_one(&mut rows_).is_some());
         assert_eq!(rows_[0].rounds.len(), 2);
     }

@@ -55,14 +55,7 @@ impl Run<'_> {
             ));
         }
         let measured = || rows.iter().filter(|row| !row.rounds.is_empty());
-        if let Some(rounds) = measured().map(|row| row.rounds.len()).min().filter(|&n| n < ROUNDS_ENOUGH) {
-            warnings.push(Warning::new(
-                Kind::TooFewRounds,
-                format!(
-                    "rows with {rounds} rounds: their intervals mean little, use --rounds {ROUNDS_ENOUGH} or more"
-                ),
-            ));
-        }
+        warnings.extend(measured().map(|row| row.rounds.len()).min().and_then(too_few_rounds));
         if !self.disturbances.is_empty() {
             let worst = self.disturbances.iter().copied().fold(0.0, f64::max);
             let rounds = self.disturbances.len();
@@ -74,15 +67,7 @@ impl Run<'_> {
                 ),
             ));
         }
-        let is_unsteady = |row: &&Series<C, R>| {
-            row.rounds.len() >= ROUNDS_ENOUGH
-                && row.figure(&cost).is_some_and(|figure| figure.spread() > SPREAD)
-        };
-        let unsteady: Vec<String> = measured().filter(is_unsteady).map(|row| name(&row.cell)).collect();
-        if !unsteady.is_empty() {
-            let words = format!("cost differs by more than 10 % between rounds in {}", list(&unsteady));
-            warnings.push(Warning::new(Kind::Unsteady, words));
-        }
+        warnings.extend(unsteady(rows, &name, &cost));
         for row in measured() {
             if let Some(last) = row.failures.last() {
                 let (name, count) = (name(&row.cell), row.failures.len());
@@ -92,6 +77,32 @@ impl Run<'_> {
         }
         self.warnings.extend(warnings);
     }
+}
+
+/// Where the least row has too few rounds.
+pub(crate) fn too_few_rounds(rounds: usize) -> Option<Warning> {
+    (rounds < ROUNDS_ENOUGH).then(|| {
+        let words = format!(
+            "the least row has {rounds} round(s): intervals of so few mean little, use --rounds {ROUNDS_ENOUGH} or more"
+        );
+        Warning::new(Kind::TooFewRounds, words)
+    })
+}
+
+/// Rows whose rounds differ widely.
+pub(crate) fn unsteady<C, R>(
+    rows: &[Series<C, R>],
+    name: impl Fn(&C) -> String,
+    cost: impl Fn(&R) -> f64,
+) -> Option<Warning> {
+    let is_unsteady = |row: &&Series<C, R>| {
+        row.rounds.len() >= ROUNDS_ENOUGH && row.figure(&cost).is_some_and(|figure| figure.spread() > SPREAD)
+    };
+    let unsteady: Vec<String> = rows.iter().filter(is_unsteady).map(|row| name(&row.cell)).collect();
+    (!unsteady.is_empty()).then(|| {
+        let words = format!("cost differs by more than 10 % between rounds in {}", list(&unsteady));
+        Warning::new(Kind::Unsteady, words)
+    })
 }
 
 /// The first few, and how many more.

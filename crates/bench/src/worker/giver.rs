@@ -1,10 +1,11 @@
 //! The process that sends memory of its own: copied, grouped, cut by the device, or lent.
 
 use super::{Message, Outcome, Tally, failed, now_ns, say_started, sleep_until, stopped};
-use haul::{Limits, Pool, Sender, Settings};
+use haul::{Buffer, Limits, Pool, Sender, Settings};
 use haul_sys::datagram::{self, Datagrams};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
@@ -85,7 +86,12 @@ impl Beat {
 /// Where it goes.
 enum Way {
     Plain(Plain),
-    Lent { sender: Box<Sender<Socket>>, pool: Pool },
+    Lent {
+        sender: Box<Sender<Socket>>,
+        /// All that are not lent, the longest at rest first: memory is walked round and round, as it is for copies.
+        idle: VecDeque<Buffer>,
+        buffers: usize,
+    },
 }
 
 enum Socket {
@@ -126,9 +132,14 @@ impl Giving {
         let mut pieces = 0u64;
         while !tally.is_over() {
             self.beat.wait(start_ns, pieces);
-            let calls = self.give(&mut way)?;
+            let (bytes, calls) = match self.give(&mut way) {
+                Ok(given) => given,
+                // Whoever took it may have left by now.
+                Err(_) if tally.is_over() => break,
+                Err(message) => return Err(message),
+            };
             pieces += 1;
-            tally.bytes.fetch_add(self.piece_bytes as u64, Relaxed);
+            tally.bytes.fetch_add(bytes, Relaxed);
             tally.calls.fetch_add(calls, Relaxed);
             if pieces == 1 {
                 say_started()?;
@@ -159,11 +170,21 @@ impl Giving {
             Socket::Udp(socket)
         };
         if matches!(self.by, Hand::Send | Hand::Group | Hand::Segments) {
-            let bytes = vec![0x5a; self.piece_bytes.max(LENT_BYTES_MAX)];
+            let walked_bytes = LENT_BYTES_MAX.min(BUFFERS_MAX * self.piece_bytes).max(2 * self.piece_bytes);
+            let bytes = vec![0x5a; walked_bytes];
             return Ok(Way::Plain(Plain { socket, bytes, at: 0 }));
         }
         let buffers = (LENT_BYTES_MAX / self.piece_bytes).clamp(2, BUFFERS_MAX);
         let pool = Pool::new(self.piece_bytes, buffers).map_err(|error| stopped(&error))?;
+        let idle: Result<VecDeque<Buffer>, haul::Error> = (0..buffers)
+            .map(|_| {
+                let mut buffer = pool.take()?;
+                buffer.fill(0x5a);
+                buffer.set_len(self.piece_bytes);
+                Ok(Buffer::from(buffer))
+            })
+            .collect();
+        let idle = idle.map_err(|error| stopped(&error))?;
         let settings = Settings {
             zerocopy_bytes_min: 1,
             lends_on_when_copied: true,
@@ -171,59 +192,59 @@ impl Giving {
             ..Settings::default()
         };
         let sender = Sender::with(socket, settings).map_err(|error| stopped(&error))?;
-        Ok(Way::Lent { sender: Box::new(sender), pool })
+        Ok(Way::Lent { sender: Box::new(sender), idle, buffers })
     }
 
-    /// Gives one piece; returns how many system calls that took.
-    fn give(&self, way: &mut Way) -> Result<u64, Message> {
+    /// Gives one piece; returns how many bytes were taken, in how many system calls.
+    fn give(&self, way: &mut Way) -> Result<(u64, u64), Message> {
         match way {
             Way::Plain(plain) => {
                 let (socket, bytes) = plain.next(self.piece_bytes);
                 match (socket, self.by) {
                     (Socket::Tcp(stream), _) => {
                         let mut stream: &TcpStream = stream;
-                        stream.write_all(bytes)
+                        stream.write_all(bytes).map(|()| bytes.len())
                     }
                     (Socket::Udp(socket), Hand::Group) => {
-                        datagram::send_group(socket, bytes, self.datagram_bytes.into()).map(drop)
+                        let datagram_bytes = usize::from(self.datagram_bytes);
+                        datagram::send_group(socket, bytes, datagram_bytes)
+                            .map(|taken| bytes.len().min(taken * datagram_bytes))
                     }
                     (Socket::Udp(socket), by) => {
                         let segment_bytes = (by == Hand::Segments).then_some(self.datagram_bytes);
-                        datagram::send(socket, bytes, Datagrams { segment_bytes, zerocopy: false }).map(drop)
+                        datagram::send(socket, bytes, Datagrams { segment_bytes, zerocopy: false })
                     }
                 }
-                .map_err(|error| failed("sending", error))?;
-                Ok(1)
+                .map(|taken| (taken as u64, 1))
+                .map_err(|error| failed("sending", error))
             }
-            Way::Lent { sender, pool } => {
+            Way::Lent { sender, idle, buffers } => {
                 let calls_before = sender.report().loans.calls;
-                let mut buffer = loop {
-                    reclaim(sender)?;
-                    match pool.take() {
-                        Ok(buffer) => break buffer,
-                        Err(haul::Error::PoolEmpty { .. }) => wait_for_notices(sender)?,
-                        Err(error) => return Err(stopped(&error)),
+                let buffer = loop {
+                    reclaim(sender, idle)?;
+                    match idle.pop_front() {
+                        Some(buffer) => break buffer,
+                        None => wait_for_notices(sender)?,
                     }
                 };
-                buffer.set_len(self.piece_bytes);
                 let lent = match self.by {
                     Hand::LendSegments => sender.lend_segments(buffer, self.datagram_bytes),
                     _ => sender.lend(buffer),
                 };
                 lent.map_err(|refused| stopped(&refused.error))?;
-                while self.by == Hand::LendAndWait && pool.out() > 0 {
+                while self.by == Hand::LendAndWait && idle.len() < *buffers {
                     wait_for_notices(sender)?;
-                    reclaim(sender)?;
+                    reclaim(sender, idle)?;
                 }
-                Ok(sender.report().loans.calls - calls_before)
+                Ok((self.piece_bytes as u64, sender.report().loans.calls - calls_before))
             }
         }
     }
 }
 
-/// Takes back what the kernel is done with: dropped, a buffer is in its pool again.
-fn reclaim(sender: &mut Sender<Socket>) -> Result<(), Message> {
-    sender.reclaim().map_err(|error| stopped(&error))?.for_each(drop);
+/// Takes back what the kernel is done with.
+fn reclaim(sender: &mut Sender<Socket>, idle: &mut VecDeque<Buffer>) -> Result<(), Message> {
+    idle.extend(sender.reclaim().map_err(|error| stopped(&error))?.map(|back| back.buffer));
     Ok(())
 }
 

@@ -30,16 +30,22 @@ pub(crate) struct Receiving {
     pub buffer_bytes: usize,
     /// Whether the program looks at every byte.
     pub touch: bool,
+    /// What must have arrived before the program is woken (`SO_RCVLOWAT`); 1 is the kernel's default.
+    pub low_water_bytes: usize,
 }
 
 impl Receiving {
     /// As an ordinary program does: `recv` into one buffer, not looked at.
     pub(crate) fn plainly() -> Self {
-        Self { way: ReceiveWay::Read, buffer_bytes: CALL_BYTES_MAX, touch: false }
+        Self { way: ReceiveWay::Read, buffer_bytes: CALL_BYTES_MAX, touch: false, low_water_bytes: 1 }
     }
 
     /// Receives until the stream ends.
     pub(super) fn run(&self, stream: &TcpStream, tally: &Tally) -> Result<Outcome, Message> {
+        if self.low_water_bytes > 1 {
+            haul_sys::sockopt::set_receive_low_water(stream, self.low_water_bytes)
+                .map_err(|error| failed("setsockopt SO_RCVLOWAT", error))?;
+        }
         match self.way {
             ReceiveWay::Read => self.read(stream, tally).map_err(|error| failed("recv", error))?,
             ReceiveWay::UringRead => self.read_by_ring(stream, tally)?,

@@ -5,10 +5,11 @@ use crate::arguments::ProfileArguments;
 use crate::output::Failure;
 use haul_bench::export;
 use haul_bench::profile::{self, Plan, Profile};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 pub fn run(arguments: &ProfileArguments, context: &Context<'_>) -> Result<Finished, Failure> {
+    let mut code = 0;
     let profile = if let Some((program, rest)) = arguments.command.split_first() {
         let mut command = Command::new(program);
         command.args(rest);
@@ -16,9 +17,7 @@ pub fn run(arguments: &ProfileArguments, context: &Context<'_>) -> Result<Finish
         let (profile, status) = watched.map_err(|error| {
             Failure::bad_input(format!("cannot start {}: {error}", program.to_string_lossy()))
         })?;
-        if !status.success() {
-            eprintln!("haul: the command ended with {status}");
-        }
+        code = exit_code(status);
         profile
     } else {
         let window = Duration::from_secs(if context.is_quick { 2 } else { 10 });
@@ -35,5 +34,15 @@ pub fn run(arguments: &ProfileArguments, context: &Context<'_>) -> Result<Finish
     let Profile { report, pictures } = profile;
     let mut view = report.view();
     view.pictures = pictures;
-    Ok(Finished { view, json: export::json(&report), experiment: report.experiment })
+    Ok(Finished { view, json: export::json(&report), experiment: report.experiment, code })
+}
+
+/// As a shell has it: 128 and the signal's number where one ended it.
+fn exit_code(status: ExitStatus) -> u8 {
+    use std::os::unix::process::ExitStatusExt;
+    status
+        .code()
+        .or(status.signal().map(|signal| 128 + signal))
+        .and_then(|code| u8::try_from(code).ok())
+        .unwrap_or(1)
 }

@@ -22,6 +22,9 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failur
         && offloads.is_empty());
     let plain = Selection::plain();
     let planned = plan.as_ref().map(haul_bench::plan::Plan::load).transpose().map_err(Failure::bad_input)?;
+    if let (Some(file), Some(planned)) = (plan, &planned) {
+        crate::plan::warn_of_changes(file, planned);
+    }
     let mut selections = match (is_named, context.is_quick) {
         (false, false) => Selection::default_set(),
         (false, true) => vec![plain],
