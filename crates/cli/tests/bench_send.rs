@@ -136,7 +136,10 @@ fn every_form_of_the_report_is_written_whole() {
     let folder = tempfile::tempdir().unwrap();
     let (output, words) = run(haul(&["bench", "--quick", "--rounds", "1"]).current_dir(folder.path()));
     assert!(output.status.success(), "{words}");
-    assert!(words.contains("Cheapest path for 63x350KB") && words.contains("haul-report/index.html"), "{words}");
+    assert!(
+        words.contains("Cheapest path for 63x350KB") && words.contains("haul-report/index.html"),
+        "{words}"
+    );
     let read = |name: &str| fs::read_to_string(folder.path().join("haul-report").join(name)).unwrap();
     for experiment in EXPERIMENTS {
         let report: Value = serde_json::from_str(&read(&format!("{experiment}.json"))).unwrap();
