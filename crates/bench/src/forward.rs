@@ -6,7 +6,6 @@
 
 use crate::flow::{Flow, FlowError, Part, Sample};
 use crate::quantity::{Rate, Size};
-use crate::report::LabFacts;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
 use crate::way::Way;
 use crate::worker::forwarder::Forwarding;
@@ -164,12 +163,8 @@ pub fn run(
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut forwards, &mut rows, &mut steps)?;
     run.warn(&rows, Cell::to_string, Round::cost);
-    let facts = LabFacts::of(&run, &forwards.congestion, plan.rate);
-    let mut report = Report {
-        rows: rows.iter().map(|series| row::of(series, &rows, &proved)).collect(),
-        warnings: run.warnings,
-        ..Report::new("forward", started, run.host, Some(facts))
-    };
+    let rows = rows.iter().map(|series| row::of(series, &rows, &proved)).collect();
+    let mut report = Report::of_run("forward", started, run, &forwards.congestion, plan.rate, rows);
     report.answers = answer::of(&report);
     Ok(report)
 }

@@ -7,7 +7,6 @@
 
 use crate::flow::{Flow, FlowError, Moment, Part, Sample};
 use crate::quantity::Size;
-use crate::report::LabFacts;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
 use crate::way::Way;
 use crate::worker::giver::{Beat, Giving, Hand};
@@ -145,12 +144,8 @@ pub fn run(
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut packets, &mut rows, &mut steps)?;
     run.warn(&rows, |cell| format!("{} ({})", cell.name(), cell.traffic.name()), Round::cost);
-    let facts = LabFacts::of(&run, &packets.congestion, None);
-    let mut report = Report {
-        rows: rows.iter().map(|series| row::of(series, &rows)).collect(),
-        warnings: run.warnings,
-        ..Report::new("interrupts", started, run.host, Some(facts))
-    };
+    let rows = rows.iter().map(|series| row::of(series, &rows)).collect();
+    let mut report = Report::of_run("interrupts", started, run, &packets.congestion, None, rows);
     report.answers = answer::of(&report);
     Ok(report)
 }

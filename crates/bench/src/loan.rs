@@ -8,7 +8,6 @@
 
 use crate::flow::{Flow, FlowError, Part, Sample};
 use crate::quantity::Size;
-use crate::report::LabFacts;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
 use crate::way::Way;
 use crate::worker::giver::{Beat, Giving, Hand};
@@ -144,12 +143,8 @@ pub fn run(
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut loans, &mut rows, &mut steps)?;
     run.warn(&rows, Cell::to_string, |round| round.costs.sender_us_per_mib);
-    let facts = LabFacts::of(&run, &loans.congestion, None);
-    let mut report = Report {
-        rows: rows.iter().map(|series| row::of(series, &rows)).collect(),
-        warnings: run.warnings,
-        ..Report::new("loan", started, run.host, Some(facts))
-    };
+    let rows = rows.iter().map(|series| row::of(series, &rows)).collect();
+    let mut report = Report::of_run("loan", started, run, &loans.congestion, None, rows);
     report.answers = answer::of(&report);
     Ok(report)
 }

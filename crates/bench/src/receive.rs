@@ -7,7 +7,6 @@
 
 use crate::flow::{Flow, FlowError, Part, Sample};
 use crate::quantity::Size;
-use crate::report::LabFacts;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
 use crate::way::Way;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender};
@@ -228,12 +227,8 @@ pub fn run(
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut receives, &mut rows, &mut steps)?;
     run.warn(&rows, Cell::to_string, |round| round.costs.receiver_us_per_mib);
-    let facts = LabFacts::of(&run, &receives.congestion, None);
-    let mut report = Report {
-        rows: rows.iter().map(|series| row::of(series, &rows)).collect(),
-        warnings: run.warnings,
-        ..Report::new("receive", started, run.host, Some(facts))
-    };
+    let rows = rows.iter().map(|series| row::of(series, &rows)).collect();
+    let mut report = Report::of_run("receive", started, run, &receives.congestion, None, rows);
     report.answers = answer::of(&report);
     Ok(report)
 }

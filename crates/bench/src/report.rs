@@ -88,6 +88,21 @@ impl<R> Report<R> {
     }
 }
 
+impl<R> Report<R> {
+    /// The report of a run in the lab that is over, without its answers.
+    pub(crate) fn of_run(
+        experiment: &str,
+        started: String,
+        run: Run<'_>,
+        congestion: &str,
+        rate: Option<Rate>,
+        rows: Vec<R>,
+    ) -> Self {
+        let facts = LabFacts::of(&run, congestion, rate);
+        Self { rows, warnings: run.warnings, ..Self::new(experiment, started, run.host, Some(facts)) }
+    }
+}
+
 impl LabFacts {
     /// What joined the hosts in a run that is over.
     pub(crate) fn of(run: &Run<'_>, congestion: &str, rate: Option<Rate>) -> Self {

@@ -76,11 +76,7 @@ impl<'a> Steps<'a> {
     pub(crate) fn go_on(&mut self, next: &str) -> bool {
         (self.tell)(Progress { done: self.done, total: self.total, next: next.into() });
         self.done += 1;
-        !self.is_stopped()
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.is_stopped.load(Relaxed)
+        !self.is_stopped.load(Relaxed)
     }
 }
 

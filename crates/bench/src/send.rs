@@ -4,7 +4,7 @@ use crate::answer;
 use crate::flow::{Flow, FlowError, Part, Sample};
 use crate::matrix::{self, Cell, Condition, Selection};
 use crate::quantity::Rate;
-use crate::report::{LabFacts, Observer};
+use crate::report::Observer;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
 use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
@@ -115,13 +115,9 @@ pub fn run(
     });
     run.warn(&rows, |candidate| warnings::name(&candidate.cell), |round| round.costs.sender_us_per_mib);
     run.warnings.extend(warnings::of(&rows, plan.rate, observer.as_ref()));
-    let facts = LabFacts::of(&run, &sends.congestion, plan.rate);
-    let mut report = Report {
-        rows: rows.iter().map(|series| rows::row(series, &rows, &lab)).collect(),
-        observer,
-        warnings: run.warnings,
-        ..Report::new("send", started, run.host, Some(facts))
-    };
+    let rows = rows.iter().map(|series| rows::row(series, &rows, &lab)).collect();
+    let mut report = Report::of_run("send", started, run, &sends.congestion, plan.rate, rows);
+    report.observer = observer;
     report.answers = answer::of(&report);
     Ok(report)
 }

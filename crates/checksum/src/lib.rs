@@ -129,15 +129,6 @@ impl Kernel {
         kernels
     }
 
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Portable => "portable",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-        }
-    }
-
     /// [`Sum::of`] by this kernel; by plain code where the CPU lacks it.
     pub fn sum(self, bytes: &[u8]) -> Sum {
         let total = match self.or_portable() {

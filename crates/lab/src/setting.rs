@@ -47,11 +47,6 @@ impl HostSetting {
         Ok(Self { name: name.into(), file, value, guard })
     }
 
-    /// What it was, and will be again.
-    pub fn original(&self) -> &str {
-        &self.value
-    }
-
     /// Changes it.
     pub fn set(&self, value: &str) -> Result<(), LabError> {
         fs::write(&self.file, value).map_err(|source| LabError::Setting { name: self.name.clone(), source })
@@ -91,7 +86,6 @@ mod tests {
         assert_eq!(value().trim(), "7");
         let second = HostSetting::hold(HARMLESS).unwrap_err().to_string();
         assert!(second.contains("another run"), "{second}");
-        assert_eq!(setting.original(), before.trim());
         drop(setting);
         assert_eq!(value(), before);
         let unknown = HostSetting::hold("net.core.no_such_thing").unwrap_err().to_string();
