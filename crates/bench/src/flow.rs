@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often a long window is looked into. Each look wakes a thread on a CPU that is measured, so not in short ones.
 const LOOK_INTERVAL_NS: u64 = 250_000_000;
-/// A window may miss its length by this share. More, and a process was not woken in time: the counters then
-/// cover time in which the others had stopped.
-const WINDOW_TOLERANCE: f64 = 0.1;
+/// A window may miss its length by this share, where a process was not woken in time. Costs are made of rates, each by
+/// its own window, and all go on until the last has looked; but windows further off than this show another moment.
+const WINDOW_TOLERANCE: f64 = 0.25;
 
 /// One end of a flow, or its middle.
 #[derive(Debug, Clone)]

@@ -22,6 +22,8 @@ pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);
 pub(crate) const WARM_UP: Duration = Duration::from_millis(60);
 /// Fewer rounds than this make no interval.
 pub(crate) const ROUNDS_ENOUGH: usize = 5;
+/// How often a window is measured again that slipped.
+const AGAIN_MAX: usize = 2;
 /// The most rounds that make sense.
 const ROUNDS_MAX: usize = 1000;
 
@@ -183,6 +185,8 @@ pub(crate) struct Run<'a> {
     pace: Pace,
     /// How much of a CPU others used, in percent: an entry for each round in which that was too much.
     disturbances: Vec<f64>,
+    /// How many windows slipped, and were measured again or given up.
+    slips: usize,
     /// How far apart the hosts' CPUs were, read around every row.
     distances: Distances,
 }
@@ -198,6 +202,7 @@ impl<'a> Run<'a> {
             warnings: lab.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
             pace,
             disturbances: Vec::new(),
+            slips: 0,
             distances: Distances::default(),
         })
     }
@@ -253,7 +258,7 @@ impl<'a> Run<'a> {
             if row.refused.is_some() {
                 continue;
             }
-            let measured = subject.measure(&row.cell, &self.meter);
+            let measured = self.measure(subject, &row.cell);
             let apart = [apart_before, self.lab.cache_line_round_trip()?];
             apart_before = apart[1];
             match measured {
@@ -274,6 +279,17 @@ impl<'a> Run<'a> {
             }
         }
         Ok(is_complete)
+    }
+
+    /// Measures a row once. A window that slipped says nothing of the row, so another is taken; how many is warned of.
+    fn measure<S: Subject>(&mut self, subject: &mut S, cell: &S::Cell) -> Result<Sample, FlowError> {
+        for _ in 0..AGAIN_MAX {
+            match subject.measure(cell, &self.meter) {
+                Err(FlowError::Slipped { .. }) => self.slips += 1,
+                measured => return measured,
+            }
+        }
+        subject.measure(cell, &self.meter)
     }
 
     fn judge<S: Subject>(

@@ -18,6 +18,8 @@ pub enum Kind {
     FrequencyDrift,
     /// The hypervisor moved the hosts' CPUs nearer to each other or further apart.
     Moved,
+    /// Windows were not of the length that was asked for, and were measured again.
+    Slipped,
     /// A row's rounds differ widely.
     Unsteady,
     /// Too few rounds for an interval that means much.

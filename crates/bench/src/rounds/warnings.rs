@@ -67,6 +67,13 @@ impl Run<'_> {
                 ),
             ));
         }
+        if self.slips > 0 {
+            let words = format!(
+                "windows that slipped, because a process was not woken in time, and were measured again: {}",
+                self.slips
+            );
+            warnings.push(Warning::new(Kind::Slipped, words));
+        }
         warnings.extend(unsteady(rows, &name, &cost));
         for row in measured() {
             if let Some(last) = row.failures.last() {
