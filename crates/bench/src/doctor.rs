@@ -9,6 +9,7 @@ mod peer;
 mod settings;
 
 pub use peer::PeerError;
+pub(crate) use peer::device_towards;
 
 use serde::Serialize;
 
@@ -103,7 +104,7 @@ pub struct Finding {
 pub fn examine(peer: Option<&str>) -> Result<Diagnosis, PeerError> {
     // First of all: a ring gives the process a second thread, and with it ends the right to a user namespace.
     let user = settings::User::become_lab_user();
-    let device = peer::device_towards(peer)?;
+    let device = device_towards(peer)?;
     Ok(Diagnosis {
         schema: SCHEMA,
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),

@@ -250,7 +250,7 @@ impl Subject for Forwards<'_> {
             Traffic::Bulk => 0.0,
             Traffic::Messages(size) => bytes_per_second / size.0 as f64,
         };
-        let costs = Costs::of(self.lab, load, bytes_per_second)?;
+        let costs = Costs::of(self.lab.cpus(), load, bytes_per_second)?;
         if cell.traffic != Traffic::Bulk && first.latency.is_none() {
             return None;
         }

@@ -292,7 +292,7 @@ impl Subject for Packets<'_> {
         let bytes_per_second =
             if taken.bytes > 0 { taken.bytes_per_second() } else { sent.bytes_per_second() };
         Some(Round {
-            costs: Costs::of(self.lab, load, bytes_per_second)?,
+            costs: Costs::of(self.lab.cpus(), load, bytes_per_second)?,
             sent_per_second,
             taken_per_second,
             counters: sample.counters,

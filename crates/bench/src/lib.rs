@@ -5,7 +5,7 @@
 //! the terminal's table, Markdown and a web page.
 //!
 //! The experiments are [`send`], [`receive`], [`forward`], [`profile`],
-//! [`interrupts`], [`loan`] and [`checksum`]. [`doctor`] says what this machine allows; [`self_check`] shows
+//! [`interrupts`], [`settings`], [`loan`] and [`checksum`]. [`doctor`] says what this machine allows; [`self_check`] shows
 //! that the meter reads right.
 
 #![forbid(unsafe_code)]
@@ -30,6 +30,7 @@ pub mod report;
 mod rounds;
 pub mod self_check;
 pub mod send;
+pub mod settings;
 mod stats;
 pub mod view;
 pub mod warning;

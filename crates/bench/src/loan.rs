@@ -218,7 +218,7 @@ impl Subject for Loans<'_> {
 
     fn judge(&self, _: &Cell, sample: &Sample, load: &Load) -> Option<Round> {
         let (sent, taken) = (sample.outcomes.last()?, sample.outcomes.first()?);
-        let costs = Costs::of(self.lab, load, sent.bytes_per_second())?;
+        let costs = Costs::of(self.lab.cpus(), load, sent.bytes_per_second())?;
         Some(Round { costs, sent: *sent, delivered: taken.bytes_per_second() / sent.bytes_per_second() })
     }
 }

@@ -53,7 +53,7 @@ impl Selection {
         Self {
             paths: Way::all(),
             chunks: vec![CHUNK_DEFAULT],
-            workloads: vec![Workload::Files { count: 63, average: Size(350_000) }],
+            workloads: vec![Workload::USUAL],
             corks: vec![false],
             offloads: vec![Offloads::On],
         }

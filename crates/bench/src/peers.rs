@@ -104,7 +104,7 @@ pub fn send(
             };
             let baseline = before.middle(&meter.calibrate(CALIBRATION));
             let Some(load) = interval.map(|interval| interval.load(&baseline)) else { continue };
-            let Some(costs) = Costs::of(&lab, &load, bytes_per_second) else { continue };
+            let Some(costs) = Costs::of(lab.cpus(), &load, bytes_per_second) else { continue };
             rounds.push(Round {
                 throughput: bytes_per_second * 8.0,
                 reported,

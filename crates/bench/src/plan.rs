@@ -21,7 +21,7 @@ const CHUNKS: [Size; 4] = [Size(4 << 10), Size(16 << 10), Size(64 << 10), Size(1
 const FILE: Workload = Workload::Files { count: 1, average: Size(24 << 20) };
 const MEMORY: Workload = Workload::Memory(Size(16 << 20));
 /// What the plan is put to the test with: many files of all sizes, on which nothing was fitted.
-const MIXED: Workload = Workload::Files { count: 63, average: Size(350_000) };
+const MIXED: Workload = Workload::USUAL;
 
 /// A plan, and how well it told what it was not made of.
 #[derive(Debug, Clone)]

@@ -125,7 +125,7 @@ pub fn run(
     let load = sample.interval.as_ref().map(|interval| interval.load(&baseline));
     let received = sample.outcomes.first().map_or(0.0, crate::worker::Outcome::bytes_per_second);
     let costs = load
-        .and_then(|load| Costs::of(&lab, &load, received))
+        .and_then(|load| Costs::of(lab.cpus(), &load, received))
         .ok_or_else(|| BenchError::Failed("nothing was received".into()))?;
     let groups = Groups::builtin();
     let hosts = [

@@ -312,7 +312,8 @@ impl Subject for Receives<'_> {
         };
         let buffer_bytes = condition.buffer.0 as usize;
         let low_water_bytes = buffer_bytes / LOW_WATER_DIVISOR;
-        let receiving = Receiving { way, buffer_bytes, touch: condition.touch, low_water_bytes };
+        let touch = condition.touch;
+        let receiving = Receiving { way, buffer_bytes, touch, low_water_bytes, busy_poll_us: 0 };
         let flow = Flow {
             parts: vec![
                 Part { host: &lab.receiver, task: Task::Receive(receiving) },
@@ -326,7 +327,7 @@ impl Subject for Receives<'_> {
 
     fn judge(&self, cell: &Cell, sample: &Sample, load: &Load) -> Option<Round> {
         let received = *sample.outcomes.first()?;
-        let costs = Costs::of(&self.labs[&cell.condition.mtu], load, received.bytes_per_second())?;
+        let costs = Costs::of(self.labs[&cell.condition.mtu].cpus(), load, received.bytes_per_second())?;
         Some(Round { costs, received })
     }
 }

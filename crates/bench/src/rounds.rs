@@ -4,7 +4,7 @@ use crate::flow::{FlowError, Sample};
 use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
 use crate::{BenchError, HostFacts, MIB};
-use haul_lab::Lab;
+use haul_lab::{CpuPair, Lab};
 use haul_soak::{Baseline, CpuLoad, Load, Meter};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -161,9 +161,9 @@ pub(crate) struct Costs {
 
 impl Costs {
     /// From the loads of a window in which so much was moved; `None` where nothing was.
-    pub(crate) fn of(lab: &Lab, load: &Load, bytes_per_second: f64) -> Option<Self> {
-        let sender = *load.of(lab.sender.cpu())?;
-        let receiver = *load.of(lab.receiver.cpu())?;
+    pub(crate) fn of(cpus: CpuPair, load: &Load, bytes_per_second: f64) -> Option<Self> {
+        let sender = *load.of(cpus.sender)?;
+        let receiver = *load.of(cpus.receiver)?;
         // Rates, not sums: each process has a window by its own clock.
         let us_per_mib = |cpu: &CpuLoad| cpu.load_percent / 100.0 * 1e6 / (bytes_per_second / MIB);
         (bytes_per_second > 0.0).then(|| Self {
@@ -185,10 +185,12 @@ pub(crate) struct Run<'a> {
     pace: Pace,
     /// How much of a CPU others used, in percent: an entry for each round in which that was too much.
     disturbances: Vec<f64>,
+    /// By how much a quiet CPU's speed changed, in percent: an entry for each round in which that was too much.
+    drifts: Vec<f64>,
     /// How many windows slipped, and were measured again or given up.
     slips: usize,
-    /// How far apart the hosts' CPUs were, read around every row.
-    distances: Distances,
+    /// How far apart the hosts' CPUs were, read around every row; one for each set of rows.
+    distances: Vec<Distances>,
 }
 
 impl<'a> Run<'a> {
@@ -202,8 +204,9 @@ impl<'a> Run<'a> {
             warnings: lab.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
             pace,
             disturbances: Vec::new(),
+            drifts: Vec::new(),
             slips: 0,
-            distances: Distances::default(),
+            distances: Vec::new(),
         })
     }
 
@@ -220,15 +223,17 @@ impl<'a> Run<'a> {
         steps: &mut Steps<'_>,
     ) -> Result<bool, BenchError> {
         let mut is_complete = true;
+        let mut distances = Distances::default();
         for number in 0..self.pace.rounds {
-            is_complete = self.round(number, subject, rows, steps)?;
+            is_complete = self.round(number, subject, rows, steps, &mut distances)?;
             if !is_complete {
                 let words = "stopped before it was complete: some rows have fewer rounds";
                 self.warnings.insert(0, Warning::new(Kind::Interrupted, words));
                 break;
             }
         }
-        self.warnings.extend(self.distances.keep_one(rows));
+        self.warnings.extend(distances.keep_one(rows));
+        self.distances.push(distances);
         Ok(is_complete)
     }
 
@@ -240,6 +245,7 @@ impl<'a> Run<'a> {
         subject: &mut S,
         rows: &mut [Series<S::Cell, S::Round>],
         steps: &mut Steps<'_>,
+        distances: &mut Distances,
     ) -> Result<bool, BenchError> {
         let before = self.meter.calibrate(CALIBRATION);
         let mut samples = Vec::new();
@@ -270,12 +276,12 @@ impl<'a> Run<'a> {
             }
         }
         let after = self.meter.calibrate(CALIBRATION);
-        self.note_calibration(number, &before, &after);
+        self.note_calibration(&before, &after);
         let baseline = before.middle(&after);
         for (index, sample, apart) in samples {
             if let Some(round) = self.judge(subject, &rows[index].cell, &sample, &baseline) {
                 rows[index].rounds.push((number, round));
-                self.distances.note(index, number, apart);
+                distances.note(index, number, apart);
             }
         }
         Ok(is_complete)
@@ -306,6 +312,6 @@ impl<'a> Run<'a> {
 
     /// How far apart the CPUs were, where rows were kept.
     pub(crate) fn cache_line_round_trip_ns(&self) -> Option<Figure> {
-        self.distances.figure()
+        Figure::of(&self.distances.iter().flat_map(Distances::kept).collect::<Vec<_>>())
     }
 }

@@ -214,7 +214,7 @@ impl Subject for Sends<'_> {
 
     fn judge(&self, _: &Candidate, sample: &Sample, load: &Load) -> Option<Round> {
         let [received, sent] = sample.outcomes.as_slice() else { return None };
-        let costs = Costs::of(self.lab, load, received.bytes_per_second())?;
+        let costs = Costs::of(self.lab.cpus(), load, received.bytes_per_second())?;
         (sent.bytes > 0).then(|| Round {
             costs,
             rusage_us_per_mib: sent.cpu_seconds() * 1e6 / sent.mib(),

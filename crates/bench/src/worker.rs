@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -289,6 +290,15 @@ fn prepare(socket: &TcpStream, congestion: &str) -> Result<(), Message> {
     rustix::net::sockopt::set_tcp_congestion(socket, congestion)
         .map_err(|errno| failed(&format!("setting congestion control {congestion}"), errno))?;
     socket.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error))
+}
+
+/// Has receiving from `socket` poll the device for so long before it waits; 0 leaves the socket as it is.
+fn poll_busily(socket: impl AsFd, busy_poll_us: u32) -> Result<(), Message> {
+    if busy_poll_us == 0 {
+        return Ok(());
+    }
+    haul_sys::sockopt::set_busy_poll(socket, busy_poll_us)
+        .map_err(|error| Message::Refused(format!("busy polling is refused: {error} (run as root)")))
 }
 
 fn say(message: &Message) -> io::Result<()> {

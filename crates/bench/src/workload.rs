@@ -204,6 +204,9 @@ impl HandedOver {
 }
 
 impl Workload {
+    /// What is sent unless told otherwise: 63 files averaging 350 kB, more than a core's own caches hold.
+    pub const USUAL: Self = Self::Files { count: 63, average: Size(350_000) };
+
     /// The sizes of what it will consist of, where that is known before it is made.
     pub(crate) fn sizes(&self) -> Vec<u64> {
         match self {

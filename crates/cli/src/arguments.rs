@@ -7,6 +7,7 @@ use haul_bench::forward::way::ForwardBy;
 use haul_bench::quantity::{Rate, Size};
 use haul_bench::receive::way::ReceiveWay;
 use haul_bench::receive::{PageOrder, SentBy};
+use haul_bench::settings;
 use haul_bench::way::Way;
 use haul_bench::workload::Workload;
 use haul_lab::{Loss, Offloads};
@@ -60,7 +61,7 @@ pub struct CommonArguments {
     /// Every row and all rounds, which an experiment by its name does anyway; all of them take about five minutes
     #[arg(long, global = true)]
     pub full: bool,
-    /// The sockets' congestion control [default: cubic, or reno where cubic may not be set]
+    /// The sockets' congestion control [default: cubic, or reno where cubic may not be set; for settings the host's own]
     #[arg(long, value_name = "NAME", global = true)]
     pub congestion: Option<String>,
     /// Write the report as JSON; - is standard output
@@ -86,6 +87,8 @@ pub enum Experiment {
     Profile(ProfileArguments),
     /// Packets for each interrupt, and what grouping them saves either side
     Interrupts,
+    /// What the hosts' settings are worth beside the choice of path, and the commands that set them
+    Settings(SettingsArguments),
     /// From which size on lending memory to the kernel pays, and what it gains over sendfile
     Loan(LoanArguments),
     /// What looking at bytes costs beside copying them, from the first-level cache to memory
@@ -194,6 +197,24 @@ pub struct ProfileArguments {
 }
 
 #[derive(Debug, Args)]
+pub struct SettingsArguments {
+    /// How it is sent [default: read+write,sendfile]
+    #[arg(long, value_delimiter = ',', value_name = "PATH,…", hide_possible_values = true)]
+    pub paths: Vec<Way>,
+    /// Settings to change, separated by commas [default: all]
+    ///
+    /// congestion, mtu, big-tcp, send-buffer, receive-buffer, notsent-lowat, rcvlowat, offloads, gro, busy-poll
+    #[arg(long, value_delimiter = ',', value_name = "SETTING,…")]
+    pub settings: Vec<settings::Name>,
+    /// What to send: COUNTxSIZE files, file:PATH, or memory:SIZE [default: 63x350KB]
+    #[arg(long, value_name = "WORKLOAD")]
+    pub workload: Option<Workload>,
+    /// Hold this rate, such as 4gbit, instead of sending at full speed
+    #[arg(long)]
+    pub rate: Option<Rate>,
+}
+
+#[derive(Debug, Args)]
 pub struct LoanArguments {
     /// Sizes of a loan; datagrams take at most seven of 8972 bytes [default: 1KiB,4KiB,16KiB,64KiB,256KiB,1MiB]
     #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
@@ -289,7 +310,7 @@ pub struct LabArguments {
 /// Every experiment as if it had been named without a flag.
 pub fn every_experiment() -> Result<Vec<Experiment>, Failure> {
     let words = |name: &str| Arguments::try_parse_from(["haul", "bench", name]);
-    let names = ["send", "receive", "forward", "profile", "interrupts", "loan", "checksum"];
+    let names = ["send", "receive", "forward", "profile", "interrupts", "settings", "loan", "checksum"];
     let parsed = names.map(|name| match words(name).map(|arguments| arguments.command) {
         Ok(Command::Bench(arguments)) => arguments.experiment.ok_or(name),
         _ => Err(name),

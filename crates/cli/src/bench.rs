@@ -20,6 +20,7 @@ mod loan;
 mod profile;
 mod receive;
 mod send;
+mod settings;
 
 /// Where plain `haul bench` leaves its reports.
 const FOLDER: &str = "haul-report";
@@ -138,6 +139,7 @@ impl Experiment {
             Self::Forward(_) => "forward",
             Self::Profile(_) => "profile",
             Self::Interrupts => "interrupts",
+            Self::Settings(_) => "settings",
             Self::Loan(_) => "loan",
             Self::Checksum(_) => "checksum",
         }
@@ -154,6 +156,7 @@ impl Experiment {
             Self::Forward(arguments) => forward::run(arguments, context),
             Self::Profile(arguments) => profile::run(arguments, context),
             Self::Interrupts => interrupts::run(context),
+            Self::Settings(arguments) => settings::run(arguments, context),
             Self::Loan(arguments) => loan::run(arguments, context),
             Self::Checksum(arguments) => checksum::run(arguments, context),
         }

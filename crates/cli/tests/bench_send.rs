@@ -15,7 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// What plain `haul bench` runs.
-const EXPERIMENTS: [&str; 7] = ["send", "receive", "forward", "profile", "interrupts", "loan", "checksum"];
+const EXPERIMENTS: [&str; 8] =
+    ["send", "receive", "forward", "profile", "interrupts", "settings", "loan", "checksum"];
 
 /// Whether the report says it was measured between two hosts; a loud word if not.
 fn has_two_hosts(report: &Value) -> bool {

@@ -2,10 +2,11 @@
 
 use crate::{LabError, cpus, netlink, steer};
 use rustix::thread::LinkNameSpaceType;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc;
 use std::thread;
@@ -74,6 +75,17 @@ impl Host {
             self.enter()?;
             Ok(work())
         })
+    }
+
+    /// Sets a sysctl that each network namespace has for itself, such as `net.ipv4.tcp_wmem`, on this host alone. Needs no
+    /// right; sockets made before keep what they had.
+    pub fn set_sysctl(&self, name: &str, value: &str) -> Result<(), LabError> {
+        if self.namespace.is_none() {
+            return Err(LabError::Loopback("a sysctl"));
+        }
+        let refused = |source| LabError::Setting { name: name.into(), source };
+        let file = Path::new("/proc/sys").join(name.replace('.', "/"));
+        self.run(|| fs::write(file, value))?.map_err(refused)
     }
 
     /// Runs a program on this host until it ends. It is killed if this process is.

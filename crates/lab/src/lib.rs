@@ -289,6 +289,17 @@ impl Lab {
         self.sender.run(|| link::set_segmentation(self.sender.device(), on))?
     }
 
+    /// Lets both devices have IPv4 packets beyond 64 KiB, up to `bytes`, before they are cut (BIG TCP, Linux 6.3).
+    pub fn set_segment_bytes(&self, bytes: u32) -> Result<(), LabError> {
+        if self.kind == Kind::Loopback {
+            return Err(LabError::Loopback("the size of segments"));
+        }
+        for host in [&self.sender, &self.receiver] {
+            host.run(|| netlink::set_segment_bytes(host.device(), bytes))??;
+        }
+        Ok(())
+    }
+
     /// Holds the sending device at `bits_per_second` with a token bucket, or sets it free with `None`.
     ///
     /// A program that owns its sockets should rather pace those (`SO_MAX_PACING_RATE`): the token bucket

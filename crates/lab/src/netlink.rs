@@ -73,6 +73,15 @@ pub(crate) fn set_up(device: &str) -> Result<(), LabError> {
     request(RouteNetlinkMessage::SetLink(message), 0).map_err(LabError::step(format!("setting {device} up")))
 }
 
+/// Lets IPv4 packets of up to so much be made and be put together on `device` (BIG TCP, Linux 6.3).
+pub(crate) fn set_segment_bytes(device: &str, bytes: u32) -> Result<(), LabError> {
+    let mut message = LinkMessage::default();
+    message.header.index = index_of(device)?;
+    message.attributes = vec![LinkAttribute::GsoIpv4MaxSize(bytes), LinkAttribute::GroIpv4MaxSize(bytes)];
+    request(RouteNetlinkMessage::SetLink(message), 0)
+        .map_err(LabError::step(format!("letting {device} have segments of {bytes} bytes")))
+}
+
 /// Puts a queueing discipline at the root of `device`, in place of what is there.
 pub(crate) fn replace_qdisc(device: &str, kind: &str, options: Vec<DefaultNla>) -> Result<(), LabError> {
     let mut message = root_qdisc(device)?;

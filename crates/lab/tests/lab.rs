@@ -107,6 +107,56 @@ fn the_mtu_bounds_what_a_packet_carries() {
     }
 }
 
+/// Bytes and packets that a host's device has sent, as the device counts them: whole segments on a veth.
+fn sent(host: &haul_lab::Host) -> (u64, u64) {
+    let counts = host.run(|| fs::read_to_string("/proc/thread-self/net/dev").unwrap()).unwrap();
+    let line = counts.lines().find_map(|line| line.trim().strip_prefix("haul0:")).unwrap().to_owned();
+    let column = |index: usize| line.split_whitespace().nth(index).unwrap().parse().unwrap();
+    // Eight columns of what came, then those of what went.
+    (column(8), column(9))
+}
+
+/// How large the packets are that a stream makes on average.
+fn bytes_per_packet(lab: &Lab) -> u64 {
+    let (mut from, mut to) = lab.connect().unwrap();
+    // One that paces makes small segments.
+    rustix::net::sockopt::set_tcp_congestion(&from, "reno").unwrap();
+    let before = sent(&lab.sender);
+    let received = std::thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
+    lab.sender.run(move || from.write_all(&vec![0; 64 << 20]).unwrap()).unwrap();
+    assert_eq!(received.join().unwrap(), 64 << 20);
+    let after = sent(&lab.sender);
+    (after.0 - before.0) / (after.1 - before.1)
+}
+
+#[test]
+fn packets_grow_beyond_64_kib_where_they_may() {
+    let Some(lab) = lab(&Settings::default()) else { return };
+    let before = bytes_per_packet(&lab);
+    assert!(before <= 1 << 16, "{before}");
+    match lab.set_segment_bytes(192 << 10) {
+        Err(error) => eprintln!("SKIPPED: no packets beyond 64 KiB here: {error}"),
+        Ok(()) => {
+            let after = bytes_per_packet(&lab);
+            assert!(after > 1 << 16, "{before}, then {after}");
+        }
+    }
+}
+
+#[test]
+fn a_sysctl_is_set_on_one_host_alone() {
+    let Some(lab) = lab(&Settings::default()) else { return };
+    let file = "/proc/sys/net/ipv4/tcp_notsent_lowat";
+    let read = || fs::read_to_string(file).unwrap().trim().to_owned();
+    let before = read();
+    lab.sender.set_sysctl("net.ipv4.tcp_notsent_lowat", "12345").unwrap();
+    assert_eq!(lab.sender.run(read).unwrap(), "12345");
+    assert_ne!(lab.receiver.run(read).unwrap(), "12345");
+    assert_eq!(read(), before, "the machine's own value has changed");
+    let error = lab.sender.set_sysctl("net.ipv4.no_such_setting", "1").unwrap_err().to_string();
+    assert!(error.contains("net.ipv4.no_such_setting"), "{error}");
+}
+
 #[test]
 fn the_link_can_be_held_at_a_rate_and_set_free() {
     let Some(lab) = lab(&Settings::default()) else { return };

@@ -42,7 +42,7 @@ pub enum PeerError {
 
 /// The device that leads to `peer`, to the default route where there is none, or loopback where there is
 /// neither.
-pub(super) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerError> {
+pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerError> {
     let Some(peer) = peer else {
         // Connecting a datagram socket sends nothing; it asks the routing table. The address is one that is
         // nobody's (RFC 5737).

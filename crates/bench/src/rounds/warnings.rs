@@ -18,17 +18,10 @@ const SPREAD: f64 = 0.10;
 
 impl Run<'_> {
     /// What a pair of calibrations says about the machine.
-    pub(super) fn note_calibration(&mut self, number: usize, before: &Baseline, after: &Baseline) {
-        let round = number + 1;
+    pub(super) fn note_calibration(&mut self, before: &Baseline, after: &Baseline) {
         let drift = before.drift_percent(after);
         if drift.abs() > DRIFT_PERCENT {
-            self.warnings.push(Warning::new(
-                Kind::FrequencyDrift,
-                format!(
-                    "round {round}: a quiet CPU ran {drift:+.0} % after the round against before it (frequency, or neighbours); \
-                     loads do not depend on it, costs that wait for memory do"
-                ),
-            ));
+            self.drifts.push(drift);
         }
         let disturbance = before.disturbance_percent().max(after.disturbance_percent());
         if disturbance > DISTURBANCE_PERCENT {
@@ -56,6 +49,17 @@ impl Run<'_> {
         }
         let measured = || rows.iter().filter(|row| !row.rounds.is_empty());
         warnings.extend(measured().map(|row| row.rounds.len()).min().and_then(too_few_rounds));
+        if !self.drifts.is_empty() {
+            let most = |one: f64, other: f64| if other.abs() > one.abs() { other } else { one };
+            let (rounds, worst) = (self.drifts.len(), self.drifts.iter().copied().fold(0.0, most));
+            warnings.push(Warning::new(
+                Kind::FrequencyDrift,
+                format!(
+                    "a quiet CPU ran up to {worst:+.0} % after a round against before it, in {rounds} of the rounds \
+                     (frequency, or neighbours); loads do not depend on it, costs that wait for memory do"
+                ),
+            ));
+        }
         if !self.disturbances.is_empty() {
             let worst = self.disturbances.iter().copied().fold(0.0, f64::max);
             let rounds = self.disturbances.len();

@@ -32,12 +32,20 @@ pub(crate) struct Receiving {
     pub touch: bool,
     /// What must have arrived before the program is woken (`SO_RCVLOWAT`); 1 is the kernel's default.
     pub low_water_bytes: usize,
+    /// For how long to poll the device before waiting for an interrupt, in microseconds; 0 for not at all.
+    pub busy_poll_us: u32,
 }
 
 impl Receiving {
     /// As an ordinary program does: `recv` into one buffer, not looked at.
     pub(crate) fn plainly() -> Self {
-        Self { way: ReceiveWay::Read, buffer_bytes: CALL_BYTES_MAX, touch: false, low_water_bytes: 1 }
+        Self {
+            way: ReceiveWay::Read,
+            buffer_bytes: CALL_BYTES_MAX,
+            touch: false,
+            low_water_bytes: 1,
+            busy_poll_us: 0,
+        }
     }
 
     /// Receives until the stream ends.
@@ -46,6 +54,7 @@ impl Receiving {
             haul_sys::sockopt::set_receive_low_water(stream, self.low_water_bytes)
                 .map_err(|error| failed("setsockopt SO_RCVLOWAT", error))?;
         }
+        super::poll_busily(stream, self.busy_poll_us)?;
         match self.way {
             ReceiveWay::Read => self.read(stream, tally).map_err(|error| failed("recv", error))?,
             ReceiveWay::UringRead => self.read_by_ring(stream, tally)?,

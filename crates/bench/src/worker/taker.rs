@@ -23,11 +23,7 @@ impl Taking {
         let at = |error| failed(&format!("listening on {host}"), error);
         let socket = UdpSocket::bind((host, 0)).map_err(at)?;
         socket.set_read_timeout(Some(LOOK_INTERVAL)).map_err(at)?;
-        if self.busy_poll_us > 0 {
-            haul_sys::sockopt::set_busy_poll(&socket, self.busy_poll_us).map_err(|error| {
-                Message::Refused(format!("busy polling is refused: {error} (run as root)"))
-            })?;
-        }
+        super::poll_busily(&socket, self.busy_poll_us)?;
         say(&Message::Listening { address: socket.local_addr().map_err(at)? })
             .map_err(|error| failed("reporting", error))?;
         let mut buffer = vec![0; 1 << 16];

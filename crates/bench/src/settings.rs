@@ -1,0 +1,300 @@
+//! The experiment `settings`: what the settings of the hosts are worth beside the choice of path.
+//!
+//! A row changes one setting of a lab that is otherwise as a host comes: its own congestion control, MTU 1500, its own
+//! buffers. One row changes nothing, and shows by how much two equal rows differ here; what paid more surely than that is then put
+//! together and measured beside the unchanged lab again. Each row has a lab of its own, so that nothing has to be put back, and
+//! nothing of the machine itself is changed.
+//!
+//! What it cannot show: a veth passes segments on uncut, so that an MTU costs less here than where a card or the stack cuts them;
+//! and it has neither delay nor loss, for which buffers are large and congestion controls differ.
+
+use crate::flow::{Flow, FlowError, Part, Sample};
+use crate::matrix;
+use crate::quantity::{Rate, Size};
+use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::way::Way;
+use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
+use crate::workload::{Opened, Workload};
+use crate::{BenchError, congestion, doctor};
+use haul::Path;
+use haul_lab::{CpuPair, Lab};
+use haul_soak::{Load, Meter};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::AtomicBool;
+
+mod answer;
+mod change;
+mod row;
+
+pub use change::Name;
+use change::{Change, Tuning};
+pub use row::Row;
+
+/// The result of `settings`.
+pub type Report = crate::report::Report<Row>;
+
+/// At most how much a call sends.
+const CHUNK: Size = Size(64 << 10);
+/// Settings are not put together that cost more throughput than this.
+const THROUGHPUT_RATIO_MIN: f64 = 0.95;
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// How it is sent.
+    pub paths: Vec<Way>,
+    /// Which settings to change.
+    pub settings: Vec<Name>,
+    /// What is sent.
+    pub workload: Workload,
+    /// The rate to hold, or full speed.
+    pub rate: Option<Rate>,
+    /// How often and how long.
+    pub pace: Pace,
+    /// The congestion control of the rows that do not change it; `None` for the host's own.
+    pub congestion: Option<String>,
+}
+
+impl Plan {
+    /// Every setting, by the path that copies and by the one that usually is the cheapest.
+    pub fn new(pace: Pace) -> Self {
+        Self {
+            paths: [Path::ReadWrite, Path::Sendfile].map(Way::from).into(),
+            settings: Name::ALL.into(),
+            workload: Workload::USUAL,
+            rate: None,
+            pace,
+            congestion: None,
+        }
+    }
+
+    /// A quick look: one path.
+    pub fn quick(pace: Pace) -> Self {
+        Self { paths: vec![Path::Sendfile.into()], ..Self::new(pace) }
+    }
+}
+
+/// What a row is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Nothing is changed: what the others are compared with.
+    Basis,
+    /// The same again: how much two equal rows differ.
+    Control,
+    /// One more change.
+    Setting,
+    /// All that paid.
+    Together,
+}
+
+/// One row: a path, and all that is changed for it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Cell {
+    path: Way,
+    changes: Vec<Change>,
+    role: Role,
+}
+
+impl Cell {
+    /// What it is compared with: all but the last change, or nothing changed at all.
+    fn beside(&self) -> &[Change] {
+        match self.role {
+            Role::Setting => &self.changes[..self.changes.len().saturating_sub(1)],
+            Role::Basis | Role::Control | Role::Together => &[],
+        }
+    }
+}
+
+/// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then reported.
+pub fn run(
+    plan: &Plan,
+    is_stopped: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report, BenchError> {
+    plan.pace.check()?;
+    if plan.paths.contains(&Way::Planned) {
+        return Err(BenchError::BadInput(
+            "planned needs a plan to choose by: use haul bench send --plan".into(),
+        ));
+    }
+    let workload = plan.workload.open()?;
+    matrix::check_chunk_in(CHUNK, &workload)?;
+    let started = crate::now();
+    let basis = Tuning::as_it_is(plan.congestion.clone());
+    let lab = basis.open(None)?;
+    let congestion = congestion::choose(&lab, Some(&basis.congestion))?;
+    let changes = change::rows(&plan.settings, &basis);
+    let mut tunings =
+        Tunings { basis, cpus: lab.cpus(), labs: Vec::new(), workload, rate: plan.rate, pace: plan.pace };
+    let mut run = Run::new(&lab, plan.pace)?;
+    let mut rows: Vec<Measured> = Vec::new();
+    for &path in &plan.paths {
+        rows.extend([series(path, &[], Role::Basis), series(path, &[], Role::Control)]);
+        rows.extend(changes.iter().map(|changes| series(path, changes, Role::Setting)));
+    }
+    let mut steps = Steps::new(run.steps(rows.len() + 2 * plan.paths.len()), is_stopped, progress);
+    let mut together = Vec::new();
+    if run.all(&mut tunings, &mut rows, &mut steps)? {
+        for &path in &plan.paths {
+            let paid = paid(path, &rows);
+            if paid.len() > 1 {
+                together.extend([series(path, &[], Role::Basis), series(path, &paid, Role::Together)]);
+            }
+        }
+        run.all(&mut tunings, &mut together, &mut steps)?;
+    }
+    let name = Cell::to_string;
+    run.warn(&rows, name, Round::us_per_mib);
+    let mut reported: Vec<Row> = rows.iter().map(|series| row::of(series, &rows, &tunings.basis)).collect();
+    let of_together = together.iter().filter(|series| series.cell.role == Role::Together);
+    reported.extend(of_together.map(|series| row::of(series, &together, &tunings.basis)));
+    let mut report = Report::of_run("settings", started, run, &congestion, plan.rate, reported);
+    report.answers = answer::of(&report);
+    Ok(report)
+}
+
+type Measured = Series<Cell, Round>;
+
+fn series(path: Way, changes: &[Change], role: Role) -> Measured {
+    Series::new(Cell { path, changes: changes.to_vec(), role })
+}
+
+/// Of each setting the value that surely cost less with this path, and did not cost throughput.
+fn paid(path: Way, rows: &[Measured]) -> Vec<Change> {
+    let mut paid: Vec<(f64, &Change)> = Vec::new();
+    let of_path = || rows.iter().filter(|row| row.cell.path == path);
+    let control = of_path().find(|row| row.cell.role == Role::Control);
+    let equal = control.and_then(|control| row::ratio(control, rows, Round::us_per_mib));
+    for row in of_path() {
+        // What takes another change first is not a choice by itself.
+        let ([change], Some(ratio), Some(throughput)) = (
+            row.cell.changes.as_slice(),
+            row::ratio(row, rows, Round::us_per_mib),
+            row::ratio(row, rows, |round| round.costs.bytes_per_second),
+        ) else {
+            continue;
+        };
+        if !row::is_below(ratio, equal) || throughput.median < THROUGHPUT_RATIO_MIN {
+            continue;
+        }
+        match paid.iter_mut().find(|(_, other)| other.name() == change.name()) {
+            Some(best) if ratio.median < best.0 => *best = (ratio.median, change),
+            Some(_) => {}
+            None => paid.push((ratio.median, change)),
+        }
+    }
+    paid.into_iter().map(|(_, change)| change.clone()).collect()
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Round {
+    costs: Costs,
+    received: Outcome,
+}
+
+impl Round {
+    /// What both hosts paid.
+    fn us_per_mib(&self) -> f64 {
+        self.costs.sender_us_per_mib + self.costs.receiver_us_per_mib
+    }
+}
+
+/// The labs, each made when it is first needed.
+struct Tunings {
+    basis: Tuning,
+    cpus: CpuPair,
+    /// A lab for each set of changes, or why there is none.
+    labs: Vec<(Vec<Change>, Result<Lab, String>)>,
+    workload: Opened,
+    rate: Option<Rate>,
+    pace: Pace,
+}
+
+impl Tunings {
+    fn lab(&mut self, changes: &[Change]) -> Result<&Lab, FlowError> {
+        let known = self.labs.iter().position(|(other, _)| other == changes);
+        let index = known.unwrap_or_else(|| {
+            let made = self.basis.with(changes).open(Some(self.cpus)).map_err(|error| error.to_string());
+            self.labs.push((changes.to_vec(), made));
+            self.labs.len() - 1
+        });
+        self.labs[index].1.as_ref().map_err(|reason| FlowError::Refused(reason.clone()))
+    }
+}
+
+impl Subject for Tunings {
+    type Cell = Cell;
+    type Round = Round;
+
+    fn name(&self, cell: &Cell) -> String {
+        cell.to_string()
+    }
+
+    fn measure(&mut self, cell: &Cell, meter: &Meter) -> Result<Sample, FlowError> {
+        let tuning = self.basis.with(&cell.changes);
+        let sending = Sending {
+            path: cell.path.name().into(),
+            chunk_bytes: CHUNK.0 as usize,
+            cork: false,
+            congestion: tuning.congestion,
+            rate_bits_per_second: self.rate.map(|rate| rate.0),
+            pieces: self.workload.handed_over(),
+            plan: None,
+        };
+        let receiving = Receiving {
+            low_water_bytes: tuning.low_water_bytes,
+            busy_poll_us: tuning.busy_poll_us,
+            ..Receiving::plainly()
+        };
+        let window = self.pace.window;
+        let lab = self.lab(&cell.changes)?;
+        let flow = Flow {
+            parts: vec![
+                Part { host: &lab.receiver, task: Task::Receive(receiving) },
+                Part { host: &lab.sender, task: Task::Send(sending) },
+            ],
+            warm_up: WARM_UP,
+            window,
+        };
+        flow.run(Some(meter))
+    }
+
+    fn judge(&self, _: &Cell, sample: &Sample, load: &Load) -> Option<Round> {
+        let received = *sample.outcomes.first()?;
+        let costs = Costs::of(self.cpus, load, received.bytes_per_second())?;
+        Some(Round { costs, received })
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let changes: Vec<String> = self.changes.iter().map(Change::to_string).collect();
+        let words = match self.role {
+            Role::Basis => "as it is".into(),
+            Role::Control => "unchanged".into(),
+            Role::Setting | Role::Together => changes.join(", "),
+        };
+        write!(formatter, "{}, {words}", self.path)
+    }
+}
+
+/// The device that packets of this machine leave by, for commands that can be copied.
+fn device() -> String {
+    match doctor::device_towards(None) {
+        Ok(device) if device.name != "lo" => device.name,
+        _ => "DEV".into(),
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|name| name.to_string() == text);
+        let names = || Self::ALL.map(|name| name.to_string()).join(", ");
+        found.ok_or_else(|| format!("unknown setting {text:?}; the settings are {}", names()))
+    }
+}

@@ -1,0 +1,196 @@
+//! A row of `settings`: the contract, and how people are shown it.
+
+use super::change::{Change, Tuning};
+use super::{Cell, Measured, Role, Round, device};
+use crate::stats::Figure;
+use crate::view::{Bar, Column, Tabled, number};
+use serde::{Deserialize, Serialize};
+
+/// One setting, with one path.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// How it was sent.
+    pub path: String,
+    /// What it is for.
+    pub role: Role,
+    /// What was changed; empty for the hosts as they are.
+    pub changes: Vec<Setting>,
+    /// How many of the changes, from the first on, are also in the row that this one is compared with.
+    pub changes_compared: usize,
+    /// What the hosts are without the changes, in words.
+    pub basis: String,
+    /// Rounds measured. 0 for a row that was refused.
+    pub rounds: usize,
+    /// Why nothing was measured.
+    pub refused: Option<String>,
+    /// Payload that arrived.
+    pub throughput_bits_per_second: Option<Figure>,
+    /// Load of the sending host's CPU.
+    pub sender_load_percent: Option<Figure>,
+    /// Load of the receiving host's CPU.
+    pub receiver_load_percent: Option<Figure>,
+    /// CPU time of the sending host per MiB that arrived.
+    pub sender_us_per_mib: Option<Figure>,
+    /// CPU time of the receiving host per MiB that arrived.
+    pub receiver_us_per_mib: Option<Figure>,
+    /// Of both together.
+    pub us_per_mib: Option<Figure>,
+    /// The sending host's cost over that without the last change (without all, where they are put together), in the same
+    /// round: the median of the rounds' ratios.
+    pub sender_us_ratio: Option<Figure>,
+    /// The same of the receiving host.
+    pub receiver_us_ratio: Option<Figure>,
+    /// The same of both together.
+    pub us_ratio: Option<Figure>,
+    /// System calls of the receiving process per MiB.
+    pub receiver_syscalls_per_mib: Option<f64>,
+}
+
+/// A setting and its value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setting {
+    /// Its name, as `--settings` takes it.
+    pub name: String,
+    /// Name and value, as tables show it.
+    pub value: String,
+    /// What sets it on this machine.
+    pub command: String,
+    /// What may go wrong.
+    pub risk: String,
+}
+
+/// A value over that of the row without the change, in the same rounds.
+pub(super) fn ratio(series: &Measured, all: &[Measured], of: impl Fn(&Round) -> f64) -> Option<Figure> {
+    let cell = &series.cell;
+    let is_other = |other: &&Measured| {
+        other.cell.path == cell.path
+            && other.cell.changes == cell.beside()
+            && other.cell.role != Role::Control
+    };
+    let other = all.iter().find(is_other)?;
+    if cell.role == Role::Basis { None } else { series.ratio_to(other, of) }
+}
+
+/// Whether a ratio is surely below 1, and below what two equal rows differ by.
+pub(super) fn is_below(ratio: Figure, equal: Option<Figure>) -> bool {
+    ratio.high < equal.map_or(1.0, |equal| equal.low.min(1.0))
+}
+
+/// Whether it is surely above.
+pub(super) fn is_above(ratio: Figure, equal: Option<Figure>) -> bool {
+    ratio.low > equal.map_or(1.0, |equal| equal.high.max(1.0))
+}
+
+/// The row that a series comes to, beside all the others.
+pub(super) fn of(series: &Measured, all: &[Measured], basis: &Tuning) -> Row {
+    let Cell { path, changes, role } = &series.cell;
+    let device = device();
+    let setting = |change: &Change| Setting {
+        name: change.name().to_string(),
+        value: change.to_string(),
+        command: change.command(&device),
+        risk: change.risk().into(),
+    };
+    let calls = series.figure(|round| round.received.calls as f64 / round.received.mib());
+    Row {
+        path: path.name().into(),
+        role: *role,
+        changes: changes.iter().map(setting).collect(),
+        changes_compared: series.cell.beside().len(),
+        basis: basis.words(),
+        rounds: series.rounds.len(),
+        refused: series.why_none(),
+        throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
+        sender_load_percent: series.figure(|round| round.costs.sender.load_percent),
+        receiver_load_percent: series.figure(|round| round.costs.receiver.load_percent),
+        sender_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
+        receiver_us_per_mib: series.figure(|round| round.costs.receiver_us_per_mib),
+        us_per_mib: series.figure(Round::us_per_mib),
+        sender_us_ratio: ratio(series, all, |round| round.costs.sender_us_per_mib),
+        receiver_us_ratio: ratio(series, all, |round| round.costs.receiver_us_per_mib),
+        us_ratio: ratio(series, all, Round::us_per_mib),
+        receiver_syscalls_per_mib: calls.map(|figure| figure.median),
+    }
+}
+
+impl Row {
+    /// The changes that it has beyond what it is compared with, in words.
+    pub(super) fn own(&self) -> String {
+        let own: Vec<&str> = self.changes[self.changes_compared.min(self.changes.len())..]
+            .iter()
+            .map(|setting| setting.value.as_str())
+            .collect();
+        own.join(", ")
+    }
+}
+
+/// A ratio; nothing for a row that is compared with none.
+fn ratio_or_nothing(row: &Row, figure: Option<Figure>) -> String {
+    if row.role == Role::Basis { "1".into() } else { crate::view::ratio(figure) }
+}
+
+const COLUMNS: [Column<Row>; 10] = [
+    Column::narrow("setting", Tabled::name),
+    Column::narrow("both\nµs/MiB", |row| number(row.us_per_mib, 1.0, 0)),
+    Column::narrow("× without\n(interval)", |row| ratio_or_nothing(row, row.us_ratio)),
+    Column::narrow("Gbit/s", |row| number(row.throughput_bits_per_second, 1e9, 1)),
+    Column::wide("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
+    Column::wide("sender\n× without", |row| ratio_or_nothing(row, row.sender_us_ratio)),
+    Column::wide("receiver\nµs/MiB", |row| number(row.receiver_us_per_mib, 1.0, 0)),
+    Column::wide("receiver\n× without", |row| ratio_or_nothing(row, row.receiver_us_ratio)),
+    Column::wide("sender\nload %", |row| number(row.sender_load_percent, 1.0, 0)),
+    Column::wide("receiver\nload %", |row| number(row.receiver_load_percent, 1.0, 0)),
+];
+
+impl Tabled for Row {
+    const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const LEGEND: &'static [(&'static str, &'static str)] =
+        &[("sender", "sending host"), ("receiver", "receiving host")];
+    const UNIT: &'static str = "µs of CPU per MiB, interrupts included. All charts share a scale.";
+
+    fn name(&self) -> String {
+        match self.role {
+            Role::Basis => "as it is".into(),
+            Role::Control => "unchanged".into(),
+            Role::Together => "together".into(),
+            Role::Setting if self.changes_compared > 0 => format!("+ {}", self.own()),
+            Role::Setting => self.own(),
+        }
+    }
+
+    fn group(&self) -> String {
+        format!("{} ({})", self.path, self.basis)
+    }
+
+    fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        [
+            Bar::of("sender", self.sender_us_per_mib, String::new()),
+            Bar::of("receiver", self.receiver_us_per_mib, String::new()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    fn notes(rows: &[Self]) -> Vec<String> {
+        let mut settings: Vec<&Setting> = Vec::new();
+        for setting in rows.iter().flat_map(|row| &row.changes) {
+            if !settings.contains(&setting) {
+                settings.push(setting);
+            }
+        }
+        let how = settings
+            .into_iter()
+            .map(|Setting { value, command, risk, .. }| format!("{value}: {command}. Risk: {risk}."));
+        let about = "× without compares both hosts' cost with that of the row that lacks the setting; + stands before what is set besides the row above; unchanged shows by how much two equal rows differ. Commands hold until the next start.";
+        std::iter::once(about.into()).chain(how).collect()
+    }
+}

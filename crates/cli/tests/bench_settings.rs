@@ -1,0 +1,89 @@
+//! `haul bench settings` on real traffic: every setting with its command and its risk, and nothing of the machine changed.
+
+mod common;
+
+use common::{as_ordinary_user, haul, json};
+use serde_json::Value;
+use std::fs;
+
+fn rows<'a>(report: &'a Value, role: &'a str) -> impl Iterator<Item = &'a Value> {
+    report["rows"].as_array().unwrap().iter().filter(move |row| row["role"] == role)
+}
+
+/// The settings of the machine that rows change in labs of their own.
+fn machine() -> Vec<String> {
+    ["tcp_congestion_control", "tcp_wmem", "tcp_rmem", "tcp_notsent_lowat"]
+        .map(|name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap())
+        .into()
+}
+
+#[test]
+fn each_setting_says_how_to_set_it_and_what_it_risks() {
+    let before = machine();
+    let report = json(&mut haul(&["bench", "settings", "--quick", "--rounds", "1", "--json", "-"]));
+    assert_eq!(machine(), before);
+    assert_eq!(report["schema"], "haul.bench/1");
+    assert_eq!(report["experiment"], "settings");
+    if report["lab"]["kind"] != "veth" {
+        return eprintln!("SKIPPED: no two hosts here: {}", report["warnings"]);
+    }
+    let mut names = Vec::new();
+    for row in rows(&report, "setting") {
+        if !row["refused"].is_null() {
+            eprintln!("SKIPPED: {}", row["refused"]);
+        } else {
+            assert!(row["us_ratio"]["median"].as_f64().unwrap() > 0.0, "{row}");
+        }
+        let own = row["changes"].as_array().unwrap().last().unwrap();
+        assert!(!own["command"].as_str().unwrap().is_empty() && !own["risk"].as_str().unwrap().is_empty());
+        names.push(own["name"].as_str().unwrap().to_owned());
+    }
+    names.dedup();
+    let every =
+        "congestion mtu big-tcp send-buffer receive-buffer notsent-lowat rcvlowat offloads gro busy-poll";
+    assert_eq!(names.join(" "), every);
+    assert_eq!(rows(&report, "basis").count(), 1);
+    assert_eq!(rows(&report, "control").count(), 1);
+}
+
+/// What a setting does can be seen in more than the cost, where it is sure to do something.
+#[test]
+fn settings_take_effect() {
+    let report = json(&mut haul(&[
+        "bench",
+        "settings",
+        "--rounds",
+        "1",
+        "--paths",
+        "sendfile",
+        "--settings",
+        "rcvlowat",
+        "--congestion",
+        "reno",
+        "--rate",
+        "200mbit",
+        "--json",
+        "-",
+    ]));
+    if report["lab"]["kind"] != "veth" {
+        return eprintln!("SKIPPED: no two hosts here: {}", report["warnings"]);
+    }
+    let calls = |row: &Value| row["receiver_syscalls_per_mib"].as_f64().unwrap();
+    let plain = calls(rows(&report, "basis").next().unwrap());
+    for row in rows(&report, "setting") {
+        // At a held rate data trickles in, and a receiver that waits for more calls less often.
+        assert!(calls(row) < plain / 2.0, "{plain} without, {row}");
+    }
+}
+
+#[test]
+fn an_ordinary_user_gets_the_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments =
+        ["bench", "settings", "--quick", "--rounds", "1", "--settings", "big-tcp,send-buffer", "--json", "-"];
+    let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
+    let report = json(&mut command);
+    for row in rows(&report, "setting") {
+        assert!(row["refused"].is_null(), "{row}");
+    }
+}
