@@ -40,20 +40,26 @@ fn words(ratio: Figure) -> String {
 }
 
 fn best(path: &str, rows: &[&Row]) -> Option<String> {
-    let single = single(rows);
-    let (row, ratio) = single.iter().min_by(|one, other| one.1.median.total_cmp(&other.1.median))?;
+    let mut paying = single(rows);
+    if paying.is_empty() {
+        return None;
+    }
+    paying.retain(|(_, ratio)| is_below(*ratio, equal(rows)));
+    paying.sort_by(|one, other| one.1.median.total_cmp(&other.1.median));
+    let Some((row, ratio)) = paying.first() else {
+        return Some(format!("With {path} no setting surely pays here."));
+    };
     let setting = row.changes.first()?;
-    Some(if is_below(*ratio, equal(rows)) {
-        format!(
-            "With {path} the setting that pays most is {}: both hosts' cost is {} ({}; it risks: {}).",
-            setting.value,
-            words(*ratio),
-            setting.command,
-            setting.risk
-        )
-    } else {
-        format!("With {path} no setting surely pays here.")
-    })
+    let alone =
+        paying.iter().all(|(other, _)| other.changes.first().is_some_and(|one| one.name == setting.name));
+    let rest = if alone { " Nothing else surely pays." } else { "" };
+    Some(format!(
+        "With {path} the setting that pays most is {}: both hosts' cost is {} ({}; it risks: {}).{rest}",
+        setting.value,
+        words(*ratio),
+        setting.command,
+        setting.risk
+    ))
 }
 
 fn together(rows: &[&Row]) -> Option<String> {

@@ -187,9 +187,13 @@ impl Tabled for Row {
                 settings.push(setting);
             }
         }
-        let how = settings
-            .into_iter()
-            .map(|Setting { value, command, risk, .. }| format!("{value}: {command}. Risk: {risk}."));
+        // Values of one setting that risk the same stand together.
+        let alike = |one: &&Setting, other: &&Setting| one.name == other.name && one.risk == other.risk;
+        let how = settings.chunk_by(alike).map(|alike| {
+            let values: Vec<String> =
+                alike.iter().map(|setting| format!("{}: {}", setting.value, setting.command)).collect();
+            format!("{}. Risk: {}.", values.join("; "), alike[0].risk)
+        });
         let about = "× without compares both hosts' cost with that of the row that lacks the setting; + stands before what is set besides the row above; unchanged shows by how much two equal rows differ. Commands hold until the next start.";
         std::iter::once(about.into()).chain(how).collect()
     }
