@@ -1,7 +1,7 @@
 //! Which congestion control the sockets get.
 
 use crate::BenchError;
-use haul_lab::Lab;
+use crate::site::Site;
 use rustix::net::{AddressFamily, SocketType, ipproto, socket, sockopt};
 use std::fs;
 use std::io;
@@ -9,30 +9,44 @@ use std::io;
 /// Congestion controls that do not pace by themselves, the common one first.
 const UNPACED: [&str; 2] = ["cubic", "reno"];
 
-/// The one that was named, else the first unpaced one that may be set here.
+/// The one that was named, else the first unpaced one that may be set here, and on the other machine where there is one.
 ///
 /// Tried on a socket of the lab, since a name can be wrong, and outside a namespace of his own an ordinary
 /// user may set only some.
-pub(crate) fn choose(lab: &Lab, named: Option<&str>) -> Result<String, BenchError> {
+pub(crate) fn choose<'a>(site: impl Into<Site<'a>>, named: Option<&str>) -> Result<String, BenchError> {
+    let site = site.into();
     let candidates = named.map_or(UNPACED.to_vec(), |name| vec![name]);
     let mut refusals = Vec::new();
     for name in candidates {
-        match attempt(lab, name)? {
-            Ok(()) => return Ok(name.into()),
+        let tried = match site.lab() {
+            Some(lab) => lab.sender.run(|| attempt(name))?,
+            None => attempt(name),
+        };
+        let there = site.pair().map(|pair| &pair.facts().congestion);
+        match tried {
+            Ok(()) if there.is_none_or(|there| there.iter().any(|known| known == name)) => {
+                return Ok(name.into());
+            }
+            Ok(()) => {
+                refusals.push(format!("congestion control {name:?} cannot be set on the other machine"));
+            }
             Err(error) => refusals.push(format!("congestion control {name:?} cannot be set: {error}")),
         }
     }
-    let available = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
-    Err(BenchError::BadInput(format!(
-        "{} (available: {})",
-        refusals.join("; "),
-        available.unwrap_or_default().trim()
-    )))
+    Err(BenchError::BadInput(format!("{} (available: {})", refusals.join("; "), available().join(" "))))
 }
 
-fn attempt(lab: &Lab, name: &str) -> Result<io::Result<()>, BenchError> {
-    Ok(lab.sender.run(|| {
-        let socket = socket(AddressFamily::INET, SocketType::STREAM, Some(ipproto::TCP))?;
-        Ok(sockopt::set_tcp_congestion(&socket, name)?)
-    })?)
+/// All that may be set on a socket of this process.
+pub(crate) fn settable() -> Vec<String> {
+    available().into_iter().filter(|name| attempt(name).is_ok()).collect()
+}
+
+fn available() -> Vec<String> {
+    let names = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+    names.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+}
+
+fn attempt(name: &str) -> io::Result<()> {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, Some(ipproto::TCP))?;
+    Ok(sockopt::set_tcp_congestion(&socket, name)?)
 }

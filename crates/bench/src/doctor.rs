@@ -9,7 +9,7 @@ mod peer;
 mod settings;
 
 pub use peer::PeerError;
-pub(crate) use peer::device_towards;
+pub(crate) use peer::{device_towards, mtu_of};
 
 use serde::Serialize;
 

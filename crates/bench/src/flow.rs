@@ -6,10 +6,11 @@
 //! share.
 
 use crate::interrupts::Counters;
+use crate::pair::{Pair, PairError, Reply, Request};
+use crate::site::Place;
 use crate::worker::{ARGUMENT, Job, Message, Outcome, Task, Window, now_ns, sleep_until};
-use haul_lab::{Host, LabError};
+use haul_lab::LabError;
 use haul_soak::{Interval, Meter, SoakError};
-use serde::Serialize;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
@@ -30,7 +31,7 @@ const WINDOW_TOLERANCE: f64 = 0.25;
 #[derive(Debug, Clone)]
 pub(crate) struct Part<'a> {
     /// On which host.
-    pub host: &'a Host,
+    pub host: Place<'a>,
     /// What it does there.
     pub task: Task,
 }
@@ -59,6 +60,8 @@ pub(crate) enum Moment {
 pub struct Sample {
     /// Each CPU's counters over the window; `None` without a meter.
     pub interval: Option<Interval>,
+    /// The same of the other machine, where there are two.
+    pub there: Option<Interval>,
     /// What the parts say they did in the window, in their order.
     pub outcomes: Vec<Outcome>,
     /// What the kernel counted meanwhile, where somebody looked.
@@ -89,6 +92,9 @@ pub enum FlowError {
     /// The meter failed.
     #[error(transparent)]
     Soak(#[from] SoakError),
+    /// The other machine is gone.
+    #[error(transparent)]
+    Pair(#[from] PairError),
     /// A process could not be started or spoken to.
     #[error("{step}: {source}")]
     Process {
@@ -100,7 +106,7 @@ pub enum FlowError {
 }
 
 impl FlowError {
-    fn at(step: &'static str) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn at(step: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Process { step, source }
     }
 }
@@ -116,20 +122,51 @@ impl Drop for Ended {
     }
 }
 
+/// What is written to a worker.
+enum Input<'a> {
+    /// One of this machine reads it from a pipe.
+    Here(ChildStdin),
+    /// One of the other machine hears of it.
+    There(There<'a>),
+}
+
+/// A worker of the other machine, which ends when this is dropped.
+struct There<'a>(&'a Pair);
+
+impl Drop for There<'_> {
+    fn drop(&mut self) {
+        // Where it is lost it ends by itself.
+        let _ = self.0.say(&Request::Stop);
+    }
+}
+
+/// What all workers are told.
+#[derive(Clone, Copy)]
+enum Word {
+    /// When to look.
+    Window(Window),
+    /// All have looked.
+    End,
+}
+
 /// What the thread that holds a worker passes on.
-enum Event {
+enum Event<'a> {
     /// It runs; what is written here it reads.
-    Runs(ChildStdin),
+    Runs(Input<'a>),
     /// It said something.
     Said(Message),
+    /// Its machine's meter has seen the window.
+    Measured(Interval),
     /// It could not be started or heard.
     Failed(FlowError),
 }
 
 /// Workers that are on their way. They end when this is dropped: their standard inputs close.
-struct Workers {
-    inputs: Vec<Option<ChildStdin>>,
-    events: Receiver<(usize, Event)>,
+struct Workers<'a> {
+    inputs: Vec<Option<Input<'a>>>,
+    events: Receiver<(usize, Event<'a>)>,
+    /// What the other machine's meter saw.
+    there: Option<Interval>,
 }
 
 impl Flow<'_> {
@@ -146,22 +183,25 @@ impl Flow<'_> {
     ) -> Result<Sample, FlowError> {
         thread::scope(|scope| {
             let (events_out, events) = mpsc::channel();
-            let mut workers = Workers { inputs: self.parts.iter().map(|_| None).collect(), events };
+            let inputs = self.parts.iter().map(|_| None).collect();
+            let mut workers = Workers { inputs, events, there: None };
             let mut peer = None;
             for (index, part) in self.parts.iter().enumerate() {
-                let job = Job { host: part.host.address(), peer, task: part.task.clone() };
+                let host = part.host.address();
+                let job = Job { host, port: 0, only_from: None, peer, task: part.task.clone() };
                 let events_out = events_out.clone();
                 thread::Builder::new()
                     .spawn_scoped(scope, move || hold(part.host, &job, index, &events_out))
                     .map_err(FlowError::at("starting a thread"))?;
                 if index + 1 < self.parts.len() {
-                    peer = Some(workers.wait_for_address(index)?);
+                    // A machine may know itself by another address than the one it is reached at.
+                    peer = Some(SocketAddr::new(host, workers.wait_for_address(index)?.port()));
                 }
             }
             drop(events_out);
             let at_ns = workers.wait_for_start()?;
             let window = Window::of(at_ns, self.warm_up, self.window);
-            workers.tell(&window)?;
+            workers.tell(Word::Window(window))?;
             sleep_until(window.start_ns);
             let before = meter.map(Meter::snapshot).transpose()?;
             let start = Instant::now();
@@ -179,24 +219,30 @@ impl Flow<'_> {
             let seconds = start.elapsed().as_secs_f64();
             workers.wait_until_all_have_looked()?;
             let outcomes = workers.wait_for_outcomes()?;
+            let there = if self.parts.iter().any(|part| matches!(part.host, Place::There(_))) {
+                Some(workers.wait_for_measurement()?)
+            } else {
+                None
+            };
             for seconds in outcomes.iter().map(|outcome| outcome.seconds).chain([seconds]) {
                 if (seconds / self.window.as_secs_f64() - 1.0).abs() > WINDOW_TOLERANCE {
                     return Err(FlowError::Slipped { seconds });
                 }
             }
             let interval = after.zip(before).map(|(after, before)| after.since(&before));
-            Ok(Sample { interval, outcomes, counters: Counters::default() })
+            Ok(Sample { interval, there, outcomes, counters: Counters::default() })
         })
     }
 }
 
-impl Workers {
+impl Workers<'_> {
     /// The next word of anybody.
     fn next(&mut self) -> Result<(usize, Message), FlowError> {
         loop {
             match self.events.recv_timeout(PATIENCE) {
                 Ok((index, Event::Runs(input))) => self.inputs[index] = Some(input),
                 Ok((index, Event::Said(message))) => return Ok((index, message)),
+                Ok((_, Event::Measured(interval))) => self.there = Some(interval),
                 Ok((_, Event::Failed(error))) => return Err(error),
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(FlowError::Worker(format!("nobody said a word in {PATIENCE:?}")));
@@ -246,11 +292,24 @@ impl Workers {
         }
     }
 
-    fn tell(&mut self, what: &impl Serialize) -> Result<(), FlowError> {
-        let mut line = serde_json::to_vec(what).map_err(|error| FlowError::Worker(error.to_string()))?;
+    fn tell(&mut self, word: Word) -> Result<(), FlowError> {
+        let mut line = match word {
+            Word::Window(window) => serde_json::to_vec(&window),
+            Word::End => serde_json::to_vec("end"),
+        }
+        .map_err(|error| FlowError::Worker(error.to_string()))?;
         line.push(b'\n');
         for input in self.inputs.iter_mut().flatten() {
-            input.write_all(&line).map_err(FlowError::at("telling a process when to look"))?;
+            match (input, word) {
+                (Input::Here(pipe), _) => {
+                    pipe.write_all(&line).map_err(FlowError::at("telling a process when to look"))?;
+                }
+                (Input::There(There(pair)), Word::Window(window)) => pair.say(&Request::Window {
+                    start_in_ns: window.start_ns.saturating_sub(now_ns()),
+                    length_ns: window.end_ns - window.start_ns,
+                })?,
+                (Input::There(There(pair)), Word::End) => pair.say(&Request::End)?,
+            }
         }
         Ok(())
     }
@@ -263,7 +322,7 @@ impl Workers {
                 _ => return Err(out_of_turn()),
             }
         }
-        self.tell(&"end")
+        self.tell(Word::End)
     }
 
     fn wait_for_outcomes(&mut self) -> Result<Vec<Outcome>, FlowError> {
@@ -278,41 +337,79 @@ impl Workers {
     }
 }
 
+impl Workers<'_> {
+    fn wait_for_measurement(&mut self) -> Result<Interval, FlowError> {
+        loop {
+            if let Some(interval) = self.there.take() {
+                return Ok(interval);
+            }
+            match self.events.recv_timeout(PATIENCE) {
+                Ok((_, Event::Measured(interval))) => self.there = Some(interval),
+                Ok((_, Event::Failed(error))) => return Err(error),
+                _ => return Err(out_of_turn()),
+            }
+        }
+    }
+}
+
 fn out_of_turn() -> FlowError {
     FlowError::Worker("it spoke out of turn".into())
 }
 
 /// Starts a worker on its host, gives it its job and passes on what it says until it ends. It is tied to the
 /// thread that starts it, so that thread stays.
-fn hold(host: &Host, job: &Job, index: usize, events: &Sender<(usize, Event)>) {
+fn hold<'a>(place: Place<'a>, job: &Job, index: usize, events: &Sender<(usize, Event<'a>)>) {
     // Nobody listens any more only when the run has failed, and that is reported.
     let tell = |event| drop(events.send((index, event)));
-    let result = host.enter().map_err(FlowError::from).and_then(|()| {
-        let mut command = Command::new("/proc/self/exe");
-        command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // A group of its own, so that a terminal's Ctrl-C ends the run in order and not the process in the
-        // middle of it.
-        let mut child = haul_sys::child::dies_with_parent(command.process_group(0))
-            .spawn()
-            .map(Ended)
-            .map_err(FlowError::at("starting a process"))?;
-        if let Some(mut input) = child.0.stdin.take() {
-            let mut line = serde_json::to_vec(job).map_err(|error| FlowError::Worker(error.to_string()))?;
-            line.push(b'\n');
-            input.write_all(&line).map_err(FlowError::at("handing its job to a process"))?;
-            tell(Event::Runs(input));
-        }
-        if let Some(output) = child.0.stdout.take() {
-            for line in BufReader::new(output).lines() {
-                let line = line.map_err(FlowError::at("hearing a process"))?;
-                let message = serde_json::from_str(&line)
-                    .unwrap_or_else(|error| Message::Failed(format!("it said {line:?}: {error}")));
-                tell(Event::Said(message));
-            }
-        }
-        child.0.wait().map(drop).map_err(FlowError::at("waiting for a process"))
-    });
+    let result = match place {
+        Place::Lab(host) => host.enter().map_err(FlowError::from).and_then(|()| hold_here(job, &tell)),
+        Place::Here(_) => hold_here(job, &tell),
+        Place::There(pair) => hold_there(pair, job, &tell),
+    };
     if let Err(error) = result {
         tell(Event::Failed(error));
     }
+}
+
+fn hold_here<'a>(job: &Job, tell: &dyn Fn(Event<'a>)) -> Result<(), FlowError> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
+    // A group of its own, so that a terminal's Ctrl-C ends the run in order and not the process in the
+    // middle of it.
+    let mut child = haul_sys::child::dies_with_parent(command.process_group(0))
+        .spawn()
+        .map(Ended)
+        .map_err(FlowError::at("starting a process"))?;
+    if let Some(mut input) = child.0.stdin.take() {
+        let mut line = serde_json::to_vec(job).map_err(|error| FlowError::Worker(error.to_string()))?;
+        line.push(b'\n');
+        input.write_all(&line).map_err(FlowError::at("handing its job to a process"))?;
+        tell(Event::Runs(Input::Here(input)));
+    }
+    if let Some(output) = child.0.stdout.take() {
+        for line in BufReader::new(output).lines() {
+            let line = line.map_err(FlowError::at("hearing a process"))?;
+            let message = serde_json::from_str(&line)
+                .unwrap_or_else(|error| Message::Failed(format!("it said {line:?}: {error}")));
+            tell(Event::Said(message));
+        }
+    }
+    child.0.wait().map(drop).map_err(FlowError::at("waiting for a process"))
+}
+
+fn hold_there<'a>(pair: &'a Pair, job: &Job, tell: &dyn Fn(Event<'a>)) -> Result<(), FlowError> {
+    let mut listening = pair.listen()?;
+    let mut has_ended = false;
+    pair.start(&job.task, job.peer)?;
+    tell(Event::Runs(Input::There(There(pair))));
+    while !has_ended || listening.is_to_come() {
+        match listening.next()? {
+            Reply::Said(message) => tell(Event::Said(message)),
+            Reply::Refused(reason) => tell(Event::Said(Message::Refused(reason))),
+            Reply::Measured(interval) => tell(Event::Measured(interval)),
+            Reply::Ended => has_ended = true,
+            other => return Err(pair.out_of_turn(&other).into()),
+        }
+    }
+    Ok(())
 }

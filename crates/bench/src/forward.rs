@@ -1,12 +1,14 @@
 //! The experiment `forward`: what each way of passing on a stream costs the host in the middle, and how long small
 //! messages take through it.
 //!
-//! The forwarder has the lab's sending host to itself; who sends and who receives share the other. So at full
+//! The forwarder has the lab's sending host to itself (the other machine, where there are two); who sends and who receives share the other. So at full
 //! speed it is mostly those two that bound the throughput, and the forwarder's load per MiB is what to compare.
 
 use crate::flow::{Flow, FlowError, Part, Sample};
+use crate::pair::Pair;
 use crate::quantity::{Rate, Size};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::site::{Loads, Site};
 use crate::way::Way;
 use crate::worker::forwarder::Forwarding;
 use crate::worker::messages::{Answering, Asking, Latency};
@@ -15,9 +17,11 @@ use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
 use haul::Path;
 use haul_lab::{Lab, Settings};
-use haul_soak::{Load, Meter};
+use haul_soak::Meter;
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 mod answer;
@@ -73,7 +77,9 @@ pub struct Plan {
     pub pace: Pace,
     /// The rate to hold in bulk transfers, or full speed.
     pub rate: Option<Rate>,
-    /// The link's MTU in bytes.
+    /// The machine to measure with, instead of the lab's second host.
+    pub peer: Option<Arc<Pair>>,
+    /// The lab's MTU in bytes.
     pub mtu: u32,
     /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
     pub congestion: Option<String>,
@@ -93,6 +99,7 @@ impl Plan {
             ],
             pace,
             rate: None,
+            peer: None,
             mtu: Settings::default().mtu,
             congestion: None,
         }
@@ -153,12 +160,19 @@ pub fn run(
 ) -> Result<Report, BenchError> {
     plan.check()?;
     let started = crate::now();
-    let lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
-    let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
-    let mut run = Run::new(&lab, plan.pace)?;
-    let proved = proof::of(&lab, &plan.ways);
+    let lab;
+    let site = if let Some(pair) = plan.peer.as_deref() {
+        Site::TurnedPair(pair)
+    } else {
+        lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
+        Site::Lab(&lab)
+    };
+    let congestion = congestion::choose(site, plan.congestion.as_deref())?;
+    let mut run = Run::new(site, plan.pace)?;
+    // The other machine's sockets are out of reach for a proof.
+    let proved = site.lab().map_or_else(HashMap::new, |lab| proof::of(lab, &plan.ways));
     let workload = Workload::Memory(SENT).open()?;
-    let mut forwards = Forwards { lab: &lab, workload, congestion, plan };
+    let mut forwards = Forwards { site, workload, congestion, plan };
     let mut rows: Vec<Series<Cell, Round>> = plan.cells().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut forwards, &mut rows, &mut steps)?;
@@ -192,7 +206,7 @@ impl Round {
 
 /// What forwards.
 struct Forwards<'a> {
-    lab: &'a Lab,
+    site: Site<'a>,
     workload: Opened,
     congestion: String,
     plan: &'a Plan,
@@ -233,9 +247,9 @@ impl Subject for Forwards<'_> {
         };
         let flow = Flow {
             parts: vec![
-                Part { host: &self.lab.receiver, task: last },
-                Part { host: &self.lab.sender, task: Task::Forward(forwarding) },
-                Part { host: &self.lab.receiver, task: first },
+                Part { host: self.site.receiver(), task: last },
+                Part { host: self.site.sender(), task: Task::Forward(forwarding) },
+                Part { host: self.site.receiver(), task: first },
             ],
             warm_up: WARM_UP,
             window: self.plan.pace.window,
@@ -243,14 +257,14 @@ impl Subject for Forwards<'_> {
         flow.run(Some(meter))
     }
 
-    fn judge(&self, cell: &Cell, sample: &Sample, load: &Load) -> Option<Round> {
+    fn judge(&self, cell: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
         let [last, forwarded, first] = sample.outcomes.as_slice() else { return None };
         let bytes_per_second = last.bytes_per_second();
         let messages_per_second = match cell.traffic {
             Traffic::Bulk => 0.0,
             Traffic::Messages(size) => bytes_per_second / size.0 as f64,
         };
-        let costs = Costs::of(self.lab.cpus(), load, bytes_per_second)?;
+        let costs = Costs::of(loads, bytes_per_second)?;
         if cell.traffic != Traffic::Bulk && first.latency.is_none() {
             return None;
         }

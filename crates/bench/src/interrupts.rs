@@ -8,6 +8,7 @@
 use crate::flow::{Flow, FlowError, Moment, Part, Sample};
 use crate::quantity::Size;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::site::{Loads, Place};
 use crate::way::Way;
 use crate::worker::giver::{Beat, Giving, Hand};
 use crate::worker::messages::{Answering, Asking, Latency};
@@ -16,7 +17,7 @@ use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
 use haul::Path;
 use haul_lab::{Lab, Reception, Settings};
-use haul_soak::{Load, Meter};
+use haul_soak::Meter;
 use std::sync::atomic::AtomicBool;
 
 mod answer;
@@ -262,7 +263,10 @@ impl Subject for Packets<'_> {
         self.lab.set_segmentation(is_transmit).map_err(refused)?;
         let (taker, giver) = self.tasks(cell);
         let flow = Flow {
-            parts: vec![Part { host: receiver, task: taker }, Part { host: &self.lab.sender, task: giver }],
+            parts: vec![
+                Part { host: Place::Lab(receiver), task: taker },
+                Part { host: Place::Lab(&self.lab.sender), task: giver },
+            ],
             warm_up: WARM_UP,
             window: self.pace.window,
         };
@@ -279,7 +283,7 @@ impl Subject for Packets<'_> {
         Ok(sample)
     }
 
-    fn judge(&self, cell: &Cell, sample: &Sample, load: &Load) -> Option<Round> {
+    fn judge(&self, cell: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
         let [taken, sent] = sample.outcomes.as_slice() else { return None };
         let is_transmit = matches!(cell.traffic, Traffic::Transmit(_));
         let (sent_per_second, taken_per_second) = match cell.traffic {
@@ -292,7 +296,7 @@ impl Subject for Packets<'_> {
         let bytes_per_second =
             if taken.bytes > 0 { taken.bytes_per_second() } else { sent.bytes_per_second() };
         Some(Round {
-            costs: Costs::of(self.lab.cpus(), load, bytes_per_second)?,
+            costs: Costs::of(loads, bytes_per_second)?,
             sent_per_second,
             taken_per_second,
             counters: sample.counters,

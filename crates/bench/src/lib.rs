@@ -21,6 +21,7 @@ mod host;
 pub mod interrupts;
 pub mod loan;
 pub mod matrix;
+pub mod pair;
 pub mod peers;
 pub mod plan;
 pub mod profile;
@@ -31,6 +32,7 @@ mod rounds;
 pub mod self_check;
 pub mod send;
 pub mod settings;
+mod site;
 mod stats;
 pub mod view;
 pub mod warning;
@@ -66,6 +68,9 @@ pub enum BenchError {
     /// The meter failed.
     #[error(transparent)]
     Soak(#[from] haul_soak::SoakError),
+    /// There is no other machine to measure with, or no longer.
+    #[error(transparent)]
+    Pair(#[from] pair::PairError),
     /// A connection failed where it must not.
     #[error(transparent)]
     Flow(flow::FlowError),
@@ -81,6 +86,7 @@ impl From<flow::FlowError> for BenchError {
     fn from(error: flow::FlowError) -> Self {
         match error {
             flow::FlowError::Stopped => Self::Stopped,
+            flow::FlowError::Pair(error) => Self::Pair(error),
             error => Self::Flow(error),
         }
     }
@@ -91,6 +97,7 @@ impl BenchError {
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::BadInput(_) | Self::Lab(haul_lab::LabError::Mtu(_)) => true,
+            Self::Pair(error) => error.is_bad_input(),
             Self::Workload(error) => !matches!(error, workload::WorkloadError::Make { .. }),
             _ => false,
         }

@@ -9,6 +9,7 @@
 use crate::flow::{Flow, FlowError, Part, Sample};
 use crate::quantity::Size;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::site::{Loads, Place};
 use crate::way::Way;
 use crate::worker::giver::{Beat, Giving, Hand};
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending, taker::Taking};
@@ -16,7 +17,7 @@ use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
 use haul::Path;
 use haul_lab::{Lab, Settings};
-use haul_soak::{Load, Meter};
+use haul_soak::Meter;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -210,15 +211,15 @@ impl Subject for Loans<'_> {
             To::Udp => Some(Task::Take(Taking { busy_poll_us: 0 })),
             To::Sink => None,
         };
-        let taker = taker.map(|task| Part { host: &self.lab.receiver, task });
-        let giver = Part { host: &self.lab.sender, task: giver };
+        let taker = taker.map(|task| Part { host: Place::Lab(&self.lab.receiver), task });
+        let giver = Part { host: Place::Lab(&self.lab.sender), task: giver };
         let parts = taker.into_iter().chain([giver]).collect();
         Flow { parts, warm_up: WARM_UP, window: self.pace.window }.run(Some(meter))
     }
 
-    fn judge(&self, _: &Cell, sample: &Sample, load: &Load) -> Option<Round> {
+    fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
         let (sent, taken) = (sample.outcomes.last()?, sample.outcomes.first()?);
-        let costs = Costs::of(self.lab.cpus(), load, sent.bytes_per_second())?;
+        let costs = Costs::of(loads, sent.bytes_per_second())?;
         Some(Round { costs, sent: *sent, delivered: taken.bytes_per_second() / sent.bytes_per_second() })
     }
 }

@@ -3,6 +3,7 @@
 use crate::flow::{Flow, Part};
 use crate::quantity::Size;
 use crate::rounds::{CALIBRATION, Costs, WARM_UP};
+use crate::site::{Loads, Place};
 use crate::worker::{Task, receiver::Receiving, sender::Sending};
 use crate::workload::Workload;
 use crate::{BenchError, Figure};
@@ -92,8 +93,9 @@ pub fn send(
                         pieces: workload.handed_over(),
                         plan: None,
                     };
-                    let receiver = Part { host: &lab.receiver, task: Task::Receive(Receiving::plainly()) };
-                    let sender = Part { host: &lab.sender, task: Task::Send(sending) };
+                    let receiver =
+                        Part { host: Place::Lab(&lab.receiver), task: Task::Receive(Receiving::plainly()) };
+                    let sender = Part { host: Place::Lab(&lab.sender), task: Task::Send(sending) };
                     let flow = Flow { parts: vec![receiver, sender], warm_up: WARM_UP, window: WINDOW };
                     let sample = flow.run(Some(&meter))?;
                     let [received, sent] = sample.outcomes.as_slice() else { continue };
@@ -104,7 +106,8 @@ pub fn send(
             };
             let baseline = before.middle(&meter.calibrate(CALIBRATION));
             let Some(load) = interval.map(|interval| interval.load(&baseline)) else { continue };
-            let Some(costs) = Costs::of(lab.cpus(), &load, bytes_per_second) else { continue };
+            let Some(loads) = Loads::of_cpus(lab.cpus(), &load) else { continue };
+            let Some(costs) = Costs::of(&loads, bytes_per_second) else { continue };
             rounds.push(Round {
                 throughput: bytes_per_second * 8.0,
                 reported,

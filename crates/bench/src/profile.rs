@@ -7,6 +7,7 @@
 use crate::flow::{Flow, Moment, Part};
 use crate::report::LabFacts;
 use crate::rounds::{CALIBRATION, Costs, Pace, Progress, Run, Steps, WARM_UP};
+use crate::site::{Loads, Place};
 use crate::stats::Figure;
 use crate::view::Picture;
 use crate::warning::{Kind, Warning};
@@ -89,11 +90,11 @@ pub fn run(
     let flow = Flow {
         parts: vec![
             Part {
-                host: &lab.receiver,
+                host: Place::Lab(&lab.receiver),
                 task: Task::Receive(Receiving { way: plan.receive, ..Receiving::plainly() }),
             },
             Part {
-                host: &lab.sender,
+                host: Place::Lab(&lab.sender),
                 task: Task::Send(Sending {
                     path: plan.send.name().into(),
                     chunk_bytes: CHUNK_BYTES,
@@ -125,7 +126,7 @@ pub fn run(
     let load = sample.interval.as_ref().map(|interval| interval.load(&baseline));
     let received = sample.outcomes.first().map_or(0.0, crate::worker::Outcome::bytes_per_second);
     let costs = load
-        .and_then(|load| Costs::of(lab.cpus(), &load, received))
+        .and_then(|load| Costs::of(&Loads::of_cpus(lab.cpus(), &load)?, received))
         .ok_or_else(|| BenchError::Failed("nothing was received".into()))?;
     let groups = Groups::builtin();
     let hosts = [

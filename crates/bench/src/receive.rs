@@ -6,20 +6,23 @@
 //! less than one into memory.
 
 use crate::flow::{Flow, FlowError, Part, Sample};
+use crate::pair::Pair;
 use crate::quantity::Size;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::site::{Loads, Site};
 use crate::way::Way;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
 use haul::Path;
 use haul_lab::{HostSetting, Lab, Settings};
-use haul_soak::{Load, Meter};
+use haul_soak::Meter;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 mod answer;
@@ -117,6 +120,8 @@ pub struct Cell {
 pub struct Plan {
     /// The rows.
     pub selections: Vec<Selection>,
+    /// The machine to measure with, instead of the lab's second host.
+    pub peer: Option<Arc<Pair>>,
     /// How often and how long.
     pub pace: Pace,
     /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
@@ -204,25 +209,27 @@ pub fn run(
     }
     let started = crate::now();
     let mut labs: BTreeMap<u32, Lab> = BTreeMap::new();
-    for Cell { condition: Condition { mtu, .. }, .. } in &cells {
-        if !labs.contains_key(mtu) {
+    let mtus = cells.iter().map(|cell| cell.condition.mtu).filter(|_| plan.peer.is_none());
+    for mtu in mtus {
+        if !labs.contains_key(&mtu) {
             // All on the same two CPUs.
             let cpus = labs.values().next().map(Lab::cpus);
-            labs.insert(*mtu, Lab::open(&Settings { mtu: *mtu, cpus })?);
+            labs.insert(mtu, Lab::open(&Settings { mtu, cpus })?);
         }
     }
-    let lab = cells.first().and_then(|cell| labs.get(&cell.condition.mtu));
-    let lab = lab.ok_or_else(|| BenchError::BadInput("there is nothing to measure".into()))?;
-    let congestion = congestion::choose(lab, plan.congestion.as_deref())?;
+    let sites = Sites { labs: &labs, pair: plan.peer.as_deref() };
+    let site = cells.first().and_then(|cell| sites.of(cell.condition.mtu));
+    let site = site.ok_or_else(|| BenchError::BadInput("there is nothing to measure".into()))?;
+    let congestion = congestion::choose(site, plan.congestion.as_deref())?;
     let mut receives = Receives {
-        labs: &labs,
+        sites,
         memory: Workload::Memory(SENT).open()?,
         file: Workload::Files { count: 1, average: SENT }.open()?,
         congestion,
         pace: plan.pace,
         page_order: Settled::Untouched,
     };
-    let mut run = Run::new(lab, plan.pace)?;
+    let mut run = Run::new(site, plan.pace)?;
     let mut rows: Vec<Series<Cell, Round>> = cells.into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut receives, &mut rows, &mut steps)?;
@@ -250,9 +257,25 @@ enum Settled {
     },
 }
 
+/// Where rows run: in a lab of their MTU, or on the one link there is between two machines.
+#[derive(Clone, Copy)]
+struct Sites<'a> {
+    labs: &'a BTreeMap<u32, Lab>,
+    pair: Option<&'a Pair>,
+}
+
+impl<'a> Sites<'a> {
+    fn of(self, mtu: u32) -> Option<Site<'a>> {
+        match self.pair {
+            Some(pair) => Some(Site::Pair(pair)),
+            None => self.labs.get(&mtu).map(Site::Lab),
+        }
+    }
+}
+
 /// What receives.
 struct Receives<'a> {
-    labs: &'a BTreeMap<u32, Lab>,
+    sites: Sites<'a>,
     memory: Opened,
     file: Opened,
     congestion: String,
@@ -294,8 +317,11 @@ impl Subject for Receives<'_> {
 
     fn measure(&mut self, cell: &Cell, meter: &Meter) -> Result<Sample, FlowError> {
         let Cell { way, condition } = *cell;
-        self.set_page_order(condition.page_order)?;
-        let lab = &self.labs[&condition.mtu];
+        if self.sites.pair.is_none() {
+            self.set_page_order(condition.page_order)?;
+        }
+        let no_site = || FlowError::Refused(format!("there is no link of MTU {}", condition.mtu));
+        let site = self.sites.of(condition.mtu).ok_or_else(no_site)?;
         let (path, workload) = match condition.sent_by {
             SentBy::Send => (Path::ReadSend, &self.memory),
             SentBy::Zerocopy => (Path::Zerocopy, &self.memory),
@@ -316,8 +342,8 @@ impl Subject for Receives<'_> {
         let receiving = Receiving { way, buffer_bytes, touch, low_water_bytes, busy_poll_us: 0 };
         let flow = Flow {
             parts: vec![
-                Part { host: &lab.receiver, task: Task::Receive(receiving) },
-                Part { host: &lab.sender, task: Task::Send(sending) },
+                Part { host: site.receiver(), task: Task::Receive(receiving) },
+                Part { host: site.sender(), task: Task::Send(sending) },
             ],
             warm_up: WARM_UP,
             window: self.pace.window,
@@ -325,9 +351,9 @@ impl Subject for Receives<'_> {
         flow.run(Some(meter))
     }
 
-    fn judge(&self, cell: &Cell, sample: &Sample, load: &Load) -> Option<Round> {
+    fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
         let received = *sample.outcomes.first()?;
-        let costs = Costs::of(self.labs[&cell.condition.mtu].cpus(), load, received.bytes_per_second())?;
+        let costs = Costs::of(loads, received.bytes_per_second())?;
         Some(Round { costs, received })
     }
 }

@@ -2,6 +2,7 @@
 //! from.
 
 use crate::host::HostFacts;
+use crate::pair::PeerFacts;
 use crate::quantity::Rate;
 use crate::rounds::Run;
 use crate::stats::Figure;
@@ -41,7 +42,7 @@ pub struct Report<R> {
 /// What joined the hosts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LabFacts {
-    /// `veth` or `loopback`.
+    /// `veth`, `loopback`, or `remote` for two machines.
     pub kind: String,
     /// In bytes.
     pub mtu: u32,
@@ -49,10 +50,13 @@ pub struct LabFacts {
     pub congestion: String,
     /// The rate that was to be held, or `null` for full speed.
     pub rate_bits_per_second: Option<u64>,
-    /// The CPU that is the sending host.
-    pub sender_cpu: usize,
-    /// The CPU that is the receiving host.
-    pub receiver_cpu: usize,
+    /// The CPU that is the sending host; `null` where that is a whole machine.
+    pub sender_cpu: Option<usize>,
+    /// The CPU that is the receiving host; `null` where that is a whole machine.
+    pub receiver_cpu: Option<usize>,
+    /// The other machine, where there are two.
+    #[serde(default)]
+    pub peer: Option<PeerFacts>,
     /// How far apart they are: the round trip of a cache line between them in nanoseconds, read around every
     /// round. Costs of copying depend on it; compare reports only where it is alike. `null` where unknown.
     #[serde(default)]
@@ -107,15 +111,13 @@ impl LabFacts {
     /// What joined the hosts in a run that is over.
     pub(crate) fn of(run: &Run<'_>, congestion: &str, rate: Option<Rate>) -> Self {
         Self {
-            kind: match run.lab.kind() {
-                haul_lab::Kind::Veth => "veth".into(),
-                haul_lab::Kind::Loopback => "loopback".into(),
-            },
-            mtu: run.lab.mtu(),
+            kind: run.site.kind().into(),
+            mtu: run.site.mtu(),
             congestion: congestion.into(),
             rate_bits_per_second: rate.map(|rate| rate.0),
-            sender_cpu: run.lab.sender.cpu(),
-            receiver_cpu: run.lab.receiver.cpu(),
+            sender_cpu: run.site.cpus().map(|cpus| cpus.sender),
+            receiver_cpu: run.site.cpus().map(|cpus| cpus.receiver),
+            peer: run.site.pair().map(|pair| pair.facts().clone()),
             cache_line_round_trip_ns: run.cache_line_round_trip_ns(),
         }
     }

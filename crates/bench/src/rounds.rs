@@ -1,11 +1,12 @@
 //! Rows measured round by round, interleaved, so that a drift hits all alike.
 
 use crate::flow::{FlowError, Sample};
+use crate::site::{HostLoad, Loads, Quiet, Site};
 use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
 use crate::{BenchError, HostFacts, MIB};
-use haul_lab::{CpuPair, Lab};
-use haul_soak::{Baseline, CpuLoad, Load, Meter};
+use haul_lab::CpuPair;
+use haul_soak::Meter;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -94,7 +95,7 @@ pub(crate) trait Subject {
     /// Measures a row once.
     fn measure(&mut self, cell: &Self::Cell, meter: &Meter) -> Result<Sample, FlowError>;
     /// Turns counters into costs; `None` where they say nothing.
-    fn judge(&self, cell: &Self::Cell, sample: &Sample, load: &Load) -> Option<Self::Round>;
+    fn judge(&self, cell: &Self::Cell, sample: &Sample, loads: &Loads) -> Option<Self::Round>;
 }
 
 /// A row and what was measured of it. Rounds carry their number, so that those of different rows can be put
@@ -153,19 +154,18 @@ impl<C, R> Series<C, R> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Costs {
     pub bytes_per_second: f64,
-    pub sender: CpuLoad,
-    pub receiver: CpuLoad,
+    pub sender: HostLoad,
+    pub receiver: HostLoad,
     pub sender_us_per_mib: f64,
     pub receiver_us_per_mib: f64,
 }
 
 impl Costs {
     /// From the loads of a window in which so much was moved; `None` where nothing was.
-    pub(crate) fn of(cpus: CpuPair, load: &Load, bytes_per_second: f64) -> Option<Self> {
-        let sender = *load.of(cpus.sender)?;
-        let receiver = *load.of(cpus.receiver)?;
+    pub(crate) fn of(loads: &Loads, bytes_per_second: f64) -> Option<Self> {
+        let Loads { sender, receiver, .. } = *loads;
         // Rates, not sums: each process has a window by its own clock.
-        let us_per_mib = |cpu: &CpuLoad| cpu.load_percent / 100.0 * 1e6 / (bytes_per_second / MIB);
+        let us_per_mib = |host: &HostLoad| host.load_percent / 100.0 * 1e6 / (bytes_per_second / MIB);
         (bytes_per_second > 0.0).then(|| Self {
             bytes_per_second,
             sender_us_per_mib: us_per_mib(&sender),
@@ -178,7 +178,7 @@ impl Costs {
 
 /// A run in the lab: the meter, and what was noticed on the way.
 pub(crate) struct Run<'a> {
-    pub lab: &'a Lab,
+    pub site: Site<'a>,
     pub meter: Meter,
     pub host: HostFacts,
     pub warnings: Vec<Warning>,
@@ -194,14 +194,18 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(lab: &'a Lab, pace: Pace) -> Result<Self, BenchError> {
-        let mut cpus = vec![lab.sender.cpu(), lab.receiver.cpu()];
+    pub(crate) fn new(site: impl Into<Site<'a>>, pace: Pace) -> Result<Self, BenchError> {
+        let site = site.into();
+        let mut cpus = match site.cpus() {
+            Some(CpuPair { sender, receiver }) => vec![sender, receiver],
+            None => haul_lab::allowed_cpus().map_err(FlowError::at("asking for this process's CPUs"))?,
+        };
         cpus.dedup();
         Ok(Self {
-            lab,
+            site,
             meter: Meter::start(&cpus)?,
             host: HostFacts::here(),
-            warnings: lab.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
+            warnings: site.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
             pace,
             disturbances: Vec::new(),
             drifts: Vec::new(),
@@ -225,12 +229,18 @@ impl<'a> Run<'a> {
         let mut is_complete = true;
         let mut distances = Distances::default();
         for number in 0..self.pace.rounds {
-            is_complete = self.round(number, subject, rows, steps, &mut distances)?;
-            if !is_complete {
-                let words = "stopped before it was complete: some rows have fewer rounds";
-                self.warnings.insert(0, Warning::new(Kind::Interrupted, words));
-                break;
-            }
+            let words = match self.round(number, subject, rows, steps, &mut distances) {
+                Ok(true) => continue,
+                Ok(false) => "stopped before it was complete: some rows have fewer rounds".into(),
+                // What was measured before is worth having.
+                Err(BenchError::Pair(error)) if rows.iter().any(|row| !row.rounds.is_empty()) => {
+                    format!("{error}: some rows have fewer rounds")
+                }
+                Err(error) => return Err(error),
+            };
+            self.warnings.insert(0, Warning::new(Kind::Interrupted, words));
+            is_complete = false;
+            break;
         }
         self.warnings.extend(distances.keep_one(rows));
         self.distances.push(distances);
@@ -247,14 +257,14 @@ impl<'a> Run<'a> {
         steps: &mut Steps<'_>,
         distances: &mut Distances,
     ) -> Result<bool, BenchError> {
-        let before = self.meter.calibrate(CALIBRATION);
+        let before = self.calibrate()?;
         let mut samples = Vec::new();
         let mut order: Vec<usize> = (0..rows.len()).collect();
         if number % 2 == 1 {
             order.reverse();
         }
         let mut is_complete = true;
-        let mut apart_before = self.lab.cache_line_round_trip()?;
+        let mut apart_before = self.site.cache_line_round_trip()?;
         for index in order {
             let row = &mut rows[index];
             if !steps.go_on(&subject.name(&row.cell)) {
@@ -265,26 +275,38 @@ impl<'a> Run<'a> {
                 continue;
             }
             let measured = self.measure(subject, &row.cell);
-            let apart = [apart_before, self.lab.cache_line_round_trip()?];
+            let apart = [apart_before, self.site.cache_line_round_trip()?];
             apart_before = apart[1];
             match measured {
                 Ok(sample) => samples.push((index, sample, apart)),
                 Err(FlowError::Refused(reason)) => row.refused = Some(reason),
-                Err(error @ (FlowError::Lab(_) | FlowError::Soak(_))) => return Err(error.into()),
+                Err(error @ (FlowError::Lab(_) | FlowError::Soak(_) | FlowError::Pair(_))) => {
+                    return Err(error.into());
+                }
                 // One bad round is no reason to lose the others.
                 Err(error) => row.failures.push(error.to_string()),
             }
         }
-        let after = self.meter.calibrate(CALIBRATION);
+        let after = self.calibrate()?;
         self.note_calibration(&before, &after);
-        let baseline = before.middle(&after);
+        let quiet = before.middle(&after);
         for (index, sample, apart) in samples {
-            if let Some(round) = self.judge(subject, &rows[index].cell, &sample, &baseline) {
+            if let Some(round) = self.judge(subject, &rows[index].cell, &sample, &quiet) {
                 rows[index].rounds.push((number, round));
                 distances.note(index, number, apart);
             }
         }
         Ok(is_complete)
+    }
+
+    /// Learns what quiet machines look like, both at once where there are two.
+    fn calibrate(&self) -> Result<Quiet, BenchError> {
+        let Some(pair) = self.site.pair() else {
+            return Ok(Quiet { here: self.meter.calibrate(CALIBRATION), ..Quiet::default() });
+        };
+        pair.begin_calibration(CALIBRATION)?;
+        let here = self.meter.calibrate(CALIBRATION);
+        Ok(Quiet { here, there: pair.calibration()? })
     }
 
     /// Measures a row once. A window that slipped says nothing of the row, so another is taken; how many is warned of.
@@ -303,11 +325,11 @@ impl<'a> Run<'a> {
         subject: &S,
         cell: &S::Cell,
         sample: &Sample,
-        baseline: &Baseline,
+        quiet: &Quiet,
     ) -> Option<S::Round> {
-        let load = sample.interval.as_ref()?.load(baseline);
-        self.host.steal_percent = self.host.steal_percent.max(load.steal_percent());
-        subject.judge(cell, sample, &load)
+        let loads = self.site.loads(sample, quiet)?;
+        self.host.steal_percent = self.host.steal_percent.max(loads.steal_percent);
+        subject.judge(cell, sample, &loads)
     }
 
     /// How far apart the CPUs were, where rows were kept.

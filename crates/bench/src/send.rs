@@ -3,9 +3,11 @@
 use crate::answer;
 use crate::flow::{Flow, FlowError, Part, Sample};
 use crate::matrix::{self, Cell, Condition, Selection};
+use crate::pair::Pair;
 use crate::quantity::Rate;
 use crate::report::Observer;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::site::{Loads, Site};
 use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
 use crate::way::Way;
@@ -14,8 +16,9 @@ use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
 use haul::Path;
 use haul_lab::{Lab, Offloads, Settings};
-use haul_soak::{Load, Meter};
+use haul_soak::Meter;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 mod copies;
@@ -37,7 +40,9 @@ pub struct Plan {
     pub pace: Pace,
     /// The rate to hold, or full speed.
     pub rate: Option<Rate>,
-    /// The link's MTU in bytes.
+    /// The machine to measure with, instead of the lab's second host.
+    pub peer: Option<Arc<Pair>>,
+    /// The lab's MTU in bytes.
     pub mtu: u32,
     /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
     pub congestion: Option<String>,
@@ -55,6 +60,7 @@ impl Plan {
             selections,
             pace: Pace::FULL,
             rate: None,
+            peer: None,
             mtu: Settings::default().mtu,
             congestion: None,
             planned: None,
@@ -82,11 +88,17 @@ pub fn run(
     }
     let workloads = open_workloads(&cells)?;
     let started = crate::now();
-    let lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
-    let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
-    let mut run = Run::new(&lab, plan.pace)?;
+    let lab;
+    let site = if let Some(pair) = plan.peer.as_deref() {
+        Site::Pair(pair)
+    } else {
+        lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
+        Site::Lab(&lab)
+    };
+    let congestion = congestion::choose(site, plan.congestion.as_deref())?;
+    let mut run = Run::new(site, plan.pace)?;
     let mut sends = Sends {
-        lab: &lab,
+        site,
         workloads,
         congestion,
         rate: plan.rate,
@@ -100,7 +112,9 @@ pub fn run(
         .zip(proved)
         .map(|(cell, proved_copied_percent)| Series::new(Candidate { cell, proved_copied_percent }))
         .collect();
-    let observer_pairs = if plan.rate.is_none() { plan.observer_pairs } else { 0 };
+    // The other machine's meter cannot be paused.
+    let has_observer = plan.rate.is_none() && site.lab().is_some();
+    let observer_pairs = if has_observer { plan.observer_pairs } else { 0 };
     let mut steps = Steps::new(run.steps(rows.len()) + observer_pairs, is_stopped, progress);
     let is_complete = run.all(&mut sends, &mut rows, &mut steps)?;
     let observer = if is_complete {
@@ -115,7 +129,7 @@ pub fn run(
     });
     run.warn(&rows, |candidate| warnings::name(&candidate.cell), |round| round.costs.sender_us_per_mib);
     run.warnings.extend(warnings::of(&rows, plan.rate, observer.as_ref()));
-    let rows = rows.iter().map(|series| rows::row(series, &rows, &lab)).collect();
+    let rows = rows.iter().map(|series| rows::row(series, &rows, site)).collect();
     let mut report = Report::of_run("send", started, run, &sends.congestion, plan.rate, rows);
     report.observer = observer;
     report.answers = answer::of(&report);
@@ -154,7 +168,7 @@ struct Round {
 
 /// What sends.
 struct Sends<'a> {
-    lab: &'a Lab,
+    site: Site<'a>,
     workloads: HashMap<Workload, Opened>,
     congestion: String,
     rate: Option<Rate>,
@@ -170,8 +184,14 @@ impl Sends<'_> {
         if self.offloads == Some(wanted) {
             return Ok(());
         }
-        if self.lab.kind() != haul_lab::Kind::Loopback || wanted != Offloads::On {
-            self.lab.set_offloads(wanted).map_err(|error| FlowError::Refused(error.to_string()))?;
+        match self.site.lab() {
+            Some(lab) if lab.kind() != haul_lab::Kind::Loopback || wanted != Offloads::On => {
+                lab.set_offloads(wanted).map_err(|error| FlowError::Refused(error.to_string()))?;
+            }
+            None if wanted != Offloads::On => {
+                return Err(FlowError::Refused("a real device's offloads are left as they are".into()));
+            }
+            _ => {}
         }
         self.offloads = Some(wanted);
         Ok(())
@@ -190,8 +210,8 @@ impl Sends<'_> {
         };
         Flow {
             parts: vec![
-                Part { host: &self.lab.receiver, task: Task::Receive(Receiving::plainly()) },
-                Part { host: &self.lab.sender, task: Task::Send(sending) },
+                Part { host: self.site.receiver(), task: Task::Receive(Receiving::plainly()) },
+                Part { host: self.site.sender(), task: Task::Send(sending) },
             ],
             warm_up: WARM_UP,
             window: self.pace.window,
@@ -212,9 +232,9 @@ impl Subject for Sends<'_> {
         self.flow(&candidate.cell).run(Some(meter))
     }
 
-    fn judge(&self, _: &Candidate, sample: &Sample, load: &Load) -> Option<Round> {
+    fn judge(&self, _: &Candidate, sample: &Sample, loads: &Loads) -> Option<Round> {
         let [received, sent] = sample.outcomes.as_slice() else { return None };
-        let costs = Costs::of(self.lab.cpus(), load, received.bytes_per_second())?;
+        let costs = Costs::of(loads, received.bytes_per_second())?;
         (sent.bytes > 0).then(|| Round {
             costs,
             rusage_us_per_mib: sent.cpu_seconds() * 1e6 / sent.mib(),

@@ -12,13 +12,14 @@ use crate::flow::{Flow, FlowError, Part, Sample};
 use crate::matrix;
 use crate::quantity::{Rate, Size};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::site::{Loads, Place};
 use crate::way::Way;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion, doctor};
 use haul::Path;
 use haul_lab::{CpuPair, Lab};
-use haul_soak::{Load, Meter};
+use haul_soak::Meter;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -253,8 +254,8 @@ impl Subject for Tunings {
         let lab = self.lab(&cell.changes)?;
         let flow = Flow {
             parts: vec![
-                Part { host: &lab.receiver, task: Task::Receive(receiving) },
-                Part { host: &lab.sender, task: Task::Send(sending) },
+                Part { host: Place::Lab(&lab.receiver), task: Task::Receive(receiving) },
+                Part { host: Place::Lab(&lab.sender), task: Task::Send(sending) },
             ],
             warm_up: WARM_UP,
             window,
@@ -262,9 +263,9 @@ impl Subject for Tunings {
         flow.run(Some(meter))
     }
 
-    fn judge(&self, _: &Cell, sample: &Sample, load: &Load) -> Option<Round> {
+    fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
         let received = *sample.outcomes.first()?;
-        let costs = Costs::of(self.cpus, load, received.bytes_per_second())?;
+        let costs = Costs::of(loads, received.bytes_per_second())?;
         Some(Round { costs, received })
     }
 }

@@ -1,5 +1,6 @@
 //! What people are shown of a report, whichever experiment it is of: every output for people is made from this.
 
+use crate::host::HostFacts;
 use crate::quantity::Rate;
 use crate::report::{Observer, Report};
 use crate::stats::Figure;
@@ -177,22 +178,32 @@ fn groups<R: Tabled>(rows: &[R]) -> Vec<Group> {
 /// One line on the machine and one on the lab.
 fn setting<R>(report: &Report<R>) -> Vec<String> {
     let host = &report.host;
-    let machine = format!(
-        "haul {} on Linux {}, {}, {} CPUs, {}",
-        report.haul, host.kernel, host.cpu, host.cpus, report.started
-    );
+    let whole = format!("haul {} on {}, {}", report.haul, machine(host), report.started);
     let lab = report.lab.as_ref().map(|lab| {
         let apart = lab
             .cache_line_round_trip_ns
             .map_or(String::new(), |trip| format!(" ({:.0} ns apart)", trip.median));
         let rate =
             lab.rate_bits_per_second.map_or("full speed".into(), |rate| format!("held at {}", Rate(rate)));
-        format!(
-            "{}: sender on CPU {}, receiver on CPU {}{apart}, MTU {}, {}, {rate}",
-            lab.kind, lab.sender_cpu, lab.receiver_cpu, lab.mtu, lab.congestion
-        )
+        let hosts = match (lab.sender_cpu, lab.receiver_cpu, &lab.peer) {
+            (Some(sender), Some(receiver), _) => {
+                format!("sender on CPU {sender}, receiver on CPU {receiver}{apart}")
+            }
+            (.., Some(peer)) => format!(
+                "peer {} on {}; loads are sums over a machine's CPUs",
+                peer.address,
+                machine(&peer.host)
+            ),
+            _ => "two machines".into(),
+        };
+        format!("{}: {hosts}, MTU {}, {}, {rate}", lab.kind, lab.mtu, lab.congestion)
     });
-    [machine].into_iter().chain(lab).collect()
+    [whole].into_iter().chain(lab).collect()
+}
+
+fn machine(host: &HostFacts) -> String {
+    let cpus = if host.cpus == 1 { "1 CPU".into() } else { format!("{} CPUs", host.cpus) };
+    format!("Linux {}, {}, {cpus}", host.kernel, host.cpu)
 }
 
 /// One line on the observer effect.

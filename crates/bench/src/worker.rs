@@ -40,6 +40,10 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct Job {
     /// The address of the host that the worker is on.
     pub host: IpAddr,
+    /// The port to listen on, for those that do; 0 for any.
+    pub port: u16,
+    /// Whose connection to accept; `None` for anybody's.
+    pub only_from: Option<IpAddr>,
     /// Whom to connect to, for those that do.
     pub peer: Option<SocketAddr>,
     /// What to do.
@@ -278,11 +282,15 @@ fn connect(job: &Job) -> Result<TcpStream, Message> {
 /// none does.
 fn accept(job: &Job) -> Result<TcpStream, Message> {
     let at = |error| failed(&format!("listening on {}", job.host), error);
-    let listener = TcpListener::bind((job.host, 0)).map_err(at)?;
+    let listener = TcpListener::bind((job.host, job.port)).map_err(at)?;
     say(&Message::Listening { address: listener.local_addr().map_err(at)? })
         .map_err(|error| failed("reporting", error))?;
-    let (stream, _) = listener.accept().map_err(|error| failed("accepting", error))?;
-    Ok(stream)
+    loop {
+        let (stream, from) = listener.accept().map_err(|error| failed("accepting", error))?;
+        if job.only_from.is_none_or(|only| only == from.ip()) {
+            return Ok(stream);
+        }
+    }
 }
 
 /// Gives a socket the congestion control that is asked for, and has it send without waiting for more.

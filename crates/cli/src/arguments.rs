@@ -12,7 +12,9 @@ use haul_bench::way::Way;
 use haul_bench::workload::Workload;
 use haul_lab::{Loss, Offloads};
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// The cheapest way to move bytes over TCP on Linux, and the proof of it.
@@ -45,6 +47,12 @@ pub struct BenchArguments {
     /// What to measure; without one, everything in a quick form
     #[command(subcommand)]
     pub experiment: Option<Experiment>,
+    /// Wait for another machine that measures with this one by --to [default: port 4285 of every address]
+    ///
+    /// Bytes come to the port after it. Whoever reaches it can have this machine receive, and forward to himself: let it
+    /// listen only as long as you measure.
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = EVERYWHERE, exclusive = true)]
+    pub listen: Option<Listen>,
     #[command(flatten)]
     pub common: CommonArguments,
 }
@@ -64,6 +72,9 @@ pub struct CommonArguments {
     /// The sockets' congestion control [default: cubic, or reno where cubic may not be set; for settings the host's own]
     #[arg(long, value_name = "NAME", global = true)]
     pub congestion: Option<String>,
+    /// Send, receive and forward between this machine and one on which `haul bench --listen` runs, instead of in the lab
+    #[arg(long, value_name = "HOST[:PORT]", global = true)]
+    pub to: Option<String>,
     /// Write the report as JSON; - is standard output
     #[arg(long, value_name = "FILE", global = true)]
     pub json: Option<Destination>,
@@ -226,6 +237,30 @@ pub struct ChecksumArguments {
     /// How many bytes at a time [default: 64B,1KiB,16KiB,256KiB,4MiB,128MiB]
     #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
     pub size: Vec<Size>,
+}
+
+/// What stands for every address of this machine.
+const EVERYWHERE: &str = "everywhere";
+
+/// Where to wait for other machines.
+#[derive(Debug, Clone, Copy)]
+pub enum Listen {
+    Everywhere,
+    At(SocketAddr),
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text == EVERYWHERE => Ok(Self::Everywhere),
+            Ok(address) => Ok(Self::At(address)),
+            Err(_) => {
+                Err(format!("{text:?} is not an address and a port, such as 10.0.0.2:4285 or [::]:4285"))
+            }
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,16 +1,19 @@
 //! `haul bench`.
 
-use crate::arguments::{self, BenchArguments, CommonArguments, Experiment};
+use crate::arguments::{self, BenchArguments, CommonArguments, Experiment, Listen};
 use crate::output::{self, Destination, Failure};
 use haul_bench::export;
+use haul_bench::pair::{self, Pair};
 use haul_bench::report::Report;
 use haul_bench::view::{Tabled, View};
 use haul_bench::{BenchError, Pace, Progress};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 mod checksum;
@@ -53,6 +56,8 @@ struct Context<'a> {
     is_quick: bool,
     stop: &'a AtomicBool,
     bar: ProgressBar,
+    /// The machine to measure with, instead of the lab.
+    peer: Option<Arc<Pair>>,
 }
 
 impl Context<'_> {
@@ -80,18 +85,23 @@ impl Context<'_> {
 }
 
 pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
-    let BenchArguments { experiment, common } = arguments;
+    let BenchArguments { experiment, listen, common } = arguments;
+    if let Some(address) = listen {
+        return wait_for_peers(*address);
+    }
     let is_everything = experiment.is_none();
     check_destinations(common, is_everything)?;
     // Before any thread is started; where it is refused, the lab falls back and says so. A command that is watched stays
-    // who it is.
-    if !experiment.as_ref().is_some_and(Experiment::watches_a_command) {
+    // who it is, and so does who measures with another machine.
+    if common.to.is_none() && !experiment.as_ref().is_some_and(Experiment::watches_a_command) {
         let _ = haul_lab::become_lab_user();
     }
     let stop = output::stop_flag()?;
     let is_quick = common.quick || is_everything && !common.full;
-    let context = Context { common, is_quick, stop: &stop, bar: output::progress_bar() };
-    let all = arguments::every_experiment()?;
+    let peer = common.to.as_deref().map(|peer| connect(peer, experiment.as_ref())).transpose()?;
+    let mut all = arguments::every_experiment()?;
+    all.retain(|experiment| peer.is_none() || experiment.takes_two_machines());
+    let context = Context { common, is_quick, stop: &stop, bar: output::progress_bar(), peer };
     let wanted = experiment.as_ref().map_or(all.as_slice(), std::slice::from_ref);
     let mut finished = Vec::new();
     for experiment in wanted {
@@ -131,7 +141,36 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     }
 }
 
+/// Waits for other machines until Ctrl-C.
+fn wait_for_peers(listen: Listen) -> Result<ExitCode, Failure> {
+    let stop = output::stop_flag()?;
+    // Where there is no IPv6 the other one will do.
+    let everywhere = [(Ipv6Addr::UNSPECIFIED, pair::PORT).into(), (Ipv4Addr::UNSPECIFIED, pair::PORT).into()];
+    let addresses = match listen {
+        Listen::Everywhere => everywhere.to_vec(),
+        Listen::At(address) => vec![address],
+    };
+    let tell = |words: &str| eprintln!("haul: {words}");
+    pair::listen(&addresses, &stop, &tell).map_err(output::bench_failure)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Greets the other machine, if what is to be measured takes two.
+fn connect(peer: &str, experiment: Option<&Experiment>) -> Result<Arc<Pair>, Failure> {
+    if let Some(alone) = experiment.filter(|experiment| !experiment.takes_two_machines()) {
+        return Err(Failure::bad_input(format!(
+            "--to goes with send, receive and forward: {} measures this machine alone",
+            alone.name()
+        )));
+    }
+    Pair::connect(peer).map(Arc::new).map_err(|error| output::bench_failure(error.into()))
+}
+
 impl Experiment {
+    fn takes_two_machines(&self) -> bool {
+        matches!(self, Self::Send(_) | Self::Receive(_) | Self::Forward(_))
+    }
+
     fn name(&self) -> &'static str {
         match self {
             Self::Send(_) => "send",
@@ -225,6 +264,16 @@ fn check_destinations(common: &CommonArguments, is_everything: bool) -> Result<(
         ));
     }
     destinations(common).try_for_each(Destination::check)
+}
+
+/// A flag that sets up the lab has no meaning between two machines.
+fn refuse_with_peer(context: &Context<'_>, is_given: bool, flag: &str) -> Result<(), Failure> {
+    if context.peer.is_some() && is_given {
+        return Err(Failure::bad_input(format!(
+            "{flag} sets up the lab; with --to the machines stay as they are"
+        )));
+    }
+    Ok(())
 }
 
 /// What was named, or else the default.

@@ -2,6 +2,7 @@
 
 use crate::spinner::{Counts, Spinner};
 use crate::{Baseline, ProcStat, SoakError};
+use serde::{Deserialize, Serialize};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ pub struct Snapshot {
 }
 
 /// What happened on each CPU between two snapshots, before any baseline is taken off.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Interval {
     /// Wall time between the snapshots.
     pub wall: Duration,
@@ -28,7 +29,7 @@ pub struct Interval {
 }
 
 /// One CPU's share of an [`Interval`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct CpuInterval {
     pub cpu: usize,
     pub own: Duration,

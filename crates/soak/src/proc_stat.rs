@@ -4,11 +4,12 @@
 //! run when the tick comes, in steps of 10 ms, and charges the whole step to it.
 
 use crate::SoakError;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 
 /// Ticks of one CPU by what the kernel says they went to.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuTimes {
     /// Ordinary user mode.
     pub user: u64,

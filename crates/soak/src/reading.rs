@@ -10,12 +10,12 @@ const ASSUMED_BASELINE_MAX: f64 = 0.01;
 const SPEED_SHARE_MIN: f64 = 0.05;
 
 /// What a quiet CPU does to its spinner: the timer tick that interrupts it, and the speed it reaches.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Baseline {
     cpus: Vec<CpuBaseline>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct CpuBaseline {
     cpu: usize,
     /// Share of the spinner's own time that interrupts took.

@@ -79,6 +79,11 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
     })
 }
 
+/// The MTU of the device that has this address, in bytes.
+pub(crate) fn mtu_of(address: IpAddr) -> Option<u32> {
+    interface::mtu(&device_with(address).ok()?).ok()
+}
+
 fn local_address_towards(address: IpAddr) -> io::Result<IpAddr> {
     let any: SocketAddr = match address {
         IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),

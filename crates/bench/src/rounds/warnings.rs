@@ -1,6 +1,7 @@
 //! What in any run deserves a warning, whatever was measured.
 
 use super::{ROUNDS_ENOUGH, Run, Series};
+use crate::site::Quiet;
 use crate::warning::{Kind, Warning};
 use haul_soak::Baseline;
 
@@ -18,12 +19,13 @@ const SPREAD: f64 = 0.10;
 
 impl Run<'_> {
     /// What a pair of calibrations says about the machine.
-    pub(super) fn note_calibration(&mut self, before: &Baseline, after: &Baseline) {
-        let drift = before.drift_percent(after);
+    pub(super) fn note_calibration(&mut self, before: &Quiet, after: &Quiet) {
+        let drift = most(before.here.drift_percent(&after.here), before.there.drift_percent(&after.there));
         if drift.abs() > DRIFT_PERCENT {
             self.drifts.push(drift);
         }
-        let disturbance = before.disturbance_percent().max(after.disturbance_percent());
+        let readings = [&before.here, &after.here, &before.there, &after.there];
+        let disturbance = readings.into_iter().map(Baseline::disturbance_percent).fold(0.0, f64::max);
         if disturbance > DISTURBANCE_PERCENT {
             self.disturbances.push(disturbance);
         }
@@ -50,7 +52,6 @@ impl Run<'_> {
         let measured = || rows.iter().filter(|row| !row.rounds.is_empty());
         warnings.extend(measured().map(|row| row.rounds.len()).min().and_then(too_few_rounds));
         if !self.drifts.is_empty() {
-            let most = |one: f64, other: f64| if other.abs() > one.abs() { other } else { one };
             let (rounds, worst) = (self.drifts.len(), self.drifts.iter().copied().fold(0.0, most));
             warnings.push(Warning::new(
                 Kind::FrequencyDrift,
@@ -88,6 +89,11 @@ impl Run<'_> {
         }
         self.warnings.extend(warnings);
     }
+}
+
+/// The one further from 0.
+fn most(one: f64, other: f64) -> f64 {
+    if other.abs() > one.abs() { other } else { one }
 }
 
 /// Where the least row has too few rounds.

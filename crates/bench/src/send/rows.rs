@@ -2,16 +2,17 @@
 
 use super::{Measured, Round, Row, copies};
 use crate::matrix::Cell;
+use crate::site::Site;
 use crate::stats::Figure;
 use crate::way::Way;
 use haul::Path;
-use haul_lab::{Lab, Offloads};
+use haul_lab::Offloads;
 
 /// The row that a series comes to, beside all the others.
-pub(super) fn row(series: &Measured, all: &[Measured], lab: &Lab) -> Row {
+pub(super) fn row(series: &Measured, all: &[Measured], site: Site<'_>) -> Row {
     let Cell { path, condition } = &series.cell.cell;
     let copies = copies::copies_of(series);
-    let has_receiver = lab.sender.cpu() != lab.receiver.cpu();
+    let has_receiver = site.has_two_hosts();
     let figure = |of: &dyn Fn(&Round) -> f64| series.figure(of);
     Row {
         path: path.name().into(),

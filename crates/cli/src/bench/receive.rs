@@ -1,15 +1,25 @@
 //! `haul bench receive`: flags to rows.
 
-use super::{Context, Finished, or};
+use super::{Context, Finished, or, refuse_with_peer};
 use crate::arguments::{ReceiveArguments, Switch};
 use crate::output::Failure;
-use haul_bench::receive::{self, Plan, Selection};
+use haul_bench::receive::{self, PageOrder, Plan, Selection};
 
 pub fn run(arguments: &ReceiveArguments, context: &Context<'_>) -> Result<Finished, Failure> {
+    refuse_with_peer(context, !arguments.mtu.is_empty(), "--mtu")?;
+    refuse_with_peer(context, !arguments.page_order.is_empty(), "--page-order")?;
+    let mut selections = selections(arguments, context.is_quick);
+    if let Some(peer) = &context.peer {
+        for selection in &mut selections {
+            selection.mtus = vec![peer.mtu()];
+            selection.page_orders = vec![PageOrder::Default];
+        }
+    }
     let plan = Plan {
-        selections: selections(arguments, context.is_quick),
+        selections,
         pace: context.pace(),
         congestion: context.common.congestion.clone(),
+        peer: context.peer.clone(),
     };
     context.run(|stop, progress| receive::run(&plan, stop, progress))
 }

@@ -1,11 +1,12 @@
 //! `haul bench send`: flags to rows.
 
-use super::{Context, Finished, or};
+use super::{Context, Finished, or, refuse_with_peer};
 use crate::arguments::{SendArguments, Switch};
 use crate::output::Failure;
 use haul_bench::matrix::Selection;
 use haul_bench::send::{self, Plan};
 use haul_bench::way::Way;
+use haul_lab::Offloads;
 
 pub fn run(arguments: &SendArguments, context: &Context<'_>) -> Result<Finished, Failure> {
     let plan = plan(arguments, context)?;
@@ -15,6 +16,8 @@ pub fn run(arguments: &SendArguments, context: &Context<'_>) -> Result<Finished,
 /// The rows that the flags name; the default set when they name none.
 fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failure> {
     let SendArguments { paths, chunk, workload, cork, offloads, rate, mtu, plan } = arguments;
+    refuse_with_peer(context, mtu.is_some(), "--mtu")?;
+    refuse_with_peer(context, !offloads.is_empty(), "--offloads")?;
     let is_named = !(paths.is_empty()
         && chunk.is_empty()
         && workload.is_empty()
@@ -36,6 +39,11 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failur
             offloads: or(offloads.iter().map(|&offloads| offloads.into()).collect(), plain.offloads),
         }],
     };
+    if context.peer.is_some() {
+        for selection in &mut selections {
+            selection.offloads.retain(|&offloads| offloads == Offloads::On);
+        }
+    }
     if planned.is_some() {
         for selection in &mut selections {
             if selection.paths.contains(&Way::Auto) && !selection.paths.contains(&Way::Planned) {
@@ -49,6 +57,7 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failur
         rate: *rate,
         mtu: mtu.unwrap_or(basis.mtu),
         congestion: context.common.congestion.clone(),
+        peer: context.peer.clone(),
         planned,
         ..basis
     })

@@ -1,0 +1,197 @@
+//! Where an experiment runs: between two hosts of a lab on this machine, or between this machine and another.
+
+use crate::flow::Sample;
+use crate::pair::Pair;
+use haul_lab::{CpuPair, Host, Kind, Lab, LabError};
+use haul_soak::{Baseline, CpuLoad, Load};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Two hosts that bytes go between.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Site<'a> {
+    /// Both on this machine.
+    Lab(&'a Lab),
+    /// This machine sends, the other one receives.
+    Pair(&'a Pair),
+    /// The other way round.
+    TurnedPair(&'a Pair),
+}
+
+/// A host that processes run on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place<'a> {
+    /// A host of a lab.
+    Lab(&'a Host),
+    /// This machine, known to its peer by this address.
+    Here(IpAddr),
+    /// The other machine.
+    There(&'a Pair),
+}
+
+impl<'a> From<&'a Lab> for Site<'a> {
+    fn from(lab: &'a Lab) -> Self {
+        Self::Lab(lab)
+    }
+}
+
+impl<'a> From<&'a Host> for Place<'a> {
+    fn from(host: &'a Host) -> Self {
+        Self::Lab(host)
+    }
+}
+
+impl<'a> Site<'a> {
+    /// The host that sends, or forwards.
+    pub(crate) fn sender(self) -> Place<'a> {
+        match self {
+            Self::Lab(lab) => Place::Lab(&lab.sender),
+            Self::Pair(pair) => Place::Here(pair.here()),
+            Self::TurnedPair(pair) => Place::There(pair),
+        }
+    }
+
+    /// The host that receives.
+    pub(crate) fn receiver(self) -> Place<'a> {
+        match self {
+            Self::Lab(lab) => Place::Lab(&lab.receiver),
+            Self::Pair(pair) => Place::There(pair),
+            Self::TurnedPair(pair) => Place::Here(pair.here()),
+        }
+    }
+
+    pub(crate) fn lab(self) -> Option<&'a Lab> {
+        match self {
+            Self::Lab(lab) => Some(lab),
+            Self::Pair(_) | Self::TurnedPair(_) => None,
+        }
+    }
+
+    pub(crate) fn pair(self) -> Option<&'a Pair> {
+        match self {
+            Self::Lab(_) => None,
+            Self::Pair(pair) | Self::TurnedPair(pair) => Some(pair),
+        }
+    }
+
+    /// `veth`, `loopback` or `remote`.
+    pub(crate) fn kind(self) -> &'static str {
+        match self.lab().map(Lab::kind) {
+            Some(Kind::Veth) => "veth",
+            Some(Kind::Loopback) => "loopback",
+            None => "remote",
+        }
+    }
+
+    /// The link's MTU in bytes.
+    pub(crate) fn mtu(self) -> u32 {
+        match self {
+            Self::Lab(lab) => lab.mtu(),
+            Self::Pair(pair) | Self::TurnedPair(pair) => pair.mtu(),
+        }
+    }
+
+    /// The hosts' CPUs, where each has one to itself.
+    pub(crate) fn cpus(self) -> Option<CpuPair> {
+        self.lab().map(Lab::cpus)
+    }
+
+    /// Whether each host's load can be told from the other's.
+    pub(crate) fn has_two_hosts(self) -> bool {
+        self.cpus().is_none_or(|cpus| cpus.sender != cpus.receiver)
+    }
+
+    /// What is not as it would be with two machines, one sentence each.
+    pub(crate) fn caveats(self) -> &'a [String] {
+        self.lab().map_or(&[], Lab::caveats)
+    }
+
+    /// How far the hosts' CPUs are apart, where they are on one machine.
+    pub(crate) fn cache_line_round_trip(self) -> Result<Option<Duration>, LabError> {
+        self.lab().map_or(Ok(None), Lab::cache_line_round_trip)
+    }
+
+    /// The hosts' loads in a window, between what quiet machines showed before and after; `None` where a host was not
+    /// measured.
+    pub(crate) fn loads(self, sample: &Sample, quiet: &Quiet) -> Option<Loads> {
+        let here = sample.interval.as_ref()?.load(&quiet.here);
+        let there = || Some(sample.there.as_ref()?.load(&quiet.there));
+        match self {
+            Self::Lab(lab) => Loads::of_cpus(lab.cpus(), &here),
+            Self::Pair(_) => Some(Loads::of_machines(&here, &there()?)),
+            Self::TurnedPair(_) => Some(Loads::of_machines(&there()?, &here)),
+        }
+    }
+}
+
+impl Place<'_> {
+    /// The address that a peer reaches it at.
+    pub(crate) fn address(self) -> IpAddr {
+        match self {
+            Self::Lab(host) => host.address(),
+            Self::Here(address) => address,
+            Self::There(pair) => pair.there(),
+        }
+    }
+}
+
+/// What quiet machines show.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Quiet {
+    /// This one, or both hosts of a lab.
+    pub here: Baseline,
+    /// The other one; nothing in a lab.
+    pub there: Baseline,
+}
+
+impl Quiet {
+    pub(crate) fn middle(&self, other: &Self) -> Self {
+        Self { here: self.here.middle(&other.here), there: self.there.middle(&other.there) }
+    }
+}
+
+/// How busy a host was.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostLoad {
+    /// 100 is one CPU. Of a lab's host that is all it has; of a machine it is the sum over all.
+    pub load_percent: f64,
+    /// How much slower the meter's spinner went in what was left, where a host has one CPU.
+    pub interference_percent: Option<f64>,
+}
+
+/// How busy both hosts were.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Loads {
+    pub sender: HostLoad,
+    pub receiver: HostLoad,
+    /// What the hypervisor took, of the CPU that it took most of.
+    pub steal_percent: f64,
+}
+
+impl Loads {
+    /// Of a lab's hosts.
+    pub(crate) fn of_cpus(cpus: CpuPair, load: &Load) -> Option<Self> {
+        let of = |cpu| {
+            let CpuLoad { load_percent, interference_percent, .. } = *load.of(cpu)?;
+            Some(HostLoad { load_percent, interference_percent })
+        };
+        Some(Self {
+            sender: of(cpus.sender)?,
+            receiver: of(cpus.receiver)?,
+            steal_percent: load.steal_percent(),
+        })
+    }
+
+    /// Of two machines.
+    fn of_machines(sender: &Load, receiver: &Load) -> Self {
+        let of = |load: &Load| HostLoad {
+            load_percent: load.cpus.iter().map(|cpu| cpu.load_percent).sum(),
+            interference_percent: None,
+        };
+        Self {
+            sender: of(sender),
+            receiver: of(receiver),
+            steal_percent: sender.steal_percent().max(receiver.steal_percent()),
+        }
+    }
+}
