@@ -90,6 +90,7 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         return wait_for_peers(*address);
     }
     let is_everything = experiment.is_none();
+    let peer = common.to.as_deref().map(|peer| connect(peer, experiment.as_ref())).transpose()?;
     check_destinations(common, is_everything)?;
     // Before any thread is started; where it is refused, the lab falls back and says so. A command that is watched stays
     // who it is, and so does who measures with another machine.
@@ -98,7 +99,6 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     }
     let stop = output::stop_flag()?;
     let is_quick = common.quick || is_everything && !common.full;
-    let peer = common.to.as_deref().map(|peer| connect(peer, experiment.as_ref())).transpose()?;
     let mut all = arguments::every_experiment()?;
     all.retain(|experiment| peer.is_none() || experiment.takes_two_machines());
     let context = Context { common, is_quick, stop: &stop, bar: output::progress_bar(), peer };

@@ -19,10 +19,12 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often somebody who waits for a peer looks whether to go on.
 const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// How long the next one waits for the last one's end.
+const HANGING_UP_MAX: Duration = Duration::from_secs(1);
 /// The longest request.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// The longest calibration.
@@ -67,6 +69,11 @@ pub fn listen(
             }
             // Whoever has hung up meanwhile is not there to be told.
             let Ok((stream, peer)) = listener.accept() else { continue };
+            // Whoever was served last may just be hanging up.
+            let patience = Instant::now() + HANGING_UP_MAX;
+            while lock().is_some() && Instant::now() < patience {
+                thread::sleep(Duration::from_millis(10));
+            }
             if lock().is_some() {
                 let _ = refuse(&stream, "it measures with another machine now; wait for the end of that");
                 continue;
