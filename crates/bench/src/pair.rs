@@ -11,7 +11,7 @@ mod listen;
 mod protocol;
 
 pub use listen::listen;
-pub use protocol::PORT;
+pub use protocol::{PORT, words_in};
 
 use crate::host::HostFacts;
 use crate::worker::Task;

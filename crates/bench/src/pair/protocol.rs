@@ -80,6 +80,23 @@ pub(super) fn write_line(mut writer: impl Write, word: &impl Serialize) -> io::R
     writer.write_all(&line)
 }
 
+/// How many of the lines are requests, and how many replies: both sides' ears, for a fuzzer.
+#[doc(hidden)]
+pub fn words_in(bytes: &[u8]) -> (usize, usize) {
+    fn said<T: DeserializeOwned>(mut bytes: &[u8]) -> usize {
+        let mut said = 0;
+        while let Ok(line) = read_line::<T>(&mut bytes, LINE_BYTES_MAX) {
+            match line {
+                Line::Said(_) => said += 1,
+                Line::Strange(_) => {}
+                Line::End => break,
+            }
+        }
+        said
+    }
+    (said::<Request>(bytes), said::<Reply>(bytes))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
