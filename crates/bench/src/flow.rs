@@ -329,7 +329,7 @@ impl Workers<'_> {
         let mut outcomes: Vec<Option<Outcome>> = self.inputs.iter().map(|_| None).collect();
         while outcomes.iter().any(Option::is_none) {
             match self.next_good()? {
-                (index, Message::Done(outcome)) => outcomes[index] = Some(outcome),
+                (index, Message::Done(outcome)) => outcomes[index] = Some(*outcome),
                 _ => return Err(out_of_turn()),
             }
         }

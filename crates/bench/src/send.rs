@@ -164,6 +164,7 @@ struct Round {
     syscalls_per_mib: f64,
     zero_copied_bytes: u64,
     copied_bytes: u64,
+    taken: Option<Path>,
 }
 
 /// What sends.
@@ -241,6 +242,7 @@ impl Subject for Sends<'_> {
             syscalls_per_mib: sent.calls as f64 / sent.mib(),
             zero_copied_bytes: sent.zero_copied_bytes,
             copied_bytes: sent.copied_bytes,
+            taken: sent.taken,
         })
     }
 }

@@ -58,15 +58,15 @@ impl Way {
         stream: &TcpStream,
         options: &Options,
         plan: Option<&Plan>,
-    ) -> Result<Box<dyn SendPath>, Error> {
+    ) -> Result<Opened, Error> {
         let choice = match (self, plan) {
-            (Self::Path(path), _) => return path.open(stream.as_fd(), options),
+            (Self::Path(path), _) => return Ok(Opened::Path(path, path.open(stream.as_fd(), options)?)),
             (Self::Planned, Some(plan)) => Choice::Plan(Arc::new(plan.clone())),
             (Self::Planned, None) => return Err(Error::Unsuited("there is no plan to choose by")),
             (Self::Auto, _) => Choice::Builtin,
         };
         let own = stream.try_clone().map_err(|source| Error::Failed { call: "fcntl F_DUPFD", source })?;
-        Ok(Box::new(Chosen(Sender::with(own, Settings { choice, ..Settings::default() })?)))
+        Ok(Opened::Chosen(Box::new(Sender::with(own, Settings { choice, ..Settings::default() })?)))
     }
 }
 
@@ -99,23 +99,58 @@ impl FromStr for Way {
     }
 }
 
-/// A whole [`Sender`] behind the face of a path, so that rows differ in nothing else.
-struct Chosen(Sender<TcpStream>);
+/// A way that is set up: one path, or a whole [`Sender`] that chooses. Rows differ in nothing else.
+pub(crate) enum Opened {
+    Path(Path, Box<dyn SendPath>),
+    Chosen(Box<Sender<TcpStream>>),
+}
 
-impl SendPath for Chosen {
-    fn send(&mut self, _: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
-        self.0.send_file(source, range)
+impl Opened {
+    /// As [`SendPath::send`].
+    pub(crate) fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        source: Source<'_>,
+        range: Range<u64>,
+    ) -> Result<u64, Error> {
+        match self {
+            Self::Path(_, path) => path.send(socket, source, range),
+            Self::Chosen(sender) => sender.send_file(source, range),
+        }
     }
 
-    fn counts(&self) -> Counts {
+    /// As [`SendPath::settle`].
+    pub(crate) fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
+        match self {
+            Self::Path(_, path) => path.settle(socket),
+            Self::Chosen(_) => Ok(0),
+        }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let sender = match self {
+            Self::Path(_, path) => return path.counts(),
+            Self::Chosen(sender) => sender,
+        };
         let mut sum = Counts::default();
-        for (_, counts) in self.0.report().files {
+        for (_, counts) in sender.report().files {
             sum.bytes += counts.bytes;
             sum.calls += counts.calls;
             sum.zero_copied_bytes += counts.zero_copied_bytes;
             sum.copied_bytes += counts.copied_bytes;
         }
         sum
+    }
+
+    /// The path that most bytes went by.
+    pub(crate) fn taken(&self) -> Option<Path> {
+        match self {
+            Self::Path(path, _) => Some(*path),
+            Self::Chosen(sender) => {
+                let most = sender.report().files.into_iter().max_by_key(|(_, counts)| counts.bytes);
+                most.map(|(path, _)| path)
+            }
+        }
     }
 }
 

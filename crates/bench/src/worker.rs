@@ -7,7 +7,7 @@
 //! while it is measured. A third line says that all have looked and that the work may end. A worker ends when its
 //! standard input does.
 
-use haul::Error;
+use haul::{Error, Path};
 use haul_sys::rusage::{self, Usage, Who};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -83,7 +83,7 @@ pub(crate) enum Message {
     /// The window is over and was looked at; the work goes on for those that have not yet.
     Looked,
     /// The work has ended.
-    Done(Outcome),
+    Done(Box<Outcome>),
 }
 
 /// What a worker did in the window, by its own clock and its own count.
@@ -111,6 +111,8 @@ pub struct Outcome {
     pub zero_copied_bytes: u64,
     /// Bytes of the whole flow that it copied although it was to go without.
     pub copied_bytes: u64,
+    /// The path that most of what was sent took.
+    pub taken: Option<Path>,
     /// How long messages took.
     pub latency: Option<messages::Latency>,
 }
@@ -269,7 +271,7 @@ fn work(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, Mess
         Task::Ask(asking) => asking.run(&connect(job)?, &tally),
         Task::Answer(answering) => answering.run(&accept(job)?, &tally),
     }
-    .map(Message::Done)
+    .map(|outcome| Message::Done(Box::new(outcome)))
 }
 
 fn connect(job: &Job) -> Result<TcpStream, Message> {

@@ -19,6 +19,9 @@ pub struct Row {
     pub cork: bool,
     /// `on` or `off`.
     pub offloads: String,
+    /// For the library's choice, the path that most bytes took; several where rounds differ.
+    #[serde(default)]
+    pub taken: Option<String>,
     /// Rounds measured. 0 for a row that was refused.
     pub rounds: usize,
     /// Why nothing was measured.
@@ -62,7 +65,10 @@ impl Row {
 
 /// The columns that fit a narrow terminal, then those for more room.
 const COLUMNS: [Column<Row>; 12] = [
-    Column::narrow("path", |row| row.path.clone()),
+    Column::narrow("path", |row| match &row.taken {
+        Some(taken) => format!("{} ({taken})", row.path),
+        None => row.path.clone(),
+    }),
     Column::narrow("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
     Column::narrow("× plain\n(interval)", |row| ratio(row.sender_us_ratio)),
     Column::narrow("sender\nload %", |row| number(row.sender_load_percent, 1.0, 1)),

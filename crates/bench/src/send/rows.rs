@@ -23,6 +23,7 @@ pub(super) fn row(series: &Measured, all: &[Measured], site: Site<'_>) -> Row {
             Offloads::On => "on".into(),
             Offloads::Off => "off".into(),
         },
+        taken: taken(series),
         rounds: series.rounds.len(),
         refused: series.why_none(),
         copied_percent: copies.map(|copies| copies.percent),
@@ -40,6 +41,18 @@ pub(super) fn row(series: &Measured, all: &[Measured], site: Site<'_>) -> Row {
         syscalls_per_mib: figure(&|round| round.syscalls_per_mib).map(|figure| figure.median),
         sender_us_ratio: ratio(series, all),
     }
+}
+
+/// The path that the choice took, or each of several where rounds differ.
+fn taken(series: &Measured) -> Option<String> {
+    if matches!(series.cell.cell.path, Way::Path(_)) {
+        return None;
+    }
+    let mut taken: Vec<&str> =
+        series.rounds.iter().filter_map(|(_, round)| Some(round.taken?.name())).collect();
+    taken.sort_unstable();
+    taken.dedup();
+    (!taken.is_empty()).then(|| taken.join(", "))
 }
 
 /// The row's cost over that of the plain way under the same conditions, round by round.

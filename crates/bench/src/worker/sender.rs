@@ -1,9 +1,9 @@
 //! The sending process: a workload over and over, through one path.
 
 use super::{Message, Outcome, Tally, failed, say_started, stopped};
-use crate::way::Way;
+use crate::way::{Opened, Way};
 use crate::workload::{HandedOver, Piece};
-use haul::{Options, Plan, SendPath};
+use haul::{Options, Plan};
 use serde::{Deserialize, Serialize};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
@@ -62,7 +62,7 @@ impl Sending {
 struct AtWork<'a> {
     sending: &'a Sending,
     stream: TcpStream,
-    path: Box<dyn SendPath>,
+    path: Opened,
     tally: &'a Tally,
     cork_calls: u64,
     has_started: bool,
@@ -111,6 +111,7 @@ impl AtWork<'_> {
         Ok(Outcome {
             zero_copied_bytes: settled.zero_copied_bytes,
             copied_bytes: settled.copied_bytes,
+            taken: self.path.taken(),
             ..outcome
         })
     }
