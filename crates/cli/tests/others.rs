@@ -219,9 +219,9 @@ fn a_plan_is_measured_put_to_the_test_and_kept() {
     let paths: Vec<&str> =
         report["rows"].as_array().unwrap().iter().map(|row| row["path"].as_str().unwrap()).collect();
     assert_eq!(paths, ["auto", "planned"]);
-    // The plan knows only two paths, and the row says which it took.
-    let taken = report["rows"][1]["taken"].as_str().unwrap();
-    assert!(["read+write", "sendfile"].contains(&taken), "{taken}");
+    // Which path was taken is said, and it is one that the plan knows.
+    let taken = &report["rows"][1]["taken"];
+    assert!(plan["costs"].as_array().unwrap().iter().any(|cost| cost["path"] == *taken), "{taken}");
     let other = text.replace(plan["kernel"].as_str().unwrap(), "2.4.2");
     std::fs::write(folder.path().join("haul-plan.json"), other).unwrap();
     let (output, words) = in_folder(&["plan", "--check"]);
