@@ -19,6 +19,7 @@ mod flow;
 pub mod forward;
 mod host;
 pub mod interrupts;
+mod lines;
 pub mod loan;
 pub mod matrix;
 pub mod pair;

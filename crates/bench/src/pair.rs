@@ -13,24 +13,29 @@ mod protocol;
 pub use listen::listen;
 pub use protocol::{PORT, words_in};
 
-use crate::host::HostFacts;
-use crate::worker::Task;
-use haul_soak::Baseline;
-use protocol::{LINE_BYTES_MAX, Line, SCHEMA, read_line, write_line};
 pub(crate) use protocol::{Reply, Request};
+
+use crate::lines::{Line, read_line, write_line};
+
+use crate::host::HostFacts;
+use crate::worker::{Message, Task};
+use haul_soak::Baseline;
+use protocol::{LINE_BYTES_MAX, MeterFacts, SCHEMA};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long connecting and the first word may take.
 const GREETING_MAX: Duration = Duration::from_secs(5);
-/// How long any later word may take: the longest window and more.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// How much of what a stranger says is shown.
-const SHOWN_CHARS: usize = 60;
+/// How long any later word may take: longer than a calibration, a start, or a window.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// How long one whose worker is not wanted any more may go on about it.
+const FAREWELL_MAX: Duration = Duration::from_secs(5);
+/// How much of what a peer says is shown.
+const SHOWN_CHARS: usize = 200;
 
 /// Why there is no pair, or no longer.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +72,14 @@ pub enum PairError {
         /// Why.
         reason: String,
     },
+    /// It is this machine, and its meter would read this one's.
+    #[error(
+        "{peer} is this machine: two meters on the same CPUs read nothing true (without --to both hosts are in the lab)"
+    )]
+    Same {
+        /// The address.
+        peer: SocketAddr,
+    },
     /// It was there and is not any more.
     #[error("{peer} was lost: {source}")]
     Lost {
@@ -101,14 +114,15 @@ pub struct Pair {
     is_lost: AtomicBool,
     /// Windows that were asked for and not yet brought back. A worker may end before its machine's meter has looked.
     windows_open: AtomicUsize,
+    /// Since when nobody wants to hear of the worker that is on its way.
+    let_go: Mutex<Option<Instant>>,
 }
 
 impl Pair {
     /// Greets whoever listens at `peer`: a name or an address, with a port if it is not [`PORT`].
     pub fn connect(peer: &str) -> Result<Self, PairError> {
-        let address = resolve(peer)?;
+        let (stream, address) = reach(peer)?;
         let unreachable = |source| PairError::Unreachable { peer: address, source };
-        let stream = TcpStream::connect_timeout(&address, GREETING_MAX).map_err(unreachable)?;
         stream.set_nodelay(true).map_err(unreachable)?;
         stream.set_write_timeout(Some(GREETING_MAX)).map_err(unreachable)?;
         stream.set_read_timeout(Some(GREETING_MAX)).map_err(unreachable)?;
@@ -120,8 +134,18 @@ impl Pair {
             &Request::Hello { schema: SCHEMA.into(), haul: env!("CARGO_PKG_VERSION").into() },
         )
         .map_err(unreachable)?;
-        let facts = match read_line(&mut reader, LINE_BYTES_MAX) {
-            Ok(Line::Said(Reply::Hello { schema, host, congestion })) if schema == SCHEMA => {
+        let deadline = Some(Instant::now() + GREETING_MAX);
+        let answer = read_line(&mut reader, LINE_BYTES_MAX, deadline).map(|line| match line {
+            Line::Said(reply) => Line::Said(shown_reply(reply)),
+            line => line,
+        });
+        let facts = match answer {
+            Ok(Line::Said(Reply::Hello { schema, meter, .. }))
+                if schema == SCHEMA && meter.overlaps(&MeterFacts::here()) =>
+            {
+                return Err(PairError::Same { peer: address });
+            }
+            Ok(Line::Said(Reply::Hello { schema, host, congestion, .. })) if schema == SCHEMA => {
                 PeerFacts { address: address.to_string(), host, congestion }
             }
             Ok(Line::Said(Reply::Hello { schema, .. })) => {
@@ -132,8 +156,7 @@ impl Pair {
             }
             Ok(Line::Said(_)) => return Err(stranger("it spoke out of turn".into())),
             Ok(Line::Strange(text)) => {
-                let shown: String = text.chars().take(SHOWN_CHARS).collect();
-                return Err(stranger(format!("it said {shown:?}")));
+                return Err(stranger(format!("it said {:?}", cut(&text))));
             }
             Ok(Line::End) => return Err(stranger("it hung up".into())),
             Err(error) if is_silence(&error) => {
@@ -152,6 +175,7 @@ impl Pair {
             reader: Mutex::new(reader),
             is_lost: AtomicBool::new(false),
             windows_open: AtomicUsize::new(0),
+            let_go: Mutex::new(None),
         })
     }
 
@@ -193,6 +217,17 @@ impl Pair {
         self.say(&Request::Start { task: Box::new(task.clone()), peer })
     }
 
+    /// Has the worker end at once, if it has not.
+    pub(crate) fn stop(&self) {
+        *self.let_go() = Some(Instant::now());
+        // Where it is lost its worker ends by itself.
+        let _ = self.say(&Request::Stop);
+    }
+
+    fn let_go(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.let_go.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn say(&self, request: &Request) -> Result<(), PairError> {
         if self.is_lost.load(Relaxed) {
             return Err(self.lost(io::ErrorKind::NotConnected.into()));
@@ -207,6 +242,7 @@ impl Pair {
     /// Listens to it alone until this is dropped, from the next word on that belongs to nothing earlier.
     pub(crate) fn listen(&self) -> Result<Listening<'_>, PairError> {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.let_go() = None;
         let mut listening = Listening { pair: self, reader };
         while listening.is_to_come() {
             listening.next()?;
@@ -215,7 +251,7 @@ impl Pair {
     }
 
     pub(crate) fn out_of_turn(&self, reply: &Reply) -> PairError {
-        self.lost(io::Error::other(format!("it spoke out of turn: {reply:?}")))
+        self.lost(io::Error::other(format!("it spoke out of turn: {}", cut(&format!("{reply:?}")))))
     }
 
     fn lost(&self, source: io::Error) -> PairError {
@@ -239,17 +275,18 @@ impl Listening<'_> {
     /// What it says next.
     pub(crate) fn next(&mut self) -> Result<Reply, PairError> {
         let lost = |source| self.pair.lost(source);
-        match read_line(&mut *self.reader, LINE_BYTES_MAX).map_err(lost)? {
-            Line::Said(reply) => {
-                if let Reply::Measured(_) = reply {
-                    self.pair.windows_open.fetch_sub(1, Relaxed);
-                }
-                Ok(reply)
+        if self.pair.let_go().is_some_and(|since| since.elapsed() > FAREWELL_MAX) {
+            return Err(lost(io::Error::other("it goes on about a worker that was to end")));
+        }
+        let deadline = Some(Instant::now() + SILENCE_MAX);
+        match read_line(&mut *self.reader, LINE_BYTES_MAX, deadline).map_err(lost)? {
+            Line::Said(reply @ Reply::Measured(_)) => {
+                let asked_for =
+                    self.pair.windows_open.fetch_update(Relaxed, Relaxed, |open| open.checked_sub(1));
+                if asked_for.is_ok() { Ok(reply) } else { Err(self.pair.out_of_turn(&reply)) }
             }
-            Line::Strange(text) => {
-                let shown: String = text.chars().take(SHOWN_CHARS).collect();
-                Err(lost(io::Error::other(format!("it said {shown:?}"))))
-            }
+            Line::Said(reply) => Ok(shown_reply(reply)),
+            Line::Strange(text) => Err(lost(io::Error::other(format!("it said {:?}", cut(&text))))),
             Line::End => Err(lost(io::ErrorKind::UnexpectedEof.into())),
         }
     }
@@ -266,14 +303,51 @@ fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
+/// The beginning of what a peer said.
+fn cut(text: &str) -> String {
+    text.chars().take(SHOWN_CHARS).collect()
+}
+
+/// What a peer said, as it may be shown on a terminal.
+fn shown(text: &str) -> String {
+    cut(text).chars().map(|character| if character.is_control() { '?' } else { character }).collect()
+}
+
+fn shown_reply(reply: Reply) -> Reply {
+    match reply {
+        Reply::Refused(reason) => Reply::Refused(shown(&reason)),
+        Reply::Said(Message::Refused(reason)) => Reply::Said(Message::Refused(shown(&reason))),
+        Reply::Said(Message::Failed(reason)) => Reply::Said(Message::Failed(shown(&reason))),
+        Reply::Hello { schema, host, congestion, meter } => Reply::Hello {
+            schema: shown(&schema),
+            host: HostFacts { kernel: shown(&host.kernel), cpu: shown(&host.cpu), ..host },
+            congestion: congestion.iter().map(|name| shown(name)).collect(),
+            meter,
+        },
+        reply => reply,
+    }
+}
+
+/// Connects to the first address of a peer that answers.
+fn reach(peer: &str) -> Result<(TcpStream, SocketAddr), PairError> {
+    let mut failure = None;
+    for address in resolve(peer)? {
+        match TcpStream::connect_timeout(&address, GREETING_MAX) {
+            Ok(stream) => return Ok((stream, address)),
+            Err(source) => failure = Some(PairError::Unreachable { peer: address, source }),
+        }
+    }
+    let nothing = || PairError::Unknown { peer: peer.into(), source: io::ErrorKind::NotFound.into() };
+    Err(failure.unwrap_or_else(nothing))
+}
+
 /// A name, an address, or either with a port. An IPv6 address with a port stands in brackets.
-fn resolve(peer: &str) -> Result<SocketAddr, PairError> {
+fn resolve(peer: &str) -> Result<Vec<SocketAddr>, PairError> {
     let unknown = |source| PairError::Unknown { peer: peer.into(), source };
     let host = peer.trim_start_matches('[').trim_end_matches(']');
     let is_whole = host.parse::<IpAddr>().is_ok() || !peer.contains(':');
-    let found =
-        if is_whole { (host, PORT).to_socket_addrs() } else { peer.to_socket_addrs() }.map_err(unknown)?;
-    found.into_iter().next().ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))
+    let found = if is_whole { (host, PORT).to_socket_addrs() } else { peer.to_socket_addrs() };
+    Ok(found.map_err(unknown)?.collect())
 }
 
 #[cfg(test)]
@@ -289,8 +363,25 @@ mod tests {
             ("[::1]", "[::1]:4285"),
             ("[::1]:80", "[::1]:80"),
         ] {
-            assert_eq!(resolve(text).unwrap(), address.parse().unwrap(), "{text}");
+            assert_eq!(resolve(text).unwrap(), [address.parse::<SocketAddr>().unwrap()], "{text}");
         }
         assert!(resolve("127.0.0.1:none").is_err());
+    }
+
+    #[test]
+    fn what_a_peer_says_can_be_shown() {
+        let Reply::Refused(reason) = shown_reply(Reply::Refused("\x1b]0;title\x07 no\r\n".into())) else {
+            panic!("a refusal stays one");
+        };
+        assert_eq!(reason, "?]0;title? no??");
+        assert_eq!(shown(&"x".repeat(1000)).len(), SHOWN_CHARS);
+    }
+
+    #[test]
+    fn meters_on_one_cpu_read_each_other() {
+        let meter = |boot_id: &str, cpus: &[usize]| MeterFacts { boot_id: boot_id.into(), cpus: cpus.into() };
+        assert!(meter("a", &[0, 1]).overlaps(&meter("a", &[1])));
+        assert!(!meter("a", &[0]).overlaps(&meter("a", &[1])), "two hosts of a lab");
+        assert!(!meter("a", &[0]).overlaps(&meter("b", &[0])), "two machines");
     }
 }

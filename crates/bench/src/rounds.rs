@@ -187,7 +187,7 @@ pub(crate) struct Run<'a> {
     disturbances: Vec<f64>,
     /// By how much a quiet CPU's speed changed, in percent: an entry for each round in which that was too much.
     drifts: Vec<f64>,
-    /// How many windows slipped, and were measured again or given up.
+    /// How many windows slipped, and were measured again.
     slips: usize,
     /// How far apart the hosts' CPUs were, read around every row; one for each set of rows.
     distances: Vec<Distances>,
@@ -263,7 +263,7 @@ impl<'a> Run<'a> {
         if number % 2 == 1 {
             order.reverse();
         }
-        let mut is_complete = true;
+        let (mut is_complete, mut lost) = (true, None);
         let mut apart_before = self.site.cache_line_round_trip()?;
         for index in order {
             let row = &mut rows[index];
@@ -274,20 +274,30 @@ impl<'a> Run<'a> {
             if row.refused.is_some() {
                 continue;
             }
-            let measured = self.measure(subject, &row.cell);
+            let measured = at_most_again(&mut self.slips, || subject.measure(&row.cell, &self.meter));
             let apart = [apart_before, self.site.cache_line_round_trip()?];
             apart_before = apart[1];
             match measured {
                 Ok(sample) => samples.push((index, sample, apart)),
                 Err(FlowError::Refused(reason)) => row.refused = Some(reason),
-                Err(error @ (FlowError::Lab(_) | FlowError::Soak(_) | FlowError::Pair(_))) => {
-                    return Err(error.into());
+                Err(FlowError::Pair(error)) => {
+                    lost = Some(error);
+                    break;
                 }
+                Err(error @ (FlowError::Lab(_) | FlowError::Soak(_))) => return Err(error.into()),
                 // One bad round is no reason to lose the others.
                 Err(error) => row.failures.push(error.to_string()),
             }
         }
-        let after = self.calibrate()?;
+        // Where the other machine is gone, what it looked like before has to do.
+        let after = if lost.is_some() { Ok(before.clone()) } else { self.calibrate() };
+        let after = after.or_else(|error| match error {
+            BenchError::Pair(error) => {
+                lost = Some(error);
+                Ok(before.clone())
+            }
+            error => Err(error),
+        })?;
         self.note_calibration(&before, &after);
         let quiet = before.middle(&after);
         for (index, sample, apart) in samples {
@@ -296,7 +306,7 @@ impl<'a> Run<'a> {
                 distances.note(index, number, apart);
             }
         }
-        Ok(is_complete)
+        lost.map_or(Ok(is_complete), |error| Err(error.into()))
     }
 
     /// Learns what quiet machines look like, both at once where there are two.
@@ -307,17 +317,6 @@ impl<'a> Run<'a> {
         pair.begin_calibration(CALIBRATION)?;
         let here = self.meter.calibrate(CALIBRATION);
         Ok(Quiet { here, there: pair.calibration()? })
-    }
-
-    /// Measures a row once. A window that slipped says nothing of the row, so another is taken; how many is warned of.
-    fn measure<S: Subject>(&mut self, subject: &mut S, cell: &S::Cell) -> Result<Sample, FlowError> {
-        for _ in 0..AGAIN_MAX {
-            match subject.measure(cell, &self.meter) {
-                Err(FlowError::Slipped { .. }) => self.slips += 1,
-                measured => return measured,
-            }
-        }
-        subject.measure(cell, &self.meter)
     }
 
     fn judge<S: Subject>(
@@ -335,5 +334,41 @@ impl<'a> Run<'a> {
     /// How far apart the CPUs were, where rows were kept.
     pub(crate) fn cache_line_round_trip_ns(&self) -> Option<Figure> {
         Figure::of(&self.distances.iter().flat_map(Distances::kept).collect::<Vec<_>>())
+    }
+}
+
+/// Measures until a window has not slipped, since one that has says nothing; a few times, and counts them.
+fn at_most_again<T>(
+    slips: &mut usize,
+    mut measure: impl FnMut() -> Result<T, FlowError>,
+) -> Result<T, FlowError> {
+    for _ in 0..AGAIN_MAX {
+        match measure() {
+            Err(FlowError::Slipped { .. }) => *slips += 1,
+            measured => return measured,
+        }
+    }
+    measure()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_that_slipped_is_measured_again_and_a_machine_that_is_always_late_given_up() {
+        for (late, again, is_measured) in
+            [(0, 0, true), (1, 1, true), (2, 2, true), (3, 2, false), (9, 2, false)]
+        {
+            let (mut slips, mut calls) = (0, 0);
+            let measured = at_most_again(&mut slips, || {
+                calls += 1;
+                if calls > late { Ok(calls) } else { Err(FlowError::Slipped { seconds: 1.0 }) }
+            });
+            assert_eq!((slips, measured.is_ok()), (again, is_measured), "{late} late");
+        }
+        let mut slips = 0;
+        let failed = at_most_again(&mut slips, || Err::<(), _>(FlowError::Refused("no".into())));
+        assert!(slips == 0 && failed.is_err(), "another failure is not tried again");
     }
 }

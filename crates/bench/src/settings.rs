@@ -13,6 +13,7 @@ use crate::matrix;
 use crate::quantity::{Rate, Size};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
 use crate::site::{Loads, Place};
+use crate::stats::Figure;
 use crate::way::Way;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
@@ -38,8 +39,6 @@ pub type Report = crate::report::Report<Row>;
 
 /// At most how much a call sends.
 const CHUNK: Size = Size(64 << 10);
-/// Settings are not put together that cost more throughput than this.
-const THROUGHPUT_RATIO_MIN: f64 = 0.95;
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -145,15 +144,20 @@ pub fn run(
                 together.extend([series(path, &[], Role::Basis), series(path, &paid, Role::Together)]);
             }
         }
-        run.all(&mut tunings, &mut together, &mut steps)?;
+        if !together.is_empty() {
+            run.all(&mut tunings, &mut together, &mut steps)?;
+        }
     }
-    let name = Cell::to_string;
-    run.warn(&rows, name, Round::us_per_mib);
-    let mut reported: Vec<Row> = rows.iter().map(|series| row::of(series, &rows, &tunings.basis)).collect();
+    let choice = choice(&plan.paths, &rows);
+    let device = device();
+    let mut reported: Vec<Row> =
+        rows.iter().map(|series| row::of(series, &rows, &tunings.basis, &device)).collect();
     let of_together = together.iter().filter(|series| series.cell.role == Role::Together);
-    reported.extend(of_together.map(|series| row::of(series, &together, &tunings.basis)));
+    reported.extend(of_together.map(|series| row::of(series, &together, &tunings.basis, &device)));
+    rows.extend(together);
+    run.warn(&rows, Cell::to_string, Round::us_per_mib);
     let mut report = Report::of_run("settings", started, run, &congestion, plan.rate, reported);
-    report.answers = answer::of(&report);
+    report.answers = answer::of(&report, choice.as_ref());
     Ok(report)
 }
 
@@ -178,7 +182,7 @@ fn paid(path: Way, rows: &[Measured]) -> Vec<Change> {
         ) else {
             continue;
         };
-        if !row::is_below(ratio, equal) || throughput.median < THROUGHPUT_RATIO_MIN {
+        if !row::pays(ratio, throughput, equal) {
             continue;
         }
         match paid.iter_mut().find(|(_, other)| other.name() == change.name()) {
@@ -188,6 +192,22 @@ fn paid(path: Way, rows: &[Measured]) -> Vec<Change> {
         }
     }
     paid.into_iter().map(|(_, change)| change.clone()).collect()
+}
+
+/// The cheapest path's cost over the dearest's, with nothing changed.
+struct Choice {
+    cheap: Way,
+    dear: Way,
+    ratio: Figure,
+}
+
+fn choice(paths: &[Way], rows: &[Measured]) -> Option<Choice> {
+    let basis = |path: Way| rows.iter().find(|row| row.cell.path == path && row.cell.role == Role::Basis);
+    let cost = |path: &Way| basis(*path).map_or(f64::NAN, |row| row.median(Round::us_per_mib));
+    let cheap = *paths.iter().min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
+    let dear = *paths.iter().max_by(|one, other| cost(one).total_cmp(&cost(other)))?;
+    let ratio = basis(cheap)?.ratio_to(basis(dear)?, Round::us_per_mib)?;
+    (cheap != dear).then_some(Choice { cheap, dear, ratio })
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -35,12 +35,6 @@ impl<'a> From<&'a Lab> for Site<'a> {
     }
 }
 
-impl<'a> From<&'a Host> for Place<'a> {
-    fn from(host: &'a Host) -> Self {
-        Self::Lab(host)
-    }
-}
-
 impl<'a> Site<'a> {
     /// The host that sends, or forwards.
     pub(crate) fn sender(self) -> Place<'a> {
@@ -118,8 +112,8 @@ impl<'a> Site<'a> {
         let there = || Some(sample.there.as_ref()?.load(&quiet.there));
         match self {
             Self::Lab(lab) => Loads::of_cpus(lab.cpus(), &here),
-            Self::Pair(_) => Some(Loads::of_machines(&here, &there()?)),
-            Self::TurnedPair(_) => Some(Loads::of_machines(&there()?, &here)),
+            Self::Pair(_) => Some(Loads::of_machines((&here, &quiet.here), (&there()?, &quiet.there))),
+            Self::TurnedPair(_) => Some(Loads::of_machines((&there()?, &quiet.there), (&here, &quiet.here))),
         }
     }
 }
@@ -183,15 +177,56 @@ impl Loads {
     }
 
     /// Of two machines.
-    fn of_machines(sender: &Load, receiver: &Load) -> Self {
-        let of = |load: &Load| HostLoad {
-            load_percent: load.cpus.iter().map(|cpu| cpu.load_percent).sum(),
+    fn of_machines(sender: (&Load, &Baseline), receiver: (&Load, &Baseline)) -> Self {
+        // What a quiet machine does besides (half a percent of each CPU) adds up over many.
+        let of = |(load, quiet): (&Load, &Baseline)| HostLoad {
+            load_percent: (load.whole_percent() - quiet.taken_percent()).max(0.0),
             interference_percent: None,
         };
         Self {
             sender: of(sender),
             receiver: of(receiver),
-            steal_percent: sender.steal_percent().max(receiver.steal_percent()),
+            steal_percent: sender.0.steal_percent().max(receiver.0.steal_percent()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(cpus: &[(f64, f64)]) -> Load {
+        let cpus = cpus.iter().enumerate().map(|(cpu, &(taken_percent, interrupted_percent))| CpuLoad {
+            cpu,
+            load_percent: (taken_percent + interrupted_percent).clamp(0.0, 100.0),
+            taken_percent,
+            interrupted_percent,
+            interference_percent: Some(1.0),
+            proc_stat_percent: 0.0,
+            steal_percent: taken_percent / 10.0,
+        });
+        Load { seconds: 1.0, cpus: cpus.collect() }
+    }
+
+    #[test]
+    fn a_labs_hosts_have_a_cpu_each() {
+        let cpus = CpuPair { sender: 1, receiver: 0 };
+        let loads = Loads::of_cpus(cpus, &load(&[(20.0, 5.0), (70.0, 10.0)])).unwrap();
+        assert!(
+            (loads.sender.load_percent - 80.0).abs() < 1e-9
+                && (loads.receiver.load_percent - 25.0).abs() < 1e-9
+        );
+        assert!((loads.steal_percent - 7.0).abs() < 1e-9);
+        assert!(Loads::of_cpus(CpuPair { sender: 0, receiver: 7 }, &load(&[(1.0, 1.0)])).is_none());
+    }
+
+    #[test]
+    fn a_machines_load_is_the_sum_and_noise_does_not_add_up() {
+        let quiet = Baseline::default();
+        let busy = load(&[(90.0, 5.0), (30.0, 0.0)]);
+        let idle = load(&[(0.5, -0.4), (0.1, -0.3), (0.2, 0.1)]);
+        let loads = Loads::of_machines((&busy, &quiet), (&idle, &quiet));
+        assert!((loads.sender.load_percent - 125.0).abs() < 1e-9);
+        assert!((loads.receiver.load_percent - 0.2).abs() < 1e-9, "{loads:?}");
     }
 }

@@ -7,13 +7,14 @@
 //! while it is measured. A third line says that all have looked and that the work may end. A worker ends when its
 //! standard input does.
 
+use crate::lines::write_line;
 use haul::{Error, Path};
 use haul_sys::rusage::{self, Usage, Who};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -28,6 +29,7 @@ pub mod giver;
 pub(crate) mod messages;
 pub(crate) mod receiver;
 pub(crate) mod sender;
+pub(crate) mod start;
 pub(crate) mod taker;
 
 /// The argument that makes a program a worker.
@@ -312,9 +314,7 @@ fn poll_busily(socket: impl AsFd, busy_poll_us: u32) -> Result<(), Message> {
 }
 
 fn say(message: &Message) -> io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    io::stdout().write_all(&line)
+    write_line(io::stdout(), message)
 }
 
 /// Says that bytes move.

@@ -209,7 +209,7 @@ pub struct ProfileArguments {
 
 #[derive(Debug, Args)]
 pub struct SettingsArguments {
-    /// How it is sent [default: read+write,sendfile]
+    /// How it is sent [default: read+write,sendfile, with --quick sendfile]
     #[arg(long, value_delimiter = ',', value_name = "PATH,…", hide_possible_values = true)]
     pub paths: Vec<Way>,
     /// Settings to change, separated by commas [default: all]

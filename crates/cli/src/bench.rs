@@ -6,10 +6,12 @@ use haul_bench::export;
 use haul_bench::pair::{self, Pair};
 use haul_bench::report::Report;
 use haul_bench::view::{Tabled, View};
+use haul_bench::warning::Kind;
 use haul_bench::{BenchError, Pace, Progress};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use std::fs;
+use std::io::{self, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::ExitCode;
@@ -33,7 +35,7 @@ struct Finished {
     experiment: String,
     view: View,
     json: String,
-    /// That of a command that was watched.
+    /// That of a command that was watched; 1 for a run that did not come to its end.
     code: u8,
 }
 
@@ -46,7 +48,9 @@ impl Finished {
 
 impl<R: Tabled + Serialize> From<Report<R>> for Finished {
     fn from(report: Report<R>) -> Self {
-        Self { view: report.view(), json: export::json(&report), experiment: report.experiment, code: 0 }
+        // Where nobody asked for an end, something was lost.
+        let code = u8::from(report.warnings.iter().any(|warning| warning.kind == Kind::Interrupted));
+        Self { view: report.view(), json: export::json(&report), experiment: report.experiment, code }
     }
 }
 
@@ -137,7 +141,7 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
             Err(Failure::failed("nothing could be measured here; the reasons are above"))
         }
         [one] => Ok(ExitCode::from(one.code)),
-        _ => Ok(ExitCode::SUCCESS),
+        all => Ok(ExitCode::from(all.iter().map(|one| one.code).max().unwrap_or(0))),
     }
 }
 
@@ -150,7 +154,8 @@ fn wait_for_peers(listen: Listen) -> Result<ExitCode, Failure> {
         Listen::Everywhere => everywhere.to_vec(),
         Listen::At(address) => vec![address],
     };
-    let tell = |words: &str| eprintln!("haul: {words}");
+    // A standard error that is closed leaves nobody to tell.
+    let tell = |words: &str| drop(writeln!(io::stderr(), "haul: {words}"));
     pair::listen(&addresses, &stop, &tell).map_err(output::bench_failure)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -10,13 +10,24 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 const PORT: u16 = 4285;
 
+/// The tests measure on the same CPUs, so they take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The listener's process, and the turn that lasts as long.
+struct Listener {
+    running: Running,
+    _turn: MutexGuard<'static, ()>,
+}
+
 /// Two hosts, on the second of which `haul bench --listen` runs; `None`, and a loud word, where there is no lab.
-fn listening() -> Option<(Lab, Running, BufReader<io::PipeReader>)> {
+fn listening() -> Option<(Lab, Listener, BufReader<io::PipeReader>)> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let lab = match Lab::veth(&Settings::default()) {
         Ok(lab) => lab,
         Err(error @ (LabError::NoNamespaces { .. } | LabError::OneCpu { .. })) => {
@@ -31,7 +42,7 @@ fn listening() -> Option<(Lab, Running, BufReader<io::PipeReader>)> {
     let running = lab.receiver.start_program(command).unwrap();
     let mut words = BufReader::new(words);
     assert_says(&mut words, "listening on [::]:4285");
-    Some((lab, running, words))
+    Some((lab, Listener { running, _turn: turn }, words))
 }
 
 /// Waits for the next line and checks it.
@@ -50,7 +61,7 @@ fn towards(lab: &Lab, arguments: &[&str]) -> Command {
 
 #[test]
 fn two_machines_measure_together_and_each_its_own_load() {
-    let Some((lab, _running, mut words)) = listening() else { return };
+    let Some((lab, _listener, mut words)) = listening() else { return };
     for (experiment, host) in [
         ("send", "sender_us_per_mib"),
         ("receive", "receiver_us_per_mib"),
@@ -86,6 +97,64 @@ fn two_machines_measure_together_and_each_its_own_load() {
     }
 }
 
+/// Work that is surely most of one host's: each machine's load is its own, also where the other one is in the middle.
+#[test]
+fn no_machines_load_is_taken_for_the_others() {
+    let Some((lab, _listener, _words)) = listening() else { return };
+    let row = |arguments: &[&str]| {
+        let arguments = [&["bench"], arguments, &["--rounds", "2", "--json", "-"]].concat();
+        let report = lab.sender.run(|| json(&mut towards(&lab, &arguments))).unwrap();
+        report["rows"][0].clone()
+    };
+    let cost = |row: &Value, of: &str| row[of]["median"].as_f64().unwrap_or_else(|| panic!("{of} of {row}"));
+    let sent = row(&["send", "--paths", "read+write", "--chunk", "4KiB"]);
+    assert!(cost(&sent, "sender_us_per_mib") > cost(&sent, "receiver_us_per_mib"), "{sent}");
+    let forwarded = row(&["forward", "--paths", "copy", "--buffer", "4KiB", "--traffic", "bulk"]);
+    assert!(cost(&forwarded, "forwarder_us_per_mib") > cost(&forwarded, "peers_us_per_mib"), "{forwarded}");
+}
+
+#[test]
+fn a_machine_is_no_pair_with_itself() {
+    let Some((lab, _listener, _words)) = listening() else { return };
+    // On the host that listens: the same CPUs.
+    let (output, words) =
+        lab.receiver.run(|| run(&mut towards(&lab, &["bench", "send", "--quick"]))).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("10.77.0.2:4285 is this machine"), "{words}");
+}
+
+/// Whoever else finds the port that bytes come to is hung up on, and the one who was asked for is not.
+#[test]
+fn bytes_are_taken_from_nobody_else() {
+    let Some((lab, _listener, _words)) = listening() else { return };
+    let receive = json!({"Receive": {"way": "Read", "buffer_bytes": 65536, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0}});
+    let start = json!({"Start": {"task": receive, "peer": null}}).to_string();
+    let mut asking = lab.sender.run(|| TcpStream::connect((lab.receiver.address(), PORT)).unwrap()).unwrap();
+    asking.write_all(format!("{}\n{start}\n", hello()).as_bytes()).unwrap();
+    let mut answers = BufReader::new(asking.try_clone().unwrap());
+    assert_says(&mut answers, "Hello");
+    assert_says(&mut answers, "Listening");
+    let connect = || TcpStream::connect((lab.receiver.address(), PORT + 1)).unwrap();
+    let mut stranger = lab.receiver.run(connect).unwrap();
+    stranger.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(stranger.read(&mut [0]).unwrap(), 0, "a stranger is served");
+    let mut peer = lab.sender.run(connect).unwrap();
+    peer.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    assert_eq!(peer.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "the peer is hung up on");
+}
+
+/// `haul bench --listen 2>&1 | head -1` serves on though nobody hears it any more.
+#[test]
+fn nobody_has_to_hear_the_one_that_listens() {
+    let Some((lab, _listener, words)) = listening() else { return };
+    drop(words);
+    for _ in 0..2 {
+        let arguments = ["bench", "send", "--paths", "sendfile", "--rounds", "1", "--json", "-"];
+        let report = lab.sender.run(|| json(&mut towards(&lab, &arguments))).unwrap();
+        assert!(report["rows"][0]["refused"].is_null(), "{report}");
+    }
+}
+
 /// Sends lines to the host that listens, and returns the answers up to `count` of them, or to the end.
 fn conversation(lab: &Lab, lines: &[String], count: usize) -> Vec<Value> {
     lab.sender
@@ -107,14 +176,17 @@ fn hello() -> String {
 
 #[test]
 fn whoever_asks_for_more_than_measuring_is_refused() {
-    let Some((lab, _running, _words)) = listening() else { return };
+    let Some((lab, _listener, _words)) = listening() else { return };
     let receive = |buffer_bytes: u64| json!({"Receive": {"way": "Read", "buffer_bytes": buffer_bytes, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0}});
-    let forward = json!({"Forward": {"by": "Copy", "buffer_bytes": null, "congestion": "reno"}});
+    let forward =
+        |congestion: &str| json!({"Forward": {"by": "Copy", "buffer_bytes": null, "congestion": congestion}});
     let give = json!({"Give": {"is_tcp": false, "by": "Send", "piece_bytes": 1, "datagram_bytes": 1, "congestion": "reno", "to": "10.77.0.9:9", "beat": "Free"}});
     let answer = json!({"Answer": {"congestion": "reno"}});
     for (task, peer, why) in [
-        (receive(1 << 40), Value::Null, "is more than"),
-        (forward, json!("10.77.0.9:80"), "10.77.0.1 alone"),
+        (receive((1 << 30) + 1), Value::Null, "is more than"),
+        (forward("reno"), json!("10.77.0.9:8080"), "10.77.0.1 alone"),
+        (forward("reno"), json!("10.77.0.1:22"), "port 22 is a service's"),
+        (forward("no-such-module"), json!("10.77.0.1:8080"), "cannot be set here"),
         (give, Value::Null, "only receives and forwards"),
         (answer, Value::Null, "only receives and forwards"),
     ] {
@@ -139,7 +211,7 @@ fn whoever_asks_for_more_than_measuring_is_refused() {
 
 #[test]
 fn one_is_served_at_a_time_and_the_next_one_after_whatever_end() {
-    let Some((lab, _running, mut words)) = listening() else { return };
+    let Some((lab, _listener, mut words)) = listening() else { return };
     let receive = json!({"Receive": {"way": "Read", "buffer_bytes": 65536, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0}});
     let start = json!({"Start": {"task": receive, "peer": null}}).to_string();
     lab.sender
@@ -192,17 +264,18 @@ fn wait_for_flows(lab: &Lab, count: usize) {
 
 #[test]
 fn what_was_measured_before_the_other_machine_was_lost_is_kept() {
-    let Some((lab, mut running, _words)) = listening() else { return };
+    let Some((lab, mut listener, _words)) = listening() else { return };
     let mut command =
         towards(&lab, &["bench", "send", "--paths", "sendfile,splice", "--rounds", "1000", "--json", "-"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let output = thread::scope(|scope| {
         let measuring = scope.spawn(|| lab.sender.run(|| command.output().unwrap()).unwrap());
         wait_for_flows(&lab, 5);
-        running.kill();
+        listener.running.kill();
         measuring.join().unwrap()
     });
     let words = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{words}");
     let report: Value =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {words}"));
     assert!(report["rows"][0]["rounds"].as_u64().unwrap() > 0, "{report}");

@@ -30,7 +30,8 @@ pub struct CpuTimes {
 impl CpuTimes {
     /// All ticks. Guest time is part of `user` already.
     pub fn total(&self) -> u64 {
-        self.user + self.nice + self.system + self.idle + self.irq + self.softirq + self.steal
+        let all = [self.user, self.nice, self.system, self.idle, self.irq, self.softirq, self.steal];
+        all.into_iter().fold(0, u64::saturating_add)
     }
 
     /// What passed between `earlier` and this. A counter that went back (idle may, on some kernels) counts as
@@ -51,7 +52,10 @@ impl CpuTimes {
 
     /// The load that the kernel claims, in percent: everything but idle, steal and niced work.
     pub fn load_percent(&self) -> f64 {
-        percent(self.user + self.system + self.irq + self.softirq, self.total())
+        percent(
+            [self.user, self.system, self.irq, self.softirq].into_iter().fold(0, u64::saturating_add),
+            self.total(),
+        )
     }
 
     /// The share that the hypervisor took, in percent.

@@ -142,6 +142,11 @@ impl Baseline {
         100.0 * self.cpus.iter().map(|cpu| cpu.taken).fold(0.0, f64::max)
     }
 
+    /// What other processes took of all CPUs together while they should have been quiet; 100 is one CPU.
+    pub fn taken_percent(&self) -> f64 {
+        100.0 * self.cpus.iter().map(|cpu| cpu.taken).sum::<f64>()
+    }
+
     /// What other processes took of one CPU while it should have been quiet, in percent.
     pub fn disturbance_percent_of(&self, cpu: usize) -> f64 {
         self.cpus.iter().find(|quiet| quiet.cpu == cpu).map_or(0.0, |quiet| 100.0 * quiet.taken)
@@ -208,6 +213,12 @@ impl Load {
     /// The mean over the measured CPUs, in percent.
     pub fn total_percent(&self) -> f64 {
         share(self.cpus.iter().map(|cpu| cpu.load_percent).sum(), self.cpus.len() as f64)
+    }
+
+    /// The sum over the measured CPUs, of which 100 is one. What a CPU reads below nothing makes up for what another reads
+    /// above, so that noise does not add up.
+    pub fn whole_percent(&self) -> f64 {
+        self.cpus.iter().map(|cpu| cpu.taken_percent + cpu.interrupted_percent).sum()
     }
 
     /// The CPU time that all this load came to, in seconds.

@@ -1,23 +1,27 @@
 //! The machine that listens: takes one peer at a time, starts the workers that it asks for and measures beside them.
 //!
-//! A peer is not trusted. It can have bytes received and thrown away here, and have them sent back to itself: to nobody else, from
-//! no file, and from nobody else. What takes memory or time has a limit; whoever says nothing for a minute is left.
+//! A peer is not trusted. It can have bytes received and thrown away here (one way of receiving writes them over and over into 64 MiB
+//! of an unnamed temporary file), and have them sent back to the address it comes from. Nothing else is sent anywhere, and no file is
+//! read. What takes memory or time has a limit; whoever has nothing done for a minute is left.
+//!
+//! A peer is known by its address. Where that is a gateway's, so are all behind it, and what is sent back goes to the gateway.
 
-use super::protocol::{Line, Reply, Request, SCHEMA, read_line, write_line};
-use super::{GREETING_MAX, SILENCE_MAX};
+use super::GREETING_MAX;
+use super::protocol::{MeterFacts, Reply, Request, SCHEMA};
 use crate::flow::FlowError;
 use crate::host::HostFacts;
-use crate::worker::{ARGUMENT, Job, Message, Task, Window, now_ns, sleep_until};
+use crate::lines::{Line, read_line, write_line};
+use crate::worker::start::Started;
+use crate::worker::{Job, Message, Task, Window, now_ns, sleep_until};
 use crate::{BenchError, congestion};
 use haul_soak::Meter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufReader};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::process::CommandExt;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::ChildStdin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -26,11 +30,15 @@ const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// How long the next one waits for the last one's end.
 const HANGING_UP_MAX: Duration = Duration::from_secs(1);
 /// The longest request.
-const REQUEST_BYTES_MAX: u64 = 64 << 10;
+const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// The longest calibration.
 const CALIBRATION_MAX: Duration = Duration::from_secs(5);
 /// The longest window, and the longest wait for one.
-const WINDOW_MAX: Duration = Duration::from_secs(20);
+const WINDOW_MAX: Duration = Duration::from_secs(5);
+/// How long a peer is served that has no worker started.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+/// The least port that a program gets which asks for any.
+const PORT_MIN: u16 = 1024;
 /// The largest buffer that a peer may have filled here.
 const BUFFER_BYTES_MAX: usize = 1 << 30;
 
@@ -75,26 +83,50 @@ pub fn listen(
                 thread::sleep(Duration::from_millis(10));
             }
             if lock().is_some() {
-                let _ = refuse(&stream, "it measures with another machine now; wait for the end of that");
+                let _ = refuse(&stream, "it is taken by another machine now; wait for the end of that");
+                tell(&format!("{} was refused: another is served", peer.ip().to_canonical()));
                 continue;
             }
             let Ok(mine) = stream.try_clone() else { continue };
             *lock() = Some(mine);
             scope.spawn(move || {
+                let _slot = Slot(served);
                 let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
                 tell(&format!("{peer} has come"));
                 let end = Session::serve(&stream, peer.ip(), port);
-                let why = end.err().map_or(String::new(), |error| format!(": {error}"));
-                *lock() = None;
+                let why = end.err().map_or(String::new(), |error| format!(": {}", words(&error)));
                 tell(&format!("{peer} has gone{why}"));
             });
         }
         if let Some(stream) = lock().as_ref() {
+            tell("ending in the middle of a measurement");
             // Whoever is served finds that the conversation is over.
             let _ = stream.shutdown(Shutdown::Both);
         }
         Ok(())
     })
+}
+
+/// The place of the one who is served, free again when this is dropped.
+struct Slot<'a>(&'a Mutex<Option<TcpStream>>);
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// Why somebody has gone.
+fn words(error: &FlowError) -> String {
+    match error {
+        FlowError::Worker(words) => words.clone(),
+        FlowError::Process { source, .. } => match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it said nothing for too long".into(),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => "it hung up".into(),
+            _ => error.to_string(),
+        },
+        error => error.to_string(),
+    }
 }
 
 fn refuse(stream: &TcpStream, reason: &str) -> io::Result<()> {
@@ -110,11 +142,13 @@ struct Session {
     writer: Arc<Mutex<TcpStream>>,
     meter: Meter,
     worker: Option<Worker>,
+    /// When a worker was last asked for.
+    worked_at: Instant,
 }
 
 /// A worker on its way: it ends when its input does.
 struct Worker {
-    input: ChildStdin,
+    input: Option<ChildStdin>,
     relay: JoinHandle<()>,
 }
 
@@ -126,7 +160,8 @@ impl Session {
         stream.set_read_timeout(Some(GREETING_MAX)).map_err(at("greeting"))?;
         stream.set_write_timeout(Some(GREETING_MAX)).map_err(at("greeting"))?;
         let mut reader = BufReader::new(stream.try_clone().map_err(at("greeting"))?);
-        match read_line(&mut reader, REQUEST_BYTES_MAX).map_err(at("greeting"))? {
+        let deadline = Some(Instant::now() + GREETING_MAX);
+        match read_line(&mut reader, REQUEST_BYTES_MAX, deadline).map_err(at("greeting"))? {
             Line::Said(Request::Hello { schema, .. }) if schema == SCHEMA => {}
             _ => {
                 let reason = format!("this is haul {}, which speaks {SCHEMA}", env!("CARGO_PKG_VERSION"));
@@ -142,16 +177,25 @@ impl Session {
             meter: Meter::start(&cpus)?,
             writer: Arc::new(Mutex::new(stream.try_clone().map_err(at("greeting"))?)),
             worker: None,
+            worked_at: Instant::now(),
         };
-        let congestion = congestion::settable();
-        session.say(&Reply::Hello { schema: SCHEMA.into(), host: HostFacts::here(), congestion })?;
-        stream.set_read_timeout(Some(SILENCE_MAX)).map_err(at("listening"))?;
+        session.say(&Reply::Hello {
+            schema: SCHEMA.into(),
+            host: HostFacts::here(),
+            congestion: congestion::settable(),
+            meter: MeterFacts::here(),
+        })?;
+        stream.set_read_timeout(Some(IDLE_MAX)).map_err(at("listening"))?;
         loop {
-            let line = match read_line(&mut reader, REQUEST_BYTES_MAX) {
+            let deadline = Some(session.worked_at + IDLE_MAX);
+            let line = match read_line(&mut reader, REQUEST_BYTES_MAX, deadline) {
                 // It hung up without hearing the last word.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Line::End,
                 line => line.map_err(at("listening"))?,
             };
+            if session.worked_at.elapsed() > IDLE_MAX {
+                return Err(FlowError::Worker("it has had nothing done for too long".into()));
+            }
             match line {
                 Line::Said(request) => session.answer(request)?,
                 Line::Strange(_) => return Err(FlowError::Worker("it said something strange".into())),
@@ -169,9 +213,10 @@ impl Session {
             }
             Request::Start { task, peer } => {
                 self.stop();
-                match self.checked(*task, peer).and_then(|job| self.start(&job)) {
-                    Ok(worker) => {
-                        self.worker = Some(worker);
+                self.worked_at = Instant::now();
+                match self.checked(*task, peer) {
+                    Ok(job) => {
+                        self.worker = Some(self.start(job));
                         Ok(())
                     }
                     Err(reason) => {
@@ -203,48 +248,65 @@ impl Session {
 
     /// The job that is asked for, or why it is not done.
     fn checked(&self, task: Task, peer: Option<SocketAddr>) -> Result<Job, String> {
-        let bytes = match &task {
-            Task::Receive(receiving) => receiving.buffer_bytes,
-            Task::Forward(forwarding) => forwarding.buffer_bytes.unwrap_or(0),
+        let (buffer_bytes, congestion) = match &task {
+            Task::Receive(receiving) => (receiving.buffer_bytes, None),
+            Task::Forward(forwarding) => (forwarding.buffer_bytes.unwrap_or(0), Some(&forwarding.congestion)),
             _ => return Err("this end only receives and forwards".into()),
         };
-        if bytes > BUFFER_BYTES_MAX {
-            return Err(format!("a buffer of {bytes} bytes is more than {BUFFER_BYTES_MAX}"));
+        if buffer_bytes > BUFFER_BYTES_MAX {
+            return Err(format!("a buffer of {buffer_bytes} bytes is more than {BUFFER_BYTES_MAX}"));
         }
-        if peer.is_some_and(|peer| peer.ip().to_canonical() != self.peer) {
-            return Err(format!("bytes are forwarded to {} alone, who asks for it", self.peer));
+        // The kernel would look for a module of any name.
+        if congestion.is_some_and(|name| !congestion::settable().contains(name)) {
+            return Err("that congestion control cannot be set here".into());
+        }
+        if let Some(peer) = peer {
+            self.check_destination(peer)?;
         }
         Ok(Job { host: self.host, port: self.port, only_from: Some(self.peer), peer, task })
     }
 
-    fn start(&self, job: &Job) -> Result<Worker, String> {
-        let failed = |error: io::Error| format!("starting a process: {error}");
-        let mut command = Command::new("/proc/self/exe");
-        command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child =
-            haul_sys::child::dies_with_parent(command.process_group(0)).spawn().map_err(failed)?;
-        let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err("a process has no pipes".into());
-        };
-        write_line(&mut input, job).map_err(failed)?;
+    /// Bytes are forwarded to whoever asks for it and to no service: neither of this machine nor, where the peer's address is a
+    /// gateway's, of the gateway.
+    fn check_destination(&self, to: SocketAddr) -> Result<(), String> {
+        let address = to.ip().to_canonical();
+        if address != self.peer {
+            return Err(format!("bytes are forwarded to {} alone, who asks for it", self.peer));
+        }
+        let is_own =
+            haul_sys::interface::addresses().map_or(true, |own| own.iter().any(|own| own.address == address));
+        if address.is_loopback() || is_own {
+            return Err(format!("{address} is this machine's own, and nothing is forwarded to itself"));
+        }
+        if to.port() < PORT_MIN {
+            return Err(format!("port {} is a service's", to.port()));
+        }
+        Ok(())
+    }
+
+    /// The thread that starts a worker is the one that it is tied to, so it starts there and is heard there.
+    fn start(&self, job: Job) -> Worker {
         let writer = Arc::clone(&self.writer);
+        let (input_out, input) = mpsc::channel();
         let relay = thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                let message = serde_json::from_str(&line)
-                    .unwrap_or_else(|error| Message::Failed(format!("it said {line:?}: {error}")));
-                // A peer that is gone is noticed where it is listened to.
-                let _ = say(&writer, &Reply::Said(message));
+            // A peer that is gone is noticed where it is listened to.
+            let tell = |message| drop(say(&writer, &Reply::Said(message)));
+            let heard = Started::start(&job).and_then(|mut worker| {
+                let _ = input_out.send(worker.input.take());
+                worker.hear(tell)
+            });
+            if let Err(error) = heard {
+                tell(Message::Failed(error.to_string()));
             }
-            let _ = child.wait();
             let _ = say(&writer, &Reply::Ended);
         });
-        Ok(Worker { input, relay })
+        Worker { input: input.recv().ok().flatten(), relay }
     }
 
     fn tell_worker(&mut self, word: &impl serde::Serialize) {
-        if let Some(worker) = &mut self.worker {
+        if let Some(input) = self.worker.as_mut().and_then(|worker| worker.input.as_mut()) {
             // One that has ended has said why.
-            let _ = write_line(&mut worker.input, word).and_then(|()| worker.input.flush());
+            let _ = write_line(input, word);
         }
     }
 

@@ -1,26 +1,36 @@
 //! The answer in plain words: which settings pay, what they come to together, and whether that is more than the choice of
 //! path.
 
-use super::row::{is_above, is_below};
-use super::{Report, Role, Row};
+use super::row::{is_above, pays};
+use super::{Choice, Report, Role, Row};
 use crate::stats::Figure;
 
+/// Rounds without which an interval is none: with fewer everything is "sure".
+const ROUNDS_ENOUGH: usize = 3;
+
 /// The sentences that a report's rows support.
-pub(super) fn of(report: &Report) -> Vec<String> {
+pub(super) fn of(report: &Report, choice: Option<&Choice>) -> Vec<String> {
     let mut paths: Vec<&str> = report.rows.iter().map(|row| row.path.as_str()).collect();
-    paths.dedup();
     paths.sort_unstable();
     paths.dedup();
+    if report.rows.iter().any(|row| row.rounds < ROUNDS_ENOUGH && row.refused.is_none()) {
+        return vec![format!("Under {ROUNDS_ENOUGH} rounds nothing can be said of what pays.")];
+    }
     let of_path = |path: &str| report.rows.iter().filter(|row| row.path == path).collect::<Vec<_>>();
     let mut sentences: Vec<String> = paths
         .iter()
         .flat_map(|path| {
             let rows = of_path(path);
-            [best(path, &rows), together(&rows), worst(&rows), nothing(&rows)]
+            [best(path, &rows), together(&rows), worst(&rows), in_pieces(&rows), nothing(&rows)]
         })
         .flatten()
         .collect();
-    sentences.extend(choice(report));
+    sentences.extend(choice.map(|Choice { cheap, dear, ratio }| {
+        format!(
+            "The choice of path, with nothing changed: {cheap} costs both hosts {} what {dear} does.",
+            words(*ratio)
+        )
+    }));
     sentences
 }
 
@@ -44,7 +54,10 @@ fn best(path: &str, rows: &[&Row]) -> Option<String> {
     if paying.is_empty() {
         return None;
     }
-    paying.retain(|(_, ratio)| is_below(*ratio, equal(rows)));
+    let equal = equal(rows);
+    paying.retain(|(row, ratio)| {
+        row.throughput_ratio.is_some_and(|throughput| pays(*ratio, throughput, equal))
+    });
     paying.sort_by(|one, other| one.1.median.total_cmp(&other.1.median));
     let Some((row, ratio)) = paying.first() else {
         return Some(format!("With {path} no setting surely pays here."));
@@ -64,14 +77,30 @@ fn best(path: &str, rows: &[&Row]) -> Option<String> {
 
 fn together(rows: &[&Row]) -> Option<String> {
     let row = rows.iter().find(|row| row.role == Role::Together)?;
+    let (ratio, throughput) = (row.us_ratio?, row.throughput_ratio?);
     let commands: Vec<&str> = row.changes.iter().map(|setting| setting.command.as_str()).collect();
-    Some(format!(
-        "All that surely paid with {}, together ({}): {}. The commands: {}",
-        row.path,
-        row.own(),
-        words(row.us_ratio?),
-        commands.join("; ")
-    ))
+    let verdict = if pays(ratio, throughput, equal(rows)) {
+        format!("{}. The commands: {}", words(ratio), commands.join("; "))
+    } else {
+        format!("{}, which cannot be told from no change: measure again with more rounds.", words(ratio))
+    };
+    Some(format!("All that paid alone with {}, together ({}): {verdict}", row.path, row.own()))
+}
+
+/// What is set on top of another change, beside that change alone.
+fn in_pieces(rows: &[&Row]) -> Option<String> {
+    let sentences: Vec<String> = rows
+        .iter()
+        .filter(|row| row.role == Role::Setting && row.changes_compared > 0)
+        .filter_map(|row| Some(format!("{} {}", row.own(), words(row.us_ratio?))))
+        .collect();
+    (!sentences.is_empty()).then(|| {
+        format!(
+            "With {} and segmentation off, so that packets come one by one as from a wire, each on top of the one before: {}.",
+            rows[0].path,
+            sentences.join("; ")
+        )
+    })
 }
 
 fn worst(rows: &[&Row]) -> Option<String> {
@@ -85,27 +114,11 @@ fn worst(rows: &[&Row]) -> Option<String> {
 
 fn nothing(rows: &[&Row]) -> Option<String> {
     let equal = equal(rows);
-    let unclear =
-        single(rows).into_iter().filter(|(_, ratio)| !is_below(*ratio, equal) && !is_above(*ratio, equal));
+    let unclear = single(rows).into_iter().filter(|(row, ratio)| {
+        let throughput = row.throughput_ratio.unwrap_or(*ratio);
+        !pays(*ratio, throughput, equal) && !is_above(*ratio, equal)
+    });
     let names: Vec<String> = unclear.map(|(row, _)| row.own()).collect();
     (!names.is_empty())
         .then(|| format!("With {} these cannot be told from no change: {}.", rows[0].path, names.join(", ")))
-}
-
-/// The dearest path against the cheapest, both with nothing changed.
-fn choice(report: &Report) -> Option<String> {
-    let mut plain: Vec<(&str, f64)> = report
-        .rows
-        .iter()
-        .filter(|row| row.role == Role::Basis)
-        .filter_map(|row| Some((row.path.as_str(), row.us_per_mib?.median)))
-        .collect();
-    plain.sort_by(|one, other| one.1.total_cmp(&other.1));
-    let ((cheap, least), (dear, most)) = (*plain.first()?, *plain.last()?);
-    (cheap != dear).then(|| {
-        format!(
-            "The choice of path, with nothing changed: {cheap} costs both hosts {:.2} × what {dear} does.",
-            least / most
-        )
-    })
 }

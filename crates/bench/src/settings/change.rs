@@ -267,7 +267,17 @@ impl Tuning {
 
     /// What it is in words.
     pub(super) fn words(&self) -> String {
-        format!("congestion control {}, MTU {}, the host's own buffers", self.congestion, self.mtu)
+        let most = |name: &str| {
+            let text = fs::read_to_string(format!("{SYSCTLS}/{name}")).unwrap_or_default();
+            text.split_whitespace().last().and_then(|most| most.parse().ok()).map_or(Size(0), Size)
+        };
+        format!(
+            "congestion control {}, MTU {}, send buffer to {}, receive buffer to {}",
+            self.congestion,
+            self.mtu,
+            most("tcp_wmem"),
+            most("tcp_rmem")
+        )
     }
 
     pub(super) fn with(&self, changes: &[Change]) -> Self {
@@ -344,6 +354,43 @@ mod tests {
         let rows = rows(&[Name::BusyPoll], &basis);
         assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2, 3]);
         assert!(rows.windows(2).all(|pair| pair[1].starts_with(&pair[0])));
+    }
+
+    /// What is set stands in the lab, on both its hosts, and nothing else does.
+    #[test]
+    fn what_is_changed_is_set_in_the_lab() {
+        let changes = [
+            Change::Mtu(9000),
+            Change::SendBuffer(Size(256 << 10)),
+            Change::ReceiveBuffer(Size(1 << 20)),
+            Change::NotsentLowat(Size(16 << 10)),
+            Change::NoSegmentation,
+        ];
+        let basis = Tuning::as_it_is(Some("reno".into()));
+        let (plain, set) = match (basis.open(None), basis.with(&changes).open(None)) {
+            (Ok(plain), Ok(set)) if plain.kind() == Kind::Veth => (plain, set),
+            (plain, set) => {
+                return eprintln!("SKIPPED: there is no lab to set: {:?} {:?}", plain.err(), set.err());
+            }
+        };
+        let read = |host: &haul_lab::Host, name: &str| {
+            host.run(|| fs::read_to_string(format!("{SYSCTLS}/{name}")).unwrap_or_default()).unwrap()
+        };
+        for host in [&set.sender, &set.receiver] {
+            assert_eq!(host.run(|| haul_sys::interface::mtu(host.device()).unwrap()).unwrap(), 9000);
+            assert!(read(host, "tcp_wmem").trim().ends_with("\t262144"), "{}", read(host, "tcp_wmem"));
+            assert!(read(host, "tcp_rmem").trim().ends_with("\t1048576"), "{}", read(host, "tcp_rmem"));
+            assert_eq!(read(host, "tcp_notsent_lowat").trim(), "16384");
+        }
+        let segments = |lab: &Lab| {
+            let offload = haul_sys::ethtool::Offload::TcpSegmentation;
+            lab.sender.run(|| haul_sys::ethtool::offload(lab.sender.device(), offload).unwrap()).unwrap()
+        };
+        assert!(segments(&plain) && !segments(&set));
+        assert_ne!(read(&plain.sender, "tcp_wmem"), read(&set.sender, "tcp_wmem"));
+        assert_eq!(basis.with(&[Change::Congestion("cubic".into())]).congestion, "cubic");
+        let polled = basis.with(&[Change::BusyPoll(50), Change::Rcvlowat(Size(64 << 10))]);
+        assert_eq!((polled.busy_poll_us, polled.low_water_bytes), (50, 64 << 10));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A row of `settings`: the contract, and how people are shown it.
 
-use super::change::{Change, Tuning};
-use super::{Cell, Measured, Role, Round, device};
+use super::change::{Change, Name, Tuning};
+use super::{Cell, Measured, Role, Round};
 use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, number};
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,8 @@ pub struct Row {
     pub receiver_us_ratio: Option<Figure>,
     /// The same of both together.
     pub us_ratio: Option<Figure>,
+    /// The throughput over that without the last change, or without all, as above.
+    pub throughput_ratio: Option<Figure>,
     /// System calls of the receiving process per MiB.
     pub receiver_syscalls_per_mib: Option<f64>,
 }
@@ -71,24 +73,36 @@ pub(super) fn ratio(series: &Measured, all: &[Measured], of: impl Fn(&Round) -> 
     if cell.role == Role::Basis { None } else { series.ratio_to(other, of) }
 }
 
+/// Settings do not pay that cost more throughput than this.
+const THROUGHPUT_RATIO_MIN: f64 = 0.95;
+
+/// Whether a setting surely costs less than none, and does not cost throughput.
+pub(super) fn pays(cost: Figure, throughput: Figure, equal: Option<Figure>) -> bool {
+    is_below(cost, equal) && throughput.median >= THROUGHPUT_RATIO_MIN
+}
+
+/// By how much two equal rows differ, to either side.
+fn chance(equal: Option<Figure>) -> f64 {
+    equal.map_or(1.0, |equal| equal.high.max(1.0 / equal.low).max(1.0))
+}
+
 /// Whether a ratio is surely below 1, and below what two equal rows differ by.
-pub(super) fn is_below(ratio: Figure, equal: Option<Figure>) -> bool {
-    ratio.high < equal.map_or(1.0, |equal| equal.low.min(1.0))
+fn is_below(ratio: Figure, equal: Option<Figure>) -> bool {
+    ratio.high < 1.0 / chance(equal)
 }
 
 /// Whether it is surely above.
 pub(super) fn is_above(ratio: Figure, equal: Option<Figure>) -> bool {
-    ratio.low > equal.map_or(1.0, |equal| equal.high.max(1.0))
+    ratio.low > chance(equal)
 }
 
 /// The row that a series comes to, beside all the others.
-pub(super) fn of(series: &Measured, all: &[Measured], basis: &Tuning) -> Row {
+pub(super) fn of(series: &Measured, all: &[Measured], basis: &Tuning, device: &str) -> Row {
     let Cell { path, changes, role } = &series.cell;
-    let device = device();
     let setting = |change: &Change| Setting {
         name: change.name().to_string(),
         value: change.to_string(),
-        command: change.command(&device),
+        command: change.command(device),
         risk: change.risk().into(),
     };
     let calls = series.figure(|round| round.received.calls as f64 / round.received.mib());
@@ -109,6 +123,7 @@ pub(super) fn of(series: &Measured, all: &[Measured], basis: &Tuning) -> Row {
         sender_us_ratio: ratio(series, all, |round| round.costs.sender_us_per_mib),
         receiver_us_ratio: ratio(series, all, |round| round.costs.receiver_us_per_mib),
         us_ratio: ratio(series, all, Round::us_per_mib),
+        throughput_ratio: ratio(series, all, |round| round.costs.bytes_per_second),
         receiver_syscalls_per_mib: calls.map(|figure| figure.median),
     }
 }
@@ -187,14 +202,37 @@ impl Tabled for Row {
                 settings.push(setting);
             }
         }
-        // Values of one setting that risk the same stand together.
+        // Nobody wants to switch offloads off; that row is there to show what they are worth.
+        settings.retain(|setting| setting.name != Name::Offloads.to_string());
+        // Values of one setting that risk the same share the line on that.
         let alike = |one: &&Setting, other: &&Setting| one.name == other.name && one.risk == other.risk;
-        let how = settings.chunk_by(alike).map(|alike| {
-            let values: Vec<String> =
-                alike.iter().map(|setting| format!("{}: {}", setting.value, setting.command)).collect();
-            format!("{}. Risk: {}.", values.join("; "), alike[0].risk)
+        let how = settings.chunk_by(alike).flat_map(|alike| {
+            let values = alike.iter().map(|setting| format!("{}: {}", setting.value, setting.command));
+            values.chain([format!("  {} risks: {}", alike[0].name, alike[0].risk)])
         });
-        let about = "× without compares both hosts' cost with that of the row that lacks the setting; + stands before what is set besides the row above; unchanged shows by how much two equal rows differ. Commands hold until the next start.";
+        let about = "× without compares both hosts' cost with that of the row that lacks the setting; + stands before what is set besides the row above; unchanged shows by how much two equal rows differ; together is measured after the others, beside the hosts as they are once more. The commands hold until the next start.";
         std::iter::once(about.into()).chain(how).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(low: f64, median: f64, high: f64) -> Figure {
+        Figure { median, low, high }
+    }
+
+    #[test]
+    fn only_what_exceeds_chance_pays_or_costs() {
+        let as_fast = figure(0.9, 1.0, 1.1);
+        let equal = Some(figure(0.92, 1.01, 1.05));
+        assert!(pays(figure(0.6, 0.7, 0.8), as_fast, equal));
+        assert!(!pays(figure(0.8, 0.9, 0.93), as_fast, equal), "two equal rows differ as much");
+        assert!(pays(figure(0.8, 0.9, 0.95), as_fast, None));
+        assert!(!pays(figure(0.9, 0.97, 1.01), as_fast, None));
+        assert!(!pays(figure(0.6, 0.7, 0.8), figure(0.5, 0.6, 0.7), equal), "it is slower");
+        // As much to one side as to the other.
+        assert!(is_above(figure(1.09, 1.1, 1.2), equal) && !is_above(figure(1.07, 1.1, 1.2), equal));
     }
 }
