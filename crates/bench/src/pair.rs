@@ -274,7 +274,10 @@ impl Listening<'_> {
 
     /// What it says next.
     pub(crate) fn next(&mut self) -> Result<Reply, PairError> {
-        let lost = |source| self.pair.lost(source);
+        let lost = |source: io::Error| {
+            let silence = format!("it said nothing for {} s", SILENCE_MAX.as_secs());
+            self.pair.lost(if is_silence(&source) { io::Error::other(silence) } else { source })
+        };
         if self.pair.let_go().is_some_and(|since| since.elapsed() > FAREWELL_MAX) {
             return Err(lost(io::Error::other("it goes on about a worker that was to end")));
         }

@@ -229,6 +229,7 @@ fn one_is_served_at_a_time_and_the_next_one_after_whatever_end() {
         })
         .unwrap();
     assert_says(&mut words, "has come");
+    assert_says(&mut words, "was refused: another is served");
     assert_says(&mut words, "has gone");
     let report = lab
         .sender
