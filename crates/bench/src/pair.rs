@@ -1,7 +1,7 @@
 //! This machine and another, as the two hosts of an experiment.
 //!
 //! There [`listen`] waits for this; here [`Pair::connect`] begins a conversation of JSON lines over one connection
-//! ([`protocol`]), which starts the other end of every row, says when its window begins, and brings back what that machine's own
+//! (`pair/protocol.rs`), which starts the other end of every row, says when its window begins, and brings back what that machine's own
 //! meter saw. Each machine cuts its window by its own clock, half a round trip apart: costs are made of rates, so that this
 //! changes nothing.
 //!

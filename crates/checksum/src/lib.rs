@@ -38,7 +38,11 @@ pub struct Sum {
 
 impl Sum {
     /// Sums `bytes`.
+    #[inline]
     pub fn of(bytes: &[u8]) -> Self {
+        if bytes.len() <= SHORT_BYTES_MAX {
+            return Self::new(portable::sum_of_short(bytes), bytes.len());
+        }
         kernel().sum(bytes)
     }
 
@@ -60,6 +64,7 @@ impl Sum {
     }
 
     /// From a sum of words in the machine's byte order, of a stretch of `len` bytes.
+    #[inline]
     fn new(total: u64, len: usize) -> Self {
         Self { folded: fold(total), is_odd: len % 2 == 1 }
     }
@@ -113,20 +118,32 @@ pub enum Writes {
 /// Copies from this size on are written past the caches: they would drive out everything else, and reading what is
 /// overwritten into the cache first costs a third of the memory's bandwidth.
 const STREAMED_BYTES_MIN: usize = 8 << 20;
+/// What is summed in line: a header is over before a kernel would have been called.
+const SHORT_BYTES_MAX: usize = 128;
 /// A piece that is summed while it is in a first-level cache.
 const PIECE_BYTES: usize = 16 << 10;
 
 impl Kernel {
     /// Those that this CPU has, the fastest last.
     pub fn available() -> Vec<Self> {
-        let mut kernels = vec![Self::Portable];
-        #[cfg(target_arch = "x86_64")]
-        {
-            let has_avx512 = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni");
-            kernels.extend(is_x86_feature_detected!("avx2").then_some(Self::Avx2));
-            kernels.extend(has_avx512.then_some(Self::Avx512));
+        [Self::Portable, Self::Avx2, Self::Avx512]
+            .into_iter()
+            .filter(|kernel| kernel.is_available())
+            .collect()
+    }
+
+    /// Whether this CPU has its instructions; asked once by the standard library, and remembered.
+    #[inline]
+    fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni"),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 | Self::Avx512 => false,
         }
-        kernels
     }
 
     /// [`Sum::of`] by this kernel; by plain code where the CPU lacks it.
@@ -165,11 +182,7 @@ impl Kernel {
     }
 
     fn or_portable(self) -> Self {
-        if self == kernel() || self == Self::Portable || Self::available().contains(&self) {
-            self
-        } else {
-            Self::Portable
-        }
+        if self.is_available() { self } else { Self::Portable }
     }
 }
 
@@ -187,6 +200,7 @@ fn joined(first: u64, len: usize, rest: u64) -> u64 {
 }
 
 /// Adds what stands above 16 bits to what stands below, until nothing does. 0 comes from 0 only.
+#[inline]
 fn fold(mut total: u64) -> u16 {
     while total > u64::from(u16::MAX) {
         total = (total & 0xffff) + (total >> 16);
@@ -221,6 +235,7 @@ mod tests {
                 for len in (0..700).chain([1023, 1024, 1025, 1300]) {
                     let piece = &bytes[start..start + len];
                     assert_eq!(kernel.sum(piece), reference(piece), "{kernel:?} {start}+{len}");
+                    assert_eq!(Sum::of(piece), reference(piece), "{start}+{len}");
                 }
             }
         }
@@ -299,6 +314,9 @@ mod tests {
         #[test]
         fn any_bytes_sum_alike(bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
             let mut to = vec![0; bytes.len()];
+            for len in [bytes.len(), bytes.len().min(SHORT_BYTES_MAX), bytes.len() % (SHORT_BYTES_MAX + 2)] {
+                prop_assert_eq!(Sum::of(&bytes[..len]), reference(&bytes[..len]));
+            }
             for kernel in Kernel::available() {
                 prop_assert_eq!(kernel.sum(&bytes), reference(&bytes));
                 prop_assert_eq!(kernel.copy(&bytes, &mut to, Writes::Cached), reference(&bytes));
