@@ -5,20 +5,20 @@
 //! unmapping of a window would interrupt the other's CPU to flush an address space that two machines do not
 //! share.
 
-use crate::interrupts::Counters;
-use crate::pair::PairError;
-use crate::site::Place;
+use crate::counters::Counters;
+use crate::place::Place;
 use crate::worker::{Job, Outcome, Task, Window, now_ns, sleep_until};
-use haul_lab::LabError;
-use haul_soak::{Interval, Meter, SoakError};
-use std::io;
+use haul_soak::{Interval, Meter};
 use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+mod error;
+pub(crate) mod start;
 mod workers;
 
+pub use error::FlowError;
 use workers::{Word, Workers, hold};
 
 /// How often a long window is looked into. Each look wakes a thread on a CPU that is measured, so not in short ones.
@@ -66,49 +66,6 @@ pub struct Sample {
     pub outcomes: Vec<Outcome>,
     /// What the kernel counted meanwhile, where somebody looked.
     pub counters: Counters,
-}
-
-/// Why nothing was measured.
-#[derive(Debug, thiserror::Error)]
-pub enum FlowError {
-    /// What was to be measured does not work here, in words. Other rows may.
-    #[error("{0}")]
-    Refused(String),
-    /// A process failed, in words.
-    #[error("a process of the run failed: {0}")]
-    Worker(String),
-    /// A process was not woken in time.
-    #[error("the window slipped: it took {seconds:.3} s (the machine is too busy to measure)")]
-    Slipped {
-        /// How long it took.
-        seconds: f64,
-    },
-    /// Somebody asked for an end.
-    #[error("stopped before it was complete")]
-    Stopped,
-    /// The lab failed.
-    #[error(transparent)]
-    Lab(#[from] LabError),
-    /// The meter failed.
-    #[error(transparent)]
-    Soak(#[from] SoakError),
-    /// The other machine is gone.
-    #[error(transparent)]
-    Pair(#[from] PairError),
-    /// A process could not be started or spoken to.
-    #[error("{step}: {source}")]
-    Process {
-        /// What was being done.
-        step: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
-
-impl FlowError {
-    pub(crate) fn at(step: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Process { step, source }
-    }
 }
 
 impl Flow<'_> {

@@ -5,10 +5,12 @@
 //! A veth has no interrupt of its own. What interrupts a host of the lab is the call by which the other CPU hands it
 //! packets, and that is what is counted here, with whatever else interrupts it but the clock.
 
+use crate::counters::Counters;
 use crate::flow::{Flow, FlowError, Moment, Part, Sample};
+use crate::place::Place;
 use crate::quantity::Size;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
-use crate::site::{Loads, Place};
+use crate::site::Loads;
 use crate::way::Way;
 use crate::worker::giver::{Beat, Giving, Hand};
 use crate::worker::messages::{Answering, Asking, Latency};
@@ -21,10 +23,8 @@ use haul_soak::Meter;
 use std::sync::atomic::AtomicBool;
 
 mod answer;
-mod counters;
 mod row;
 
-pub use counters::Counters;
 pub use row::Row;
 
 /// The result of `interrupts`.

@@ -10,9 +10,9 @@
 
 #![forbid(unsafe_code)]
 
-pub mod answer;
 pub mod checksum;
 mod congestion;
+mod counters;
 pub mod doctor;
 pub mod export;
 mod flow;
@@ -24,6 +24,7 @@ pub mod loan;
 pub mod matrix;
 pub mod pair;
 pub mod peers;
+mod place;
 pub mod plan;
 pub mod profile;
 pub mod quantity;

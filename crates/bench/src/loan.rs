@@ -7,9 +7,10 @@
 //! peer that answers, so only datagrams go there.
 
 use crate::flow::{Flow, FlowError, Part, Sample};
+use crate::place::Place;
 use crate::quantity::Size;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
-use crate::site::{Loads, Place};
+use crate::site::Loads;
 use crate::way::Way;
 use crate::worker::giver::{Beat, Giving, Hand};
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending, taker::Taking};

@@ -1,9 +1,10 @@
 //! The usual tools beside haul: what they report, and what the meter saw of them.
 
 use crate::flow::{Flow, Part};
+use crate::place::Place;
 use crate::quantity::Size;
 use crate::rounds::{CALIBRATION, Costs, WARM_UP};
-use crate::site::{Loads, Place};
+use crate::site::Loads;
 use crate::worker::{Task, receiver::Receiving, sender::Sending};
 use crate::workload::Workload;
 use crate::{BenchError, Figure};

@@ -5,9 +5,10 @@
 //! unless an interrupt was at work on top of it. The groups are in `profile/groups.txt`.
 
 use crate::flow::{Flow, Moment, Part};
+use crate::place::Place;
 use crate::report::LabFacts;
 use crate::rounds::{CALIBRATION, Costs, Pace, Progress, Run, Steps, WARM_UP};
-use crate::site::{Loads, Place};
+use crate::site::Loads;
 use crate::stats::Figure;
 use crate::view::Picture;
 use crate::warning::{Kind, Warning};

@@ -1,6 +1,5 @@
 //! The experiment `send`: what each way of putting files or memory into a socket costs the two hosts.
 
-use crate::answer;
 use crate::flow::{Flow, FlowError, Part, Sample};
 use crate::matrix::{self, Cell, Condition, Selection};
 use crate::pair::Pair;
@@ -21,6 +20,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+mod answer;
 mod copies;
 mod row;
 mod rows;

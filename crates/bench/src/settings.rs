@@ -10,9 +10,10 @@
 
 use crate::flow::{Flow, FlowError, Part, Sample};
 use crate::matrix;
+use crate::place::Place;
 use crate::quantity::{Rate, Size};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
-use crate::site::{Loads, Place};
+use crate::site::Loads;
 use crate::stats::Figure;
 use crate::way::Way;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};

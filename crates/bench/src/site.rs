@@ -2,9 +2,9 @@
 
 use crate::flow::Sample;
 use crate::pair::Pair;
-use haul_lab::{CpuPair, Host, Kind, Lab, LabError};
+use crate::place::Place;
+use haul_lab::{CpuPair, Kind, Lab, LabError};
 use haul_soak::{Baseline, CpuLoad, Load};
-use std::net::IpAddr;
 use std::time::Duration;
 
 /// Two hosts that bytes go between.
@@ -16,17 +16,6 @@ pub(crate) enum Site<'a> {
     Pair(&'a Pair),
     /// The other way round.
     TurnedPair(&'a Pair),
-}
-
-/// A host that processes run on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Place<'a> {
-    /// A host of a lab.
-    Lab(&'a Host),
-    /// This machine, known to its peer by this address.
-    Here(IpAddr),
-    /// The other machine.
-    There(&'a Pair),
 }
 
 impl<'a> From<&'a Lab> for Site<'a> {
@@ -114,17 +103,6 @@ impl<'a> Site<'a> {
             Self::Lab(lab) => Loads::of_cpus(lab.cpus(), &here),
             Self::Pair(_) => Some(Loads::of_machines((&here, &quiet.here), (&there()?, &quiet.there))),
             Self::TurnedPair(_) => Some(Loads::of_machines((&there()?, &quiet.there), (&here, &quiet.here))),
-        }
-    }
-}
-
-impl Place<'_> {
-    /// The address that a peer reaches it at.
-    pub(crate) fn address(self) -> IpAddr {
-        match self {
-            Self::Lab(host) => host.address(),
-            Self::Here(address) => address,
-            Self::There(pair) => pair.there(),
         }
     }
 }

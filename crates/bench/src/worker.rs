@@ -29,7 +29,6 @@ pub mod giver;
 pub(crate) mod messages;
 pub(crate) mod receiver;
 pub(crate) mod sender;
-pub(crate) mod start;
 pub(crate) mod taker;
 
 /// The argument that makes a program a worker.

@@ -1,10 +1,10 @@
 //! The workers of a flow while they are on their way: what they are told, what they say, on this machine and the other.
 
 use super::FlowError;
+use super::start::Started;
 use crate::lines::write_line;
 use crate::pair::{Pair, Reply, Request};
-use crate::site::Place;
-use crate::worker::start::Started;
+use crate::place::Place;
 use crate::worker::{Job, Message, Outcome, Window, now_ns};
 use haul_soak::Interval;
 use std::net::SocketAddr;

@@ -9,9 +9,9 @@
 use super::GREETING_MAX;
 use super::protocol::{MeterFacts, Reply, Request, SCHEMA};
 use crate::flow::FlowError;
+use crate::flow::start::Started;
 use crate::host::HostFacts;
 use crate::lines::{Line, read_line, write_line};
-use crate::worker::start::Started;
 use crate::worker::{Job, Message, Task, Window, now_ns, sleep_until};
 use crate::{BenchError, congestion};
 use haul_soak::Meter;

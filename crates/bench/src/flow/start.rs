@@ -1,8 +1,8 @@
 //! Starting a worker process, from the program's other side.
 
-use super::{ARGUMENT, Job, Message};
-use crate::flow::FlowError;
+use super::FlowError;
 use crate::lines::write_line;
+use crate::worker::{ARGUMENT, Job, Message};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -1,14 +1,14 @@
 //! The answer in plain words: what to use here, what it saves and how surely, what silently copied, which
 //! setting costs most.
 
+use super::{Report, Row};
 use crate::quantity::Size;
-use crate::send::{Report, Row};
 use crate::stats::Figure;
 use crate::warning::Kind;
 use std::collections::BTreeSet;
 
 /// The sentences that a report's rows support.
-pub fn of(report: &Report) -> Vec<String> {
+pub(super) fn of(report: &Report) -> Vec<String> {
     let mut sentences = Vec::new();
     if report.warnings.iter().any(|warning| warning.kind == Kind::Disturbed) {
         sentences.push("The machine was not quiet: take what follows with care, and measure again.".into());

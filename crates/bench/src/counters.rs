@@ -14,7 +14,7 @@ pub struct Counters {
 
 impl Counters {
     /// Those of a host's CPU; 0 where the kernel does not tell.
-    pub(super) fn read(host: &Host) -> Self {
+    pub(crate) fn read(host: &Host) -> Self {
         let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
         let interrupts = of_cpu(&read("/proc/interrupts"), host.cpu(), |name| name != "LOC");
         let polls = of_cpu(&read("/proc/softirqs"), host.cpu(), |name| name == "NET_RX");
@@ -22,7 +22,7 @@ impl Counters {
     }
 
     /// What was counted between `earlier` and this.
-    pub(super) fn since(&self, earlier: &Self) -> Self {
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
         Self {
             interrupts: self.interrupts.saturating_sub(earlier.interrupts),
             polls: self.polls.saturating_sub(earlier.polls),
