@@ -36,7 +36,7 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
         }
         (None, rate) => {
             if rate.is_some() {
-                eprintln!("haul: there is no {} yet: measuring for about 90 seconds", file.display());
+                eprintln!("haul: there is no {} yet: measuring for a bit over two minutes", file.display());
             }
             let (plan, tests) = measure(arguments)?;
             (plan, Some(tests))
@@ -68,7 +68,7 @@ fn measure(arguments: &PlanArguments) -> Result<(Plan, String), Failure> {
     let _ = haul_lab::become_lab_user();
     let stop = output::stop_flag()?;
     let bar = output::progress_bar();
-    let pace = if arguments.quick { Pace::QUICK } else { Pace { rounds: 5, ..Pace::FULL } };
+    let pace = if arguments.quick { Pace::QUICK } else { Pace::FULL };
     let made = plan::make(pace, &stop, &mut |progress| output::show(&bar, progress));
     bar.finish_and_clear();
     let made = made.map_err(output::bench_failure)?;
