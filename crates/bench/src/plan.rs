@@ -15,10 +15,24 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::AtomicBool;
 
-/// The largest chunk that is measured, the size of a plan's own calls.
+/// The chunks of memory that are measured, up to the size of a plan's own calls.
 const CHUNKS: [Size; 4] = [Size(4 << 10), Size(16 << 10), Size(64 << 10), Size(1 << 20)];
-/// What the costs are measured on: one file, some caches large, and as much memory.
-const FILE: Workload = Workload::Files { count: 1, average: Size(24 << 20) };
+/// What the costs of files are measured on: from small ones to one that is some caches large, each set with the most that a
+/// call sends of it. A file's last call is short and pushes a packet that is not full, so that many files cost more
+/// than one in calls of the same size (docs/findings.md).
+const FILES: [(Workload, Size); 5] = {
+    const fn files(count: usize, average: u64) -> Workload {
+        Workload::Files { count, average: Size(average) }
+    }
+    [
+        (files(128, 4 << 10), Size(16 << 10)),
+        (files(128, 16 << 10), Size(64 << 10)),
+        (files(128, 64 << 10), Size(256 << 10)),
+        (files(24, 1 << 20), Size(1 << 20)),
+        (files(1, 24 << 20), Size(1 << 20)),
+    ]
+};
+/// As much memory.
 const MEMORY: Workload = Workload::Memory(Size(16 << 20));
 /// What the plan is put to the test with: many files of all sizes, on which nothing was fitted.
 const MIXED: Workload = Workload::USUAL;
@@ -62,15 +76,19 @@ pub fn make(
         [Path::ReadWrite, Path::ReadSend, Path::MmapSend, Path::Sendfile, Path::Splice, Path::Vmsplice];
     let memory = [Path::ReadWrite, Path::ReadSend, Path::Sendfile, Path::Splice, Path::Vmsplice];
     let ends = [CHUNKS[0], CHUNKS[2], CHUNKS[3]];
-    let mut selections = vec![
-        rows(&files, &CHUNKS, &FILE, Offloads::On),
-        rows(&memory, &CHUNKS, &MEMORY, Offloads::On),
-        rows(&files, &ends, &FILE, Offloads::Off),
-        rows(&memory, &ends, &MEMORY, Offloads::Off),
-    ];
-    // Interleaved with the rest: what a machine does at one time says little of another.
-    selections
-        .extend(files.map(|path| rows(&[path], &[Size(call_bytes(path) as u64)], &MIXED, Offloads::On)));
+    let mut selections =
+        vec![rows(&memory, &CHUNKS, &MEMORY, Offloads::On), rows(&memory, &ends, &MEMORY, Offloads::Off)];
+    for path in files {
+        let own = Size(call_bytes(path) as u64);
+        for (index, (workload, most)) in FILES.iter().enumerate() {
+            selections.push(rows(&[path], &[own.min(*most)], workload, Offloads::On));
+            if index % 2 == 0 {
+                selections.push(rows(&[path], &[own.min(*most)], workload, Offloads::Off));
+            }
+        }
+        // Interleaved with the rest: what a machine does at one time says little of another.
+        selections.push(rows(&[path], &[own], &MIXED, Offloads::On));
+    }
     let what = send::Plan { pace, observer_pairs: 0, ..send::Plan::new(selections) };
     let report = send::run(&what, is_stopped, progress)?;
     let mixed = MIXED.to_string();
@@ -150,7 +168,7 @@ type End = fn(Figure) -> f64;
 
 /// The plan that a report's rows support; `None` where no row was measured.
 ///
-/// A row says what a MiB costs at one chunk size. Rows of one path at several sizes give a line over calls per
+/// A row says what a MiB costs in so many calls. Rows of one path with several give a line over calls per
 /// MiB: its slope is the cost of a call. With a single size the calls' cost cannot be told apart and stays
 /// within the MiB's.
 pub fn of(report: &Report) -> Option<Plan> {
@@ -158,7 +176,7 @@ pub fn of(report: &Report) -> Option<Plan> {
     for row in report.rows.iter().filter(|row| !row.cork) {
         let (Some(path), Some(figure)) = (path_of(row), row.sender_us_per_mib) else { continue };
         let key = (path, row.workload.starts_with("memory:"), row.offloads == "on");
-        points.entry(key).or_default().push((MIB / row.chunk_bytes as f64, figure));
+        points.entry(key).or_default().push((calls_per_mib(row), figure));
     }
     let costs: Vec<Cost> = points
         .into_iter()
@@ -175,6 +193,15 @@ pub fn of(report: &Report) -> Option<Plan> {
         measured: report.started.clone(),
         costs,
     })
+}
+
+/// How many calls a row makes for a MiB: each file's last one is as short as what is left of it.
+fn calls_per_mib(row: &Row) -> f64 {
+    let sizes = row.workload.parse::<Workload>().map(|workload| workload.sizes()).unwrap_or_default();
+    let calls: u64 = sizes.iter().map(|size| size.div_ceil(row.chunk_bytes)).sum();
+    let mib = sizes.iter().sum::<u64>() as f64 / MIB;
+    // Of a file that is not known here all calls count as full.
+    if mib > 0.0 { calls as f64 / mib } else { MIB / row.chunk_bytes as f64 }
 }
 
 /// The row's path, if it is one to choose: `floor` sends nothing, and `auto` is the choice.
