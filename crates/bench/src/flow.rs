@@ -7,6 +7,8 @@
 
 use crate::counters::Counters;
 use crate::place::Place;
+use crate::worker::receiver::Receiving;
+use crate::worker::sender::Sending;
 use crate::worker::{Job, Outcome, Task, Window, now_ns, sleep_until};
 use haul_soak::{Interval, Meter};
 use std::net::SocketAddr;
@@ -21,6 +23,9 @@ mod workers;
 pub use error::FlowError;
 use workers::{Word, Workers, hold};
 
+/// How long a connection runs before it is measured: slow start is over after a few milliseconds here, and
+/// the buffers have grown to their size.
+pub(crate) const WARM_UP: Duration = Duration::from_millis(60);
 /// How often a long window is looked into. Each look wakes a thread on a CPU that is measured, so not in short ones.
 const LOOK_INTERVAL_NS: u64 = 250_000_000;
 /// A window may miss its length by this share, where a process was not woken in time. Costs are made of rates, each by
@@ -68,7 +73,20 @@ pub struct Sample {
     pub counters: Counters,
 }
 
-impl Flow<'_> {
+impl<'a> Flow<'a> {
+    /// One stream from a host to another, at its steady pace before it is measured.
+    pub(crate) fn stream(
+        (from, sending): (Place<'a>, Sending),
+        (to, receiving): (Place<'a>, Receiving),
+        window: Duration,
+    ) -> Self {
+        let parts = vec![
+            Part { host: to, task: Task::Receive(receiving) },
+            Part { host: from, task: Task::Send(sending) },
+        ];
+        Self { parts, warm_up: WARM_UP, window }
+    }
+
     /// Runs it and measures one window, with `meter` if there is one.
     pub(crate) fn run(&self, meter: Option<&Meter>) -> Result<Sample, FlowError> {
         self.run_seen(meter, &mut |_| true)

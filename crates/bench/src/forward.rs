@@ -4,10 +4,10 @@
 //! The forwarder has the lab's sending host to itself (the other machine, where there are two); who sends and who receives share the other. So at full
 //! speed it is mostly those two that bound the throughput, and the forwarder's load per MiB is what to compare.
 
-use crate::flow::{Flow, FlowError, Part, Sample};
+use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::pair::Pair;
 use crate::quantity::{Rate, Size};
-use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::{Loads, Site};
 use crate::way::Way;
 use crate::worker::forwarder::Forwarding;

@@ -6,10 +6,10 @@
 //! packets, and that is what is counted here, with whatever else interrupts it but the clock.
 
 use crate::counters::Counters;
-use crate::flow::{Flow, FlowError, Moment, Part, Sample};
+use crate::flow::{Flow, FlowError, Moment, Part, Sample, WARM_UP};
 use crate::place::Place;
 use crate::quantity::Size;
-use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::Loads;
 use crate::way::Way;
 use crate::worker::giver::{Beat, Giving, Hand};

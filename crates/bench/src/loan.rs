@@ -6,10 +6,10 @@
 //! drops them: there what is lent is really not copied, so it shows what lending is worth where it works. TCP needs a
 //! peer that answers, so only datagrams go there.
 
-use crate::flow::{Flow, FlowError, Part, Sample};
+use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::place::Place;
 use crate::quantity::Size;
-use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::Loads;
 use crate::way::Way;
 use crate::worker::giver::{Beat, Giving, Hand};

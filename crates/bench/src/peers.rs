@@ -1,11 +1,11 @@
 //! The usual tools beside haul: what they report, and what the meter saw of them.
 
-use crate::flow::{Flow, Part};
+use crate::flow::Flow;
 use crate::place::Place;
 use crate::quantity::Size;
-use crate::rounds::{CALIBRATION, Costs, WARM_UP};
+use crate::rounds::{CALIBRATION, Costs};
 use crate::site::Loads;
-use crate::worker::{Task, receiver::Receiving, sender::Sending};
+use crate::worker::{receiver::Receiving, sender::Sending};
 use crate::workload::Workload;
 use crate::{BenchError, Figure};
 use haul::Path;
@@ -94,10 +94,8 @@ pub fn send(
                         pieces: workload.handed_over(),
                         plan: None,
                     };
-                    let receiver =
-                        Part { host: Place::Lab(&lab.receiver), task: Task::Receive(Receiving::plainly()) };
-                    let sender = Part { host: Place::Lab(&lab.sender), task: Task::Send(sending) };
-                    let flow = Flow { parts: vec![receiver, sender], warm_up: WARM_UP, window: WINDOW };
+                    let to = (Place::Lab(&lab.receiver), Receiving::plainly());
+                    let flow = Flow::stream((Place::Lab(&lab.sender), sending), to, WINDOW);
                     let sample = flow.run(Some(&meter))?;
                     let [received, sent] = sample.outcomes.as_slice() else { continue };
                     let reported = 100.0 * sent.cpu_seconds() / sent.seconds;

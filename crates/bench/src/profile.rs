@@ -4,15 +4,15 @@
 //! A timer looks at each CPU some thousand times a second. What it finds in the meter's own thread is an idle CPU,
 //! unless an interrupt was at work on top of it. The groups are in `profile/groups.txt`.
 
-use crate::flow::{Flow, Moment, Part};
+use crate::flow::{Flow, Moment};
 use crate::place::Place;
 use crate::report::LabFacts;
-use crate::rounds::{CALIBRATION, Costs, Pace, Progress, Run, Steps, WARM_UP};
+use crate::rounds::{CALIBRATION, Costs, Pace, Progress, Run, Steps};
 use crate::site::Loads;
 use crate::stats::Figure;
 use crate::view::Picture;
 use crate::warning::{Kind, Warning};
-use crate::worker::{Task, receiver::Receiving, sender::Sending};
+use crate::worker::{receiver::Receiving, sender::Sending};
 use crate::workload::Workload;
 use crate::{BenchError, HostFacts, congestion, receive::way::ReceiveWay, way::Way};
 use haul_lab::{Lab, Settings};
@@ -88,28 +88,18 @@ pub fn run(
     let workload = plan.workload.open()?;
     let run = Run::new(&lab, Pace { rounds: 1, window: plan.window })?;
     let own: HashSet<u32> = run.meter.threads().into_iter().collect();
-    let flow = Flow {
-        parts: vec![
-            Part {
-                host: Place::Lab(&lab.receiver),
-                task: Task::Receive(Receiving { way: plan.receive, ..Receiving::plainly() }),
-            },
-            Part {
-                host: Place::Lab(&lab.sender),
-                task: Task::Send(Sending {
-                    path: plan.send.name().into(),
-                    chunk_bytes: CHUNK_BYTES,
-                    cork: false,
-                    congestion: congestion.clone(),
-                    rate_bits_per_second: None,
-                    pieces: workload.handed_over(),
-                    plan: None,
-                }),
-            },
-        ],
-        warm_up: WARM_UP,
-        window: plan.window,
+    let sending = Sending {
+        path: plan.send.name().into(),
+        chunk_bytes: CHUNK_BYTES,
+        cork: false,
+        congestion: congestion.clone(),
+        rate_bits_per_second: None,
+        pieces: workload.handed_over(),
+        plan: None,
     };
+    let receiving = Receiving { way: plan.receive, ..Receiving::plainly() };
+    let to = (Place::Lab(&lab.receiver), receiving);
+    let flow = Flow::stream((Place::Lab(&lab.sender), sending), to, plan.window);
     let mut steps = Steps::new(1, is_stopped, progress);
     steps.go_on("sending and receiving");
     // The looks themselves interrupt too; a baseline that has them takes them off the meter's reading.

@@ -5,13 +5,13 @@
 //! their order. `buffer_bytes` is the memory that is filled round and round, because a copy into a cache costs
 //! less than one into memory.
 
-use crate::flow::{Flow, FlowError, Part, Sample};
+use crate::flow::{Flow, FlowError, Sample};
 use crate::pair::Pair;
 use crate::quantity::Size;
-use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::{Loads, Site};
 use crate::way::Way;
-use crate::worker::{Outcome, Task, receiver::Receiving, sender};
+use crate::worker::{Outcome, receiver::Receiving, sender};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
 use haul::Path;
@@ -340,15 +340,8 @@ impl Subject for Receives<'_> {
         let low_water_bytes = buffer_bytes / LOW_WATER_DIVISOR;
         let touch = condition.touch;
         let receiving = Receiving { way, buffer_bytes, touch, low_water_bytes, busy_poll_us: 0 };
-        let flow = Flow {
-            parts: vec![
-                Part { host: site.receiver(), task: Task::Receive(receiving) },
-                Part { host: site.sender(), task: Task::Send(sending) },
-            ],
-            warm_up: WARM_UP,
-            window: self.pace.window,
-        };
-        flow.run(Some(meter))
+        let (from, to) = ((site.sender(), sending), (site.receiver(), receiving));
+        Flow::stream(from, to, self.pace.window).run(Some(meter))
     }
 
     fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {

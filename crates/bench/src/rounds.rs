@@ -18,9 +18,6 @@ pub(crate) use warnings::{LOW_LOAD_PERCENT, list, too_few_rounds, unsteady};
 
 /// How long the machine is kept quiet before and after each round to calibrate the meter.
 pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);
-/// How long a connection runs before it is measured: slow start is over after a few milliseconds here, and
-/// the buffers have grown to their size.
-pub(crate) const WARM_UP: Duration = Duration::from_millis(60);
 /// Fewer rounds than this make no interval.
 pub(crate) const ROUNDS_ENOUGH: usize = 5;
 /// How often a window is measured again that slipped.

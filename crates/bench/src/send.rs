@@ -1,16 +1,16 @@
 //! The experiment `send`: what each way of putting files or memory into a socket costs the two hosts.
 
-use crate::flow::{Flow, FlowError, Part, Sample};
+use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix::{self, Cell, Condition, Selection};
 use crate::pair::Pair;
 use crate::quantity::Rate;
 use crate::report::Observer;
-use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::{Loads, Site};
 use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
 use crate::way::Way;
-use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
+use crate::worker::{Outcome, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
 use haul::Path;
@@ -209,14 +209,8 @@ impl Sends<'_> {
             pieces: self.workloads[&condition.workload].handed_over(),
             plan: self.planned.cloned(),
         };
-        Flow {
-            parts: vec![
-                Part { host: self.site.receiver(), task: Task::Receive(Receiving::plainly()) },
-                Part { host: self.site.sender(), task: Task::Send(sending) },
-            ],
-            warm_up: WARM_UP,
-            window: self.pace.window,
-        }
+        let to = (self.site.receiver(), Receiving::plainly());
+        Flow::stream((self.site.sender(), sending), to, self.pace.window)
     }
 }
 

@@ -8,15 +8,15 @@
 //! What it cannot show: a veth passes segments on uncut, so that an MTU costs less here than where a card or the stack cuts them;
 //! and it has neither delay nor loss, for which buffers are large and congestion controls differ.
 
-use crate::flow::{Flow, FlowError, Part, Sample};
+use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix;
 use crate::place::Place;
 use crate::quantity::{Rate, Size};
-use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject, WARM_UP};
+use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::Loads;
 use crate::stats::Figure;
 use crate::way::Way;
-use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
+use crate::worker::{Outcome, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion, doctor};
 use haul::Path;
@@ -24,7 +24,6 @@ use haul_lab::{CpuPair, Lab};
 use haul_soak::Meter;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 
 mod answer;
@@ -273,15 +272,8 @@ impl Subject for Tunings {
         };
         let window = self.pace.window;
         let lab = self.lab(&cell.changes)?;
-        let flow = Flow {
-            parts: vec![
-                Part { host: Place::Lab(&lab.receiver), task: Task::Receive(receiving) },
-                Part { host: Place::Lab(&lab.sender), task: Task::Send(sending) },
-            ],
-            warm_up: WARM_UP,
-            window,
-        };
-        flow.run(Some(meter))
+        let (from, to) = ((Place::Lab(&lab.sender), sending), (Place::Lab(&lab.receiver), receiving));
+        Flow::stream(from, to, window).run(Some(meter))
     }
 
     fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
@@ -308,15 +300,5 @@ fn device() -> String {
     match doctor::device_towards(None) {
         Ok(device) if device.name != "lo" => device.name,
         _ => "DEV".into(),
-    }
-}
-
-impl FromStr for Name {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|name| name.to_string() == text);
-        let names = || Self::ALL.map(|name| name.to_string()).join(", ");
-        found.ok_or_else(|| format!("unknown setting {text:?}; the settings are {}", names()))
     }
 }

@@ -1,8 +1,12 @@
 //! Bad input gets one line that names it, and exit code 2.
 
-mod common;
+mod common {
+    pub mod command;
+    pub mod user;
+}
 
-use common::{as_ordinary_user, haul, run};
+use common::command::{haul, run};
+use common::user::as_ordinary_user;
 use std::process::Command;
 
 /// Checks the exit code and that standard error is one line that holds `names`.

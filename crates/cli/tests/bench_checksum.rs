@@ -1,8 +1,12 @@
 //! `haul bench checksum`: the seven rows, and what they are compared with.
 
-mod common;
+mod common {
+    pub mod command;
+    pub mod json;
+}
 
-use common::{haul, json};
+use common::command::haul;
+use common::json::json;
 
 #[test]
 fn the_seven_rows_are_there_at_every_size() {

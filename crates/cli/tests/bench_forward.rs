@@ -1,8 +1,14 @@
 //! `haul bench forward` on real traffic: who copied in the middle, and that messages come back.
 
-mod common;
+mod common {
+    pub mod command;
+    pub mod json;
+    pub mod user;
+}
 
-use common::{as_ordinary_user, haul, json};
+use common::command::haul;
+use common::json::json;
+use common::user::as_ordinary_user;
 use serde_json::Value;
 
 fn row<'a>(report: &'a Value, path: &str, traffic: &str) -> &'a Value {

@@ -1,8 +1,12 @@
 //! `haul bench loan`: what is lent to a veth is copied and says so, what is lent to a device that drops it is not.
 
-mod common;
+mod common {
+    pub mod command;
+    pub mod json;
+}
 
-use common::{haul, json};
+use common::command::haul;
+use common::json::json;
 use serde_json::Value;
 
 #[test]

@@ -1,8 +1,14 @@
 //! `haul bench profile`: the groups know nearly every function, programs are watched too, and who may not is told why.
 
-mod common;
+mod common {
+    pub mod command;
+    pub mod json;
+    pub mod user;
+}
 
-use common::{as_ordinary_user, haul, json, run};
+use common::command::{haul, run};
+use common::json::json;
+use common::user::as_ordinary_user;
 use serde_json::Value;
 use std::collections::BTreeSet;
 

@@ -1,8 +1,14 @@
 //! `haul bench receive` on real traffic: what was mapped is said, and the machine's settings are put back.
 
-mod common;
+mod common {
+    pub mod command;
+    pub mod json;
+    pub mod user;
+}
 
-use common::{as_ordinary_user, haul, json};
+use common::command::haul;
+use common::json::json;
+use common::user::as_ordinary_user;
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;

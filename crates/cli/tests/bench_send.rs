@@ -1,9 +1,15 @@
 //! `haul bench send` on real traffic: the contract, the proof of copies, the fallbacks, and that nothing is
 //! left behind.
 
-mod common;
+mod common {
+    pub mod command;
+    pub mod json;
+    pub mod user;
+}
 
-use common::{as_ordinary_user, haul, json, run};
+use common::command::{haul, run};
+use common::json::json;
+use common::user::as_ordinary_user;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,8 +1,14 @@
 //! `haul bench settings` on real traffic: every setting with its command and its risk, and nothing of the machine changed.
 
-mod common;
+mod common {
+    pub mod command;
+    pub mod json;
+    pub mod user;
+}
 
-use common::{as_ordinary_user, haul, json};
+use common::command::haul;
+use common::json::json;
+use common::user::as_ordinary_user;
 use serde_json::Value;
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};

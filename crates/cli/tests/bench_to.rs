@@ -1,9 +1,13 @@
 //! `haul bench --to` and `--listen` between two hosts of a lab, which know nothing of each other but an address; and strangers on
 //! either side.
 
-mod common;
+mod common {
+    pub mod command;
+    pub mod json;
+}
 
-use common::{haul, json, run};
+use common::command::{haul, run};
+use common::json::json;
 use haul_lab::{Lab, LabError, Running, Settings};
 use serde_json::{Value, json};
 use std::fs;

@@ -1,8 +1,14 @@
 //! `haul soak`, `haul doctor`, `haul lab` and `haul plan`.
 
-mod common;
+mod common {
+    pub mod command;
+    pub mod json;
+    pub mod user;
+}
 
-use common::{as_ordinary_user, haul, json, run};
+use common::command::{haul, run};
+use common::json::json;
+use common::user::as_ordinary_user;
 
 #[test]
 fn soak_measures_for_a_while() {

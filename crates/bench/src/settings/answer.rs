@@ -6,15 +6,15 @@ use super::{Choice, Report, Role, Row};
 use crate::stats::Figure;
 
 /// Rounds without which an interval is none: with fewer everything is "sure".
-const ROUNDS_ENOUGH: usize = 3;
+const ROUNDS_MIN: usize = 3;
 
 /// The sentences that a report's rows support.
 pub(super) fn of(report: &Report, choice: Option<&Choice>) -> Vec<String> {
     let mut paths: Vec<&str> = report.rows.iter().map(|row| row.path.as_str()).collect();
     paths.sort_unstable();
     paths.dedup();
-    if report.rows.iter().any(|row| row.rounds < ROUNDS_ENOUGH && row.refused.is_none()) {
-        return vec![format!("Under {ROUNDS_ENOUGH} rounds nothing can be said of what pays.")];
+    if report.rows.iter().any(|row| row.rounds < ROUNDS_MIN && row.refused.is_none()) {
+        return vec![format!("Under {ROUNDS_MIN} rounds nothing can be said of what pays.")];
     }
     let of_path = |path: &str| report.rows.iter().filter(|row| row.path == path).collect::<Vec<_>>();
     let mut sentences: Vec<String> = paths

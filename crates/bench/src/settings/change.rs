@@ -4,6 +4,7 @@ use crate::quantity::Size;
 use haul_lab::{CpuPair, Kind, Lab, LabError, Offloads, Reception, Settings};
 use std::fmt;
 use std::fs;
+use std::str::FromStr;
 
 /// What a link comes with.
 const MTU: u32 = 1500;
@@ -69,6 +70,16 @@ impl fmt::Display for Name {
             Self::Gro => "gro",
             Self::BusyPoll => "busy-poll",
         })
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|name| name.to_string() == text);
+        let names = || Self::ALL.map(|name| name.to_string()).join(", ");
+        found.ok_or_else(|| format!("unknown setting {text:?}; the settings are {}", names()))
     }
 }
 

@@ -1,35 +1,7 @@
-//! What the tests of the command share.
-#![allow(dead_code, reason = "not every test needs all of it")]
+//! The command as somebody else.
 
-use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Output};
-
-/// The command under test.
-pub fn haul(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
-    command.args(arguments);
-    command
-}
-
-/// Its output, with its words beside an assertion that fails.
-pub fn run(command: &mut Command) -> (Output, String) {
-    let output = command.output().unwrap();
-    let words = format!(
-        "{command:?}: {}\n{}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    (output, words)
-}
-
-/// The JSON on its standard output.
-pub fn json(command: &mut Command) -> Value {
-    let (output, words) = run(command);
-    assert!(output.status.success(), "{words}");
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {words}"))
-}
+use std::process::Command;
 
 /// An ordinary user's command: the program copied to where that user may reach it, in a folder of his own.
 ///
