@@ -13,10 +13,11 @@ pub(super) fn of(report: &Report, choice: Option<&Choice>) -> Vec<String> {
     let mut paths: Vec<&str> = report.rows.iter().map(|row| row.path.as_str()).collect();
     paths.sort_unstable();
     paths.dedup();
-    if report.rows.iter().any(|row| row.rounds < ROUNDS_MIN && row.refused.is_none()) {
+    let enough = || report.rows.iter().filter(|row| row.rounds >= ROUNDS_MIN);
+    if enough().next().is_none() {
         return vec![format!("Under {ROUNDS_MIN} rounds nothing can be said of what pays.")];
     }
-    let of_path = |path: &str| report.rows.iter().filter(|row| row.path == path).collect::<Vec<_>>();
+    let of_path = |path: &str| enough().filter(|row| row.path == path).collect::<Vec<_>>();
     let mut sentences: Vec<String> = paths
         .iter()
         .flat_map(|path| {
