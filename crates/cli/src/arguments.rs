@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::output::{Destination, Failure};
+use crate::serve::ServeArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use haul_bench::forward::Traffic;
 use haul_bench::forward::way::ForwardBy;
@@ -38,6 +39,8 @@ pub enum Command {
     Soak(SoakArguments),
     /// Say what this kernel, network device and limit set allow, and how to mend what they do not
     Doctor(DoctorArguments),
+    /// Serve the files of a folder over HTTP
+    Serve(Box<ServeArguments>),
     /// Run a program in the lab: two hosts on this machine, joined by a veth pair, each with its own CPU
     Lab(LabArguments),
 }

@@ -8,6 +8,7 @@ mod doctor;
 mod lab;
 mod output;
 mod plan;
+mod serve;
 mod soak;
 
 use arguments::{Arguments, Command};
@@ -33,5 +34,6 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Lab(arguments) => lab::run(&arguments),
+        Command::Serve(arguments) => serve::run(*arguments),
     }
 }

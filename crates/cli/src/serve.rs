@@ -1,0 +1,94 @@
+//! `haul serve`.
+
+mod options;
+
+use crate::output::Failure;
+use clap::Args;
+use haul_serve::{Address, Handle, Server};
+use options::Options;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// The largest file of options.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+#[derive(Debug, Args)]
+pub struct ServeArguments {
+    #[command(flatten)]
+    pub options: Options,
+    /// Options from this file, TOML with the names of the flags; flags come first
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Say whether everything that was asked for is possible, and serve nothing
+    #[arg(long)]
+    pub check: bool,
+}
+
+pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
+    let ServeArguments { options, config, check } = arguments;
+    let options = match &config {
+        None => options,
+        Some(path) => {
+            let wrong = |problem: String| Failure::bad_input(format!("{}: {problem}", path.display()));
+            let file = std::fs::File::open(path).map_err(|error| wrong(error.to_string()))?;
+            let mut text = String::new();
+            file.take(CONFIG_BYTES_MAX).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
+            options.or(Options::parse(&text).map_err(wrong)?)
+        }
+    };
+    let config = options.into_config()?;
+    raise_descriptor_limit();
+    let failed = |error: haul_serve::Error| {
+        if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
+    };
+    let server = Server::new(&config).map_err(failed)?;
+    let places = server.addresses().iter().map(address).collect::<Vec<_>>().join(", ");
+    if check {
+        println!("{} can be served at {places}", config.root.display());
+        return Ok(ExitCode::SUCCESS);
+    }
+    drain_when_told(server.handle()).map_err(Failure::failed)?;
+    let loops = server.workers();
+    let plural = if loops == 1 { "" } else { "s" };
+    eprintln!("haul: serving {} at {places} with {loops} loop{plural}", config.root.display());
+    server.run().map_err(failed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// An address as a browser takes it.
+fn address(address: &Address) -> String {
+    match address {
+        Address::Tcp(address) => format!("http://{address}/"),
+        unix @ Address::Unix(_) => unix.to_string(),
+    }
+}
+
+/// SIGTERM and SIGINT end the service once what is under way has ended; a second one ends it at once.
+fn drain_when_told(handle: Handle) -> std::io::Result<()> {
+    let (mut told, teller) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::low_level::pipe::register(signal, teller.try_clone()?)?;
+    }
+    std::thread::Builder::new().name("haul-signals".into()).spawn(move || {
+        let mut signal = [0];
+        if told.read_exact(&mut signal).is_ok() {
+            eprintln!("haul: ending when what is under way has ended; once more ends at once");
+            handle.drain();
+        }
+        if told.read_exact(&mut signal).is_ok() {
+            std::process::exit(1);
+        }
+    })?;
+    Ok(())
+}
+
+/// Each connection and each open file is a descriptor: as many as this process may ask for.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // Refused, it stays as it was, and the service takes what there is.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}

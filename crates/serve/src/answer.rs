@@ -1,0 +1,265 @@
+//! From a request and what its target stands for to a response: RFC 9110 as far as files go.
+//!
+//! Nothing here waits, sends or opens: it writes a head and says what follows it.
+
+use crate::body::{Body, Piece};
+use crate::clock::Clock;
+use crate::conditional::{self, Verdict};
+use crate::head::Head;
+use crate::listing::{Listing, escape};
+use crate::range::{self, Wanted};
+use crate::request::{Method, Request};
+use crate::resource::Representation;
+use crate::service::{Found, Service};
+use crate::status::Status;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What may be asked here.
+const ALLOW: &str = "GET, HEAD, OPTIONS";
+
+/// What a response is, beside its head.
+#[derive(Debug)]
+pub struct Answer {
+    /// Its status.
+    pub status: Status,
+    /// What follows the head.
+    pub body: Body,
+    /// Whether another request may follow.
+    pub keeps_alive: bool,
+}
+
+/// Writes responses of one service.
+#[derive(Debug)]
+pub struct Answering<'a> {
+    /// What is served.
+    pub service: &'a Service,
+    /// The time.
+    pub clock: &'a Clock,
+    /// Where the head is written.
+    pub head: &'a mut Vec<u8>,
+}
+
+impl Answering<'_> {
+    /// What needs no file: requests that are refused for what they are, and questions about the server. `None` where the
+    /// target has to be looked for.
+    pub fn without_file(&mut self, request: &Request<'_>) -> Option<Answer> {
+        match request.method {
+            Method::Unknown => Some(self.refuse(request, Status::NOT_IMPLEMENTED)),
+            Method::Other | Method::Put => Some(self.refuse(request, Status::METHOD_NOT_ALLOWED)),
+            // A body would be mistaken for the next request by whoever thinks it has none: nobody needs one.
+            _ if request.has_body() => Some(self.refuse(request, Status::BAD_REQUEST)),
+            Method::Options => Some(self.options(request)),
+            Method::Get | Method::Head => None,
+        }
+    }
+
+    /// The response to `GET` and `HEAD`.
+    pub fn with_found(&mut self, request: &Request<'_>, found: &Found) -> Answer {
+        match found {
+            Found::Resource(resource) => {
+                self.file(request, resource.choose(&request.fields.accept_encoding))
+            }
+            Found::Listing(listing) => self.listing(request, listing),
+            Found::Redirect(location) => self.redirect(request, location),
+            Found::Nothing(status) => self.refuse(request, *status),
+        }
+    }
+
+    /// A refusal of what could not even be read as a request; it ends the connection.
+    pub fn refuse_unread(&mut self, status: Status) -> Answer {
+        self.page(status, Asked { is_head: false, keeps_alive: false, minor_version: 1, origin: None })
+    }
+
+    fn refuse(&mut self, request: &Request<'_>, status: Status) -> Answer {
+        let mut asked = Asked::of(request);
+        // A body that is not read could not be told from the next request.
+        asked.keeps_alive &= !request.has_body();
+        self.page(status, asked)
+    }
+
+    /// The page that goes with a status.
+    fn page(&mut self, status: Status, asked: Asked<'_>) -> Answer {
+        let shown = self.service.error_pages.iter().find(|page| page.status == status.code);
+        let (content_type, content): (&str, Arc<[u8]>) = match shown {
+            Some(page) => (&page.content_type, Arc::clone(&page.content)),
+            None => ("text/plain; charset=utf-8", format!("{status}\n").into_bytes().into()),
+        };
+        let mut head = self.begin(status, asked);
+        if status == Status::METHOD_NOT_ALLOWED {
+            head.field("Allow", ALLOW);
+        }
+        head.field("Content-Type", content_type).content_length(content.len() as u64);
+        head.end(asked.keeps_alive, asked.minor_version);
+        let body = if asked.is_head { Body::empty() } else { Body::bytes(content) };
+        Answer { status, body, keeps_alive: asked.keeps_alive }
+    }
+
+    fn options(&mut self, request: &Request<'_>) -> Answer {
+        let asked = Asked::of(request);
+        let mut head = self.begin(Status::NO_CONTENT, asked);
+        head.field("Allow", ALLOW);
+        if request.fields.origin.is_some() {
+            head.field("Access-Control-Allow-Methods", ALLOW)
+                .field("Access-Control-Allow-Headers", "Range, If-Range, If-None-Match, If-Modified-Since")
+                .field("Access-Control-Max-Age", "86400");
+        }
+        head.end(asked.keeps_alive, asked.minor_version);
+        Answer { status: Status::NO_CONTENT, body: Body::empty(), keeps_alive: asked.keeps_alive }
+    }
+
+    fn redirect(&mut self, request: &Request<'_>, location: &str) -> Answer {
+        let asked = Asked::of(request);
+        let status = Status::MOVED_PERMANENTLY;
+        let page = format!("<a href=\"{0}\">{0}</a>\n", escape(location)).into_bytes();
+        let mut head = self.begin(status, asked);
+        head.field("Location", location).field("Content-Type", "text/html; charset=utf-8");
+        self.whole(status, asked, page)
+    }
+
+    fn listing(&mut self, request: &Request<'_>, listing: &Listing) -> Answer {
+        let asked = Asked::of(request);
+        let accepts_json = request.fields.accept.is_some_and(|accept| accept.starts_with(b"application/json"));
+        let as_json = listing.is_json().unwrap_or(accepts_json);
+        let (content_type, content) = if as_json {
+            ("application/json", listing.to_json())
+        } else {
+            ("text/html; charset=utf-8", listing.to_html())
+        };
+        let mut head = self.begin(Status::OK, asked);
+        head.field("Content-Type", content_type).field("Vary", "Accept").field("Cache-Control", "no-cache");
+        if !as_json {
+            head.field("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'");
+        }
+        self.whole(Status::OK, asked, content)
+    }
+
+    /// Ends a head whose body is all there.
+    fn whole(&mut self, status: Status, asked: Asked<'_>, content: Vec<u8>) -> Answer {
+        let mut head = Head::again(self.head);
+        head.content_length(content.len() as u64).end(asked.keeps_alive, asked.minor_version);
+        let body = if asked.is_head { Body::empty() } else { Body::bytes(content.into()) };
+        Answer { status, body, keeps_alive: asked.keeps_alive }
+    }
+
+    fn file(&mut self, request: &Request<'_>, form: &Arc<Representation>) -> Answer {
+        let asked = Asked::of(request);
+        let fields = &request.fields;
+        match conditional::judge(request.method, fields, Some(form.object.validators())) {
+            Verdict::Failed => return self.refuse(request, Status::PRECONDITION_FAILED),
+            Verdict::NotModified => {
+                let mut head = self.begin(Status::NOT_MODIFIED, asked);
+                head.lines(&form.fields).end(asked.keeps_alive, asked.minor_version);
+                return Answer {
+                    status: Status::NOT_MODIFIED,
+                    body: Body::empty(),
+                    keeps_alive: asked.keeps_alive,
+                };
+            }
+            Verdict::Proceed => {}
+        }
+        let len = form.object.len();
+        // RFC 9110 section 14.2: Range is defined for GET alone.
+        let wanted = fields
+            .range
+            .filter(|_| request.method == Method::Get)
+            .filter(|_| conditional::range_applies(fields, form.object.validators(), self.clock.now()))
+            .map_or(Wanted::Everything, |field| range::parse(field, len));
+        match wanted {
+            Wanted::Everything => self.everything(asked, form),
+            Wanted::One(range) => self.one_range(asked, form, range),
+            Wanted::Many(ranges) => self.many_ranges(asked, form, &ranges),
+            Wanted::Unsatisfiable => {
+                let status = Status::RANGE_NOT_SATISFIABLE;
+                let mut head = self.begin(status, asked);
+                head.field("Content-Range", format!("bytes */{len}"))
+                    .field("Content-Type", "text/plain; charset=utf-8");
+                self.whole(status, asked, format!("{status}: there are {len} bytes\n").into_bytes())
+            }
+        }
+    }
+
+    fn everything(&mut self, asked: Asked<'_>, form: &Arc<Representation>) -> Answer {
+        let len = form.object.len();
+        let mut head = self.begin(Status::OK, asked);
+        head.lines(&form.fields).field("Content-Type", &*form.content_type).content_length(len);
+        head.end(asked.keeps_alive, asked.minor_version);
+        let body = if asked.is_head { Body::empty() } else { Body::file(form, 0..len) };
+        Answer { status: Status::OK, body, keeps_alive: asked.keeps_alive }
+    }
+
+    fn one_range(&mut self, asked: Asked<'_>, form: &Arc<Representation>, range: Range<u64>) -> Answer {
+        let status = Status::PARTIAL_CONTENT;
+        let mut head = self.begin(status, asked);
+        head.lines(&form.fields)
+            .field("Content-Type", &*form.content_type)
+            .content_range(&range, form.object.len())
+            .content_length(range.end - range.start)
+            .end(asked.keeps_alive, asked.minor_version);
+        Answer { status, body: Body::file(form, range), keeps_alive: asked.keeps_alive }
+    }
+
+    /// RFC 9110 section 14.6.
+    fn many_ranges(&mut self, asked: Asked<'_>, form: &Arc<Representation>, ranges: &[Range<u64>]) -> Answer {
+        let len = form.object.len();
+        let boundary = format!("haul{:016x}", RandomState::new().hash_one(len));
+        let mut pieces = Vec::with_capacity(2 * ranges.len() + 1);
+        let mut part = Vec::new();
+        for range in ranges {
+            let mut head = Head::again(&mut part);
+            head.lines(b"\r\n--").lines(boundary.as_bytes()).lines(b"\r\n");
+            head.field("Content-Type", &*form.content_type).content_range(range, len).lines(b"\r\n");
+            pieces.push(Piece::of_bytes(std::mem::take(&mut part)));
+            pieces.push(Piece::of_file(form, range.clone()));
+        }
+        pieces.push(Piece::of_bytes(format!("\r\n--{boundary}--\r\n").into_bytes()));
+        let body = Body::pieces(pieces);
+        let status = Status::PARTIAL_CONTENT;
+        let mut head = self.begin(status, asked);
+        head.lines(&form.fields)
+            .field("Content-Type", format!("multipart/byteranges; boundary={boundary}"))
+            .content_length(body.len())
+            .end(asked.keeps_alive, asked.minor_version);
+        Answer { status, body, keeps_alive: asked.keeps_alive }
+    }
+
+    /// The beginning that all heads share.
+    fn begin(&mut self, status: Status, asked: Asked<'_>) -> Head<'_> {
+        let mut head = Head::new(self.head, status, self.clock);
+        head.lines(&self.service.common_fields);
+        let allowed = &self.service.cors;
+        if allowed.iter().any(|origin| origin == "*") {
+            head.field("Access-Control-Allow-Origin", "*");
+        } else if !allowed.is_empty() {
+            head.field("Vary", "Origin");
+            if let Some(origin) = asked.origin.filter(|asked| allowed.iter().any(|one| one.as_bytes() == *asked)) {
+                head.field("Access-Control-Allow-Origin", origin);
+            }
+        }
+        if !allowed.is_empty() {
+            head.field("Access-Control-Expose-Headers", "Content-Length, Content-Range, ETag");
+        }
+        head
+    }
+}
+
+/// What of a request every response needs.
+#[derive(Debug, Clone, Copy)]
+struct Asked<'b> {
+    is_head: bool,
+    keeps_alive: bool,
+    minor_version: u8,
+    origin: Option<&'b [u8]>,
+}
+
+impl<'b> Asked<'b> {
+    fn of(request: &Request<'b>) -> Self {
+        Self {
+            is_head: request.method == Method::Head,
+            keeps_alive: request.keeps_alive,
+            minor_version: request.minor_version,
+            origin: request.fields.origin,
+        }
+    }
+}

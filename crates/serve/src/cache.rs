@@ -1,0 +1,124 @@
+//! Files that are kept open, and small ones in memory, for one event loop.
+//!
+//! What is kept is looked at before it is sent: a file that was written to, replaced, renamed or deleted is seen by the very
+//! next request (its inode's change time tells, one cheap call). A folder or a symbolic link above it that was moved is seen
+//! within a second, when the whole path is walked again.
+
+use crate::resource::Resource;
+use lru::LruCache;
+use std::sync::Arc;
+
+/// How long a path need not be walked again.
+const WALKED_SECONDS: u32 = 1;
+
+/// Files that are kept open.
+#[derive(Debug)]
+pub struct Cache {
+    entries: LruCache<Box<str>, Entry>,
+    descriptors_max: usize,
+    bytes_max: usize,
+    descriptors: usize,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    resource: Arc<Resource>,
+    walked: u32,
+    bytes: usize,
+}
+
+impl Cache {
+    /// A cache of so many descriptors and so much memory.
+    pub fn new(descriptors_max: usize, bytes_max: usize) -> Self {
+        Self { entries: LruCache::unbounded(), descriptors_max, bytes_max, descriptors: 0, bytes: 0 }
+    }
+
+    /// What stands for a target, if it is known and unchanged. `seconds` is the loop's clock.
+    pub fn get(&mut self, target: &str, seconds: u32) -> Option<Arc<Resource>> {
+        let entry = self.entries.get(target)?;
+        let is_fresh = seconds.saturating_sub(entry.walked) < WALKED_SECONDS && entry.resource.is_current();
+        is_fresh.then(|| Arc::clone(&entry.resource))
+    }
+
+    /// Keeps what was found for a target, in the place of what was known before.
+    pub fn put(&mut self, target: &str, resource: &Arc<Resource>, seconds: u32) {
+        self.remove(target);
+        let bytes = resource.memory_bytes() + target.len();
+        if !resource.is_keepable() || bytes > self.bytes_max || resource.descriptors() > self.descriptors_max {
+            return;
+        }
+        self.descriptors += resource.descriptors();
+        self.bytes += bytes;
+        self.entries.put(target.into(), Entry { resource: Arc::clone(resource), walked: seconds, bytes });
+        while self.descriptors > self.descriptors_max || self.bytes > self.bytes_max {
+            let Some((_, oldest)) = self.entries.pop_lru() else { break };
+            self.forget(&oldest);
+        }
+    }
+
+    /// Lets go of what was known for a target.
+    pub fn remove(&mut self, target: &str) {
+        if let Some(entry) = self.entries.pop(target) {
+            self.forget(&entry);
+        }
+    }
+
+    /// Lets go of everything: descriptors are short.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.descriptors = 0;
+        self.bytes = 0;
+    }
+
+    fn forget(&mut self, entry: &Entry) {
+        self.descriptors -= entry.resource.descriptors();
+        self.bytes -= entry.bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::object::Patience;
+    use crate::service::{Found, Service};
+    use crate::target::Target;
+    use std::fs;
+    use std::time::Duration;
+
+    fn find(service: &Service, target: &str) -> Arc<Resource> {
+        match service.find(&Target::parse(target).unwrap(), Patience::Disk).unwrap() {
+            Found::Resource(resource) => resource,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_kept_stays_within_its_bounds_and_the_longest_unused_goes_first() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            fs::write(folder.path().join(name), name.repeat(1000)).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(40));
+        let service = Service::new(&Config::new(folder.path())).unwrap();
+        for mut cache in [Cache::new(2, 1 << 20), Cache::new(100, 2 * (1000 + 1000))] {
+            for name in ["/a", "/b", "/a", "/c"] {
+                if cache.get(name, 0).is_none() {
+                    cache.put(name, &find(&service, name), 0);
+                }
+            }
+            assert!(cache.get("/a", 0).is_some() && cache.get("/c", 0).is_some());
+            assert!(cache.get("/b", 0).is_none(), "it was used longest ago");
+            assert!(cache.get("/a", WALKED_SECONDS).is_none(), "its path is walked again");
+            fs::write(folder.path().join("c"), "new").unwrap();
+            assert!(cache.get("/c", 0).is_none(), "it has changed");
+            for name in ["/a", "/b", "/c"] {
+                cache.remove(name);
+            }
+            assert_eq!((cache.descriptors, cache.bytes), (0, 0));
+            fs::write(folder.path().join("c"), "c".repeat(1000)).unwrap();
+            std::thread::sleep(Duration::from_millis(40));
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! How a file service is to work.
+
+use haul::Choice;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How a file service is to work. [`Config::new`] has the defaults.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// The folder whose files are served.
+    pub root: PathBuf,
+    /// Where to listen.
+    pub listen: Vec<Address>,
+    /// Event loops, each on a thread of its own; `None` for one for each CPU that the process may use.
+    pub workers: Option<usize>,
+    /// What files are sent for.
+    pub content: Content,
+    /// What is said beside files.
+    pub fields: ExtraFields,
+    /// Where and how requests are logged; `None` for nowhere.
+    pub access_log: Option<AccessLog>,
+    /// What a client may take.
+    pub limits: Limits,
+    /// The path that file bodies take to the socket.
+    pub choice: Choice,
+    /// The sockets' congestion control; `None` for the machine's own.
+    pub congestion: Option<String>,
+}
+
+/// Which file a target stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Content {
+    /// Names that stand for their folder; the first that is there is sent.
+    pub index: Vec<String>,
+    /// Whether a folder without such a file is listed.
+    pub listing: bool,
+    /// Whether names that begin with a dot are served.
+    pub hidden: bool,
+    /// Where symbolic links may lead.
+    pub symlinks: Symlinks,
+    /// Whether `x.br`, `x.zst` or `x.gz` is sent for `x` to whoever accepts it.
+    pub precompressed: bool,
+    /// A file, by its path below the root, that is sent for every target that names none: for applications that live in
+    /// one page.
+    pub fallback: Option<String>,
+    /// Files to show with a status, by their paths below the root.
+    pub error_pages: Vec<(u16, String)>,
+}
+
+/// What responses say beside what they must.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ExtraFields {
+    /// Fields of every response, name and value.
+    pub headers: Vec<(String, String)>,
+    /// `Cache-Control` by pattern: the first that fits the path, such as `*.html` or `assets/**`.
+    pub cache_control: Vec<(String, String)>,
+    /// Origins whose scripts may read responses; `*` is everybody's.
+    pub cors: Vec<String>,
+}
+
+/// Where symbolic links may lead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Symlinks {
+    /// Anywhere below the root.
+    #[default]
+    Inside,
+    /// Nowhere: what lies behind one is not found.
+    Never,
+    /// Out of the root too: whoever can make one below it can publish any file that the server can read.
+    Anywhere,
+}
+
+/// Where and how requests are logged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessLog {
+    /// The file to append to; `None` is standard output.
+    pub path: Option<PathBuf>,
+    /// How each request is written.
+    pub format: LogFormat,
+}
+
+/// How a request is written to the access log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogFormat {
+    /// The common log format.
+    Common,
+    /// The same with referrer and user agent.
+    #[default]
+    Combined,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What clients may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at a time, over all workers.
+    pub connections_max: usize,
+    /// The longest head of a request, in bytes.
+    pub head_bytes_max: usize,
+    /// How long a head may take to arrive, from its first byte (or from the connection's beginning).
+    pub head_timeout: Duration,
+    /// How long a connection may lie idle between two requests.
+    pub idle_timeout: Duration,
+    /// How long a client may take nothing of what is being sent.
+    pub send_timeout: Duration,
+    /// How long responses under way may take once the server is to stop.
+    pub drain_timeout: Duration,
+    /// The most that one connection is sent in a second, in bytes.
+    pub rate_bytes_per_second: Option<u64>,
+    /// Files that each worker keeps open.
+    pub cached_files_max: usize,
+    /// Memory that each worker keeps small files in, in bytes.
+    pub cached_bytes_max: usize,
+}
+
+impl Config {
+    /// The defaults, for the files below `root`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            listen: vec![Address::default()],
+            workers: None,
+            content: Content::default(),
+            fields: ExtraFields::default(),
+            access_log: None,
+            limits: Limits::default(),
+            choice: Choice::Builtin,
+            congestion: None,
+        }
+    }
+}
+
+impl Default for Content {
+    fn default() -> Self {
+        Self {
+            index: vec!["index.html".into()],
+            listing: false,
+            hidden: false,
+            symlinks: Symlinks::default(),
+            precompressed: false,
+            fallback: None,
+            error_pages: Vec::new(),
+        }
+    }
+}
+
+impl Default for Limits {
+    /// What a public server can live with: nginx's timeouts where it has such.
+    fn default() -> Self {
+        Self {
+            connections_max: 65_536,
+            head_bytes_max: 16 << 10,
+            head_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(75),
+            send_timeout: Duration::from_secs(60),
+            drain_timeout: Duration::from_secs(30),
+            rate_bytes_per_second: None,
+            cached_files_max: 4096,
+            cached_bytes_max: 64 << 20,
+        }
+    }
+}
+
+/// Where to listen.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// A TCP address.
+    Tcp(SocketAddr),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl Default for Address {
+    /// Port 8080 of every address of this machine, IPv4's too.
+    fn default() -> Self {
+        Self::Tcp(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8080))
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return if path.is_empty() {
+                Err("unix: lacks the socket's path: write unix:/run/haul.sock".into())
+            } else {
+                Ok(Self::Unix(path.into()))
+            };
+        }
+        let everywhere = |port| Self::Tcp(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port));
+        if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse() {
+            return Ok(everywhere(port));
+        }
+        text.parse().map(Self::Tcp).map_err(|_| {
+            format!("{text:?} is no place to listen at: write 8080, 127.0.0.1:8080, [::1]:8080 or unix:/run/haul.sock")
+        })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(formatter),
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_people_write_them() {
+        for (text, shown) in [
+            ("8080", "[::]:8080"),
+            (":80", "[::]:80"),
+            ("127.0.0.1:0", "127.0.0.1:0"),
+            ("[::1]:443", "[::1]:443"),
+            ("unix:/run/a.sock", "unix:/run/a.sock"),
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), shown);
+        }
+        for text in ["", "host:80", "127.0.0.1", "70000", "unix:"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! One connection: requests in, responses out, one after the other.
+//!
+//! It is driven by events and never waits: [`Connection::drive`] goes as far as it can and says what it needs next. A
+//! response that the socket takes at once needs no memory of its own; what is left of one that does not is kept in
+//! [`Sending`]. An idle connection holds no buffer at all.
+
+use crate::answer::Answer;
+use crate::body::Body;
+use crate::context::Context;
+use crate::helper::{Question, Reply};
+use crate::listen::Accepted;
+use crate::log::Logged;
+use crate::request::{self, Parsed, Request};
+use crate::service::Found;
+use crate::status::Status;
+use crate::stream::Stream;
+use crate::transmit::{Progress, transmit};
+use std::io;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+/// What one connection is sent of files before others have their turn, in bytes.
+const TURN_BYTES: u64 = 2 << 20;
+/// Requests that one connection is answered before others have their turn.
+const TURN_REQUESTS: usize = 64;
+/// What a client may still send after the last response before it is cut off; see [`State::Lingering`].
+const LINGERING_BYTES_MAX: usize = 1 << 20;
+/// How long it may take over that, in seconds.
+const LINGERING_SECONDS: u32 = 5;
+
+/// A connection.
+#[derive(Debug)]
+pub struct Connection {
+    stream: Stream,
+    /// Who is at the other end; `None` behind a Unix socket.
+    peer: Option<SocketAddr>,
+    state: State,
+    /// Read, and not yet understood or answered.
+    input: Vec<u8>,
+    /// What the disk gave for the request at the beginning of `input`.
+    found: Option<Found>,
+    /// Whether the socket may have more to read.
+    is_readable: bool,
+    /// Whether the client has said all that it will.
+    is_at_end: bool,
+    /// When the next head's time began, by the loop's clock; `None` between two requests.
+    head_since: Option<u32>,
+}
+
+/// What the connection is doing.
+#[derive(Debug)]
+enum State {
+    /// Waiting for a request, or for the rest of one.
+    Reading,
+    /// Sending what the socket did not take at once.
+    Sending(Box<Sending>),
+    /// Waiting for the disk, to answer or to send on.
+    AtDisk(Option<Box<Sending>>),
+    /// Done, but the client may still be sending: closing a socket with unread bytes resets the connection, and the client
+    /// might lose the response. So what comes is thrown away for a while, up to this many bytes.
+    Lingering(usize),
+    /// Done.
+    Over,
+}
+
+/// What is left of a response.
+#[derive(Debug)]
+struct Sending {
+    head: Vec<u8>,
+    body: Body,
+    then: Then,
+    logged: Option<Logged<'static>>,
+}
+
+/// What comes after a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Next,
+    Close,
+    /// Close, once the client has stopped sending.
+    Linger,
+}
+
+/// What a connection needs next.
+#[derive(Debug)]
+pub enum Next {
+    /// An event within so many seconds, or else [`Connection::expire`].
+    Event(u32),
+    /// Another turn, when others have had theirs.
+    Turn,
+    /// A reply to this question; no event before.
+    Disk(Question),
+    /// Nothing: it is to be closed.
+    Close,
+}
+
+impl Connection {
+    /// A connection that has just been accepted.
+    pub fn new(accepted: Accepted, context: &Context) -> Result<Self, haul::Error> {
+        let peer = accepted.peer;
+        Ok(Self {
+            stream: Stream::new(accepted, &context.settings)?,
+            peer,
+            state: State::Reading,
+            input: Vec::new(),
+            found: None,
+            is_readable: true,
+            is_at_end: false,
+            head_since: Some(context.clock.seconds()),
+        })
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Takes note of an event: the socket may have something to read.
+    pub fn became_readable(&mut self) {
+        self.is_readable = true;
+    }
+
+    /// Whether it waits for a request of which nothing has come.
+    pub fn is_idle(&self) -> bool {
+        matches!(self.state, State::Reading) && self.input.is_empty()
+    }
+
+    /// Whether it waits for the disk.
+    pub fn is_at_disk(&self) -> bool {
+        matches!(self.state, State::AtDisk(_))
+    }
+
+    /// Takes what the disk gave. To be driven then.
+    pub fn disk_replied(&mut self, reply: Reply) {
+        if let State::AtDisk(sending) = &mut self.state {
+            self.state = sending.take().map_or(State::Reading, State::Sending);
+            if let Reply::Found(found) = reply {
+                self.found = Some(found);
+            }
+        }
+    }
+
+    /// Its time is over. Returns what it needs to say so.
+    pub fn expire(&mut self, context: &mut Context) -> Next {
+        match self.state {
+            State::Reading if !self.input.is_empty() => {
+                self.input.clear();
+                self.refuse_unread(Status::REQUEST_TIMEOUT, context).unwrap_or_else(|| self.drive(context))
+            }
+            State::Sending(_) => {
+                self.stream.reset_on_close();
+                Next::Close
+            }
+            _ => Next::Close,
+        }
+    }
+
+    /// Notes in the log a response that the connection did not live to send. To be called last.
+    pub fn close(mut self, context: &mut Context) {
+        if let State::Sending(sending) | State::AtDisk(Some(sending)) = &mut self.state
+            && let Some(mut logged) = sending.logged.take()
+        {
+            logged.cut_short(sending.body.len());
+            context.log.write(&logged, &context.clock);
+        }
+    }
+
+    /// Goes as far as it can.
+    pub fn drive(&mut self, context: &mut Context) -> Next {
+        let mut budget_bytes = TURN_BYTES;
+        loop {
+            let next = match &mut self.state {
+                State::Reading => self.read(context, &mut budget_bytes),
+                State::Sending(sending) => {
+                    let Sending { head, body, .. } = &mut **sending;
+                    match transmit(&mut self.stream, head, body, &mut budget_bytes, context) {
+                        Progress::Done => {
+                            self.finish(context);
+                            None
+                        }
+                        progress => Some(self.pause(progress, context)),
+                    }
+                }
+                State::AtDisk(_) => Some(Next::Event(u32::MAX)),
+                State::Lingering(_) => Some(self.linger(context)),
+                State::Over => Some(Next::Close),
+            };
+            if let Some(next) = next {
+                return next;
+            }
+        }
+    }
+
+    /// The response under way is with the kernel.
+    fn finish(&mut self, context: &mut Context) {
+        if let State::Sending(sending) = std::mem::replace(&mut self.state, State::Reading) {
+            if let Some(logged) = &sending.logged {
+                context.log.write(logged, &context.clock);
+            }
+            self.go_on(sending.then);
+        }
+    }
+
+    /// What to wait for while a response is under way.
+    fn pause(&mut self, progress: Progress, context: &Context) -> Next {
+        match progress {
+            Progress::Done | Progress::Turn => Next::Turn,
+            Progress::Blocked => Next::Event(seconds(context.limits.send_timeout)),
+            Progress::Cold(form, offset) => {
+                if let State::Sending(sending) = std::mem::replace(&mut self.state, State::AtDisk(None)) {
+                    self.state = State::AtDisk(Some(sending));
+                }
+                Next::Disk(Question::Warm(form, offset))
+            }
+            Progress::Broken => Next::Close,
+            Progress::Changed => {
+                context.counters.cut_short.add(1);
+                self.stream.reset_on_close();
+                Next::Close
+            }
+        }
+    }
+
+    fn go_on(&mut self, then: Then) {
+        self.head_since = None;
+        self.state = match then {
+            Then::Next => State::Reading,
+            Then::Linger if !self.is_at_end => {
+                self.stream.shutdown();
+                State::Lingering(LINGERING_BYTES_MAX)
+            }
+            Then::Close | Then::Linger => State::Over,
+        };
+    }
+
+    /// Reads requests and answers them as long as the socket takes the answers; `None` where the state has changed.
+    fn read(&mut self, context: &mut Context, budget_bytes: &mut u64) -> Option<Next> {
+        let mut buffer = std::mem::take(&mut context.input);
+        buffer.clear();
+        buffer.append(&mut self.input);
+        let mut consumed = 0;
+        let next = self.read_into(&mut buffer, &mut consumed, context, budget_bytes);
+        if matches!(self.state, State::Reading | State::Sending(_) | State::AtDisk(_)) {
+            self.input.extend_from_slice(&buffer[consumed..]);
+        }
+        context.input = buffer;
+        next
+    }
+
+    /// The same, from the loop's buffer; `consumed` says how much of it has been answered.
+    fn read_into(
+        &mut self,
+        buffer: &mut Vec<u8>,
+        consumed: &mut usize,
+        context: &mut Context,
+        budget_bytes: &mut u64,
+    ) -> Option<Next> {
+        let mut answered = 0;
+        loop {
+            match request::parse(&buffer[*consumed..], context.limits.head_bytes_max) {
+                Parsed::Partial => {}
+                Parsed::Whole(..) if answered == TURN_REQUESTS => return Some(Next::Turn),
+                Parsed::Whole(request, head_bytes) => {
+                    answered += 1;
+                    let head = &buffer[*consumed..*consumed + head_bytes];
+                    let next = self.answer(request, head, context, budget_bytes);
+                    if !matches!(next, Some(Next::Disk(Question::Find(_)))) {
+                        *consumed += head_bytes;
+                    }
+                    match (next, &self.state) {
+                        (None, State::Reading) => continue,
+                        (next, _) => return next,
+                    }
+                }
+                Parsed::Refused(status) => {
+                    *consumed = buffer.len();
+                    return self.refuse_unread(status, context);
+                }
+            }
+            if self.is_at_end {
+                return Some(Next::Close);
+            }
+            if !self.is_readable {
+                return Some(self.wait(*consumed < buffer.len(), context));
+            }
+            if *consumed > 0 {
+                buffer.drain(..*consumed);
+                *consumed = 0;
+            }
+            // A whole head always fits: one that does not has been refused.
+            let room = buffer.capacity() - buffer.len();
+            match self.stream.receive(buffer) {
+                Ok(0) => self.is_at_end = true,
+                // What fills less than the room was all there was, and more will be an event.
+                Ok(count) => self.is_readable = count == room,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_readable = false,
+                Err(_) => return Some(Next::Close),
+            }
+        }
+    }
+
+    /// How long the next bytes may take.
+    fn wait(&mut self, has_begun: bool, context: &Context) -> Next {
+        if context.is_draining && !has_begun {
+            return Next::Close;
+        }
+        let now = context.clock.seconds();
+        if has_begun && self.head_since.is_none() {
+            self.head_since = Some(now);
+        }
+        Next::Event(match self.head_since {
+            Some(since) => (since + seconds(context.limits.head_timeout)).saturating_sub(now),
+            None => seconds(context.limits.idle_timeout),
+        })
+    }
+
+    /// Answers one request; `None` where the socket took all of the response.
+    fn answer(
+        &mut self,
+        mut request: Request<'_>,
+        head: &[u8],
+        context: &mut Context,
+        budget_bytes: &mut u64,
+    ) -> Option<Next> {
+        let started = context.log.is_on().then(Instant::now);
+        request.keeps_alive &= !context.is_draining;
+        let answer = match context.answering().without_file(&request) {
+            Some(answer) => answer,
+            None => {
+                let found = match self.found.take() {
+                    Some(found) => {
+                        context.keep(request.target, &found);
+                        found
+                    }
+                    None => match context.find(request.target) {
+                        Some(found) => found,
+                        None => {
+                            self.state = State::AtDisk(None);
+                            return Some(Next::Disk(Question::Find(request.target.to_owned())));
+                        }
+                    },
+                };
+                context.answering().with_found(&request, &found)
+            }
+        };
+        let logged = started.map(|started| Logged::new(self.peer, head, answer.status, answer.body.len(), started));
+        let then = match answer.keeps_alive {
+            true => Then::Next,
+            false if request.has_body() => Then::Linger,
+            false => Then::Close,
+        };
+        self.respond(answer, then, logged, context, budget_bytes)
+    }
+
+    /// Refuses what could not be read as a request.
+    fn refuse_unread(&mut self, status: Status, context: &mut Context) -> Option<Next> {
+        let answer = context.answering().refuse_unread(status);
+        let logged = context.log.is_on().then(|| Logged::unread(self.peer, status));
+        self.respond(answer, Then::Linger, logged, context, &mut 0)
+    }
+
+    /// Sends a response whose head is in the loop's memory; `None` where the socket took all of it.
+    fn respond(
+        &mut self,
+        answer: Answer,
+        then: Then,
+        logged: Option<Logged<'_>>,
+        context: &mut Context,
+        budget_bytes: &mut u64,
+    ) -> Option<Next> {
+        let Answer { status, mut body, .. } = answer;
+        context.counters.count(status);
+        let mut head = std::mem::take(&mut context.head);
+        let progress = transmit(&mut self.stream, &mut head, &mut body, budget_bytes, context);
+        let next = if let Progress::Done = progress {
+            if let Some(logged) = &logged {
+                context.log.write(logged, &context.clock);
+            }
+            self.go_on(then);
+            None
+        } else {
+            let logged = logged.map(Logged::into_owned);
+            self.state = State::Sending(Box::new(Sending { head: head.clone(), body, then, logged }));
+            Some(self.pause(progress, context))
+        };
+        context.head = head;
+        next
+    }
+
+    /// Throws away what the client still sends.
+    fn linger(&mut self, context: &mut Context) -> Next {
+        let State::Lingering(left) = &mut self.state else { return Next::Close };
+        let mut buffer = std::mem::take(&mut context.input);
+        let next = loop {
+            buffer.clear();
+            match self.stream.receive(&mut buffer) {
+                Ok(0) => break Next::Close,
+                Ok(count) if count > *left => break Next::Close,
+                Ok(count) => *left -= count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    break Next::Event(LINGERING_SECONDS);
+                }
+                Err(_) => break Next::Close,
+            }
+        };
+        context.input = buffer;
+        next
+    }
+}
+
+/// Whole seconds, one at least.
+fn seconds(time: std::time::Duration) -> u32 {
+    u32::try_from(time.as_secs()).unwrap_or(u32::MAX / 2).max(1)
+}

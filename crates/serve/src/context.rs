@@ -1,0 +1,96 @@
+//! What an event loop lends to whichever connection it drives: memory that is used again, what is known already, the time.
+
+use crate::answer::Answering;
+use crate::cache::Cache;
+use crate::clock::Clock;
+use crate::config::{Config, Limits};
+use crate::counters::Counters;
+use crate::log::Log;
+use crate::object::Patience;
+use crate::service::{Found, Service};
+use crate::target::Target;
+use std::sync::Arc;
+
+/// Requests are read into room for so many bytes: a few dozen of a pipelining client's.
+const INPUT_BYTES: usize = 32 << 10;
+/// Files that are changing are copied in pieces of this size, which stays in a second-level cache.
+const COPY_BYTES: usize = 64 << 10;
+
+/// What an event loop lends to whichever connection it drives.
+#[derive(Debug)]
+pub struct Context {
+    /// What is served.
+    pub service: Arc<Service>,
+    /// How sockets are sent through.
+    pub settings: haul::Settings,
+    /// What clients may take.
+    pub limits: Limits,
+    /// The time.
+    pub clock: Clock,
+    /// Files that are kept open.
+    pub cache: Cache,
+    /// Where requests are noted.
+    pub log: Log,
+    /// What has been done.
+    pub counters: Arc<Counters>,
+    /// Where heads of requests are read to.
+    pub input: Vec<u8>,
+    /// Where heads of responses are written.
+    pub head: Vec<u8>,
+    /// Where files that are changing are copied through.
+    pub copy: Box<[u8]>,
+    /// Whether the server is about to stop: each connection ends after its response.
+    pub is_draining: bool,
+}
+
+impl Context {
+    /// What one of so many loops lends.
+    pub fn new(config: &Config, workers: usize, service: Arc<Service>, log: Log) -> Self {
+        let limits = config.limits;
+        let settings = haul::Settings { choice: config.choice.clone(), ..haul::Settings::default() };
+        Self {
+            service,
+            settings,
+            limits,
+            clock: Clock::new(),
+            cache: Cache::new(limits.cached_files_max / workers, limits.cached_bytes_max / workers),
+            log,
+            counters: Arc::default(),
+            input: Vec::with_capacity(INPUT_BYTES.max(limits.head_bytes_max)),
+            head: Vec::with_capacity(1024),
+            copy: vec![0; COPY_BYTES].into(),
+            is_draining: false,
+        }
+    }
+
+    /// Writes responses into [`Context::head`].
+    pub fn answering(&mut self) -> Answering<'_> {
+        Answering { service: &self.service, clock: &self.clock, head: &mut self.head }
+    }
+
+    /// What stands for a target, or `None` where the disk would have to be waited for.
+    pub fn find(&mut self, target: &str) -> Option<Found> {
+        if let Some(resource) = self.cache.get(key(target), self.clock.seconds()) {
+            return Some(Found::Resource(resource));
+        }
+        let found = match Target::parse(target) {
+            // Without patience nothing but having to wait is an error.
+            Ok(parsed) => self.service.find(&parsed, Patience::None).ok()?,
+            Err(error) => Service::refuse(error),
+        };
+        self.keep(target, &found);
+        Some(found)
+    }
+
+    /// Keeps what was found, if that is a file.
+    pub fn keep(&mut self, target: &str, found: &Found) {
+        if let Found::Resource(resource) = found {
+            self.cache.put(key(target), resource, self.clock.seconds());
+        }
+    }
+}
+
+/// The part of a target that decides which file it stands for.
+fn key(target: &str) -> &str {
+    target.find(['?', '#']).map_or(target, |end| &target[..end])
+}

@@ -1,0 +1,200 @@
+//! Threads that wait for the disk, so that no event loop does.
+//!
+//! A loop asks the kernel for what is in memory and hands the rest over here. The answer comes back through the loop's
+//! [`Inbox`], which wakes it. The locks here are taken only on that cold way.
+
+use crate::object::Patience;
+use crate::resource::Representation;
+use crate::service::{Found, Service};
+use crate::target::Target;
+use crate::wake::Wake;
+use rustix::fs::Advice;
+use std::collections::VecDeque;
+use std::num::NonZeroU64;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// How far ahead of what is sent next a file is asked for.
+const AHEAD_BYTES: u64 = 4 << 20;
+/// How much of that is waited for: the rest comes in while this is sent.
+const AWAITED_BYTES: u64 = 1 << 20;
+/// Readahead comes in pieces of this size or more (`read_ahead_kb` of most disks).
+const STEP_BYTES: u64 = 128 << 10;
+
+/// What a loop wants to know.
+#[derive(Debug)]
+pub enum Question {
+    /// What stands for this target?
+    Find(String),
+    /// Have the bytes at this offset in memory.
+    Warm(Arc<Representation>, u64),
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub enum Reply {
+    /// This stands for the target.
+    Found(Found),
+    /// The bytes are in memory, or the file gives none: sending will tell.
+    Warm,
+}
+
+/// Replies that wait for one loop.
+#[derive(Debug)]
+pub struct Inbox {
+    replies: Mutex<Vec<(u64, Reply)>>,
+    wake: Arc<Wake>,
+}
+
+/// The threads.
+#[derive(Debug)]
+pub struct Helpers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Where loops leave their questions.
+#[derive(Debug, Clone)]
+pub struct Asker {
+    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    service: Arc<Service>,
+    queue: Mutex<Queue>,
+    is_filled: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Job {
+    token: u64,
+    question: Question,
+    inbox: Arc<Inbox>,
+}
+
+impl Inbox {
+    /// An inbox whose owner is woken by `wake`.
+    pub fn new(wake: Arc<Wake>) -> Arc<Self> {
+        Arc::new(Self { replies: Mutex::default(), wake })
+    }
+
+    /// What has come in, each with the token it was asked with.
+    pub fn take(&self) -> Vec<(u64, Reply)> {
+        std::mem::take(&mut *lock(&self.replies))
+    }
+
+    fn put(&self, token: u64, reply: Reply) {
+        lock(&self.replies).push((token, reply));
+        self.wake.wake();
+    }
+}
+
+impl Helpers {
+    /// Starts so many threads.
+    pub fn start(service: Arc<Service>, count: usize) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared { service, queue: Mutex::default(), is_filled: Condvar::new() });
+        let threads = (0..count)
+            .map(|_| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new().name("haul-disk".into()).spawn(move || shared.work())
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self { shared, threads })
+    }
+
+    /// Where the owner of `inbox` leaves its questions.
+    pub fn asker(&self, inbox: &Arc<Inbox>) -> Asker {
+        Asker { shared: Arc::clone(&self.shared), inbox: Arc::clone(inbox) }
+    }
+}
+
+impl Drop for Helpers {
+    /// Waits for what is being read, and for nothing more.
+    fn drop(&mut self) {
+        let mut queue = lock(&self.shared.queue);
+        queue.is_closed = true;
+        queue.jobs.clear();
+        drop(queue);
+        self.shared.is_filled.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Asker {
+    /// Leaves a question; the reply comes with the same token. There is at most one for each connection.
+    pub fn ask(&self, token: u64, question: Question) {
+        let job = Job { token, question, inbox: Arc::clone(&self.inbox) };
+        lock(&self.shared.queue).jobs.push_back(job);
+        self.shared.is_filled.notify_one();
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        while let Some(Job { token, question, inbox }) = self.next() {
+            inbox.put(token, self.reply(question));
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut queue = lock(&self.queue);
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                return Some(job);
+            }
+            if queue.is_closed {
+                return None;
+            }
+            queue = self.is_filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn reply(&self, question: Question) -> Reply {
+        match question {
+            Question::Find(target) => Reply::Found(match Target::parse(&target) {
+                Ok(target) => self
+                    .service
+                    .find(&target, Patience::Disk)
+                    .unwrap_or(Found::Nothing(crate::status::Status::INTERNAL_ERROR)),
+                Err(error) => Service::refuse(error),
+            }),
+            Question::Warm(form, offset) => {
+                warm(&form, offset);
+                Reply::Warm
+            }
+        }
+    }
+}
+
+/// Has a file's bytes read into memory from `offset` on. A disk that fails shows when they are sent.
+fn warm(form: &Representation, offset: u64) {
+    let file = form.object.file();
+    let end = form.object.len();
+    let ahead = NonZeroU64::new(AHEAD_BYTES.min(end.saturating_sub(offset)));
+    let _ = rustix::fs::fadvise(file, offset, ahead, Advice::WillNeed);
+    let mut at = offset;
+    while at < end.min(offset + AWAITED_BYTES) {
+        let mut byte = [0];
+        if !matches!(rustix::io::pread(file, &mut byte, at), Ok(1)) {
+            break;
+        }
+        at += STEP_BYTES;
+    }
+    let last = end.min(offset + AWAITED_BYTES).saturating_sub(1);
+    let _ = rustix::io::pread(file, &mut [0], last);
+}
+
+/// A lock whose holder has panicked is as good as any here: what it guards is a list.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,53 @@
+//! Serves files over HTTP/1.1 by the cheapest way the kernel offers.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), haul_serve::Error> {
+//! let mut config = haul_serve::Config::new("/srv/www");
+//! config.listen = vec!["8080".parse().expect("a port")];
+//! let server = haul_serve::Server::new(&config)?;
+//! let handle = server.handle(); // handle.drain() from another thread ends it
+//! server.run()
+//! # }
+//! ```
+//!
+//! One event loop on each CPU, none of which waits for another or for the disk. A small file goes with its head in one call from
+//! memory; a large one goes by [`haul::Sender::send_file`], and not through the program's memory.
+//!
+//! What it cannot do: TLS, HTTP/2, anything but files.
+
+#![forbid(unsafe_code)]
+
+mod answer;
+mod body;
+mod cache;
+mod clock;
+mod conditional;
+mod config;
+mod connection;
+mod context;
+mod counters;
+mod encoding;
+mod error;
+mod head;
+mod helper;
+mod listen;
+mod listing;
+mod log;
+mod object;
+mod range;
+mod request;
+mod resource;
+mod root;
+mod server;
+mod service;
+mod status;
+mod stream;
+mod target;
+mod transmit;
+mod wake;
+mod worker;
+
+pub use config::{AccessLog, Address, Config, Content, ExtraFields, Limits, LogFormat, Symlinks};
+pub use counters::{Counter, Counters};
+pub use error::Error;
+pub use server::{Handle, Server};

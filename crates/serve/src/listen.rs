@@ -1,0 +1,179 @@
+//! Listening sockets: one of each address for each event loop, so that no loop waits for another to accept.
+
+use crate::config::{Address, Config};
+use crate::error::Error;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt,
+};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Connections that may wait to be accepted (`net.core.somaxconn` may allow fewer).
+const BACKLOG: i32 = 4096;
+
+/// A listening socket of one event loop.
+#[derive(Debug, Clone)]
+pub struct Listener {
+    socket: Arc<OwnedFd>,
+    /// Whether other loops wait at the same socket.
+    pub is_shared: bool,
+}
+
+/// A connection that has been accepted.
+#[derive(Debug)]
+pub struct Accepted {
+    /// Its socket, non-blocking.
+    pub socket: OwnedFd,
+    /// Who is at the other end; `None` behind a Unix socket.
+    pub peer: Option<SocketAddr>,
+}
+
+/// All listening sockets of a server.
+#[derive(Debug)]
+pub struct Listeners {
+    /// One list for each event loop.
+    pub by_worker: Vec<Vec<Listener>>,
+    /// Where they really listen: port 0 has become one.
+    pub addresses: Vec<Address>,
+    files: Vec<SocketFile>,
+}
+
+/// The file of a Unix socket, gone when the server is.
+#[derive(Debug)]
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Listeners {
+    /// Listens everywhere that `config` says, for so many event loops.
+    pub fn open(config: &Config, workers: usize) -> Result<Self, Error> {
+        if config.listen.is_empty() {
+            return Err(Error::NoAddress);
+        }
+        let mut listeners =
+            Self { by_worker: vec![Vec::new(); workers], addresses: Vec::new(), files: Vec::new() };
+        for address in &config.listen {
+            let failed = |source| Error::Listen { address: address.clone(), source };
+            match address {
+                Address::Tcp(address) => listeners.open_tcp(*address, config)?,
+                Address::Unix(path) => listeners.open_unix(path).map_err(failed)?,
+            }
+        }
+        Ok(listeners)
+    }
+
+    fn open_tcp(&mut self, address: SocketAddr, config: &Config) -> Result<(), Error> {
+        let failed = |source: io::Error| Error::Listen { address: Address::Tcp(address), source };
+        let mut address = address;
+        // Another server of the same user would share the port unasked; a socket that does not share finds it taken.
+        let first = listen_tcp(address, false).map_err(failed)?;
+        drop(first);
+        for index in 0..self.by_worker.len() {
+            let socket = listen_tcp(address, self.by_worker.len() > 1).map_err(failed)?;
+            if let Some(name) = &config.congestion {
+                sockopt::set_tcp_congestion(&socket, name)
+                    .map_err(|errno| Error::Congestion { name: name.clone(), source: errno.into() })?;
+            }
+            let bound = rustix::net::getsockname(&socket).map_err(|errno| failed(errno.into()))?;
+            address = SocketAddr::try_from(bound).map_err(|errno| failed(errno.into()))?;
+            self.by_worker[index].push(Listener { socket: Arc::new(socket), is_shared: false });
+        }
+        self.addresses.push(Address::Tcp(address));
+        Ok(())
+    }
+
+    fn open_unix(&mut self, path: &Path) -> io::Result<()> {
+        let address = SocketAddrUnix::new(path)?;
+        let socket = socket(AddressFamily::UNIX)?;
+        match rustix::net::bind(&socket, &address) {
+            Err(Errno::ADDRINUSE) if is_abandoned(path, &address) => {
+                std::fs::remove_file(path)?;
+                rustix::net::bind(&socket, &address)?;
+            }
+            bound => bound?,
+        }
+        self.files.push(SocketFile(path.to_owned()));
+        rustix::net::listen(&socket, BACKLOG)?;
+        self.share(socket, Address::Unix(path.to_owned()));
+        Ok(())
+    }
+
+    /// One socket for all loops.
+    fn share(&mut self, socket: OwnedFd, address: Address) {
+        let socket = Arc::new(socket);
+        let is_shared = self.by_worker.len() > 1;
+        for listeners in &mut self.by_worker {
+            listeners.push(Listener { socket: Arc::clone(&socket), is_shared });
+        }
+        self.addresses.push(address);
+    }
+}
+
+impl Listener {
+    /// The next connection; `None` when nobody waits.
+    pub fn accept(&self) -> io::Result<Option<Accepted>> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        loop {
+            match rustix::net::acceptfrom_with(&self.socket, flags) {
+                Ok((socket, peer)) => {
+                    return Ok(Some(Accepted { socket, peer: peer.and_then(inet) }));
+                }
+                Err(Errno::AGAIN) => return Ok(None),
+                // It was gone before it was accepted: the next one.
+                Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// An address as people write it: IPv4 on an IPv6 socket as IPv4.
+fn inet(address: SocketAddrAny) -> Option<SocketAddr> {
+    let address = SocketAddr::try_from(address).ok()?;
+    Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
+}
+
+fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let protocol = if family == AddressFamily::UNIX { None } else { Some(ipproto::TCP) };
+    Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, protocol)?)
+}
+
+fn listen_tcp(address: SocketAddr, is_one_of_many: bool) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket(family)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    sockopt::set_socket_reuseport(&socket, is_one_of_many)?;
+    if address.is_ipv6() {
+        // An unspecified address means IPv4 too, whatever net.ipv6.bindv6only says.
+        sockopt::set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
+    }
+    // Accepted sockets inherit it: the last, partial packet of a response must not wait for the peer's acknowledgement.
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Whether a socket's file is left over from a server that is gone.
+fn is_abandoned(path: &Path, address: &SocketAddrUnix) -> bool {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+    is_socket
+        && socket(AddressFamily::UNIX)
+            .is_ok_and(|socket| rustix::net::connect(&socket, address) == Err(Errno::CONNREFUSED))
+}

@@ -1,0 +1,294 @@
+//! The access log: a line for each request, in the formats that tools read.
+//!
+//! A loop writes lines into memory of its own; a thread of its own writes them to the file, so that a slow disk or a stuck
+//! pipe holds nobody up. If that thread is far behind, lines are dropped, and the log says how many.
+
+use crate::clock::Clock;
+use crate::config::{AccessLog, LogFormat};
+use crate::error::Error;
+use crate::request::{self, Parsed};
+use crate::status::Status;
+use rustix::fs::{Mode, OFlags};
+use serde::Serialize;
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Lines are handed to the file once there are so many bytes of them, and each second.
+const BATCH_BYTES: usize = 32 << 10;
+/// Batches that may wait to be written.
+const BATCHES_MAX: usize = 256;
+
+/// What is to be said of a request.
+#[derive(Debug, Clone)]
+pub struct Logged<'h> {
+    peer: Option<SocketAddr>,
+    /// The request's head; empty where none could be read.
+    head: Cow<'h, [u8]>,
+    status: Status,
+    body_bytes: u64,
+    started: Instant,
+}
+
+/// One loop's end of the log.
+#[derive(Debug)]
+pub struct Log {
+    format: LogFormat,
+    lines: Vec<u8>,
+    dropped: u64,
+    sink: Option<SyncSender<Order>>,
+}
+
+/// The log's thread.
+#[derive(Debug)]
+pub struct Writer {
+    sink: SyncSender<Order>,
+    format: LogFormat,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the log's thread is told.
+#[derive(Debug)]
+enum Order {
+    Write(Vec<u8>),
+    Reopen,
+    End,
+}
+
+impl Logged<'_> {
+    /// A request that was answered so.
+    pub fn new(peer: Option<SocketAddr>, head: &[u8], status: Status, body_bytes: u64, started: Instant) -> Logged<'_> {
+        Logged { peer, head: Cow::Borrowed(head), status, body_bytes, started }
+    }
+
+    /// Something that could not be read as a request.
+    pub fn unread(peer: Option<SocketAddr>, status: Status) -> Logged<'static> {
+        Logged { peer, head: Cow::Borrowed(&[]), status, body_bytes: 0, started: Instant::now() }
+    }
+
+    /// The same, for later.
+    pub fn into_owned(self) -> Logged<'static> {
+        Logged { head: Cow::Owned(self.head.into_owned()), ..self }
+    }
+
+    /// Of the body, so many bytes were not sent.
+    pub fn cut_short(&mut self, bytes: u64) {
+        self.body_bytes = self.body_bytes.saturating_sub(bytes);
+    }
+}
+
+impl Writer {
+    /// Opens the log and starts its thread.
+    pub fn start(log: &AccessLog) -> Result<Self, Error> {
+        let path = log.path.clone();
+        let file = open(path.as_ref())
+            .map_err(|source| Error::Log { path: path.clone().unwrap_or_else(|| "-".into()), source })?;
+        let (sink, orders) = sync_channel(BATCHES_MAX);
+        let thread = std::thread::Builder::new()
+            .name("haul-log".into())
+            .spawn(move || write_all(&orders, file, path.as_ref()))
+            .map_err(|source| Error::Failed { step: "starting the log's thread", source })?;
+        Ok(Self { sink, format: log.format, thread: Some(thread) })
+    }
+
+    /// An end for a loop.
+    pub fn log(&self) -> Log {
+        Log { format: self.format, lines: Vec::new(), dropped: 0, sink: Some(self.sink.clone()) }
+    }
+
+    /// Opens the file again by its name: it was moved away by whoever rotates logs.
+    pub fn reopen(&self) {
+        let _ = self.sink.send(Order::Reopen);
+    }
+}
+
+impl Drop for Writer {
+    /// Writes what there is.
+    fn drop(&mut self) {
+        let _ = self.sink.send(Order::End);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn open(path: Option<&PathBuf>) -> io::Result<File> {
+    match path {
+        None => Ok(rustix::io::fcntl_dupfd_cloexec(io::stdout(), 0)?.into()),
+        Some(path) => {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY;
+            Ok(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP)?.into())
+        }
+    }
+}
+
+fn write_all(orders: &Receiver<Order>, mut file: File, path: Option<&PathBuf>) {
+    for order in orders {
+        match order {
+            // A full disk costs lines of the log and no more.
+            Order::Write(lines) => {
+                let _ = file.write_all(&lines);
+            }
+            Order::Reopen => {
+                if let Ok(again) = open(path) {
+                    file = again;
+                }
+            }
+            Order::End => break,
+        }
+    }
+}
+
+impl Log {
+    /// A log that nobody reads.
+    pub fn off() -> Self {
+        Self { format: LogFormat::default(), lines: Vec::new(), dropped: 0, sink: None }
+    }
+
+    /// Whether anybody reads it.
+    pub fn is_on(&self) -> bool {
+        self.sink.is_some()
+    }
+
+    /// Notes a request.
+    pub fn write(&mut self, logged: &Logged<'_>, clock: &Clock) {
+        let request = match request::parse(&logged.head, usize::MAX) {
+            Parsed::Whole(request, _) => Some(request),
+            _ => None,
+        };
+        let out = &mut self.lines;
+        let peer = logged.peer.map(|peer| peer.ip());
+        match self.format {
+            LogFormat::Json => {
+                let text = |value: Option<&[u8]>| value.map(|value| String::from_utf8_lossy(value).into_owned());
+                let line = JsonLine {
+                    time: jiff::Timestamp::try_from(clock.now()).map(|now| now.to_string()).unwrap_or_default(),
+                    peer: peer.map(|peer| peer.to_string()),
+                    method: request.as_ref().map(|request| request.method_name),
+                    target: request.as_ref().map(|request| request.target),
+                    version: request.as_ref().map(|request| ["1.0", "1.1"][usize::from(request.minor_version == 1)]),
+                    status: logged.status.code,
+                    body_bytes: logged.body_bytes,
+                    duration_us: logged.started.elapsed().as_micros() as u64,
+                    referer: text(request.as_ref().and_then(|request| request.fields.referer)),
+                    user_agent: text(request.as_ref().and_then(|request| request.fields.user_agent)),
+                };
+                let _ = serde_json::to_writer(&mut *out, &line);
+            }
+            LogFormat::Common | LogFormat::Combined => {
+                match peer {
+                    Some(peer) => drop(write!(out, "{peer}")),
+                    None => out.push(b'-'),
+                }
+                out.extend_from_slice(b" - - [");
+                out.extend_from_slice(clock.log_date().as_bytes());
+                out.extend_from_slice(b"] \"");
+                if let Some(request) = &request {
+                    quote(out, request.method_name.as_bytes());
+                    out.push(b' ');
+                    quote(out, request.target.as_bytes());
+                    out.extend_from_slice(if request.minor_version == 0 { b" HTTP/1.0" } else { b" HTTP/1.1" });
+                } else {
+                    out.push(b'-');
+                }
+                out.extend_from_slice(b"\" ");
+                out.extend_from_slice(itoa::Buffer::new().format(logged.status.code).as_bytes());
+                out.push(b' ');
+                out.extend_from_slice(itoa::Buffer::new().format(logged.body_bytes).as_bytes());
+                if self.format == LogFormat::Combined {
+                    for value in [
+                        request.as_ref().and_then(|request| request.fields.referer),
+                        request.as_ref().and_then(|request| request.fields.user_agent),
+                    ] {
+                        out.extend_from_slice(b" \"");
+                        quote(out, value.unwrap_or(b"-"));
+                        out.push(b'"');
+                    }
+                }
+            }
+        }
+        out.push(b'\n');
+        if self.lines.len() >= BATCH_BYTES {
+            self.flush();
+        }
+    }
+
+    /// Hands the lines on.
+    pub fn flush(&mut self) {
+        let Some(sink) = &self.sink else { return };
+        if self.lines.is_empty() {
+            return;
+        }
+        let lines = std::mem::replace(&mut self.lines, Vec::with_capacity(BATCH_BYTES + 1024));
+        if let Err(TrySendError::Full(Order::Write(lines))) = sink.try_send(Order::Write(lines)) {
+            self.dropped += lines.split(|&byte| byte == b'\n').count() as u64 - 1;
+        }
+    }
+
+    /// Lines that were dropped because the file did not take them fast enough.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+}
+
+/// Text for a quoted place: what could end the quotes, or a terminal's patience, as `\xHH`.
+fn quote(out: &mut Vec<u8>, text: &[u8]) {
+    for &byte in text {
+        if byte == b'"' || byte == b'\\' || !(0x20..0x7f).contains(&byte) {
+            let _ = write!(out, "\\x{byte:02X}");
+        } else {
+            out.push(byte);
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct JsonLine<'l> {
+    time: String,
+    peer: Option<String>,
+    method: Option<&'l str>,
+    target: Option<&'l str>,
+    version: Option<&'static str>,
+    status: u16,
+    body_bytes: u64,
+    duration_us: u64,
+    referer: Option<String>,
+    user_agent: Option<String>,
+}
+
+/// How long lines may wait in memory.
+pub const FLUSHED_EVERY: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(format: LogFormat, head: &[u8]) -> String {
+        let mut log = Log { format, ..Log::off() };
+        let peer = Some("192.0.2.1:4000".parse().unwrap());
+        log.write(&Logged::new(peer, head, Status::OK, 42, Instant::now()), &Clock::new());
+        String::from_utf8(log.lines).unwrap()
+    }
+
+    const HEAD: &[u8] = b"GET /a\"b HTTP/1.1\r\nHost: h\r\nReferer: r\r\nUser-Agent: a\\\x1b[31m\"\r\n\r\n";
+
+    #[test]
+    fn lines_are_what_the_formats_say_and_nothing_breaks_out_of_them() {
+        let common = line(LogFormat::Common, b"GET /a HTTP/1.0\r\n\r\n");
+        assert!(common.starts_with("192.0.2.1 - - ["), "{common}");
+        assert!(common.ends_with("] \"GET /a HTTP/1.0\" 200 42\n"), "{common}");
+        // httparse refuses a control character, so nothing of such a head is written.
+        let combined = line(LogFormat::Combined, HEAD);
+        assert!(combined.ends_with("] \"-\" 200 42 \"-\" \"-\"\n"), "{combined}");
+        let combined = line(LogFormat::Combined, b"GET /a\"b HTTP/1.1\r\nHost: h\r\nUser-Agent: \\\"\xe4\r\n\r\n");
+        assert!(combined.ends_with("\"GET /a\\x22b HTTP/1.1\" 200 42 \"-\" \"\\x5C\\x22\\xE4\"\n"), "{combined}");
+        let json = line(LogFormat::Json, b"GET /a\"b HTTP/1.1\r\nHost: h\r\nUser-Agent: \"\r\n\r\n");
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((&json["target"], &json["status"], &json["peer"]), (&"/a\"b".into(), &200.into(), &"192.0.2.1".into()));
+    }
+}

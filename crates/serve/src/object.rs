@@ -1,0 +1,305 @@
+//! An open file with all that a response about it needs, and the proof that it has not changed since.
+//!
+//! Bytes that are sent must belong to the entity tag that is sent with them. A file's version is told by its inode, its size
+//! and the time of its last change (`ctime`, which unlike `mtime` nobody can set back). Linux 6.13 and later give a file
+//! that was asked for its times a new one at every change; before that two changes within one tick of the clock look alike, so
+//! a file that has only just changed is given no tag at all and is not kept.
+
+use rustix::fs::{FileType, Stat};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Within so long after a change another may carry the same time: two ticks of the slowest clock (CONFIG_HZ=100).
+const TICK: Duration = Duration::from_millis(20);
+/// A file that changed so recently is likely to change again; see [`Object::is_settled`].
+const SETTLED_AFTER: Duration = Duration::from_secs(10);
+/// How often a small file is read again that changes while it is read.
+const READS_MAX: usize = 3;
+
+/// What tells one version of a file from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    len: u64,
+    changed: (i64, u64),
+    modified: (i64, u64),
+    links: u64,
+}
+
+/// What tells a client that it has this version (RFC 9110 section 8.8).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Validators {
+    /// The strong entity tag, with its quotes.
+    pub etag: Option<Box<str>>,
+    /// When it was last modified, in seconds since 1970.
+    pub modified: Option<u64>,
+}
+
+/// Whether the disk may be waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// No: what is not in memory is [`io::ErrorKind::WouldBlock`].
+    None,
+    /// Yes.
+    Disk,
+}
+
+/// What kind of thing was opened.
+#[derive(Debug)]
+pub enum Opened {
+    /// A regular file.
+    File(Object),
+    /// A folder.
+    Folder(File),
+    /// Something that has no content to serve: a device, a pipe, a socket.
+    Other,
+}
+
+/// A regular file, open.
+#[derive(Debug)]
+pub struct Object {
+    file: File,
+    stamp: Stamp,
+    validators: Validators,
+    content: Option<Box<[u8]>>,
+    is_keepable: bool,
+    /// The second in which all of it was last found in memory.
+    resident_at: AtomicU32,
+}
+
+impl Stamp {
+    fn of(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            len: u64::try_from(stat.st_size).unwrap_or(0),
+            changed: (stat.st_ctime, stat.st_ctime_nsec as u64),
+            modified: (stat.st_mtime, stat.st_mtime_nsec as u64),
+            links: u64::from(stat.st_nlink),
+        }
+    }
+
+    fn changed_at(&self) -> SystemTime {
+        let since = Duration::new(u64::try_from(self.changed.0).unwrap_or(0), self.changed.1 as u32);
+        UNIX_EPOCH + since
+    }
+
+    fn age(&self) -> Duration {
+        // A file from the future (a clock that was set back) counts as new.
+        SystemTime::now().duration_since(self.changed_at()).unwrap_or(Duration::ZERO)
+    }
+
+    fn modified_seconds(&self) -> u64 {
+        u64::try_from(self.modified.0).unwrap_or(0)
+    }
+
+    fn validators(&self) -> Validators {
+        if self.age() < TICK {
+            return Validators::default();
+        }
+        // `ctime` rather than `mtime`: tools that restore times (rsync, tar, reproducible builds) give two
+        // versions the same `mtime`, and one of them would be taken for the other.
+        let etag = format!("\"{:x}-{:x}-{:x}{:08x}\"", self.inode, self.len, self.changed.0, self.changed.1);
+        Validators { etag: Some(etag.into()), modified: Some(self.modified_seconds()) }
+    }
+}
+
+impl Opened {
+    /// Finds out what was opened, and reads files of up to `content_bytes_max` into memory.
+    pub fn of(file: File, content_bytes_max: u64, patience: Patience) -> io::Result<Self> {
+        let stat = rustix::fs::fstat(&file)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Object::of(file, &stat, content_bytes_max, patience).map(Self::File),
+            FileType::Directory => Ok(Self::Folder(file)),
+            _ => Ok(Self::Other),
+        }
+    }
+}
+
+impl Object {
+    fn of(file: File, stat: &Stat, content_bytes_max: u64, patience: Patience) -> io::Result<Self> {
+        let mut stamp = Stamp::of(stat);
+        let mut content = None;
+        let mut is_steady = true;
+        if stamp.len <= content_bytes_max {
+            for _ in 0..READS_MAX {
+                content = read_all(&file, stamp.len as usize, patience)?;
+                let after = Stamp::of(&rustix::fs::fstat(&file)?);
+                is_steady = after == stamp && content.is_some();
+                if is_steady || after.len > content_bytes_max {
+                    break;
+                }
+                stamp = after;
+            }
+        }
+        let validators = if is_steady { stamp.validators() } else { Validators::default() };
+        let is_keepable = is_steady && validators.etag.is_some() && stamp.links > 0;
+        Ok(Self { file, stamp, validators, content: content.filter(|_| is_steady), is_keepable, resident_at: AtomicU32::new(u32::MAX) })
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        self.stamp.len
+    }
+
+    /// What tells a client that it has this version.
+    pub fn validators(&self) -> &Validators {
+        &self.validators
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// All of its bytes, where it is small: exactly those of this version.
+    pub fn content(&self) -> Option<&[u8]> {
+        self.content.as_deref()
+    }
+
+    /// Bytes of memory that it takes beside its descriptor.
+    pub fn memory_bytes(&self) -> usize {
+        self.content.as_ref().map_or(0, |content| content.len())
+    }
+
+    /// Whether it may be kept and sent to others: its version is known beyond doubt.
+    pub fn is_keepable(&self) -> bool {
+        self.is_keepable
+    }
+
+    /// Whether the file is still this version: not written to, replaced, renamed or deleted. One cheap system call.
+    pub fn is_current(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| Stamp::of(&stat) == self.stamp)
+    }
+
+    /// Whether it was last modified in the same second as `other` or later.
+    pub fn is_as_new_as(&self, other: &Self) -> bool {
+        self.stamp.modified_seconds() >= other.stamp.modified_seconds()
+    }
+
+    /// Whether it has not changed for a while. Pages of a file that somebody is writing to would change on their way to
+    /// the client, so such a file is copied, piece by piece, each looked at before it goes.
+    pub fn is_settled(&self, now: SystemTime) -> bool {
+        now.duration_since(self.stamp.changed_at()).is_ok_and(|age| age >= SETTLED_AFTER)
+    }
+
+    /// Whether its next `probe_bytes` from `offset` on are in memory, so that sending them does not wait for the disk.
+    /// It looks at the first and the last page: readahead fills what lies between. A file that is no longer than that
+    /// is looked at once a second, by the caller's clock.
+    pub fn is_resident(&self, offset: u64, probe_bytes: u64, seconds: u32) -> bool {
+        let is_short = self.stamp.len <= probe_bytes;
+        if is_short && self.resident_at.load(Relaxed) == seconds {
+            return true;
+        }
+        let last = (offset + probe_bytes).min(self.stamp.len).saturating_sub(1);
+        let is_resident = [offset, last].into_iter().all(|at| {
+            let mut byte = [0];
+            let mut place = [IoSliceMut::new(&mut byte)];
+            let read = rustix::io::preadv2(&self.file, &mut place, at, ReadWriteFlags::NOWAIT);
+            // A file system that cannot tell is not asked again and again: sending finds out.
+            !matches!(read, Err(Errno::AGAIN))
+        });
+        if is_short && is_resident {
+            self.resident_at.store(seconds, Relaxed);
+        }
+        is_resident
+    }
+}
+
+/// The first `len` bytes, or `None` where there are fewer by now.
+fn read_all(file: impl AsFd, len: usize, patience: Patience) -> io::Result<Option<Box<[u8]>>> {
+    let flags = match patience {
+        Patience::None => ReadWriteFlags::NOWAIT,
+        Patience::Disk => ReadWriteFlags::empty(),
+    };
+    let mut content = vec![0; len];
+    let mut filled = 0;
+    while filled < len {
+        let rest = &mut [IoSliceMut::new(&mut content[filled..])];
+        match rustix::io::preadv2(&file, rest, filled as u64, flags) {
+            Ok(0) => return Ok(None),
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            // What cannot be read without waiting, here or on this file system, is for those who may wait.
+            Err(Errno::OPNOTSUPP) if patience == Patience::None => return Err(io::ErrorKind::WouldBlock.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(Some(content.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn object(path: &std::path::Path) -> Object {
+        match Opened::of(File::open(path).unwrap(), 100, Patience::Disk).unwrap() {
+            Opened::File(object) => object,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_change_to_a_file_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        type Change = fn(&std::path::Path);
+        let changes: [(&str, Change); 6] = [
+            ("written", |path| fs::write(path, "other").unwrap()),
+            ("truncated", |path| fs::File::options().write(true).open(path).unwrap().set_len(1).unwrap()),
+            ("deleted", |path| fs::remove_file(path).unwrap()),
+            ("renamed", |path| fs::rename(path, path.with_extension("old")).unwrap()),
+            ("replaced", |path| {
+                fs::write(path.with_extension("new"), "first").unwrap();
+                fs::rename(path.with_extension("new"), path).unwrap();
+            }),
+            ("written with its time set back", |path| {
+                let modified = fs::metadata(path).unwrap().modified().unwrap();
+                fs::write(path, "other").unwrap();
+                fs::File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
+            }),
+        ];
+        for (name, change) in changes {
+            fs::write(&path, "first").unwrap();
+            let object = object(&path);
+            assert!(object.is_current());
+            change(&path);
+            assert!(!object.is_current(), "{name}");
+            assert_eq!(object.content(), Some(&b"first"[..]), "what was read stays");
+        }
+    }
+
+    #[test]
+    fn a_file_that_has_only_just_changed_has_no_tag_and_is_not_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, "first").unwrap();
+        let fresh = object(&path);
+        let stamp = Stamp { changed: (0, 0), ..fresh.stamp };
+        assert!(stamp.validators().etag.is_some());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let stamp = Stamp { changed: (now.as_secs() as i64 + 1, 0), ..fresh.stamp };
+        assert_eq!(stamp.validators(), Validators::default());
+        assert!(!fresh.is_settled(SystemTime::now()));
+    }
+
+    #[test]
+    fn two_versions_with_one_time_of_modification_have_two_tags() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let mut tags = Vec::new();
+        for content in ["one", "two"] {
+            fs::write(&path, content).unwrap();
+            fs::File::options().write(true).open(&path).unwrap().set_modified(UNIX_EPOCH).unwrap();
+            std::thread::sleep(TICK * 2);
+            tags.push(object(&path).validators().etag.clone().unwrap());
+        }
+        assert_ne!(tags[0], tags[1]);
+    }
+}

@@ -1,0 +1,142 @@
+//! A file service as a whole: its listening sockets, its loops, and the way to stop it.
+
+use crate::config::{Address, Config};
+use crate::context::Context;
+use crate::counters::Counters;
+use crate::error::Error;
+use crate::helper::{Helpers, Inbox};
+use crate::listen::Listeners;
+use crate::log::{Log, Writer};
+use crate::service::Service;
+use crate::wake::Wake;
+use crate::worker::{Orders, Worker};
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Threads that wait for the disk: as many requests as a disk may work on at a time.
+const HELPERS: usize = 8;
+
+/// Descriptors for everything but connections and cached files: loops, listening sockets, logs, files being opened.
+const DESCRIPTORS_RESERVED: usize = 128;
+
+/// A file service that listens, and serves once it is told to run.
+#[derive(Debug)]
+pub struct Server {
+    listeners: Listeners,
+    workers: Vec<Worker>,
+    helpers: Helpers,
+    log: Option<Writer>,
+    handle: Handle,
+}
+
+/// The way to a service that runs on other threads.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    orders: Arc<Orders>,
+    wakes: Vec<Arc<Wake>>,
+    counters: Vec<Arc<Counters>>,
+}
+
+impl Server {
+    /// Opens the folder and the log and listens. Connections wait until [`Server::run`].
+    pub fn new(config: &Config) -> Result<Self, Error> {
+        let workers = config.workers.unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+        });
+        let workers = workers.max(1);
+        let config = &within_descriptor_limit(config);
+        let service = Arc::new(Service::new(config)?);
+        let listeners = Listeners::open(config, workers)?;
+        let log = config.access_log.as_ref().map(Writer::start).transpose()?;
+        let failed = |step| move |source: io::Error| Error::Failed { step, source };
+        let helpers = Helpers::start(Arc::clone(&service), HELPERS).map_err(failed("starting a thread"))?;
+        let mut handle = Handle { orders: Arc::default(), wakes: Vec::new(), counters: Vec::new() };
+        let mut loops = Vec::new();
+        for listeners in &listeners.by_worker {
+            let wake = Arc::new(Wake::new().map_err(failed("making an event loop"))?);
+            let inbox = Inbox::new(Arc::clone(&wake));
+            let lines = log.as_ref().map_or_else(Log::off, Writer::log);
+            let context = Context::new(config, workers, Arc::clone(&service), lines);
+            handle.wakes.push(Arc::clone(&wake));
+            handle.counters.push(Arc::clone(&context.counters));
+            let asker = helpers.asker(&inbox);
+            let orders = Arc::clone(&handle.orders);
+            let connections_max = config.limits.connections_max.div_ceil(workers);
+            let worker =
+                Worker::new(listeners.clone(), wake, inbox, asker, orders, context, connections_max);
+            loops.push(worker.map_err(failed("making an event loop"))?);
+        }
+        let mut listeners = listeners;
+        // The loops have them, and let go of them when they drain.
+        listeners.by_worker.clear();
+        Ok(Self { listeners, workers: loops, helpers, log, handle })
+    }
+
+    /// Where it listens; a port that was 0 has become one.
+    pub fn addresses(&self) -> &[Address] {
+        &self.listeners.addresses
+    }
+
+    /// How many event loops it has.
+    pub fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// The way to it while it runs.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Serves until [`Handle::drain`], and then until what is under way has ended or its time is over.
+    pub fn run(self) -> Result<(), Error> {
+        let Self { workers, listeners, helpers, log, handle } = self;
+        let failed = |step| move |source: io::Error| Error::Failed { step, source };
+        let mut threads = Vec::new();
+        for worker in workers {
+            let handle = handle.clone();
+            let name = format!("haul-serve-{}", threads.len());
+            let thread = std::thread::Builder::new().name(name).spawn(move || {
+                let ended = worker.run();
+                // Half a server is none: the others end too.
+                handle.drain();
+                ended
+            });
+            threads.push(thread.map_err(failed("starting a thread"))?);
+        }
+        let mut result = Ok(());
+        for thread in threads {
+            let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a loop has panicked")));
+            result = result.and(ended.map_err(failed("waiting for events")));
+        }
+        drop((helpers, log, listeners));
+        result
+    }
+}
+
+/// Connections and cached files within what this process may open.
+fn within_descriptor_limit(config: &Config) -> Config {
+    let mut config = config.clone();
+    let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let left = (allowed.unwrap_or(u64::MAX) as usize).saturating_sub(DESCRIPTORS_RESERVED).max(2);
+    let limits = &mut config.limits;
+    limits.cached_files_max = limits.cached_files_max.min(left / 4);
+    limits.connections_max = limits.connections_max.min(left - limits.cached_files_max).max(1);
+    config
+}
+
+impl Handle {
+    /// Has the service accept nobody any more, finish what is under way, and end.
+    pub fn drain(&self) {
+        self.orders.drain.store(true, Relaxed);
+        for wake in &self.wakes {
+            wake.wake();
+        }
+    }
+
+    /// What each loop has done so far.
+    pub fn counters(&self) -> &[Arc<Counters>] {
+        &self.counters
+    }
+}

@@ -1,0 +1,293 @@
+//! From a target to what it stands for: index files, compressed forms, listings, the fallback.
+//!
+//! All loops share one service and nothing in it changes, so nothing in it is locked.
+
+use crate::config::{Config, Content};
+use crate::encoding::Coding;
+use crate::error::Error;
+use crate::listing::Listing;
+use crate::object::{Object, Opened, Patience};
+use crate::resource::{Representation, Resource};
+use crate::root::Root;
+use crate::status::Status;
+use crate::target::{Target, TargetError, encode_path};
+use globset::{GlobBuilder, GlobMatcher};
+use rustix::io::Errno;
+use std::fmt::Write;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+/// Files of up to this are kept in memory, and sent with their head in one call. Beyond it their pages travel: see
+/// docs/findings.md for where one begins to cost more than the other.
+pub const CONTENT_BYTES_MAX: u64 = 16 << 10;
+/// The largest error page.
+const ERROR_PAGE_BYTES_MAX: u64 = 1 << 20;
+
+/// What a target stands for.
+#[derive(Debug)]
+pub enum Found {
+    /// A file.
+    Resource(Arc<Resource>),
+    /// A folder that was named without a slash, so that relative links in it would lead elsewhere: this is its name.
+    Redirect(String),
+    /// A folder to be listed.
+    Listing(Listing),
+    /// Nothing, for this reason.
+    Nothing(Status),
+}
+
+/// Everything that does not change while requests are answered.
+#[derive(Debug)]
+pub struct Service {
+    pub(crate) root: Root,
+    pub(crate) content: Content,
+    cache_control: Vec<(GlobMatcher, String)>,
+    /// Lines of every response.
+    pub(crate) common_fields: Vec<u8>,
+    pub(crate) cors: Vec<String>,
+    pub(crate) error_pages: Vec<ErrorPage>,
+}
+
+/// What is shown with a status.
+#[derive(Debug)]
+pub struct ErrorPage {
+    pub(crate) status: u16,
+    pub(crate) content_type: Box<str>,
+    pub(crate) content: Arc<[u8]>,
+}
+
+impl Service {
+    /// Opens the folder and reads the error pages.
+    pub fn new(config: &Config) -> Result<Self, Error> {
+        let root = Root::open(&config.root, config.content.symlinks)
+            .map_err(|source| Error::Root { path: config.root.clone(), source })?;
+        let mut cache_control = Vec::new();
+        for (pattern, value) in &config.fields.cache_control {
+            let glob = GlobBuilder::new(pattern).literal_separator(pattern.contains('/')).build();
+            let glob = glob.map_err(|error| Error::Pattern(error.to_string()))?;
+            check_field("Cache-Control", value)?;
+            cache_control.push((glob.compile_matcher(), value.clone()));
+        }
+        let mut common_fields = String::new();
+        for (name, value) in &config.fields.headers {
+            check_field(name, value)?;
+            let _ = write!(common_fields, "{name}: {value}\r\n");
+        }
+        for origin in &config.fields.cors {
+            check_field("Access-Control-Allow-Origin", origin)?;
+        }
+        let mut service = Self {
+            root,
+            content: config.content.clone(),
+            cache_control,
+            common_fields: common_fields.into_bytes(),
+            cors: config.fields.cors.clone(),
+            error_pages: Vec::new(),
+        };
+        for (status, path) in &config.content.error_pages {
+            service.error_pages.push(service.read_error_page(*status, path)?);
+        }
+        if let Some(fallback) = &service.content.fallback {
+            let found = service.find_file(fallback.trim_start_matches('/').as_bytes(), Patience::Disk);
+            let problem = match found {
+                Ok(Some(_)) => None,
+                Ok(None) => Some("it is no regular file".to_owned()),
+                Err(error) => Some(error.to_string()),
+            };
+            if let Some(problem) = problem {
+                return Err(Error::Fallback { path: fallback.clone(), problem });
+            }
+        }
+        Ok(service)
+    }
+
+    /// What a target stands for. Without patience, what would have to wait for the disk is
+    /// [`io::ErrorKind::WouldBlock`], and nothing else is an error.
+    pub fn find(&self, target: &Target<'_>, patience: Patience) -> io::Result<Found> {
+        if target.is_hidden() && !self.content.hidden {
+            return self.find_fallback(patience);
+        }
+        match self.find_below(target, patience) {
+            Ok(Found::Nothing(Status::NOT_FOUND)) => self.find_fallback(patience),
+            Ok(found) => Ok(found),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+            Err(error) => match status_of(&error) {
+                Status::NOT_FOUND => self.find_fallback(patience),
+                status => Ok(Found::Nothing(status)),
+            },
+        }
+    }
+
+    /// What stands for a target that is none.
+    pub fn refuse(error: TargetError) -> Found {
+        Found::Nothing(match error {
+            TargetError::Malformed => Status::BAD_REQUEST,
+            TargetError::Nowhere => Status::NOT_FOUND,
+        })
+    }
+
+    fn find_below(&self, target: &Target<'_>, patience: Patience) -> io::Result<Found> {
+        if !target.is_folder {
+            return Ok(match self.root.find(&target.path, CONTENT_BYTES_MAX, patience)? {
+                Opened::File(object) => Found::Resource(Arc::new(self.resource(&target.path, object, patience)?)),
+                Opened::Folder(_) => Found::Redirect(match target.query {
+                    "" => format!("{}/", encode_path(&target.path)),
+                    query => format!("{}/?{query}", encode_path(&target.path)),
+                }),
+                Opened::Other => Found::Nothing(Status::NOT_FOUND),
+            });
+        }
+        for name in &self.content.index {
+            let path = join(&target.path, name.as_bytes());
+            match self.find_file(&path, patience) {
+                Ok(Some(resource)) => return Ok(Found::Resource(Arc::new(resource))),
+                Ok(None) => {}
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match self.root.find(&target.path, 0, patience)? {
+            Opened::Folder(_) if !self.content.listing => Ok(Found::Nothing(Status::NOT_FOUND)),
+            // Reading a folder may wait for the disk, whatever was in memory so far.
+            Opened::Folder(_) if patience == Patience::None => Err(io::ErrorKind::WouldBlock.into()),
+            Opened::Folder(folder) => {
+                Listing::read(&self.root, &folder, target, self.content.hidden).map(Found::Listing)
+            }
+            _ => Ok(Found::Nothing(Status::NOT_FOUND)),
+        }
+    }
+
+    fn find_fallback(&self, patience: Patience) -> io::Result<Found> {
+        let Some(path) = &self.content.fallback else { return Ok(Found::Nothing(Status::NOT_FOUND)) };
+        match self.find_file(path.trim_start_matches('/').as_bytes(), patience) {
+            Ok(Some(resource)) => Ok(Found::Resource(Arc::new(resource))),
+            Ok(None) => Ok(Found::Nothing(Status::NOT_FOUND)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+            Err(error) => Ok(Found::Nothing(status_of(&error))),
+        }
+    }
+
+    fn find_file(&self, path: &[u8], patience: Patience) -> io::Result<Option<Resource>> {
+        match self.root.find(path, CONTENT_BYTES_MAX, patience)? {
+            Opened::File(object) => self.resource(path, object, patience).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn resource(&self, path: &[u8], plain: Object, patience: Patience) -> io::Result<Resource> {
+        let content_type = content_type(path);
+        let mut coded = Vec::new();
+        if self.content.precompressed {
+            for coding in Coding::ALL {
+                let beside = [path, coding.extension().as_bytes()].concat();
+                match self.root.find(&beside, CONTENT_BYTES_MAX, patience) {
+                    // An older one was made of something else.
+                    Ok(Opened::File(object)) if object.is_as_new_as(&plain) => coded.push((coding, object)),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
+                    Err(_) => {}
+                }
+            }
+        }
+        let varies = self.content.precompressed;
+        let form = |object: Object, coding: Option<Coding>| {
+            let fields = self.fields(path, &object, coding, varies).into_bytes().into();
+            Arc::new(Representation { object, content_type: content_type.clone(), fields })
+        };
+        Ok(Resource {
+            plain: form(plain, None),
+            coded: coded.into_iter().map(|(coding, object)| (coding, form(object, Some(coding)))).collect(),
+        })
+    }
+
+    fn fields(&self, path: &[u8], object: &Object, coding: Option<Coding>, varies: bool) -> String {
+        let mut fields = String::from("Accept-Ranges: bytes\r\n");
+        let validators = object.validators();
+        if let Some(seconds) = validators.modified {
+            let date = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(seconds));
+            let _ = write!(fields, "Last-Modified: {date}\r\n");
+        }
+        if let Some(etag) = &validators.etag {
+            let _ = write!(fields, "ETag: {etag}\r\n");
+        }
+        if let Some(coding) = coding {
+            let _ = write!(fields, "Content-Encoding: {}\r\n", coding.name());
+        }
+        if varies {
+            fields.push_str("Vary: Accept-Encoding\r\n");
+        }
+        let shown = String::from_utf8_lossy(path);
+        let fits = |(glob, _): &&(GlobMatcher, String)| glob.is_match(&*shown);
+        if let Some((_, value)) = self.cache_control.iter().find(fits) {
+            let _ = write!(fields, "Cache-Control: {value}\r\n");
+        }
+        fields
+    }
+
+    fn read_error_page(&self, status: u16, path: &str) -> Result<ErrorPage, Error> {
+        let wrong = |problem: String| Error::ErrorPage { status, path: path.into(), problem };
+        if !(400..=599).contains(&status) {
+            return Err(wrong("only statuses from 400 to 599 have error pages".into()));
+        }
+        let below = path.trim_start_matches('/').as_bytes();
+        match self.root.find(below, ERROR_PAGE_BYTES_MAX, Patience::Disk) {
+            Ok(Opened::File(object)) => match object.content() {
+                Some(content) => {
+                    Ok(ErrorPage { status, content_type: content_type(below), content: content.into() })
+                }
+                None => Err(wrong("it is larger than 1 MiB".into())),
+            },
+            Ok(_) => Err(wrong("it is no regular file".into())),
+            Err(error) => Err(wrong(error.to_string())),
+        }
+    }
+}
+
+/// A field that somebody set, before it stands in every response.
+fn check_field(name: &str, value: &str) -> Result<(), Error> {
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    if name.is_empty() || !name.bytes().all(is_token) {
+        return Err(Error::Field(format!("{name:?} is no name of a field")));
+    }
+    let framing = ["connection", "content-length", "date", "transfer-encoding"];
+    if framing.iter().any(|other| name.eq_ignore_ascii_case(other)) {
+        return Err(Error::Field(format!("{name} is the server's own to set")));
+    }
+    if value.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t') {
+        return Err(Error::Field(format!("{name} has a control character in its value")));
+    }
+    Ok(())
+}
+
+/// The media type by the name's extension; text is UTF-8, as it mostly is.
+fn content_type(path: &[u8]) -> Box<str> {
+    let name = String::from_utf8_lossy(path);
+    let guess = mime_guess::from_path(Path::new(&*name)).first_raw().unwrap_or("application/octet-stream");
+    let is_text = guess.starts_with("text/") || matches!(guess, "application/javascript" | "application/json");
+    if is_text { format!("{guess}; charset=utf-8").into() } else { guess.into() }
+}
+
+/// What a client is told about a file that cannot be opened.
+fn status_of(error: &io::Error) -> Status {
+    match Errno::from_io_error(error) {
+        Some(Errno::ACCESS | Errno::PERM) => Status::FORBIDDEN,
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Status::UNAVAILABLE,
+        Some(
+            Errno::NOENT
+            | Errno::NOTDIR
+            | Errno::LOOP
+            | Errno::XDEV
+            | Errno::NAMETOOLONG
+            | Errno::INVAL
+            | Errno::NXIO
+            | Errno::NODEV,
+        ) => Status::NOT_FOUND,
+        _ => Status::INTERNAL_ERROR,
+    }
+}
+
+fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
+    if folder.is_empty() { name.to_vec() } else { [folder, b"/", name].concat() }
+}

@@ -1,0 +1,59 @@
+//! The status codes that are answered (RFC 9110 section 15), each with its phrase.
+
+use std::fmt;
+
+/// A status code with its phrase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Status {
+    /// The three digits.
+    pub code: u16,
+    /// What they mean, for people.
+    pub phrase: &'static str,
+}
+
+macro_rules! statuses {
+    ($($name:ident = $code:literal $phrase:literal;)*) => {
+        #[allow(missing_docs, reason = "the phrase beside each is what there is to say")]
+        impl Status {
+            $(pub const $name: Self = Self { code: $code, phrase: $phrase };)*
+        }
+    };
+}
+
+statuses! {
+    OK = 200 "OK";
+    CREATED = 201 "Created";
+    NO_CONTENT = 204 "No Content";
+    PARTIAL_CONTENT = 206 "Partial Content";
+    MOVED_PERMANENTLY = 301 "Moved Permanently";
+    NOT_MODIFIED = 304 "Not Modified";
+    BAD_REQUEST = 400 "Bad Request";
+    UNAUTHORIZED = 401 "Unauthorized";
+    FORBIDDEN = 403 "Forbidden";
+    NOT_FOUND = 404 "Not Found";
+    METHOD_NOT_ALLOWED = 405 "Method Not Allowed";
+    REQUEST_TIMEOUT = 408 "Request Timeout";
+    LENGTH_REQUIRED = 411 "Length Required";
+    PRECONDITION_FAILED = 412 "Precondition Failed";
+    CONTENT_TOO_LARGE = 413 "Content Too Large";
+    RANGE_NOT_SATISFIABLE = 416 "Range Not Satisfiable";
+    EXPECTATION_FAILED = 417 "Expectation Failed";
+    HEAD_TOO_LARGE = 431 "Request Header Fields Too Large";
+    INTERNAL_ERROR = 500 "Internal Server Error";
+    NOT_IMPLEMENTED = 501 "Not Implemented";
+    UNAVAILABLE = 503 "Service Unavailable";
+    VERSION_NOT_SUPPORTED = 505 "HTTP Version Not Supported";
+}
+
+impl Status {
+    /// Whether it says that something went wrong, on either side.
+    pub fn is_error(self) -> bool {
+        self.code >= 400
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} {}", self.code, self.phrase)
+    }
+}

@@ -1,0 +1,114 @@
+//! A response's way into the socket: the head with what is in memory in one call, files by the cheapest path.
+//!
+//! A file's pages travel as they are, so a file that is written to on its way could reach the client as a mixture under
+//! the tag of one version. Hence: what is small goes from memory; a file that has changed a moment ago is copied, and each piece
+//! looked at after it was read and before it goes; any other is looked at before each piece and after the last, and if it
+//! has changed, the connection is reset, so that nobody takes what he has got for the whole. What remains is a
+//! change after that last look and before the client's acknowledgement.
+
+use crate::body::{Body, Piece};
+use crate::context::Context;
+use crate::resource::Representation;
+use crate::stream::{Sent, Stream};
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The most that one call to the library takes of a file; see [`haul::plan::call_bytes`].
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// How far a response has come.
+#[derive(Debug)]
+pub enum Progress {
+    /// The kernel has all of it.
+    Done,
+    /// The socket takes no more now.
+    Blocked,
+    /// It has had its turn.
+    Turn,
+    /// This file is not in memory at this offset.
+    Cold(Arc<Representation>, u64),
+    /// A file is not what it was when the head was written.
+    Changed,
+    /// The connection is no more.
+    Broken,
+}
+
+/// Sends what is left of a head and a body, at most so many bytes of files; what went is taken from them.
+pub fn transmit(
+    stream: &mut Stream,
+    head: &mut Vec<u8>,
+    body: &mut Body,
+    budget_bytes: &mut u64,
+    context: &mut Context,
+) -> Progress {
+    loop {
+        let sent = match body.next() {
+            None if head.is_empty() => return Progress::Done,
+            Some(Piece::File(form, range)) if head.is_empty() => {
+                let (form, range) = (Arc::clone(form), range.clone());
+                match send_piece(stream, &form, range, budget_bytes, context) {
+                    Ok(sent) => sent,
+                    Err(progress) => return progress,
+                }
+            }
+            next => {
+                let memory = next.and_then(Piece::memory).unwrap_or_default();
+                let more = matches!(next, Some(Piece::File(..))) || !body.is_last();
+                stream.send(&[IoSlice::new(head), IoSlice::new(memory)], more)
+            }
+        };
+        match sent {
+            Sent::Bytes(count) => {
+                let of_head = head.len().min(count as usize);
+                head.drain(..of_head);
+                body.sent(count - of_head as u64);
+            }
+            Sent::Blocked => return Progress::Blocked,
+            Sent::Ended => return Progress::Changed,
+            Sent::Broken => return Progress::Broken,
+        }
+    }
+}
+
+/// Sends a beginning of a range of a file.
+fn send_piece(
+    stream: &mut Stream,
+    form: &Arc<Representation>,
+    range: Range<u64>,
+    budget_bytes: &mut u64,
+    context: &mut Context,
+) -> Result<Sent, Progress> {
+    if *budget_bytes == 0 {
+        return Err(Progress::Turn);
+    }
+    let object = &form.object;
+    if !object.is_resident(range.start, PIECE_BYTES, context.clock.seconds()) {
+        return Err(Progress::Cold(Arc::clone(form), range.start));
+    }
+    let piece = range.start..range.end.min(range.start + PIECE_BYTES);
+    let sent = if object.is_settled(context.clock.now()) {
+        // The first piece was looked at when the head was written.
+        if !object.is_current() {
+            return Err(Progress::Changed);
+        }
+        let sent = stream.send_file(object.file(), piece);
+        let is_last = sent == Sent::Bytes(range.end - range.start);
+        if is_last && !object.is_current() {
+            return Err(Progress::Changed);
+        }
+        sent
+    } else {
+        let len = context.copy.len().min((piece.end - piece.start) as usize);
+        match rustix::io::pread(object.file(), &mut context.copy[..len], piece.start) {
+            Ok(0) => return Err(Progress::Changed),
+            Ok(_) if !object.is_current() => return Err(Progress::Changed),
+            Ok(count) => stream.send(&[IoSlice::new(&context.copy[..count])], piece.start + (count as u64) < range.end),
+            Err(_) => return Err(Progress::Broken),
+        }
+    };
+    if let Sent::Bytes(count) = sent {
+        *budget_bytes = budget_bytes.saturating_sub(count);
+    }
+    Ok(sent)
+}

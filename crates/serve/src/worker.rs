@@ -1,0 +1,336 @@
+//! One event loop: a thread that accepts, reads and sends, and shares nothing with the others on its way.
+//!
+//! Events are edges: a socket is registered once and for all, and its connection remembers what it was told.
+
+use crate::connection::{Connection, Next};
+use crate::context::Context;
+use crate::helper::{Asker, Inbox};
+use crate::listen::Listener;
+use crate::log::FLUSHED_EVERY;
+use crate::wake::Wake;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::Timespec;
+use rustix::io::Errno;
+use slab::Slab;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Events taken at a time.
+const EVENTS_MAX: usize = 512;
+/// Connections accepted before those there are have their turn.
+const ACCEPTS_MAX: usize = 64;
+/// Tokens from here on are no connections'.
+const WAKE: u64 = u64::MAX;
+const LISTENER: u64 = u64::MAX - 1_000_000;
+/// A connection that waits for the disk has no time of its own to keep.
+const NEVER: u32 = u32::MAX;
+
+/// What all loops are told from outside.
+#[derive(Debug, Default)]
+pub struct Orders {
+    /// Finish what is under way and end.
+    pub drain: AtomicBool,
+}
+
+/// An event loop.
+#[derive(Debug)]
+pub struct Worker {
+    epoll: OwnedFd,
+    listeners: Vec<Listener>,
+    wake: Arc<Wake>,
+    inbox: Arc<Inbox>,
+    asker: Asker,
+    orders: Arc<Orders>,
+    context: Context,
+    connections: Slab<Place>,
+    connections_max: usize,
+    /// Tells a connection from one that had its place before.
+    generation: u32,
+    /// Connections that wait for their turn.
+    runnable: VecDeque<u64>,
+    is_accepting: bool,
+    drain_until: Option<Instant>,
+    swept: u32,
+}
+
+/// A connection's place in the table. `connection` is away while it is driven.
+#[derive(Debug)]
+struct Place {
+    connection: Option<Box<Connection>>,
+    generation: u32,
+    /// When its time is over, by the loop's clock in seconds.
+    deadline: u32,
+    is_runnable: bool,
+}
+
+impl Worker {
+    /// A loop that waits at these sockets.
+    pub fn new(
+        listeners: Vec<Listener>,
+        wake: Arc<Wake>,
+        inbox: Arc<Inbox>,
+        asker: Asker,
+        orders: Arc<Orders>,
+        context: Context,
+        connections_max: usize,
+    ) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &*wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        let mut worker = Self {
+            epoll,
+            listeners,
+            wake,
+            inbox,
+            asker,
+            orders,
+            context,
+            connections: Slab::new(),
+            connections_max,
+            generation: 0,
+            runnable: VecDeque::new(),
+            is_accepting: false,
+            drain_until: None,
+            swept: 0,
+        };
+        worker.accept_again()?;
+        Ok(worker)
+    }
+
+    /// Runs until it has been told to end and has nothing under way.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        loop {
+            let timeout = if self.runnable.is_empty() { FLUSHED_EVERY } else { Duration::ZERO };
+            let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: 0 };
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            self.context.clock.tick();
+            for event in &events {
+                self.take(event);
+            }
+            for _ in 0..self.runnable.len() {
+                if let Some(token) = self.runnable.pop_front() {
+                    self.run_again(token);
+                }
+            }
+            self.sweep();
+            if self.drain_until.is_some_and(|until| self.connections.is_empty() || Instant::now() >= until) {
+                self.context.log.flush();
+                return Ok(());
+            }
+        }
+    }
+
+    fn take(&mut self, event: &Event) {
+        match event.data.u64() {
+            WAKE => self.woken(),
+            token if token >= LISTENER => self.accept((token - LISTENER) as usize),
+            token => {
+                let Some(connection) = self.connection(token) else { return };
+                let reads = EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+                let flags = event.flags;
+                if flags.intersects(reads) {
+                    connection.became_readable();
+                }
+                if !connection.is_at_disk() {
+                    self.drive(token);
+                }
+            }
+        }
+    }
+
+    fn woken(&mut self) {
+        self.wake.clear();
+        for (token, reply) in self.inbox.take() {
+            if let Some(connection) = self.connection(token) {
+                connection.disk_replied(reply);
+                self.drive(token);
+            }
+        }
+        if self.orders.drain.load(Relaxed) && self.drain_until.is_none() {
+            self.begin_to_drain();
+        }
+    }
+
+    fn begin_to_drain(&mut self) {
+        self.drain_until = Some(Instant::now() + self.context.limits.drain_timeout);
+        // Whoever has connected already is still answered.
+        for index in 0..self.listeners.len() {
+            self.accept(index);
+        }
+        self.context.is_draining = true;
+        self.stop_accepting();
+        self.listeners.clear();
+        let tokens: Vec<_> = self.connections.iter().map(|(index, place)| token(index, place.generation)).collect();
+        for token in tokens {
+            if self.connection(token).is_some_and(|connection| connection.is_idle()) {
+                self.drive(token);
+            }
+        }
+    }
+
+    fn accept(&mut self, index: usize) {
+        for _ in 0..ACCEPTS_MAX {
+            if self.connections.len() >= self.connections_max && !self.make_room() {
+                return self.stop_accepting();
+            }
+            let Some(listener) = self.listeners.get(index) else { return };
+            match listener.accept() {
+                Ok(Some(accepted)) => {
+                    if let Some(rate) = self.context.limits.rate_bytes_per_second {
+                        // A Unix socket has no rate; what is not limited is not lost.
+                        let _ = haul_sys::sockopt::set_max_pacing_rate(&accepted.socket, rate);
+                    }
+                    self.context.counters.accepted.add(1);
+                    if let Ok(connection) = Connection::new(accepted, &self.context) {
+                        self.add(connection);
+                    }
+                }
+                Ok(None) => return,
+                // No descriptors, no memory: let go of what is only kept, and go on when somebody has gone.
+                Err(_) => {
+                    self.context.cache.clear();
+                    if !self.make_room() {
+                        return self.stop_accepting();
+                    }
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, connection: Connection) {
+        // 31 bits, so that no connection's token is as large as a listener's.
+        self.generation = (self.generation + 1) & (u32::MAX >> 1);
+        let generation = self.generation;
+        let entry = self.connections.vacant_entry();
+        let token = token(entry.key(), generation);
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        if epoll::add(&self.epoll, connection.stream(), EventData::new_u64(token), flags).is_err() {
+            return;
+        }
+        let connection = Some(Box::new(connection));
+        entry.insert(Place { connection, generation, deadline: NEVER, is_runnable: false });
+        self.context.counters.open.add(1);
+        self.drive(token);
+    }
+
+    /// Ends the connection that has been idle the longest; false where none is.
+    fn make_room(&mut self) -> bool {
+        let idle = self.connections.iter().filter(|(_, place)| {
+            place.connection.as_ref().is_some_and(|connection| connection.is_idle())
+        });
+        let Some((index, _)) = idle.min_by_key(|(_, place)| place.deadline) else { return false };
+        self.context.counters.crowded_out.add(1);
+        self.close(index);
+        true
+    }
+
+    fn accept_again(&mut self) -> io::Result<()> {
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let exclusive = if listener.is_shared { EventFlags::EXCLUSIVE } else { EventFlags::empty() };
+            let data = EventData::new_u64(LISTENER + index as u64);
+            epoll::add(&self.epoll, listener, data, EventFlags::IN | exclusive)?;
+        }
+        self.is_accepting = true;
+        Ok(())
+    }
+
+    fn stop_accepting(&mut self) {
+        if std::mem::take(&mut self.is_accepting) {
+            for listener in &self.listeners {
+                // It is registered: nothing else can fail.
+                let _ = epoll::delete(&self.epoll, listener.as_fd());
+            }
+        }
+    }
+
+    fn run_again(&mut self, token: u64) {
+        if let Some(place) = self.place(token) {
+            place.is_runnable = false;
+            self.drive(token);
+        }
+    }
+
+    fn drive(&mut self, token: u64) {
+        let Some(mut connection) = self.place(token).and_then(|place| place.connection.take()) else { return };
+        let next = connection.drive(&mut self.context);
+        self.obey(token, connection, next);
+    }
+
+    fn obey(&mut self, token: u64, connection: Box<Connection>, next: Next) {
+        let now = self.context.clock.seconds();
+        let Some(place) = self.place(token) else { return };
+        place.connection = Some(connection);
+        match next {
+            Next::Event(seconds) => place.deadline = now.saturating_add(seconds),
+            Next::Turn => {
+                place.deadline = NEVER;
+                if !std::mem::replace(&mut place.is_runnable, true) {
+                    self.runnable.push_back(token);
+                }
+            }
+            Next::Disk(question) => {
+                place.deadline = NEVER;
+                self.context.counters.disk_waits.add(1);
+                self.asker.ask(token, question);
+            }
+            Next::Close => self.close(index(token)),
+        }
+    }
+
+    fn close(&mut self, index: usize) {
+        if let Some(connection) = self.connections.try_remove(index).and_then(|place| place.connection) {
+            connection.close(&mut self.context);
+            self.context.counters.open.subtract(1);
+        }
+        if !self.is_accepting && self.drain_until.is_none() && self.accept_again().is_err() {
+            self.is_accepting = false;
+        }
+    }
+
+    /// Once a second: whose time is over, and what the log has.
+    fn sweep(&mut self) {
+        let now = self.context.clock.seconds();
+        if now == self.swept {
+            return;
+        }
+        self.swept = now;
+        self.context.log.flush();
+        let expired = self.connections.iter().filter(|(_, place)| place.deadline <= now);
+        let expired: Vec<_> = expired.map(|(index, place)| token(index, place.generation)).collect();
+        for token in expired {
+            let Some(mut connection) = self.place(token).and_then(|place| place.connection.take()) else { continue };
+            self.context.counters.timed_out.add(u64::from(!connection.is_idle()));
+            let next = connection.expire(&mut self.context);
+            self.obey(token, connection, next);
+        }
+    }
+
+    fn place(&mut self, token: u64) -> Option<&mut Place> {
+        self.connections.get_mut(index(token)).filter(|place| place.generation == generation(token))
+    }
+
+    fn connection(&mut self, token: u64) -> Option<&mut Connection> {
+        self.place(token)?.connection.as_deref_mut()
+    }
+}
+
+fn token(index: usize, generation: u32) -> u64 {
+    u64::from(generation) << 32 | index as u64
+}
+
+fn index(token: u64) -> usize {
+    (token & u64::from(u32::MAX)) as usize
+}
+
+fn generation(token: u64) -> u32 {
+    (token >> 32) as u32
+}
