@@ -3,10 +3,10 @@
 
 #![forbid(unsafe_code)]
 
+mod peers;
 mod vm;
 
 use clap::{Parser, Subcommand};
-use haul_bench::peers;
 use haul_bench::{BenchError, Figure};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -44,6 +44,8 @@ enum Peers {
         #[arg(long, default_value = "cubic")]
         congestion: String,
     },
+    /// nginx, lighttpd, Caddy and Apache beside haul serve
+    Serve(peers::ServeArguments),
 }
 
 fn main() -> ExitCode {
@@ -55,16 +57,17 @@ fn main() -> ExitCode {
     }
     match Arguments::parse().command {
         Command::Peers(Peers::Send { rounds, congestion }) => run_peers(rounds, &congestion),
-        Command::Vm => run_vm(),
+        Command::Peers(Peers::Serve(arguments)) => finish("peers serve", peers::serve(&arguments)),
+        Command::Vm => finish("vm", vm::run().map_err(|error| error.to_string())),
         Command::Chart { report } => run_chart(&report),
     }
 }
 
-fn run_vm() -> ExitCode {
-    match vm::run() {
+fn finish(command: &str, result: Result<(), String>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cargo xtask vm: {error}");
+            eprintln!("cargo xtask {command}: {error}");
             ExitCode::FAILURE
         }
     }
@@ -99,7 +102,7 @@ fn run_peers(rounds: usize, congestion: &str) -> ExitCode {
 
 fn peers_send(rounds: usize, congestion: &str) -> Result<(), BenchError> {
     haul_lab::become_lab_user()?;
-    let rows = peers::send(rounds, congestion, &mut |next| eprintln!("{next}"))?;
+    let rows = haul_bench::peers::send(rounds, congestion, &mut |next| eprintln!("{next}"))?;
     println!(
         "{:<26} {:>8} {:>14} {:>12} {:>16} {:>15}",
         "", "Gbit/s", "reported CPU %", "meter CPU %", "sender µs/MiB", "receiver µs/MiB"

@@ -36,7 +36,9 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
             let wrong = |problem: String| Failure::bad_input(format!("{}: {problem}", path.display()));
             let file = std::fs::File::open(path).map_err(|error| wrong(error.to_string()))?;
             let mut text = String::new();
-            file.take(CONFIG_BYTES_MAX).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
+            file.take(CONFIG_BYTES_MAX)
+                .read_to_string(&mut text)
+                .map_err(|error| wrong(error.to_string()))?;
             options.or(Options::parse(&text).map_err(wrong)?)
         }
     };

@@ -20,6 +20,7 @@ mod zerocopy;
 
 use crate::Source;
 use crate::error::Error;
+use haul_sys::region::page_bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
@@ -231,9 +232,28 @@ fn chunk_of(range: &Range<u64>, chunk_bytes: usize) -> (u64, usize) {
     (range.start, usize::try_from(left).unwrap_or(usize::MAX).min(chunk_bytes))
 }
 
+/// The same, ending where a page does, for ways that move pages: a socket takes what it has room for, and every page from
+/// there on would go in two halves (a fifth more CPU time in the lab).
+fn pages_of(range: &Range<u64>, chunk_bytes: usize) -> (u64, usize) {
+    let (offset, len) = chunk_of(range, chunk_bytes);
+    let beyond = (offset + len as u64) as usize % page_bytes();
+    let ends_the_range = offset + len as u64 == range.end;
+    (offset, if ends_the_range || beyond >= len { len } else { len - beyond })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_piece_ends_where_a_page_does_or_where_the_range_does() {
+        let page = page_bytes();
+        assert_eq!(pages_of(&(0..100), 4 * page), (0, 100));
+        assert_eq!(pages_of(&(0..u64::MAX), 4 * page), (0, 4 * page));
+        assert_eq!(pages_of(&(7..u64::MAX), 4 * page), (7, 4 * page - 7));
+        assert_eq!(pages_of(&(7..4 * page as u64 + 7), 4 * page), (7, 4 * page));
+        assert_eq!(pages_of(&(7..u64::MAX), 100), (7, 100), "a piece within a page is what it is");
+    }
 
     #[test]
     fn names_are_unique_and_parse() {

@@ -176,6 +176,25 @@ pub struct Running {
 }
 
 impl Running {
+    /// Memory that it and what it has started hold now, in bytes; of pages that several processes share, each counts its
+    /// part (`Pss` in /proc/PID/smaps_rollup, Linux 4.14).
+    pub fn memory_bytes(&self) -> u64 {
+        let group = self.process.as_raw_nonzero().get();
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let processes = entries.filter(|entry| {
+            let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+            // The name, in parentheses, may hold anything; after it come the state, the parent and the group.
+            let fields = stat.rsplit(')').next().unwrap_or_default();
+            fields.split_ascii_whitespace().nth(2).and_then(|field| field.parse().ok()) == Some(group)
+        });
+        let kib = processes.map(|entry| {
+            let rollup = fs::read_to_string(entry.path().join("smaps_rollup")).unwrap_or_default();
+            let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
+            line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+        });
+        kib.sum::<u64>() * 1024
+    }
+
     /// Kills it and waits for its end. Returns how it had ended, where it had done so by itself.
     pub fn kill(&mut self) -> Option<ExitStatus> {
         use std::os::unix::process::ExitStatusExt;

@@ -58,9 +58,7 @@ impl Answering<'_> {
     /// The response to `GET` and `HEAD`.
     pub fn with_found(&mut self, request: &Request<'_>, found: &Found) -> Answer {
         match found {
-            Found::Resource(resource) => {
-                self.file(request, resource.choose(&request.fields.accept_encoding))
-            }
+            Found::Resource(resource) => self.file(request, resource.choose(&request.fields.accept_encoding)),
             Found::Listing(listing) => self.listing(request, listing),
             Found::Redirect(location) => self.redirect(request, location),
             Found::Nothing(status) => self.refuse(request, *status),
@@ -120,7 +118,8 @@ impl Answering<'_> {
 
     fn listing(&mut self, request: &Request<'_>, listing: &Listing) -> Answer {
         let asked = Asked::of(request);
-        let accepts_json = request.fields.accept.is_some_and(|accept| accept.starts_with(b"application/json"));
+        let accepts_json =
+            request.fields.accept.is_some_and(|accept| accept.starts_with(b"application/json"));
         let as_json = listing.is_json().unwrap_or(accepts_json);
         let (content_type, content) = if as_json {
             ("application/json", listing.to_json())
@@ -233,7 +232,9 @@ impl Answering<'_> {
             head.field("Access-Control-Allow-Origin", "*");
         } else if !allowed.is_empty() {
             head.field("Vary", "Origin");
-            if let Some(origin) = asked.origin.filter(|asked| allowed.iter().any(|one| one.as_bytes() == *asked)) {
+            if let Some(origin) =
+                asked.origin.filter(|asked| allowed.iter().any(|one| one.as_bytes() == *asked))
+            {
                 head.field("Access-Control-Allow-Origin", origin);
             }
         }

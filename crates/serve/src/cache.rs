@@ -45,7 +45,8 @@ impl Cache {
     pub fn put(&mut self, target: &str, resource: &Arc<Resource>, seconds: u32) {
         self.remove(target);
         let bytes = resource.memory_bytes() + target.len();
-        if !resource.is_keepable() || bytes > self.bytes_max || resource.descriptors() > self.descriptors_max {
+        if !resource.is_keepable() || bytes > self.bytes_max || resource.descriptors() > self.descriptors_max
+        {
             return;
         }
         self.descriptors += resource.descriptors();

@@ -1,7 +1,7 @@
 //! Preconditions: whether a request still applies to what is there now (RFC 9110 section 13).
 
-use crate::request::{Fields, ListField, Method};
 use crate::object::Validators;
+use crate::request::{Fields, ListField, Method};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What the preconditions say.
@@ -55,9 +55,7 @@ pub fn range_applies(fields: &Fields<'_>, current: &Validators, now: SystemTime)
     // A weak tag is never enough. A date is a strong validator only where the file was a second old or more when it was
     // told (section 8.8.2.2): within one second it may have changed twice.
     match (parse_date(condition), current.modified) {
-        (Some(date), Some(modified)) => {
-            date == modified && modified + 1 <= seconds(now)
-        }
+        (Some(date), Some(modified)) => date == modified && modified + 1 <= seconds(now),
         _ => false,
     }
 }
@@ -74,7 +72,8 @@ fn names(list: &ListField<'_>, current: Option<&Validators>, strength: Strength)
     list.lines().any(|line| {
         line.trim_ascii() == b"*"
             || current.etag.as_deref().is_some_and(|etag| {
-                Tags(line).any(|tag| tag.opaque == etag.as_bytes() && (strength == Strength::Weak || !tag.is_weak))
+                Tags(line)
+                    .any(|tag| tag.opaque == etag.as_bytes() && (strength == Strength::Weak || !tag.is_weak))
             })
     })
 }
@@ -138,7 +137,10 @@ mod tests {
         let opaque = |line: &'static [u8]| -> Vec<(bool, &[u8])> {
             Tags(line).map(|tag| (tag.is_weak, tag.opaque)).collect()
         };
-        assert_eq!(opaque(b"\"a\", W/\"b\" ,,\"c,d\""), [(false, &b"\"a\""[..]), (true, b"\"b\""), (false, b"\"c,d\"")]);
+        assert_eq!(
+            opaque(b"\"a\", W/\"b\" ,,\"c,d\""),
+            [(false, &b"\"a\""[..]), (true, b"\"b\""), (false, b"\"c,d\"")]
+        );
         assert_eq!(opaque(b""), []);
         assert_eq!(opaque(b"a, \"b\""), [], "what is no tag ends the list");
         assert_eq!(opaque(b"\"open"), []);
@@ -158,8 +160,16 @@ mod tests {
         assert_eq!(get(&tagged(Some(b"W/\"now\""), None)), Verdict::Failed, "strong comparison");
         assert_eq!(get(&tagged(None, Some(b"W/\"now\""))), Verdict::NotModified, "weak comparison");
         assert_eq!(judge(Method::Put, &tagged(None, Some(b"*")), Some(&current())), Verdict::Failed);
-        assert_eq!(judge(Method::Put, &tagged(None, Some(b"*")), None), Verdict::Proceed, "only if there is none");
-        assert_eq!(judge(Method::Put, &tagged(Some(b"*"), None), None), Verdict::Failed, "only if there is one");
+        assert_eq!(
+            judge(Method::Put, &tagged(None, Some(b"*")), None),
+            Verdict::Proceed,
+            "only if there is none"
+        );
+        assert_eq!(
+            judge(Method::Put, &tagged(Some(b"*"), None), None),
+            Verdict::Failed,
+            "only if there is one"
+        );
 
         let dated = Fields { if_modified_since: Some(SAME), ..tagged(None, Some(b"\"old\"")) };
         assert_eq!(get(&dated), Verdict::Proceed, "If-None-Match overrides If-Modified-Since");
@@ -169,13 +179,25 @@ mod tests {
 
     #[test]
     fn dates_are_compared_by_the_second_in_every_form() {
-        let since = |date| judge(Method::Get, &Fields { if_modified_since: Some(date), ..Fields::default() }, Some(&current()));
+        let since = |date| {
+            judge(
+                Method::Get,
+                &Fields { if_modified_since: Some(date), ..Fields::default() },
+                Some(&current()),
+            )
+        };
         assert_eq!(since(SAME), Verdict::NotModified);
         assert_eq!(since(AFTER), Verdict::NotModified);
         assert_eq!(since(BEFORE), Verdict::Proceed);
         assert_eq!(since(b"Sun Nov  6 08:49:37 1994"), Verdict::NotModified);
         assert_eq!(since(b"yesterday"), Verdict::Proceed, "a wrong date counts as absent");
-        let unless = |date| judge(Method::Get, &Fields { if_unmodified_since: Some(date), ..Fields::default() }, Some(&current()));
+        let unless = |date| {
+            judge(
+                Method::Get,
+                &Fields { if_unmodified_since: Some(date), ..Fields::default() },
+                Some(&current()),
+            )
+        };
         assert_eq!(unless(SAME), Verdict::Proceed);
         assert_eq!(unless(BEFORE), Verdict::Failed);
     }
@@ -184,7 +206,11 @@ mod tests {
     fn a_range_is_heeded_only_of_exactly_this_version() {
         let now = UNIX_EPOCH + Duration::from_secs(784_111_777);
         let applies = |if_range: Option<&'static [u8]>, later| {
-            range_applies(&Fields { if_range, ..Fields::default() }, &current(), now + Duration::from_secs(later))
+            range_applies(
+                &Fields { if_range, ..Fields::default() },
+                &current(),
+                now + Duration::from_secs(later),
+            )
         };
         assert!(applies(None, 0));
         assert!(applies(Some(b"\"now\""), 0));

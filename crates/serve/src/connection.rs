@@ -41,6 +41,8 @@ pub struct Connection {
     found: Option<Found>,
     /// Whether the socket may have more to read.
     is_readable: bool,
+    /// Whether the end of what the client says is among that.
+    has_hung_up: bool,
     /// Whether the client has said all that it will.
     is_at_end: bool,
     /// When the next head's time began, by the loop's clock; `None` between two requests.
@@ -57,8 +59,8 @@ enum State {
     /// Waiting for the disk, to answer or to send on.
     AtDisk(Option<Box<Sending>>),
     /// Done, but the client may still be sending: closing a socket with unread bytes resets the connection, and the client
-    /// might lose the response. So what comes is thrown away for a while, up to this many bytes.
-    Lingering(usize),
+    /// might lose the response. So what comes is thrown away for a while, up to so many bytes.
+    Lingering { left_bytes: usize, until: u32 },
     /// Done.
     Over,
 }
@@ -105,6 +107,7 @@ impl Connection {
             input: Vec::new(),
             found: None,
             is_readable: true,
+            has_hung_up: false,
             is_at_end: false,
             head_since: Some(context.clock.seconds()),
         })
@@ -115,9 +118,10 @@ impl Connection {
         &self.stream
     }
 
-    /// Takes note of an event: the socket may have something to read.
-    pub fn became_readable(&mut self) {
+    /// Takes note of an event: the socket has something to read, or, where the client has hung up, an end.
+    pub fn became_readable(&mut self, has_hung_up: bool) {
         self.is_readable = true;
+        self.has_hung_up |= has_hung_up;
     }
 
     /// Whether it waits for a request of which nothing has come.
@@ -182,7 +186,7 @@ impl Connection {
                     }
                 }
                 State::AtDisk(_) => Some(Next::Event(u32::MAX)),
-                State::Lingering(_) => Some(self.linger(context)),
+                State::Lingering { .. } => Some(self.linger(context)),
                 State::Over => Some(Next::Close),
             };
             if let Some(next) = next {
@@ -197,7 +201,7 @@ impl Connection {
             if let Some(logged) = &sending.logged {
                 context.log.write(logged, &context.clock);
             }
-            self.go_on(sending.then);
+            self.go_on(sending.then, context);
         }
     }
 
@@ -221,13 +225,14 @@ impl Connection {
         }
     }
 
-    fn go_on(&mut self, then: Then) {
+    fn go_on(&mut self, then: Then, context: &Context) {
         self.head_since = None;
         self.state = match then {
             Then::Next => State::Reading,
             Then::Linger if !self.is_at_end => {
                 self.stream.shutdown();
-                State::Lingering(LINGERING_BYTES_MAX)
+                let until = context.clock.seconds() + LINGERING_SECONDS;
+                State::Lingering { left_bytes: LINGERING_BYTES_MAX, until }
             }
             Then::Close | Then::Linger => State::Over,
         };
@@ -291,8 +296,9 @@ impl Connection {
             let room = buffer.capacity() - buffer.len();
             match self.stream.receive(buffer) {
                 Ok(0) => self.is_at_end = true,
-                // What fills less than the room was all there was, and more will be an event.
-                Ok(count) => self.is_readable = count == room,
+                // What fills less than the room was all there was, and more will be an event; but of an end that was there
+                // already no event will tell.
+                Ok(count) => self.is_readable = count == room || self.has_hung_up,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_readable = false,
                 Err(_) => return Some(Next::Close),
             }
@@ -343,7 +349,8 @@ impl Connection {
                 context.answering().with_found(&request, &found)
             }
         };
-        let logged = started.map(|started| Logged::new(self.peer, head, answer.status, answer.body.len(), started));
+        let logged =
+            started.map(|started| Logged::new(self.peer, head, answer.status, answer.body.len(), started));
         let then = match answer.keeps_alive {
             true => Then::Next,
             false if request.has_body() => Then::Linger,
@@ -376,7 +383,7 @@ impl Connection {
             if let Some(logged) = &logged {
                 context.log.write(logged, &context.clock);
             }
-            self.go_on(then);
+            self.go_on(then, context);
             None
         } else {
             let logged = logged.map(Logged::into_owned);
@@ -389,16 +396,19 @@ impl Connection {
 
     /// Throws away what the client still sends.
     fn linger(&mut self, context: &mut Context) -> Next {
-        let State::Lingering(left) = &mut self.state else { return Next::Close };
+        let State::Lingering { left_bytes, until } = &mut self.state else { return Next::Close };
         let mut buffer = std::mem::take(&mut context.input);
         let next = loop {
             buffer.clear();
             match self.stream.receive(&mut buffer) {
                 Ok(0) => break Next::Close,
-                Ok(count) if count > *left => break Next::Close,
-                Ok(count) => *left -= count,
+                Ok(count) if count > *left_bytes => break Next::Close,
+                Ok(count) => *left_bytes -= count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    break Next::Event(LINGERING_SECONDS);
+                    break match until.saturating_sub(context.clock.seconds()) {
+                        0 => Next::Close,
+                        left => Next::Event(left),
+                    };
                 }
                 Err(_) => break Next::Close,
             }

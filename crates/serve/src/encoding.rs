@@ -55,7 +55,8 @@ fn weight(field: &ListField<'_>, name: &[u8]) -> Option<u16> {
     items.map(|item| item.split(|&byte| byte == b';')).find_map(|mut parts| {
         let coding = parts.next()?.trim_ascii();
         // x-gzip is gzip's old name (RFC 9110 section 8.4.1.3).
-        let is_named = coding.eq_ignore_ascii_case(name) || (name == b"gzip" && coding.eq_ignore_ascii_case(b"x-gzip"));
+        let is_named =
+            coding.eq_ignore_ascii_case(name) || (name == b"gzip" && coding.eq_ignore_ascii_case(b"x-gzip"));
         is_named.then(|| parts.find_map(|part| parse_weight(part.trim_ascii())).unwrap_or(1000))
     })
 }

@@ -132,9 +132,11 @@ impl Listing {
         )?;
         self.write_crumbs(html)?;
         write!(html, "</h1>\n<table>\n<thead><tr>")?;
-        for (sort, name, parameter) in
-            [(Sort::Name, "Name", "name"), (Sort::Size, "Size", "size"), (Sort::Modified, "Modified", "modified")]
-        {
+        for (sort, name, parameter) in [
+            (Sort::Name, "Name", "name"),
+            (Sort::Size, "Size", "size"),
+            (Sort::Modified, "Modified", "modified"),
+        ] {
             let is_current = sort == self.sort;
             let order = if is_current && !self.descends { "desc" } else { "asc" };
             let (aria, arrow) = match (is_current, self.descends) {

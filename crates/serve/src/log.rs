@@ -62,7 +62,13 @@ enum Order {
 
 impl Logged<'_> {
     /// A request that was answered so.
-    pub fn new(peer: Option<SocketAddr>, head: &[u8], status: Status, body_bytes: u64, started: Instant) -> Logged<'_> {
+    pub fn new(
+        peer: Option<SocketAddr>,
+        head: &[u8],
+        status: Status,
+        body_bytes: u64,
+        started: Instant,
+    ) -> Logged<'_> {
         Logged { peer, head: Cow::Borrowed(head), status, body_bytes, started }
     }
 
@@ -165,13 +171,18 @@ impl Log {
         let peer = logged.peer.map(|peer| peer.ip());
         match self.format {
             LogFormat::Json => {
-                let text = |value: Option<&[u8]>| value.map(|value| String::from_utf8_lossy(value).into_owned());
+                let text =
+                    |value: Option<&[u8]>| value.map(|value| String::from_utf8_lossy(value).into_owned());
                 let line = JsonLine {
-                    time: jiff::Timestamp::try_from(clock.now()).map(|now| now.to_string()).unwrap_or_default(),
+                    time: jiff::Timestamp::try_from(clock.now())
+                        .map(|now| now.to_string())
+                        .unwrap_or_default(),
                     peer: peer.map(|peer| peer.to_string()),
                     method: request.as_ref().map(|request| request.method_name),
                     target: request.as_ref().map(|request| request.target),
-                    version: request.as_ref().map(|request| ["1.0", "1.1"][usize::from(request.minor_version == 1)]),
+                    version: request
+                        .as_ref()
+                        .map(|request| ["1.0", "1.1"][usize::from(request.minor_version == 1)]),
                     status: logged.status.code,
                     body_bytes: logged.body_bytes,
                     duration_us: logged.started.elapsed().as_micros() as u64,
@@ -192,7 +203,11 @@ impl Log {
                     quote(out, request.method_name.as_bytes());
                     out.push(b' ');
                     quote(out, request.target.as_bytes());
-                    out.extend_from_slice(if request.minor_version == 0 { b" HTTP/1.0" } else { b" HTTP/1.1" });
+                    out.extend_from_slice(if request.minor_version == 0 {
+                        b" HTTP/1.0"
+                    } else {
+                        b" HTTP/1.1"
+                    });
                 } else {
                     out.push(b'-');
                 }
@@ -285,10 +300,17 @@ mod tests {
         // httparse refuses a control character, so nothing of such a head is written.
         let combined = line(LogFormat::Combined, HEAD);
         assert!(combined.ends_with("] \"-\" 200 42 \"-\" \"-\"\n"), "{combined}");
-        let combined = line(LogFormat::Combined, b"GET /a\"b HTTP/1.1\r\nHost: h\r\nUser-Agent: \\\"\xe4\r\n\r\n");
-        assert!(combined.ends_with("\"GET /a\\x22b HTTP/1.1\" 200 42 \"-\" \"\\x5C\\x22\\xE4\"\n"), "{combined}");
+        let combined =
+            line(LogFormat::Combined, b"GET /a\"b HTTP/1.1\r\nHost: h\r\nUser-Agent: \\\"\xe4\r\n\r\n");
+        assert!(
+            combined.ends_with("\"GET /a\\x22b HTTP/1.1\" 200 42 \"-\" \"\\x5C\\x22\\xE4\"\n"),
+            "{combined}"
+        );
         let json = line(LogFormat::Json, b"GET /a\"b HTTP/1.1\r\nHost: h\r\nUser-Agent: \"\r\n\r\n");
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-        assert_eq!((&json["target"], &json["status"], &json["peer"]), (&"/a\"b".into(), &200.into(), &"192.0.2.1".into()));
+        assert_eq!(
+            (&json["target"], &json["status"], &json["peer"]),
+            (&"/a\"b".into(), &200.into(), &"192.0.2.1".into())
+        );
     }
 }

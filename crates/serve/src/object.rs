@@ -139,7 +139,14 @@ impl Object {
         }
         let validators = if is_steady { stamp.validators() } else { Validators::default() };
         let is_keepable = is_steady && validators.etag.is_some() && stamp.links > 0;
-        Ok(Self { file, stamp, validators, content: content.filter(|_| is_steady), is_keepable, resident_at: AtomicU32::new(u32::MAX) })
+        Ok(Self {
+            file,
+            stamp,
+            validators,
+            content: content.filter(|_| is_steady),
+            is_keepable,
+            resident_at: AtomicU32::new(u32::MAX),
+        })
     }
 
     /// Its length in bytes.
@@ -226,7 +233,9 @@ fn read_all(file: impl AsFd, len: usize, patience: Patience) -> io::Result<Optio
             Ok(count) => filled += count,
             Err(Errno::INTR) => {}
             // What cannot be read without waiting, here or on this file system, is for those who may wait.
-            Err(Errno::OPNOTSUPP) if patience == Patience::None => return Err(io::ErrorKind::WouldBlock.into()),
+            Err(Errno::OPNOTSUPP) if patience == Patience::None => {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
             Err(errno) => return Err(errno.into()),
         }
     }

@@ -77,7 +77,11 @@ fn parse_spec(spec: &[u8], len: u64) -> Spec {
         (Some(first), Some(_)) if first >= len => Spec::Beyond,
         (Some(first), Some(last)) => Spec::Bytes(first..len.min(last.saturating_add(1))),
         (Some(first), None) if last.is_empty() => {
-            if first >= len { Spec::Beyond } else { Spec::Bytes(first..len) }
+            if first >= len {
+                Spec::Beyond
+            } else {
+                Spec::Bytes(first..len)
+            }
         }
         _ => Spec::Malformed,
     }

@@ -42,9 +42,9 @@ pub struct Handle {
 impl Server {
     /// Opens the folder and the log and listens. Connections wait until [`Server::run`].
     pub fn new(config: &Config) -> Result<Self, Error> {
-        let workers = config.workers.unwrap_or_else(|| {
-            std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
-        });
+        let workers = config
+            .workers
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
         let workers = workers.max(1);
         let config = &within_descriptor_limit(config);
         let service = Arc::new(Service::new(config)?);
@@ -64,8 +64,7 @@ impl Server {
             let asker = helpers.asker(&inbox);
             let orders = Arc::clone(&handle.orders);
             let connections_max = config.limits.connections_max.div_ceil(workers);
-            let worker =
-                Worker::new(listeners.clone(), wake, inbox, asker, orders, context, connections_max);
+            let worker = Worker::new(listeners.clone(), wake, inbox, asker, orders, context, connections_max);
             loops.push(worker.map_err(failed("making an event loop"))?);
         }
         let mut listeners = listeners;

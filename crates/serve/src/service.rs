@@ -131,7 +131,9 @@ impl Service {
     fn find_below(&self, target: &Target<'_>, patience: Patience) -> io::Result<Found> {
         if !target.is_folder {
             return Ok(match self.root.find(&target.path, CONTENT_BYTES_MAX, patience)? {
-                Opened::File(object) => Found::Resource(Arc::new(self.resource(&target.path, object, patience)?)),
+                Opened::File(object) => {
+                    Found::Resource(Arc::new(self.resource(&target.path, object, patience)?))
+                }
                 Opened::Folder(_) => Found::Redirect(match target.query {
                     "" => format!("{}/", encode_path(&target.path)),
                     query => format!("{}/?{query}", encode_path(&target.path)),
@@ -265,7 +267,8 @@ fn check_field(name: &str, value: &str) -> Result<(), Error> {
 fn content_type(path: &[u8]) -> Box<str> {
     let name = String::from_utf8_lossy(path);
     let guess = mime_guess::from_path(Path::new(&*name)).first_raw().unwrap_or("application/octet-stream");
-    let is_text = guess.starts_with("text/") || matches!(guess, "application/javascript" | "application/json");
+    let is_text =
+        guess.starts_with("text/") || matches!(guess, "application/javascript" | "application/json");
     if is_text { format!("{guess}; charset=utf-8").into() } else { guess.into() }
 }
 

@@ -7,8 +7,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_encod
 use std::borrow::Cow;
 
 /// What a path segment may hold unescaped: RFC 3986's unreserved characters.
-const SEGMENT: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A target, taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]

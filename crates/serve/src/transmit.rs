@@ -14,8 +14,8 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The most that one call to the library takes of a file; see [`haul::plan::call_bytes`].
-const PIECE_BYTES: u64 = 1 << 20;
+/// How much of a file is looked at, and sent, at a time.
+const PIECE_BYTES: u64 = 2 << 20;
 
 /// How far a response has come.
 #[derive(Debug)]
@@ -103,7 +103,9 @@ fn send_piece(
         match rustix::io::pread(object.file(), &mut context.copy[..len], piece.start) {
             Ok(0) => return Err(Progress::Changed),
             Ok(_) if !object.is_current() => return Err(Progress::Changed),
-            Ok(count) => stream.send(&[IoSlice::new(&context.copy[..count])], piece.start + (count as u64) < range.end),
+            Ok(count) => {
+                stream.send(&[IoSlice::new(&context.copy[..count])], piece.start + (count as u64) < range.end)
+            }
             Err(_) => return Err(Progress::Broken),
         }
     };

@@ -9,8 +9,8 @@ use crate::listen::Listener;
 use crate::log::FLUSHED_EVERY;
 use crate::wake::Wake;
 use rustix::buffer::spare_capacity;
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use slab::Slab;
 use std::collections::VecDeque;
@@ -135,10 +135,10 @@ impl Worker {
             token if token >= LISTENER => self.accept((token - LISTENER) as usize),
             token => {
                 let Some(connection) = self.connection(token) else { return };
-                let reads = EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+                let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
                 let flags = event.flags;
-                if flags.intersects(reads) {
-                    connection.became_readable();
+                if flags.intersects(EventFlags::IN | ends) {
+                    connection.became_readable(flags.intersects(ends));
                 }
                 if !connection.is_at_disk() {
                     self.drive(token);
@@ -169,7 +169,8 @@ impl Worker {
         self.context.is_draining = true;
         self.stop_accepting();
         self.listeners.clear();
-        let tokens: Vec<_> = self.connections.iter().map(|(index, place)| token(index, place.generation)).collect();
+        let tokens: Vec<_> =
+            self.connections.iter().map(|(index, place)| token(index, place.generation)).collect();
         for token in tokens {
             if self.connection(token).is_some_and(|connection| connection.is_idle()) {
                 self.drive(token);
@@ -179,17 +180,21 @@ impl Worker {
 
     fn accept(&mut self, index: usize) {
         for _ in 0..ACCEPTS_MAX {
-            if self.connections.len() >= self.connections_max && !self.make_room() {
+            let is_full = self.connections.len() >= self.connections_max;
+            if is_full && self.longest_idle().is_none() {
                 return self.stop_accepting();
             }
             let Some(listener) = self.listeners.get(index) else { return };
             match listener.accept() {
                 Ok(Some(accepted)) => {
+                    self.context.counters.accepted.add(1);
+                    if is_full {
+                        self.make_room();
+                    }
                     if let Some(rate) = self.context.limits.rate_bytes_per_second {
                         // A Unix socket has no rate; what is not limited is not lost.
                         let _ = haul_sys::sockopt::set_max_pacing_rate(&accepted.socket, rate);
                     }
-                    self.context.counters.accepted.add(1);
                     if let Ok(connection) = Connection::new(accepted, &self.context) {
                         self.add(connection);
                     }
@@ -222,12 +227,16 @@ impl Worker {
         self.drive(token);
     }
 
+    fn longest_idle(&self) -> Option<usize> {
+        let is_idle =
+            |place: &Place| place.connection.as_ref().is_some_and(|connection| connection.is_idle());
+        let idle = self.connections.iter().filter(|(_, place)| is_idle(place));
+        idle.min_by_key(|(_, place)| place.deadline).map(|(index, _)| index)
+    }
+
     /// Ends the connection that has been idle the longest; false where none is.
     fn make_room(&mut self) -> bool {
-        let idle = self.connections.iter().filter(|(_, place)| {
-            place.connection.as_ref().is_some_and(|connection| connection.is_idle())
-        });
-        let Some((index, _)) = idle.min_by_key(|(_, place)| place.deadline) else { return false };
+        let Some(index) = self.longest_idle() else { return false };
         self.context.counters.crowded_out.add(1);
         self.close(index);
         true
@@ -260,7 +269,9 @@ impl Worker {
     }
 
     fn drive(&mut self, token: u64) {
-        let Some(mut connection) = self.place(token).and_then(|place| place.connection.take()) else { return };
+        let Some(mut connection) = self.place(token).and_then(|place| place.connection.take()) else {
+            return;
+        };
         let next = connection.drive(&mut self.context);
         self.obey(token, connection, next);
     }
@@ -307,7 +318,9 @@ impl Worker {
         let expired = self.connections.iter().filter(|(_, place)| place.deadline <= now);
         let expired: Vec<_> = expired.map(|(index, place)| token(index, place.generation)).collect();
         for token in expired {
-            let Some(mut connection) = self.place(token).and_then(|place| place.connection.take()) else { continue };
+            let Some(mut connection) = self.place(token).and_then(|place| place.connection.take()) else {
+                continue;
+            };
             self.context.counters.timed_out.add(u64::from(!connection.is_idle()));
             let next = connection.expire(&mut self.context);
             self.obey(token, connection, next);

@@ -189,7 +189,8 @@ impl Options {
 
     /// What the service takes.
     pub fn into_config(self) -> Result<Config, Failure> {
-        let dir = self.dir.ok_or_else(|| Failure::bad_input("no folder to serve: name one, haul serve DIR"))?;
+        let dir =
+            self.dir.ok_or_else(|| Failure::bad_input("no folder to serve: name one, haul serve DIR"))?;
         let mut config = Config::new(dir);
         if !self.listen.is_empty() {
             config.listen = self.listen;
@@ -251,7 +252,11 @@ impl Options {
 }
 
 fn at_least_one(name: &str, number: Option<usize>) -> Result<(), Failure> {
-    if number == Some(0) { Err(Failure::bad_input(format!("{name} is 0: nobody would be served"))) } else { Ok(()) }
+    if number == Some(0) {
+        Err(Failure::bad_input(format!("{name} is 0: nobody would be served")))
+    } else {
+        Ok(())
+    }
 }
 
 fn head_limit(size: Option<Size>) -> Result<Option<usize>, Failure> {
@@ -285,12 +290,16 @@ fn choice(path: Option<&str>, plan: Option<&std::path::Path>) -> Result<Choice, 
 }
 
 /// A value that is written as on the command line.
-fn parsed<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+fn parsed<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
     String::deserialize(from)?.parse().map(Some).map_err(D::Error::custom)
 }
 
 /// One such value, or a list of them.
-fn parsed_list<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+fn parsed_list<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Vec<T>, D::Error> {
     let texts = Vec::<String>::deserialize(from)?;
     texts.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
 }

@@ -6,7 +6,7 @@
 //! files without a page cache (direct access storage, some of /proc). Tried by calling it: `EINVAL` for a
 //! descriptor that cannot be spliced from.
 
-use super::{Copying, Counts, Entry, Options, Path, SendPath, chunk_of};
+use super::{Copying, Counts, Entry, Options, Path, SendPath, pages_of};
 use crate::Source;
 use crate::error::{Error, failed};
 use rustix::io::retry_on_intr;
@@ -27,7 +27,7 @@ struct Sendfile {
 
 impl SendPath for Sendfile {
     fn send(&mut self, socket: BorrowedFd<'_>, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
-        let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
+        let (offset, len) = pages_of(&range, self.options.chunk_bytes);
         let mut position = offset;
         self.counts.calls += 1;
         let sent =

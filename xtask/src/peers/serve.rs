@@ -1,0 +1,245 @@
+//! `cargo xtask peers serve`: what other file servers cost beside haul, in one lab, under one meter, round by round in turn.
+
+use crate::peers::clients;
+use crate::peers::servers::{Kind, Serving, Setup};
+use haul_bench::Figure;
+use haul_lab::{Lab, LabError, Settings};
+use haul_soak::Meter;
+use std::fs;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Everybody's port is this or one of the next.
+const FIRST_PORT: u16 = 8001;
+/// How long a server may take until it listens.
+const LISTEN_MAX: Duration = Duration::from_secs(10);
+/// How long the quiet machine is looked at around each measurement.
+const CALIBRATION: Duration = Duration::from_millis(100);
+/// haul copies files that have changed in the last ten seconds.
+const SETTLED: Duration = Duration::from_secs(11);
+/// How long large bodies are taken.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// What is asked of every server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trial {
+    pub name: &'static str,
+    file: &'static str,
+    load: Load,
+    is_logging: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Load {
+    /// One connection takes bodies as fast as they come: CPU time for each MiB.
+    Bulk,
+    /// So many connections ask again and again for so many seconds: requests for each second of CPU time.
+    Requests { connections: usize, seconds: u32 },
+    /// So many connections lie idle: memory.
+    Idle { connections: usize },
+}
+
+/// Everything that can be asked.
+pub const TRIALS: [Trial; 7] = [
+    Trial { name: "256MiB", file: "256MiB", load: Load::Bulk, is_logging: false },
+    Trial {
+        name: "1MiB",
+        file: "1MiB",
+        load: Load::Requests { connections: 16, seconds: 1 },
+        is_logging: false,
+    },
+    Trial {
+        name: "64KiB",
+        file: "64KiB",
+        load: Load::Requests { connections: 16, seconds: 1 },
+        is_logging: false,
+    },
+    Trial {
+        name: "4KiB",
+        file: "4KiB",
+        load: Load::Requests { connections: 16, seconds: 1 },
+        is_logging: false,
+    },
+    Trial {
+        name: "4KiB-logged",
+        file: "4KiB",
+        load: Load::Requests { connections: 16, seconds: 1 },
+        is_logging: true,
+    },
+    Trial {
+        name: "4KiB-10000",
+        file: "4KiB",
+        load: Load::Requests { connections: 10_000, seconds: 5 },
+        is_logging: false,
+    },
+    Trial { name: "idle-10000", file: "4KiB", load: Load::Idle { connections: 10_000 }, is_logging: false },
+];
+
+const FILES: [(&str, usize); 4] =
+    [("4KiB", 4 << 10), ("64KiB", 64 << 10), ("1MiB", 1 << 20), ("256MiB", 256 << 20)];
+
+/// What to run.
+#[derive(Debug)]
+pub struct Plan {
+    pub trials: Vec<Trial>,
+    pub kinds: Vec<Kind>,
+    pub rounds: usize,
+    pub congestion: String,
+    pub haul: PathBuf,
+    /// Options with which `haul serve` is measured once more each.
+    pub variants: Vec<String>,
+}
+
+/// Runs it all and prints a table for each trial.
+pub fn run(plan: &Plan) -> Result<(), String> {
+    let failed = |error: LabError| error.to_string();
+    haul_lab::become_lab_user().map_err(failed)?;
+    let lab = Lab::veth(&Settings::default()).map_err(failed)?;
+    for host in [&lab.sender, &lab.receiver] {
+        host.set_sysctl("net.ipv4.tcp_congestion_control", &plan.congestion).map_err(failed)?;
+    }
+    let scratch = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let root = scratch.path().join("root");
+    write_files(&root).map_err(|error| format!("{}: {error}", root.display()))?;
+    let settled = Instant::now() + SETTLED;
+    let mut servers = Vec::new();
+    for is_logging in [false, true] {
+        if !plan.trials.iter().any(|trial| trial.is_logging == is_logging) {
+            continue;
+        }
+        let variants = plan.variants.iter().map(|options| (Kind::Haul, &**options));
+        for (kind, options) in plan.kinds.iter().map(|&kind| (kind, "")).chain(variants) {
+            let setup = Setup {
+                root: &root,
+                scratch: scratch.path(),
+                haul: &plan.haul,
+                address: lab.sender.address(),
+                port: FIRST_PORT + servers.len() as u16,
+                is_logging,
+                options,
+            };
+            let serving = kind.start(&lab.sender, setup)?;
+            wait_until_it_listens(&lab, &serving)?;
+            servers.push((is_logging, serving));
+        }
+    }
+    thread::sleep(settled.saturating_duration_since(Instant::now()));
+    for trial in &plan.trials {
+        let contestants: Vec<_> = servers
+            .iter()
+            .filter(|(is_logging, _)| *is_logging == trial.is_logging)
+            .map(|(_, it)| it)
+            .collect();
+        run_trial(&lab, trial, &contestants, plan.rounds)?;
+    }
+    Ok(())
+}
+
+fn write_files(root: &Path) -> std::io::Result<()> {
+    fs::create_dir(root)?;
+    for (name, bytes) in FILES {
+        let content: Vec<u8> = (0..bytes).map(|at| (at * 2_654_435_761 >> 7) as u8).collect();
+        fs::write(root.join(name), content)?;
+    }
+    Ok(())
+}
+
+fn wait_until_it_listens(lab: &Lab, serving: &Serving) -> Result<(), String> {
+    let deadline = Instant::now() + LISTEN_MAX;
+    while Instant::now() < deadline {
+        let connected = lab.receiver.run(|| TcpStream::connect(serving.address).is_ok());
+        if connected.map_err(|error| error.to_string())? {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Err(format!("{} does not listen at {}", serving.name, serving.address))
+}
+
+fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) -> Result<(), String> {
+    let failed = |error: haul_soak::SoakError| error.to_string();
+    let mut all = vec![Vec::new(); contestants.len()];
+    if let Load::Idle { connections } = trial.load {
+        for (serving, figures) in contestants.iter().zip(&mut all) {
+            figures.push(idle_memory(lab, trial, serving, connections)?);
+        }
+    } else {
+        let meter = Meter::start(&[lab.sender.cpu(), lab.receiver.cpu()]).map_err(failed)?;
+        for round in 0..rounds {
+            // Who comes first changes, so that nobody always follows the same one.
+            for turn in 0..contestants.len() {
+                let index = (turn + round) % contestants.len();
+                eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, contestants[index].name);
+                all[index].push(measure(lab, &meter, trial, contestants[index])?);
+            }
+        }
+    }
+    print(trial, contestants, &all);
+    Ok(())
+}
+
+/// One figure: µs of the server's CPU for each MiB, or requests for each second of it.
+fn measure(lab: &Lab, meter: &Meter, trial: &Trial, serving: &Serving) -> Result<f64, String> {
+    let failed = |error: haul_soak::SoakError| error.to_string();
+    let calibration = meter.calibrate(CALIBRATION);
+    let before = meter.snapshot().map_err(failed)?;
+    let done = match trial.load {
+        Load::Requests { connections, seconds } => {
+            clients::wrk(&lab.receiver, &serving.url(trial.file), connections, seconds)?.count as f64
+        }
+        Load::Bulk | Load::Idle { .. } => {
+            let until = Instant::now() + DRAIN;
+            let drained = lab.receiver.run(|| clients::drain(serving.address, trial.file, until));
+            drained.map_err(|error| error.to_string())?? as f64
+        }
+    };
+    let interval = meter.snapshot().map_err(failed)?.since(&before);
+    let load = interval.load(&calibration.middle(&meter.calibrate(CALIBRATION)));
+    let percent = load.of(lab.sender.cpu()).map_or(f64::NAN, |cpu| cpu.load_percent);
+    let cpu_seconds = percent / 100.0 * interval.wall.as_secs_f64();
+    Ok(match trial.load {
+        Load::Requests { .. } => done / cpu_seconds,
+        _ => cpu_seconds * 1e6 / (done / f64::from(1 << 20)),
+    })
+}
+
+/// Memory in MiB that the server has while so many connections that have each asked once lie idle.
+fn idle_memory(lab: &Lab, trial: &Trial, serving: &Serving, connections: usize) -> Result<f64, String> {
+    let idle = lab.receiver.run(|| clients::ask_once(serving.address, trial.file, connections));
+    let idle = idle.map_err(|error| error.to_string())??;
+    // Long enough for a server that frees memory on a timer, well within everybody's keep-alive.
+    thread::sleep(Duration::from_secs(3));
+    let bytes = serving.memory_bytes();
+    drop(idle);
+    Ok(bytes as f64 / f64::from(1 << 20))
+}
+
+fn print(trial: &Trial, contestants: &[&Serving], all: &[Vec<f64>]) {
+    let (unit, is_more_better) = match trial.load {
+        Load::Bulk => ("server µs/MiB", false),
+        Load::Requests { .. } => ("requests per server-CPU-second", true),
+        Load::Idle { .. } => ("MiB resident", false),
+    };
+    println!(
+        "\n{}: {unit} ({} is better), and haul over each",
+        trial.name,
+        if is_more_better { "more" } else { "less" }
+    );
+    let haul = contestants.iter().position(|serving| serving.kind == Kind::Haul);
+    for (index, serving) in contestants.iter().enumerate() {
+        let Some(figure) = Figure::of(&all[index]) else { continue };
+        // The ratio of each round, then their median: both servers met the same machine.
+        let ratios: Vec<f64> = haul.map_or(Vec::new(), |haul| {
+            all[haul].iter().zip(&all[index]).map(|(haul, other)| haul / other).collect()
+        });
+        let ratio = Figure::of(&ratios).map_or(String::new(), |ratio| {
+            format!("{:.2} ({:.2}–{:.2})", ratio.median, ratio.low, ratio.high)
+        });
+        println!(
+            "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}",
+            serving.name, figure.median, figure.low, figure.high
+        );
+    }
+}
