@@ -7,7 +7,7 @@ use clap::Args;
 use haul_serve::{Address, Handle, Server};
 use options::Options;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
         println!("{} can be served at {places}", config.root.display());
         return Ok(ExitCode::SUCCESS);
     }
-    drain_when_told(server.handle()).map_err(Failure::failed)?;
+    obey_signals(server.handle()).map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     eprintln!("haul: serving {} at {places} with {loops} loop{plural}", config.root.display());
@@ -62,29 +62,43 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
 }
 
 /// An address as a browser takes it.
-fn address(address: &Address) -> String {
+fn address((address, is_tls): &(Address, bool)) -> String {
     match address {
+        Address::Tcp(address) if *is_tls => format!("https://{address}/"),
         Address::Tcp(address) => format!("http://{address}/"),
         unix @ Address::Unix(_) => unix.to_string(),
     }
 }
 
-/// SIGTERM and SIGINT end the service once what is under way has ended; a second one ends it at once.
-fn drain_when_told(handle: Handle) -> std::io::Result<()> {
-    let (mut told, teller) = UnixStream::pair()?;
+/// SIGTERM and SIGINT end the service once what is under way has ended, and a second one at once; SIGHUP has it read its
+/// certificate and open its log again.
+fn obey_signals(handle: Handle) -> std::io::Result<()> {
+    let (mut ends, end_teller) = UnixStream::pair()?;
+    let (mut reloads, reload_teller) = UnixStream::pair()?;
     for signal in [SIGTERM, SIGINT] {
-        signal_hook::low_level::pipe::register(signal, teller.try_clone()?)?;
+        signal_hook::low_level::pipe::register(signal, end_teller.try_clone()?)?;
     }
-    std::thread::Builder::new().name("haul-signals".into()).spawn(move || {
-        let mut signal = [0];
-        if told.read_exact(&mut signal).is_ok() {
+    signal_hook::low_level::pipe::register(SIGHUP, reload_teller)?;
+    let reloading = handle.clone();
+    let spawn =
+        |work: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name("haul-signals".into()).spawn(work);
+    spawn(Box::new(move || {
+        while reloads.read_exact(&mut [0]).is_ok() {
+            match reloading.reload() {
+                Ok(()) => eprintln!("haul: reloaded"),
+                Err(error) => eprintln!("haul: not reloaded: {error}"),
+            }
+        }
+    }))?;
+    spawn(Box::new(move || {
+        if ends.read_exact(&mut [0]).is_ok() {
             eprintln!("haul: ending when what is under way has ended; once more ends at once");
             handle.drain();
         }
-        if told.read_exact(&mut signal).is_ok() {
+        if ends.read_exact(&mut [0]).is_ok() {
             std::process::exit(1);
         }
-    })?;
+    }))?;
     Ok(())
 }
 

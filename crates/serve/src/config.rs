@@ -14,6 +14,8 @@ pub struct Config {
     pub root: PathBuf,
     /// Where to listen.
     pub listen: Vec<Address>,
+    /// Where to listen for TLS, and with which certificate.
+    pub tls: Option<Tls>,
     /// Event loops, each on a thread of its own; `None` for one for each CPU that the process may use.
     pub workers: Option<usize>,
     /// What files are sent for.
@@ -28,6 +30,17 @@ pub struct Config {
     pub choice: Choice,
     /// The sockets' congestion control; `None` for the machine's own.
     pub congestion: Option<String>,
+}
+
+/// Where to listen for TLS, and who to say that one is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tls {
+    /// Where to listen.
+    pub listen: Vec<Address>,
+    /// The certificate and those that lead from it to a known one: a PEM file.
+    pub certificate: PathBuf,
+    /// The certificate's key: a PEM file.
+    pub key: PathBuf,
 }
 
 /// Which file a target stands for.
@@ -123,6 +136,7 @@ impl Config {
         Self {
             root: root.into(),
             listen: vec![Address::default()],
+            tls: None,
             workers: None,
             content: Content::default(),
             fields: ExtraFields::default(),

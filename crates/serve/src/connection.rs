@@ -13,7 +13,7 @@ use crate::log::Logged;
 use crate::request::{self, Parsed, Request};
 use crate::service::Found;
 use crate::status::Status;
-use crate::stream::Stream;
+use crate::stream::{Sent, Stream};
 use crate::transmit::{Progress, transmit};
 use std::io;
 use std::net::SocketAddr;
@@ -98,10 +98,11 @@ pub enum Next {
 
 impl Connection {
     /// A connection that has just been accepted.
-    pub fn new(accepted: Accepted, context: &Context) -> Result<Self, haul::Error> {
-        let peer = accepted.peer;
+    pub fn new(accepted: Accepted, context: &Context) -> io::Result<Self> {
+        let Accepted { socket, peer, is_tls } = accepted;
+        let tls = context.tls.as_ref().filter(|_| is_tls);
         Ok(Self {
-            stream: Stream::new(accepted, &context.settings)?,
+            stream: Stream::new(socket, tls, &context.settings)?,
             peer,
             state: State::Reading,
             input: Vec::new(),
@@ -171,6 +172,9 @@ impl Connection {
 
     /// Goes as far as it can.
     pub fn drive(&mut self, context: &mut Context) -> Next {
+        if self.stream.flush() == Sent::Broken {
+            return Next::Close;
+        }
         let mut budget_bytes = TURN_BYTES;
         loop {
             let next = match &mut self.state {
@@ -227,6 +231,9 @@ impl Connection {
 
     fn go_on(&mut self, then: Then, context: &Context) {
         self.head_since = None;
+        if then != Then::Next {
+            self.stream.end();
+        }
         self.state = match then {
             Then::Next => State::Reading,
             Then::Linger if !self.is_at_end => {
@@ -296,9 +303,10 @@ impl Connection {
             let room = buffer.capacity() - buffer.len();
             match self.stream.receive(buffer) {
                 Ok(0) => self.is_at_end = true,
-                // What fills less than the room was all there was, and more will be an event; but of an end that was there
-                // already no event will tell.
-                Ok(count) => self.is_readable = count == room || self.has_hung_up,
+                // More will be an event; but of an end that was there already no event will tell.
+                Ok(count) => {
+                    self.is_readable = self.stream.may_have_more(count, room) || self.has_hung_up;
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_readable = false,
                 Err(_) => return Some(Next::Close),
             }

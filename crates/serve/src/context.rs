@@ -9,6 +9,7 @@ use crate::log::Log;
 use crate::object::Patience;
 use crate::service::{Found, Service};
 use crate::target::Target;
+use rustls::ServerConfig;
 use std::sync::Arc;
 
 /// Requests are read into room for so many bytes: a few dozen of a pipelining client's.
@@ -23,6 +24,8 @@ pub struct Context {
     pub service: Arc<Service>,
     /// How sockets are sent through.
     pub settings: haul::Settings,
+    /// Who to say that one is, where TLS is spoken.
+    pub tls: Option<Arc<ServerConfig>>,
     /// What clients may take.
     pub limits: Limits,
     /// The time.
@@ -45,12 +48,19 @@ pub struct Context {
 
 impl Context {
     /// What one of so many loops lends.
-    pub fn new(config: &Config, workers: usize, service: Arc<Service>, log: Log) -> Self {
+    pub fn new(
+        config: &Config,
+        workers: usize,
+        service: Arc<Service>,
+        tls: Option<Arc<ServerConfig>>,
+        log: Log,
+    ) -> Self {
         let limits = config.limits;
         let settings = haul::Settings { choice: config.choice.clone(), ..haul::Settings::default() };
         Self {
             service,
             settings,
+            tls,
             limits,
             clock: Clock::new(),
             cache: Cache::new(limits.cached_files_max / workers, limits.cached_bytes_max / workers),

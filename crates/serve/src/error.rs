@@ -58,6 +58,14 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// The certificate or its key cannot be used.
+    #[error("TLS, {path}: {problem}", path = path.display())]
+    Tls {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// The log cannot be written.
     #[error("access log {path}: {source}", path = path.display())]
     Log {

@@ -13,7 +13,9 @@
 //! One event loop on each CPU, none of which waits for another or for the disk. A small file goes with its head in one call from
 //! memory; a large one goes by [`haul::Sender::send_file`], and not through the program's memory.
 //!
-//! What it cannot do: TLS, HTTP/2, anything but files.
+//! TLS is rustls', in the program.
+//!
+//! What it cannot do: HTTP/2, TLS in the kernel, anything but files.
 
 #![forbid(unsafe_code)]
 
@@ -43,11 +45,12 @@ mod service;
 mod status;
 mod stream;
 mod target;
+mod tls;
 mod transmit;
 mod wake;
 mod worker;
 
-pub use config::{AccessLog, Address, Config, Content, ExtraFields, Limits, LogFormat, Symlinks};
+pub use config::{AccessLog, Address, Config, Content, ExtraFields, Limits, LogFormat, Symlinks, Tls};
 pub use counters::{Counter, Counters};
 pub use error::Error;
 pub use server::{Handle, Server};

@@ -20,6 +20,8 @@ pub struct Listener {
     socket: Arc<OwnedFd>,
     /// Whether other loops wait at the same socket.
     pub is_shared: bool,
+    /// Whether what is said there is encrypted.
+    pub is_tls: bool,
 }
 
 /// A connection that has been accepted.
@@ -29,6 +31,8 @@ pub struct Accepted {
     pub socket: OwnedFd,
     /// Who is at the other end; `None` behind a Unix socket.
     pub peer: Option<SocketAddr>,
+    /// Whether what is said is encrypted.
+    pub is_tls: bool,
 }
 
 /// All listening sockets of a server.
@@ -36,8 +40,8 @@ pub struct Accepted {
 pub struct Listeners {
     /// One list for each event loop.
     pub by_worker: Vec<Vec<Listener>>,
-    /// Where they really listen: port 0 has become one.
-    pub addresses: Vec<Address>,
+    /// Where they really listen, and whether for TLS: port 0 has become one.
+    pub addresses: Vec<(Address, bool)>,
     files: Vec<SocketFile>,
 }
 
@@ -54,22 +58,25 @@ impl Drop for SocketFile {
 impl Listeners {
     /// Listens everywhere that `config` says, for so many event loops.
     pub fn open(config: &Config, workers: usize) -> Result<Self, Error> {
-        if config.listen.is_empty() {
+        let plain = config.listen.iter().map(|address| (address, false));
+        let tls = config.tls.iter().flat_map(|tls| &tls.listen).map(|address| (address, true));
+        let all: Vec<_> = plain.chain(tls).collect();
+        if all.is_empty() {
             return Err(Error::NoAddress);
         }
         let mut listeners =
             Self { by_worker: vec![Vec::new(); workers], addresses: Vec::new(), files: Vec::new() };
-        for address in &config.listen {
+        for (address, is_tls) in all {
             let failed = |source| Error::Listen { address: address.clone(), source };
             match address {
-                Address::Tcp(address) => listeners.open_tcp(*address, config)?,
-                Address::Unix(path) => listeners.open_unix(path).map_err(failed)?,
+                Address::Tcp(address) => listeners.open_tcp(*address, is_tls, config)?,
+                Address::Unix(path) => listeners.open_unix(path, is_tls).map_err(failed)?,
             }
         }
         Ok(listeners)
     }
 
-    fn open_tcp(&mut self, address: SocketAddr, config: &Config) -> Result<(), Error> {
+    fn open_tcp(&mut self, address: SocketAddr, is_tls: bool, config: &Config) -> Result<(), Error> {
         let failed = |source: io::Error| Error::Listen { address: Address::Tcp(address), source };
         let mut address = address;
         // Another server of the same user would share the port unasked; a socket that does not share finds it taken.
@@ -83,13 +90,13 @@ impl Listeners {
             }
             let bound = rustix::net::getsockname(&socket).map_err(|errno| failed(errno.into()))?;
             address = SocketAddr::try_from(bound).map_err(|errno| failed(errno.into()))?;
-            self.by_worker[index].push(Listener { socket: Arc::new(socket), is_shared: false });
+            self.by_worker[index].push(Listener { socket: Arc::new(socket), is_shared: false, is_tls });
         }
-        self.addresses.push(Address::Tcp(address));
+        self.addresses.push((Address::Tcp(address), is_tls));
         Ok(())
     }
 
-    fn open_unix(&mut self, path: &Path) -> io::Result<()> {
+    fn open_unix(&mut self, path: &Path, is_tls: bool) -> io::Result<()> {
         let address = SocketAddrUnix::new(path)?;
         let socket = socket(AddressFamily::UNIX)?;
         match rustix::net::bind(&socket, &address) {
@@ -101,18 +108,18 @@ impl Listeners {
         }
         self.files.push(SocketFile(path.to_owned()));
         rustix::net::listen(&socket, BACKLOG)?;
-        self.share(socket, Address::Unix(path.to_owned()));
+        self.share(socket, Address::Unix(path.to_owned()), is_tls);
         Ok(())
     }
 
     /// One socket for all loops.
-    fn share(&mut self, socket: OwnedFd, address: Address) {
+    fn share(&mut self, socket: OwnedFd, address: Address, is_tls: bool) {
         let socket = Arc::new(socket);
         let is_shared = self.by_worker.len() > 1;
         for listeners in &mut self.by_worker {
-            listeners.push(Listener { socket: Arc::clone(&socket), is_shared });
+            listeners.push(Listener { socket: Arc::clone(&socket), is_shared, is_tls });
         }
-        self.addresses.push(address);
+        self.addresses.push((address, is_tls));
     }
 }
 
@@ -123,7 +130,7 @@ impl Listener {
         loop {
             match rustix::net::acceptfrom_with(&self.socket, flags) {
                 Ok((socket, peer)) => {
-                    return Ok(Some(Accepted { socket, peer: peer.and_then(inet) }));
+                    return Ok(Some(Accepted { socket, peer: peer.and_then(inet), is_tls: self.is_tls }));
                 }
                 Err(Errno::AGAIN) => return Ok(None),
                 // It was gone before it was accepted: the next one.

@@ -16,6 +16,7 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -49,7 +50,7 @@ pub struct Log {
 pub struct Writer {
     sink: SyncSender<Order>,
     format: LogFormat,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the log's thread is told.
@@ -99,7 +100,7 @@ impl Writer {
             .name("haul-log".into())
             .spawn(move || write_all(&orders, file, path.as_ref()))
             .map_err(|source| Error::Failed { step: "starting the log's thread", source })?;
-        Ok(Self { sink, format: log.format, thread: Some(thread) })
+        Ok(Self { sink, format: log.format, thread: Mutex::new(Some(thread)) })
     }
 
     /// An end for a loop.
@@ -111,13 +112,12 @@ impl Writer {
     pub fn reopen(&self) {
         let _ = self.sink.send(Order::Reopen);
     }
-}
 
-impl Drop for Writer {
-    /// Writes what there is.
-    fn drop(&mut self) {
+    /// Writes what there is, and ends.
+    pub fn end(&self) {
         let _ = self.sink.send(Order::End);
-        if let Some(thread) = self.thread.take() {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
     }

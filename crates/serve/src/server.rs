@@ -1,6 +1,6 @@
 //! A file service as a whole: its listening sockets, its loops, and the way to stop it.
 
-use crate::config::{Address, Config};
+use crate::config::{Address, Config, Tls};
 use crate::context::Context;
 use crate::counters::Counters;
 use crate::error::Error;
@@ -8,12 +8,13 @@ use crate::helper::{Helpers, Inbox};
 use crate::listen::Listeners;
 use crate::log::{Log, Writer};
 use crate::service::Service;
+use crate::tls;
 use crate::wake::Wake;
 use crate::worker::{Orders, Worker};
 use std::io;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Threads that wait for the disk: as many requests as a disk may work on at a time.
 const HELPERS: usize = 8;
@@ -27,7 +28,6 @@ pub struct Server {
     listeners: Listeners,
     workers: Vec<Worker>,
     helpers: Helpers,
-    log: Option<Writer>,
     handle: Handle,
 }
 
@@ -35,6 +35,8 @@ pub struct Server {
 #[derive(Debug, Clone)]
 pub struct Handle {
     orders: Arc<Orders>,
+    tls: Option<Tls>,
+    log: Option<Arc<Writer>>,
     wakes: Vec<Arc<Wake>>,
     counters: Vec<Arc<Counters>>,
 }
@@ -49,16 +51,24 @@ impl Server {
         let config = &within_descriptor_limit(config);
         let service = Arc::new(Service::new(config)?);
         let listeners = Listeners::open(config, workers)?;
+        let tls = config.tls.as_ref().map(tls::load).transpose()?;
         let log = config.access_log.as_ref().map(Writer::start).transpose()?;
         let failed = |step| move |source: io::Error| Error::Failed { step, source };
         let helpers = Helpers::start(Arc::clone(&service), HELPERS).map_err(failed("starting a thread"))?;
-        let mut handle = Handle { orders: Arc::default(), wakes: Vec::new(), counters: Vec::new() };
+        let log = log.map(Arc::new);
+        let mut handle = Handle {
+            orders: Arc::new(Orders { drain: AtomicBool::new(false), tls: Mutex::new(tls.clone()) }),
+            tls: config.tls.clone(),
+            log: log.clone(),
+            wakes: Vec::new(),
+            counters: Vec::new(),
+        };
         let mut loops = Vec::new();
         for listeners in &listeners.by_worker {
             let wake = Arc::new(Wake::new().map_err(failed("making an event loop"))?);
             let inbox = Inbox::new(Arc::clone(&wake));
-            let lines = log.as_ref().map_or_else(Log::off, Writer::log);
-            let context = Context::new(config, workers, Arc::clone(&service), lines);
+            let lines = log.as_deref().map_or_else(Log::off, Writer::log);
+            let context = Context::new(config, workers, Arc::clone(&service), tls.clone(), lines);
             handle.wakes.push(Arc::clone(&wake));
             handle.counters.push(Arc::clone(&context.counters));
             let asker = helpers.asker(&inbox);
@@ -70,11 +80,11 @@ impl Server {
         let mut listeners = listeners;
         // The loops have them, and let go of them when they drain.
         listeners.by_worker.clear();
-        Ok(Self { listeners, workers: loops, helpers, log, handle })
+        Ok(Self { listeners, workers: loops, helpers, handle })
     }
 
-    /// Where it listens; a port that was 0 has become one.
-    pub fn addresses(&self) -> &[Address] {
+    /// Where it listens, and whether for TLS; a port that was 0 has become one.
+    pub fn addresses(&self) -> &[(Address, bool)] {
         &self.listeners.addresses
     }
 
@@ -90,7 +100,7 @@ impl Server {
 
     /// Serves until [`Handle::drain`], and then until what is under way has ended or its time is over.
     pub fn run(self) -> Result<(), Error> {
-        let Self { workers, listeners, helpers, log, handle } = self;
+        let Self { workers, listeners, helpers, handle } = self;
         let failed = |step| move |source: io::Error| Error::Failed { step, source };
         let mut threads = Vec::new();
         for worker in workers {
@@ -109,7 +119,10 @@ impl Server {
             let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a loop has panicked")));
             result = result.and(ended.map_err(failed("waiting for events")));
         }
-        drop((helpers, log, listeners));
+        drop((helpers, listeners));
+        if let Some(log) = &handle.log {
+            log.end();
+        }
         result
     }
 }
@@ -132,6 +145,22 @@ impl Handle {
         for wake in &self.wakes {
             wake.wake();
         }
+    }
+
+    /// Reads the certificate again, for connections that begin from now on, and opens the access log again by its name. What
+    /// cannot be read stays as it was.
+    pub fn reload(&self) -> Result<(), Error> {
+        if let Some(log) = &self.log {
+            log.reopen();
+        }
+        if let Some(tls) = &self.tls {
+            let fresh = tls::load(tls)?;
+            *self.orders.tls.lock().unwrap_or_else(PoisonError::into_inner) = Some(fresh);
+            for wake in &self.wakes {
+                wake.wake();
+            }
+        }
+        Ok(())
     }
 
     /// What each loop has done so far.

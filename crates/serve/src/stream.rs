@@ -1,21 +1,26 @@
-//! One connection's bytes: plain, over TCP or a Unix socket.
+//! One connection's bytes: plain or encrypted, over TCP or a Unix socket.
 //!
 //! Nothing here waits. What the kernel does not take now is [`Sent::Blocked`], and the event loop hears when it will.
 
-use crate::listen::Accepted;
+use crate::tls::TlsStream;
 use haul::Sender;
 use rustix::buffer::spare_capacity;
-use rustix::io::Errno;
 use rustix::net::RecvFlags;
+use rustls::ServerConfig;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// A connected socket and what lies between it and the bytes of HTTP.
 #[derive(Debug)]
-pub struct Stream {
-    sender: Sender<OwnedFd>,
+pub enum Stream {
+    /// Bytes as they are.
+    Plain(Sender<OwnedFd>),
+    /// Encrypted in the program.
+    Tls(Box<TlsStream>),
 }
 
 /// What came of sending.
@@ -32,54 +37,95 @@ pub enum Sent {
 }
 
 impl Stream {
-    /// A stream over an accepted socket.
-    pub fn new(accepted: Accepted, settings: &haul::Settings) -> Result<Self, haul::Error> {
-        Ok(Self { sender: Sender::with(accepted.socket, settings.clone())? })
+    /// A stream over an accepted socket; encrypted where there is a certificate.
+    pub fn new(
+        socket: OwnedFd,
+        tls: Option<&Arc<ServerConfig>>,
+        settings: &haul::Settings,
+    ) -> io::Result<Self> {
+        Ok(match tls {
+            None => Self::Plain(Sender::with(socket, settings.clone())?),
+            Some(tls) => {
+                Self::Tls(Box::new(TlsStream::new(socket, Arc::clone(tls)).map_err(io::Error::other)?))
+            }
+        })
     }
 
     /// Reads what has come into the free room of `buffer`; 0 is the end.
     pub fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
-        loop {
-            match rustix::net::recv(&self.sender, spare_capacity(buffer), RecvFlags::DONTWAIT) {
-                Err(Errno::INTR) => {}
-                // An empty message is none on a stream: both counts are the same.
-                received => return Ok(received.map(|(count, _)| count)?),
+        match self {
+            Self::Plain(sender) => {
+                let received = rustix::io::retry_on_intr(|| {
+                    rustix::net::recv(&*sender, spare_capacity(buffer), RecvFlags::DONTWAIT)
+                });
+                Ok(received?.0)
             }
+            Self::Tls(tls) => tls.receive(buffer),
+        }
+    }
+
+    /// Whether more may have come, after so much was received into so much room.
+    pub fn may_have_more(&self, received: usize, room: usize) -> bool {
+        match self {
+            // What fills less than the room was all there was.
+            Self::Plain(_) => received == room,
+            // A record is handed out piece by piece.
+            Self::Tls(_) => true,
         }
     }
 
     /// Sends a beginning of these parts; with `more` to follow at once.
     pub fn send(&mut self, parts: &[IoSlice<'_>], more: bool) -> Sent {
-        let sent = if more { self.sender.send_more(parts) } else { self.sender.send_vectored(parts) };
-        Sent::of(sent.map(|count| count as u64))
+        match self {
+            Self::Plain(sender) if more => Sent::of(sender.send_more(parts).map(|count| count as u64)),
+            Self::Plain(sender) => Sent::of(sender.send_vectored(parts).map(|count| count as u64)),
+            Self::Tls(tls) => tls.send(parts, more),
+        }
     }
 
-    /// Sends a beginning of a range of a file, by the cheapest path that this socket allows.
-    pub fn send_file(&mut self, file: &File, range: Range<u64>) -> Sent {
-        Sent::of(self.sender.send_file(file, range))
+    /// Sends a beginning of a range of a file, by the cheapest path that this socket allows; through `copy` where that
+    /// cannot be avoided.
+    pub fn send_file(&mut self, file: &File, range: Range<u64>, copy: &mut [u8]) -> Sent {
+        match self {
+            Self::Plain(sender) => Sent::of(sender.send_file(file, range)),
+            Self::Tls(tls) => tls.send_file(file, range, copy),
+        }
     }
 
-    /// Says that nothing more comes; the peer may go on sending.
+    /// Sends what was taken and has not reached the kernel. [`Sent::Bytes`] where nothing is left.
+    pub fn flush(&mut self) -> Sent {
+        match self {
+            Self::Plain(_) => Sent::Bytes(0),
+            Self::Tls(tls) => tls.flush(),
+        }
+    }
+
+    /// Says that nothing more comes, where there are words for it.
+    pub fn end(&mut self) {
+        if let Self::Tls(tls) = self {
+            tls.end();
+        }
+    }
+
+    /// Sends the end of the stream; the peer may go on sending.
     pub fn shutdown(&self) {
         // A peer that has gone already has nothing to hear.
-        let _ = rustix::net::shutdown(&self.sender, rustix::net::Shutdown::Write);
+        let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Write);
     }
 
     /// Has the connection end with a reset, which throws away what is queued: the peer shall not take what it has got
     /// for the whole.
     pub fn reset_on_close(&self) {
-        let _ = rustix::net::sockopt::set_socket_linger(&self.sender, Some(std::time::Duration::ZERO));
-    }
-
-    /// What the library has done on this socket.
-    pub fn report(&self) -> haul::Report {
-        self.sender.report()
+        let _ = rustix::net::sockopt::set_socket_linger(self, Some(Duration::ZERO));
     }
 }
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.sender.as_fd()
+        match self {
+            Self::Plain(sender) => sender.as_fd(),
+            Self::Tls(tls) => tls.as_fd(),
+        }
     }
 }
 

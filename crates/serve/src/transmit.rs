@@ -44,7 +44,13 @@ pub fn transmit(
 ) -> Progress {
     loop {
         let sent = match body.next() {
-            None if head.is_empty() => return Progress::Done,
+            None if head.is_empty() => {
+                return match stream.flush() {
+                    Sent::Bytes(_) => Progress::Done,
+                    Sent::Blocked => Progress::Blocked,
+                    Sent::Ended | Sent::Broken => Progress::Broken,
+                };
+            }
             Some(Piece::File(form, range)) if head.is_empty() => {
                 let (form, range) = (Arc::clone(form), range.clone());
                 match send_piece(stream, &form, range, budget_bytes, context) {
@@ -92,7 +98,7 @@ fn send_piece(
         if !object.is_current() {
             return Err(Progress::Changed);
         }
-        let sent = stream.send_file(object.file(), piece);
+        let sent = stream.send_file(object.file(), piece, &mut context.copy);
         let is_last = sent == Sent::Bytes(range.end - range.start);
         if is_last && !object.is_current() {
             return Err(Progress::Changed);

@@ -12,12 +12,13 @@ use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
+use rustls::ServerConfig;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Events taken at a time.
@@ -35,6 +36,8 @@ const NEVER: u32 = u32::MAX;
 pub struct Orders {
     /// Finish what is under way and end.
     pub drain: AtomicBool,
+    /// The certificate that is good from now on.
+    pub tls: Mutex<Option<Arc<ServerConfig>>>,
 }
 
 /// An event loop.
@@ -155,6 +158,7 @@ impl Worker {
                 self.drive(token);
             }
         }
+        self.context.tls.clone_from(&self.orders.tls.lock().unwrap_or_else(PoisonError::into_inner));
         if self.orders.drain.load(Relaxed) && self.drain_until.is_none() {
             self.begin_to_drain();
         }

@@ -1,12 +1,13 @@
 //! `cargo xtask peers serve`: what other file servers cost beside haul, in one lab, under one meter, round by round in turn.
 
 use crate::peers::clients;
-use crate::peers::servers::{Kind, Serving, Setup};
+use crate::peers::servers::{Kind, Service, Serving, Setup, make_certificate};
 use haul_bench::Figure;
 use haul_lab::{Lab, LabError, Settings};
 use haul_soak::Meter;
 use std::fs;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ pub struct Trial {
     pub name: &'static str,
     file: &'static str,
     load: Load,
-    is_logging: bool,
+    service: Service,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,40 +42,22 @@ enum Load {
     Idle { connections: usize },
 }
 
+/// As many connections as wrk keeps busy with ease.
+const FEW: Load = Load::Requests { connections: 16, seconds: 1 };
+/// Many, each of them active; wrk takes a while to open them.
+const MANY: Load = Load::Requests { connections: 10_000, seconds: 5 };
+const IDLE: Load = Load::Idle { connections: 10_000 };
+
 /// Everything that can be asked.
-pub const TRIALS: [Trial; 7] = [
-    Trial { name: "256MiB", file: "256MiB", load: Load::Bulk, is_logging: false },
-    Trial {
-        name: "1MiB",
-        file: "1MiB",
-        load: Load::Requests { connections: 16, seconds: 1 },
-        is_logging: false,
-    },
-    Trial {
-        name: "64KiB",
-        file: "64KiB",
-        load: Load::Requests { connections: 16, seconds: 1 },
-        is_logging: false,
-    },
-    Trial {
-        name: "4KiB",
-        file: "4KiB",
-        load: Load::Requests { connections: 16, seconds: 1 },
-        is_logging: false,
-    },
-    Trial {
-        name: "4KiB-logged",
-        file: "4KiB",
-        load: Load::Requests { connections: 16, seconds: 1 },
-        is_logging: true,
-    },
-    Trial {
-        name: "4KiB-10000",
-        file: "4KiB",
-        load: Load::Requests { connections: 10_000, seconds: 5 },
-        is_logging: false,
-    },
-    Trial { name: "idle-10000", file: "4KiB", load: Load::Idle { connections: 10_000 }, is_logging: false },
+pub const TRIALS: [Trial; 8] = [
+    Trial { name: "256MiB", file: "256MiB", load: Load::Bulk, service: Service::Plain },
+    Trial { name: "1MiB", file: "1MiB", load: FEW, service: Service::Plain },
+    Trial { name: "64KiB", file: "64KiB", load: FEW, service: Service::Plain },
+    Trial { name: "4KiB", file: "4KiB", load: FEW, service: Service::Plain },
+    Trial { name: "4KiB-logged", file: "4KiB", load: FEW, service: Service::Logged },
+    Trial { name: "4KiB-10000", file: "4KiB", load: MANY, service: Service::Plain },
+    Trial { name: "https-1MiB", file: "1MiB", load: FEW, service: Service::Tls },
+    Trial { name: "idle-10000", file: "4KiB", load: IDLE, service: Service::Plain },
 ];
 
 const FILES: [(&str, usize); 4] =
@@ -101,12 +84,15 @@ pub fn run(plan: &Plan) -> Result<(), String> {
         host.set_sysctl("net.ipv4.tcp_congestion_control", &plan.congestion).map_err(failed)?;
     }
     let scratch = tempfile::tempdir().map_err(|error| error.to_string())?;
+    // Apache serves as somebody who is not root.
+    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).map_err(|error| error.to_string())?;
     let root = scratch.path().join("root");
     write_files(&root).map_err(|error| format!("{}: {error}", root.display()))?;
     let settled = Instant::now() + SETTLED;
     let mut servers = Vec::new();
-    for is_logging in [false, true] {
-        if !plan.trials.iter().any(|trial| trial.is_logging == is_logging) {
+    make_certificate(scratch.path())?;
+    for service in [Service::Plain, Service::Logged, Service::Tls] {
+        if !plan.trials.iter().any(|trial| trial.service == service) {
             continue;
         }
         let variants = plan.variants.iter().map(|options| (Kind::Haul, &**options));
@@ -115,23 +101,18 @@ pub fn run(plan: &Plan) -> Result<(), String> {
                 root: &root,
                 scratch: scratch.path(),
                 haul: &plan.haul,
-                address: lab.sender.address(),
-                port: FIRST_PORT + servers.len() as u16,
-                is_logging,
+                address: SocketAddr::new(lab.sender.address(), FIRST_PORT + servers.len() as u16),
+                service,
                 options,
             };
             let serving = kind.start(&lab.sender, setup)?;
             wait_until_it_listens(&lab, &serving)?;
-            servers.push((is_logging, serving));
+            servers.push(serving);
         }
     }
     thread::sleep(settled.saturating_duration_since(Instant::now()));
     for trial in &plan.trials {
-        let contestants: Vec<_> = servers
-            .iter()
-            .filter(|(is_logging, _)| *is_logging == trial.is_logging)
-            .map(|(_, it)| it)
-            .collect();
+        let contestants: Vec<_> = servers.iter().filter(|serving| serving.service == trial.service).collect();
         run_trial(&lab, trial, &contestants, plan.rounds)?;
     }
     Ok(())

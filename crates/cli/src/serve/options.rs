@@ -4,7 +4,7 @@ use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul::{Choice, Path, Plan};
 use haul_bench::quantity::Size;
-use haul_serve::{AccessLog, Address, Config, Limits, LogFormat, Symlinks};
+use haul_serve::{AccessLog, Address, Config, Limits, LogFormat, Symlinks, Tls};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -22,6 +22,16 @@ pub struct Options {
     #[arg(long, value_name = "ADDRESS")]
     #[serde(deserialize_with = "parsed_list")]
     pub listen: Vec<Address>,
+    /// Where to listen for TLS; may be given again
+    #[arg(long, value_name = "ADDRESS")]
+    #[serde(deserialize_with = "parsed_list")]
+    pub tls_listen: Vec<Address>,
+    /// The certificate and those that lead from it to a known one: a PEM file, read again at SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub tls_certificate: Option<PathBuf>,
+    /// The certificate's key: a PEM file
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
     /// Event loops [default: one for each CPU]
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
@@ -159,6 +169,9 @@ impl Options {
         Self {
             dir: self.dir.or(other.dir),
             listen: list(self.listen, other.listen),
+            tls_listen: list(self.tls_listen, other.tls_listen),
+            tls_certificate: self.tls_certificate.or(other.tls_certificate),
+            tls_key: self.tls_key.or(other.tls_key),
             workers: self.workers.or(other.workers),
             index: list(self.index, other.index),
             listing: self.listing.or(other.listing),
@@ -192,9 +205,20 @@ impl Options {
         let dir =
             self.dir.ok_or_else(|| Failure::bad_input("no folder to serve: name one, haul serve DIR"))?;
         let mut config = Config::new(dir);
-        if !self.listen.is_empty() {
+        // Who names an address for TLS alone does not want another.
+        if !self.listen.is_empty() || !self.tls_listen.is_empty() {
             config.listen = self.listen;
         }
+        config.tls = match (self.tls_certificate, self.tls_key, self.tls_listen) {
+            (None, None, listen) if listen.is_empty() => None,
+            (Some(certificate), Some(key), listen) if !listen.is_empty() => {
+                Some(Tls { listen, certificate, key })
+            }
+            _ => {
+                let needs = "tls-listen, tls-certificate and tls-key belong together: give all three";
+                return Err(Failure::bad_input(needs));
+            }
+        };
         at_least_one("workers", self.workers)?;
         at_least_one("max-connections", self.max_connections)?;
         config.workers = self.workers;

@@ -56,8 +56,8 @@ impl Service {
         configure(&mut config);
         let server = lab.sender.run(|| Server::new(&config)).unwrap().unwrap();
         let address = server.addresses().iter().find_map(|address| match address {
-            haul_serve::Address::Tcp(address) => Some(*address),
-            haul_serve::Address::Unix(_) => None,
+            (haul_serve::Address::Tcp(address), false) => Some(*address),
+            _ => None,
         });
         let handle = server.handle();
         let running = std::thread::spawn(move || server.run().unwrap());
