@@ -83,9 +83,13 @@ pub fn run(plan: &Plan) -> Result<(), String> {
     for host in [&lab.sender, &lab.receiver] {
         host.set_sysctl("net.ipv4.tcp_congestion_control", &plan.congestion).map_err(failed)?;
     }
+    // Ten thousand connections a round: with every port in TIME_WAIT each connect would search all of them for one.
+    lab.receiver.set_sysctl("net.ipv4.ip_local_port_range", "1024 65535").map_err(failed)?;
+    lab.receiver.set_sysctl("net.ipv4.tcp_max_tw_buckets", "0").map_err(failed)?;
     let scratch = tempfile::tempdir().map_err(|error| error.to_string())?;
     // Apache serves as somebody who is not root.
-    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).map_err(|error| error.to_string())?;
+    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755))
+        .map_err(|error| error.to_string())?;
     let root = scratch.path().join("root");
     write_files(&root).map_err(|error| format!("{}: {error}", root.display()))?;
     let settled = Instant::now() + SETTLED;
@@ -144,7 +148,7 @@ fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) 
     let mut all = vec![Vec::new(); contestants.len()];
     if let Load::Idle { connections } = trial.load {
         for (serving, figures) in contestants.iter().zip(&mut all) {
-            figures.push(idle_memory(lab, trial, serving, connections)?);
+            figures.push(or_nothing(serving, idle_memory(lab, trial, serving, connections)));
         }
     } else {
         let meter = Meter::start(&[lab.sender.cpu(), lab.receiver.cpu()]).map_err(failed)?;
@@ -153,12 +157,21 @@ fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) 
             for turn in 0..contestants.len() {
                 let index = (turn + round) % contestants.len();
                 eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, contestants[index].name);
-                all[index].push(measure(lab, &meter, trial, contestants[index])?);
+                all[index]
+                    .push(or_nothing(contestants[index], measure(lab, &meter, trial, contestants[index])));
             }
         }
     }
     print(trial, contestants, &all);
     Ok(())
+}
+
+/// A server that does not do what it is asked to has no figure, and the others have theirs.
+fn or_nothing(serving: &Serving, figure: Result<f64, String>) -> f64 {
+    figure.unwrap_or_else(|problem| {
+        eprintln!("{}: {problem}", serving.name);
+        f64::NAN
+    })
 }
 
 /// One figure: µs of the server's CPU for each MiB, or requests for each second of it.
@@ -210,7 +223,10 @@ fn print(trial: &Trial, contestants: &[&Serving], all: &[Vec<f64>]) {
     );
     let haul = contestants.iter().position(|serving| serving.kind == Kind::Haul);
     for (index, serving) in contestants.iter().enumerate() {
-        let Some(figure) = Figure::of(&all[index]) else { continue };
+        let Some(figure) = Figure::of(&all[index]) else {
+            println!("{:<24} did not do it", serving.name);
+            continue;
+        };
         // The ratio of each round, then their median: both servers met the same machine.
         let ratios: Vec<f64> = haul.map_or(Vec::new(), |haul| {
             all[haul].iter().zip(&all[index]).map(|(haul, other)| haul / other).collect()

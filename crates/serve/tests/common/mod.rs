@@ -129,14 +129,26 @@ impl Client {
 
     /// The next response; `None` where the connection ends instead. A body ends where its length says.
     pub fn response(&mut self, has_no_body: bool) -> Option<Response> {
+        match self.receive(has_no_body) {
+            Ok(response) => response,
+            Err(came) => panic!("the response ends after {came} bytes"),
+        }
+    }
+
+    /// The next response, or `None` where the connection ends before the response does.
+    pub fn response_or_cut(&mut self) -> Option<Response> {
+        self.receive(false).ok().flatten()
+    }
+
+    /// The next response; `None` where the connection ends instead, an error where it ends within.
+    fn receive(&mut self, has_no_body: bool) -> Result<Option<Response>, usize> {
         let head = loop {
             if let Some(end) = self.rest.windows(4).position(|window| window == b"\r\n\r\n") {
                 let rest = self.rest.split_off(end + 4);
                 break std::mem::replace(&mut self.rest, rest);
             }
             if self.more() == 0 {
-                assert!(self.rest.is_empty(), "half a head: {:?}", String::from_utf8_lossy(&self.rest));
-                return None;
+                return if self.rest.is_empty() { Ok(None) } else { Err(self.rest.len()) };
             }
         };
         let head = String::from_utf8(head).unwrap();
@@ -152,11 +164,13 @@ impl Client {
         let length = response.field("content-length").map_or(0, |length| length.parse().unwrap());
         let length: usize = if has_no_body { 0 } else { length };
         while self.rest.len() < length {
-            assert!(self.more() > 0, "the body ends after {} of {length} bytes", self.rest.len());
+            if self.more() == 0 {
+                return Err(self.rest.len());
+            }
         }
         let rest = self.rest.split_off(length);
         response.body = std::mem::replace(&mut self.rest, rest);
-        Some(response)
+        Ok(Some(response))
     }
 
     /// Whether the service has ended the connection, having sent nothing more.

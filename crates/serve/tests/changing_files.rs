@@ -1,0 +1,191 @@
+//! Files that are written to, replaced, truncated and deleted while they are sent: what comes whole is one version's, and its
+//! tag is that version's.
+
+mod common;
+
+use common::{Client, Service};
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// For how long files change.
+const DURATION: Duration = Duration::from_secs(4);
+
+/// The content of a version: all of it says which.
+fn content(version: u32, len: usize) -> Vec<u8> {
+    version.to_le_bytes().into_iter().cycle().take(len).collect()
+}
+
+/// Changes `path` once more.
+fn change(path: &Path, version: u32, how: u32) {
+    let len = 1 + (version as usize * 7919) % 3_000_000;
+    let fresh = content(version, len);
+    match how {
+        // As a careful program does it.
+        0 => {
+            let aside = path.with_extension("aside");
+            fs::write(&aside, fresh).unwrap();
+            fs::rename(&aside, path).unwrap();
+        }
+        // As a careless one does: over what is there, and then the rest.
+        1 => {
+            let mut file = fs::File::options().write(true).create(true).truncate(false).open(path).unwrap();
+            for piece in fresh.chunks(100_000) {
+                file.write_all(piece).unwrap();
+            }
+            file.set_len(len as u64).unwrap();
+        }
+        2 => {
+            if let Ok(file) = fs::File::options().write(true).open(path) {
+                file.set_len(1000).unwrap();
+            }
+        }
+        _ => drop(fs::remove_file(path)),
+    }
+}
+
+/// Whether all bytes are of one version.
+fn is_of_one_version(body: &[u8]) -> bool {
+    body.iter().zip(body.iter().skip(4)).all(|(one, next)| one == next)
+}
+
+#[test]
+fn nothing_comes_whole_that_is_not_one_version() {
+    let service =
+        Service::start(|root| fs::write(root.join("changing"), content(0, 2_000_000)).unwrap(), |_| {});
+    let path = service.path("changing");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let changer = {
+        let (path, is_over) = (path.clone(), Arc::clone(&is_over));
+        std::thread::spawn(move || {
+            let mut random = fastrand::Rng::with_seed(11);
+            let mut version = 1;
+            while !is_over.load(Relaxed) {
+                change(&path, version, random.u32(0..4));
+                version += 1;
+                std::thread::sleep(Duration::from_micros(random.u64(0..30_000)));
+            }
+        })
+    };
+    // Every body that came under a tag; of one tag there is one body.
+    let bodies: Arc<Mutex<HashMap<String, u64>>> = Arc::default();
+    let deadline = Instant::now() + DURATION;
+    let outcomes: Vec<(usize, usize, usize)> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|_| {
+                let mut client = service.connect();
+                let (bodies, service) = (Arc::clone(&bodies), &service);
+                scope.spawn(move || {
+                    let (mut whole, mut cut, mut missing) = (0, 0, 0);
+                    while Instant::now() < deadline {
+                        client.send("GET /changing HTTP/1.1\r\nHost: h\r\n\r\n");
+                        match try_response(&mut client) {
+                            Some((200, etag, body)) => {
+                                assert!(is_of_one_version(&body), "{} bytes of several versions", body.len());
+                                if let Some(etag) = etag {
+                                    let hash = fnv(&body);
+                                    let known = *bodies.lock().unwrap().entry(etag.clone()).or_insert(hash);
+                                    assert_eq!(known, hash, "two bodies under {etag}");
+                                }
+                                whole += 1;
+                            }
+                            Some((404, ..)) => missing += 1,
+                            Some((status, ..)) => panic!("status {status}"),
+                            None => {
+                                cut += 1;
+                                client = service.connect();
+                            }
+                        }
+                    }
+                    (whole, cut, missing)
+                })
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    is_over.store(true, Relaxed);
+    changer.join().unwrap();
+    let whole: usize = outcomes.iter().map(|outcome| outcome.0).sum();
+    assert!(whole > 20, "hardly anything came: {outcomes:?}");
+    let counted: usize = outcomes.iter().map(|outcome| outcome.1).sum();
+    assert_eq!(
+        service.handle.counters()[0].cut_short.get(),
+        counted as u64,
+        "every end before the end has this reason"
+    );
+}
+
+/// The next response, or `None` where it was cut short.
+fn try_response(client: &mut Client) -> Option<(u16, Option<String>, Vec<u8>)> {
+    let response = client.response_or_cut()?;
+    Some((response.status, response.field("etag").map(str::to_owned), response.body))
+}
+
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[test]
+fn a_change_is_seen_by_the_next_request() {
+    let service = Service::plain();
+    let mut client = service.connect();
+    let path = service.path("ten.txt");
+    let mut get = || {
+        client.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
+        let response = client.response(false).unwrap();
+        (response.status, response.text())
+    };
+    for turn in 0..50 {
+        assert_eq!(get().0, 200);
+        // Once it is kept in memory, too.
+        std::thread::sleep(Duration::from_millis(if turn % 10 == 0 { 30 } else { 0 }));
+        assert_eq!(get().0, 200);
+        match turn % 4 {
+            0 => fs::write(&path, format!("written {turn}")).unwrap(),
+            1 => {
+                fs::write(path.with_extension("new"), format!("written {turn}")).unwrap();
+                fs::rename(path.with_extension("new"), &path).unwrap();
+            }
+            2 => {
+                fs::remove_file(&path).unwrap();
+                assert_eq!(get().0, 404);
+                fs::write(&path, format!("written {turn}")).unwrap();
+            }
+            _ => {
+                fs::rename(&path, path.with_extension("away")).unwrap();
+                assert_eq!(get().0, 404);
+                fs::write(&path, format!("written {turn}")).unwrap();
+            }
+        }
+        assert_eq!(get(), (200, format!("written {turn}")));
+    }
+}
+
+#[test]
+fn no_descriptor_stays_behind() {
+    let service = Service::start(
+        |root| {
+            for at in 0..300 {
+                fs::write(root.join(format!("file-{at}")), vec![b'x'; 20_000]).unwrap();
+            }
+        },
+        |config| config.limits.cached_files_max = 20,
+    );
+    let open = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let mut client = service.connect();
+    let mut most = 0;
+    let before = open();
+    for at in 0..3000 {
+        client.send(&format!("GET /file-{} HTTP/1.1\r\nHost: h\r\n\r\n", at % 300));
+        assert_eq!(client.response(false).unwrap().body.len(), 20_000);
+        most = most.max(open());
+    }
+    // Other tests of this process have connections of their own.
+    assert!(most < before + 20 + 60, "{most} descriptors, {before} at first");
+}

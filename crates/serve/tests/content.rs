@@ -1,0 +1,297 @@
+//! Which file a target stands for, and what is said about it.
+
+mod common;
+
+use common::{Client, Service, large};
+use haul_serve::{AccessLog, LogFormat, Symlinks, Tls};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+#[test]
+fn nothing_outside_is_served() {
+    let outside = tempfile::tempdir().unwrap();
+    fs::write(outside.path().join("secret"), "secret").unwrap();
+    let secret = outside.path().join("secret");
+    let fill = |root: &std::path::PathBuf| {
+        fs::create_dir(root.join("sub")).unwrap();
+        fs::write(root.join(".hidden"), "hidden").unwrap();
+        fs::create_dir(root.join(".well-known")).unwrap();
+        fs::write(root.join(".well-known/token"), "token").unwrap();
+        symlink(&secret, root.join("out")).unwrap();
+        symlink("ten.txt", root.join("in")).unwrap();
+    };
+    let service = Service::start(fill, |_| {});
+    for target in [
+        "/../secret",
+        "/sub/../../secret",
+        "/%2e%2e/secret",
+        "/%2e%2e%2fsecret",
+        "/sub/..%2f..%2fsecret",
+        "/..%00/secret",
+        "/out",
+        "//etc/passwd",
+        "/.hidden",
+        "/sub/%2e/%2ehidden",
+        "/sub/../.hidden",
+        "/nothing",
+        "/ten.txt/",
+        "/ten.txt/more",
+        "/sub/",
+    ] {
+        assert_eq!(service.get(target).status, 404, "{target}");
+    }
+    assert_eq!(service.get("/in").text(), "0123456789");
+    assert_eq!(service.get("/sub/../%74en.txt?query").text(), "0123456789");
+    assert_eq!(service.get("/.well-known/token").text(), "token");
+    let strict = Service::start(fill, |config| {
+        config.content.symlinks = Symlinks::Never;
+        config.content.hidden = true;
+    });
+    assert_eq!(strict.get("/in").status, 404);
+    assert_eq!(strict.get("/.hidden").text(), "hidden");
+    let loose = Service::start(fill, |config| config.content.symlinks = Symlinks::Anywhere);
+    assert_eq!(loose.get("/out").text(), "secret");
+}
+
+#[test]
+fn a_folder_is_its_index_or_a_listing_and_ends_in_a_slash() {
+    let fill = |root: &std::path::PathBuf| {
+        fs::create_dir_all(root.join("with/deep")).unwrap();
+        fs::write(root.join("with/index.html"), "<p>index").unwrap();
+        fs::create_dir(root.join("with out")).unwrap();
+        fs::write(root.join("with out/<b>&"), "x").unwrap();
+    };
+    let service = Service::start(fill, |config| config.content.listing = true);
+    let index = service.get("/with/");
+    assert_eq!(
+        (index.text().as_str(), index.field("content-type")),
+        ("<p>index", Some("text/html; charset=utf-8"))
+    );
+    let redirect = service.get("/with%20out?sort=size");
+    assert_eq!((redirect.status, redirect.field("location")), (301, Some("/with%20out/?sort=size")));
+    assert_eq!(service.get("//with").field("location"), Some("/with/"), "never another host");
+    let page = service.get("/with%20out/");
+    assert_eq!(page.status, 200);
+    assert!(page.text().contains("&lt;b&gt;&amp;") && !page.text().contains("<b>"), "{}", page.text());
+    assert!(page.field("content-security-policy").unwrap().contains("default-src 'none'"));
+    let json = service.ask("GET", "/with%20out/", "Accept: application/json\r\n");
+    assert_eq!(json.field("content-type"), Some("application/json"));
+    let entries: serde_json::Value = serde_json::from_slice(&json.body).unwrap();
+    assert_eq!((&entries[0]["name"], &entries[0]["size"]), (&"<b>&".into(), &1.into()));
+    let head = service.ask("HEAD", "/with%20out/", "");
+    assert_eq!((head.status, head.body.len()), (200, 0));
+    assert!(Service::start(fill, |_| {}).get("/with%20out/").status == 404, "only where it is asked for");
+}
+
+#[test]
+fn compressed_forms_are_sent_to_whoever_accepts_them() {
+    let service = Service::start(
+        |root| {
+            fs::write(root.join("a.css"), "plain").unwrap();
+            fs::write(root.join("a.css.gz"), "gzipped").unwrap();
+            fs::write(root.join("a.css.br"), "brotli").unwrap();
+            fs::write(root.join("ten.txt.gz"), "old").unwrap();
+            let old = fs::File::options().write(true).open(root.join("ten.txt.gz")).unwrap();
+            old.set_modified(std::time::UNIX_EPOCH).unwrap();
+        },
+        |config| config.content.precompressed = true,
+    );
+    let accepting = |codings: &str| service.ask("GET", "/a.css", &format!("Accept-Encoding: {codings}\r\n"));
+    let mut tags = Vec::new();
+    for (codings, body, coding) in [
+        ("gzip, br", "brotli", Some("br")),
+        ("gzip", "gzipped", Some("gzip")),
+        ("gzip;q=0", "plain", None),
+        ("deflate", "plain", None),
+    ] {
+        let response = accepting(codings);
+        assert_eq!(
+            (response.text().as_str(), response.field("content-encoding")),
+            (body, coding),
+            "{codings}"
+        );
+        assert_eq!(response.field("content-type"), Some("text/css; charset=utf-8"));
+        assert_eq!(response.field("vary"), Some("Accept-Encoding"));
+        tags.push(response.field("etag").unwrap().to_owned());
+    }
+    assert!(tags[0] != tags[1] && tags[1] != tags[2], "each form has its own tag: {tags:?}");
+    let ten = service.ask("GET", "/ten.txt", "Accept-Encoding: gzip\r\n");
+    assert_eq!(ten.text(), "0123456789", "a form older than its file was made of something else");
+}
+
+#[test]
+fn what_was_asked_to_be_said_is_said() {
+    let service = Service::start(
+        |root| {
+            fs::create_dir(root.join("assets")).unwrap();
+            fs::write(root.join("assets/app.js"), "js").unwrap();
+            fs::write(root.join("404.html"), "<h1>nowhere").unwrap();
+        },
+        |config| {
+            config.fields.headers.push(("X-Frame-Options".into(), "DENY".into()));
+            config.fields.cache_control.push(("assets/**".into(), "max-age=31536000, immutable".into()));
+            config.fields.cache_control.push(("*".into(), "no-cache".into()));
+            config.fields.cors.push("https://app.example".into());
+            config.content.error_pages.push((404, "/404.html".into()));
+        },
+    );
+    let asset = service.ask("GET", "/assets/app.js", "Origin: https://app.example\r\n");
+    assert_eq!(asset.field("cache-control"), Some("max-age=31536000, immutable"));
+    assert_eq!(asset.field("x-frame-options"), Some("DENY"));
+    assert_eq!(asset.field("access-control-allow-origin"), Some("https://app.example"));
+    assert_eq!(asset.field("vary"), Some("Origin"));
+    let stranger = service.ask("GET", "/ten.txt", "Origin: https://evil.example\r\n");
+    assert_eq!(
+        (stranger.field("access-control-allow-origin"), stranger.field("cache-control")),
+        (None, Some("no-cache"))
+    );
+    let preflight = service.ask(
+        "OPTIONS",
+        "/ten.txt",
+        "Origin: https://app.example\r\nAccess-Control-Request-Method: GET\r\n",
+    );
+    assert_eq!(preflight.status, 204);
+    assert!(preflight.field("access-control-allow-methods").unwrap().contains("GET"));
+    let missing = service.get("/nothing");
+    assert_eq!((missing.status, missing.text().as_str()), (404, "<h1>nowhere"));
+    assert_eq!(missing.field("content-type"), Some("text/html; charset=utf-8"));
+}
+
+#[test]
+fn an_application_of_one_page_answers_everywhere() {
+    let service = Service::start(
+        |root| fs::write(root.join("app.html"), "app").unwrap(),
+        |config| config.content.fallback = Some("/app.html".into()),
+    );
+    for target in ["/", "/deep/link", "/.hidden"] {
+        let response = service.get(target);
+        assert_eq!((response.status, response.text().as_str()), (200, "app"), "{target}");
+    }
+    assert_eq!(service.get("/ten.txt").text(), "0123456789");
+}
+
+#[test]
+fn requests_are_logged_and_the_log_can_be_moved_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let mut service = Service::start(
+        |_| {},
+        |config| config.access_log = Some(AccessLog { path: Some(path.clone()), format: LogFormat::Json }),
+    );
+    service.ask("GET", "/ten.txt", "User-Agent: a\"b\r\n");
+    service.get("/nothing");
+    service.get("/large.bin");
+    let lines = |path: &std::path::Path| -> Vec<serde_json::Value> {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    while lines(&path).len() < 3 {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let moved = folder.path().join("access.log.1");
+    fs::rename(&path, &moved).unwrap();
+    service.handle.reload().unwrap();
+    assert_eq!(service.get("/empty").status, 200);
+    service.stop();
+    let (old, new) = (lines(&moved), lines(&path));
+    assert_eq!((&old[0]["target"], &old[0]["user_agent"]), (&"/ten.txt".into(), &"a\"b".into()));
+    assert_eq!((&old[1]["status"], &old[2]["body_bytes"]), (&404.into(), &large().len().into()));
+    assert_eq!((old.len(), new.len(), &new[0]["target"]), (3, 1, &"/empty".into()));
+}
+
+/// A certificate in `folder`, or `None` without openssl.
+fn certificate(folder: &std::path::Path, name: &str) -> Option<()> {
+    let mut command = Command::new("openssl");
+    command.args([
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]);
+    command.args(["-subj", &format!("/CN={name}"), "-out", "certificate.pem", "-keyout", "key.pem"]);
+    let made = command.current_dir(folder).stdin(Stdio::null()).output();
+    match made {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Some(())
+        }
+        Err(error) => {
+            eprintln!("SKIPPED: TLS is not tested without openssl (ci/install): {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn the_same_comes_encrypted_and_the_certificate_can_be_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    if certificate(folder.path(), "first").is_none() {
+        return;
+    }
+    let port = 8443;
+    let service = Service::start(
+        |_| {},
+        |config| {
+            // The namespace is this test's own: the port is free.
+            let host = config.listen[0].to_string().replace(":0", &format!(":{port}"));
+            config.tls = Some(Tls {
+                listen: vec![host.parse().unwrap()],
+                certificate: folder.path().join("certificate.pem"),
+                key: folder.path().join("key.pem"),
+            });
+        },
+    );
+    let curl = |arguments: &[&str]| {
+        let mut command = Command::new("curl");
+        command.args(["-sSk", "--max-time", "20"]).args(arguments).stdin(Stdio::null());
+        service.lab.receiver.run(|| command.output()).unwrap()
+    };
+    let url = |target: &str| format!("https://{}:{port}{target}", service.address.ip());
+    let output =
+        match curl(&[&url("/large.bin"), &url("/ten.txt"), "-w", "%{http_version} %{num_connects}\n"]) {
+            Ok(output) => output,
+            Err(error) => return eprintln!("SKIPPED: TLS is not tested without curl (ci/install): {error}"),
+        };
+    let large = large();
+    assert!(output.stdout.starts_with(&large), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout[large.len()..]),
+        "1.1 1\n01234567891.1 0\n",
+        "one connection"
+    );
+    let ranges = curl(&[&url("/large.bin"), "-r", "1000000-1999999", "--tls-max", "1.2"]).unwrap();
+    assert!(ranges.stdout == large[1_000_000..2_000_000]);
+
+    let subject = || {
+        let output = curl(&[&url("/empty"), "-v"]).unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        text.lines()
+            .find_map(|line| line.trim_start_matches('*').trim().strip_prefix("subject: ").map(str::to_owned))
+    };
+    assert_eq!(subject().as_deref(), Some("CN=first"));
+    certificate(folder.path(), "second").unwrap();
+    service.handle.reload().unwrap();
+    while subject().as_deref() != Some("CN=second") {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    fs::write(folder.path().join("key.pem"), "nonsense").unwrap();
+    assert!(service.handle.reload().is_err());
+    assert_eq!(subject().as_deref(), Some("CN=second"), "what cannot be read changes nothing");
+
+    // Somebody who does not speak TLS, and somebody who says nothing.
+    let address = std::net::SocketAddr::new(service.address.ip(), port);
+    let connect = || service.lab.receiver.run(|| std::net::TcpStream::connect(address)).unwrap().unwrap();
+    let mut plain = Client::of(connect());
+    plain.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut came = Vec::new();
+    let _ = std::io::Read::read_to_end(&mut plain.stream, &mut came);
+    assert!(!String::from_utf8_lossy(&came).contains("0123456789"));
+    assert_eq!(service.get("/ten.txt").text(), "0123456789", "the others are served on");
+}
