@@ -56,7 +56,15 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
     obey_signals(server.handle()).map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
-    eprintln!("haul: serving {} at {places} with {loops} loop{plural}", config.root.display());
+    let metrics = server
+        .metrics_address()
+        .map_or(String::new(), |address| format!(", metrics at http://{address}/metrics"));
+    eprintln!("haul: serving {} at {places} with {loops} loop{plural}{metrics}", config.root.display());
+    if let Some(caveat) = server.caveat() {
+        eprintln!("haul: {caveat}");
+    }
+    // Without systemd there is nobody to tell.
+    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
     server.run().map_err(failed)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -66,7 +74,7 @@ fn address((address, is_tls): &(Address, bool)) -> String {
     match address {
         Address::Tcp(address) if *is_tls => format!("https://{address}/"),
         Address::Tcp(address) => format!("http://{address}/"),
-        unix @ Address::Unix(_) => unix.to_string(),
+        other => other.to_string(),
     }
 }
 
@@ -93,6 +101,7 @@ fn obey_signals(handle: Handle) -> std::io::Result<()> {
     spawn(Box::new(move || {
         if ends.read_exact(&mut [0]).is_ok() {
             eprintln!("haul: ending when what is under way has ended; once more ends at once");
+            let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
             handle.drain();
         }
         if ends.read_exact(&mut [0]).is_ok() {

@@ -32,11 +32,19 @@ pub(crate) struct Files {
     opened: Vec<(Path, Box<dyn SendPath>)>,
     given_up: Vec<Path>,
     demotions: Vec<Demotion>,
+    latest: Option<Path>,
 }
 
 impl Files {
     pub fn new(choice: Choice, options: Options) -> Self {
-        Self { options, choice, opened: Vec::new(), given_up: Vec::new(), demotions: Vec::new() }
+        Self {
+            options,
+            choice,
+            opened: Vec::new(),
+            given_up: Vec::new(),
+            demotions: Vec::new(),
+            latest: None,
+        }
     }
 
     /// Sends the beginning of `range`, which must not be empty; returns the bytes the socket took.
@@ -53,6 +61,7 @@ impl Files {
                 Err(reason) if reason.is_refusal() => self.give_up(path, reason, source, range)?,
                 Err(error) => return Err(error),
                 Ok(sent) => {
+                    self.latest = Some(path);
                     if self.only_copies(path) {
                         let reason = "the kernel copied all that was to go without a copy";
                         self.give_up(path, Error::Unsuited(reason), source, range)?;
@@ -90,6 +99,11 @@ impl Files {
     /// Whether a path's own sends are in the socket's count of zero-copy sends.
     pub fn owns_notices(&self) -> bool {
         self.opened.iter().any(|(path, _)| *path == Path::Zerocopy)
+    }
+
+    /// The path that bytes last took.
+    pub fn latest(&self) -> Option<Path> {
+        self.latest
     }
 
     /// What each path that was used has done, in the order of their first use.

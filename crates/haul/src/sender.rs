@@ -329,6 +329,11 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         self.files.pick(source.into(), &(0..bytes))
     }
 
+    /// The path that [`Sender::send_file`] last took.
+    pub fn latest_path(&self) -> Option<Path> {
+        self.files.latest()
+    }
+
     /// The socket.
     pub fn socket(&self) -> &S {
         match &self.socket {

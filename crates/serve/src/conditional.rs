@@ -55,7 +55,7 @@ pub fn range_applies(fields: &Fields<'_>, current: &Validators, now: SystemTime)
     // A weak tag is never enough. A date is a strong validator only where the file was a second old or more when it was
     // told (section 8.8.2.2): within one second it may have changed twice.
     match (parse_date(condition), current.modified) {
-        (Some(date), Some(modified)) => date == modified && modified + 1 <= seconds(now),
+        (Some(date), Some(modified)) => date == modified && modified < seconds(now),
         _ => false,
     }
 }

@@ -24,6 +24,13 @@ pub struct Config {
     pub fields: ExtraFields,
     /// Where and how requests are logged; `None` for nowhere.
     pub access_log: Option<AccessLog>,
+    /// Where Prometheus may ask what the service does (`/metrics`); port 0 takes any that is free.
+    pub metrics: Option<SocketAddr>,
+    /// Who to be once everything is open that needs more, for a service that is started by root.
+    pub user: Option<String>,
+    /// Whether to give up every file that is not served (Landlock) and every new connection. Both this and `user` hold for the
+    /// thread that makes the service and for those it starts from then on.
+    pub confine: bool,
     /// What a client may take.
     pub limits: Limits,
     /// The path that file bodies take to the socket.
@@ -141,10 +148,24 @@ impl Config {
             content: Content::default(),
             fields: ExtraFields::default(),
             access_log: None,
+            metrics: None,
+            user: None,
+            confine: false,
             limits: Limits::default(),
             choice: Choice::Builtin,
             congestion: None,
         }
+    }
+}
+
+impl Config {
+    /// The Unix sockets among the addresses.
+    pub(crate) fn unix_sockets(&self) -> impl Iterator<Item = &PathBuf> {
+        let all = self.listen.iter().chain(self.tls.iter().flat_map(|tls| &tls.listen));
+        all.filter_map(|address| match address {
+            Address::Unix(path) => Some(path),
+            _ => None,
+        })
     }
 }
 
@@ -186,6 +207,8 @@ pub enum Address {
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),
+    /// The sockets that systemd has opened and handed over (socket activation).
+    Systemd,
 }
 
 impl Default for Address {
@@ -206,12 +229,15 @@ impl FromStr for Address {
                 Ok(Self::Unix(path.into()))
             };
         }
+        if text == "systemd" {
+            return Ok(Self::Systemd);
+        }
         let everywhere = |port| Self::Tcp(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port));
         if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse() {
             return Ok(everywhere(port));
         }
         text.parse().map(Self::Tcp).map_err(|_| {
-            format!("{text:?} is no place to listen at: write 8080, 127.0.0.1:8080, [::1]:8080 or unix:/run/haul.sock")
+            format!("{text:?} is no place to listen at: write 8080, 127.0.0.1:8080, [::1]:8080, unix:/run/haul.sock or systemd")
         })
     }
 }
@@ -221,6 +247,7 @@ impl fmt::Display for Address {
         match self {
             Self::Tcp(address) => address.fmt(formatter),
             Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+            Self::Systemd => formatter.write_str("systemd"),
         }
     }
 }
@@ -237,6 +264,7 @@ mod tests {
             ("127.0.0.1:0", "127.0.0.1:0"),
             ("[::1]:443", "[::1]:443"),
             ("unix:/run/a.sock", "unix:/run/a.sock"),
+            ("systemd", "systemd"),
         ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), shown);
         }

@@ -72,6 +72,7 @@ struct Sending {
     body: Body,
     then: Then,
     logged: Option<Logged<'static>>,
+    started: Instant,
 }
 
 /// What comes after a response.
@@ -160,8 +161,9 @@ impl Connection {
         }
     }
 
-    /// Notes in the log a response that the connection did not live to send. To be called last.
+    /// Notes what the connection has come to, and in the log a response that it did not live to send. To be called last.
     pub fn close(mut self, context: &mut Context) {
+        context.counters.demotions.add(self.stream.demotions());
         if let State::Sending(sending) | State::AtDisk(Some(sending)) = &mut self.state
             && let Some(mut logged) = sending.logged.take()
         {
@@ -205,6 +207,7 @@ impl Connection {
             if let Some(logged) = &sending.logged {
                 context.log.write(logged, &context.clock);
             }
+            context.counters.took(sending.started.elapsed());
             self.go_on(sending.then, context);
         }
     }
@@ -336,42 +339,40 @@ impl Connection {
         context: &mut Context,
         budget_bytes: &mut u64,
     ) -> Option<Next> {
-        let started = context.log.is_on().then(Instant::now);
+        let started = Instant::now();
         request.keeps_alive &= !context.is_draining;
-        let answer = match context.answering().without_file(&request) {
-            Some(answer) => answer,
-            None => {
-                let found = match self.found.take() {
-                    Some(found) => {
-                        context.keep(request.target, &found);
-                        found
-                    }
-                    None => match context.find(request.target) {
-                        Some(found) => found,
-                        None => {
-                            self.state = State::AtDisk(None);
-                            return Some(Next::Disk(Question::Find(request.target.to_owned())));
-                        }
-                    },
-                };
-                context.answering().with_found(&request, &found)
-            }
+        let answer = if let Some(answer) = context.answering().without_file(&request) {
+            answer
+        } else if let Some(found) = self.find(request.target, context) {
+            context.answering().with_found(&request, &found)
+        } else {
+            self.state = State::AtDisk(None);
+            return Some(Next::Disk(Question::Find(request.target.to_owned())));
         };
-        let logged =
-            started.map(|started| Logged::new(self.peer, head, answer.status, answer.body.len(), started));
+        let logged = context
+            .log
+            .is_on()
+            .then(|| Logged::new(self.peer, head, answer.status, answer.body.len(), started));
         let then = match answer.keeps_alive {
             true => Then::Next,
             false if request.has_body() => Then::Linger,
             false => Then::Close,
         };
-        self.respond(answer, then, logged, context, budget_bytes)
+        self.respond(answer, then, logged, started, context, budget_bytes)
+    }
+
+    /// What stands for a target; `None` where the disk has to be asked.
+    fn find(&mut self, target: &str, context: &mut Context) -> Option<Found> {
+        let Some(found) = self.found.take() else { return context.find(target) };
+        context.keep(target, &found);
+        Some(found)
     }
 
     /// Refuses what could not be read as a request.
     fn refuse_unread(&mut self, status: Status, context: &mut Context) -> Option<Next> {
         let answer = context.answering().refuse_unread(status);
         let logged = context.log.is_on().then(|| Logged::unread(self.peer, status));
-        self.respond(answer, Then::Linger, logged, context, &mut 0)
+        self.respond(answer, Then::Linger, logged, Instant::now(), context, &mut 0)
     }
 
     /// Sends a response whose head is in the loop's memory; `None` where the socket took all of it.
@@ -380,22 +381,25 @@ impl Connection {
         answer: Answer,
         then: Then,
         logged: Option<Logged<'_>>,
+        started: Instant,
         context: &mut Context,
         budget_bytes: &mut u64,
     ) -> Option<Next> {
         let Answer { status, mut body, .. } = answer;
-        context.counters.count(status);
+        context.counters.responded(status);
         let mut head = std::mem::take(&mut context.head);
         let progress = transmit(&mut self.stream, &mut head, &mut body, budget_bytes, context);
         let next = if let Progress::Done = progress {
             if let Some(logged) = &logged {
                 context.log.write(logged, &context.clock);
             }
+            context.counters.took(started.elapsed());
             self.go_on(then, context);
             None
         } else {
             let logged = logged.map(Logged::into_owned);
-            self.state = State::Sending(Box::new(Sending { head: head.clone(), body, then, logged }));
+            self.state =
+                State::Sending(Box::new(Sending { head: head.clone(), body, then, logged, started }));
             Some(self.pause(progress, context))
         };
         context.head = head;

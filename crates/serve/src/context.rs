@@ -9,13 +9,34 @@ use crate::log::Log;
 use crate::object::Patience;
 use crate::service::{Found, Service};
 use crate::target::Target;
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use rustls::ServerConfig;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Requests are read into room for so many bytes: a few dozen of a pipelining client's.
 const INPUT_BYTES: usize = 32 << 10;
 /// Files that are changing are copied in pieces of this size, which stays in a second-level cache.
 const COPY_BYTES: usize = 64 << 10;
+
+/// One send in so many is timed.
+const TIMED_EVERY: u32 = 32;
+
+/// Measures CPU time of the calling thread.
+#[derive(Debug)]
+pub struct Timer(Timespec);
+
+impl Timer {
+    fn start() -> Self {
+        Self(clock_gettime(ClockId::ThreadCPUTime))
+    }
+
+    /// CPU time since it was started.
+    pub fn elapsed(&self) -> Option<Duration> {
+        let now = clock_gettime(ClockId::ThreadCPUTime);
+        Duration::try_from(now).ok()?.checked_sub(Duration::try_from(self.0).ok()?)
+    }
+}
 
 /// What an event loop lends to whichever connection it drives.
 #[derive(Debug)]
@@ -42,6 +63,8 @@ pub struct Context {
     pub head: Vec<u8>,
     /// Where files that are changing are copied through.
     pub copy: Box<[u8]>,
+    /// Sends since the last that was timed.
+    untimed: u32,
     /// Whether the server is about to stop: each connection ends after its response.
     pub is_draining: bool,
 }
@@ -69,6 +92,7 @@ impl Context {
             input: Vec::with_capacity(INPUT_BYTES.max(limits.head_bytes_max)),
             head: Vec::with_capacity(1024),
             copy: vec![0; COPY_BYTES].into(),
+            untimed: 0,
             is_draining: false,
         }
     }
@@ -76,6 +100,16 @@ impl Context {
     /// Writes responses into [`Context::head`].
     pub fn answering(&mut self) -> Answering<'_> {
         Answering { service: &self.service, clock: &self.clock, head: &mut self.head }
+    }
+
+    /// A timer for one send in so many: reading the clock is a system call.
+    pub fn timer(&mut self) -> Option<Timer> {
+        self.untimed += 1;
+        if self.untimed < TIMED_EVERY {
+            return None;
+        }
+        self.untimed = 0;
+        Some(Timer::start())
     }
 
     /// What stands for a target, or `None` where the disk would have to be waited for.

@@ -66,6 +66,17 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// Nobody else can be become.
+    #[error("user {name}: {problem}")]
+    User {
+        /// Who.
+        name: String,
+        /// Why not.
+        problem: String,
+    },
+    /// Files that are not needed could not be given up.
+    #[error("giving up what is not needed: {0}")]
+    Confine(String),
     /// The log cannot be written.
     #[error("access log {path}: {source}", path = path.display())]
     Log {

@@ -71,6 +71,7 @@ impl Listeners {
             match address {
                 Address::Tcp(address) => listeners.open_tcp(*address, is_tls, config)?,
                 Address::Unix(path) => listeners.open_unix(path, is_tls).map_err(failed)?,
+                Address::Systemd => listeners.take_from_systemd(is_tls).map_err(failed)?,
             }
         }
         Ok(listeners)
@@ -109,6 +110,31 @@ impl Listeners {
         self.files.push(SocketFile(path.to_owned()));
         rustix::net::listen(&socket, BACKLOG)?;
         self.share(socket, Address::Unix(path.to_owned()), is_tls);
+        Ok(())
+    }
+
+    /// The sockets that the service manager has opened: one of each for all loops.
+    fn take_from_systemd(&mut self, is_tls: bool) -> io::Result<()> {
+        let mut handed = listenfd::ListenFd::from_env();
+        if handed.len() == 0 {
+            return Err(io::Error::other(
+                "nothing was handed over (LISTEN_FDS): start it by its .socket unit",
+            ));
+        }
+        for index in 0..handed.len() {
+            let (socket, address): (OwnedFd, Address) = if let Ok(Some(tcp)) = handed.take_tcp_listener(index)
+            {
+                sockopt::set_tcp_nodelay(&tcp, true)?;
+                let address = Address::Tcp(tcp.local_addr()?);
+                (tcp.into(), address)
+            } else if let Some(unix) = handed.take_unix_listener(index)? {
+                (unix.into(), Address::Systemd)
+            } else {
+                continue;
+            };
+            rustix::io::ioctl_fionbio(&socket, true)?;
+            self.share(socket, address, is_tls);
+        }
         Ok(())
     }
 

@@ -41,6 +41,8 @@ pub struct Logged<'h> {
 pub struct Log {
     format: LogFormat,
     lines: Vec<u8>,
+    /// How many.
+    count: u64,
     dropped: u64,
     sink: Option<SyncSender<Order>>,
 }
@@ -90,11 +92,9 @@ impl Logged<'_> {
 }
 
 impl Writer {
-    /// Opens the log and starts its thread.
-    pub fn start(log: &AccessLog) -> Result<Self, Error> {
+    /// Starts the thread of a log that is open.
+    pub fn start(log: &AccessLog, file: File) -> Result<Self, Error> {
         let path = log.path.clone();
-        let file = open(path.as_ref())
-            .map_err(|source| Error::Log { path: path.clone().unwrap_or_else(|| "-".into()), source })?;
         let (sink, orders) = sync_channel(BATCHES_MAX);
         let thread = std::thread::Builder::new()
             .name("haul-log".into())
@@ -105,7 +105,7 @@ impl Writer {
 
     /// An end for a loop.
     pub fn log(&self) -> Log {
-        Log { format: self.format, lines: Vec::new(), dropped: 0, sink: Some(self.sink.clone()) }
+        Log { format: self.format, lines: Vec::new(), count: 0, dropped: 0, sink: Some(self.sink.clone()) }
     }
 
     /// Opens the file again by its name: it was moved away by whoever rotates logs.
@@ -123,7 +123,13 @@ impl Writer {
     }
 }
 
-fn open(path: Option<&PathBuf>) -> io::Result<File> {
+/// Opens a log, or says why it cannot be written.
+pub fn open(log: &AccessLog) -> Result<File, Error> {
+    let path = log.path.as_ref();
+    open_path(path).map_err(|source| Error::Log { path: path.cloned().unwrap_or_else(|| "-".into()), source })
+}
+
+fn open_path(path: Option<&PathBuf>) -> io::Result<File> {
     match path {
         None => Ok(rustix::io::fcntl_dupfd_cloexec(io::stdout(), 0)?.into()),
         Some(path) => {
@@ -141,7 +147,7 @@ fn write_all(orders: &Receiver<Order>, mut file: File, path: Option<&PathBuf>) {
                 let _ = file.write_all(&lines);
             }
             Order::Reopen => {
-                if let Ok(again) = open(path) {
+                if let Ok(again) = open_path(path) {
                     file = again;
                 }
             }
@@ -153,7 +159,7 @@ fn write_all(orders: &Receiver<Order>, mut file: File, path: Option<&PathBuf>) {
 impl Log {
     /// A log that nobody reads.
     pub fn off() -> Self {
-        Self { format: LogFormat::default(), lines: Vec::new(), dropped: 0, sink: None }
+        Self { format: LogFormat::default(), lines: Vec::new(), count: 0, dropped: 0, sink: None }
     }
 
     /// Whether anybody reads it.
@@ -228,26 +234,23 @@ impl Log {
             }
         }
         out.push(b'\n');
+        self.count += 1;
         if self.lines.len() >= BATCH_BYTES {
-            self.flush();
+            self.dropped = self.flush();
         }
     }
 
-    /// Hands the lines on.
-    pub fn flush(&mut self) {
-        let Some(sink) = &self.sink else { return };
-        if self.lines.is_empty() {
-            return;
+    /// Hands the lines on; returns how many were dropped since the last time because nobody wrote them fast enough.
+    pub fn flush(&mut self) -> u64 {
+        let lines = std::mem::take(&mut self.lines);
+        let count = std::mem::take(&mut self.count);
+        if let Some(sink) = self.sink.as_ref().filter(|_| !lines.is_empty()) {
+            self.lines.reserve(BATCH_BYTES + 1024);
+            if let Err(TrySendError::Full(_)) = sink.try_send(Order::Write(lines)) {
+                self.dropped += count;
+            }
         }
-        let lines = std::mem::replace(&mut self.lines, Vec::with_capacity(BATCH_BYTES + 1024));
-        if let Err(TrySendError::Full(Order::Write(lines))) = sink.try_send(Order::Write(lines)) {
-            self.dropped += lines.split(|&byte| byte == b'\n').count() as u64 - 1;
-        }
-    }
-
-    /// Lines that were dropped because the file did not take them fast enough.
-    pub fn dropped(&self) -> u64 {
-        self.dropped
+        std::mem::take(&mut self.dropped)
     }
 }
 

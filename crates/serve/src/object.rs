@@ -78,9 +78,9 @@ impl Stamp {
             device: stat.st_dev,
             inode: stat.st_ino,
             len: u64::try_from(stat.st_size).unwrap_or(0),
-            changed: (stat.st_ctime, stat.st_ctime_nsec as u64),
-            modified: (stat.st_mtime, stat.st_mtime_nsec as u64),
-            links: u64::from(stat.st_nlink),
+            changed: (stat.st_ctime, stat.st_ctime_nsec),
+            modified: (stat.st_mtime, stat.st_mtime_nsec),
+            links: stat.st_nlink,
         }
     }
 
@@ -254,14 +254,15 @@ mod tests {
         }
     }
 
+    type Change = fn(&std::path::Path);
+
     #[test]
     fn every_change_to_a_file_is_seen() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
-        type Change = fn(&std::path::Path);
         let changes: [(&str, Change); 6] = [
             ("written", |path| fs::write(path, "other").unwrap()),
-            ("truncated", |path| fs::File::options().write(true).open(path).unwrap().set_len(1).unwrap()),
+            ("truncated", |path| File::options().write(true).open(path).unwrap().set_len(1).unwrap()),
             ("deleted", |path| fs::remove_file(path).unwrap()),
             ("renamed", |path| fs::rename(path, path.with_extension("old")).unwrap()),
             ("replaced", |path| {
@@ -271,7 +272,7 @@ mod tests {
             ("written with its time set back", |path| {
                 let modified = fs::metadata(path).unwrap().modified().unwrap();
                 fs::write(path, "other").unwrap();
-                fs::File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
+                File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
             }),
         ];
         for (name, change) in changes {
@@ -305,7 +306,7 @@ mod tests {
         let mut tags = Vec::new();
         for content in ["one", "two"] {
             fs::write(&path, content).unwrap();
-            fs::File::options().write(true).open(&path).unwrap().set_modified(UNIX_EPOCH).unwrap();
+            File::options().write(true).open(&path).unwrap().set_modified(UNIX_EPOCH).unwrap();
             std::thread::sleep(TICK * 2);
             tags.push(object(&path).validators().etag.clone().unwrap());
         }

@@ -51,8 +51,6 @@ pub struct Request<'b> {
     pub keeps_alive: bool,
     /// The body that follows.
     pub body: BodyLength,
-    /// Whether the client waits to be told to go on before it sends its body.
-    pub expects_continue: bool,
     /// The fields that matter to a file service.
     pub fields: Fields<'b>,
 }
@@ -85,6 +83,7 @@ pub struct ListField<'b> {
 
 impl<'b> ListField<'b> {
     /// A field with one line.
+    #[cfg(test)]
     pub fn of(line: &'b [u8]) -> Self {
         Self { lines: [Some(line), None, None, None] }
     }
@@ -108,6 +107,10 @@ impl<'b> ListField<'b> {
 
 /// What the beginning of a stream is.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives on the stack, and a box would be made for each request"
+)]
 pub enum Parsed<'b> {
     /// Not all of a head yet.
     Partial,
@@ -175,7 +178,6 @@ impl<'b> Request<'b> {
             minor_version,
             keeps_alive: !framing.closes && (minor_version == 1 || framing.keeps_alive),
             body,
-            expects_continue: framing.expects_continue && minor_version == 1,
             fields,
         })
     }
@@ -208,7 +210,6 @@ struct Framing {
     is_chunked: bool,
     closes: bool,
     keeps_alive: bool,
-    expects_continue: bool,
 }
 
 impl Framing {
@@ -216,11 +217,9 @@ impl Framing {
         let is = |other: &str| name.eq_ignore_ascii_case(other);
         match name.len() {
             4 if is("host") => self.hosts += 1,
-            6 if is("expect") => {
-                if !value.eq_ignore_ascii_case(b"100-continue") {
-                    return Err(Status::EXPECTATION_FAILED);
-                }
-                self.expects_continue = true;
+            // The one that there is needs no more than a refusal before the body (section 10.1.1).
+            6 if is("expect") && !value.eq_ignore_ascii_case(b"100-continue") => {
+                return Err(Status::EXPECTATION_FAILED);
             }
             10 if is("connection") => {
                 for option in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
@@ -356,7 +355,7 @@ mod tests {
         assert_eq!(whole(&put("content-LENGTH: 012")).body, BodyLength::Bytes(12));
         assert_eq!(whole(&put("Transfer-Encoding: Chunked")).body, BodyLength::Chunked);
         assert!(!whole(&put("X: y")).has_body());
-        assert!(whole(&put("Expect: 100-Continue\r\nContent-Length: 5")).expects_continue);
+        assert!(whole(&put("Expect: 100-Continue\r\nContent-Length: 5")).has_body());
     }
 
     #[test]

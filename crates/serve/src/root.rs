@@ -56,15 +56,12 @@ impl Root {
         loop {
             match rustix::fs::openat2(&self.folder, path, flags | OFlags::CLOEXEC, mode, resolve) {
                 Ok(file) => return Ok(file.into()),
-                Err(Errno::AGAIN) if patience == Patience::None => {
+                // It would have to wait for the disk; or, before Linux 5.12, it cannot tell whether it would.
+                Err(Errno::AGAIN | Errno::INVAL) if patience == Patience::None => {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
                 // A rename went on at the same time; the kernel could not be sure where `..` led.
                 Err(Errno::AGAIN) if tries < TRIES_MAX => tries += 1,
-                // Before Linux 5.12 the kernel cannot tell what it has in memory.
-                Err(Errno::INVAL) if patience == Patience::None => {
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
                 Err(errno) => return Err(errno.into()),
             }
         }

@@ -1,17 +1,20 @@
 //! A file service as a whole: its listening sockets, its loops, and the way to stop it.
 
 use crate::config::{Address, Config, Tls};
+use crate::confine;
 use crate::context::Context;
 use crate::counters::Counters;
 use crate::error::Error;
 use crate::helper::{Helpers, Inbox};
 use crate::listen::Listeners;
-use crate::log::{Log, Writer};
+use crate::log::{self, Log, Writer};
+use crate::metrics::{self, Metrics};
 use crate::service::Service;
 use crate::tls;
 use crate::wake::Wake;
 use crate::worker::{Orders, Worker};
 use std::io;
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,6 +31,8 @@ pub struct Server {
     listeners: Listeners,
     workers: Vec<Worker>,
     helpers: Helpers,
+    metrics: Option<Metrics>,
+    caveat: Option<String>,
     handle: Handle,
 }
 
@@ -42,7 +47,8 @@ pub struct Handle {
 }
 
 impl Server {
-    /// Opens the folder and the log and listens. Connections wait until [`Server::run`].
+    /// Opens the folder and the log, listens, gives up what is not needed from then on, and starts threads. Connections wait
+    /// until [`Server::run`].
     pub fn new(config: &Config) -> Result<Self, Error> {
         let workers = config
             .workers
@@ -52,7 +58,15 @@ impl Server {
         let service = Arc::new(Service::new(config)?);
         let listeners = Listeners::open(config, workers)?;
         let tls = config.tls.as_ref().map(tls::load).transpose()?;
-        let log = config.access_log.as_ref().map(Writer::start).transpose()?;
+        let mut log_file = config.access_log.as_ref().map(log::open).transpose()?;
+        let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
+        if let Some(user) = &config.user {
+            confine::become_user(user)?;
+        }
+        let caveat = if config.confine { confine::give_up_files(config)? } else { None };
+        // From here on there are threads.
+        let log = config.access_log.as_ref().zip(log_file.take());
+        let log = log.map(|(log, file)| Writer::start(log, file)).transpose()?;
         let failed = |step| move |source: io::Error| Error::Failed { step, source };
         let helpers = Helpers::start(Arc::clone(&service), HELPERS).map_err(failed("starting a thread"))?;
         let log = log.map(Arc::new);
@@ -77,15 +91,27 @@ impl Server {
             let worker = Worker::new(listeners.clone(), wake, inbox, asker, orders, context, connections_max);
             loops.push(worker.map_err(failed("making an event loop"))?);
         }
+        let counters = handle.counters.clone();
+        let metrics = metrics_listener.map(|listener| Metrics::start(listener, counters)).transpose()?;
         let mut listeners = listeners;
         // The loops have them, and let go of them when they drain.
         listeners.by_worker.clear();
-        Ok(Self { listeners, workers: loops, helpers, handle })
+        Ok(Self { listeners, workers: loops, helpers, metrics, caveat, handle })
     }
 
     /// Where it listens, and whether for TLS; a port that was 0 has become one.
     pub fn addresses(&self) -> &[(Address, bool)] {
         &self.listeners.addresses
+    }
+
+    /// Where it answers `/metrics`.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(Metrics::address)
+    }
+
+    /// What [`Config::confine`] asked for and the kernel did not do.
+    pub fn caveat(&self) -> Option<&str> {
+        self.caveat.as_deref()
     }
 
     /// How many event loops it has.
@@ -100,7 +126,7 @@ impl Server {
 
     /// Serves until [`Handle::drain`], and then until what is under way has ended or its time is over.
     pub fn run(self) -> Result<(), Error> {
-        let Self { workers, listeners, helpers, handle } = self;
+        let Self { workers, listeners, helpers, metrics, handle, .. } = self;
         let failed = |step| move |source: io::Error| Error::Failed { step, source };
         let mut threads = Vec::new();
         for worker in workers {
@@ -119,7 +145,7 @@ impl Server {
             let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a loop has panicked")));
             result = result.and(ended.map_err(failed("waiting for events")));
         }
-        drop((helpers, listeners));
+        drop((helpers, metrics, listeners));
         if let Some(log) = &handle.log {
             log.end();
         }

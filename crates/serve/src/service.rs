@@ -187,9 +187,8 @@ impl Service {
                 match self.root.find(&beside, CONTENT_BYTES_MAX, patience) {
                     // An older one was made of something else.
                     Ok(Opened::File(object)) if object.is_as_new_as(&plain) => coded.push((coding, object)),
-                    Ok(_) => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
-                    Err(_) => {}
+                    Ok(_) | Err(_) => {}
                 }
             }
         }

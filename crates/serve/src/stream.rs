@@ -2,6 +2,7 @@
 //!
 //! Nothing here waits. What the kernel does not take now is [`Sent::Blocked`], and the event loop hears when it will.
 
+use crate::counters::Way;
 use crate::tls::TlsStream;
 use haul::Sender;
 use rustix::buffer::spare_capacity;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 /// A connected socket and what lies between it and the bytes of HTTP.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "most connections are plain, and each lies in a box already")]
 pub enum Stream {
     /// Bytes as they are.
     Plain(Sender<OwnedFd>),
@@ -77,8 +79,8 @@ impl Stream {
     /// Sends a beginning of these parts; with `more` to follow at once.
     pub fn send(&mut self, parts: &[IoSlice<'_>], more: bool) -> Sent {
         match self {
-            Self::Plain(sender) if more => Sent::of(sender.send_more(parts).map(|count| count as u64)),
-            Self::Plain(sender) => Sent::of(sender.send_vectored(parts).map(|count| count as u64)),
+            Self::Plain(sender) if more => Sent::of(&sender.send_more(parts).map(|count| count as u64)),
+            Self::Plain(sender) => Sent::of(&sender.send_vectored(parts).map(|count| count as u64)),
             Self::Tls(tls) => tls.send(parts, more),
         }
     }
@@ -87,7 +89,7 @@ impl Stream {
     /// cannot be avoided.
     pub fn send_file(&mut self, file: &File, range: Range<u64>, copy: &mut [u8]) -> Sent {
         match self {
-            Self::Plain(sender) => Sent::of(sender.send_file(file, range)),
+            Self::Plain(sender) => Sent::of(&sender.send_file(file, range)),
             Self::Tls(tls) => tls.send_file(file, range, copy),
         }
     }
@@ -97,6 +99,27 @@ impl Stream {
         match self {
             Self::Plain(_) => Sent::Bytes(0),
             Self::Tls(tls) => tls.flush(),
+        }
+    }
+
+    /// The way that files last took.
+    pub fn latest_way(&self) -> Way {
+        match self {
+            Self::Plain(sender) => sender.latest_path().map_or(Way::Memory, Way::Path),
+            Self::Tls(_) => Way::Tls,
+        }
+    }
+
+    /// Whether it is encrypted in the program.
+    pub fn is_tls(&self) -> bool {
+        matches!(self, Self::Tls(_))
+    }
+
+    /// How often a path that files were to take was stepped down from.
+    pub fn demotions(&self) -> u64 {
+        match self {
+            Self::Plain(sender) if sender.latest_path().is_some() => sender.report().demotions.len() as u64,
+            _ => 0,
         }
     }
 
@@ -130,9 +153,9 @@ impl AsFd for Stream {
 }
 
 impl Sent {
-    fn of(sent: Result<u64, haul::Error>) -> Self {
+    fn of(sent: &Result<u64, haul::Error>) -> Self {
         match sent {
-            Ok(count) => Self::Bytes(count),
+            Ok(count) => Self::Bytes(*count),
             Err(haul::Error::WouldBlock) => Self::Blocked,
             Err(haul::Error::Ended { .. }) => Self::Ended,
             Err(_) => Self::Broken,

@@ -8,8 +8,10 @@
 
 use crate::body::{Body, Piece};
 use crate::context::Context;
+use crate::counters::Way;
 use crate::resource::Representation;
 use crate::stream::{Sent, Stream};
+use haul::Path;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
@@ -43,7 +45,8 @@ pub fn transmit(
     context: &mut Context,
 ) -> Progress {
     loop {
-        let sent = match body.next() {
+        let timer = context.timer();
+        let (sent, way) = match body.next() {
             None if head.is_empty() => {
                 return match stream.flush() {
                     Sent::Bytes(_) => Progress::Done,
@@ -54,18 +57,20 @@ pub fn transmit(
             Some(Piece::File(form, range)) if head.is_empty() => {
                 let (form, range) = (Arc::clone(form), range.clone());
                 match send_piece(stream, &form, range, budget_bytes, context) {
-                    Ok(sent) => sent,
+                    Ok(sent_by) => sent_by,
                     Err(progress) => return progress,
                 }
             }
             next => {
                 let memory = next.and_then(Piece::memory).unwrap_or_default();
                 let more = matches!(next, Some(Piece::File(..))) || !body.is_last();
-                stream.send(&[IoSlice::new(head), IoSlice::new(memory)], more)
+                let sent = stream.send(&[IoSlice::new(head), IoSlice::new(memory)], more);
+                (sent, if stream.is_tls() { Way::Tls } else { Way::Memory })
             }
         };
         match sent {
             Sent::Bytes(count) => {
+                context.counters.moved(way, count, timer.and_then(|timer| timer.elapsed()));
                 let of_head = head.len().min(count as usize);
                 head.drain(..of_head);
                 body.sent(count - of_head as u64);
@@ -84,7 +89,7 @@ fn send_piece(
     range: Range<u64>,
     budget_bytes: &mut u64,
     context: &mut Context,
-) -> Result<Sent, Progress> {
+) -> Result<(Sent, Way), Progress> {
     if *budget_bytes == 0 {
         return Err(Progress::Turn);
     }
@@ -93,7 +98,7 @@ fn send_piece(
         return Err(Progress::Cold(Arc::clone(form), range.start));
     }
     let piece = range.start..range.end.min(range.start + PIECE_BYTES);
-    let sent = if object.is_settled(context.clock.now()) {
+    let (sent, way) = if object.is_settled(context.clock.now()) {
         // The first piece was looked at when the head was written.
         if !object.is_current() {
             return Err(Progress::Changed);
@@ -103,20 +108,21 @@ fn send_piece(
         if is_last && !object.is_current() {
             return Err(Progress::Changed);
         }
-        sent
+        (sent, stream.latest_way())
     } else {
         let len = context.copy.len().min((piece.end - piece.start) as usize);
-        match rustix::io::pread(object.file(), &mut context.copy[..len], piece.start) {
-            Ok(0) => return Err(Progress::Changed),
-            Ok(_) if !object.is_current() => return Err(Progress::Changed),
-            Ok(count) => {
-                stream.send(&[IoSlice::new(&context.copy[..count])], piece.start + (count as u64) < range.end)
-            }
+        let read = rustix::io::pread(object.file(), &mut context.copy[..len], piece.start);
+        let copied = match read {
+            Ok(count) if count > 0 && object.is_current() => &context.copy[..count],
+            Ok(_) => return Err(Progress::Changed),
             Err(_) => return Err(Progress::Broken),
-        }
+        };
+        let more = piece.start + (copied.len() as u64) < range.end;
+        let sent = stream.send(&[IoSlice::new(copied)], more);
+        (sent, if stream.is_tls() { Way::Tls } else { Way::Path(Path::ReadSend) })
     };
     if let Sent::Bytes(count) = sent {
         *budget_bytes = budget_bytes.saturating_sub(count);
     }
-    Ok(sent)
+    Ok((sent, way))
 }

@@ -318,7 +318,8 @@ impl Worker {
             return;
         }
         self.swept = now;
-        self.context.log.flush();
+        let dropped = self.context.log.flush();
+        self.context.counters.log_dropped.add(dropped);
         let expired = self.connections.iter().filter(|(_, place)| place.deadline <= now);
         let expired: Vec<_> = expired.map(|(index, place)| token(index, place.generation)).collect();
         for token in expired {

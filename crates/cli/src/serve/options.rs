@@ -6,6 +6,7 @@ use haul::{Choice, Path, Plan};
 use haul_bench::quantity::Size;
 use haul_serve::{AccessLog, Address, Config, Limits, LogFormat, Symlinks, Tls};
 use serde::{Deserialize, Deserializer, de::Error as _};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -18,7 +19,8 @@ pub struct Options {
     /// The folder whose files are served
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Where to listen: a port, an address with one, or unix:PATH; may be given again [default: 8080]
+    /// Where to listen: a port, an address with one, unix:PATH, or systemd for the sockets it hands over;
+    /// may be given again [default: 8080]
     #[arg(long, value_name = "ADDRESS")]
     #[serde(deserialize_with = "parsed_list")]
     pub listen: Vec<Address>,
@@ -72,6 +74,15 @@ pub struct Options {
     /// How requests are logged: common, combined or json [default: combined]
     #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
     pub log_format: Option<Format>,
+    /// Answer Prometheus (/metrics) at this address and port
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// Who to be once everything is open, for a service that root starts
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Give up every file that is not served, where the kernel has Landlock [default: true]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    pub confine: Option<bool>,
     /// Connections at a time [default: 65536, or what the limit on open files allows]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<usize>,
@@ -185,6 +196,9 @@ impl Options {
             cors: list(self.cors, other.cors),
             access_log: self.access_log.or(other.access_log),
             log_format: self.log_format.or(other.log_format),
+            metrics_listen: self.metrics_listen.or(other.metrics_listen),
+            user: self.user.or(other.user),
+            confine: self.confine.or(other.confine),
             max_connections: self.max_connections.or(other.max_connections),
             head_limit: self.head_limit.or(other.head_limit),
             head_timeout: self.head_timeout.or(other.head_timeout),
@@ -257,6 +271,9 @@ impl Options {
                 Some(Format::Json) => LogFormat::Json,
             },
         });
+        config.metrics = self.metrics_listen;
+        config.user = self.user;
+        config.confine = self.confine.unwrap_or(true);
         let limits = &mut config.limits;
         *limits = Limits {
             connections_max: self.max_connections.unwrap_or(limits.connections_max),

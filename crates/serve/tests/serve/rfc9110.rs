@@ -1,8 +1,6 @@
 //! Ranges and preconditions as RFC 9110 says, every combination with the section that says so.
 
-mod common;
-
-use common::{Service, large};
+use crate::common::{Service, large};
 
 /// What a row expects.
 struct Expected {

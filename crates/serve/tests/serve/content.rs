@@ -1,8 +1,6 @@
 //! Which file a target stands for, and what is said about it.
 
-mod common;
-
-use common::{Client, Service, large};
+use crate::common::{Client, Service, large};
 use haul_serve::{AccessLog, LogFormat, Symlinks, Tls};
 use std::fs;
 use std::os::unix::fs::symlink;

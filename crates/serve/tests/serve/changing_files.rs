@@ -1,9 +1,7 @@
 //! Files that are written to, replaced, truncated and deleted while they are sent: what comes whole is one version's, and its
 //! tag is that version's.
 
-mod common;
-
-use common::{Client, Service};
+use crate::common::{Client, Service};
 use std::collections::HashMap;
 use std::fs;
 use std::io::Write;

@@ -1,8 +1,7 @@
 //! Where one request ends and the next begins, and what a connection may take.
 
-mod common;
-
-use common::{Client, Service, large};
+use crate::common::{Client, Service, large};
+use std::fmt::Write;
 use std::io::Read;
 use std::net::Shutdown;
 use std::time::Duration;
@@ -35,7 +34,7 @@ fn pipelined_requests_are_answered_in_order_however_they_are_cut() {
     let mut text = String::new();
     for at in 0..300 {
         let target = if at % 50 == 7 { "/large.bin" } else { "/ten.txt" };
-        text += &format!("GET {target} HTTP/1.1\r\nHost: h\r\nRange: bytes={}-\r\n\r\n", at % 10);
+        write!(text, "GET {target} HTTP/1.1\r\nHost: h\r\nRange: bytes={}-\r\n\r\n", at % 10).unwrap();
     }
     for step in [1, 7, 61, 1000, text.len()] {
         let mut client = service.connect();

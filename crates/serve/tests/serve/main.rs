@@ -1,0 +1,8 @@
+//! The file service on the real kernel, each test with one of its own.
+
+mod changing_files;
+mod common;
+mod connections;
+mod content;
+mod metrics;
+mod rfc9110;
