@@ -109,6 +109,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_given_up_is_out_of_reach() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a"), "a").unwrap();
+        let outside = tempfile::NamedTempFile::new().unwrap();
+        // The rules hold for this thread and for no other.
+        let thread = std::thread::spawn(move || {
+            if let Some(caveat) = give_up_files(&Config::new(folder.path())).unwrap() {
+                return eprintln!("SKIPPED: Landlock is not tested: {caveat}");
+            }
+            assert_eq!(fs::read(folder.path().join("a")).unwrap(), b"a");
+            assert!(fs::write(folder.path().join("a"), "b").is_err(), "it is for reading");
+            assert!(fs::read(outside.path()).is_err(), "it is not served");
+            let listener = std::net::TcpListener::bind("127.0.0.1:0");
+            assert!(listener.is_err(), "nothing more to listen at");
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
     fn users_are_found_by_their_whole_name() {
         let passwd =
             "root:x:0:0:root:/root:/bin/sh\nbroken\nwww:x:33:34::/:/bin/false\nwww-data:x:35:36::/:/x\n";

@@ -125,7 +125,7 @@ pub fn run(plan: &Plan) -> Result<(), String> {
 fn write_files(root: &Path) -> std::io::Result<()> {
     fs::create_dir(root)?;
     for (name, bytes) in FILES {
-        let content: Vec<u8> = (0..bytes).map(|at| (at * 2_654_435_761 >> 7) as u8).collect();
+        let content: Vec<u8> = (0..bytes).map(|at| ((at * 2_654_435_761) >> 7) as u8).collect();
         fs::write(root.join(name), content)?;
     }
     Ok(())

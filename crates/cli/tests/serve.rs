@@ -1,0 +1,199 @@
+//! `haul serve` as a command: its options, its file of options, its signals.
+
+mod common {
+    pub mod command;
+}
+
+use common::command::{haul, run};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
+
+/// A folder with a file in it.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a.txt"), "content").unwrap();
+    folder
+}
+
+/// A running service; killed when dropped.
+struct Serving {
+    process: Child,
+    /// What it said when it began.
+    words: String,
+    errors: BufReader<std::process::ChildStderr>,
+}
+
+impl Serving {
+    fn start(command: &mut Command) -> Self {
+        let mut process =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut errors = BufReader::new(process.stderr.take().unwrap());
+        let mut words = String::new();
+        errors.read_line(&mut words).unwrap();
+        Self { process, words, errors }
+    }
+
+    /// The address that it says it serves at.
+    fn address(&self) -> &str {
+        let start = self.words.find("http://").unwrap_or_else(|| panic!("{}", self.words)) + 7;
+        let rest = &self.words[start..];
+        &rest[..rest.find('/').unwrap()]
+    }
+
+    fn get(&self, target: &str) -> String {
+        let mut stream = TcpStream::connect(self.address()).unwrap();
+        write!(stream, "GET {target} HTTP/1.0\r\n\r\n").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal).unwrap();
+    }
+
+    /// Waits for its end; returns its exit code and what it said on the way.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        self.errors.read_to_string(&mut rest).unwrap();
+        (self.process.wait().unwrap().code(), rest)
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn serve(folder: &Path, options: &[&str]) -> Command {
+    let mut command = haul(&["serve"]);
+    command.arg(folder).args(options);
+    command
+}
+
+#[test]
+fn it_serves_says_where_and_ends_when_told() {
+    let folder = folder();
+    let serving = Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "2"]));
+    assert!(serving.words.contains("with 2 loops"), "{}", serving.words);
+    for _ in 0..8 {
+        let response = serving.get("/a.txt");
+        assert!(
+            response.starts_with("HTTP/1.1 200 OK\r\n") && response.ends_with("\r\n\r\ncontent"),
+            "{response}"
+        );
+    }
+    let status = fs::read_to_string(format!("/proc/{}/status", serving.process.id())).unwrap();
+    assert!(status.contains("NoNewPrivs:\t1"), "it gives up what it does not need: {status}");
+    serving.signal(rustix::process::Signal::HUP);
+    serving.signal(rustix::process::Signal::TERM);
+    let (code, rest) = serving.end();
+    assert_eq!(code, Some(0), "{rest}");
+}
+
+#[test]
+fn a_file_has_the_same_options_and_flags_come_first() {
+    let folder = folder();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let file = elsewhere.path().join("serve.toml");
+    let text = format!(
+        "dir = {:?}\nlisten = [\"127.0.0.1:0\"]\nworkers = 1\nlisting = true\nheader = [\"X-From: file\"]\nidle-timeout = \"5s\"\n",
+        folder.path()
+    );
+    fs::write(&file, &text).unwrap();
+    let file = file.to_str().unwrap();
+    let serving = Serving::start(&mut haul(&["serve", "--config", file]));
+    assert!(serving.get("/").contains("a.txt"));
+    assert!(serving.get("/a.txt").contains("\r\nX-From: file\r\n"));
+    drop(serving);
+    let serving = Serving::start(&mut haul(&[
+        "serve",
+        "--config",
+        file,
+        "--listing=false",
+        "--header",
+        "X-From: flag",
+    ]));
+    assert!(serving.get("/").starts_with("HTTP/1.1 404"));
+    assert!(serving.get("/a.txt").contains("\r\nX-From: flag\r\n"));
+    drop(serving);
+
+    let (output, words) = run(&mut haul(&["serve", "--config", file, "--check"]));
+    assert!(output.status.success() && words.contains("can be served at http://127.0.0.1:"), "{words}");
+    for (wrong, names) in [
+        ("lisen = [\"127.0.0.1:0\"]\n", "lisen"),
+        ("workers = \"many\"\n", "line 7"),
+        ("idle-timeout = \"soon\"\n", "line 7"),
+        ("header = 1\n", "line 7"),
+        ("this is no TOML", "line 7"),
+    ] {
+        let text = text.lines().filter(|line| !wrong.starts_with(line.split(' ').next().unwrap()));
+        let mut text: Vec<_> = text.map(str::to_owned).collect();
+        text.resize(6, String::new());
+        fs::write(elsewhere.path().join("wrong.toml"), text.join("\n") + "\n" + wrong).unwrap();
+        let path = elsewhere.path().join("wrong.toml");
+        let (output, words) = run(haul(&["serve", "--check", "--config"]).arg(&path));
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), line.lines().count()), (Some(2), 1), "{words}");
+        assert!(line.contains(names) && line.contains("wrong.toml"), "{names:?} in {line}");
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_said_to_be() {
+    let folder = folder();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (output, words) = run(&mut serve(folder.path(), &["--listen", &address]));
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains(&address) && words.contains("somebody listens there already"), "{words}");
+    // Another one of the same kind shares a port only by mistake.
+    let first = Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "2"]));
+    let (output, words) = run(&mut serve(folder.path(), &["--listen", first.address(), "--workers", "2"]));
+    assert_eq!(output.status.code(), Some(2), "{words}");
+}
+
+#[test]
+fn sockets_are_taken_from_the_service_manager() {
+    let folder = folder();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let script = format!(
+        "exec 3<&{}; LISTEN_FDS=1 LISTEN_PID=$$ exec {} serve {} --listen systemd",
+        listener.as_raw_fd(),
+        env!("CARGO_BIN_EXE_haul"),
+        folder.path().display()
+    );
+    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).process_group(0);
+    let serving = Serving::start(&mut command);
+    assert!(serving.words.contains(&address.to_string()), "{}", serving.words);
+    assert!(serving.get("/a.txt").ends_with("content"));
+    drop(serving);
+    let (output, words) = run(&mut serve(folder.path(), &["--listen", "systemd"]));
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("LISTEN_FDS"), "{words}");
+}
+
+#[test]
+fn requests_are_logged_to_standard_output() {
+    let folder = folder();
+    let options = ["--listen", "127.0.0.1:0", "--access-log", "-", "--log-format", "common"];
+    let mut serving = Serving::start(&mut serve(folder.path(), &options));
+    serving.get("/a.txt");
+    let mut line = String::new();
+    BufReader::new(serving.process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(
+        line.starts_with("127.0.0.1 - - [") && line.ends_with("] \"GET /a.txt HTTP/1.0\" 200 7\n"),
+        "{line}"
+    );
+}
