@@ -8,16 +8,14 @@ use crate::conditional::{self, Verdict};
 use crate::head::Head;
 use crate::listing::{Listing, escape};
 use crate::range::{self, Wanted};
-use crate::request::{Method, Request};
+use crate::request::{BodyLength, Method, Request};
 use crate::resource::Representation;
 use crate::service::{Found, Service};
 use crate::status::Status;
+use crate::target::Target;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// What may be asked here.
-const ALLOW: &str = "GET, HEAD, OPTIONS";
 
 /// What a response is, beside its head.
 #[derive(Debug)]
@@ -47,6 +45,7 @@ impl Answering<'_> {
     pub fn without_file(&mut self, request: &Request<'_>) -> Option<Answer> {
         match request.method {
             Method::Unknown => Some(self.refuse(request, Status::NOT_IMPLEMENTED)),
+            Method::Put if self.service.put_bytes_max.is_some() => None,
             Method::Other | Method::Put => Some(self.refuse(request, Status::METHOD_NOT_ALLOWED)),
             // A body would be mistaken for the next request by whoever thinks it has none: nobody needs one.
             _ if request.has_body() => Some(self.refuse(request, Status::BAD_REQUEST)),
@@ -70,7 +69,46 @@ impl Answering<'_> {
         self.page(status, Asked { is_head: false, keeps_alive: false, minor_version: 1, origin: None })
     }
 
-    fn refuse(&mut self, request: &Request<'_>, status: Status) -> Answer {
+    /// Why a file may not be put there, where that is known before its body; `found` is what is there now.
+    pub fn refuse_put(&mut self, request: &Request<'_>, found: &Found) -> Option<Answer> {
+        let target = Target::parse(request.target).ok();
+        let current = match found {
+            Found::Resource(resource) => Some(resource.plain.object.validators()),
+            _ => None,
+        };
+        let bytes_max = self.service.put_bytes_max.unwrap_or(0);
+        let status = match (target, request.body) {
+            (None, _) => Status::BAD_REQUEST,
+            (Some(target), _) if target.is_folder => Status::CONFLICT,
+            (Some(target), _) if target.is_hidden() && !self.service.content.hidden => Status::NOT_FOUND,
+            (_, None) => Status::LENGTH_REQUIRED,
+            // A part of a file is not the file (RFC 9110 section 14.5).
+            _ if request.fields.content_range.is_some() => Status::BAD_REQUEST,
+            (_, Some(BodyLength::Bytes(len))) if len > bytes_max => Status::CONTENT_TOO_LARGE,
+            _ if conditional::judge(request.method, &request.fields, current) == Verdict::Failed => {
+                Status::PRECONDITION_FAILED
+            }
+            _ => return None,
+        };
+        Some(self.refuse(request, status))
+    }
+
+    /// What has become of a file that was put here.
+    pub fn put(&mut self, status: Status, minor_version: u8, keeps_alive: bool) -> Answer {
+        let asked = Asked { is_head: false, keeps_alive, minor_version, origin: None };
+        if status.is_error() {
+            return self.page(status, asked);
+        }
+        let mut head = self.begin(status, asked);
+        if status != Status::NO_CONTENT {
+            head.content_length(0);
+        }
+        head.end(keeps_alive, minor_version);
+        Answer { status, body: Body::empty(), keeps_alive }
+    }
+
+    /// Refuses a request; where its body has not been read, that ends the connection.
+    pub fn refuse(&mut self, request: &Request<'_>, status: Status) -> Answer {
         let mut asked = Asked::of(request);
         // A body that is not read could not be told from the next request.
         asked.keeps_alive &= !request.has_body();
@@ -84,9 +122,10 @@ impl Answering<'_> {
             Some(page) => (&page.content_type, Arc::clone(&page.content)),
             None => ("text/plain; charset=utf-8", format!("{status}\n").into_bytes().into()),
         };
+        let allowed = self.service.allowed();
         let mut head = self.begin(status, asked);
         if status == Status::METHOD_NOT_ALLOWED {
-            head.field("Allow", ALLOW);
+            head.field("Allow", allowed);
         }
         head.field("Content-Type", content_type).content_length(content.len() as u64);
         head.end(asked.keeps_alive, asked.minor_version);
@@ -96,10 +135,11 @@ impl Answering<'_> {
 
     fn options(&mut self, request: &Request<'_>) -> Answer {
         let asked = Asked::of(request);
+        let allowed = self.service.allowed();
         let mut head = self.begin(Status::NO_CONTENT, asked);
-        head.field("Allow", ALLOW);
+        head.field("Allow", allowed);
         if request.fields.origin.is_some() {
-            head.field("Access-Control-Allow-Methods", ALLOW)
+            head.field("Access-Control-Allow-Methods", allowed)
                 .field("Access-Control-Allow-Headers", "Range, If-Range, If-None-Match, If-Modified-Since")
                 .field("Access-Control-Max-Age", "86400");
         }

@@ -22,6 +22,9 @@ pub struct Config {
     pub content: Content,
     /// What is said beside files.
     pub fields: ExtraFields,
+    /// The largest file that clients may put here (`PUT`), in bytes; `None` where they may put none. **Whoever reaches the service may
+    /// then write below the root.**
+    pub put_bytes_max: Option<u64>,
     /// Where and how requests are logged; `None` for nowhere.
     pub access_log: Option<AccessLog>,
     /// Where Prometheus may ask what the service does (`/metrics`); port 0 takes any that is free.
@@ -147,6 +150,7 @@ impl Config {
             workers: None,
             content: Content::default(),
             fields: ExtraFields::default(),
+            put_bytes_max: None,
             access_log: None,
             metrics: None,
             user: None,

@@ -68,7 +68,10 @@ pub fn give_up_files(config: &Config) -> Result<Option<String>, Error> {
             .map_err(|error| failed(error.to_string()))?;
         Ok(())
     };
-    allow(&config.root, AccessFs::from_read(WANTED))?;
+    let writes =
+        AccessFs::WriteFile | AccessFs::Truncate | AccessFs::MakeReg | AccessFs::RemoveFile | AccessFs::Refer;
+    let puts = if config.put_bytes_max.is_some() { writes } else { landlock::BitFlags::empty() };
+    allow(&config.root, AccessFs::from_read(WANTED) | puts)?;
     if let Some(tls) = &config.tls {
         // They are read again by name, after whoever renews them has replaced them: what counts is the folder.
         for path in [&tls.certificate, &tls.key] {

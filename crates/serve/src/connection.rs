@@ -4,17 +4,22 @@
 //! response that the socket takes at once needs no memory of its own; what is left of one that does not is kept in
 //! [`Sending`]. An idle connection holds no buffer at all.
 
+mod put;
+
+use self::put::Putting;
 use crate::answer::Answer;
 use crate::body::Body;
 use crate::context::Context;
 use crate::helper::{Question, Reply};
 use crate::listen::Accepted;
 use crate::log::Logged;
-use crate::request::{self, Parsed, Request};
+use crate::receiving::Receiving;
+use crate::request::{self, Method, Parsed, Request};
 use crate::service::Found;
 use crate::status::Status;
 use crate::stream::{Sent, Stream};
 use crate::transmit::{Progress, transmit};
+use crate::upload::Upload;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -39,6 +44,8 @@ pub struct Connection {
     input: Vec<u8>,
     /// What the disk gave for the request at the beginning of `input`.
     found: Option<Found>,
+    /// The file that the disk gave for its body, or why there is none.
+    begun: Option<Result<Box<Upload>, Status>>,
     /// Whether the socket may have more to read.
     is_readable: bool,
     /// Whether the end of what the client says is among that.
@@ -58,6 +65,12 @@ enum State {
     Sending(Box<Sending>),
     /// Waiting for the disk, to answer or to send on.
     AtDisk(Option<Box<Sending>>),
+    /// Taking a body into a file.
+    Receiving(Box<Receiving>, Box<Putting>),
+    /// Waiting for the disk, to have a whole file in its place.
+    Finishing(Box<Putting>),
+    /// The disk has said what has become of that file.
+    Finished(Box<Putting>, Status),
     /// Done, but the client may still be sending: closing a socket with unread bytes resets the connection, and the client
     /// might lose the response. So what comes is thrown away for a while, up to so many bytes.
     Lingering { left_bytes: usize, until: u32 },
@@ -108,6 +121,7 @@ impl Connection {
             state: State::Reading,
             input: Vec::new(),
             found: None,
+            begun: None,
             is_readable: true,
             has_hung_up: false,
             is_at_end: false,
@@ -133,17 +147,24 @@ impl Connection {
 
     /// Whether it waits for the disk.
     pub fn is_at_disk(&self) -> bool {
-        matches!(self.state, State::AtDisk(_))
+        matches!(self.state, State::AtDisk(_) | State::Finishing(_))
     }
 
     /// Takes what the disk gave. To be driven then.
     pub fn disk_replied(&mut self, reply: Reply) {
-        if let State::AtDisk(sending) = &mut self.state {
-            self.state = sending.take().map_or(State::Reading, State::Sending);
-            if let Reply::Found(found) = reply {
+        self.state = match (std::mem::replace(&mut self.state, State::Reading), reply) {
+            (State::AtDisk(Some(sending)), _) => State::Sending(sending),
+            (State::AtDisk(None), Reply::Found(found)) => {
                 self.found = Some(found);
+                State::Reading
             }
-        }
+            (State::AtDisk(None), Reply::Begun(begun)) => {
+                self.begun = Some(begun);
+                State::Reading
+            }
+            (State::Finishing(putting), Reply::Finished(status)) => State::Finished(putting, status),
+            (state, _) => state,
+        };
     }
 
     /// Its time is over. Returns what it needs to say so.
@@ -191,7 +212,9 @@ impl Connection {
                         progress => Some(self.pause(progress, context)),
                     }
                 }
-                State::AtDisk(_) => Some(Next::Event(u32::MAX)),
+                State::AtDisk(_) | State::Finishing(_) => Some(Next::Event(u32::MAX)),
+                State::Receiving(..) => self.receive(context, &mut budget_bytes),
+                State::Finished(..) => self.answer_put(context, &mut budget_bytes),
                 State::Lingering { .. } => Some(self.linger(context)),
                 State::Over => Some(Next::Close),
             };
@@ -255,7 +278,7 @@ impl Connection {
         buffer.append(&mut self.input);
         let mut consumed = 0;
         let next = self.read_into(&mut buffer, &mut consumed, context, budget_bytes);
-        if matches!(self.state, State::Reading | State::Sending(_) | State::AtDisk(_)) {
+        if !matches!(self.state, State::Lingering { .. } | State::Over) {
             self.input.extend_from_slice(&buffer[consumed..]);
         }
         context.input = buffer;
@@ -279,7 +302,8 @@ impl Connection {
                     answered += 1;
                     let head = &buffer[*consumed..*consumed + head_bytes];
                     let next = self.answer(request, head, context, budget_bytes);
-                    if !matches!(next, Some(Next::Disk(Question::Find(_)))) {
+                    // What waits for the disk is read again when that has replied.
+                    if !matches!(next, Some(Next::Disk(Question::Find(_) | Question::Begin(_)))) {
                         *consumed += head_bytes;
                     }
                     match (next, &self.state) {
@@ -343,6 +367,8 @@ impl Connection {
         request.keeps_alive &= !context.is_draining;
         let answer = if let Some(answer) = context.answering().without_file(&request) {
             answer
+        } else if request.method == Method::Put {
+            return self.begin_put(&request, head, started, context, budget_bytes);
         } else if let Some(found) = self.find(request.target, context) {
             context.answering().with_found(&request, &found)
         } else {

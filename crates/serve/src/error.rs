@@ -48,6 +48,11 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// Two things that do not go together.
+    #[error(
+        "a fallback stands for files that are not there, so none can be put there: choose one of the two"
+    )]
+    PutWithFallback,
     /// An error page cannot be shown.
     #[error("error page {path} for {status}: {problem}")]
     ErrorPage {

@@ -5,10 +5,13 @@
 
 use crate::object::Patience;
 use crate::resource::Representation;
-use crate::service::{Found, Service};
+use crate::service::{Found, Service, status_of};
+use crate::status::Status;
 use crate::target::Target;
+use crate::upload::{Finished, Upload};
 use crate::wake::Wake;
 use rustix::fs::Advice;
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -28,6 +31,10 @@ pub enum Question {
     Find(String),
     /// Have the bytes at this offset in memory.
     Warm(Arc<Representation>, u64),
+    /// Begin a file for this target.
+    Begin(String),
+    /// Put a file into its place; where it must be new, not into another's.
+    Finish { upload: Box<Upload>, only_new: bool },
 }
 
 /// What came of it.
@@ -37,6 +44,10 @@ pub enum Reply {
     Found(Found),
     /// The bytes are in memory, or the file gives none: sending will tell.
     Warm,
+    /// A file to write into, or why there is none.
+    Begun(Result<Box<Upload>, Status>),
+    /// What has become of it.
+    Finished(Status),
 }
 
 /// Replies that wait for one loop.
@@ -140,6 +151,12 @@ impl Asker {
 }
 
 impl Shared {
+    fn begin(&self, target: &str) -> Result<Box<Upload>, Status> {
+        let target = Target::parse(target).map_err(|_| Status::NOT_FOUND)?;
+        let begun = Upload::begin(&self.service.root, &target.path);
+        begun.map(Box::new).map_err(|error| status_of_write(&error))
+    }
+
     fn work(&self) {
         while let Some(Job { token, question, inbox }) = self.next() {
             inbox.put(token, self.reply(question));
@@ -165,14 +182,34 @@ impl Shared {
                 Ok(target) => self
                     .service
                     .find(&target, Patience::Disk)
-                    .unwrap_or(Found::Nothing(crate::status::Status::INTERNAL_ERROR)),
+                    .unwrap_or(Found::Nothing(Status::INTERNAL_ERROR)),
                 Err(error) => Service::refuse(error),
+            }),
+            Question::Begin(target) => Reply::Begun(self.begin(&target)),
+            Question::Finish { upload, only_new } => Reply::Finished(match upload.finish(only_new) {
+                Ok(Finished::Created) => Status::CREATED,
+                Ok(Finished::Replaced) => Status::NO_CONTENT,
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                    Status::PRECONDITION_FAILED
+                }
+                Err(error) => status_of_write(&error),
             }),
             Question::Warm(form, offset) => {
                 warm(&form, offset);
                 Reply::Warm
             }
         }
+    }
+}
+
+/// What a client is told about a file that cannot be written.
+fn status_of_write(error: &std::io::Error) -> Status {
+    match Errno::from_io_error(error) {
+        // A folder that is not there, or one where a file was to be (RFC 4918 section 9.7.1).
+        Some(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Status::CONFLICT,
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => Status::INSUFFICIENT_STORAGE,
+        Some(Errno::ROFS) => Status::FORBIDDEN,
+        _ => status_of(error),
     }
 }
 

@@ -22,6 +22,7 @@
 mod answer;
 mod body;
 mod cache;
+mod chunked;
 mod clock;
 mod conditional;
 mod config;
@@ -39,6 +40,7 @@ mod log;
 mod metrics;
 mod object;
 mod range;
+mod receiving;
 mod request;
 mod resource;
 mod root;
@@ -49,6 +51,7 @@ mod stream;
 mod target;
 mod tls;
 mod transmit;
+mod upload;
 mod wake;
 mod worker;
 

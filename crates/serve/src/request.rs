@@ -30,7 +30,7 @@ pub enum Method {
 /// How the end of a request's body is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BodyLength {
-    /// So many bytes; 0 where the head does not speak of a body.
+    /// So many bytes.
     Bytes(u64),
     /// It says so itself, chunk by chunk.
     Chunked,
@@ -49,8 +49,10 @@ pub struct Request<'b> {
     pub minor_version: u8,
     /// Whether the connection goes on after the response.
     pub keeps_alive: bool,
-    /// The body that follows.
-    pub body: BodyLength,
+    /// The body that follows; `None` where the head does not speak of one.
+    pub body: Option<BodyLength>,
+    /// Whether the client waits to be told to go on before it sends its body.
+    pub expects_continue: bool,
     /// The fields that matter to a file service.
     pub fields: Fields<'b>,
 }
@@ -178,13 +180,14 @@ impl<'b> Request<'b> {
             minor_version,
             keeps_alive: !framing.closes && (minor_version == 1 || framing.keeps_alive),
             body,
+            expects_continue: framing.expects_continue && minor_version == 1,
             fields,
         })
     }
 
     /// Whether a body follows.
     pub fn has_body(&self) -> bool {
-        self.body != BodyLength::Bytes(0)
+        !matches!(self.body, None | Some(BodyLength::Bytes(0)))
     }
 }
 
@@ -203,6 +206,7 @@ impl Method {
 
 /// What decides where the request ends and whether another may follow.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a word of a field that is there or not")]
 struct Framing {
     hosts: u32,
     length: Option<u64>,
@@ -210,6 +214,7 @@ struct Framing {
     is_chunked: bool,
     closes: bool,
     keeps_alive: bool,
+    expects_continue: bool,
 }
 
 impl Framing {
@@ -217,9 +222,11 @@ impl Framing {
         let is = |other: &str| name.eq_ignore_ascii_case(other);
         match name.len() {
             4 if is("host") => self.hosts += 1,
-            // The one that there is needs no more than a refusal before the body (section 10.1.1).
-            6 if is("expect") && !value.eq_ignore_ascii_case(b"100-continue") => {
-                return Err(Status::EXPECTATION_FAILED);
+            6 if is("expect") => {
+                self.expects_continue = value.eq_ignore_ascii_case(b"100-continue");
+                if !self.expects_continue {
+                    return Err(Status::EXPECTATION_FAILED);
+                }
             }
             10 if is("connection") => {
                 for option in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
@@ -245,9 +252,9 @@ impl Framing {
 
     /// RFC 9112 section 6.3, with every doubt refused: a message that two servers could cut in two ways is how
     /// requests are smuggled.
-    fn body(&self, minor_version: u8) -> Result<BodyLength, Status> {
+    fn body(&self, minor_version: u8) -> Result<Option<BodyLength>, Status> {
         if self.transfer_codings == 0 {
-            return Ok(BodyLength::Bytes(self.length.unwrap_or(0)));
+            return Ok(self.length.map(BodyLength::Bytes));
         }
         if minor_version == 0 || self.length.is_some() {
             return Err(Status::BAD_REQUEST);
@@ -255,7 +262,7 @@ impl Framing {
         if self.transfer_codings > 1 || !self.is_chunked {
             return Err(Status::NOT_IMPLEMENTED);
         }
-        Ok(BodyLength::Chunked)
+        Ok(Some(BodyLength::Chunked))
     }
 }
 
@@ -352,10 +359,10 @@ mod tests {
     #[test]
     fn lengths_and_codings_are_read() {
         let put = |fields: &str| format!("PUT /a HTTP/1.1\r\nhost: h\r\n{fields}\r\n\r\n");
-        assert_eq!(whole(&put("content-LENGTH: 012")).body, BodyLength::Bytes(12));
-        assert_eq!(whole(&put("Transfer-Encoding: Chunked")).body, BodyLength::Chunked);
+        assert_eq!(whole(&put("content-LENGTH: 012")).body, Some(BodyLength::Bytes(12)));
+        assert_eq!(whole(&put("Transfer-Encoding: Chunked")).body, Some(BodyLength::Chunked));
         assert!(!whole(&put("X: y")).has_body());
-        assert!(whole(&put("Expect: 100-Continue\r\nContent-Length: 5")).has_body());
+        assert!(whole(&put("Expect: 100-Continue\r\nContent-Length: 5")).expects_continue);
     }
 
     #[test]

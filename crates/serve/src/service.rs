@@ -48,6 +48,8 @@ pub struct Service {
     pub(crate) common_fields: Vec<u8>,
     pub(crate) cors: Vec<String>,
     pub(crate) error_pages: Vec<ErrorPage>,
+    /// The largest file that may be put here, in bytes.
+    pub(crate) put_bytes_max: Option<u64>,
 }
 
 /// What is shown with a status.
@@ -85,9 +87,13 @@ impl Service {
             common_fields: common_fields.into_bytes(),
             cors: config.fields.cors.clone(),
             error_pages: Vec::new(),
+            put_bytes_max: config.put_bytes_max,
         };
         for (status, path) in &config.content.error_pages {
             service.error_pages.push(service.read_error_page(*status, path)?);
+        }
+        if service.put_bytes_max.is_some() && service.content.fallback.is_some() {
+            return Err(Error::PutWithFallback);
         }
         if let Some(fallback) = &service.content.fallback {
             let found = service.find_file(fallback.trim_start_matches('/').as_bytes(), Patience::Disk);
@@ -118,6 +124,11 @@ impl Service {
                 status => Ok(Found::Nothing(status)),
             },
         }
+    }
+
+    /// What may be asked here, as `Allow` says it.
+    pub fn allowed(&self) -> &'static str {
+        if self.put_bytes_max.is_some() { "GET, HEAD, OPTIONS, PUT" } else { "GET, HEAD, OPTIONS" }
     }
 
     /// What stands for a target that is none.
@@ -272,7 +283,7 @@ fn content_type(path: &[u8]) -> Box<str> {
 }
 
 /// What a client is told about a file that cannot be opened.
-fn status_of(error: &io::Error) -> Status {
+pub(crate) fn status_of(error: &io::Error) -> Status {
     match Errno::from_io_error(error) {
         Some(Errno::ACCESS | Errno::PERM) => Status::FORBIDDEN,
         Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Status::UNAVAILABLE,

@@ -34,6 +34,7 @@ statuses! {
     METHOD_NOT_ALLOWED = 405 "Method Not Allowed";
     REQUEST_TIMEOUT = 408 "Request Timeout";
     LENGTH_REQUIRED = 411 "Length Required";
+    CONFLICT = 409 "Conflict";
     PRECONDITION_FAILED = 412 "Precondition Failed";
     CONTENT_TOO_LARGE = 413 "Content Too Large";
     RANGE_NOT_SATISFIABLE = 416 "Range Not Satisfiable";
@@ -42,6 +43,7 @@ statuses! {
     INTERNAL_ERROR = 500 "Internal Server Error";
     NOT_IMPLEMENTED = 501 "Not Implemented";
     UNAVAILABLE = 503 "Service Unavailable";
+    INSUFFICIENT_STORAGE = 507 "Insufficient Storage";
     VERSION_NOT_SUPPORTED = 505 "HTTP Version Not Supported";
 }
 

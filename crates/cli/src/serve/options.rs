@@ -12,6 +12,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The largest file that clients may put here, unless told otherwise.
+const PUT_BYTES_MAX: u64 = 1 << 30;
+
 /// What `haul serve` can be told. A file has the same names, as TOML keys; what the command line says comes first.
 #[derive(Debug, Default, Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -58,6 +61,13 @@ pub struct Options {
     /// A file in the folder to show with a status, such as 404=/404.html; may be given again
     #[arg(long, value_name = "STATUS=FILE")]
     pub error_page: Vec<String>,
+    /// Let clients put files here (PUT): whoever reaches the service may then write
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    pub allow_put: Option<bool>,
+    /// The largest file that clients may put here [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    #[serde(deserialize_with = "parsed")]
+    pub put_limit: Option<Size>,
     /// A field for every response, such as 'X-Frame-Options: DENY'; may be given again
     #[arg(long, value_name = "NAME: VALUE")]
     pub header: Vec<String>,
@@ -191,6 +201,8 @@ impl Options {
             precompressed: self.precompressed.or(other.precompressed),
             fallback: self.fallback.or(other.fallback),
             error_page: list(self.error_page, other.error_page),
+            allow_put: self.allow_put.or(other.allow_put),
+            put_limit: self.put_limit.or(other.put_limit),
             header: list(self.header, other.header),
             cache_control: list(self.cache_control, other.cache_control),
             cors: list(self.cors, other.cors),
@@ -271,6 +283,8 @@ impl Options {
                 Some(Format::Json) => LogFormat::Json,
             },
         });
+        let put_bytes_max = self.put_limit.map_or(PUT_BYTES_MAX, |size| size.0);
+        config.put_bytes_max = self.allow_put.unwrap_or(false).then_some(put_bytes_max);
         config.metrics = self.metrics_listen;
         config.user = self.user;
         config.confine = self.confine.unwrap_or(true);

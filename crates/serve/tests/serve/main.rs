@@ -6,3 +6,4 @@ mod connections;
 mod content;
 mod metrics;
 mod rfc9110;
+mod uploads;

@@ -1,0 +1,126 @@
+//! `PUT`: a request's body becomes a file.
+//!
+//! First what is there now is looked at (preconditions), then a helper begins a file aside, then the body is taken into it, then a
+//! helper puts it into its place; only then is the client told.
+
+use super::{Connection, Next, State, Then, seconds};
+use crate::context::Context;
+use crate::helper::Question;
+use crate::log::Logged;
+use crate::receiving::{Progress, Receiving};
+use crate::request::{BodyLength, Request};
+use crate::status::Status;
+use std::io::IoSlice;
+use std::time::Instant;
+
+/// A request whose body becomes a file, and what its response will need.
+#[derive(Debug)]
+pub(super) struct Putting {
+    minor_version: u8,
+    keeps_alive: bool,
+    only_new: bool,
+    target: String,
+    /// Of the request's head, for the log.
+    head: Vec<u8>,
+    started: Instant,
+}
+
+impl Connection {
+    /// Takes up a file that is to be put here, as far as that goes before its body.
+    pub(super) fn begin_put(
+        &mut self,
+        request: &Request<'_>,
+        head: &[u8],
+        started: Instant,
+        context: &mut Context,
+        budget_bytes: &mut u64,
+    ) -> Option<Next> {
+        let refused = match self.begun.take() {
+            None => {
+                let Some(found) = self.find(request.target, context) else {
+                    self.state = State::AtDisk(None);
+                    return Some(Next::Disk(Question::Find(request.target.to_owned())));
+                };
+                let Some(refused) = context.answering().refuse_put(request, &found) else {
+                    self.state = State::AtDisk(None);
+                    return Some(Next::Disk(Question::Begin(request.target.to_owned())));
+                };
+                refused
+            }
+            Some(Err(status)) => context.answering().refuse(request, status),
+            Some(Ok(upload)) => {
+                let body = request.body.unwrap_or(BodyLength::Bytes(0));
+                let bytes_max = context.service.put_bytes_max.unwrap_or(0);
+                let Ok(receiving) = Receiving::new(*upload, &self.stream, body, bytes_max) else {
+                    return Some(Next::Close);
+                };
+                if request.expects_continue {
+                    // A socket without room for these few bytes has bigger troubles; the client goes on after a while anyway.
+                    self.stream.send(&[IoSlice::new(b"HTTP/1.1 100 Continue\r\n\r\n")], false);
+                }
+                let putting = Putting {
+                    minor_version: request.minor_version,
+                    keeps_alive: request.keeps_alive,
+                    only_new: request.fields.if_none_match.is_present(),
+                    target: request.target.to_owned(),
+                    head: head.to_vec(),
+                    started,
+                };
+                self.state = State::Receiving(Box::new(receiving), Box::new(putting));
+                return None;
+            }
+        };
+        let logged = context
+            .log
+            .is_on()
+            .then(|| Logged::new(self.peer, head, refused.status, refused.body.len(), started));
+        let then = match refused.keeps_alive {
+            true => Then::Next,
+            false => Then::Linger,
+        };
+        self.respond(refused, then, logged, started, context, budget_bytes)
+    }
+
+    /// Takes more of a body.
+    pub(super) fn receive(&mut self, context: &mut Context, budget_bytes: &mut u64) -> Option<Next> {
+        let State::Receiving(receiving, _) = &mut self.state else { return None };
+        let progress = receiving.go_on(&mut self.stream, &mut self.input);
+        let status = match progress {
+            Progress::Blocked => return Some(Next::Event(seconds(context.limits.send_timeout))),
+            Progress::Turn => return Some(Next::Turn),
+            Progress::Broken => return Some(Next::Close),
+            Progress::Refused(status) => Some(status),
+            Progress::Done => None,
+        };
+        // Whatever came after the body has left no event behind.
+        self.is_readable = true;
+        let State::Receiving(receiving, mut putting) = std::mem::replace(&mut self.state, State::Reading)
+        else {
+            return None;
+        };
+        if let Some(status) = status {
+            putting.keeps_alive = false;
+            self.state = State::Finished(putting, status);
+            return self.answer_put(context, budget_bytes);
+        }
+        let question =
+            Question::Finish { upload: Box::new(receiving.into_upload()), only_new: putting.only_new };
+        self.state = State::Finishing(putting);
+        Some(Next::Disk(question))
+    }
+
+    /// Says what has become of a file that was put here.
+    pub(super) fn answer_put(&mut self, context: &mut Context, budget_bytes: &mut u64) -> Option<Next> {
+        let State::Finished(putting, status) = std::mem::replace(&mut self.state, State::Reading) else {
+            return None;
+        };
+        let Putting { minor_version, keeps_alive, target, head, started, .. } = *putting;
+        context.cache.remove(&target);
+        let keeps_alive = keeps_alive && !context.is_draining;
+        let answer = context.answering().put(status, minor_version, keeps_alive);
+        let logged =
+            context.log.is_on().then(|| Logged::new(self.peer, &head, status, answer.body.len(), started));
+        let then = if answer.keeps_alive { Then::Next } else { Then::Linger };
+        self.respond(answer, then, logged, started, context, budget_bytes)
+    }
+}

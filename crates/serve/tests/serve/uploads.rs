@@ -1,0 +1,129 @@
+//! Files that clients put here.
+
+use crate::common::{Client, Service, large};
+use std::fs;
+use std::io::Read;
+use std::net::Shutdown;
+use std::time::Duration;
+
+fn service() -> Service {
+    Service::start(
+        |root| fs::create_dir(root.join("sub")).unwrap(),
+        |config| config.put_bytes_max = Some(8 << 20),
+    )
+}
+
+/// What lies in a folder of the service.
+fn names(service: &Service, path: &str) -> Vec<String> {
+    let entries = fs::read_dir(service.path(path)).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn put(client: &mut Client, target: &str, fields: &str, body: &[u8]) -> u16 {
+    client
+        .send(&format!("PUT {target} HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n{fields}\r\n", body.len()));
+    client.try_send(body).unwrap();
+    client.response(false).unwrap().status
+}
+
+#[test]
+fn a_file_is_put_read_and_replaced_on_one_connection() {
+    let service = service();
+    let mut client = service.connect();
+    let large = large();
+    for (target, body, status) in [
+        ("/sub/new", &b"first"[..], 201),
+        ("/sub/new", b"second", 204),
+        ("/sub/large", &large, 201),
+        ("/sub/empty", b"", 201),
+        ("/sub/a%20b", b"space", 201),
+    ] {
+        assert_eq!(put(&mut client, target, "", body), status, "{target}");
+        client.send(&format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n"));
+        assert!(client.response(false).unwrap().body == body, "{target}");
+    }
+    assert_eq!(names(&service, "sub"), ["a b", "empty", "large", "new"], "nothing stays aside");
+}
+
+#[test]
+fn chunks_pipelines_and_expectations() {
+    let service = service();
+    let mut client = service.connect();
+    // A body in chunks with the next request right behind it, all in one piece and byte by byte.
+    let text = "PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n6\r\n world\r\n0\r\nT: x\r\n\r\n\
+                GET /a HTTP/1.1\r\nHost: h\r\n\r\nPUT /b HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabcGET /b HTTP/1.1\r\nHost: h\r\n\r\n";
+    for step in [text.len(), 1] {
+        for piece in text.as_bytes().chunks(step) {
+            client.try_send(piece).unwrap();
+        }
+        let answers: Vec<_> = (0..4).map(|_| client.response(false).unwrap()).collect();
+        let created = if step == 1 { 204 } else { 201 };
+        assert_eq!((answers[0].status, answers[2].status), (created, created));
+        assert_eq!((answers[1].text().as_str(), answers[3].text().as_str()), ("hello world", "abc"));
+    }
+    client.send("PUT /c HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n");
+    assert_eq!(client.response(false).unwrap().status, 100);
+    client.send("xyz");
+    assert_eq!(client.response(false).unwrap().status, 201);
+    assert_eq!(fs::read(service.path("c")).unwrap(), b"xyz");
+}
+
+#[test]
+fn what_may_not_be_put_is_refused_before_its_body() {
+    let service = service();
+    for (target, fields, status) in [
+        ("/sub/", "Content-Length: 1", 409),
+        ("/sub", "Content-Length: 1", 409),
+        ("/none/a", "Content-Length: 1", 409),
+        ("/ten.txt/a", "Content-Length: 1", 409),
+        ("/.hidden", "Content-Length: 1", 404),
+        ("/../a", "Content-Length: 1", 400),
+        ("/a", "X: y", 411),
+        ("/a", "Content-Length: 99999999", 413),
+        ("/a", "Content-Length: 1\r\nContent-Range: bytes 0-0/10", 400),
+        ("/ten.txt", "Content-Length: 1\r\nIf-None-Match: *", 412),
+        ("/ten.txt", "Content-Length: 1\r\nIf-Match: \"other\"", 412),
+        ("/none", "Content-Length: 1\r\nIf-Match: *", 412),
+        ("/a", "Content-Length: 1\r\nExpect: wonders", 417),
+    ] {
+        let response = service.ask("PUT", target, &format!("{fields}\r\n"));
+        assert_eq!(response.status, status, "{target} {fields}");
+    }
+    let mut client = service.connect();
+    client.send("PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n");
+    assert_eq!(client.response(false).unwrap().status, 400);
+    let mut client = service.connect();
+    client.send("PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for _ in 0..10 {
+        let sent = client.try_send(format!("100000\r\n{}\r\n", "x".repeat(1 << 20)).as_bytes());
+        if sent.is_err() {
+            break;
+        }
+    }
+    assert_eq!(client.response(false).unwrap().status, 413, "too large, as it turns out");
+    assert_eq!(names(&service, "."), ["empty", "large.bin", "sub", "ten.txt"]);
+    assert_eq!(fs::read(service.path("ten.txt")).unwrap(), b"0123456789");
+    let etag = service.get("/ten.txt").field("etag").unwrap().to_owned();
+    assert_eq!(put(&mut service.connect(), "/ten.txt", &format!("If-Match: {etag}\r\n"), b"changed"), 204);
+    assert_eq!(service.get("/ten.txt").text(), "changed");
+}
+
+#[test]
+fn half_a_body_leaves_nothing_behind() {
+    let service = service();
+    for cut in [0, 1, 100_000] {
+        let mut client = service.connect();
+        client.send("PUT /ten.txt HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n");
+        client.try_send(&vec![b'x'; cut]).unwrap();
+        client.stream.shutdown(Shutdown::Write).unwrap();
+        let mut rest = Vec::new();
+        let _ = client.stream.read_to_end(&mut rest);
+        assert!(rest.is_empty(), "{}", String::from_utf8_lossy(&rest));
+    }
+    while names(&service, ".").len() > 4 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(service.get("/ten.txt").text(), "0123456789");
+}
