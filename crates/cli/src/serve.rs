@@ -8,7 +8,7 @@ use haul_serve::{Address, Handle, Server};
 use options::Options;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,7 +47,16 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
     let failed = |error: haul_serve::Error| {
         if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
     };
-    let server = Server::new(&config).map_err(failed)?;
+    let server = match Server::new(&config) {
+        // Everything else is looked at before: a running service's file can be checked while it runs.
+        Err(haul_serve::Error::Listen { address, source })
+            if check && source.kind() == ErrorKind::AddrInUse =>
+        {
+            println!("{} can be served; somebody listens at {address} now", config.root.display());
+            return Ok(ExitCode::SUCCESS);
+        }
+        server => server.map_err(failed)?,
+    };
     let places = server.addresses().iter().map(address).collect::<Vec<_>>().join(", ");
     if check {
         println!("{} can be served at {places}", config.root.display());

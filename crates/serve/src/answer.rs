@@ -6,7 +6,7 @@ use crate::body::{Body, Piece};
 use crate::clock::Clock;
 use crate::conditional::{self, Verdict};
 use crate::head::Head;
-use crate::listing::{Listing, escape};
+use crate::listing::{Rendered, escape};
 use crate::range::{self, Wanted};
 use crate::request::{BodyLength, Method, Request};
 use crate::resource::Representation;
@@ -49,6 +49,9 @@ impl Answering<'_> {
             Method::Other | Method::Put => Some(self.refuse(request, Status::METHOD_NOT_ALLOWED)),
             // A body would be mistaken for the next request by whoever thinks it has none: nobody needs one.
             _ if request.has_body() => Some(self.refuse(request, Status::BAD_REQUEST)),
+            Method::Options if request.target != "*" && Target::parse(request.target).is_err() => {
+                Some(self.refuse(request, Status::BAD_REQUEST))
+            }
             Method::Options => Some(self.options(request)),
             Method::Get | Method::Head => None,
         }
@@ -153,32 +156,25 @@ impl Answering<'_> {
         let page = format!("<a href=\"{0}\">{0}</a>\n", escape(location)).into_bytes();
         let mut head = self.begin(status, asked);
         head.field("Location", location).field("Content-Type", "text/html; charset=utf-8");
-        self.whole(status, asked, page)
+        self.whole(status, asked, page.into())
     }
 
-    fn listing(&mut self, request: &Request<'_>, listing: &Listing) -> Answer {
+    fn listing(&mut self, request: &Request<'_>, listing: &Rendered) -> Answer {
         let asked = Asked::of(request);
-        let accepts_json =
-            request.fields.accept.is_some_and(|accept| accept.starts_with(b"application/json"));
-        let as_json = listing.is_json().unwrap_or(accepts_json);
-        let (content_type, content) = if as_json {
-            ("application/json", listing.to_json())
-        } else {
-            ("text/html; charset=utf-8", listing.to_html())
-        };
+        let content_type = if listing.is_json { "application/json" } else { "text/html; charset=utf-8" };
         let mut head = self.begin(Status::OK, asked);
         head.field("Content-Type", content_type).field("Vary", "Accept").field("Cache-Control", "no-cache");
-        if !as_json {
+        if !listing.is_json {
             head.field("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'");
         }
-        self.whole(Status::OK, asked, content)
+        self.whole(Status::OK, asked, Arc::clone(&listing.content))
     }
 
     /// Ends a head whose body is all there.
-    fn whole(&mut self, status: Status, asked: Asked<'_>, content: Vec<u8>) -> Answer {
+    fn whole(&mut self, status: Status, asked: Asked<'_>, content: Arc<[u8]>) -> Answer {
         let mut head = Head::again(self.head);
         head.content_length(content.len() as u64).end(asked.keeps_alive, asked.minor_version);
-        let body = if asked.is_head { Body::empty() } else { Body::bytes(content.into()) };
+        let body = if asked.is_head { Body::empty() } else { Body::bytes(content) };
         Answer { status, body, keeps_alive: asked.keeps_alive }
     }
 
@@ -214,7 +210,7 @@ impl Answering<'_> {
                 let mut head = self.begin(status, asked);
                 head.field("Content-Range", format!("bytes */{len}"))
                     .field("Content-Type", "text/plain; charset=utf-8");
-                self.whole(status, asked, format!("{status}: there are {len} bytes\n").into_bytes())
+                self.whole(status, asked, format!("{status}: there are {len} bytes\n").into_bytes().into())
             }
         }
     }

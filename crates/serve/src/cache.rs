@@ -11,6 +11,9 @@ use std::sync::Arc;
 /// How long a path need not be walked again.
 const WALKED_SECONDS: u32 = 1;
 
+/// How long a file is kept that nobody asks for.
+const KEPT_SECONDS: u32 = 60;
+
 /// Files that are kept open.
 #[derive(Debug)]
 pub struct Cache {
@@ -25,6 +28,7 @@ pub struct Cache {
 struct Entry {
     resource: Arc<Resource>,
     walked: u32,
+    used: u32,
     bytes: usize,
 }
 
@@ -36,7 +40,8 @@ impl Cache {
 
     /// What stands for a target, if it is known and unchanged. `seconds` is the loop's clock.
     pub fn get(&mut self, target: &str, seconds: u32) -> Option<Arc<Resource>> {
-        let entry = self.entries.get(target)?;
+        let entry = self.entries.get_mut(target)?;
+        entry.used = seconds;
         let is_fresh = seconds.saturating_sub(entry.walked) < WALKED_SECONDS && entry.resource.is_current();
         is_fresh.then(|| Arc::clone(&entry.resource))
     }
@@ -51,7 +56,10 @@ impl Cache {
         }
         self.descriptors += resource.descriptors();
         self.bytes += bytes;
-        self.entries.put(target.into(), Entry { resource: Arc::clone(resource), walked: seconds, bytes });
+        self.entries.put(
+            target.into(),
+            Entry { resource: Arc::clone(resource), walked: seconds, used: seconds, bytes },
+        );
         while self.descriptors > self.descriptors_max || self.bytes > self.bytes_max {
             let Some((_, oldest)) = self.entries.pop_lru() else { break };
             self.forget(&oldest);
@@ -62,6 +70,19 @@ impl Cache {
     pub fn remove(&mut self, target: &str) {
         if let Some(entry) = self.entries.pop(target) {
             self.forget(&entry);
+        }
+    }
+
+    /// Lets go of what nobody has asked for in a while: a deleted file keeps its space as long as it is open.
+    pub fn age(&mut self, seconds: u32) {
+        while self
+            .entries
+            .peek_lru()
+            .is_some_and(|(_, entry)| seconds.saturating_sub(entry.used) > KEPT_SECONDS)
+        {
+            if let Some((_, entry)) = self.entries.pop_lru() {
+                self.forget(&entry);
+            }
         }
     }
 
@@ -89,7 +110,7 @@ mod tests {
     use std::time::Duration;
 
     fn find(service: &Service, target: &str) -> Arc<Resource> {
-        match service.find(&Target::parse(target).unwrap(), Patience::Disk).unwrap() {
+        match service.find(&Target::parse(target).unwrap(), false, Patience::Disk).unwrap() {
             Found::Resource(resource) => resource,
             other => panic!("{other:?}"),
         }
@@ -101,7 +122,7 @@ mod tests {
         for name in ["a", "b", "c"] {
             fs::write(folder.path().join(name), name.repeat(1000)).unwrap();
         }
-        std::thread::sleep(Duration::from_millis(40));
+        std::thread::sleep(Duration::from_millis(2100));
         let service = Service::new(&Config::new(folder.path())).unwrap();
         for mut cache in [Cache::new(2, 1 << 20), Cache::new(100, 2 * (1000 + 1000))] {
             for name in ["/a", "/b", "/a", "/c"] {
@@ -112,14 +133,15 @@ mod tests {
             assert!(cache.get("/a", 0).is_some() && cache.get("/c", 0).is_some());
             assert!(cache.get("/b", 0).is_none(), "it was used longest ago");
             assert!(cache.get("/a", WALKED_SECONDS).is_none(), "its path is walked again");
+            cache.age(KEPT_SECONDS);
+            assert!(cache.get("/c", 0).is_some(), "it was used not so long ago");
             fs::write(folder.path().join("c"), "new").unwrap();
             assert!(cache.get("/c", 0).is_none(), "it has changed");
-            for name in ["/a", "/b", "/c"] {
-                cache.remove(name);
-            }
+            cache.remove("/c");
+            cache.age(2 * KEPT_SECONDS + 2);
             assert_eq!((cache.descriptors, cache.bytes), (0, 0));
             fs::write(folder.path().join("c"), "c".repeat(1000)).unwrap();
-            std::thread::sleep(Duration::from_millis(40));
+            std::thread::sleep(Duration::from_millis(2100));
         }
     }
 }

@@ -100,13 +100,12 @@ impl State {
                 let bytes = bytes.checked_mul(16)?.checked_add(u64::from(digit))?;
                 Self::Size { bytes, digits: digits + 1 }
             }
-            (Self::Size { bytes, digits: 1.. }, b'\r') => Self::SizeEnd { bytes },
+            (Self::Size { bytes, digits: 1.. } | Self::Extension { bytes }, b'\r') => Self::SizeEnd { bytes },
             (Self::Size { bytes, digits: 1.. }, b';' | b' ' | b'\t') => Self::Extension { bytes },
-            (Self::Extension { bytes }, b'\r') => Self::SizeEnd { bytes },
             (Self::Extension { bytes }, byte) if byte == b'\t' || (b' '..0x7f).contains(&byte) => {
                 Self::Extension { bytes }
             }
-            (Self::SizeEnd { bytes: 0 }, b'\n') => Self::Trailer,
+            (Self::SizeEnd { bytes: 0 } | Self::TrailerLineFeed, b'\n') => Self::Trailer,
             (Self::SizeEnd { bytes }, b'\n') => Self::Data { left: bytes },
             (Self::DataEnd, b'\r') => Self::DataLineFeed,
             (Self::DataLineFeed, b'\n') => Self::Size { bytes: 0, digits: 0 },
@@ -115,7 +114,6 @@ impl State {
             (Self::Trailer | Self::InTrailer, byte) if byte == b'\t' || (byte >= b' ' && byte != 0x7f) => {
                 Self::InTrailer
             }
-            (Self::TrailerLineFeed, b'\n') => Self::Trailer,
             (Self::LastLineFeed, b'\n') => Self::Over,
             _ => return None,
         })

@@ -22,7 +22,7 @@ use crate::transmit::{Progress, transmit};
 use crate::upload::Upload;
 use std::io;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What one connection is sent of files before others have their turn, in bytes.
 const TURN_BYTES: u64 = 2 << 20;
@@ -30,8 +30,10 @@ const TURN_BYTES: u64 = 2 << 20;
 const TURN_REQUESTS: usize = 64;
 /// What a client may still send after the last response before it is cut off; see [`State::Lingering`].
 const LINGERING_BYTES_MAX: usize = 1 << 20;
-/// How long it may take over that, in seconds.
-const LINGERING_SECONDS: u32 = 5;
+/// How long it may take over that.
+const LINGERING: Duration = Duration::from_secs(5);
+/// The deadline of what the disk, and not the client, is to do.
+pub const NEVER: u32 = u32::MAX;
 
 /// A connection.
 #[derive(Debug)]
@@ -52,8 +54,8 @@ pub struct Connection {
     has_hung_up: bool,
     /// Whether the client has said all that it will.
     is_at_end: bool,
-    /// When the next head's time began, by the loop's clock; `None` between two requests.
-    head_since: Option<u32>,
+    /// For what it waits, and since when.
+    waits: Waits,
 }
 
 /// What the connection is doing.
@@ -86,21 +88,33 @@ struct Sending {
     then: Then,
     logged: Option<Logged<'static>>,
     started: Instant,
+    /// When bytes last went, by the loop's clock.
+    moved_at: u32,
+    /// Whether a helper has just had the next bytes read.
+    is_warm: bool,
+}
+
+/// For what a connection waits, and since when, by the loop's clock in seconds.
+#[derive(Debug, Clone, Copy)]
+enum Waits {
+    /// For the rest of a head, or for the first one.
+    ForHead(u32),
+    /// For anything at all.
+    Idle(u32),
 }
 
 /// What comes after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     Next,
-    Close,
     /// Close, once the client has stopped sending.
-    Linger,
+    Close,
 }
 
 /// What a connection needs next.
 #[derive(Debug)]
 pub enum Next {
-    /// An event within so many seconds, or else [`Connection::expire`].
+    /// An event before this second of the loop's clock, or else [`Connection::expire`].
     Event(u32),
     /// Another turn, when others have had theirs.
     Turn,
@@ -125,7 +139,7 @@ impl Connection {
             is_readable: true,
             has_hung_up: false,
             is_at_end: false,
-            head_since: Some(context.clock.seconds()),
+            waits: Waits::ForHead(context.clock.seconds()),
         })
     }
 
@@ -142,7 +156,7 @@ impl Connection {
 
     /// Whether it waits for a request of which nothing has come.
     pub fn is_idle(&self) -> bool {
-        matches!(self.state, State::Reading) && self.input.is_empty()
+        matches!(self.state, State::Reading) && self.input.is_empty() && !self.stream.is_beginning()
     }
 
     /// Whether it waits for the disk.
@@ -153,7 +167,10 @@ impl Connection {
     /// Takes what the disk gave. To be driven then.
     pub fn disk_replied(&mut self, reply: Reply) {
         self.state = match (std::mem::replace(&mut self.state, State::Reading), reply) {
-            (State::AtDisk(Some(sending)), _) => State::Sending(sending),
+            (State::AtDisk(Some(mut sending)), _) => {
+                sending.is_warm = true;
+                State::Sending(sending)
+            }
             (State::AtDisk(None), Reply::Found(found)) => {
                 self.found = Some(found);
                 State::Reading
@@ -163,6 +180,12 @@ impl Connection {
                 State::Reading
             }
             (State::Finishing(putting), Reply::Finished(status)) => State::Finished(putting, status),
+            (State::Finishing(putting), _) => State::Finished(putting, Status::INTERNAL_ERROR),
+            (State::AtDisk(None), _) => {
+                self.found = Some(Found::Nothing(Status::INTERNAL_ERROR));
+                self.begun = Some(Err(Status::INTERNAL_ERROR));
+                State::Reading
+            }
             (state, _) => state,
         };
     }
@@ -203,8 +226,15 @@ impl Connection {
             let next = match &mut self.state {
                 State::Reading => self.read(context, &mut budget_bytes),
                 State::Sending(sending) => {
-                    let Sending { head, body, .. } = &mut **sending;
-                    match transmit(&mut self.stream, head, body, &mut budget_bytes, context) {
+                    let Sending { head, body, moved_at, is_warm, .. } = &mut **sending;
+                    let left = head.len() as u64 + body.len();
+                    let is_warm = std::mem::take(is_warm);
+                    let progress =
+                        transmit(&mut self.stream, head, body, &mut budget_bytes, is_warm, context);
+                    if head.len() as u64 + body.len() < left {
+                        *moved_at = context.clock.seconds();
+                    }
+                    match progress {
                         Progress::Done => {
                             self.finish(context);
                             None
@@ -212,7 +242,7 @@ impl Connection {
                         progress => Some(self.pause(progress, context)),
                     }
                 }
-                State::AtDisk(_) | State::Finishing(_) => Some(Next::Event(u32::MAX)),
+                State::AtDisk(_) | State::Finishing(_) => Some(Next::Event(NEVER)),
                 State::Receiving(..) => self.receive(context, &mut budget_bytes),
                 State::Finished(..) => self.answer_put(context, &mut budget_bytes),
                 State::Lingering { .. } => Some(self.linger(context)),
@@ -239,12 +269,16 @@ impl Connection {
     fn pause(&mut self, progress: Progress, context: &Context) -> Next {
         match progress {
             Progress::Done | Progress::Turn => Next::Turn,
-            Progress::Blocked => Next::Event(seconds(context.limits.send_timeout)),
-            Progress::Cold(form, offset) => {
+            // Whatever else the client does: what counts is that it takes something.
+            Progress::Blocked => Next::Event(match &self.state {
+                State::Sending(sending) => end_of(sending.moved_at, context.limits.send_timeout),
+                _ => context.clock.seconds(),
+            }),
+            Progress::Cold(form, range) => {
                 if let State::Sending(sending) = std::mem::replace(&mut self.state, State::AtDisk(None)) {
                     self.state = State::AtDisk(Some(sending));
                 }
-                Next::Disk(Question::Warm(form, offset))
+                Next::Disk(Question::Warm(form, range))
             }
             Progress::Broken => Next::Close,
             Progress::Changed => {
@@ -256,18 +290,18 @@ impl Connection {
     }
 
     fn go_on(&mut self, then: Then, context: &Context) {
-        self.head_since = None;
+        self.waits = Waits::Idle(context.clock.seconds());
         if then != Then::Next {
             self.stream.end();
         }
         self.state = match then {
             Then::Next => State::Reading,
-            Then::Linger if !self.is_at_end => {
+            Then::Close if !self.is_at_end => {
                 self.stream.shutdown();
-                let until = context.clock.seconds() + LINGERING_SECONDS;
+                let until = end_of(context.clock.seconds(), LINGERING);
                 State::Lingering { left_bytes: LINGERING_BYTES_MAX, until }
             }
-            Then::Close | Then::Linger => State::Over,
+            Then::Close => State::Over,
         };
     }
 
@@ -275,7 +309,7 @@ impl Connection {
     fn read(&mut self, context: &mut Context, budget_bytes: &mut u64) -> Option<Next> {
         let mut buffer = std::mem::take(&mut context.input);
         buffer.clear();
-        buffer.append(&mut self.input);
+        buffer.extend_from_slice(&std::mem::take(&mut self.input));
         let mut consumed = 0;
         let next = self.read_into(&mut buffer, &mut consumed, context, budget_bytes);
         if !matches!(self.state, State::Lingering { .. } | State::Over) {
@@ -303,7 +337,7 @@ impl Connection {
                     let head = &buffer[*consumed..*consumed + head_bytes];
                     let next = self.answer(request, head, context, budget_bytes);
                     // What waits for the disk is read again when that has replied.
-                    if !matches!(next, Some(Next::Disk(Question::Find(_) | Question::Begin(_)))) {
+                    if !matches!(next, Some(Next::Disk(Question::Find { .. } | Question::Begin(_)))) {
                         *consumed += head_bytes;
                     }
                     match (next, &self.state) {
@@ -335,6 +369,8 @@ impl Connection {
                     self.is_readable = self.stream.may_have_more(count, room) || self.has_hung_up;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_readable = false,
+                // It has had its turn, and there may be more.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Some(Next::Turn),
                 Err(_) => return Some(Next::Close),
             }
         }
@@ -342,16 +378,19 @@ impl Connection {
 
     /// How long the next bytes may take.
     fn wait(&mut self, has_begun: bool, context: &Context) -> Next {
-        if context.is_draining && !has_begun {
-            return Next::Close;
-        }
         let now = context.clock.seconds();
-        if has_begun && self.head_since.is_none() {
-            self.head_since = Some(now);
+        if let (true, Waits::Idle(_)) = (has_begun, self.waits) {
+            self.waits = Waits::ForHead(now);
         }
-        Next::Event(match self.head_since {
-            Some(since) => (since + seconds(context.limits.head_timeout)).saturating_sub(now),
-            None => seconds(context.limits.idle_timeout),
+        let limits = &context.limits;
+        Next::Event(match self.waits {
+            // Who has just connected is about to ask.
+            Waits::ForHead(since) if context.is_draining && !has_begun => {
+                end_of(since, Duration::from_secs(1))
+            }
+            Waits::ForHead(since) => end_of(since, limits.head_timeout),
+            Waits::Idle(_) if context.is_draining => return Next::Close,
+            Waits::Idle(since) => end_of(since, limits.idle_timeout),
         })
     }
 
@@ -373,17 +412,13 @@ impl Connection {
             context.answering().with_found(&request, &found)
         } else {
             self.state = State::AtDisk(None);
-            return Some(Next::Disk(Question::Find(request.target.to_owned())));
+            return Some(Next::Disk(Question::of(&request)));
         };
         let logged = context
             .log
             .is_on()
             .then(|| Logged::new(self.peer, head, answer.status, answer.body.len(), started));
-        let then = match answer.keeps_alive {
-            true => Then::Next,
-            false if request.has_body() => Then::Linger,
-            false => Then::Close,
-        };
+        let then = if answer.keeps_alive { Then::Next } else { Then::Close };
         self.respond(answer, then, logged, started, context, budget_bytes)
     }
 
@@ -398,7 +433,7 @@ impl Connection {
     fn refuse_unread(&mut self, status: Status, context: &mut Context) -> Option<Next> {
         let answer = context.answering().refuse_unread(status);
         let logged = context.log.is_on().then(|| Logged::unread(self.peer, status));
-        self.respond(answer, Then::Linger, logged, Instant::now(), context, &mut 0)
+        self.respond(answer, Then::Close, logged, Instant::now(), context, &mut 0)
     }
 
     /// Sends a response whose head is in the loop's memory; `None` where the socket took all of it.
@@ -414,7 +449,7 @@ impl Connection {
         let Answer { status, mut body, .. } = answer;
         context.counters.responded(status);
         let mut head = std::mem::take(&mut context.head);
-        let progress = transmit(&mut self.stream, &mut head, &mut body, budget_bytes, context);
+        let progress = transmit(&mut self.stream, &mut head, &mut body, budget_bytes, false, context);
         let next = if let Progress::Done = progress {
             if let Some(logged) = &logged {
                 context.log.write(logged, &context.clock);
@@ -424,8 +459,15 @@ impl Connection {
             None
         } else {
             let logged = logged.map(Logged::into_owned);
-            self.state =
-                State::Sending(Box::new(Sending { head: head.clone(), body, then, logged, started }));
+            self.state = State::Sending(Box::new(Sending {
+                head: head.clone(),
+                body,
+                then,
+                logged,
+                started,
+                moved_at: context.clock.seconds(),
+                is_warm: false,
+            }));
             Some(self.pause(progress, context))
         };
         context.head = head;
@@ -443,10 +485,7 @@ impl Connection {
                 Ok(count) if count > *left_bytes => break Next::Close,
                 Ok(count) => *left_bytes -= count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    break match until.saturating_sub(context.clock.seconds()) {
-                        0 => Next::Close,
-                        left => Next::Event(left),
-                    };
+                    break if *until > context.clock.seconds() { Next::Event(*until) } else { Next::Close };
                 }
                 Err(_) => break Next::Close,
             }
@@ -456,7 +495,7 @@ impl Connection {
     }
 }
 
-/// Whole seconds, one at least.
-fn seconds(time: std::time::Duration) -> u32 {
-    u32::try_from(time.as_secs()).unwrap_or(u32::MAX / 2).max(1)
+/// The second in which a time is over that began in `since`. That one had begun already: not before its time.
+fn end_of(since: u32, time: Duration) -> u32 {
+    u32::try_from(time.as_secs()).unwrap_or(NEVER).saturating_add(since).saturating_add(1)
 }

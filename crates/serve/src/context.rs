@@ -119,17 +119,20 @@ impl Context {
         }
         let found = match Target::parse(target) {
             // Without patience nothing but having to wait is an error.
-            Ok(parsed) => self.service.find(&parsed, Patience::None).ok()?,
+            Ok(parsed) => self.service.find(&parsed, false, Patience::None).ok()?,
             Err(error) => Service::refuse(error),
         };
         self.keep(target, &found);
         Some(found)
     }
 
-    /// Keeps what was found, if that is a file.
+    /// Keeps what was found, if that is a file of its own, and forgets what was there before.
     pub fn keep(&mut self, target: &str, found: &Found) {
-        if let Found::Resource(resource) = found {
-            self.cache.put(key(target), resource, self.clock.seconds());
+        match found {
+            Found::Resource(resource) if !resource.is_fallback => {
+                self.cache.put(key(target), resource, self.clock.seconds());
+            }
+            _ => self.cache.remove(key(target)),
         }
     }
 }

@@ -23,6 +23,19 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A number of loops that makes no sense.
+    #[error("{workers} workers: one to {workers_max} make sense")]
+    Workers {
+        /// How many were asked for.
+        workers: usize,
+        /// How many are possible.
+        workers_max: usize,
+    },
+    /// A path that servers do not take.
+    #[error(
+        "path {0}: a server takes read+write, read+send, mmap+send, sendfile, splice or vmsplice, or chooses itself"
+    )]
+    Path(haul::Path),
     /// Nowhere to listen.
     #[error("there is no address to listen at: name one")]
     NoAddress,

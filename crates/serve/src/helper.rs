@@ -4,6 +4,7 @@
 //! [`Inbox`], which wakes it. The locks here are taken only on that cold way.
 
 use crate::object::Patience;
+use crate::request::Request;
 use crate::resource::Representation;
 use crate::service::{Found, Service, status_of};
 use crate::status::Status;
@@ -14,23 +15,28 @@ use rustix::fs::Advice;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// How far ahead of what is sent next a file is asked for.
 const AHEAD_BYTES: u64 = 4 << 20;
 /// How much of that is waited for: the rest comes in while this is sent.
-const AWAITED_BYTES: u64 = 1 << 20;
+pub const AWAITED_BYTES: u64 = 2 << 20;
+/// How long a thread may take to end.
+const JOIN_MAX: Duration = Duration::from_secs(2);
 /// Readahead comes in pieces of this size or more (`read_ahead_kb` of most disks).
-const STEP_BYTES: u64 = 128 << 10;
+const STEP_BYTES: usize = 128 << 10;
 
 /// What a loop wants to know.
 #[derive(Debug)]
 pub enum Question {
-    /// What stands for this target?
-    Find(String),
-    /// Have the bytes at this offset in memory.
-    Warm(Arc<Representation>, u64),
+    /// What stands for this target? A listing as JSON where that is accepted.
+    Find { target: String, accepts_json: bool },
+    /// Have these bytes in memory; at most [`AWAITED_BYTES`] of them are waited for.
+    Warm(Arc<Representation>, Range<u64>),
     /// Begin a file for this target.
     Begin(String),
     /// Put a file into its place; where it must be new, not into another's.
@@ -48,6 +54,8 @@ pub enum Reply {
     Begun(Result<Box<Upload>, Status>),
     /// What has become of it.
     Finished(Status),
+    /// The helper has panicked over the question.
+    Failed,
 }
 
 /// Replies that wait for one loop.
@@ -91,6 +99,13 @@ struct Job {
     inbox: Arc<Inbox>,
 }
 
+impl Question {
+    /// What stands for a request's target.
+    pub fn of(request: &Request<'_>) -> Self {
+        Self::Find { target: request.target.to_owned(), accepts_json: request.accepts_json() }
+    }
+}
+
 impl Inbox {
     /// An inbox whose owner is woken by `wake`.
     pub fn new(wake: Arc<Wake>) -> Arc<Self> {
@@ -128,7 +143,7 @@ impl Helpers {
 }
 
 impl Drop for Helpers {
-    /// Waits for what is being read, and for nothing more.
+    /// Waits a moment for what is being read; a disk that hangs is left alone.
     fn drop(&mut self) {
         let mut queue = lock(&self.shared.queue);
         queue.is_closed = true;
@@ -136,8 +151,20 @@ impl Drop for Helpers {
         drop(queue);
         self.shared.is_filled.notify_all();
         for thread in self.threads.drain(..) {
-            let _ = thread.join();
+            join_soon(thread);
         }
+    }
+}
+
+/// Waits for a thread's end, but not for ever.
+pub fn join_soon(thread: JoinHandle<()>) {
+    let deadline = Instant::now() + JOIN_MAX;
+    while !thread.is_finished() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    if thread.is_finished() {
+        // It has told its panic already.
+        let _ = thread.join();
     }
 }
 
@@ -159,7 +186,9 @@ impl Shared {
 
     fn work(&self) {
         while let Some(Job { token, question, inbox }) = self.next() {
-            inbox.put(token, self.reply(question));
+            // Whoever asked waits for a reply, whatever has gone wrong here.
+            let reply = catch_unwind(AssertUnwindSafe(|| self.reply(question)));
+            inbox.put(token, reply.unwrap_or(Reply::Failed));
         }
     }
 
@@ -178,10 +207,10 @@ impl Shared {
 
     fn reply(&self, question: Question) -> Reply {
         match question {
-            Question::Find(target) => Reply::Found(match Target::parse(&target) {
+            Question::Find { target, accepts_json } => Reply::Found(match Target::parse(&target) {
                 Ok(target) => self
                     .service
-                    .find(&target, Patience::Disk)
+                    .find(&target, accepts_json, Patience::Disk)
                     .unwrap_or(Found::Nothing(Status::INTERNAL_ERROR)),
                 Err(error) => Service::refuse(error),
             }),
@@ -194,8 +223,8 @@ impl Shared {
                 }
                 Err(error) => status_of_write(&error),
             }),
-            Question::Warm(form, offset) => {
-                warm(&form, offset);
+            Question::Warm(form, range) => {
+                warm(&form, range);
                 Reply::Warm
             }
         }
@@ -213,22 +242,18 @@ fn status_of_write(error: &std::io::Error) -> Status {
     }
 }
 
-/// Has a file's bytes read into memory from `offset` on. A disk that fails shows when they are sent.
-fn warm(form: &Representation, offset: u64) {
+/// Has a file's bytes read into memory. A disk that fails shows when they are sent.
+fn warm(form: &Representation, range: Range<u64>) {
     let file = form.object.file();
-    let end = form.object.len();
-    let ahead = NonZeroU64::new(AHEAD_BYTES.min(end.saturating_sub(offset)));
-    let _ = rustix::fs::fadvise(file, offset, ahead, Advice::WillNeed);
-    let mut at = offset;
-    while at < end.min(offset + AWAITED_BYTES) {
-        let mut byte = [0];
-        if !matches!(rustix::io::pread(file, &mut byte, at), Ok(1)) {
+    let ahead = NonZeroU64::new((range.end - range.start).min(AHEAD_BYTES));
+    let _ = rustix::fs::fadvise(file, range.start, ahead, Advice::WillNeed);
+    let awaited = range.start..range.end.min(range.start + AWAITED_BYTES);
+    let last = awaited.end.saturating_sub(1);
+    for at in awaited.step_by(STEP_BYTES).chain([last]) {
+        if !matches!(rustix::io::pread(file, &mut [0], at), Ok(1)) {
             break;
         }
-        at += STEP_BYTES;
     }
-    let last = end.min(offset + AWAITED_BYTES).saturating_sub(1);
-    let _ = rustix::io::pread(file, &mut [0], last);
 }
 
 /// A lock whose holder has panicked is as good as any here: what it guards is a list.

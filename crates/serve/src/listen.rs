@@ -196,6 +196,8 @@ fn listen_tcp(address: SocketAddr, is_one_of_many: bool) -> io::Result<OwnedFd> 
     }
     // Accepted sockets inherit it: the last, partial packet of a response must not wait for the peer's acknowledgement.
     sockopt::set_tcp_nodelay(&socket, true)?;
+    // Nor does one byte of urgent data make what comes behind it invisible.
+    sockopt::set_socket_oobinline(&socket, true)?;
     rustix::net::bind(&socket, &address)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)

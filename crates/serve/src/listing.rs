@@ -12,9 +12,10 @@ use std::fmt::Write;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 /// Entries that a page shows. A folder with more is listed in part, and says so.
-const ENTRIES_MAX: usize = 50_000;
+const ENTRIES_MAX: usize = 10_000;
 
 const STYLE: &str = include_str!("listing.css");
 
@@ -27,6 +28,15 @@ pub struct Listing {
     is_json: Option<bool>,
     entries: Vec<Entry>,
     is_cut: bool,
+}
+
+/// A listing as it is sent.
+#[derive(Debug, Clone)]
+pub struct Rendered {
+    /// Whether it is JSON, and not a page.
+    pub is_json: bool,
+    /// The bytes.
+    pub content: Arc<[u8]>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,14 +101,15 @@ impl Listing {
         Ok(Self { path: target.path.clone(), sort, descends, is_json, entries, is_cut })
     }
 
-    /// Whether it was asked for as JSON, or expressly not (`?format=json`, `?format=html`).
-    pub fn is_json(&self) -> Option<bool> {
-        self.is_json
+    /// As it was asked for: by the query (`?format=json`, `?format=html`), or else by what the client accepts.
+    pub fn render(&self, accepts_json: bool) -> Rendered {
+        let is_json = self.is_json.unwrap_or(accepts_json);
+        Rendered { is_json, content: if is_json { self.to_json() } else { self.to_html() }.into() }
     }
 
     /// As JSON: an array of objects with `name`, `type` (`file` or `folder`), `size` in bytes and `mtime` in RFC 3339. Bytes
     /// of a name that are no UTF-8 become U+FFFD.
-    pub fn to_json(&self) -> Vec<u8> {
+    fn to_json(&self) -> Vec<u8> {
         let entries: Vec<_> = self
             .entries
             .iter()
@@ -115,7 +126,7 @@ impl Listing {
     }
 
     /// As a page.
-    pub fn to_html(&self) -> Vec<u8> {
+    fn to_html(&self) -> Vec<u8> {
         let mut html = String::new();
         // Writing to a String does not fail.
         let _ = self.write_html(&mut html);

@@ -6,6 +6,7 @@
 use crate::clock::Clock;
 use crate::config::{AccessLog, LogFormat};
 use crate::error::Error;
+use crate::helper::join_soon;
 use crate::request::{self, Parsed};
 use crate::status::Status;
 use rustix::fs::{Mode, OFlags};
@@ -110,15 +111,16 @@ impl Writer {
 
     /// Opens the file again by its name: it was moved away by whoever rotates logs.
     pub fn reopen(&self) {
-        let _ = self.sink.send(Order::Reopen);
+        let _ = self.sink.try_send(Order::Reopen);
     }
 
     /// Writes what there is, and ends.
     pub fn end(&self) {
-        let _ = self.sink.send(Order::End);
+        // With a pipe that nobody reads it may be stuck, and full: then its lines are lost, and nobody waits for them.
+        let _ = self.sink.try_send(Order::End);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            let _ = thread.join();
+            join_soon(thread);
         }
     }
 }

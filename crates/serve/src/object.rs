@@ -1,22 +1,28 @@
 //! An open file with all that a response about it needs, and the proof that it has not changed since.
 //!
 //! Bytes that are sent must belong to the entity tag that is sent with them. A file's version is told by its inode, its size
-//! and the time of its last change (`ctime`, which unlike `mtime` nobody can set back). Linux 6.13 and later give a file
-//! that was asked for its times a new one at every change; before that two changes within one tick of the clock look alike, so
-//! a file that has only just changed is given no tag at all and is not kept.
+//! and the time of its last change (`ctime`, which unlike `mtime` nobody can set back). But a call that writes sets the time when it
+//! begins, and changes bytes after that; and before Linux 6.13 two changes within one tick of the clock look alike. So a file that
+//! has changed only just now is given no tag at all, and is not kept.
+//!
+//! What this does not see: a program that has mapped the file and goes on writing after the kernel has noted its first write to a
+//! page; that changes the bytes and no time.
 
 use rustix::fs::{FileType, Stat};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Within so long after a change another may carry the same time: two ticks of the slowest clock (CONFIG_HZ=100).
-const TICK: Duration = Duration::from_millis(20);
+/// For so long after a change the call that made it may still be at work, or another may carry the same time.
+const DOUBTED_FOR: Duration = Duration::from_secs(2);
 /// A file that changed so recently is likely to change again; see [`Object::is_settled`].
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
+/// The last second of the year 9999.
+const LAST_SECOND: u64 = 253_402_300_799;
 /// How often a small file is read again that changes while it is read.
 const READS_MAX: usize = 3;
 
@@ -99,13 +105,17 @@ impl Stamp {
     }
 
     fn validators(&self) -> Validators {
-        if self.age() < TICK {
+        if self.age() < DOUBTED_FOR {
             return Validators::default();
         }
         // `ctime` rather than `mtime`: tools that restore times (rsync, tar, reproducible builds) give two
         // versions the same `mtime`, and one of them would be taken for the other.
+        // A date that cannot be written (RFC 9110 has four digits for a year), or that is yet to come, says nothing.
+        let modified = self.modified_seconds();
+        let is_sayable =
+            modified <= LAST_SECOND && SystemTime::now() >= UNIX_EPOCH + Duration::from_secs(modified);
         let etag = format!("\"{:x}-{:x}-{:x}{:08x}\"", self.inode, self.len, self.changed.0, self.changed.1);
-        Validators { etag: Some(etag.into()), modified: Some(self.modified_seconds()) }
+        Validators { etag: Some(etag.into()), modified: is_sayable.then_some(modified) }
     }
 }
 
@@ -184,9 +194,9 @@ impl Object {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| Stamp::of(&stat) == self.stamp)
     }
 
-    /// Whether it was last modified in the same second as `other` or later.
+    /// Whether it was last modified when `other` was or later.
     pub fn is_as_new_as(&self, other: &Self) -> bool {
-        self.stamp.modified_seconds() >= other.stamp.modified_seconds()
+        self.stamp.modified >= other.stamp.modified
     }
 
     /// Whether it has not changed for a while. Pages of a file that somebody is writing to would change on their way to
@@ -195,16 +205,15 @@ impl Object {
         now.duration_since(self.stamp.changed_at()).is_ok_and(|age| age >= SETTLED_AFTER)
     }
 
-    /// Whether its next `probe_bytes` from `offset` on are in memory, so that sending them does not wait for the disk.
-    /// It looks at the first and the last page: readahead fills what lies between. A file that is no longer than that
-    /// is looked at once a second, by the caller's clock.
-    pub fn is_resident(&self, offset: u64, probe_bytes: u64, seconds: u32) -> bool {
-        let is_short = self.stamp.len <= probe_bytes;
+    /// Whether these of its bytes are in memory, so that sending them does not wait for the disk. It looks at the first and the
+    /// last page: readahead fills what lies between. A file that is asked for as a whole is looked at once a second, by the
+    /// caller's clock.
+    pub fn is_resident(&self, range: &Range<u64>, seconds: u32) -> bool {
+        let is_short = range.end - range.start >= self.stamp.len;
         if is_short && self.resident_at.load(Relaxed) == seconds {
             return true;
         }
-        let last = (offset + probe_bytes).min(self.stamp.len).saturating_sub(1);
-        let is_resident = [offset, last].into_iter().all(|at| {
+        let is_resident = [range.start, range.end.saturating_sub(1)].into_iter().all(|at| {
             let mut byte = [0];
             let mut place = [IoSliceMut::new(&mut byte)];
             let read = rustix::io::preadv2(&self.file, &mut place, at, ReadWriteFlags::NOWAIT);
@@ -307,7 +316,7 @@ mod tests {
         for content in ["one", "two"] {
             fs::write(&path, content).unwrap();
             File::options().write(true).open(&path).unwrap().set_modified(UNIX_EPOCH).unwrap();
-            std::thread::sleep(TICK * 2);
+            std::thread::sleep(DOUBTED_FOR + Duration::from_millis(100));
             tags.push(object(&path).validators().etag.clone().unwrap());
         }
         assert_ne!(tags[0], tags[1]);

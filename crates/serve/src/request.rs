@@ -185,6 +185,11 @@ impl<'b> Request<'b> {
         })
     }
 
+    /// Whether the client would rather have JSON than a page.
+    pub fn accepts_json(&self) -> bool {
+        self.fields.accept.is_some_and(|accept| accept.starts_with(b"application/json"))
+    }
+
     /// Whether a body follows.
     pub fn has_body(&self) -> bool {
         !matches!(self.body, None | Some(BodyLength::Bytes(0)))
@@ -221,7 +226,15 @@ impl Framing {
     fn note(&mut self, name: &str, value: &[u8]) -> Result<(), Status> {
         let is = |other: &str| name.eq_ignore_ascii_case(other);
         match name.len() {
-            4 if is("host") => self.hosts += 1,
+            4 if is("host") => {
+                self.hosts += 1;
+                // RFC 9112 section 3.2: a host and perhaps a port, or nothing.
+                let is_of_host =
+                    |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(byte);
+                if !value.iter().all(is_of_host) {
+                    return Err(Status::BAD_REQUEST);
+                }
+            }
             6 if is("expect") => {
                 self.expects_continue = value.eq_ignore_ascii_case(b"100-continue");
                 if !self.expects_continue {
@@ -291,7 +304,11 @@ impl<'b> Fields<'b> {
             13 if is("authorization") => &mut self.authorization,
             13 if is("content-range") => &mut self.content_range,
             13 if is("if-none-match") => return self.if_none_match.add(value),
-            15 if is("accept-encoding") => return self.accept_encoding.add(value),
+            15 if is("accept-encoding") => {
+                // A wish too many is none.
+                let _ = self.accept_encoding.add(value);
+                return Ok(());
+            }
             17 if is("if-modified-since") => &mut self.if_modified_since,
             19 if is("if-unmodified-since") => &mut self.if_unmodified_since,
             _ => return Ok(()),
@@ -344,6 +361,7 @@ mod tests {
             ("Content-Length : 1", 400),
             ("X: a\r\n folded", 400),
             ("Host: other", 400),
+            ("Content-Length: 1\r\nExpect: x", 417),
             ("X: a\0b", 400),
             ("Expect: something", 417),
         ] {

@@ -12,6 +12,8 @@ pub struct Resource {
     pub plain: Arc<Representation>,
     /// Compressed forms.
     pub coded: Vec<(Coding, Arc<Representation>)>,
+    /// Whether it stands for targets that name nothing: there is no end of those.
+    pub is_fallback: bool,
 }
 
 /// One form of a resource (RFC 9110 section 3.2).

@@ -13,6 +13,7 @@ use crate::service::Service;
 use crate::tls;
 use crate::wake::Wake;
 use crate::worker::{Orders, Worker};
+use haul::{Choice, Path};
 use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -22,6 +23,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Threads that wait for the disk: as many requests as a disk may work on at a time.
 const HELPERS: usize = 8;
 
+/// More loops than the largest machine has CPUs.
+const WORKERS_MAX: usize = 4096;
+/// The paths that a server can take. The others need a ring or pinned buffers for each connection, and wait for something else than
+/// room in the socket.
+const PATHS: [Path; 6] =
+    [Path::ReadWrite, Path::ReadSend, Path::MmapSend, Path::Sendfile, Path::Splice, Path::Vmsplice];
 /// Descriptors for everything but connections and cached files: loops, listening sockets, logs, files being opened.
 const DESCRIPTORS_RESERVED: usize = 128;
 
@@ -53,12 +60,19 @@ impl Server {
         let workers = config
             .workers
             .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
-        let workers = workers.max(1);
+        if !(1..=WORKERS_MAX).contains(&workers) {
+            return Err(Error::Workers { workers, workers_max: WORKERS_MAX });
+        }
+        if let Choice::Path(path) = config.choice
+            && !PATHS.contains(&path)
+        {
+            return Err(Error::Path(path));
+        }
         let config = &within_descriptor_limit(config);
         let service = Arc::new(Service::new(config)?);
-        let listeners = Listeners::open(config, workers)?;
         let tls = config.tls.as_ref().map(tls::load).transpose()?;
         let mut log_file = config.access_log.as_ref().map(log::open).transpose()?;
+        let listeners = Listeners::open(config, workers)?;
         let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
         if let Some(user) = &config.user {
             confine::become_user(user)?;
@@ -133,10 +147,9 @@ impl Server {
             let handle = handle.clone();
             let name = format!("haul-serve-{}", threads.len());
             let thread = std::thread::Builder::new().name(name).spawn(move || {
-                let ended = worker.run();
-                // Half a server is none: the others end too.
-                handle.drain();
-                ended
+                // Half a server is none: however this loop ends, the others end too.
+                let _others = DrainedAtEnd(handle);
+                worker.run()
             });
             threads.push(thread.map_err(failed("starting a thread"))?);
         }
@@ -150,6 +163,15 @@ impl Server {
             log.end();
         }
         result
+    }
+}
+
+/// Has a service end when it is dropped.
+struct DrainedAtEnd(Handle);
+
+impl Drop for DrainedAtEnd {
+    fn drop(&mut self) {
+        self.0.drain();
     }
 }
 

@@ -5,13 +5,14 @@
 use crate::config::{Config, Content};
 use crate::encoding::Coding;
 use crate::error::Error;
-use crate::listing::Listing;
+use crate::listing::{Listing, Rendered};
 use crate::object::{Object, Opened, Patience};
 use crate::resource::{Representation, Resource};
 use crate::root::Root;
 use crate::status::Status;
 use crate::target::{Target, TargetError, encode_path};
 use globset::{GlobBuilder, GlobMatcher};
+use httpdate::HttpDate;
 use rustix::io::Errno;
 use std::fmt::Write;
 use std::io;
@@ -33,7 +34,7 @@ pub enum Found {
     /// A folder that was named without a slash, so that relative links in it would lead elsewhere: this is its name.
     Redirect(String),
     /// A folder to be listed.
-    Listing(Listing),
+    Listing(Rendered),
     /// Nothing, for this reason.
     Nothing(Status),
 }
@@ -109,13 +110,13 @@ impl Service {
         Ok(service)
     }
 
-    /// What a target stands for. Without patience, what would have to wait for the disk is
+    /// What a target stands for, a listing as JSON where that is accepted. Without patience, what would have to wait for the disk is
     /// [`io::ErrorKind::WouldBlock`], and nothing else is an error.
-    pub fn find(&self, target: &Target<'_>, patience: Patience) -> io::Result<Found> {
+    pub fn find(&self, target: &Target<'_>, accepts_json: bool, patience: Patience) -> io::Result<Found> {
         if target.is_hidden() && !self.content.hidden {
             return self.find_fallback(patience);
         }
-        match self.find_below(target, patience) {
+        match self.find_below(target, accepts_json, patience) {
             Ok(Found::Nothing(Status::NOT_FOUND)) => self.find_fallback(patience),
             Ok(found) => Ok(found),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
@@ -139,7 +140,7 @@ impl Service {
         })
     }
 
-    fn find_below(&self, target: &Target<'_>, patience: Patience) -> io::Result<Found> {
+    fn find_below(&self, target: &Target<'_>, accepts_json: bool, patience: Patience) -> io::Result<Found> {
         if !target.is_folder {
             return Ok(match self.root.find(&target.path, CONTENT_BYTES_MAX, patience)? {
                 Opened::File(object) => {
@@ -166,7 +167,8 @@ impl Service {
             // Reading a folder may wait for the disk, whatever was in memory so far.
             Opened::Folder(_) if patience == Patience::None => Err(io::ErrorKind::WouldBlock.into()),
             Opened::Folder(folder) => {
-                Listing::read(&self.root, &folder, target, self.content.hidden).map(Found::Listing)
+                let listing = Listing::read(&self.root, &folder, target, self.content.hidden)?;
+                Ok(Found::Listing(listing.render(accepts_json)))
             }
             _ => Ok(Found::Nothing(Status::NOT_FOUND)),
         }
@@ -175,7 +177,7 @@ impl Service {
     fn find_fallback(&self, patience: Patience) -> io::Result<Found> {
         let Some(path) = &self.content.fallback else { return Ok(Found::Nothing(Status::NOT_FOUND)) };
         match self.find_file(path.trim_start_matches('/').as_bytes(), patience) {
-            Ok(Some(resource)) => Ok(Found::Resource(Arc::new(resource))),
+            Ok(Some(resource)) => Ok(Found::Resource(Arc::new(Resource { is_fallback: true, ..resource }))),
             Ok(None) => Ok(Found::Nothing(Status::NOT_FOUND)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
             Err(error) => Ok(Found::Nothing(status_of(&error))),
@@ -210,6 +212,7 @@ impl Service {
         };
         Ok(Resource {
             plain: form(plain, None),
+            is_fallback: false,
             coded: coded.into_iter().map(|(coding, object)| (coding, form(object, Some(coding)))).collect(),
         })
     }
@@ -218,8 +221,11 @@ impl Service {
         let mut fields = String::from("Accept-Ranges: bytes\r\n");
         let validators = object.validators();
         if let Some(seconds) = validators.modified {
-            let date = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(seconds));
-            let _ = write!(fields, "Last-Modified: {date}\r\n");
+            let _ = write!(
+                fields,
+                "Last-Modified: {}\r\n",
+                HttpDate::from(UNIX_EPOCH + Duration::from_secs(seconds))
+            );
         }
         if let Some(etag) = &validators.etag {
             let _ = write!(fields, "ETag: {etag}\r\n");
@@ -263,8 +269,24 @@ fn check_field(name: &str, value: &str) -> Result<(), Error> {
     if name.is_empty() || !name.bytes().all(is_token) {
         return Err(Error::Field(format!("{name:?} is no name of a field")));
     }
-    let framing = ["connection", "content-length", "date", "transfer-encoding"];
-    if framing.iter().any(|other| name.eq_ignore_ascii_case(other)) {
+    let own = [
+        "accept-ranges",
+        "allow",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-range",
+        "content-type",
+        "date",
+        "etag",
+        "keep-alive",
+        "last-modified",
+        "location",
+        "server",
+        "transfer-encoding",
+        "vary",
+    ];
+    if own.iter().any(|other| name.eq_ignore_ascii_case(other)) {
         return Err(Error::Field(format!("{name} is the server's own to set")));
     }
     if value.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t') {
@@ -276,6 +298,10 @@ fn check_field(name: &str, value: &str) -> Result<(), Error> {
 /// The media type by the name's extension; text is UTF-8, as it mostly is.
 fn content_type(path: &[u8]) -> Box<str> {
     let name = String::from_utf8_lossy(path);
+    // mime_guess takes the extension for a rare kind of the same.
+    if name.ends_with(".ts") {
+        return "video/mp2t".into();
+    }
     let guess = mime_guess::from_path(Path::new(&*name)).first_raw().unwrap_or("application/octet-stream");
     let is_text =
         guess.starts_with("text/") || matches!(guess, "application/javascript" | "application/json");

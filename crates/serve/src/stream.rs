@@ -110,6 +110,11 @@ impl Stream {
         }
     }
 
+    /// Whether both sides still agree on keys.
+    pub fn is_beginning(&self) -> bool {
+        matches!(self, Self::Tls(tls) if tls.is_beginning())
+    }
+
     /// Whether it is encrypted in the program.
     pub fn is_tls(&self) -> bool {
         matches!(self, Self::Tls(_))

@@ -92,6 +92,9 @@ fn without_authority(target: &str) -> Result<&str, TargetError> {
     let after = scheme.and_then(|scheme| target.get(scheme.len()..)).ok_or(TargetError::Malformed)?;
     let at = after.find(['/', '?', '#']).unwrap_or(after.len());
     let rest = &after[at..];
+    if at == 0 {
+        return Err(TargetError::Malformed);
+    }
     Ok(if rest.is_empty() { "/" } else { rest })
 }
 
@@ -136,6 +139,7 @@ mod tests {
             });
             assert_eq!(found, expected, "{target}");
         }
+        assert_eq!(path("http:///a"), Err(TargetError::Malformed));
         assert_eq!(path("*"), Err(TargetError::Malformed));
         assert_eq!(path("ftp://host/a"), Err(TargetError::Malformed));
         assert_eq!(path(""), Err(TargetError::Malformed));

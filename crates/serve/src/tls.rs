@@ -19,6 +19,9 @@ use std::sync::Arc;
 /// Plaintext whose ciphertext may wait for the socket, for each connection.
 const PENDING_BYTES_MAX: usize = 256 << 10;
 
+/// Reads of the socket for one piece of data. A handshake takes a few; records without data could go on for ever.
+const READS_MAX: usize = 32;
+
 /// Reads a certificate chain and its key, both PEM.
 pub fn load(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
     let wrong = |path: &std::path::Path, problem: String| Error::Tls { path: path.to_owned(), problem };
@@ -59,8 +62,10 @@ impl TlsStream {
     }
 
     /// Reads what has come into the free room of `buffer`; 0 is the end.
+    ///
+    /// [`io::ErrorKind::Interrupted`] where much has come that was nobody's data: others are to have their turn.
     pub fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
-        loop {
+        for _ in 0..READS_MAX {
             match self.session.reader().fill_buf() {
                 Ok(plain) => {
                     let count = plain.len().min(buffer.capacity() - buffer.len());
@@ -81,6 +86,12 @@ impl TlsStream {
             }
             processed.map_err(io::Error::other)?;
         }
+        Err(io::ErrorKind::Interrupted.into())
+    }
+
+    /// Whether both sides still agree on keys.
+    pub fn is_beginning(&self) -> bool {
+        self.session.is_handshaking()
     }
 
     /// Takes a beginning of these parts; with `more` to follow at once, they are sent with that.

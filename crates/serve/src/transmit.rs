@@ -9,6 +9,7 @@
 use crate::body::{Body, Piece};
 use crate::context::Context;
 use crate::counters::Way;
+use crate::helper::AWAITED_BYTES;
 use crate::resource::Representation;
 use crate::stream::{Sent, Stream};
 use haul::Path;
@@ -16,8 +17,8 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How much of a file is looked at, and sent, at a time.
-const PIECE_BYTES: u64 = 2 << 20;
+/// How much of a file is looked at, and sent, at a time: what a helper waits for.
+const PIECE_BYTES: u64 = AWAITED_BYTES;
 
 /// How far a response has come.
 #[derive(Debug)]
@@ -28,20 +29,22 @@ pub enum Progress {
     Blocked,
     /// It has had its turn.
     Turn,
-    /// This file is not in memory at this offset.
-    Cold(Arc<Representation>, u64),
+    /// These bytes of a file are not in memory.
+    Cold(Arc<Representation>, Range<u64>),
     /// A file is not what it was when the head was written.
     Changed,
     /// The connection is no more.
     Broken,
 }
 
-/// Sends what is left of a head and a body, at most so many bytes of files; what went is taken from them.
+/// Sends what is left of a head and a body, at most so many bytes of files; what went is taken from them. `is_warm` says that a
+/// helper has just had the next piece read: it is sent then, come what may.
 pub fn transmit(
     stream: &mut Stream,
     head: &mut Vec<u8>,
     body: &mut Body,
     budget_bytes: &mut u64,
+    mut is_warm: bool,
     context: &mut Context,
 ) -> Progress {
     loop {
@@ -56,7 +59,7 @@ pub fn transmit(
             }
             Some(Piece::File(form, range)) if head.is_empty() => {
                 let (form, range) = (Arc::clone(form), range.clone());
-                match send_piece(stream, &form, range, budget_bytes, context) {
+                match send_piece(stream, &form, range, budget_bytes, std::mem::take(&mut is_warm), context) {
                     Ok(sent_by) => sent_by,
                     Err(progress) => return progress,
                 }
@@ -88,16 +91,17 @@ fn send_piece(
     form: &Arc<Representation>,
     range: Range<u64>,
     budget_bytes: &mut u64,
+    is_warm: bool,
     context: &mut Context,
 ) -> Result<(Sent, Way), Progress> {
     if *budget_bytes == 0 {
         return Err(Progress::Turn);
     }
     let object = &form.object;
-    if !object.is_resident(range.start, PIECE_BYTES, context.clock.seconds()) {
-        return Err(Progress::Cold(Arc::clone(form), range.start));
-    }
     let piece = range.start..range.end.min(range.start + PIECE_BYTES);
+    if !is_warm && !object.is_resident(&piece, context.clock.seconds()) {
+        return Err(Progress::Cold(Arc::clone(form), range));
+    }
     let (sent, way) = if object.is_settled(context.clock.now()) {
         // The first piece was looked at when the head was written.
         if !object.is_current() {

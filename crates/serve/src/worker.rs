@@ -2,7 +2,7 @@
 //!
 //! Events are edges: a socket is registered once and for all, and its connection remembers what it was told.
 
-use crate::connection::{Connection, Next};
+use crate::connection::{Connection, NEVER, Next};
 use crate::context::Context;
 use crate::helper::{Asker, Inbox};
 use crate::listen::Listener;
@@ -28,8 +28,6 @@ const ACCEPTS_MAX: usize = 64;
 /// Tokens from here on are no connections'.
 const WAKE: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1_000_000;
-/// A connection that waits for the disk has no time of its own to keep.
-const NEVER: u32 = u32::MAX;
 
 /// What all loops are told from outside.
 #[derive(Debug, Default)]
@@ -59,6 +57,8 @@ pub struct Worker {
     is_accepting: bool,
     drain_until: Option<Instant>,
     swept: u32,
+    /// Turns that connections have had.
+    turns: u64,
 }
 
 /// A connection's place in the table. `connection` is away while it is driven.
@@ -68,6 +68,8 @@ struct Place {
     generation: u32,
     /// When its time is over, by the loop's clock in seconds.
     deadline: u32,
+    /// When it was last driven, counted in turns of all connections: who was driven least lately is idle the longest.
+    driven: u64,
     is_runnable: bool,
 }
 
@@ -99,6 +101,7 @@ impl Worker {
             is_accepting: false,
             drain_until: None,
             swept: 0,
+            turns: 0,
         };
         worker.accept_again()?;
         Ok(worker)
@@ -135,7 +138,9 @@ impl Worker {
     fn take(&mut self, event: &Event) {
         match event.data.u64() {
             WAKE => self.woken(),
-            token if token >= LISTENER => self.accept((token - LISTENER) as usize),
+            token if token >= LISTENER => {
+                self.accept((token - LISTENER) as usize);
+            }
             token => {
                 let Some(connection) = self.connection(token) else { return };
                 let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
@@ -168,7 +173,7 @@ impl Worker {
         self.drain_until = Some(Instant::now() + self.context.limits.drain_timeout);
         // Whoever has connected already is still answered.
         for index in 0..self.listeners.len() {
-            self.accept(index);
+            while self.accept(index) {}
         }
         self.context.is_draining = true;
         self.stop_accepting();
@@ -182,18 +187,21 @@ impl Worker {
         }
     }
 
-    fn accept(&mut self, index: usize) {
+    /// Accepts some of those who wait; false where nobody does any more.
+    fn accept(&mut self, index: usize) -> bool {
         for _ in 0..ACCEPTS_MAX {
             let is_full = self.connections.len() >= self.connections_max;
-            if is_full && self.longest_idle().is_none() {
-                return self.stop_accepting();
+            let crowded_out = if is_full { self.longest_idle() } else { None };
+            if is_full && crowded_out.is_none() {
+                self.stop_accepting();
+                return false;
             }
-            let Some(listener) = self.listeners.get(index) else { return };
+            let Some(listener) = self.listeners.get(index) else { return false };
             match listener.accept() {
                 Ok(Some(accepted)) => {
                     self.context.counters.accepted.add(1);
-                    if is_full {
-                        self.make_room();
+                    if let Some(index) = crowded_out {
+                        self.crowd_out(index);
                     }
                     if let Some(rate) = self.context.limits.rate_bytes_per_second {
                         // A Unix socket has no rate; what is not limited is not lost.
@@ -203,16 +211,21 @@ impl Worker {
                         self.add(connection);
                     }
                 }
-                Ok(None) => return,
-                // No descriptors, no memory: let go of what is only kept, and go on when somebody has gone.
-                Err(_) => {
+                Ok(None) => return false,
+                // No descriptors, no memory: let go of what is only kept, and go on when there may be some.
+                Err(error) if is_shortage(&error) => {
                     self.context.cache.clear();
-                    if !self.make_room() {
-                        return self.stop_accepting();
-                    }
+                    let Some(index) = self.longest_idle() else {
+                        self.stop_accepting();
+                        return false;
+                    };
+                    self.crowd_out(index);
                 }
+                // What befell that one connection on its way is none of the others' business.
+                Err(_) => {}
             }
         }
+        true
     }
 
     fn add(&mut self, connection: Connection) {
@@ -226,7 +239,7 @@ impl Worker {
             return;
         }
         let connection = Some(Box::new(connection));
-        entry.insert(Place { connection, generation, deadline: NEVER, is_runnable: false });
+        entry.insert(Place { connection, generation, deadline: NEVER, driven: 0, is_runnable: false });
         self.context.counters.open.add(1);
         self.drive(token);
     }
@@ -235,15 +248,13 @@ impl Worker {
         let is_idle =
             |place: &Place| place.connection.as_ref().is_some_and(|connection| connection.is_idle());
         let idle = self.connections.iter().filter(|(_, place)| is_idle(place));
-        idle.min_by_key(|(_, place)| place.deadline).map(|(index, _)| index)
+        idle.min_by_key(|(_, place)| place.driven).map(|(index, _)| index)
     }
 
-    /// Ends the connection that has been idle the longest; false where none is.
-    fn make_room(&mut self) -> bool {
-        let Some(index) = self.longest_idle() else { return false };
+    /// Ends an idle connection to make room for another.
+    fn crowd_out(&mut self, index: usize) {
         self.context.counters.crowded_out.add(1);
         self.close(index);
-        true
     }
 
     fn accept_again(&mut self) -> io::Result<()> {
@@ -281,11 +292,13 @@ impl Worker {
     }
 
     fn obey(&mut self, token: u64, connection: Box<Connection>, next: Next) {
-        let now = self.context.clock.seconds();
+        self.turns += 1;
+        let turns = self.turns;
         let Some(place) = self.place(token) else { return };
         place.connection = Some(connection);
+        place.driven = turns;
         match next {
-            Next::Event(seconds) => place.deadline = now.saturating_add(seconds),
+            Next::Event(until) => place.deadline = until,
             Next::Turn => {
                 place.deadline = NEVER;
                 if !std::mem::replace(&mut place.is_runnable, true) {
@@ -306,8 +319,15 @@ impl Worker {
             connection.close(&mut self.context);
             self.context.counters.open.subtract(1);
         }
+        self.resume_accepting();
+    }
+
+    /// Accepts again after a shortage, which may be over.
+    fn resume_accepting(&mut self) {
         if !self.is_accepting && self.drain_until.is_none() && self.accept_again().is_err() {
-            self.is_accepting = false;
+            // Half of it would be nobody's: the next second will tell.
+            self.is_accepting = true;
+            self.stop_accepting();
         }
     }
 
@@ -318,6 +338,9 @@ impl Worker {
             return;
         }
         self.swept = now;
+        // Others may have been the ones who held what was short.
+        self.resume_accepting();
+        self.context.cache.age(now);
         let dropped = self.context.log.flush();
         self.context.counters.log_dropped.add(dropped);
         let expired = self.connections.iter().filter(|(_, place)| place.deadline <= now);
@@ -339,6 +362,11 @@ impl Worker {
     fn connection(&mut self, token: u64) -> Option<&mut Connection> {
         self.place(token)?.connection.as_deref_mut()
     }
+}
+
+/// Whether the machine, or this process, lacks what another connection needs.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }
 
 fn token(index: usize, generation: u32) -> u64 {

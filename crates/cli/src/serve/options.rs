@@ -228,6 +228,7 @@ impl Options {
 
     /// What the service takes.
     pub fn into_config(self) -> Result<Config, Failure> {
+        check_pairs(&self)?;
         let dir =
             self.dir.ok_or_else(|| Failure::bad_input("no folder to serve: name one, haul serve DIR"))?;
         let mut config = Config::new(dir);
@@ -245,6 +246,7 @@ impl Options {
                 return Err(Failure::bad_input(needs));
             }
         };
+        at_least_one("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
         at_least_one("workers", self.workers)?;
         at_least_one("max-connections", self.max_connections)?;
         config.workers = self.workers;
@@ -311,6 +313,18 @@ fn at_least_one(name: &str, number: Option<usize>) -> Result<(), Failure> {
         Err(Failure::bad_input(format!("{name} is 0: nobody would be served")))
     } else {
         Ok(())
+    }
+}
+
+/// Options that mean nothing without another.
+fn check_pairs(options: &Options) -> Result<(), Failure> {
+    let pairs = [
+        (options.log_format.is_some() && options.access_log.is_none(), "log-format", "access-log"),
+        (options.put_limit.is_some() && options.allow_put != Some(true), "put-limit", "allow-put"),
+    ];
+    match pairs.iter().find(|(is_alone, ..)| *is_alone) {
+        Some((_, name, other)) => Err(Failure::bad_input(format!("{name} means nothing without {other}"))),
+        None => Ok(()),
     }
 }
 

@@ -3,13 +3,12 @@
 //! First what is there now is looked at (preconditions), then a helper begins a file aside, then the body is taken into it, then a
 //! helper puts it into its place; only then is the client told.
 
-use super::{Connection, Next, State, Then, seconds};
+use super::{Connection, Next, State, Then, end_of};
 use crate::context::Context;
 use crate::helper::Question;
 use crate::log::Logged;
 use crate::receiving::{Progress, Receiving};
 use crate::request::{BodyLength, Request};
-use crate::status::Status;
 use std::io::IoSlice;
 use std::time::Instant;
 
@@ -39,7 +38,7 @@ impl Connection {
             None => {
                 let Some(found) = self.find(request.target, context) else {
                     self.state = State::AtDisk(None);
-                    return Some(Next::Disk(Question::Find(request.target.to_owned())));
+                    return Some(Next::Disk(Question::of(request)));
                 };
                 let Some(refused) = context.answering().refuse_put(request, &found) else {
                     self.state = State::AtDisk(None);
@@ -74,10 +73,7 @@ impl Connection {
             .log
             .is_on()
             .then(|| Logged::new(self.peer, head, refused.status, refused.body.len(), started));
-        let then = match refused.keeps_alive {
-            true => Then::Next,
-            false => Then::Linger,
-        };
+        let then = if refused.keeps_alive { Then::Next } else { Then::Close };
         self.respond(refused, then, logged, started, context, budget_bytes)
     }
 
@@ -86,7 +82,9 @@ impl Connection {
         let State::Receiving(receiving, _) = &mut self.state else { return None };
         let progress = receiving.go_on(&mut self.stream, &mut self.input);
         let status = match progress {
-            Progress::Blocked => return Some(Next::Event(seconds(context.limits.send_timeout))),
+            Progress::Blocked => {
+                return Some(Next::Event(end_of(context.clock.seconds(), context.limits.send_timeout)));
+            }
             Progress::Turn => return Some(Next::Turn),
             Progress::Broken => return Some(Next::Close),
             Progress::Refused(status) => Some(status),
@@ -120,7 +118,7 @@ impl Connection {
         let answer = context.answering().put(status, minor_version, keeps_alive);
         let logged =
             context.log.is_on().then(|| Logged::new(self.peer, &head, status, answer.body.len(), started));
-        let then = if answer.keeps_alive { Then::Next } else { Then::Linger };
+        let then = if answer.keeps_alive { Then::Next } else { Then::Close };
         self.respond(answer, then, logged, started, context, budget_bytes)
     }
 }

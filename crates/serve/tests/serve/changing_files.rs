@@ -1,5 +1,4 @@
-//! Files that are written to, replaced, truncated and deleted while they are sent: what comes whole is one version's, and its
-//! tag is that version's.
+//! Files that are written to, replaced, truncated and deleted while they are sent: what comes whole under a tag is that version.
 
 use crate::common::{Client, Service};
 use std::collections::HashMap;
@@ -10,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// For how long files change.
-const DURATION: Duration = Duration::from_secs(4);
+/// For how long files change: a burst of changes, and then a pause long enough for a tag, and so on.
+const DURATION: Duration = Duration::from_secs(9);
+const PAUSE: Duration = Duration::from_millis(2500);
 
 /// The content of a version: all of it says which.
 fn content(version: u32, len: usize) -> Vec<u8> {
@@ -52,7 +52,7 @@ fn is_of_one_version(body: &[u8]) -> bool {
 }
 
 #[test]
-fn nothing_comes_whole_that_is_not_one_version() {
+fn what_comes_whole_under_a_tag_is_that_version() {
     let service =
         Service::start(|root| fs::write(root.join("changing"), content(0, 2_000_000)).unwrap(), |_| {});
     let path = service.path("changing");
@@ -65,7 +65,9 @@ fn nothing_comes_whole_that_is_not_one_version() {
             while !is_over.load(Relaxed) {
                 change(&path, version, random.u32(0..4));
                 version += 1;
-                std::thread::sleep(Duration::from_micros(random.u64(0..30_000)));
+                let pause =
+                    if version % 40 == 0 { PAUSE } else { Duration::from_micros(random.u64(0..30_000)) };
+                std::thread::sleep(pause);
             }
         })
     };
@@ -78,20 +80,27 @@ fn nothing_comes_whole_that_is_not_one_version() {
                 let mut client = service.connect();
                 let (bodies, service) = (Arc::clone(&bodies), &service);
                 scope.spawn(move || {
-                    let (mut whole, mut cut, mut missing) = (0, 0, 0);
+                    let (mut whole, mut cut, mut tagged) = (0, 0, 0);
                     while Instant::now() < deadline {
                         client.send("GET /changing HTTP/1.1\r\nHost: h\r\n\r\n");
                         match try_response(&mut client) {
                             Some((200, etag, body)) => {
-                                assert!(is_of_one_version(&body), "{} bytes of several versions", body.len());
+                                // A program that writes over its file in several calls leaves mixtures there for a while:
+                                // those are versions too, but none that has a tag.
                                 if let Some(etag) = etag {
+                                    assert!(
+                                        is_of_one_version(&body),
+                                        "{} bytes of several versions",
+                                        body.len()
+                                    );
+                                    tagged += 1;
                                     let hash = fnv(&body);
                                     let known = *bodies.lock().unwrap().entry(etag.clone()).or_insert(hash);
                                     assert_eq!(known, hash, "two bodies under {etag}");
                                 }
                                 whole += 1;
                             }
-                            Some((404, ..)) => missing += 1,
+                            Some((404, ..)) => {}
                             Some((status, ..)) => panic!("status {status}"),
                             None => {
                                 cut += 1;
@@ -99,7 +108,7 @@ fn nothing_comes_whole_that_is_not_one_version() {
                             }
                         }
                     }
-                    (whole, cut, missing)
+                    (whole, cut, tagged)
                 })
             })
             .collect();
@@ -108,7 +117,8 @@ fn nothing_comes_whole_that_is_not_one_version() {
     is_over.store(true, Relaxed);
     changer.join().unwrap();
     let whole: usize = outcomes.iter().map(|outcome| outcome.0).sum();
-    assert!(whole > 20, "hardly anything came: {outcomes:?}");
+    let tagged: usize = outcomes.iter().map(|outcome| outcome.2).sum();
+    assert!(whole > 20 && tagged > 20, "hardly anything came: {outcomes:?}");
     let counted: usize = outcomes.iter().map(|outcome| outcome.1).sum();
     assert_eq!(
         service.handle.counters()[0].cut_short.get(),
@@ -142,7 +152,7 @@ fn a_change_is_seen_by_the_next_request() {
     for turn in 0..50 {
         assert_eq!(get().0, 200);
         // Once it is kept in memory, too.
-        std::thread::sleep(Duration::from_millis(if turn % 10 == 0 { 30 } else { 0 }));
+        std::thread::sleep(Duration::from_millis(if turn % 25 == 0 { 2100 } else { 0 }));
         assert_eq!(get().0, 200);
         match turn % 4 {
             0 => fs::write(&path, format!("written {turn}")).unwrap(),

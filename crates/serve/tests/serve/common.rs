@@ -47,8 +47,6 @@ impl Service {
         fs::write(root.join("empty"), "").unwrap();
         fs::write(root.join("large.bin"), large()).unwrap();
         fill(&root);
-        // Older than the time within which two changes look alike.
-        std::thread::sleep(Duration::from_millis(30));
         let lab = Lab::open(&Settings::default()).unwrap();
         let mut config = Config::new(&root);
         config.listen = vec![SocketAddr::new(lab.sender.address(), 0).to_string().parse().unwrap()];
@@ -62,6 +60,12 @@ impl Service {
         let handle = server.handle();
         let running = std::thread::spawn(move || server.run().unwrap());
         Self { lab, folder, address: address.unwrap(), handle, running: Some(running) }
+    }
+
+    /// Waits until its files are old enough to have tags.
+    pub fn aged(self) -> Self {
+        std::thread::sleep(Duration::from_millis(2100));
+        self
     }
 
     /// Serves the few files as they are.

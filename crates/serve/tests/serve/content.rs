@@ -95,7 +95,8 @@ fn compressed_forms_are_sent_to_whoever_accepts_them() {
             old.set_modified(std::time::UNIX_EPOCH).unwrap();
         },
         |config| config.content.precompressed = true,
-    );
+    )
+    .aged();
     let accepting = |codings: &str| service.ask("GET", "/a.css", &format!("Accept-Encoding: {codings}\r\n"));
     let mut tags = Vec::new();
     for (codings, body, coding) in [

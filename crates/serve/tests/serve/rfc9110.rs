@@ -118,7 +118,8 @@ fn every_row_of_the_table() {
             file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(784_111_777)).unwrap();
         },
         |_| {},
-    );
+    )
+    .aged();
     let plain = service.get("/ten.txt");
     let etag = plain.field("etag").unwrap().to_owned();
     assert_eq!(plain.field("last-modified"), Some("Sun, 06 Nov 1994 08:49:37 GMT"));
