@@ -185,6 +185,26 @@ fn sockets_are_taken_from_the_service_manager() {
 }
 
 #[test]
+fn a_shortage_of_descriptors_passes() {
+    use rustix::process::{Pid, Resource, Rlimit};
+    let folder = folder();
+    let serving = Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "1"]));
+    let process = Some(Pid::from_child(&serving.process));
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    rustix::process::prlimit(process, Resource::Nofile, Rlimit { current: Some(3), maximum: before.maximum })
+        .unwrap();
+    let mut waiting = TcpStream::connect(serving.address()).unwrap();
+    write!(waiting, "GET /a.txt HTTP/1.0\r\n\r\n").unwrap();
+    waiting.set_read_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
+    assert!(waiting.read(&mut [0]).is_err(), "there is no descriptor for it");
+    rustix::process::prlimit(process, Resource::Nofile, before).unwrap();
+    waiting.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+    let mut response = String::new();
+    waiting.read_to_string(&mut response).unwrap();
+    assert!(response.ends_with("content"), "{response}");
+}
+
+#[test]
 fn requests_are_logged_to_standard_output() {
     let folder = folder();
     let options = ["--listen", "127.0.0.1:0", "--access-log", "-", "--log-format", "common"];

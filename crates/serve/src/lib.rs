@@ -59,3 +59,15 @@ pub use config::{AccessLog, Address, Config, Content, ExtraFields, Limits, LogFo
 pub use counters::{Counter, Counters, LATENCY_CLASSES_US, Way, WayCounters};
 pub use error::Error;
 pub use server::{Handle, Server};
+
+/// What hostile bytes meet first, for the fuzz targets.
+#[doc(hidden)]
+pub mod wire {
+    pub use crate::chunked::{Chunked, Piece};
+    pub use crate::conditional::{judge, range_applies};
+    pub use crate::encoding::{Coding, choose};
+    pub use crate::object::Validators;
+    pub use crate::range::{Wanted, parse as parse_range};
+    pub use crate::request::{BodyLength, Fields, Method, Parsed, Request, parse};
+    pub use crate::target::{Target, encode_path};
+}

@@ -166,21 +166,63 @@ fn a_client_that_trickles_its_head_is_given_up_all_the_same() {
 }
 
 #[test]
+fn taking_nothing_is_no_better_for_saying_much() {
+    let service = Service::start(|_| {}, |config| config.limits.send_timeout = Duration::from_secs(1));
+    let mut stuck = service.connect();
+    for _ in 0..10 {
+        stuck.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
+    }
+    let mut half = Client::of(stuck.stream.try_clone().unwrap());
+    for _ in 0..500 {
+        if half.try_send(b"x").is_err() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("still there after ten times its time");
+}
+
+#[test]
 fn past_the_limit_the_longest_idle_makes_room() {
     let service = Service::start(|_| {}, |config| config.limits.connections_max = 3);
     let mut clients: Vec<_> = (0..3).map(|_| service.connect()).collect();
-    for client in &mut clients {
+    let ask = |client: &mut Client| {
         client.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
         assert_eq!(client.response(false).unwrap().status, 200);
+    };
+    for at in [1, 2, 0] {
+        ask(&mut clients[at]);
     }
     assert_eq!(service.get("/ten.txt").status, 200, "a fourth is served");
-    let mut ended = 0;
-    for client in &mut clients {
-        client.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        ended += usize::from(matches!(client.stream.read(&mut [0]), Ok(0)));
-    }
-    assert_eq!(ended, 1, "one made room for it");
+    assert!(clients[1].is_closed(), "the one that was idle the longest made room");
+    ask(&mut clients[2]);
+    ask(&mut clients[0]);
     assert_eq!(service.handle.counters()[0].crowded_out.get(), 1);
+}
+
+#[test]
+fn a_last_response_is_not_lost_for_what_was_asked_behind_it() {
+    let service = Service::plain();
+    for _ in 0..5 {
+        let mut client = service.connect();
+        client.send("GET /large.bin HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+        for _ in 0..200 {
+            client.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
+        }
+        assert!(client.response(false).unwrap().body == large());
+        client.stream.shutdown(Shutdown::Write).unwrap();
+        assert!(client.is_closed());
+    }
+}
+
+#[test]
+fn an_urgent_byte_hides_nothing() {
+    let service = Service::plain();
+    let mut client = service.connect();
+    client.send("GET /ten");
+    rustix::net::send(&client.stream, b".", rustix::net::SendFlags::OOB).unwrap();
+    client.send("txt HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(client.response(false).unwrap().text(), "0123456789");
 }
 
 #[test]

@@ -172,6 +172,68 @@ fn an_application_of_one_page_answers_everywhere() {
 }
 
 #[test]
+fn dates_that_cannot_be_said_are_not() {
+    let service = Service::start(
+        |root| {
+            for (name, seconds) in [("far", 4_000_000_000u64), ("today", 1_000_000_000)] {
+                fs::write(root.join(name), name).unwrap();
+                let file = fs::File::options().write(true).open(root.join(name)).unwrap();
+                file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+            }
+        },
+        |_| {},
+    )
+    .aged();
+    assert_eq!(service.get("/far").field("last-modified"), None, "it is yet to come");
+    assert_eq!(service.get("/today").field("last-modified"), Some("Sun, 09 Sep 2001 01:46:40 GMT"));
+}
+
+#[test]
+fn a_deleted_file_is_let_go_of() {
+    let service = Service::plain().aged();
+    let path = service.path("large.bin").display().to_string();
+    // What is deleted has that behind its name.
+    let is_open = || {
+        let descriptors = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        descriptors
+            .filter_map(|entry| fs::read_link(entry.path()).ok())
+            .any(|link| link.display().to_string().starts_with(&path))
+    };
+    assert!(service.get("/large.bin").body == large());
+    assert!(is_open(), "it is kept for the next");
+    fs::remove_file(service.path("large.bin")).unwrap();
+    assert_eq!(service.get("/large.bin").status, 404);
+    assert!(!is_open());
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_nobody_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    // A pipe that somebody has open and nobody reads.
+    let _held = fs::File::options().read(true).write(true).open(&path).unwrap();
+    let mut service = Service::start(
+        |_| {},
+        |config| {
+            config.access_log = Some(AccessLog { path: Some(path.clone()), format: LogFormat::Combined });
+        },
+    );
+    let mut client = service.connect();
+    let agent = "x".repeat(2000);
+    for _ in 0..1000 {
+        client.send(&format!("GET /ten.txt HTTP/1.1\r\nHost: h\r\nUser-Agent: {agent}\r\n\r\n"));
+        assert_eq!(client.response(false).unwrap().status, 200);
+    }
+    let started = std::time::Instant::now();
+    service.handle.reload().unwrap();
+    drop(client);
+    service.stop();
+    assert!(started.elapsed() < Duration::from_secs(20), "it ends all the same: {:?}", started.elapsed());
+}
+
+#[test]
 fn requests_are_logged_and_the_log_can_be_moved_away() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");

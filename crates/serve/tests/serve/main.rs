@@ -6,4 +6,5 @@ mod connections;
 mod content;
 mod metrics;
 mod rfc9110;
+mod tools;
 mod uploads;

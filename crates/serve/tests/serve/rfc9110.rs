@@ -3,7 +3,7 @@
 use crate::common::{Service, large};
 
 /// What a row expects.
-struct Expected {
+pub struct Expected {
     status: u16,
     /// `Content-Range`, where there is one.
     content_range: Option<&'static str>,
@@ -24,7 +24,7 @@ const fn nothing(status: u16) -> Expected {
 
 /// What a server must say of ten bytes. `{etag}`, `{modified}`, `{before}` and `{after}` stand for what the file has, a day before it and a
 /// day after.
-const TABLE: &[(&str, &str, &str, Expected)] = &[
+pub const TABLE: &[(&str, &str, &str, Expected)] = &[
     // Section, method, fields, response.
     ("9.3.1 GET", "GET", "", whole()),
     ("9.3.2 HEAD: the same fields, no body", "HEAD", "", nothing(200)),
@@ -110,6 +110,15 @@ const TABLE: &[(&str, &str, &str, Expected)] = &[
     ("13.1.5 If-Range with another and 416", "GET", "If-Range: \"a\"\r\nRange: bytes=10-\r\n", whole()),
 ];
 
+/// The fields of a row, for a file with this tag.
+pub fn asked(fields: &str, etag: &str) -> String {
+    fields
+        .replace("{etag}", etag)
+        .replace("{modified}", "Sun, 06 Nov 1994 08:49:37 GMT")
+        .replace("{before}", "Sat, 05 Nov 1994 08:49:37 GMT")
+        .replace("{after}", "Mon, 07 Nov 1994 08:49:37 GMT")
+}
+
 #[test]
 fn every_row_of_the_table() {
     let service = Service::start(
@@ -124,11 +133,7 @@ fn every_row_of_the_table() {
     let etag = plain.field("etag").unwrap().to_owned();
     assert_eq!(plain.field("last-modified"), Some("Sun, 06 Nov 1994 08:49:37 GMT"));
     for (section, method, fields, expected) in TABLE {
-        let fields = fields
-            .replace("{etag}", &etag)
-            .replace("{modified}", "Sun, 06 Nov 1994 08:49:37 GMT")
-            .replace("{before}", "Sat, 05 Nov 1994 08:49:37 GMT")
-            .replace("{after}", "Mon, 07 Nov 1994 08:49:37 GMT");
+        let fields = asked(fields, &etag);
         let response = service.ask(method, "/ten.txt", &fields);
         let row = format!("{section}: {fields:?} gave {response:?}");
         assert_eq!(response.status, expected.status, "{row}");

@@ -1,0 +1,91 @@
+//! What a file server reads: whatever the bytes, a request that ends where it says or a refusal, a path inside the root, ranges inside
+//! the file, and a chunked body that is the same however it is cut.
+#![cfg_attr(not(test), no_main)]
+
+use haul_serve::wire::{
+    Chunked, Coding, Parsed, Piece, Target, Validators, Wanted, choose, encode_path, judge, parse,
+    parse_range, range_applies,
+};
+use std::time::SystemTime;
+
+const HEAD_BYTES_MAX: usize = 1024;
+const FILE_BYTES: u64 = 1000;
+
+fn target(bytes: &[u8]) {
+    head(bytes);
+    let (whole, halves) = (decode(&[bytes]), bytes.split_at(bytes.len() / 2));
+    assert_eq!(whole, decode(&[halves.0, halves.1]));
+}
+
+fn head(bytes: &[u8]) {
+    let Parsed::Whole(request, head_bytes) = parse(bytes, HEAD_BYTES_MAX) else { return };
+    assert!(head_bytes <= bytes.len().min(HEAD_BYTES_MAX));
+    // What follows a head does not change it.
+    let again = parse(&bytes[..head_bytes], HEAD_BYTES_MAX);
+    assert!(matches!(again, Parsed::Whole(_, same) if same == head_bytes));
+    let validators = Validators { etag: Some("\"a\"".into()), modified: Some(784_111_777) };
+    let _ = judge(request.method, &request.fields, Some(&validators));
+    let _ = range_applies(&request.fields, &validators, SystemTime::now());
+    let _ = choose(&request.fields.accept_encoding, Coding::ALL.into_iter());
+    if let Some(field) = request.fields.range {
+        let ranges = match parse_range(field, FILE_BYTES) {
+            Wanted::One(range) => vec![range],
+            Wanted::Many(ranges) => ranges,
+            Wanted::Everything | Wanted::Unsatisfiable => vec![],
+        };
+        assert!(ranges.iter().all(|range| range.start < range.end && range.end <= FILE_BYTES));
+    }
+    if let Ok(target) = Target::parse(request.target) {
+        let segments = || target.path.split(|&byte| byte == b'/');
+        assert!(!segments().any(|segment| matches!(segment, b"." | b"..") || segment.contains(&0)));
+        assert!(target.path.is_empty() || segments().all(|segment| !segment.is_empty()));
+        let encoded = encode_path(&target.path);
+        assert!(!encoded.starts_with("//"), "it would name a host");
+        assert_eq!(Target::parse(&(encoded + "/")).unwrap().path, target.path);
+    }
+}
+
+/// The body at the beginning of what comes in these pieces, and how long it is there; `None` where it is none.
+fn decode(pieces: &[&[u8]]) -> Option<(Vec<u8>, usize)> {
+    let (mut chunked, mut body, mut done) = (Chunked::new(), Vec::new(), 0);
+    for piece in pieces {
+        let mut at = 0;
+        loop {
+            match chunked.next(piece, at) {
+                Piece::Data(range) => {
+                    assert!(range.start < range.end && range.end <= piece.len());
+                    body.extend_from_slice(&piece[range.clone()]);
+                    at = range.end;
+                }
+                Piece::More => break,
+                Piece::End(end) => return Some((body, done + end)),
+                Piece::Malformed => return None,
+            }
+        }
+        done += piece.len();
+    }
+    None
+}
+
+#[cfg(not(test))]
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+
+#[test]
+fn bytes_that_are_nearly_a_request() {
+    let whole = b"GET /a/../%2e/b%20?x HTTP/1.1\r\nHost: h\r\nRange: bytes=0-4,-5\r\nIf-Range: \"a\"\r\n\
+        If-None-Match: W/\"b\", \"a\"\r\nAccept-Encoding: br;q=0.5, gzip\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let chunks = b"5;x\r\nhello\r\nA\r\n0123456789\r\n0\r\nT: x\r\n\r\n";
+    let mut state = 1u64;
+    for whole in [&whole[..], chunks] {
+        target(whole);
+        for _ in 0..5000 {
+            let mut bytes = whole.to_vec();
+            for _ in 0..3 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let at = (state >> 33) as usize % bytes.len();
+                bytes[at] = (state >> 20) as u8;
+            }
+            target(&bytes);
+        }
+    }
+}
