@@ -47,7 +47,7 @@ fn head(bytes: &[u8]) {
 
 /// The body at the beginning of what comes in these pieces, and how long it is there; `None` where it is none.
 fn decode(pieces: &[&[u8]]) -> Option<(Vec<u8>, usize)> {
-    let (mut chunked, mut body, mut done) = (Chunked::new(), Vec::new(), 0);
+    let (mut chunked, mut body, mut done) = (Chunked::default(), Vec::new(), 0);
     for piece in pieces {
         let mut at = 0;
         loop {

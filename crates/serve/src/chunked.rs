@@ -58,12 +58,14 @@ pub enum Piece {
     Malformed,
 }
 
-impl Chunked {
+impl Default for Chunked {
     /// At the beginning.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self { state: State::Size { bytes: 0, digits: 0 }, line_bytes: 0 }
     }
+}
 
+impl Chunked {
     /// Goes on from `at` in `input` to the next piece of data or the end.
     pub fn next(&mut self, input: &[u8], mut at: usize) -> Piece {
         while at < input.len() {
@@ -127,7 +129,7 @@ mod tests {
 
     /// The body in `input`, read in pieces of `step`, and what follows it; `None` where there is none.
     fn decode(input: &[u8], step: usize) -> Option<(Vec<u8>, Vec<u8>)> {
-        let mut chunked = Chunked::new();
+        let mut chunked = Chunked::default();
         let mut body = Vec::new();
         let mut done = 0;
         while done < input.len() {

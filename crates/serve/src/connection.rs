@@ -5,6 +5,7 @@
 //! [`Sending`]. An idle connection holds no buffer at all.
 
 mod put;
+mod reading;
 
 use self::put::Putting;
 use crate::answer::Answer;
@@ -14,7 +15,7 @@ use crate::helper::{Question, Reply};
 use crate::listen::Accepted;
 use crate::log::Logged;
 use crate::receiving::Receiving;
-use crate::request::{self, Method, Parsed, Request};
+use crate::request::{Method, Request};
 use crate::service::Found;
 use crate::status::Status;
 use crate::stream::{Sent, Stream};
@@ -26,8 +27,6 @@ use std::time::{Duration, Instant};
 
 /// What one connection is sent of files before others have their turn, in bytes.
 const TURN_BYTES: u64 = 2 << 20;
-/// Requests that one connection is answered before others have their turn.
-const TURN_REQUESTS: usize = 64;
 /// What a client may still send after the last response before it is cut off; see [`State::Lingering`].
 const LINGERING_BYTES_MAX: usize = 1 << 20;
 /// How long it may take over that.
@@ -305,95 +304,6 @@ impl Connection {
         };
     }
 
-    /// Reads requests and answers them as long as the socket takes the answers; `None` where the state has changed.
-    fn read(&mut self, context: &mut Context, budget_bytes: &mut u64) -> Option<Next> {
-        let mut buffer = std::mem::take(&mut context.input);
-        buffer.clear();
-        buffer.extend_from_slice(&std::mem::take(&mut self.input));
-        let mut consumed = 0;
-        let next = self.read_into(&mut buffer, &mut consumed, context, budget_bytes);
-        if !matches!(self.state, State::Lingering { .. } | State::Over) {
-            self.input.extend_from_slice(&buffer[consumed..]);
-        }
-        context.input = buffer;
-        next
-    }
-
-    /// The same, from the loop's buffer; `consumed` says how much of it has been answered.
-    fn read_into(
-        &mut self,
-        buffer: &mut Vec<u8>,
-        consumed: &mut usize,
-        context: &mut Context,
-        budget_bytes: &mut u64,
-    ) -> Option<Next> {
-        let mut answered = 0;
-        loop {
-            match request::parse(&buffer[*consumed..], context.limits.head_bytes_max) {
-                Parsed::Partial => {}
-                Parsed::Whole(..) if answered == TURN_REQUESTS => return Some(Next::Turn),
-                Parsed::Whole(request, head_bytes) => {
-                    answered += 1;
-                    let head = &buffer[*consumed..*consumed + head_bytes];
-                    let next = self.answer(request, head, context, budget_bytes);
-                    // What waits for the disk is read again when that has replied.
-                    if !matches!(next, Some(Next::Disk(Question::Find { .. } | Question::Begin(_)))) {
-                        *consumed += head_bytes;
-                    }
-                    match (next, &self.state) {
-                        (None, State::Reading) => continue,
-                        (next, _) => return next,
-                    }
-                }
-                Parsed::Refused(status) => {
-                    *consumed = buffer.len();
-                    return self.refuse_unread(status, context);
-                }
-            }
-            if self.is_at_end {
-                return Some(Next::Close);
-            }
-            if !self.is_readable {
-                return Some(self.wait(*consumed < buffer.len(), context));
-            }
-            if *consumed > 0 {
-                buffer.drain(..*consumed);
-                *consumed = 0;
-            }
-            // A whole head always fits: one that does not has been refused.
-            let room = buffer.capacity() - buffer.len();
-            match self.stream.receive(buffer) {
-                Ok(0) => self.is_at_end = true,
-                // More will be an event; but of an end that was there already no event will tell.
-                Ok(count) => {
-                    self.is_readable = self.stream.may_have_more(count, room) || self.has_hung_up;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_readable = false,
-                // It has had its turn, and there may be more.
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Some(Next::Turn),
-                Err(_) => return Some(Next::Close),
-            }
-        }
-    }
-
-    /// How long the next bytes may take.
-    fn wait(&mut self, has_begun: bool, context: &Context) -> Next {
-        let now = context.clock.seconds();
-        if let (true, Waits::Idle(_)) = (has_begun, self.waits) {
-            self.waits = Waits::ForHead(now);
-        }
-        let limits = &context.limits;
-        Next::Event(match self.waits {
-            // Who has just connected is about to ask.
-            Waits::ForHead(since) if context.is_draining && !has_begun => {
-                end_of(since, Duration::from_secs(1))
-            }
-            Waits::ForHead(since) => end_of(since, limits.head_timeout),
-            Waits::Idle(_) if context.is_draining => return Next::Close,
-            Waits::Idle(since) => end_of(since, limits.idle_timeout),
-        })
-    }
-
     /// Answers one request; `None` where the socket took all of the response.
     fn answer(
         &mut self,
@@ -471,26 +381,6 @@ impl Connection {
             Some(self.pause(progress, context))
         };
         context.head = head;
-        next
-    }
-
-    /// Throws away what the client still sends.
-    fn linger(&mut self, context: &mut Context) -> Next {
-        let State::Lingering { left_bytes, until } = &mut self.state else { return Next::Close };
-        let mut buffer = std::mem::take(&mut context.input);
-        let next = loop {
-            buffer.clear();
-            match self.stream.receive(&mut buffer) {
-                Ok(0) => break Next::Close,
-                Ok(count) if count > *left_bytes => break Next::Close,
-                Ok(count) => *left_bytes -= count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    break if *until > context.clock.seconds() { Next::Event(*until) } else { Next::Close };
-                }
-                Err(_) => break Next::Close,
-            }
-        };
-        context.input = buffer;
         next
     }
 }

@@ -59,7 +59,7 @@ impl Receiving {
     /// A body of this length, at most so long.
     pub fn new(upload: Upload, stream: &Stream, body: BodyLength, bytes_max: u64) -> io::Result<Self> {
         let way = match body {
-            BodyLength::Chunked => Way::Chunked(Chunked::new()),
+            BodyLength::Chunked => Way::Chunked(Chunked::default()),
             BodyLength::Bytes(len) if stream.is_tls() => Way::Read { len },
             BodyLength::Bytes(len) => {
                 // Its own descriptor of the same socket: what it holds back is this body's and no other's.

@@ -58,7 +58,7 @@ pub struct Request<'b> {
 }
 
 /// The fields that matter to a file service, as they came. A field that is a list may stand there several times, and
-/// then [`ListField`] has all of them.
+/// then its value here has all of them.
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(missing_docs, reason = "they are named as RFC 9110 names them")]
 pub struct Fields<'b> {

@@ -97,3 +97,39 @@ fn downloads_are_taken_up_again() {
         }
     }
 }
+
+#[test]
+fn a_browser_shows_a_listing_and_follows_its_links() {
+    let service = Service::start(
+        |root| {
+            fs::create_dir(root.join("folder with spaces")).unwrap();
+            fs::write(root.join("folder with spaces/inside.txt"), "found").unwrap();
+            fs::write(root.join("<b>bold & \u{e4}.txt"), "x".repeat(5000)).unwrap();
+        },
+        |config| config.content.listing = true,
+    );
+    let profile = tempfile::tempdir().unwrap();
+    let dom = |target: &str| {
+        let mut command = Command::new("chromium");
+        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]);
+        command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
+        command.arg(format!("--user-data-dir={}", profile.path().display()));
+        command.args(["--dump-dom", &format!("http://{}{target}", service.address)]).stdin(Stdio::null());
+        let output = service.lab.receiver.run(|| command.output()).unwrap();
+        output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let page = match dom("/") {
+        Ok(page) => page,
+        Err(error) => return eprintln!("SKIPPED: no look with a browser (ci/install): {error}"),
+    };
+    let at = |page: &str, what: &str| page.find(what).unwrap_or_else(|| panic!("no {what} in {page}"));
+    assert!(at(&page, "folder with spaces/</a>") < at(&page, "&lt;b&gt;bold &amp; \u{e4}.txt</a>"), "{page}");
+    assert!(at(&page, "&lt;b&gt;bold") < at(&page, ">empty</a>"));
+    assert!(page.contains(">4.9 KiB</td>"), "{page}");
+    // The links that the page has, as a person would click them.
+    let by_size = dom("/?sort=size&order=desc").unwrap();
+    assert!(at(&by_size, ">large.bin</a>") < at(&by_size, "&lt;b&gt;bold"), "{by_size}");
+    assert!(at(&by_size, "&lt;b&gt;bold") < at(&by_size, ">empty</a>"));
+    assert!(dom("/folder%20with%20spaces/").unwrap().contains(">inside.txt</a>"));
+    assert!(dom("/folder%20with%20spaces/inside.txt").unwrap().contains("found"));
+}
