@@ -20,7 +20,12 @@ use std::time::Duration;
 #[expect(clippy::large_enum_variant, reason = "most connections are plain, and each lies in a box already")]
 pub enum Stream {
     /// Bytes as they are.
-    Plain(Sender<OwnedFd>),
+    Plain {
+        /// What they go through.
+        sender: Sender<OwnedFd>,
+        /// Whether the kernel holds partial packets back.
+        is_corked: bool,
+    },
     /// Encrypted in the program.
     Tls(Box<TlsStream>),
 }
@@ -46,7 +51,7 @@ impl Stream {
         settings: &haul::Settings,
     ) -> io::Result<Self> {
         Ok(match tls {
-            None => Self::Plain(Sender::with(socket, settings.clone())?),
+            None => Self::Plain { sender: Sender::with(socket, settings.clone())?, is_corked: false },
             Some(tls) => {
                 Self::Tls(Box::new(TlsStream::new(socket, Arc::clone(tls)).map_err(io::Error::other)?))
             }
@@ -56,7 +61,7 @@ impl Stream {
     /// Reads what has come into the free room of `buffer`; 0 is the end.
     pub fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         match self {
-            Self::Plain(sender) => {
+            Self::Plain { sender, .. } => {
                 let received = rustix::io::retry_on_intr(|| {
                     rustix::net::recv(&*sender, spare_capacity(buffer), RecvFlags::DONTWAIT)
                 });
@@ -70,7 +75,7 @@ impl Stream {
     pub fn may_have_more(&self, received: usize, room: usize) -> bool {
         match self {
             // What fills less than the room was all there was.
-            Self::Plain(_) => received == room,
+            Self::Plain { .. } => received == room,
             // A record is handed out piece by piece.
             Self::Tls(_) => true,
         }
@@ -79,8 +84,10 @@ impl Stream {
     /// Sends a beginning of these parts; with `more` to follow at once.
     pub fn send(&mut self, parts: &[IoSlice<'_>], more: bool) -> Sent {
         match self {
-            Self::Plain(sender) if more => Sent::of(&sender.send_more(parts).map(|count| count as u64)),
-            Self::Plain(sender) => Sent::of(&sender.send_vectored(parts).map(|count| count as u64)),
+            Self::Plain { sender, .. } if more => {
+                Sent::of(&sender.send_more(parts).map(|count| count as u64))
+            }
+            Self::Plain { sender, .. } => Sent::of(&sender.send_vectored(parts).map(|count| count as u64)),
             Self::Tls(tls) => tls.send(parts, more),
         }
     }
@@ -89,15 +96,27 @@ impl Stream {
     /// cannot be avoided.
     pub fn send_file(&mut self, file: &File, range: Range<u64>, copy: &mut [u8]) -> Sent {
         match self {
-            Self::Plain(sender) => Sent::of(&sender.send_file(file, range)),
+            Self::Plain { sender, .. } => Sent::of(&sender.send_file(file, range)),
             Self::Tls(tls) => tls.send_file(file, range, copy),
+        }
+    }
+
+    /// Has the kernel hold partial packets back (`TCP_CORK`), or send them. Each call that fills the socket ends somewhere in a packet,
+    /// which would go as it is, and cost as much as a whole one.
+    pub fn cork(&mut self, on: bool) {
+        if let Self::Plain { sender, is_corked } = self
+            && *is_corked != on
+        {
+            // A Unix socket has no packets to fill.
+            let _ = rustix::net::sockopt::set_tcp_cork(&*sender, on);
+            *is_corked = on;
         }
     }
 
     /// Sends what was taken and has not reached the kernel. [`Sent::Bytes`] where nothing is left.
     pub fn flush(&mut self) -> Sent {
         match self {
-            Self::Plain(_) => Sent::Bytes(0),
+            Self::Plain { .. } => Sent::Bytes(0),
             Self::Tls(tls) => tls.flush(),
         }
     }
@@ -105,7 +124,7 @@ impl Stream {
     /// The way that files last took.
     pub fn latest_way(&self) -> Way {
         match self {
-            Self::Plain(sender) => sender.latest_path().map_or(Way::Memory, Way::Path),
+            Self::Plain { sender, .. } => sender.latest_path().map_or(Way::Memory, Way::Path),
             Self::Tls(_) => Way::Tls,
         }
     }
@@ -123,7 +142,9 @@ impl Stream {
     /// How often a path that files were to take was stepped down from.
     pub fn demotions(&self) -> u64 {
         match self {
-            Self::Plain(sender) if sender.latest_path().is_some() => sender.report().demotions.len() as u64,
+            Self::Plain { sender, .. } if sender.latest_path().is_some() => {
+                sender.report().demotions.len() as u64
+            }
             _ => 0,
         }
     }
@@ -151,7 +172,7 @@ impl Stream {
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Plain(sender) => sender.as_fd(),
+            Self::Plain { sender, .. } => sender.as_fd(),
             Self::Tls(tls) => tls.as_fd(),
         }
     }

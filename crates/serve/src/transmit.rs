@@ -20,6 +20,9 @@ use std::sync::Arc;
 /// How much of a file is looked at, and sent, at a time: what a helper waits for.
 const PIECE_BYTES: u64 = AWAITED_BYTES;
 
+/// A body of this size fits into most sockets at once.
+const UNCORKED_BYTES_MAX: u64 = 256 << 10;
+
 /// How far a response has come.
 #[derive(Debug)]
 pub enum Progress {
@@ -51,6 +54,7 @@ pub fn transmit(
         let timer = context.timer();
         let (sent, way) = match body.next() {
             None if head.is_empty() => {
+                stream.cork(false);
                 return match stream.flush() {
                     Sent::Bytes(_) => Progress::Done,
                     Sent::Blocked => Progress::Blocked,
@@ -106,6 +110,9 @@ fn send_piece(
         // The first piece was looked at when the head was written.
         if !object.is_current() {
             return Err(Progress::Changed);
+        }
+        if range.end - range.start > UNCORKED_BYTES_MAX {
+            stream.cork(true);
         }
         let sent = stream.send_file(object.file(), piece, &mut context.copy);
         let is_last = sent == Sent::Bytes(range.end - range.start);
