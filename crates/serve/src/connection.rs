@@ -23,6 +23,7 @@ use crate::transmit::{Progress, transmit};
 use crate::upload::Upload;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// What one connection is sent of files before others have their turn, in bytes.
@@ -89,8 +90,8 @@ struct Sending {
     started: Instant,
     /// When bytes last went, by the loop's clock.
     moved_at: u32,
-    /// Whether a helper has just had the next bytes read.
-    is_warm: bool,
+    /// What of the file that is being sent is known to be in memory.
+    warm: Range<u64>,
 }
 
 /// For what a connection waits, and since when, by the loop's clock in seconds.
@@ -166,10 +167,7 @@ impl Connection {
     /// Takes what the disk gave. To be driven then.
     pub fn disk_replied(&mut self, reply: Reply) {
         self.state = match (std::mem::replace(&mut self.state, State::Reading), reply) {
-            (State::AtDisk(Some(mut sending)), _) => {
-                sending.is_warm = true;
-                State::Sending(sending)
-            }
+            (State::AtDisk(Some(sending)), _) => State::Sending(sending),
             (State::AtDisk(None), Reply::Found(found)) => {
                 self.found = Some(found);
                 State::Reading
@@ -225,11 +223,9 @@ impl Connection {
             let next = match &mut self.state {
                 State::Reading => self.read(context, &mut budget_bytes),
                 State::Sending(sending) => {
-                    let Sending { head, body, moved_at, is_warm, .. } = &mut **sending;
+                    let Sending { head, body, moved_at, warm, .. } = &mut **sending;
                     let left = head.len() as u64 + body.len();
-                    let is_warm = std::mem::take(is_warm);
-                    let progress =
-                        transmit(&mut self.stream, head, body, &mut budget_bytes, is_warm, context);
+                    let progress = transmit(&mut self.stream, head, body, &mut budget_bytes, warm, context);
                     if head.len() as u64 + body.len() < left {
                         *moved_at = context.clock.seconds();
                     }
@@ -359,7 +355,8 @@ impl Connection {
         let Answer { status, mut body, .. } = answer;
         context.counters.responded(status);
         let mut head = std::mem::take(&mut context.head);
-        let progress = transmit(&mut self.stream, &mut head, &mut body, budget_bytes, false, context);
+        let mut warm = 0..0;
+        let progress = transmit(&mut self.stream, &mut head, &mut body, budget_bytes, &mut warm, context);
         let next = if let Progress::Done = progress {
             if let Some(logged) = &logged {
                 context.log.write(logged, &context.clock);
@@ -376,7 +373,7 @@ impl Connection {
                 logged,
                 started,
                 moved_at: context.clock.seconds(),
-                is_warm: false,
+                warm,
             }));
             Some(self.pause(progress, context))
         };

@@ -40,14 +40,14 @@ pub enum Progress {
     Broken,
 }
 
-/// Sends what is left of a head and a body, at most so many bytes of files; what went is taken from them. `is_warm` says that a
-/// helper has just had the next piece read: it is sent then, come what may.
+/// Sends what is left of a head and a body, at most so many bytes of files; what went is taken from them. `warm`
+/// is what of the file is known to be in memory, or was just read by a helper: that is sent, come what may.
 pub fn transmit(
     stream: &mut Stream,
     head: &mut Vec<u8>,
     body: &mut Body,
     budget_bytes: &mut u64,
-    mut is_warm: bool,
+    warm: &mut Range<u64>,
     context: &mut Context,
 ) -> Progress {
     loop {
@@ -63,7 +63,7 @@ pub fn transmit(
             }
             Some(Piece::File(form, range)) if head.is_empty() => {
                 let (form, range) = (Arc::clone(form), range.clone());
-                match send_piece(stream, &form, range, budget_bytes, std::mem::take(&mut is_warm), context) {
+                match send_piece(stream, &form, range, budget_bytes, warm, context) {
                     Ok(sent_by) => sent_by,
                     Err(progress) => return progress,
                 }
@@ -95,17 +95,20 @@ fn send_piece(
     form: &Arc<Representation>,
     range: Range<u64>,
     budget_bytes: &mut u64,
-    is_warm: bool,
+    warm: &mut Range<u64>,
     context: &mut Context,
 ) -> Result<(Sent, Way), Progress> {
     if *budget_bytes == 0 {
         return Err(Progress::Turn);
     }
     let object = &form.object;
-    let piece = range.start..range.end.min(range.start + PIECE_BYTES);
-    if !is_warm && !object.is_resident(&piece, context.clock.seconds()) {
-        return Err(Progress::Cold(Arc::clone(form), range));
+    if !warm.contains(&range.start) {
+        *warm = range.start..range.end.min(range.start + PIECE_BYTES);
+        if !object.is_resident(warm, context.clock.seconds()) {
+            return Err(Progress::Cold(Arc::clone(form), range));
+        }
     }
+    let piece = range.start..range.end.min(warm.end);
     let (sent, way) = if object.is_settled(context.clock.now()) {
         // The first piece was looked at when the head was written.
         if !object.is_current() {
