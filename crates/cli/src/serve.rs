@@ -50,9 +50,13 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
     let server = match Server::new(&config) {
         // Everything else is looked at before: a running service's file can be checked while it runs.
         Err(haul_serve::Error::Listen { address, source })
-            if check && source.kind() == ErrorKind::AddrInUse =>
+            if check && source.kind() == ErrorKind::AddrInUse && matches!(address, Address::Tcp(_)) =>
         {
             println!("{} can be served; somebody listens at {address} now", config.root.display());
+            return Ok(ExitCode::SUCCESS);
+        }
+        Err(haul_serve::Error::Listen { address: Address::Systemd, .. }) if check => {
+            println!("{} can be served, at the sockets that systemd will hand over", config.root.display());
             return Ok(ExitCode::SUCCESS);
         }
         server => server.map_err(failed)?,
@@ -69,8 +73,18 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
         .metrics_address()
         .map_or(String::new(), |address| format!(", metrics at http://{address}/metrics"));
     eprintln!("haul: serving {} at {places} with {loops} loop{plural}{metrics}", config.root.display());
-    if let Some(caveat) = server.caveat() {
+    for caveat in server.caveats() {
         eprintln!("haul: {caveat}");
+    }
+    let content = &config.content;
+    if !content.listing
+        && !content.index.iter().any(|name| config.root.join(name).exists())
+        && content.fallback.is_none()
+    {
+        eprintln!(
+            "haul: there is no {} there, so / answers 404; --listing lists folders",
+            content.index.join(" or ")
+        );
     }
     // Without systemd there is nobody to tell.
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
@@ -81,8 +95,14 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
 /// An address as a browser takes it.
 fn address((address, is_tls): &(Address, bool)) -> String {
     match address {
-        Address::Tcp(address) if *is_tls => format!("https://{address}/"),
-        Address::Tcp(address) => format!("http://{address}/"),
+        Address::Tcp(address) => {
+            let scheme = if *is_tls { "https" } else { "http" };
+            if address.ip().is_unspecified() {
+                format!("{scheme}://localhost:{}/ and every other address", address.port())
+            } else {
+                format!("{scheme}://{address}/")
+            }
+        }
         other => other.to_string(),
     }
 }

@@ -179,6 +179,8 @@ fn sockets_are_taken_from_the_service_manager() {
     assert!(serving.words.contains(&address.to_string()), "{}", serving.words);
     assert!(serving.get("/a.txt").ends_with("content"));
     drop(serving);
+    let (output, words) = run(&mut serve(folder.path(), &["--listen", "systemd", "--check"]));
+    assert!(output.status.success() && words.contains("systemd"), "a unit's file can be checked: {words}");
     let (output, words) = run(&mut serve(folder.path(), &["--listen", "systemd"]));
     assert_eq!(output.status.code(), Some(2), "{words}");
     assert!(words.contains("LISTEN_FDS"), "{words}");

@@ -240,6 +240,11 @@ impl FromStr for Address {
         if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse() {
             return Ok(everywhere(port));
         }
+        if let Some(Ok(port)) = text.strip_prefix("*:").map(str::parse) {
+            return Ok(everywhere(port));
+        }
+        let text =
+            text.strip_prefix("localhost:").map_or(text.to_owned(), |port| format!("127.0.0.1:{port}"));
         text.parse().map(Self::Tcp).map_err(|_| {
             format!("{text:?} is no place to listen at: write 8080, 127.0.0.1:8080, [::1]:8080, unix:/run/haul.sock or systemd")
         })
@@ -265,6 +270,8 @@ mod tests {
         for (text, shown) in [
             ("8080", "[::]:8080"),
             (":80", "[::]:80"),
+            ("*:80", "[::]:80"),
+            ("localhost:80", "127.0.0.1:80"),
             ("127.0.0.1:0", "127.0.0.1:0"),
             ("[::1]:443", "[::1]:443"),
             ("unix:/run/a.sock", "unix:/run/a.sock"),

@@ -73,9 +73,14 @@ pub fn give_up_files(config: &Config) -> Result<Option<String>, Error> {
     let puts = if config.put_bytes_max.is_some() { writes } else { landlock::BitFlags::empty() };
     allow(&config.root, AccessFs::from_read(WANTED) | puts)?;
     if let Some(tls) = &config.tls {
-        // They are read again by name, after whoever renews them has replaced them: what counts is the folder.
+        // They are read again by name, after whoever renews them has replaced them: what counts is the folder, and the one that a
+        // link leads to.
         for path in [&tls.certificate, &tls.key] {
-            allow(folder_of(path), AccessFs::ReadFile | AccessFs::ReadDir)?;
+            let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+            for folder in [folder_of(path), folder_of(&real)] {
+                // What cannot be opened could not be read again anyway, and is said to be so.
+                let _ = allow(folder, AccessFs::ReadFile | AccessFs::ReadDir);
+            }
         }
     }
     if let Some(path) = config.access_log.as_ref().and_then(|log| log.path.as_ref()) {
@@ -98,6 +103,16 @@ pub fn give_up_files(config: &Config) -> Result<Option<String>, Error> {
             Some("this kernel has no Landlock, so every file stays in reach".into())
         }
     })
+}
+
+/// What another user cannot read again when it is told to: said now, and not when the certificate has expired.
+pub fn unreadable(config: &Config) -> Option<String> {
+    let tls = config.tls.as_ref()?;
+    let unreadable = [&tls.certificate, &tls.key].into_iter().find(|path| fs::File::open(path).is_err())?;
+    Some(format!(
+        "{} cannot be read any more: SIGHUP will not renew it, restart instead",
+        unreadable.display()
+    ))
 }
 
 fn folder_of(path: &Path) -> &Path {

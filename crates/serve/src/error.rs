@@ -16,7 +16,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Nobody can be listened to there.
-    #[error("listening at {address}: {source}{}", listen_advice(source))]
+    #[error("listening at {address}: {source}{}", listen_advice(address, source))]
     Listen {
         /// Where.
         address: Address,
@@ -120,10 +120,12 @@ impl Error {
     }
 }
 
-fn listen_advice(source: &io::Error) -> &'static str {
+fn listen_advice(address: &Address, source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::AddrInUse => ": somebody listens there already",
-        io::ErrorKind::PermissionDenied => ": ports below 1024 need CAP_NET_BIND_SERVICE",
+        io::ErrorKind::PermissionDenied if matches!(address, Address::Tcp(_)) => {
+            ": ports below 1024 need CAP_NET_BIND_SERVICE"
+        }
         io::ErrorKind::AddrNotAvailable => ": this machine has no such address",
         _ => "",
     }

@@ -5,9 +5,9 @@ use crate::error::Error;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -81,8 +81,13 @@ impl Listeners {
         let failed = |source: io::Error| Error::Listen { address: Address::Tcp(address), source };
         let mut address = address;
         // Another server of the same user would share the port unasked; a socket that does not share finds it taken.
-        let first = listen_tcp(address, false).map_err(failed)?;
-        drop(first);
+        let mut first = listen_tcp(address, false);
+        if first.as_ref().is_err_and(is_without_ipv6) && address.ip() == Ipv6Addr::UNSPECIFIED {
+            // Every address of a machine without IPv6.
+            address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port());
+            first = listen_tcp(address, false);
+        }
+        drop(first.map_err(failed)?);
         for index in 0..self.by_worker.len() {
             let socket = listen_tcp(address, self.by_worker.len() > 1).map_err(failed)?;
             if let Some(name) = &config.congestion {
@@ -108,6 +113,8 @@ impl Listeners {
             bound => bound?,
         }
         self.files.push(SocketFile(path.to_owned()));
+        // Who may reach it is its folder's to say.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         rustix::net::listen(&socket, BACKLOG)?;
         self.share(socket, Address::Unix(path.to_owned()), is_tls);
         Ok(())
@@ -118,7 +125,7 @@ impl Listeners {
         let mut handed = listenfd::ListenFd::from_env();
         if handed.len() == 0 {
             return Err(io::Error::other(
-                "nothing was handed over (LISTEN_FDS): start it by its .socket unit",
+                "nothing more was handed over (LISTEN_FDS): start it by its .socket unit, and take its sockets once, for HTTP or for TLS",
             ));
         }
         for index in 0..handed.len() {
@@ -201,6 +208,10 @@ fn listen_tcp(address: SocketAddr, is_one_of_many: bool) -> io::Result<OwnedFd> 
     rustix::net::bind(&socket, &address)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
+}
+
+fn is_without_ipv6(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL))
 }
 
 /// Whether a socket's file is left over from a server that is gone.

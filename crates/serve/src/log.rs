@@ -5,6 +5,7 @@
 
 use crate::clock::Clock;
 use crate::config::{AccessLog, LogFormat};
+use crate::counters::Counter;
 use crate::error::Error;
 use crate::helper::join_soon;
 use crate::request::{self, Parsed};
@@ -17,7 +18,7 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -52,15 +53,16 @@ pub struct Log {
 #[derive(Debug)]
 pub struct Writer {
     sink: SyncSender<Order>,
-    format: LogFormat,
+    log: AccessLog,
+    unwritten: Arc<Counter>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the log's thread is told.
 #[derive(Debug)]
 enum Order {
-    Write(Vec<u8>),
-    Reopen,
+    Write(Vec<u8>, u64),
+    Reopen(File),
     End,
 }
 
@@ -95,23 +97,38 @@ impl Logged<'_> {
 impl Writer {
     /// Starts the thread of a log that is open.
     pub fn start(log: &AccessLog, file: File) -> Result<Self, Error> {
-        let path = log.path.clone();
+        let unwritten: Arc<Counter> = Arc::default();
+        let counter = Arc::clone(&unwritten);
         let (sink, orders) = sync_channel(BATCHES_MAX);
         let thread = std::thread::Builder::new()
             .name("haul-log".into())
-            .spawn(move || write_all(&orders, file, path.as_ref()))
+            .spawn(move || write_all(&orders, file, &counter))
             .map_err(|source| Error::Failed { step: "starting the log's thread", source })?;
-        Ok(Self { sink, format: log.format, thread: Mutex::new(Some(thread)) })
+        Ok(Self { sink, log: log.clone(), unwritten, thread: Mutex::new(Some(thread)) })
     }
 
     /// An end for a loop.
     pub fn log(&self) -> Log {
-        Log { format: self.format, lines: Vec::new(), count: 0, dropped: 0, sink: Some(self.sink.clone()) }
+        Log {
+            format: self.log.format,
+            lines: Vec::new(),
+            count: 0,
+            dropped: 0,
+            sink: Some(self.sink.clone()),
+        }
     }
 
     /// Opens the file again by its name: it was moved away by whoever rotates logs.
-    pub fn reopen(&self) {
-        let _ = self.sink.try_send(Order::Reopen);
+    pub fn reopen(&self) -> Result<(), Error> {
+        let file = open(&self.log)?;
+        // A thread that is stuck has this waiting behind what it is stuck with, or not at all.
+        let _ = self.sink.try_send(Order::Reopen(file));
+        Ok(())
+    }
+
+    /// Lines that could not be written, because the disk is full or nobody reads the pipe any more.
+    pub fn unwritten(&self) -> &Arc<Counter> {
+        &self.unwritten
     }
 
     /// Writes what there is, and ends.
@@ -141,18 +158,16 @@ fn open_path(path: Option<&PathBuf>) -> io::Result<File> {
     }
 }
 
-fn write_all(orders: &Receiver<Order>, mut file: File, path: Option<&PathBuf>) {
+fn write_all(orders: &Receiver<Order>, mut file: File, unwritten: &Counter) {
     for order in orders {
         match order {
             // A full disk costs lines of the log and no more.
-            Order::Write(lines) => {
-                let _ = file.write_all(&lines);
-            }
-            Order::Reopen => {
-                if let Ok(again) = open_path(path) {
-                    file = again;
+            Order::Write(lines, count) => {
+                if file.write_all(&lines).is_err() {
+                    unwritten.add(count);
                 }
             }
+            Order::Reopen(again) => file = again,
             Order::End => break,
         }
     }
@@ -248,7 +263,7 @@ impl Log {
         let count = std::mem::take(&mut self.count);
         if let Some(sink) = self.sink.as_ref().filter(|_| !lines.is_empty()) {
             self.lines.reserve(BATCH_BYTES + 1024);
-            if let Err(TrySendError::Full(_)) = sink.try_send(Order::Write(lines)) {
+            if let Err(TrySendError::Full(_)) = sink.try_send(Order::Write(lines, count)) {
                 self.dropped += count;
             }
         }

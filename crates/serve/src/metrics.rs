@@ -30,7 +30,11 @@ pub struct Metrics {
 
 impl Metrics {
     /// Answers there what these loops have done.
-    pub fn start(listener: TcpListener, counters: Vec<Arc<Counters>>) -> Result<Self, Error> {
+    pub fn start(
+        listener: TcpListener,
+        counters: Vec<Arc<Counters>>,
+        unwritten: Option<Arc<Counter>>,
+    ) -> Result<Self, Error> {
         let failed = |source| Error::Failed { step: "asking for the metrics' address", source };
         let bound = listener.local_addr().map_err(failed)?;
         let listener = Arc::new(listener);
@@ -41,7 +45,7 @@ impl Metrics {
                 for stream in answering.incoming() {
                     match stream {
                         // One asker who goes away in the middle is nobody's loss.
-                        Ok(stream) => drop(answer(stream, &counters)),
+                        Ok(stream) => drop(answer(stream, &counters, unwritten.as_deref())),
                         Err(error) if error.kind() == io::ErrorKind::InvalidInput => break,
                         // No descriptors: perhaps there are some later.
                         Err(_) => std::thread::sleep(Duration::from_millis(100)),
@@ -73,7 +77,7 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     TcpListener::bind(address).map_err(|source| Error::Listen { address: Address::Tcp(address), source })
 }
 
-fn answer(mut stream: TcpStream, counters: &[Arc<Counters>]) -> io::Result<()> {
+fn answer(mut stream: TcpStream, counters: &[Arc<Counters>], unwritten: Option<&Counter>) -> io::Result<()> {
     stream.set_read_timeout(Some(ASKER_TIMEOUT))?;
     stream.set_write_timeout(Some(ASKER_TIMEOUT))?;
     let mut head = Vec::new();
@@ -91,7 +95,8 @@ fn answer(mut stream: TcpStream, counters: &[Arc<Counters>]) -> io::Result<()> {
             }
         }
     };
-    let body = if status == "200 OK" { text(counters) } else { format!("{status}: ask for /metrics\n") };
+    let body =
+        if status == "200 OK" { text(counters, unwritten) } else { format!("{status}: ask for /metrics\n") };
     write!(
         stream,
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
@@ -139,10 +144,16 @@ const SINGLES: [Single; 8] = [
 /// A metric of each path.
 type ByWay = (&'static str, &'static str, fn(&Counters, Way) -> f64);
 
-fn text(loops: &[Arc<Counters>]) -> String {
+fn text(loops: &[Arc<Counters>], unwritten: Option<&Counter>) -> String {
     let mut text = String::new();
     // Writing to a String does not fail.
     let _ = write_text(&mut text, loops);
+    if let Some(unwritten) = unwritten {
+        let name = "haul_log_lines_unwritten_total";
+        let help =
+            "Lines of the access log that could not be written: no space, or nobody reads them any more.";
+        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {}\n", unwritten.get());
+    }
     text
 }
 

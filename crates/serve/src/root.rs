@@ -28,9 +28,13 @@ impl Root {
     pub fn open(path: &Path, symlinks: Symlinks) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = Self { folder: rustix::fs::open(path, flags, Mode::empty())?, symlinks };
-        // Whoever may not read it should hear of it now.
-        root.open_below(b"", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty(), Patience::Disk)?;
+        root.check()?;
         Ok(root)
+    }
+
+    /// Whether it can be read by whoever this is.
+    pub fn check(&self) -> io::Result<()> {
+        self.open_below(b"", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty(), Patience::Disk).map(drop)
     }
 
     /// Opens what lies at `path` below the root, for reading; files of up to `content_bytes_max` are read at once.

@@ -39,7 +39,7 @@ pub struct Server {
     workers: Vec<Worker>,
     helpers: Helpers,
     metrics: Option<Metrics>,
-    caveat: Option<String>,
+    caveats: Vec<String>,
     handle: Handle,
 }
 
@@ -77,7 +77,12 @@ impl Server {
         if let Some(user) = &config.user {
             confine::become_user(user)?;
         }
-        let caveat = if config.confine { confine::give_up_files(config)? } else { None };
+        // Whoever this is now must be able to read what is served.
+        service.root.check().map_err(|source| Error::Root { path: config.root.clone(), source })?;
+        let mut caveats: Vec<_> = confine::unreadable(config).into_iter().collect();
+        if config.confine {
+            caveats.extend(confine::give_up_files(config)?);
+        }
         // From here on there are threads.
         let log = config.access_log.as_ref().zip(log_file.take());
         let log = log.map(|(log, file)| Writer::start(log, file)).transpose()?;
@@ -106,11 +111,13 @@ impl Server {
             loops.push(worker.map_err(failed("making an event loop"))?);
         }
         let counters = handle.counters.clone();
-        let metrics = metrics_listener.map(|listener| Metrics::start(listener, counters)).transpose()?;
+        let unwritten = log.as_ref().map(|log| Arc::clone(log.unwritten()));
+        let metrics =
+            metrics_listener.map(|listener| Metrics::start(listener, counters, unwritten)).transpose()?;
         let mut listeners = listeners;
         // The loops have them, and let go of them when they drain.
         listeners.by_worker.clear();
-        Ok(Self { listeners, workers: loops, helpers, metrics, caveat, handle })
+        Ok(Self { listeners, workers: loops, helpers, metrics, caveats, handle })
     }
 
     /// Where it listens, and whether for TLS; a port that was 0 has become one.
@@ -123,9 +130,9 @@ impl Server {
         self.metrics.as_ref().map(Metrics::address)
     }
 
-    /// What [`Config::confine`] asked for and the kernel did not do.
-    pub fn caveat(&self) -> Option<&str> {
-        self.caveat.as_deref()
+    /// What was asked for and could not be had, and what that means.
+    pub fn caveats(&self) -> &[String] {
+        &self.caveats
     }
 
     /// How many event loops it has.
@@ -199,7 +206,7 @@ impl Handle {
     /// cannot be read stays as it was.
     pub fn reload(&self) -> Result<(), Error> {
         if let Some(log) = &self.log {
-            log.reopen();
+            log.reopen()?;
         }
         if let Some(tls) = &self.tls {
             let fresh = tls::load(tls)?;

@@ -68,6 +68,7 @@ impl Service {
             .map_err(|source| Error::Root { path: config.root.clone(), source })?;
         let mut cache_control = Vec::new();
         for (pattern, value) in &config.fields.cache_control {
+            let pattern = pattern.trim_start_matches('/');
             let glob = GlobBuilder::new(pattern).literal_separator(pattern.contains('/')).build();
             let glob = glob.map_err(|error| Error::Pattern(error.to_string()))?;
             check_field("Cache-Control", value)?;
