@@ -2,7 +2,7 @@
 //!
 //! Only the loop itself adds; others read. So an addition is a load and a store, not a locked instruction.
 
-use crate::status::Status;
+use crate::http::status::Status;
 use haul::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

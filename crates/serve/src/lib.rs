@@ -19,41 +19,19 @@
 
 #![forbid(unsafe_code)]
 
-mod answer;
-mod body;
-mod cache;
-mod chunked;
 mod clock;
-mod conditional;
 mod config;
 mod confine;
-mod connection;
-mod context;
 mod counters;
-mod encoding;
 mod error;
-mod head;
-mod helper;
-mod listen;
-mod listing;
+mod event_loop;
+mod files;
+mod http;
+mod join;
 mod log;
 mod metrics;
-mod object;
-mod range;
-mod receiving;
-mod request;
-mod resource;
-mod root;
+mod response;
 mod server;
-mod service;
-mod status;
-mod stream;
-mod target;
-mod tls;
-mod transmit;
-mod upload;
-mod wake;
-mod worker;
 
 pub use config::{AccessLog, Address, Config, Content, ExtraFields, Limits, LogFormat, Symlinks, Tls};
 pub use counters::{Counter, Counters, LATENCY_CLASSES_US, Way, WayCounters};
@@ -63,11 +41,10 @@ pub use server::{Handle, Server};
 /// What hostile bytes meet first, for the fuzz targets.
 #[doc(hidden)]
 pub mod wire {
-    pub use crate::chunked::{Chunked, Piece};
-    pub use crate::conditional::{judge, range_applies};
-    pub use crate::encoding::{Coding, choose};
-    pub use crate::object::Validators;
-    pub use crate::range::{Wanted, parse as parse_range};
-    pub use crate::request::{BodyLength, Fields, Method, Parsed, Request, parse};
-    pub use crate::target::{Target, encode_path};
+    pub use crate::http::chunked::{Chunked, Piece};
+    pub use crate::http::conditional::{Validators, judge, range_applies};
+    pub use crate::http::encoding::{Coding, choose};
+    pub use crate::http::range::{Wanted, parse as parse_range};
+    pub use crate::http::request::{BodyLength, Fields, Method, Parsed, Request, parse};
+    pub use crate::http::target::{Target, encode_path};
 }

@@ -6,7 +6,7 @@
 use crate::config::Address;
 use crate::counters::{Counter, Counters, LATENCY_CLASSES_US, Way};
 use crate::error::Error;
-use crate::request::{self, Parsed};
+use crate::http::request::{self, Parsed};
 use rustix::net::Shutdown;
 use std::fmt::Write as _;
 use std::io::{self, Read, Write as _};

@@ -2,17 +2,17 @@
 
 use crate::config::{Address, Config, Tls};
 use crate::confine;
-use crate::context::Context;
 use crate::counters::Counters;
 use crate::error::Error;
-use crate::helper::{Helpers, Inbox};
-use crate::listen::Listeners;
+use crate::event_loop::context::Context;
+use crate::event_loop::helper::{Helpers, Inbox};
+use crate::event_loop::listen::Listeners;
+use crate::event_loop::tls;
+use crate::event_loop::wake::Wake;
+use crate::event_loop::worker::{Orders, Worker};
+use crate::files::service::Service;
 use crate::log::{self, Log, Writer};
 use crate::metrics::{self, Metrics};
-use crate::service::Service;
-use crate::tls;
-use crate::wake::Wake;
-use crate::worker::{Orders, Worker};
 use haul::{Choice, Path};
 use std::io;
 use std::net::SocketAddr;

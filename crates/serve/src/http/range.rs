@@ -3,7 +3,7 @@
 //! Written here rather than taken from a crate, because those at hand answer malformed and unsatisfiable ranges alike, and
 //! the difference is whether the client gets the file or an error.
 
-use crate::request::parse_digits;
+use crate::http::request::parse_digits;
 use std::ops::Range;
 
 /// Ranges that one request may name. More than a few are asked for by nobody but attackers (RFC 9110 section 17.15).

@@ -3,8 +3,8 @@
 //! All of this may wait for the disk, so it is for helper threads. A file that is dropped before [`Upload::finish`] leaves
 //! nothing behind, unless the process is killed: then a hidden file `.NAME.haul-…` stays, which is never served.
 
-use crate::object::Patience;
-use crate::root::Root;
+use crate::files::object::Patience;
+use crate::files::root::Root;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::fs::File;

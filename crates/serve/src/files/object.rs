@@ -8,6 +8,7 @@
 //! What this does not see: a program that has mapped the file and goes on writing after the kernel has noted its first write to a
 //! page; that changes the bytes and no time.
 
+use crate::http::conditional::Validators;
 use rustix::fs::{FileType, Stat};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
@@ -35,15 +36,6 @@ struct Stamp {
     changed: (i64, u64),
     modified: (i64, u64),
     links: u64,
-}
-
-/// What tells a client that it has this version (RFC 9110 section 8.8).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Validators {
-    /// The strong entity tag, with its quotes.
-    pub etag: Option<Box<str>>,
-    /// When it was last modified, in seconds since 1970.
-    pub modified: Option<u64>,
 }
 
 /// Whether the disk may be waited for.

@@ -1,14 +1,14 @@
 //! What an event loop lends to whichever connection it drives: memory that is used again, what is known already, the time.
 
-use crate::answer::Answering;
-use crate::cache::Cache;
 use crate::clock::Clock;
 use crate::config::{Config, Limits};
 use crate::counters::Counters;
+use crate::files::cache::Cache;
+use crate::files::object::Patience;
+use crate::files::service::{Found, Service};
+use crate::http::target::Target;
 use crate::log::Log;
-use crate::object::Patience;
-use crate::service::{Found, Service};
-use crate::target::Target;
+use crate::response::answer::Answering;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use rustls::ServerConfig;
 use std::sync::Arc;

@@ -4,11 +4,11 @@
 //! helper puts it into its place; only then is the client told.
 
 use super::{Connection, Next, State, Then, end_of};
-use crate::context::Context;
-use crate::helper::Question;
+use crate::event_loop::context::Context;
+use crate::event_loop::helper::Question;
+use crate::event_loop::receiving::{Progress, Receiving};
+use crate::http::request::{BodyLength, Request};
 use crate::log::Logged;
-use crate::receiving::{Progress, Receiving};
-use crate::request::{BodyLength, Request};
 use std::io::IoSlice;
 use std::time::Instant;
 

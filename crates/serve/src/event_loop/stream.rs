@@ -3,7 +3,8 @@
 //! Nothing here waits. What the kernel does not take now is [`Sent::Blocked`], and the event loop hears when it will.
 
 use crate::counters::Way;
-use crate::tls::TlsStream;
+use crate::event_loop::sent::Sent;
+use crate::event_loop::tls::TlsStream;
 use haul::Sender;
 use rustix::buffer::spare_capacity;
 use rustix::net::RecvFlags;
@@ -28,19 +29,6 @@ pub enum Stream {
     },
     /// Encrypted in the program.
     Tls(Box<TlsStream>),
-}
-
-/// What came of sending.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sent {
-    /// So many bytes went.
-    Bytes(u64),
-    /// None now.
-    Blocked,
-    /// The file ends before the range does.
-    Ended,
-    /// The connection is no more.
-    Broken,
 }
 
 impl Stream {
@@ -85,9 +73,9 @@ impl Stream {
     pub fn send(&mut self, parts: &[IoSlice<'_>], more: bool) -> Sent {
         match self {
             Self::Plain { sender, .. } if more => {
-                Sent::of(&sender.send_more(parts).map(|count| count as u64))
+                Sent::from(sender.send_more(parts).map(|count| count as u64))
             }
-            Self::Plain { sender, .. } => Sent::of(&sender.send_vectored(parts).map(|count| count as u64)),
+            Self::Plain { sender, .. } => Sent::from(sender.send_vectored(parts).map(|count| count as u64)),
             Self::Tls(tls) => tls.send(parts, more),
         }
     }
@@ -96,7 +84,7 @@ impl Stream {
     /// cannot be avoided.
     pub fn send_file(&mut self, file: &File, range: Range<u64>, copy: &mut [u8]) -> Sent {
         match self {
-            Self::Plain { sender, .. } => Sent::of(&sender.send_file(file, range)),
+            Self::Plain { sender, .. } => Sent::from(sender.send_file(file, range)),
             Self::Tls(tls) => tls.send_file(file, range, copy),
         }
     }
@@ -174,17 +162,6 @@ impl AsFd for Stream {
         match self {
             Self::Plain { sender, .. } => sender.as_fd(),
             Self::Tls(tls) => tls.as_fd(),
-        }
-    }
-}
-
-impl Sent {
-    fn of(sent: &Result<u64, haul::Error>) -> Self {
-        match sent {
-            Ok(count) => Self::Bytes(*count),
-            Err(haul::Error::WouldBlock) => Self::Blocked,
-            Err(haul::Error::Ended { .. }) => Self::Ended,
-            Err(_) => Self::Broken,
         }
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! Events are edges: a socket is registered once and for all, and its connection remembers what it was told.
 
-use crate::connection::{Connection, NEVER, Next};
-use crate::context::Context;
-use crate::helper::{Asker, Inbox};
-use crate::listen::Listener;
+use crate::event_loop::connection::{Connection, NEVER, Next};
+use crate::event_loop::context::Context;
+use crate::event_loop::helper::{Asker, Inbox};
+use crate::event_loop::listen::Listener;
+use crate::event_loop::wake::Wake;
 use crate::log::FLUSHED_EVERY;
-use crate::wake::Wake;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};

@@ -1,8 +1,16 @@
 //! Preconditions: whether a request still applies to what is there now (RFC 9110 section 13).
 
-use crate::object::Validators;
-use crate::request::{Fields, ListField, Method};
+use crate::http::request::{Fields, ListField, Method};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What tells a client that it has this version (RFC 9110 section 8.8).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Validators {
+    /// The strong entity tag, with its quotes.
+    pub etag: Option<Box<str>>,
+    /// When it was last modified, in seconds since 1970.
+    pub modified: Option<u64>,
+}
 
 /// What the preconditions say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

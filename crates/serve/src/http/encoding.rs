@@ -1,6 +1,6 @@
 //! Content codings: which of the files that lie there already compressed a client is sent (RFC 9110 section 12.5.3).
 
-use crate::request::ListField;
+use crate::http::request::ListField;
 
 /// A content coding that files are kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! From a request's target to a path below the root: percent-encoding, dot segments, the query.
 //!
 //! What comes out has no empty, `.` or `..` segment, no NUL and no slash inside a segment. That it does not leave the root
-//! by a symbolic link is the kernel's business ([`crate::root`]), not this module's.
+//! by a symbolic link is the kernel's business ([`crate::files::root`]), not this module's.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_encode};
 use std::borrow::Cow;

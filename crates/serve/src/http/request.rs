@@ -4,7 +4,7 @@
 //! nothing of one request is ever taken for another (RFC 9112 section 11.2), and which fields may be there once only.
 //! It reads no body and knows no files.
 
-use crate::status::Status;
+use crate::http::status::Status;
 use std::mem::MaybeUninit;
 
 /// Fields that a head may have. Browsers send about fifteen, proxies add some.

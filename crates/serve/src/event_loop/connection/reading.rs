@@ -1,9 +1,9 @@
 //! What a client says: requests, one after the other, and what it still sends when nobody listens any more.
 
 use super::{Connection, Next, State, Waits, end_of};
-use crate::context::Context;
-use crate::helper::Question;
-use crate::request::{self, Parsed};
+use crate::event_loop::context::Context;
+use crate::event_loop::helper::Question;
+use crate::http::request::{self, Parsed};
 use std::io;
 use std::time::Duration;
 

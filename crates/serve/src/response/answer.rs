@@ -2,17 +2,17 @@
 //!
 //! Nothing here waits, sends or opens: it writes a head and says what follows it.
 
-use crate::body::{Body, Piece};
 use crate::clock::Clock;
-use crate::conditional::{self, Verdict};
-use crate::head::Head;
-use crate::listing::{Rendered, escape};
-use crate::range::{self, Wanted};
-use crate::request::{BodyLength, Method, Request};
-use crate::resource::Representation;
-use crate::service::{Found, Service};
-use crate::status::Status;
-use crate::target::Target;
+use crate::files::listing::{Rendered, escape};
+use crate::files::resource::Representation;
+use crate::files::service::{Found, Service};
+use crate::http::conditional::{self, Verdict};
+use crate::http::range::{self, Wanted};
+use crate::http::request::{BodyLength, Method, Request};
+use crate::http::status::Status;
+use crate::http::target::Target;
+use crate::response::body::{Body, Piece};
+use crate::response::head::Head;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::Arc;

@@ -3,14 +3,15 @@
 //! A loop asks the kernel for what is in memory and hands the rest over here. The answer comes back through the loop's
 //! [`Inbox`], which wakes it. The locks here are taken only on that cold way.
 
-use crate::object::Patience;
-use crate::request::Request;
-use crate::resource::Representation;
-use crate::service::{Found, Service, status_of};
-use crate::status::Status;
-use crate::target::Target;
-use crate::upload::{Finished, Upload};
-use crate::wake::Wake;
+use crate::event_loop::wake::Wake;
+use crate::files::object::Patience;
+use crate::files::resource::Representation;
+use crate::files::service::{Found, Service, status_of};
+use crate::files::upload::{Finished, Upload};
+use crate::http::request::Request;
+use crate::http::status::Status;
+use crate::http::target::Target;
+use crate::join::join_soon;
 use rustix::fs::Advice;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -19,14 +20,11 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 /// How far ahead of what is sent next a file is asked for.
 const AHEAD_BYTES: u64 = 4 << 20;
 /// How much of that is waited for: the rest comes in while this is sent.
 pub const AWAITED_BYTES: u64 = 2 << 20;
-/// How long a thread may take to end.
-const JOIN_MAX: Duration = Duration::from_secs(2);
 /// Readahead comes in pieces of this size or more (`read_ahead_kb` of most disks).
 const STEP_BYTES: usize = 128 << 10;
 
@@ -153,18 +151,6 @@ impl Drop for Helpers {
         for thread in self.threads.drain(..) {
             join_soon(thread);
         }
-    }
-}
-
-/// Waits for a thread's end, but not for ever.
-pub fn join_soon(thread: JoinHandle<()>) {
-    let deadline = Instant::now() + JOIN_MAX;
-    while !thread.is_finished() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    if thread.is_finished() {
-        // It has told its panic already.
-        let _ = thread.join();
     }
 }
 

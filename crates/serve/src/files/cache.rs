@@ -4,7 +4,7 @@
 //! next request (its inode's change time tells, one cheap call). A folder or a symbolic link above it that was moved is seen
 //! within a second, when the whole path is walked again.
 
-use crate::resource::Resource;
+use crate::files::resource::Resource;
 use lru::LruCache;
 use std::sync::Arc;
 
@@ -103,9 +103,9 @@ impl Cache {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::object::Patience;
-    use crate::service::{Found, Service};
-    use crate::target::Target;
+    use crate::files::object::Patience;
+    use crate::files::service::{Found, Service};
+    use crate::http::target::Target;
     use std::fs;
     use std::time::Duration;
 

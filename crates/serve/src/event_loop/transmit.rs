@@ -6,12 +6,13 @@
 //! has changed, the connection is reset, so that nobody takes what he has got for the whole. What remains is a
 //! change after that last look and before the client's acknowledgement.
 
-use crate::body::{Body, Piece};
-use crate::context::Context;
 use crate::counters::Way;
-use crate::helper::AWAITED_BYTES;
-use crate::resource::Representation;
-use crate::stream::{Sent, Stream};
+use crate::event_loop::context::Context;
+use crate::event_loop::helper::AWAITED_BYTES;
+use crate::event_loop::sent::Sent;
+use crate::event_loop::stream::Stream;
+use crate::files::resource::Representation;
+use crate::response::body::{Body, Piece};
 use haul::Path;
 use std::io::IoSlice;
 use std::ops::Range;

@@ -5,7 +5,7 @@
 //! would have to wait for the disk, and then a helper asks again.
 
 use crate::config::Symlinks;
-use crate::object::{Opened, Patience};
+use crate::files::object::{Opened, Patience};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! What follows a head: pieces of memory and of files, in order.
 
-use crate::resource::Representation;
+use crate::files::resource::Representation;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;

@@ -3,14 +3,14 @@
 //! All loops share one service and nothing in it changes, so nothing in it is locked.
 
 use crate::config::{Config, Content};
-use crate::encoding::Coding;
 use crate::error::Error;
-use crate::listing::{Listing, Rendered};
-use crate::object::{Object, Opened, Patience};
-use crate::resource::{Representation, Resource};
-use crate::root::Root;
-use crate::status::Status;
-use crate::target::{Target, TargetError, encode_path};
+use crate::files::listing::{Listing, Rendered};
+use crate::files::object::{Object, Opened, Patience};
+use crate::files::resource::{Representation, Resource};
+use crate::files::root::Root;
+use crate::http::encoding::Coding;
+use crate::http::status::Status;
+use crate::http::target::{Target, TargetError, encode_path};
 use globset::{GlobBuilder, GlobMatcher};
 use httpdate::HttpDate;
 use rustix::io::Errno;

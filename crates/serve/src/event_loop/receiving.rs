@@ -3,11 +3,11 @@
 //! Where the client has said how long it is and nothing is encrypted, it goes by [`haul::Receiver::receive_into_file`] and not
 //! through the program's memory; else it is read and written.
 
-use crate::chunked::{Chunked, Piece};
-use crate::request::BodyLength;
-use crate::status::Status;
-use crate::stream::Stream;
-use crate::upload::Upload;
+use crate::event_loop::stream::Stream;
+use crate::files::upload::Upload;
+use crate::http::chunked::{Chunked, Piece};
+use crate::http::request::BodyLength;
+use crate::http::status::Status;
 use haul::Receiver;
 use std::fs::File;
 use std::io;

@@ -5,7 +5,7 @@
 
 use crate::config::Tls;
 use crate::error::Error;
-use crate::stream::Sent;
+use crate::event_loop::sent::Sent;
 use rustix::net::RecvFlags;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};

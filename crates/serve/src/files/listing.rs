@@ -3,9 +3,9 @@
 //! The page has no scripts: its columns are links that ask for another order. Names are escaped for HTML and for addresses, so
 //! that whoever may put a file here cannot put a script into somebody's browser.
 
-use crate::object::Patience;
-use crate::root::Root;
-use crate::target::{Target, encode_path, encode_segment};
+use crate::files::object::Patience;
+use crate::files::root::Root;
+use crate::http::target::{Target, encode_path, encode_segment};
 use rustix::fs::{AtFlags, Dir, FileType, OFlags};
 use serde::Serialize;
 use std::fmt::Write;
