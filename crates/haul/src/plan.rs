@@ -33,7 +33,7 @@ const CANDIDATES: [Path; 6] =
 pub fn call_bytes(path: Path) -> usize {
     match path {
         Path::ReadWrite | Path::ReadSend => 64 << 10,
-        _ => 2 << 20,
+        _ => 1 << 20,
     }
 }
 
