@@ -1,7 +1,7 @@
 //! The access log: a line for each request, in the formats that tools read.
 //!
 //! A loop writes lines into memory of its own; a thread of its own writes them to the file, so that a slow disk or a stuck
-//! pipe holds nobody up. If that thread is far behind, lines are dropped, and the log says how many.
+//! pipe holds nobody up. If that thread is far behind, lines are dropped, and the metrics say how many.
 
 use crate::clock::Clock;
 use crate::config::{AccessLog, LogFormat};

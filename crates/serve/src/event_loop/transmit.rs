@@ -111,7 +111,6 @@ fn send_piece(
     }
     let piece = range.start..range.end.min(warm.end);
     let (sent, way) = if object.is_settled(context.clock.now()) {
-        // The first piece was looked at when the head was written.
         if !object.is_current() {
             return Err(Progress::Changed);
         }

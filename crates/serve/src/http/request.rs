@@ -60,20 +60,30 @@ pub struct Request<'b> {
 /// The fields that matter to a file service, as they came. A field that is a list may stand there several times, and
 /// then its value here has all of them.
 #[derive(Debug, Clone, Copy, Default)]
-#[allow(missing_docs, reason = "they are named as RFC 9110 names them")]
 pub struct Fields<'b> {
+    /// RFC 9110 section 12.5.1.
     pub accept: Option<&'b [u8]>,
+    /// RFC 9110 section 12.5.3.
     pub accept_encoding: ListField<'b>,
-    pub authorization: Option<&'b [u8]>,
+    /// RFC 9110 section 14.4.
     pub content_range: Option<&'b [u8]>,
+    /// RFC 9110 section 13.1.1.
     pub if_match: ListField<'b>,
+    /// RFC 9110 section 13.1.3.
     pub if_modified_since: Option<&'b [u8]>,
+    /// RFC 9110 section 13.1.2.
     pub if_none_match: ListField<'b>,
+    /// RFC 9110 section 13.1.5.
     pub if_range: Option<&'b [u8]>,
+    /// RFC 9110 section 13.1.4.
     pub if_unmodified_since: Option<&'b [u8]>,
+    /// RFC 6454 section 7.
     pub origin: Option<&'b [u8]>,
+    /// RFC 9110 section 14.2.
     pub range: Option<&'b [u8]>,
+    /// RFC 9110 section 10.1.3.
     pub referer: Option<&'b [u8]>,
+    /// RFC 9110 section 10.1.5.
     pub user_agent: Option<&'b [u8]>,
 }
 
@@ -93,6 +103,11 @@ impl<'b> ListField<'b> {
     /// Whether the field is there at all.
     pub fn is_present(&self) -> bool {
         self.lines[0].is_some()
+    }
+
+    /// Whether it is `*`, which stands for anything.
+    pub fn is_any(&self) -> bool {
+        self.lines().any(|line| line.trim_ascii() == b"*")
     }
 
     /// Its lines.
@@ -301,7 +316,6 @@ impl<'b> Fields<'b> {
             8 if is("if-match") => return self.if_match.add(value),
             8 if is("if-range") => &mut self.if_range,
             10 if is("user-agent") => &mut self.user_agent,
-            13 if is("authorization") => &mut self.authorization,
             13 if is("content-range") => &mut self.content_range,
             13 if is("if-none-match") => return self.if_none_match.add(value),
             15 if is("accept-encoding") => {

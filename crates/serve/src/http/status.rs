@@ -13,9 +13,8 @@ pub struct Status {
 
 macro_rules! statuses {
     ($($name:ident = $code:literal $phrase:literal;)*) => {
-        #[allow(missing_docs, reason = "the phrase beside each is what there is to say")]
         impl Status {
-            $(pub const $name: Self = Self { code: $code, phrase: $phrase };)*
+            $(#[doc = $phrase] pub const $name: Self = Self { code: $code, phrase: $phrase };)*
         }
     };
 }

@@ -18,6 +18,14 @@ const fn part(content_range: &'static str, body: &'static str) -> Expected {
     Expected { status: 206, content_range: Some(content_range), body }
 }
 
+const fn unsatisfiable() -> Expected {
+    Expected {
+        status: 416,
+        content_range: Some("bytes */10"),
+        body: "416 Range Not Satisfiable: there are 10 bytes\n",
+    }
+}
+
 const fn nothing(status: u16) -> Expected {
     Expected { status, content_range: None, body: "" }
 }
@@ -38,26 +46,8 @@ pub const TABLE: &[(&str, &str, &str, Expected)] = &[
     ("14.2 another unit is ignored", "GET", "Range: rows=2-4\r\n", whole()),
     ("14.2 malformed may be ignored", "GET", "Range: bytes=4-2\r\n", whole()),
     ("14.2 only GET has ranges", "HEAD", "Range: bytes=2-4\r\n", nothing(200)),
-    (
-        "15.5.17 none satisfiable",
-        "GET",
-        "Range: bytes=10-\r\n",
-        Expected {
-            status: 416,
-            content_range: Some("bytes */10"),
-            body: "416 Range Not Satisfiable: there are 10 bytes\n",
-        },
-    ),
-    (
-        "15.5.17 empty suffix",
-        "GET",
-        "Range: bytes=-0\r\n",
-        Expected {
-            status: 416,
-            content_range: Some("bytes */10"),
-            body: "416 Range Not Satisfiable: there are 10 bytes\n",
-        },
-    ),
+    ("15.5.17 none satisfiable", "GET", "Range: bytes=10-\r\n", unsatisfiable()),
+    ("15.5.17 empty suffix", "GET", "Range: bytes=-0\r\n", unsatisfiable()),
     ("14.2 one of two satisfiable", "GET", "Range: bytes=20-,2-4\r\n", part("bytes 2-4/10", "234")),
     ("13.1.1 If-Match holds", "GET", "If-Match: {etag}\r\n", whole()),
     ("13.1.1 If-Match of any", "GET", "If-Match: *\r\n", whole()),

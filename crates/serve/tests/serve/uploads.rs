@@ -109,6 +109,9 @@ fn what_may_not_be_put_is_refused_before_its_body() {
     let etag = service.get("/ten.txt").field("etag").unwrap().to_owned();
     assert_eq!(put(&mut service.connect(), "/ten.txt", &format!("If-Match: {etag}\r\n"), b"changed"), 204);
     assert_eq!(service.get("/ten.txt").text(), "changed");
+    // Another tag than what is there now forbids nothing.
+    assert_eq!(put(&mut service.connect(), "/ten.txt", "If-None-Match: \"other\"\r\n", b"again"), 204);
+    assert_eq!(service.get("/ten.txt").text(), "again");
 }
 
 #[test]

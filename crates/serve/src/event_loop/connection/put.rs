@@ -60,7 +60,7 @@ impl Connection {
                 let putting = Putting {
                     minor_version: request.minor_version,
                     keeps_alive: request.keeps_alive,
-                    only_new: request.fields.if_none_match.is_present(),
+                    only_new: request.fields.if_none_match.is_any(),
                     target: request.target.to_owned(),
                     head: head.to_vec(),
                     started,
