@@ -9,13 +9,26 @@ mod common {
 use common::command::haul;
 use common::json::json;
 use common::user::as_ordinary_user;
+use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// The whole machine's: a run that needs it as it is and one that changes it cannot go side by side, and each says so.
 const PAGE_ORDER: &str = "/proc/sys/net/core/high_order_alloc_disable";
+
+/// Held by every test here whose rows depend on [`PAGE_ORDER`].
+fn page_order_for_one_test() -> MutexGuard<'static, ()> {
+    static TEST: Mutex<()> = Mutex::new(());
+    let one_test = TEST.lock().unwrap_or_else(PoisonError::into_inner);
+    // A run that was killed holds it until its guard has put it back and ended.
+    let setting = fs::File::open(PAGE_ORDER).unwrap();
+    flock(&setting, FlockOperation::LockShared).unwrap();
+    one_test
+}
 
 fn row<'a>(report: &'a Value, path: &str, page_order: &str) -> &'a Value {
     let rows = report["rows"].as_array().unwrap();
@@ -24,6 +37,7 @@ fn row<'a>(report: &'a Value, path: &str, page_order: &str) -> &'a Value {
 
 #[test]
 fn each_way_says_what_it_mapped_and_what_it_copied() {
+    let _one_test = page_order_for_one_test();
     let report = json(&mut haul(&[
         "bench",
         "receive",
@@ -75,9 +89,9 @@ fn each_way_says_what_it_mapped_and_what_it_copied() {
     assert!(row(&report, "discard", "default")["copied_percent"].as_f64().unwrap() < 1e-9);
 }
 
-/// One test, because the setting has one holder at a time.
 #[test]
 fn the_machines_page_order_is_put_back_whatever_happens() {
+    let _one_test = page_order_for_one_test();
     let before = fs::read_to_string(PAGE_ORDER).unwrap();
     if fs::write(PAGE_ORDER, &before).is_err() {
         return eprintln!("SKIPPED: {PAGE_ORDER} may not be written here");
@@ -123,6 +137,7 @@ fn an_ordinary_user_gets_the_rows_that_need_no_setting() {
         "--json",
         "-",
     ];
+    let _one_test = page_order_for_one_test();
     let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
     let report = json(&mut command);
     assert!(row(&report, "read", "default")["refused"].is_null());
