@@ -88,24 +88,29 @@ impl<'a> Workers<'a> {
     fn next_good(&mut self) -> Result<(usize, Message), FlowError> {
         match self.next()? {
             (_, Message::Refused(reason)) => Err(FlowError::Refused(reason)),
-            (index, Message::Failed(reason)) => Err(self.cause(index, reason)),
+            (index, Message::Failed(reason)) => {
+                let trouble = FlowError::Worker(reason.clone());
+                Err(self.cause(Some((index, reason))).unwrap_or(trouble))
+            }
             good => Ok(good),
         }
     }
 
-    /// When one part fails the others do too; the one that connects knows best why, and a refusal explains all.
-    fn cause(&mut self, index: usize, reason: String) -> FlowError {
-        let mut worst = (index, reason);
+    /// When one part fails the others do too; the one that connects knows best why, and a refusal explains all. `None` where
+    /// nobody says why.
+    fn cause(&mut self, mut worst: Option<(usize, String)>) -> Option<FlowError> {
         // Those that are still at work have nobody to talk to any more, and end.
         self.inputs.iter_mut().for_each(|input| drop(input.take()));
         while let Ok((index, message)) = self.next() {
             match message {
-                Message::Refused(reason) => return FlowError::Refused(reason),
-                Message::Failed(reason) if index > worst.0 => worst = (index, reason),
+                Message::Refused(reason) => return Some(FlowError::Refused(reason)),
+                Message::Failed(reason) if worst.as_ref().is_none_or(|(other, _)| index > *other) => {
+                    worst = Some((index, reason));
+                }
                 _ => {}
             }
         }
-        FlowError::Worker(worst.1)
+        worst.map(|(_, reason)| FlowError::Worker(reason))
     }
 
     pub(super) fn wait_for_address(&mut self, of: usize) -> Result<SocketAddr, FlowError> {
@@ -123,6 +128,11 @@ impl<'a> Workers<'a> {
     }
 
     pub(super) fn tell(&mut self, word: Word) -> Result<(), FlowError> {
+        // Whoever does not listen any more has said why, and that is still to be heard.
+        self.tell_all(word).map_err(|error| self.cause(None).unwrap_or(error))
+    }
+
+    fn tell_all(&mut self, word: Word) -> Result<(), FlowError> {
         let failed = || FlowError::at("telling a process when to look");
         for input in self.inputs.iter_mut().flatten() {
             match (input, word) {
