@@ -3,7 +3,7 @@
 #![cfg_attr(not(test), no_main)]
 
 use haul_serve::wire::{
-    Chunked, Coding, Parsed, Piece, Target, Validators, Wanted, choose, encode_path, judge, parse,
+    Chunked, Coding, Credentials, Parsed, Piece, Target, Validators, Wanted, choose, encode_path, judge, parse,
     parse_range, range_applies,
 };
 use std::time::SystemTime;
@@ -27,6 +27,9 @@ fn head(bytes: &[u8]) {
     let _ = judge(request.method, &request.fields, Some(&validators));
     let _ = range_applies(&request.fields, &validators, SystemTime::now());
     let _ = choose(&request.fields.accept_encoding, Coding::ALL.into_iter());
+    if let Some(credentials) = request.fields.authorization.and_then(Credentials::parse) {
+        assert!(!credentials.user.contains(':') && !credentials.user.contains(char::is_control));
+    }
     if let Some(field) = request.fields.range {
         let ranges = match parse_range(field, FILE_BYTES) {
             Wanted::One(range) => vec![range],
@@ -73,7 +76,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
 #[test]
 fn bytes_that_are_nearly_a_request() {
     let whole = b"GET /a/../%2e/b%20?x HTTP/1.1\r\nHost: h\r\nRange: bytes=0-4,-5\r\nIf-Range: \"a\"\r\n\
-        If-None-Match: W/\"b\", \"a\"\r\nAccept-Encoding: br;q=0.5, gzip\r\nTransfer-Encoding: chunked\r\n\r\n";
+        Authorization: Basic YTpi\r\nIf-None-Match: W/\"b\", \"a\"\r\nAccept-Encoding: br;q=0.5, gzip\r\nTransfer-Encoding: chunked\r\n\r\n";
     let chunks = b"5;x\r\nhello\r\nA\r\n0123456789\r\n0\r\nT: x\r\n\r\n";
     let mut state = 1u64;
     for whole in [&whole[..], chunks] {

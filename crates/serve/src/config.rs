@@ -16,6 +16,8 @@ pub struct Config {
     pub listen: Vec<Address>,
     /// Where to listen for TLS, and with which certificate.
     pub tls: Option<Tls>,
+    /// Who may ask at all; `None` for everybody.
+    pub basic_auth: Option<BasicAuth>,
     /// Event loops, each on a thread of its own; `None` for one for each CPU that the process may use.
     pub workers: Option<usize>,
     /// What files are sent for.
@@ -51,6 +53,15 @@ pub struct Tls {
     pub certificate: PathBuf,
     /// The certificate's key: a PEM file.
     pub key: PathBuf,
+}
+
+/// Who may ask, by name and password (RFC 7617).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BasicAuth {
+    /// Users and bcrypt hashes of their passwords, as `htpasswd -B` writes them.
+    pub file: PathBuf,
+    /// What people are told that the password is for.
+    pub realm: String,
 }
 
 /// Which file a target stands for.
@@ -147,6 +158,7 @@ impl Config {
             root: root.into(),
             listen: vec![Address::default()],
             tls: None,
+            basic_auth: None,
             workers: None,
             content: Content::default(),
             fields: ExtraFields::default(),
@@ -213,6 +225,13 @@ pub enum Address {
     Unix(PathBuf),
     /// The sockets that systemd has opened and handed over (socket activation).
     Systemd,
+}
+
+impl Address {
+    /// Whether what is sent there leaves this machine.
+    pub(crate) fn is_public(&self) -> bool {
+        matches!(self, Self::Tcp(address) if !address.ip().is_loopback())
+    }
 }
 
 impl Default for Address {

@@ -12,7 +12,7 @@ use landlock::{
 use rustix::process::{Gid, Uid};
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The rules that are asked for where the kernel knows them: network rules came with the fourth version (Linux 6.7).
 const WANTED: ABI = ABI::V4;
@@ -72,15 +72,13 @@ pub fn give_up_files(config: &Config) -> Result<Option<String>, Error> {
         AccessFs::WriteFile | AccessFs::Truncate | AccessFs::MakeReg | AccessFs::RemoveFile | AccessFs::Refer;
     let puts = if config.put_bytes_max.is_some() { writes } else { landlock::BitFlags::empty() };
     allow(&config.root, AccessFs::from_read(WANTED) | puts)?;
-    if let Some(tls) = &config.tls {
-        // They are read again by name, after whoever renews them has replaced them: what counts is the folder, and the one that a
-        // link leads to.
-        for path in [&tls.certificate, &tls.key] {
-            let real = path.canonicalize().unwrap_or_else(|_| path.clone());
-            for folder in [folder_of(path), folder_of(&real)] {
-                // What cannot be opened could not be read again anyway, and is said to be so.
-                let _ = allow(folder, AccessFs::ReadFile | AccessFs::ReadDir);
-            }
+    // They are read again by name, after whoever renews them has replaced them: what counts is the folder, and the one that a
+    // link leads to.
+    for path in read_again(config) {
+        let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+        for folder in [folder_of(path), folder_of(&real)] {
+            // What cannot be opened could not be read again anyway, and is said to be so.
+            let _ = allow(folder, AccessFs::ReadFile | AccessFs::ReadDir);
         }
     }
     if let Some(path) = config.access_log.as_ref().and_then(|log| log.path.as_ref()) {
@@ -107,12 +105,17 @@ pub fn give_up_files(config: &Config) -> Result<Option<String>, Error> {
 
 /// What another user cannot read again when it is told to: said now, and not when the certificate has expired.
 pub fn unreadable(config: &Config) -> Option<String> {
-    let tls = config.tls.as_ref()?;
-    let unreadable = [&tls.certificate, &tls.key].into_iter().find(|path| fs::File::open(path).is_err())?;
+    let unreadable = read_again(config).find(|path| fs::File::open(path).is_err())?;
     Some(format!(
         "{} cannot be read any more: SIGHUP will not renew it, restart instead",
         unreadable.display()
     ))
+}
+
+/// Files that are read again when the service is told to reload.
+fn read_again(config: &Config) -> impl Iterator<Item = &PathBuf> {
+    let tls = config.tls.iter().flat_map(|tls| [&tls.certificate, &tls.key]);
+    tls.chain(config.basic_auth.iter().map(|auth| &auth.file))
 }
 
 fn folder_of(path: &Path) -> &Path {

@@ -84,6 +84,14 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// The passwords cannot be used.
+    #[error("passwords, {path}: {problem}", path = path.display())]
+    Passwords {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Nobody else can be become.
     #[error("user {name}: {problem}")]
     User {

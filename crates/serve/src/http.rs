@@ -2,6 +2,7 @@
 
 pub mod chunked;
 pub mod conditional;
+pub mod credentials;
 pub mod encoding;
 pub mod range;
 pub mod request;

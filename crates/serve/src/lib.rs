@@ -30,10 +30,14 @@ mod http;
 mod join;
 mod log;
 mod metrics;
+mod passwords;
 mod response;
+mod secrets;
 mod server;
 
-pub use config::{AccessLog, Address, Config, Content, ExtraFields, Limits, LogFormat, Symlinks, Tls};
+pub use config::{
+    AccessLog, Address, BasicAuth, Config, Content, ExtraFields, Limits, LogFormat, Symlinks, Tls,
+};
 pub use counters::{Counter, Counters, LATENCY_CLASSES_US, Way, WayCounters};
 pub use error::Error;
 pub use server::{Handle, Server};
@@ -43,6 +47,7 @@ pub use server::{Handle, Server};
 pub mod wire {
     pub use crate::http::chunked::{Chunked, Piece};
     pub use crate::http::conditional::{Validators, judge, range_applies};
+    pub use crate::http::credentials::Credentials;
     pub use crate::http::encoding::{Coding, choose};
     pub use crate::http::range::{Wanted, parse as parse_range};
     pub use crate::http::request::{BodyLength, Fields, Method, Parsed, Request, parse};

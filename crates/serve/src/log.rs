@@ -7,6 +7,7 @@ use crate::clock::Clock;
 use crate::config::{AccessLog, LogFormat};
 use crate::counters::Counter;
 use crate::error::Error;
+use crate::http::credentials::Credentials;
 use crate::http::request::{self, Parsed};
 use crate::http::status::Status;
 use crate::join::join_soon;
@@ -190,6 +191,8 @@ impl Log {
             Parsed::Whole(request, _) => Some(request),
             _ => None,
         };
+        let user = request.as_ref().and_then(|request| Credentials::parse(request.fields.authorization?));
+        let user = user.map(|credentials| credentials.user).filter(|user| !user.is_empty());
         let out = &mut self.lines;
         let peer = logged.peer.map(|peer| peer.ip());
         match self.format {
@@ -201,6 +204,7 @@ impl Log {
                         .map(|now| now.to_string())
                         .unwrap_or_default(),
                     peer: peer.map(|peer| peer.to_string()),
+                    user,
                     method: request.as_ref().map(|request| request.method_name),
                     target: request.as_ref().map(|request| request.target),
                     version: request
@@ -219,7 +223,10 @@ impl Log {
                     Some(peer) => drop(write!(out, "{peer}")),
                     None => out.push(b'-'),
                 }
-                out.extend_from_slice(b" - - [");
+                out.extend_from_slice(b" - ");
+                // It stands there without quotes, so what separates the fields is not for it.
+                quote(out, user.as_deref().unwrap_or("-").replace([' ', '['], "_").as_bytes());
+                out.extend_from_slice(b" [");
                 out.extend_from_slice(clock.log_date().as_bytes());
                 out.extend_from_slice(b"] \"");
                 if let Some(request) = &request {
@@ -286,6 +293,7 @@ fn quote(out: &mut Vec<u8>, text: &[u8]) {
 struct JsonLine<'l> {
     time: String,
     peer: Option<String>,
+    user: Option<String>,
     method: Option<&'l str>,
     target: Option<&'l str>,
     version: Option<&'static str>,

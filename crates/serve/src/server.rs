@@ -1,18 +1,18 @@
 //! A file service as a whole: its listening sockets, its loops, and the way to stop it.
 
-use crate::config::{Address, Config, Tls};
+use crate::config::{Address, Config};
 use crate::confine;
 use crate::counters::Counters;
 use crate::error::Error;
 use crate::event_loop::context::Context;
 use crate::event_loop::helper::{Helpers, Inbox};
 use crate::event_loop::listen::Listeners;
-use crate::event_loop::tls;
 use crate::event_loop::wake::Wake;
 use crate::event_loop::worker::{Orders, Worker};
 use crate::files::service::Service;
 use crate::log::{self, Log, Writer};
 use crate::metrics::{self, Metrics};
+use crate::secrets::Secrets;
 use haul::{Choice, Path};
 use std::io;
 use std::net::SocketAddr;
@@ -47,7 +47,7 @@ pub struct Server {
 #[derive(Debug, Clone)]
 pub struct Handle {
     orders: Arc<Orders>,
-    tls: Option<Tls>,
+    config: Arc<Config>,
     log: Option<Arc<Writer>>,
     wakes: Vec<Arc<Wake>>,
     counters: Vec<Arc<Counters>>,
@@ -70,7 +70,7 @@ impl Server {
         }
         let config = &within_descriptor_limit(config);
         let service = Arc::new(Service::new(config)?);
-        let tls = config.tls.as_ref().map(tls::load).transpose()?;
+        let secrets = Secrets::load(config)?;
         let mut log_file = config.access_log.as_ref().map(log::open).transpose()?;
         let listeners = Listeners::open(config, workers)?;
         let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
@@ -80,6 +80,11 @@ impl Server {
         // Whoever this is now must be able to read what is served.
         service.root.check().map_err(|source| Error::Root { path: config.root.clone(), source })?;
         let mut caveats: Vec<_> = confine::unreadable(config).into_iter().collect();
+        if config.basic_auth.is_some()
+            && let Some(address) = config.listen.iter().find(|address| address.is_public())
+        {
+            caveats.push(format!("passwords travel to {address} for everybody on the way to read: use TLS"));
+        }
         if config.confine {
             caveats.extend(confine::give_up_files(config)?);
         }
@@ -87,11 +92,12 @@ impl Server {
         let log = config.access_log.as_ref().zip(log_file.take());
         let log = log.map(|(log, file)| Writer::start(log, file)).transpose()?;
         let failed = |step| move |source: io::Error| Error::Failed { step, source };
-        let helpers = Helpers::start(Arc::clone(&service), HELPERS).map_err(failed("starting a thread"))?;
+        let helpers = Helpers::start(&service, HELPERS, secrets.passwords.is_some())
+            .map_err(failed("starting a thread"))?;
         let log = log.map(Arc::new);
         let mut handle = Handle {
-            orders: Arc::new(Orders { drain: AtomicBool::new(false), tls: Mutex::new(tls.clone()) }),
-            tls: config.tls.clone(),
+            orders: Arc::new(Orders { drain: AtomicBool::new(false), secrets: Mutex::new(secrets.clone()) }),
+            config: Arc::new(config.clone()),
             log: log.clone(),
             wakes: Vec::new(),
             counters: Vec::new(),
@@ -101,7 +107,7 @@ impl Server {
             let wake = Arc::new(Wake::new().map_err(failed("making an event loop"))?);
             let inbox = Inbox::new(Arc::clone(&wake));
             let lines = log.as_deref().map_or_else(Log::off, Writer::log);
-            let context = Context::new(config, workers, Arc::clone(&service), tls.clone(), lines);
+            let context = Context::new(config, workers, Arc::clone(&service), secrets.clone(), lines);
             handle.wakes.push(Arc::clone(&wake));
             handle.counters.push(Arc::clone(&context.counters));
             let asker = helpers.asker(&inbox);
@@ -202,18 +208,16 @@ impl Handle {
         }
     }
 
-    /// Reads the certificate again, for connections that begin from now on, and opens the access log again by its name. What
-    /// cannot be read stays as it was.
+    /// Reads the certificate again, for connections that begin from now on, and the passwords, for requests from now on, and opens
+    /// the access log again by its name. Where one of the former cannot be read, all stays as it was.
     pub fn reload(&self) -> Result<(), Error> {
+        let secrets = Secrets::load(&self.config)?;
         if let Some(log) = &self.log {
             log.reopen()?;
         }
-        if let Some(tls) = &self.tls {
-            let fresh = tls::load(tls)?;
-            *self.orders.tls.lock().unwrap_or_else(PoisonError::into_inner) = Some(fresh);
-            for wake in &self.wakes {
-                wake.wake();
-            }
+        *self.orders.secrets.lock().unwrap_or_else(PoisonError::into_inner) = secrets;
+        for wake in &self.wakes {
+            wake.wake();
         }
         Ok(())
     }

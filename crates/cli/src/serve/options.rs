@@ -4,7 +4,7 @@ use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul::{Choice, Path, Plan};
 use haul_bench::quantity::Size;
-use haul_serve::{AccessLog, Address, Config, Limits, LogFormat, Symlinks, Tls};
+use haul_serve::{AccessLog, Address, BasicAuth, Config, Limits, LogFormat, Symlinks, Tls};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -37,6 +37,12 @@ pub struct Options {
     /// The certificate's key: a PEM file
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
+    /// Ask for a name and a password from this file of bcrypt hashes, written by htpasswd -B and read again at SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub auth_file: Option<PathBuf>,
+    /// What people are told that the password is for [default: haul]
+    #[arg(long, value_name = "TEXT")]
+    pub auth_realm: Option<String>,
     /// Event loops [default: one for each CPU]
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
@@ -193,6 +199,8 @@ impl Options {
             tls_listen: list(self.tls_listen, other.tls_listen),
             tls_certificate: self.tls_certificate.or(other.tls_certificate),
             tls_key: self.tls_key.or(other.tls_key),
+            auth_file: self.auth_file.or(other.auth_file),
+            auth_realm: self.auth_realm.or(other.auth_realm),
             workers: self.workers.or(other.workers),
             index: list(self.index, other.index),
             listing: self.listing.or(other.listing),
@@ -246,6 +254,8 @@ impl Options {
                 return Err(Failure::bad_input(needs));
             }
         };
+        let realm = self.auth_realm.unwrap_or_else(|| "haul".into());
+        config.basic_auth = self.auth_file.map(|file| BasicAuth { file, realm });
         at_least_one("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
         at_least_one("workers", self.workers)?;
         at_least_one("max-connections", self.max_connections)?;
@@ -320,6 +330,7 @@ fn at_least_one(name: &str, number: Option<usize>) -> Result<(), Failure> {
 fn check_pairs(options: &Options) -> Result<(), Failure> {
     let pairs = [
         (options.log_format.is_some() && options.access_log.is_none(), "log-format", "access-log"),
+        (options.auth_realm.is_some() && options.auth_file.is_none(), "auth-realm", "auth-file"),
         (options.put_limit.is_some() && options.allow_put != Some(true), "put-limit", "allow-put"),
     ];
     match pairs.iter().find(|(is_alone, ..)| *is_alone) {

@@ -17,14 +17,17 @@ use crate::event_loop::stream::Stream;
 use crate::event_loop::transmit::{Progress, transmit};
 use crate::files::service::Found;
 use crate::files::upload::Upload;
+use crate::http::credentials::Credentials;
 use crate::http::request::{Method, Request};
 use crate::http::status::Status;
 use crate::log::Logged;
+use crate::passwords::Passwords;
 use crate::response::answer::Answer;
 use crate::response::body::Body;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What one connection is sent of files before others have their turn, in bytes.
@@ -49,6 +52,8 @@ pub struct Connection {
     found: Option<Found>,
     /// The file that the disk gave for its body, or why there is none.
     begun: Option<Result<Box<Upload>, Status>>,
+    /// Whether the password of that request is right, or why nobody knows.
+    tried: Option<Tried>,
     /// Whether the socket may have more to read.
     is_readable: bool,
     /// Whether the end of what the client says is among that.
@@ -66,7 +71,7 @@ enum State {
     Reading,
     /// Sending what the socket did not take at once.
     Sending(Box<Sending>),
-    /// Waiting for the disk, to answer or to send on.
+    /// Waiting for the disk or another helper, to answer or to send on.
     AtDisk(Option<Box<Sending>>),
     /// Taking a body into a file.
     Receiving(Box<Receiving>, Box<Putting>),
@@ -104,6 +109,9 @@ enum Waits {
     Idle(u32),
 }
 
+/// Whether these passwords let somebody in, or why nobody knows.
+type Tried = Result<(Arc<Passwords>, bool), Status>;
+
 /// What comes after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
@@ -129,7 +137,7 @@ impl Connection {
     /// A connection that has just been accepted.
     pub fn new(accepted: Accepted, context: &Context) -> io::Result<Self> {
         let Accepted { socket, peer, is_tls } = accepted;
-        let tls = context.tls.as_ref().filter(|_| is_tls);
+        let tls = context.secrets.tls.as_ref().filter(|_| is_tls);
         Ok(Self {
             stream: Stream::new(socket, tls, &context.settings)?,
             peer,
@@ -137,6 +145,7 @@ impl Connection {
             input: Vec::new(),
             found: None,
             begun: None,
+            tried: None,
             is_readable: true,
             has_hung_up: false,
             is_at_end: false,
@@ -177,9 +186,18 @@ impl Connection {
                 self.begun = Some(begun);
                 State::Reading
             }
+            (State::AtDisk(None), Reply::Tried(passwords, accepted)) => {
+                self.tried = Some(Ok((passwords, accepted)));
+                State::Reading
+            }
+            (State::AtDisk(None), Reply::Busy) => {
+                self.tried = Some(Err(Status::UNAVAILABLE));
+                State::Reading
+            }
             (State::Finishing(putting), Reply::Finished(status)) => State::Finished(putting, status),
             (State::Finishing(putting), _) => State::Finished(putting, Status::INTERNAL_ERROR),
             (State::AtDisk(None), _) => {
+                self.tried = Some(Err(Status::INTERNAL_ERROR));
                 self.found = Some(Found::Nothing(Status::INTERNAL_ERROR));
                 self.begun = Some(Err(Status::INTERNAL_ERROR));
                 State::Reading
@@ -313,6 +331,14 @@ impl Connection {
         request.keeps_alive &= !context.is_draining;
         let answer = if let Some(answer) = context.answering().without_file(&request) {
             answer
+        } else if let Some(refused) = self.admit(&request, context) {
+            match refused {
+                Ok(status) => context.answering().refuse(&request, status),
+                Err(question) => {
+                    self.state = State::AtDisk(None);
+                    return Some(Next::Disk(question));
+                }
+            }
         } else if request.method == Method::Put {
             return self.begin_put(&request, head, started, context, budget_bytes);
         } else if let Some(found) = self.find(request.target, context) {
@@ -327,6 +353,30 @@ impl Connection {
             .then(|| Logged::new(self.peer, head, answer.status, answer.body.len(), started));
         let then = if answer.keeps_alive { Then::Next } else { Then::Close };
         self.respond(answer, then, logged, started, context, budget_bytes)
+    }
+
+    /// `None` where whoever asks may; else why not, or whom to ask.
+    fn admit(&mut self, request: &Request<'_>, context: &mut Context) -> Option<Result<Status, Question>> {
+        let passwords = context.secrets.passwords.as_ref()?;
+        let tried = self.tried.take();
+        let field = request.fields.authorization.unwrap_or(b"");
+        let hash = blake3::hash(field);
+        if context.known.get(&hash).is_some() {
+            return None;
+        }
+        let Some(credentials) = Credentials::parse(field) else { return Some(Ok(Status::UNAUTHORIZED)) };
+        match tried {
+            Some(Err(status)) => Some(Ok(status)),
+            Some(Ok((by, accepted))) if Arc::ptr_eq(&by, passwords) => {
+                if accepted {
+                    context.known.put(hash, ());
+                    return None;
+                }
+                Some(Ok(Status::UNAUTHORIZED))
+            }
+            // Nobody has tried it, or with passwords that hold no longer.
+            _ => Some(Err(Question::Try(Arc::clone(passwords), credentials))),
+        }
     }
 
     /// What stands for a target; `None` where the disk has to be asked.

@@ -9,8 +9,10 @@ use crate::files::service::{Found, Service};
 use crate::http::target::Target;
 use crate::log::Log;
 use crate::response::answer::Answering;
+use crate::secrets::Secrets;
+use lru::LruCache;
 use rustix::time::{ClockId, Timespec, clock_gettime};
-use rustls::ServerConfig;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +20,9 @@ use std::time::Duration;
 const INPUT_BYTES: usize = 32 << 10;
 /// Files that are changing are copied in pieces of this size, which stays in a second-level cache.
 const COPY_BYTES: usize = 64 << 10;
+
+/// Users whose password need not be tried again.
+const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 /// One send in so many is timed.
 const TIMED_EVERY: u32 = 32;
@@ -45,8 +50,10 @@ pub struct Context {
     pub service: Arc<Service>,
     /// How sockets are sent through.
     pub settings: haul::Settings,
-    /// Who to say that one is, where TLS is spoken.
-    pub tls: Option<Arc<ServerConfig>>,
+    /// The certificate and the passwords.
+    pub secrets: Secrets,
+    /// Hashes of the `Authorization` fields that those passwords let in.
+    pub known: LruCache<blake3::Hash, ()>,
     /// What clients may take.
     pub limits: Limits,
     /// The time.
@@ -71,19 +78,14 @@ pub struct Context {
 
 impl Context {
     /// What one of so many loops lends.
-    pub fn new(
-        config: &Config,
-        workers: usize,
-        service: Arc<Service>,
-        tls: Option<Arc<ServerConfig>>,
-        log: Log,
-    ) -> Self {
+    pub fn new(config: &Config, workers: usize, service: Arc<Service>, secrets: Secrets, log: Log) -> Self {
         let limits = config.limits;
         let settings = haul::Settings { choice: config.choice.clone(), ..haul::Settings::default() };
         Self {
             service,
             settings,
-            tls,
+            secrets,
+            known: LruCache::new(KNOWN_MAX),
             limits,
             clock: Clock::new(),
             cache: Cache::new(limits.cached_files_max / workers, limits.cached_bytes_max / workers),
@@ -100,6 +102,18 @@ impl Context {
     /// Writes responses into [`Context::head`].
     pub fn answering(&mut self) -> Answering<'_> {
         Answering { service: &self.service, clock: &self.clock, head: &mut self.head }
+    }
+
+    /// Has other secrets from now on. Whoever the former passwords have let in has to show his again.
+    pub fn renew(&mut self, secrets: Secrets) {
+        let is_same = match (&secrets.passwords, &self.secrets.passwords) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        if !is_same {
+            self.known.clear();
+        }
+        self.secrets = secrets;
     }
 
     /// A timer for one send in so many: reading the clock is a system call.

@@ -1,4 +1,4 @@
-//! Threads that wait for the disk, so that no event loop does.
+//! Threads that wait for the disk, and one that tries passwords, so that no event loop does.
 //!
 //! A loop asks the kernel for what is in memory and hands the rest over here. The answer comes back through the loop's
 //! [`Inbox`], which wakes it. The locks here are taken only on that cold way.
@@ -8,10 +8,12 @@ use crate::files::object::Patience;
 use crate::files::resource::Representation;
 use crate::files::service::{Found, Service, status_of};
 use crate::files::upload::{Finished, Upload};
+use crate::http::credentials::Credentials;
 use crate::http::request::Request;
 use crate::http::status::Status;
 use crate::http::target::Target;
 use crate::join::join_soon;
+use crate::passwords::Passwords;
 use rustix::fs::Advice;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -28,6 +30,9 @@ pub const AWAITED_BYTES: u64 = 2 << 20;
 /// Readahead comes in pieces of this size or more (`read_ahead_kb` of most disks).
 const STEP_BYTES: usize = 128 << 10;
 
+/// Passwords that wait to be tried. Whoever guesses makes others wait for their turn, but not for ever.
+const UNTRIED_MAX: usize = 64;
+
 /// What a loop wants to know.
 #[derive(Debug)]
 pub enum Question {
@@ -39,6 +44,8 @@ pub enum Question {
     Begin(String),
     /// Put a file into its place; where it must be new, not into another's.
     Finish { upload: Box<Upload>, only_new: bool },
+    /// Is it they?
+    Try(Arc<Passwords>, Credentials),
 }
 
 /// What came of it.
@@ -52,6 +59,10 @@ pub enum Reply {
     Begun(Result<Box<Upload>, Status>),
     /// What has become of it.
     Finished(Status),
+    /// Whether they are in that file with that password.
+    Tried(Arc<Passwords>, bool),
+    /// Too many ask the same.
+    Busy,
     /// The helper has panicked over the question.
     Failed,
 }
@@ -63,17 +74,19 @@ pub struct Inbox {
     wake: Arc<Wake>,
 }
 
-/// The threads.
+/// The threads: those for the disk, and one for passwords, lest guessing keep the others from their files.
 #[derive(Debug)]
 pub struct Helpers {
-    shared: Arc<Shared>,
+    disk: Arc<Shared>,
+    passwords: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// Where loops leave their questions.
 #[derive(Debug, Clone)]
 pub struct Asker {
-    shared: Arc<Shared>,
+    disk: Arc<Shared>,
+    passwords: Arc<Shared>,
     inbox: Arc<Inbox>,
 }
 
@@ -81,6 +94,7 @@ pub struct Asker {
 struct Shared {
     service: Arc<Service>,
     queue: Mutex<Queue>,
+    jobs_max: usize,
     is_filled: Condvar,
 }
 
@@ -122,32 +136,46 @@ impl Inbox {
 }
 
 impl Helpers {
-    /// Starts so many threads.
-    pub fn start(service: Arc<Service>, count: usize) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared { service, queue: Mutex::default(), is_filled: Condvar::new() });
-        let threads = (0..count)
-            .map(|_| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new().name("haul-disk".into()).spawn(move || shared.work())
-            })
-            .collect::<Result<_, _>>()?;
-        Ok(Self { shared, threads })
+    /// Starts so many threads for the disk, and the other one where there are passwords.
+    pub fn start(service: &Arc<Service>, disk_threads: usize, has_passwords: bool) -> std::io::Result<Self> {
+        let shared = |jobs_max| {
+            let (queue, is_filled) = (Mutex::default(), Condvar::new());
+            Arc::new(Shared { service: Arc::clone(service), queue, jobs_max, is_filled })
+        };
+        // There is at most one question for each connection.
+        let (disk, passwords) = (shared(usize::MAX), shared(UNTRIED_MAX));
+        let kinds =
+            [(&disk, "haul-disk", disk_threads), (&passwords, "haul-passwords", has_passwords.into())];
+        let mut threads = Vec::new();
+        for (shared, name, count) in kinds {
+            for _ in 0..count {
+                let shared = Arc::clone(shared);
+                threads.push(std::thread::Builder::new().name(name.into()).spawn(move || shared.work())?);
+            }
+        }
+        Ok(Self { disk, passwords, threads })
     }
 
     /// Where the owner of `inbox` leaves its questions.
     pub fn asker(&self, inbox: &Arc<Inbox>) -> Asker {
-        Asker { shared: Arc::clone(&self.shared), inbox: Arc::clone(inbox) }
+        Asker {
+            disk: Arc::clone(&self.disk),
+            passwords: Arc::clone(&self.passwords),
+            inbox: Arc::clone(inbox),
+        }
     }
 }
 
 impl Drop for Helpers {
     /// Waits a moment for what is being read; a disk that hangs is left alone.
     fn drop(&mut self) {
-        let mut queue = lock(&self.shared.queue);
-        queue.is_closed = true;
-        queue.jobs.clear();
-        drop(queue);
-        self.shared.is_filled.notify_all();
+        for shared in [&self.disk, &self.passwords] {
+            let mut queue = lock(&shared.queue);
+            queue.is_closed = true;
+            queue.jobs.clear();
+            drop(queue);
+            shared.is_filled.notify_all();
+        }
         for thread in self.threads.drain(..) {
             join_soon(thread);
         }
@@ -155,11 +183,16 @@ impl Drop for Helpers {
 }
 
 impl Asker {
-    /// Leaves a question; the reply comes with the same token. There is at most one for each connection.
+    /// Leaves a question; the reply comes with the same token.
     pub fn ask(&self, token: u64, question: Question) {
-        let job = Job { token, question, inbox: Arc::clone(&self.inbox) };
-        lock(&self.shared.queue).jobs.push_back(job);
-        self.shared.is_filled.notify_one();
+        let shared = if matches!(question, Question::Try(..)) { &self.passwords } else { &self.disk };
+        let mut queue = lock(&shared.queue);
+        if queue.jobs.len() >= shared.jobs_max {
+            return self.inbox.put(token, Reply::Busy);
+        }
+        queue.jobs.push_back(Job { token, question, inbox: Arc::clone(&self.inbox) });
+        drop(queue);
+        shared.is_filled.notify_one();
     }
 }
 
@@ -212,6 +245,10 @@ impl Shared {
             Question::Warm(form, range) => {
                 warm(&form, range);
                 Reply::Warm
+            }
+            Question::Try(passwords, credentials) => {
+                let accepted = passwords.accept(&credentials);
+                Reply::Tried(passwords, accepted)
             }
         }
     }

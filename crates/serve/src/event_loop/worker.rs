@@ -8,11 +8,11 @@ use crate::event_loop::helper::{Asker, Inbox};
 use crate::event_loop::listen::Listener;
 use crate::event_loop::wake::Wake;
 use crate::log::FLUSHED_EVERY;
+use crate::secrets::Secrets;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
-use rustls::ServerConfig;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::io;
@@ -34,8 +34,8 @@ const LISTENER: u64 = u64::MAX - 1_000_000;
 pub struct Orders {
     /// Finish what is under way and end.
     pub drain: AtomicBool,
-    /// The certificate that is good from now on.
-    pub tls: Mutex<Option<Arc<ServerConfig>>>,
+    /// The certificate and the passwords that are good from now on.
+    pub secrets: Mutex<Secrets>,
 }
 
 /// An event loop.
@@ -163,7 +163,8 @@ impl Worker {
                 self.drive(token);
             }
         }
-        self.context.tls.clone_from(&self.orders.tls.lock().unwrap_or_else(PoisonError::into_inner));
+        let secrets = self.orders.secrets.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.context.renew(secrets);
         if self.orders.drain.load(Relaxed) && self.drain_until.is_none() {
             self.begin_to_drain();
         }

@@ -2,7 +2,7 @@
 //!
 //! All loops share one service and nothing in it changes, so nothing in it is locked.
 
-use crate::config::{Config, Content};
+use crate::config::{BasicAuth, Config, Content};
 use crate::error::Error;
 use crate::files::listing::{Listing, Rendered};
 use crate::files::object::{Object, Opened, Patience};
@@ -48,6 +48,8 @@ pub struct Service {
     /// Lines of every response.
     pub(crate) common_fields: Vec<u8>,
     pub(crate) cors: Vec<String>,
+    /// How to ask for a password (RFC 7617).
+    pub(crate) challenge: String,
     pub(crate) error_pages: Vec<ErrorPage>,
     /// The largest file that may be put here, in bytes.
     pub(crate) put_bytes_max: Option<u64>,
@@ -88,6 +90,7 @@ impl Service {
             cache_control,
             common_fields: common_fields.into_bytes(),
             cors: config.fields.cors.clone(),
+            challenge: config.basic_auth.as_ref().map_or(Ok(String::new()), challenge)?,
             error_pages: Vec::new(),
             put_bytes_max: config.put_bytes_max,
         };
@@ -265,6 +268,17 @@ impl Service {
 }
 
 /// A field that somebody set, before it stands in every response.
+/// The field that asks for a password, for what is protected by this name.
+fn challenge(auth: &BasicAuth) -> Result<String, Error> {
+    let realm = &auth.realm;
+    if realm.chars().any(|character| matches!(character, '"' | '\\') || character.is_control()) {
+        return Err(Error::Field(format!(
+            "WWW-Authenticate: the realm {realm:?} has quotes or control characters"
+        )));
+    }
+    Ok(format!("Basic realm=\"{realm}\", charset=\"UTF-8\""))
+}
+
 fn check_field(name: &str, value: &str) -> Result<(), Error> {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if name.is_empty() || !name.bytes().all(is_token) {
@@ -286,6 +300,7 @@ fn check_field(name: &str, value: &str) -> Result<(), Error> {
         "server",
         "transfer-encoding",
         "vary",
+        "www-authenticate",
     ];
     if own.iter().any(|other| name.eq_ignore_ascii_case(other)) {
         return Err(Error::Field(format!("{name} is the server's own to set")));

@@ -65,6 +65,8 @@ pub struct Fields<'b> {
     pub accept: Option<&'b [u8]>,
     /// RFC 9110 section 12.5.3.
     pub accept_encoding: ListField<'b>,
+    /// RFC 9110 section 11.6.2.
+    pub authorization: Option<&'b [u8]>,
     /// RFC 9110 section 14.4.
     pub content_range: Option<&'b [u8]>,
     /// RFC 9110 section 13.1.1.
@@ -316,6 +318,7 @@ impl<'b> Fields<'b> {
             8 if is("if-match") => return self.if_match.add(value),
             8 if is("if-range") => &mut self.if_range,
             10 if is("user-agent") => &mut self.user_agent,
+            13 if is("authorization") => &mut self.authorization,
             13 if is("content-range") => &mut self.content_range,
             13 if is("if-none-match") => return self.if_none_match.add(value),
             15 if is("accept-encoding") => {

@@ -125,10 +125,13 @@ impl Answering<'_> {
             Some(page) => (&page.content_type, Arc::clone(&page.content)),
             None => ("text/plain; charset=utf-8", format!("{status}\n").into_bytes().into()),
         };
-        let allowed = self.service.allowed();
+        let (allowed, challenge) = (self.service.allowed(), &self.service.challenge);
         let mut head = self.begin(status, asked);
-        if status == Status::METHOD_NOT_ALLOWED {
-            head.field("Allow", allowed);
+        match status {
+            Status::METHOD_NOT_ALLOWED => drop(head.field("Allow", allowed)),
+            Status::UNAUTHORIZED => drop(head.field("WWW-Authenticate", challenge)),
+            Status::UNAVAILABLE => drop(head.field("Retry-After", "1")),
+            _ => {}
         }
         head.field("Content-Type", content_type).content_length(content.len() as u64);
         head.end(asked.keeps_alive, asked.minor_version);

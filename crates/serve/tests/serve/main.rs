@@ -5,6 +5,7 @@ mod common;
 mod connections;
 mod content;
 mod metrics;
+mod passwords;
 mod rfc9110;
 mod tools;
 mod uploads;

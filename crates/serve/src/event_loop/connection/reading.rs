@@ -43,7 +43,10 @@ impl Connection {
                     let head = &buffer[*consumed..*consumed + head_bytes];
                     let next = self.answer(request, head, context, budget_bytes);
                     // What waits for the disk is read again when that has replied.
-                    if !matches!(next, Some(Next::Disk(Question::Find { .. } | Question::Begin(_)))) {
+                    if !matches!(
+                        next,
+                        Some(Next::Disk(Question::Find { .. } | Question::Begin(_) | Question::Try(..)))
+                    ) {
                         *consumed += head_bytes;
                     }
                     match (next, &self.state) {
