@@ -34,13 +34,34 @@ const TIME_MAX: Duration = Duration::from_secs(300);
 const PASSED: &str = "haul guest: passed";
 const FAILED: &str = "haul guest: FAILED";
 /// What the guest's kernel loads, with what each stands on: the network card, then what is to be tested.
-const MODULES: [&str; 6] = ["virtio_pci", "virtio_net", "veth", "tls", "sch_netem", "sch_fq"];
+const MODULES: [&str; 12] = [
+    "virtio_pci",
+    "virtio_net",
+    "veth",
+    "tls",
+    "gcm",
+    "ctr",
+    "ghash_generic",
+    "chacha20poly1305",
+    "chacha_generic",
+    "poly1305_generic",
+    "sch_netem",
+    "sch_fq",
+];
 /// Where the guest finds their names, in the order of loading.
 const MODULES_IN_ORDER: &str = "modules/in-order";
 /// Programs that the guest runs.
-const PROGRAMS: [&str; 2] = ["ip", "tc"];
-/// The library's own tests that run in the guest, by the names of their files.
-const TESTS: [&str; 4] = ["paths", "loans", "receiving", "forwarding"];
+const PROGRAMS: [(&str, &str); 4] =
+    [("ip", "iproute2"), ("tc", "iproute2"), ("curl", "curl"), ("openssl", "openssl")];
+/// The project's own tests that run in the guest: the package, the test's file, and which of its tests; all where that is empty.
+const TESTS: [(&str, &str, &str); 6] = [
+    ("haul", "paths", ""),
+    ("haul", "loans", ""),
+    ("haul", "receiving", ""),
+    ("haul", "forwarding", ""),
+    ("haul-sys", "haul_sys", "ktls::"),
+    ("haul-serve", "serve", "tls::"),
+];
 
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
@@ -179,12 +200,12 @@ fn build_initramfs() -> Result<Vec<u8>, VmError> {
     }
     let this = std::env::current_exe().map_err(step("finding this program"))?;
     archive.program(&this, "init")?;
-    for name in PROGRAMS {
+    for (name, package) in PROGRAMS {
         let program = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"]
             .map(|folder| Path::new(folder).join(name))
             .into_iter()
             .find(|path| path.exists())
-            .ok_or_else(|| VmError::Missing(format!("{name} (iproute2)")))?;
+            .ok_or_else(|| VmError::Missing(format!("{name} ({package})")))?;
         archive.program(&program, &format!("bin/{name}"))?;
     }
     for (name, path) in build_tests()? {
@@ -224,18 +245,14 @@ fn add_module(archive: &mut Archive, name: &str, in_order: &mut Vec<String>) -> 
 fn build_tests() -> Result<Vec<(String, PathBuf)>, VmError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
-    build.args([
-        "test",
-        "--release",
-        "--locked",
-        "--package",
-        "haul",
-        "--no-run",
-        "--message-format",
-        "json",
-    ]);
-    for name in TESTS {
-        build.args(["--test", name]);
+    build.args(["test", "--release", "--locked", "--no-run", "--message-format", "json"]);
+    // A package's own tests go by its name.
+    build.arg("--lib");
+    for (package, file, _) in TESTS {
+        build.args(["--package", package]);
+        if file != package.replace('-', "_") {
+            build.args(["--test", file]);
+        }
     }
     let output = build.stderr(Stdio::inherit()).output().map_err(step("running cargo"))?;
     if !output.status.success() {
@@ -244,7 +261,10 @@ fn build_tests() -> Result<Vec<(String, PathBuf)>, VmError> {
     let mut tests = Vec::new();
     for line in output.stdout.split(|&byte| byte == b'\n') {
         let message: serde_json::Value = serde_json::from_slice(line).unwrap_or_default();
-        let name = message["target"]["name"].as_str().filter(|name| TESTS.contains(name));
+        let is_test = message["profile"]["test"] == true;
+        let name = message["target"]["name"]
+            .as_str()
+            .filter(|name| is_test && TESTS.iter().any(|(_, file, _)| file == name));
         if let (Some(name), Some(path)) = (name, message["executable"].as_str()) {
             tests.push((name.to_owned(), path.into()));
         }

@@ -53,6 +53,8 @@ pub struct Tls {
     pub certificate: PathBuf,
     /// The certificate's key: a PEM file.
     pub key: PathBuf,
+    /// Whether the kernel encrypts where it can (kTLS), so that files go to the socket without passing through the program.
+    pub in_kernel: bool,
 }
 
 /// Who may ask, by name and password (RFC 7617).

@@ -4,6 +4,7 @@
 
 use crate::http::status::Status;
 use haul::Path;
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -39,27 +40,43 @@ pub enum Way {
     Memory,
     /// Encrypted in the program.
     Tls,
+    /// From the server's memory, encrypted in the kernel.
+    KernelTls,
     /// A file, by this path of the library.
     Path(Path),
+    /// A file, by this path of the library, encrypted in the kernel.
+    KernelTlsPath(Path),
 }
 
 impl Way {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        [Self::Memory, Self::Tls].into_iter().chain(Path::ALL.into_iter().map(Self::Path))
+        let paths = || Path::ALL.into_iter();
+        let others = [Self::Memory, Self::Tls, Self::KernelTls].into_iter();
+        others.chain(paths().map(Self::Path)).chain(paths().map(Self::KernelTlsPath))
     }
 
     /// Its name in metrics.
-    pub fn name(self) -> &'static str {
+    pub fn name(self) -> Cow<'static, str> {
         match self {
-            Self::Memory => "memory",
-            Self::Tls => "tls",
-            Self::Path(path) => path.name(),
+            Self::Memory => "memory".into(),
+            Self::Tls => "tls".into(),
+            Self::KernelTls => "ktls".into(),
+            Self::Path(path) => path.name().into(),
+            Self::KernelTlsPath(path) => format!("ktls+{path}").into(),
         }
     }
 
+    /// Its place among [`Way::all`].
     fn index(self) -> usize {
-        Self::all().position(|way| way == self).unwrap_or(0)
+        let of = |path| Path::ALL.iter().position(|&other| other == path).unwrap_or(0);
+        match self {
+            Self::Memory => 0,
+            Self::Tls => 1,
+            Self::KernelTls => 2,
+            Self::Path(path) => 3 + of(path),
+            Self::KernelTlsPath(path) => 3 + Path::ALL.len() + of(path),
+        }
     }
 }
 
@@ -84,7 +101,7 @@ pub struct Counters {
     /// How long all of them took, in microseconds.
     pub latency_us: Counter,
     /// Bytes by the way they took.
-    ways: [WayCounters; 2 + Path::ALL.len()],
+    ways: [WayCounters; 3 + 2 * Path::ALL.len()],
     /// Times that a path was stepped down from.
     pub demotions: Counter,
     /// Connections that were accepted.

@@ -3,6 +3,7 @@
 pub mod connection;
 pub mod context;
 pub mod helper;
+pub mod kernel_tls;
 pub mod listen;
 pub mod receiving;
 pub mod sent;

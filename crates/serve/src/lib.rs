@@ -13,9 +13,9 @@
 //! One event loop on each CPU, none of which waits for another or for the disk. A small file goes with its head in one call from
 //! memory; a large one goes by [`haul::Sender::send_file`], and not through the program's memory.
 //!
-//! TLS is rustls', in the program.
+//! TLS is rustls', and the kernel's once both sides have agreed on keys, where it has kTLS.
 //!
-//! What it cannot do: HTTP/2, TLS in the kernel, anything but files.
+//! What it cannot do: HTTP/2, anything but files.
 
 #![forbid(unsafe_code)]
 

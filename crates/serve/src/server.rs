@@ -6,6 +6,7 @@ use crate::counters::Counters;
 use crate::error::Error;
 use crate::event_loop::context::Context;
 use crate::event_loop::helper::{Helpers, Inbox};
+use crate::event_loop::kernel_tls::Supported;
 use crate::event_loop::listen::Listeners;
 use crate::event_loop::wake::Wake;
 use crate::event_loop::worker::{Orders, Worker};
@@ -73,6 +74,11 @@ impl Server {
         let secrets = Secrets::load(config)?;
         let mut log_file = config.access_log.as_ref().map(log::open).transpose()?;
         let listeners = Listeners::open(config, workers)?;
+        // Before connections to anywhere are given up.
+        let kernel_tls = match &config.tls {
+            Some(tls) if tls.in_kernel => Supported::probe(),
+            _ => Ok(Supported::default()),
+        };
         let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
         if let Some(user) = &config.user {
             confine::become_user(user)?;
@@ -80,6 +86,11 @@ impl Server {
         // Whoever this is now must be able to read what is served.
         service.root.check().map_err(|source| Error::Root { path: config.root.clone(), source })?;
         let mut caveats: Vec<_> = confine::unreadable(config).into_iter().collect();
+        if let Err(error) = &kernel_tls {
+            caveats.push(format!(
+                "the kernel does not encrypt ({error}), so files pass through the program: modprobe tls"
+            ));
+        }
         if config.basic_auth.is_some()
             && let Some(address) = config.listen.iter().find(|address| address.is_public())
         {
@@ -102,12 +113,14 @@ impl Server {
             wakes: Vec::new(),
             counters: Vec::new(),
         };
+        let kernel_tls = kernel_tls.unwrap_or_default();
         let mut loops = Vec::new();
         for listeners in &listeners.by_worker {
             let wake = Arc::new(Wake::new().map_err(failed("making an event loop"))?);
             let inbox = Inbox::new(Arc::clone(&wake));
             let lines = log.as_deref().map_or_else(Log::off, Writer::log);
-            let context = Context::new(config, workers, Arc::clone(&service), secrets.clone(), lines);
+            let context =
+                Context::new(config, workers, Arc::clone(&service), secrets.clone(), kernel_tls, lines);
             handle.wakes.push(Arc::clone(&wake));
             handle.counters.push(Arc::clone(&context.counters));
             let asker = helpers.asker(&inbox);

@@ -13,6 +13,7 @@ pub mod datagram;
 pub mod error_queue;
 pub mod ethtool;
 pub mod interface;
+pub mod ktls;
 pub mod namespace;
 pub mod pages;
 pub mod perf;

@@ -1,7 +1,7 @@
 //! The host's end of the guest's connections: reads what was lent and says whether all of it arrived as it was.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
@@ -16,12 +16,16 @@ pub(super) fn byte_at(position: u64) -> u8 {
     (position.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }
 
-/// Serves on the calling thread's network namespace from now on; returns the port.
+/// Serves on the calling thread's network namespace from now on; returns the port, of TCP and of UDP.
 pub(super) fn serve() -> io::Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let port = listener.local_addr()?.port();
+    // The namespace is new: the port is free there too.
+    let datagrams = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?;
     let gate = Arc::new((Mutex::new(false), Condvar::new()));
     thread::spawn(move || {
+        // Nobody reads them. What counts is that the guest is not told that nobody is there, which would fail its next send.
+        let _datagrams = datagrams;
         for connection in listener.incoming().flatten() {
             let gate = Arc::clone(&gate);
             thread::spawn(move || {

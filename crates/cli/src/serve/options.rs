@@ -37,6 +37,9 @@ pub struct Options {
     /// The certificate's key: a PEM file
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
+    /// Let the kernel encrypt where it can (kTLS) [default: true]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    pub ktls: Option<bool>,
     /// Ask for a name and a password from this file of bcrypt hashes, written by htpasswd -B and read again at SIGHUP
     #[arg(long, value_name = "FILE")]
     pub auth_file: Option<PathBuf>,
@@ -199,6 +202,7 @@ impl Options {
             tls_listen: list(self.tls_listen, other.tls_listen),
             tls_certificate: self.tls_certificate.or(other.tls_certificate),
             tls_key: self.tls_key.or(other.tls_key),
+            ktls: self.ktls.or(other.ktls),
             auth_file: self.auth_file.or(other.auth_file),
             auth_realm: self.auth_realm.or(other.auth_realm),
             workers: self.workers.or(other.workers),
@@ -247,7 +251,7 @@ impl Options {
         config.tls = match (self.tls_certificate, self.tls_key, self.tls_listen) {
             (None, None, listen) if listen.is_empty() => None,
             (Some(certificate), Some(key), listen) if !listen.is_empty() => {
-                Some(Tls { listen, certificate, key })
+                Some(Tls { listen, certificate, key, in_kernel: self.ktls.unwrap_or(true) })
             }
             _ => {
                 let needs = "tls-listen, tls-certificate and tls-key belong together: give all three";

@@ -56,8 +56,9 @@ pub struct Connection {
     tried: Option<Tried>,
     /// Whether the socket may have more to read.
     is_readable: bool,
-    /// Whether the end of what the client says is among that.
-    has_hung_up: bool,
+    /// Whether a short read may not have been all: an end is to come, of which no other event will tell, or the client sends
+    /// urgent bytes, before each of which reading stops.
+    has_more_than_read: bool,
     /// Whether the client has said all that it will.
     is_at_end: bool,
     /// For what it waits, and since when.
@@ -139,7 +140,7 @@ impl Connection {
         let Accepted { socket, peer, is_tls } = accepted;
         let tls = context.secrets.tls.as_ref().filter(|_| is_tls);
         Ok(Self {
-            stream: Stream::new(socket, tls, &context.settings)?,
+            stream: Stream::new(socket, tls, context.kernel_tls, &context.settings)?,
             peer,
             state: State::Reading,
             input: Vec::new(),
@@ -147,7 +148,7 @@ impl Connection {
             begun: None,
             tried: None,
             is_readable: true,
-            has_hung_up: false,
+            has_more_than_read: false,
             is_at_end: false,
             waits: Waits::ForHead(context.clock.seconds()),
         })
@@ -158,10 +159,11 @@ impl Connection {
         &self.stream
     }
 
-    /// Takes note of an event: the socket has something to read, or, where the client has hung up, an end.
-    pub fn became_readable(&mut self, has_hung_up: bool) {
+    /// Takes note of an event: the socket has something to read; where there is an end to it, or something urgent, a short read is
+    /// not the last.
+    pub fn became_readable(&mut self, is_end_or_urgent: bool) {
         self.is_readable = true;
-        self.has_hung_up |= has_hung_up;
+        self.has_more_than_read |= is_end_or_urgent;
     }
 
     /// Whether it waits for a request of which nothing has come.
@@ -328,7 +330,7 @@ impl Connection {
         budget_bytes: &mut u64,
     ) -> Option<Next> {
         let started = Instant::now();
-        request.keeps_alive &= !context.is_draining;
+        request.keeps_alive &= !context.is_draining && !self.stream.is_worn();
         let answer = if let Some(answer) = context.answering().without_file(&request) {
             answer
         } else if let Some(refused) = self.admit(&request, context) {

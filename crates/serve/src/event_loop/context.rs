@@ -3,6 +3,7 @@
 use crate::clock::Clock;
 use crate::config::{Config, Limits};
 use crate::counters::Counters;
+use crate::event_loop::kernel_tls::Supported;
 use crate::files::cache::Cache;
 use crate::files::object::Patience;
 use crate::files::service::{Found, Service};
@@ -52,6 +53,8 @@ pub struct Context {
     pub settings: haul::Settings,
     /// The certificate and the passwords.
     pub secrets: Secrets,
+    /// What the kernel can encrypt.
+    pub kernel_tls: Supported,
     /// Hashes of the `Authorization` fields that those passwords let in.
     pub known: LruCache<blake3::Hash, ()>,
     /// What clients may take.
@@ -78,13 +81,21 @@ pub struct Context {
 
 impl Context {
     /// What one of so many loops lends.
-    pub fn new(config: &Config, workers: usize, service: Arc<Service>, secrets: Secrets, log: Log) -> Self {
+    pub fn new(
+        config: &Config,
+        workers: usize,
+        service: Arc<Service>,
+        secrets: Secrets,
+        kernel_tls: Supported,
+        log: Log,
+    ) -> Self {
         let limits = config.limits;
         let settings = haul::Settings { choice: config.choice.clone(), ..haul::Settings::default() };
         Self {
             service,
             settings,
             secrets,
+            kernel_tls,
             known: LruCache::new(KNOWN_MAX),
             limits,
             clock: Clock::new(),

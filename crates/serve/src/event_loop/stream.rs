@@ -3,8 +3,9 @@
 //! Nothing here waits. What the kernel does not take now is [`Sent::Blocked`], and the event loop hears when it will.
 
 use crate::counters::Way;
+use crate::event_loop::kernel_tls::{self, RECORD_BYTES_MAX, RECORDS_MAX, Supported};
 use crate::event_loop::sent::Sent;
-use crate::event_loop::tls::TlsStream;
+use crate::event_loop::tls::{Received, Session};
 use haul::Sender;
 use rustix::buffer::spare_capacity;
 use rustix::net::RecvFlags;
@@ -18,129 +19,175 @@ use std::time::Duration;
 
 /// A connected socket and what lies between it and the bytes of HTTP.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "most connections are plain, and each lies in a box already")]
-pub enum Stream {
-    /// Bytes as they are.
-    Plain {
-        /// What they go through.
-        sender: Sender<OwnedFd>,
-        /// Whether the kernel holds partial packets back.
-        is_corked: bool,
-    },
-    /// Encrypted in the program.
-    Tls(Box<TlsStream>),
+pub struct Stream {
+    sender: Sender<OwnedFd>,
+    encryption: Encryption,
+    /// Whether the kernel holds partial packets back.
+    is_corked: bool,
+}
+
+/// Who encrypts.
+#[derive(Debug)]
+enum Encryption {
+    /// Nobody.
+    None,
+    /// This program; the first part of every encrypted connection.
+    Program(Box<Session>),
+    /// The kernel, since both sides have agreed on keys. So many records have gone, about.
+    Kernel { records: u64 },
 }
 
 impl Stream {
-    /// A stream over an accepted socket; encrypted where there is a certificate.
+    /// A stream over an accepted socket; encrypted where there is a certificate, by the kernel if it can.
     pub fn new(
         socket: OwnedFd,
         tls: Option<&Arc<ServerConfig>>,
+        kernel: Supported,
         settings: &haul::Settings,
     ) -> io::Result<Self> {
-        Ok(match tls {
-            None => Self::Plain { sender: Sender::with(socket, settings.clone())?, is_corked: false },
+        let encryption = match tls {
+            None => Encryption::None,
             Some(tls) => {
-                Self::Tls(Box::new(TlsStream::new(socket, Arc::clone(tls)).map_err(io::Error::other)?))
+                let session = Session::new(Arc::clone(tls), kernel).map_err(io::Error::other)?;
+                Encryption::Program(Box::new(session))
             }
-        })
+        };
+        Ok(Self { sender: Sender::with(socket, settings.clone())?, encryption, is_corked: false })
     }
 
     /// Reads what has come into the free room of `buffer`; 0 is the end.
     pub fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
-        match self {
-            Self::Plain { sender, .. } => {
+        if let Encryption::Program(session) = &mut self.encryption {
+            match session.receive(self.sender.as_fd(), buffer)? {
+                Received::Bytes(count) => return Ok(count),
+                Received::Agreed => self.hand_over()?,
+            }
+        }
+        match &self.encryption {
+            Encryption::Program(_) => self.receive(buffer),
+            Encryption::Kernel { .. } => kernel_tls::receive(&self.sender, buffer),
+            Encryption::None => {
                 let received = rustix::io::retry_on_intr(|| {
-                    rustix::net::recv(&*sender, spare_capacity(buffer), RecvFlags::DONTWAIT)
+                    rustix::net::recv(&self.sender, spare_capacity(buffer), RecvFlags::DONTWAIT)
                 });
                 Ok(received?.0)
             }
-            Self::Tls(tls) => tls.receive(buffer),
+        }
+    }
+
+    /// Both sides have agreed on keys, and nothing has been said since: from now on the kernel encrypts, if it takes this socket.
+    fn hand_over(&mut self) -> io::Result<()> {
+        if kernel_tls::prepare(&self.sender).is_err() {
+            return Ok(());
+        }
+        let kernel = Encryption::Kernel { records: 0 };
+        match std::mem::replace(&mut self.encryption, kernel) {
+            Encryption::Program(session) => kernel_tls::take_over(&self.sender, session.into_inner()),
+            _ => Ok(()),
         }
     }
 
     /// Whether more may have come, after so much was received into so much room.
     pub fn may_have_more(&self, received: usize, room: usize) -> bool {
-        match self {
-            // What fills less than the room was all there was.
-            Self::Plain { .. } => received == room,
-            // A record is handed out piece by piece.
-            Self::Tls(_) => true,
-        }
+        // What fills less than the room was all there was; but records are handed out piece by piece.
+        received == room || self.is_tls()
     }
 
     /// Sends a beginning of these parts; with `more` to follow at once.
     pub fn send(&mut self, parts: &[IoSlice<'_>], more: bool) -> Sent {
-        match self {
-            Self::Plain { sender, .. } if more => {
-                Sent::from(sender.send_more(parts).map(|count| count as u64))
-            }
-            Self::Plain { sender, .. } => Sent::from(sender.send_vectored(parts).map(|count| count as u64)),
-            Self::Tls(tls) => tls.send(parts, more),
+        if let Encryption::Program(session) = &mut self.encryption {
+            return session.send(self.sender.as_fd(), parts, more);
         }
+        let sent = if more { self.sender.send_more(parts) } else { self.sender.send_vectored(parts) };
+        self.note_records(Sent::from(sent.map(|count| count as u64)))
     }
 
     /// Sends a beginning of a range of a file, by the cheapest path that this socket allows; through `copy` where that
     /// cannot be avoided.
     pub fn send_file(&mut self, file: &File, range: Range<u64>, copy: &mut [u8]) -> Sent {
-        match self {
-            Self::Plain { sender, .. } => Sent::from(sender.send_file(file, range)),
-            Self::Tls(tls) => tls.send_file(file, range, copy),
+        if let Encryption::Program(session) = &mut self.encryption {
+            return session.send_file(self.sender.as_fd(), file, range, copy);
         }
+        let sent = self.sender.send_file(file, range);
+        self.note_records(Sent::from(sent))
+    }
+
+    /// Counts what the kernel has made of this, and stops where its key has been used too often.
+    fn note_records(&mut self, sent: Sent) -> Sent {
+        if let (Encryption::Kernel { records }, Sent::Bytes(count)) = (&mut self.encryption, sent) {
+            *records += 1 + count / RECORD_BYTES_MAX;
+            if *records > RECORDS_MAX {
+                return Sent::Broken;
+            }
+        }
+        sent
+    }
+
+    /// Whether the connection should end after this response, because its key has been used much.
+    pub fn is_worn(&self) -> bool {
+        matches!(self.encryption, Encryption::Kernel { records } if records > RECORDS_MAX / 2)
     }
 
     /// Has the kernel hold partial packets back (`TCP_CORK`), or send them. Each call that fills the socket ends somewhere in a packet,
     /// which would go as it is, and cost as much as a whole one.
     pub fn cork(&mut self, on: bool) {
-        if let Self::Plain { sender, is_corked } = self
-            && *is_corked != on
-        {
+        let is_ours = matches!(self.encryption, Encryption::Program(_));
+        if self.is_corked != on && !is_ours {
             // A Unix socket has no packets to fill.
-            let _ = rustix::net::sockopt::set_tcp_cork(&*sender, on);
-            *is_corked = on;
+            let _ = rustix::net::sockopt::set_tcp_cork(&self.sender, on);
+            self.is_corked = on;
         }
     }
 
     /// Sends what was taken and has not reached the kernel. [`Sent::Bytes`] where nothing is left.
     pub fn flush(&mut self) -> Sent {
-        match self {
-            Self::Plain { .. } => Sent::Bytes(0),
-            Self::Tls(tls) => tls.flush(),
+        match &mut self.encryption {
+            Encryption::Program(session) => session.flush(self.sender.as_fd()),
+            Encryption::None | Encryption::Kernel { .. } => Sent::Bytes(0),
+        }
+    }
+
+    /// The way of bytes that would go this way if they were not encrypted.
+    pub fn way(&self, plain: Way) -> Way {
+        match self.encryption {
+            Encryption::None => plain,
+            Encryption::Program(_) => Way::Tls,
+            Encryption::Kernel { .. } => match plain {
+                Way::Path(path) => Way::KernelTlsPath(path),
+                _ => Way::KernelTls,
+            },
         }
     }
 
     /// The way that files last took.
     pub fn latest_way(&self) -> Way {
-        match self {
-            Self::Plain { sender, .. } => sender.latest_path().map_or(Way::Memory, Way::Path),
-            Self::Tls(_) => Way::Tls,
-        }
+        self.way(self.sender.latest_path().map_or(Way::Memory, Way::Path))
     }
 
     /// Whether both sides still agree on keys.
     pub fn is_beginning(&self) -> bool {
-        matches!(self, Self::Tls(tls) if tls.is_beginning())
+        matches!(&self.encryption, Encryption::Program(session) if session.is_beginning())
     }
 
-    /// Whether it is encrypted in the program.
+    /// Whether it is encrypted.
     pub fn is_tls(&self) -> bool {
-        matches!(self, Self::Tls(_))
+        !matches!(self.encryption, Encryption::None)
     }
 
     /// How often a path that files were to take was stepped down from.
     pub fn demotions(&self) -> u64 {
-        match self {
-            Self::Plain { sender, .. } if sender.latest_path().is_some() => {
-                sender.report().demotions.len() as u64
-            }
-            _ => 0,
+        if self.sender.latest_path().is_none() {
+            return 0;
         }
+        self.sender.report().demotions.len() as u64
     }
 
     /// Says that nothing more comes, where there are words for it.
     pub fn end(&mut self) {
-        if let Self::Tls(tls) = self {
-            tls.end();
+        match &mut self.encryption {
+            Encryption::None => {}
+            Encryption::Program(session) => session.end(self.sender.as_fd()),
+            Encryption::Kernel { .. } => kernel_tls::end(&self.sender),
         }
     }
 
@@ -159,9 +206,6 @@ impl Stream {
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Plain { sender, .. } => sender.as_fd(),
-            Self::Tls(tls) => tls.as_fd(),
-        }
+        self.sender.as_fd()
     }
 }

@@ -1,10 +1,11 @@
-//! TLS in the program: rustls between the socket and HTTP.
+//! TLS in the program: rustls between the socket and HTTP, for the whole connection or until the kernel takes over.
 //!
 //! The bytes of a file pass through the program's memory here, because somebody has to encrypt them. What the socket does not
 //! take is kept as ciphertext, a bounded amount of it, and goes before anything else.
 
 use crate::config::Tls;
 use crate::error::Error;
+use crate::event_loop::kernel_tls::Supported;
 use crate::event_loop::sent::Sent;
 use rustix::net::RecvFlags;
 use rustls::pki_types::pem::PemObject;
@@ -13,7 +14,7 @@ use rustls::{ServerConfig, ServerConnection};
 use std::fs::File;
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// Plaintext whose ciphertext may wait for the socket, for each connection.
@@ -39,6 +40,7 @@ pub fn load(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
         .with_no_client_auth()
         .with_single_cert(chain, key)
         .map_err(|error| wrong(&tls.key, format!("it does not fit the certificate: {error}")))?;
+    config.enable_secret_extraction = tls.in_kernel;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     // Tickets hold the session at the client's: nothing to keep here, nothing to lock.
     config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new()
@@ -46,85 +48,125 @@ pub fn load(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
     Ok(Arc::new(config))
 }
 
-/// A connection that is encrypted in the program.
+/// An encrypted connection's state, in the program. Its socket is lent to each call.
 #[derive(Debug)]
-pub struct TlsStream {
-    socket: OwnedFd,
-    session: ServerConnection,
+pub struct Session {
+    tls: ServerConnection,
+    /// What the kernel can take over.
+    kernel: Supported,
+    /// Where the kernel may take over; then nothing is read beyond the record at whose end that can be.
+    until_agreed: Option<RecordsOneByOne>,
 }
 
-impl TlsStream {
+/// What came of receiving.
+#[derive(Debug)]
+pub enum Received {
+    /// So many bytes; 0 is the end.
+    Bytes(usize),
+    /// Both sides have agreed on keys, and nothing has been said since.
+    Agreed,
+}
+
+/// How much of the record that is being read is still to come, in bytes.
+#[derive(Debug, Default)]
+struct RecordsOneByOne {
+    left: usize,
+}
+
+impl Session {
     /// A session that the client is to begin.
-    pub fn new(socket: OwnedFd, config: Arc<ServerConfig>) -> Result<Self, rustls::Error> {
-        let mut session = ServerConnection::new(config)?;
-        session.set_buffer_limit(Some(PENDING_BYTES_MAX));
-        Ok(Self { socket, session })
+    pub fn new(config: Arc<ServerConfig>, kernel: Supported) -> Result<Self, rustls::Error> {
+        let mut tls = ServerConnection::new(config)?;
+        tls.set_buffer_limit(Some(PENDING_BYTES_MAX));
+        let until_agreed = kernel.is_any().then(RecordsOneByOne::default);
+        Ok(Self { tls, kernel, until_agreed })
+    }
+
+    /// The session itself.
+    pub fn into_inner(self) -> ServerConnection {
+        self.tls
     }
 
     /// Reads what has come into the free room of `buffer`; 0 is the end.
     ///
     /// [`io::ErrorKind::Interrupted`] where much has come that was nobody's data: others are to have their turn.
-    pub fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+    pub fn receive(&mut self, socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Received> {
         for _ in 0..READS_MAX {
-            match self.session.reader().fill_buf() {
+            match self.tls.reader().fill_buf() {
                 Ok(plain) => {
                     let count = plain.len().min(buffer.capacity() - buffer.len());
                     buffer.extend_from_slice(&plain[..count]);
-                    self.session.reader().consume(count);
-                    return Ok(count);
+                    self.tls.reader().consume(count);
+                    return Ok(Received::Bytes(count));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
-            if self.session.read_tls(&mut Socket(&self.socket))? == 0 {
-                return Ok(0);
+            let count = match &mut self.until_agreed {
+                None => self.tls.read_tls(&mut Socket(socket))?,
+                Some(records) => self.tls.read_tls(&mut records.limit(socket)?)?,
+            };
+            if count == 0 {
+                return Ok(Received::Bytes(0));
             }
-            let processed = self.session.process_new_packets();
+            let processed = self.tls.process_new_packets();
             // An answer of the handshake, or the alert that says what was wrong with it.
-            if self.session.wants_write() && self.flush() == Sent::Broken {
+            if self.tls.wants_write() && self.flush(socket) == Sent::Broken {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
             processed.map_err(io::Error::other)?;
+            let has_agreed = !self.tls.is_handshaking()
+                && self.until_agreed.take_if(|records| records.left == 0).is_some();
+            // Where the socket has not taken the last words of the handshake, this program goes on.
+            if has_agreed && !self.tls.wants_write() && self.kernel.takes(&self.tls) {
+                return Ok(Received::Agreed);
+            }
         }
         Err(io::ErrorKind::Interrupted.into())
     }
 
     /// Whether both sides still agree on keys.
     pub fn is_beginning(&self) -> bool {
-        self.session.is_handshaking()
+        self.tls.is_handshaking()
     }
 
     /// Takes a beginning of these parts; with `more` to follow at once, they are sent with that.
-    pub fn send(&mut self, parts: &[IoSlice<'_>], more: bool) -> Sent {
-        match self.flush() {
+    pub fn send(&mut self, socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], more: bool) -> Sent {
+        match self.flush(socket) {
             Sent::Bytes(_) => {}
             other => return other,
         }
-        let Ok(count) = self.session.writer().write_vectored(parts) else { return Sent::Broken };
-        if !more && self.flush() == Sent::Broken {
+        let Ok(count) = self.tls.writer().write_vectored(parts) else { return Sent::Broken };
+        if !more && self.flush(socket) == Sent::Broken {
             return Sent::Broken;
         }
         if count == 0 { Sent::Blocked } else { Sent::Bytes(count as u64) }
     }
 
     /// Sends a beginning of a range of a file, through `copy`.
-    pub fn send_file(&mut self, file: &File, range: Range<u64>, copy: &mut [u8]) -> Sent {
-        match self.flush() {
+    pub fn send_file(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        file: &File,
+        range: Range<u64>,
+        copy: &mut [u8],
+    ) -> Sent {
+        match self.flush(socket) {
             Sent::Bytes(_) => {}
             other => return other,
         }
         let len = copy.len().min(usize::try_from(range.end - range.start).unwrap_or(usize::MAX));
         match rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut copy[..len], range.start)) {
             Ok(0) => Sent::Ended,
-            Ok(count) => self.send(&[IoSlice::new(&copy[..count])], false),
+            Ok(count) => self.send(socket, &[IoSlice::new(&copy[..count])], false),
             Err(_) => Sent::Broken,
         }
     }
 
     /// Sends what is encrypted and has not been taken. [`Sent::Bytes`] where nothing is left.
-    pub fn flush(&mut self) -> Sent {
-        while self.session.wants_write() {
-            match self.session.write_tls(&mut Socket(&self.socket)) {
+    pub fn flush(&mut self, socket: BorrowedFd<'_>) -> Sent {
+        while self.tls.wants_write() {
+            match self.tls.write_tls(&mut Socket(socket)) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Sent::Blocked,
                 Err(_) => return Sent::Broken,
@@ -134,21 +176,50 @@ impl TlsStream {
     }
 
     /// Says that nothing more comes, so that the client can tell this end from one that somebody else has made.
-    pub fn end(&mut self) {
-        self.session.send_close_notify();
+    pub fn end(&mut self, socket: BorrowedFd<'_>) {
+        self.tls.send_close_notify();
         // Without room for it now, the client sees an end without a word, as it must be able to.
-        self.flush();
+        self.flush(socket);
     }
 }
 
-impl AsFd for TlsStream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+impl RecordsOneByOne {
+    /// The socket, to read no further than to the end of the record that comes next.
+    fn limit<'s>(&'s mut self, socket: BorrowedFd<'s>) -> io::Result<Limited<'s>> {
+        if self.left == 0 {
+            // RFC 8446 section 5.1: a type, two bytes of a version, and how long the rest is.
+            let mut header = [0; 5];
+            let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            let (count, _) = rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut header, peek))?;
+            self.left = match count {
+                // The end: reading tells.
+                0 => 1,
+                5 => header.len() + usize::from(u16::from_be_bytes([header[3], header[4]])),
+                // The rest of the header will be an event.
+                _ => return Err(io::ErrorKind::WouldBlock.into()),
+            };
+        }
+        Ok(Limited { socket: Socket(socket), left: &mut self.left })
+    }
+}
+
+/// A socket of which no more than so many bytes are read.
+struct Limited<'s> {
+    socket: Socket<'s>,
+    left: &'s mut usize,
+}
+
+impl Read for Limited<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let room = buffer.len().min(*self.left);
+        let count = self.socket.read(&mut buffer[..room])?;
+        *self.left -= count;
+        Ok(count)
     }
 }
 
 /// A non-blocking socket as rustls takes it.
-struct Socket<'s>(&'s OwnedFd);
+struct Socket<'s>(BorrowedFd<'s>);
 
 impl Read for Socket<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

@@ -73,7 +73,7 @@ pub fn transmit(
                 let memory = next.and_then(Piece::memory).unwrap_or_default();
                 let more = matches!(next, Some(Piece::File(..))) || !body.is_last();
                 let sent = stream.send(&[IoSlice::new(head), IoSlice::new(memory)], more);
-                (sent, if stream.is_tls() { Way::Tls } else { Way::Memory })
+                (sent, stream.way(Way::Memory))
             }
         };
         match sent {
@@ -133,7 +133,7 @@ fn send_piece(
         };
         let more = piece.start + (copied.len() as u64) < range.end;
         let sent = stream.send(&[IoSlice::new(copied)], more);
-        (sent, if stream.is_tls() { Way::Tls } else { Way::Path(Path::ReadSend) })
+        (sent, stream.way(Way::Path(Path::ReadSend)))
     };
     if let Sent::Bytes(count) = sent {
         *budget_bytes = budget_bytes.saturating_sub(count);

@@ -144,9 +144,10 @@ impl Worker {
             token => {
                 let Some(connection) = self.connection(token) else { return };
                 let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+                let not_only_data = ends | EventFlags::PRI;
                 let flags = event.flags;
-                if flags.intersects(EventFlags::IN | ends) {
-                    connection.became_readable(flags.intersects(ends));
+                if flags.intersects(EventFlags::IN | not_only_data) {
+                    connection.became_readable(flags.intersects(not_only_data));
                 }
                 if !connection.is_at_disk() {
                     self.drive(token);
@@ -235,7 +236,7 @@ impl Worker {
         let generation = self.generation;
         let entry = self.connections.vacant_entry();
         let token = token(entry.key(), generation);
-        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::PRI | EventFlags::ET;
         if epoll::add(&self.epoll, connection.stream(), EventData::new_u64(token), flags).is_err() {
             return;
         }

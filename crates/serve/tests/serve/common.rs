@@ -68,6 +68,12 @@ impl Service {
         self
     }
 
+    /// Waits until its files are old enough for their pages to travel.
+    pub fn settled(self) -> Self {
+        std::thread::sleep(Duration::from_millis(10_100));
+        self
+    }
+
     /// Serves the few files as they are.
     pub fn plain() -> Self {
         Self::start(|_| {}, |_| {})

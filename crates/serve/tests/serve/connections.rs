@@ -218,11 +218,14 @@ fn a_last_response_is_not_lost_for_what_was_asked_behind_it() {
 #[test]
 fn an_urgent_byte_hides_nothing() {
     let service = Service::plain();
-    let mut client = service.connect();
-    client.send("GET /ten");
-    rustix::net::send(&client.stream, b".", rustix::net::SendFlags::OOB).unwrap();
-    client.send("txt HTTP/1.1\r\nHost: h\r\n\r\n");
-    assert_eq!(client.response(false).unwrap().text(), "0123456789");
+    // Reading stops at such a byte, even where more has come behind it: whichever comes first, often enough.
+    for _ in 0..500 {
+        let mut client = service.connect();
+        client.send("GET /ten");
+        rustix::net::send(&client.stream, b".", rustix::net::SendFlags::OOB).unwrap();
+        client.send("txt HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(client.response(false).unwrap().text(), "0123456789");
+    }
 }
 
 #[test]

@@ -1,10 +1,9 @@
 //! Which file a target stands for, and what is said about it.
 
-use crate::common::{Client, Service, large};
-use haul_serve::{AccessLog, LogFormat, Symlinks, Tls};
+use crate::common::{Service, large};
+use haul_serve::{AccessLog, LogFormat, Symlinks};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 #[test]
@@ -260,99 +259,4 @@ fn requests_are_logged_and_the_log_can_be_moved_away() {
     assert_eq!((&old[0]["target"], &old[0]["user_agent"]), (&"/ten.txt".into(), &"a\"b".into()));
     assert_eq!((&old[1]["status"], &old[2]["body_bytes"]), (&404.into(), &large().len().into()));
     assert_eq!((old.len(), new.len(), &new[0]["target"]), (3, 1, &"/empty".into()));
-}
-
-/// A certificate in `folder`, or `None` without openssl.
-fn certificate(folder: &std::path::Path, name: &str) -> Option<()> {
-    let mut command = Command::new("openssl");
-    command.args([
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]);
-    command.args(["-subj", &format!("/CN={name}"), "-out", "certificate.pem", "-keyout", "key.pem"]);
-    let made = command.current_dir(folder).stdin(Stdio::null()).output();
-    match made {
-        Ok(output) => {
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            Some(())
-        }
-        Err(error) => {
-            eprintln!("SKIPPED: TLS is not tested without openssl (ci/install): {error}");
-            None
-        }
-    }
-}
-
-#[test]
-fn the_same_comes_encrypted_and_the_certificate_can_be_changed() {
-    let folder = tempfile::tempdir().unwrap();
-    if certificate(folder.path(), "first").is_none() {
-        return;
-    }
-    let port = 8443;
-    let service = Service::start(
-        |_| {},
-        |config| {
-            // The namespace is this test's own: the port is free.
-            let host = config.listen[0].to_string().replace(":0", &format!(":{port}"));
-            config.tls = Some(Tls {
-                listen: vec![host.parse().unwrap()],
-                certificate: folder.path().join("certificate.pem"),
-                key: folder.path().join("key.pem"),
-            });
-        },
-    );
-    let curl = |arguments: &[&str]| {
-        let mut command = Command::new("curl");
-        command.args(["-sSk", "--max-time", "20"]).args(arguments).stdin(Stdio::null());
-        service.lab.receiver.run(|| command.output()).unwrap()
-    };
-    let url = |target: &str| format!("https://{}:{port}{target}", service.address.ip());
-    let output =
-        match curl(&[&url("/large.bin"), &url("/ten.txt"), "-w", "%{http_version} %{num_connects}\n"]) {
-            Ok(output) => output,
-            Err(error) => return eprintln!("SKIPPED: TLS is not tested without curl (ci/install): {error}"),
-        };
-    let large = large();
-    assert!(output.stdout.starts_with(&large), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout[large.len()..]),
-        "1.1 1\n01234567891.1 0\n",
-        "one connection"
-    );
-    let ranges = curl(&[&url("/large.bin"), "-r", "1000000-1999999", "--tls-max", "1.2"]).unwrap();
-    assert!(ranges.stdout == large[1_000_000..2_000_000]);
-
-    let subject = || {
-        let output = curl(&[&url("/empty"), "-v"]).unwrap();
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        text.lines()
-            .find_map(|line| line.trim_start_matches('*').trim().strip_prefix("subject: ").map(str::to_owned))
-    };
-    assert_eq!(subject().as_deref(), Some("CN=first"));
-    certificate(folder.path(), "second").unwrap();
-    service.handle.reload().unwrap();
-    while subject().as_deref() != Some("CN=second") {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    fs::write(folder.path().join("key.pem"), "nonsense").unwrap();
-    assert!(service.handle.reload().is_err());
-    assert_eq!(subject().as_deref(), Some("CN=second"), "what cannot be read changes nothing");
-
-    // Somebody who does not speak TLS, and somebody who says nothing.
-    let address = std::net::SocketAddr::new(service.address.ip(), port);
-    let connect = || service.lab.receiver.run(|| std::net::TcpStream::connect(address)).unwrap().unwrap();
-    let mut plain = Client::of(connect());
-    plain.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
-    let mut came = Vec::new();
-    let _ = std::io::Read::read_to_end(&mut plain.stream, &mut came);
-    assert!(!String::from_utf8_lossy(&came).contains("0123456789"));
-    assert_eq!(service.get("/ten.txt").text(), "0123456789", "the others are served on");
 }

@@ -7,5 +7,6 @@ mod content;
 mod metrics;
 mod passwords;
 mod rfc9110;
+mod tls;
 mod tools;
 mod uploads;

@@ -73,9 +73,9 @@ impl Connection {
             let room = buffer.capacity() - buffer.len();
             match self.stream.receive(buffer) {
                 Ok(0) => self.is_at_end = true,
-                // More will be an event; but of an end that was there already no event will tell.
+                // More will be an event; but not of what was there already.
                 Ok(count) => {
-                    self.is_readable = self.stream.may_have_more(count, room) || self.has_hung_up;
+                    self.is_readable = self.stream.may_have_more(count, room) || self.has_more_than_read;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_readable = false,
                 // It has had its turn, and there may be more.

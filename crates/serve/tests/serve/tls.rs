@@ -1,0 +1,267 @@
+//! The same over TLS, whether the program encrypts or the kernel.
+
+use crate::common::{Client, Service, large};
+use haul_serve::{Tls, Way};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::version::{TLS12, TLS13};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where it is spoken.
+const PORT: u16 = 8443;
+
+type Session = StreamOwned<ClientConnection, TcpStream>;
+
+/// A certificate in `folder`, or `None` without openssl.
+fn certificate(folder: &Path, name: &str) -> Option<()> {
+    // A machine without OpenSSL's own configuration has to do.
+    fs::write(folder.join("openssl.cnf"), "[req]\ndistinguished_name = name\n[name]\n").unwrap();
+    let mut command = Command::new("openssl");
+    command.args([
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-config",
+        "openssl.cnf",
+    ]);
+    command.args(["-addext", &format!("subjectAltName=DNS:{name}")]);
+    command.args(["-subj", &format!("/CN={name}"), "-out", "certificate.pem", "-keyout", "key.pem"]);
+    let made = command.current_dir(folder).stdin(Stdio::null()).output();
+    match made {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Some(())
+        }
+        Err(error) => {
+            eprintln!("SKIPPED: TLS is not tested without openssl (ci/install): {error}");
+            None
+        }
+    }
+}
+
+/// A service with a certificate for `first`, over TLS at [`PORT`]; `None`, and says so, without openssl.
+fn start(folder: &Path, in_kernel: bool) -> Option<Service> {
+    certificate(folder, "first")?;
+    Some(Service::start(
+        |_| {},
+        |config| {
+            // The namespace is this test's own: the port is free.
+            let host = config.listen[0].to_string().replace(":0", &format!(":{PORT}"));
+            config.tls = Some(Tls {
+                listen: vec![host.parse().unwrap()],
+                certificate: folder.join("certificate.pem"),
+                key: folder.join("key.pem"),
+                in_kernel,
+            });
+            config.put_bytes_max = Some(100 << 20);
+        },
+    ))
+}
+
+/// A connection to it that trusts its certificate.
+fn connect(service: &Service, folder: &Path, versions: &[&'static SupportedProtocolVersion]) -> Session {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(folder.join("certificate.pem")).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let address = SocketAddr::new(service.address.ip(), PORT);
+    let socket = service.lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let name = "first".try_into().unwrap();
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), socket)
+}
+
+/// Bytes that went so.
+fn sent(service: &Service, way: Way) -> u64 {
+    service.handle.counters().iter().map(|counters| counters.by(way).bytes.get()).sum()
+}
+
+/// Whether this kernel says that it knows TLS.
+fn kernel_has_tls() -> bool {
+    let known = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp").unwrap_or_default();
+    known.split_whitespace().any(|name| name == "tls")
+}
+
+#[test]
+fn the_same_comes_encrypted_and_the_certificate_can_be_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(service) = start(folder.path(), true) else { return };
+    let curl = |arguments: &[&str]| {
+        let mut command = Command::new("curl");
+        command.args(["-sSk", "--max-time", "20"]).args(arguments).stdin(Stdio::null());
+        service.lab.receiver.run(|| command.output()).unwrap()
+    };
+    let url = |target: &str| format!("https://{}:{PORT}{target}", service.address.ip());
+    let output =
+        match curl(&[&url("/large.bin"), &url("/ten.txt"), "-w", "%{http_version} %{num_connects}\n"]) {
+            Ok(output) => output,
+            Err(error) => return eprintln!("SKIPPED: TLS is not tested without curl (ci/install): {error}"),
+        };
+    let large = large();
+    assert!(output.stdout.starts_with(&large), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout[large.len()..]),
+        "1.1 1\n01234567891.1 0\n",
+        "one connection"
+    );
+    let ranges = curl(&[&url("/large.bin"), "-r", "1000000-1999999", "--tls-max", "1.2"]).unwrap();
+    assert!(ranges.stdout == large[1_000_000..2_000_000]);
+
+    let subject = || {
+        let output = curl(&[&url("/empty"), "-v"]).unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        text.lines()
+            .find_map(|line| line.trim_start_matches('*').trim().strip_prefix("subject: ").map(str::to_owned))
+    };
+    assert_eq!(subject().as_deref(), Some("CN=first"));
+    certificate(folder.path(), "second").unwrap();
+    service.handle.reload().unwrap();
+    while subject().as_deref() != Some("CN=second") {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    fs::write(folder.path().join("key.pem"), "nonsense").unwrap();
+    assert!(service.handle.reload().is_err());
+    assert_eq!(subject().as_deref(), Some("CN=second"), "what cannot be read changes nothing");
+
+    // Somebody who does not speak TLS, and somebody who says nothing.
+    let address = SocketAddr::new(service.address.ip(), PORT);
+    let connect = || service.lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
+    let mut plain = Client::of(connect());
+    plain.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut came = Vec::new();
+    let _ = plain.stream.read_to_end(&mut came);
+    assert!(!String::from_utf8_lossy(&came).contains("0123456789"));
+    assert_eq!(service.get("/ten.txt").text(), "0123456789", "the others are served on");
+}
+
+#[test]
+fn whoever_encrypts_the_bytes_are_the_same() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some(by_program) = start(folders[0].path(), false) else { return };
+    let Some(by_kernel) = start(folders[1].path(), true) else { return };
+    let bodies = 2 * (large().len() as u64 + 1_000_000);
+    let services = [(by_program.settled(), false), (by_kernel, true)];
+    for ((service, in_kernel), folder) in services.into_iter().zip(&folders) {
+        if in_kernel && !kernel_has_tls() {
+            return eprintln!("SKIPPED: TLS in the kernel is not tested, which has none (modprobe tls)");
+        }
+        for version in [&TLS12, &TLS13] {
+            let mut session = connect(&service, folder.path(), &[version]);
+            // The first request comes with the last words of the handshake, and many at once.
+            let ask =
+                |target: &str, fields: &str| format!("GET {target} HTTP/1.1\r\nHost: h\r\n{fields}\r\n");
+            let first = [ask("/ten.txt", ""), ask("/nothing", "")].concat();
+            session.conn.writer().write_all(first.as_bytes()).unwrap();
+            let large = large();
+            let length = large.len();
+            session
+                .write_all(
+                    format!("PUT /new HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n").as_bytes(),
+                )
+                .unwrap();
+            for piece in large.chunks(100_000) {
+                session.write_all(piece).unwrap();
+            }
+            let last = ask("/large.bin", "Range: bytes=1000000-1999999\r\nConnection: close\r\n");
+            session.write_all((ask("/large.bin", "") + &last).as_bytes()).unwrap();
+            let mut came = Vec::new();
+            session.read_to_end(&mut came).expect("an end that nobody else can have made");
+            let mut rest = &came[..];
+            let mut next = |status: &str, content: &[u8]| {
+                let end = rest.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
+                let head = String::from_utf8_lossy(&rest[..end]);
+                assert!(head.starts_with(&format!("HTTP/1.1 {status}")), "{head}");
+                assert!(rest[end..].starts_with(content), "{status}");
+                rest = &rest[end + content.len()..];
+            };
+            next("200", b"0123456789");
+            next("404", b"404 Not Found\n");
+            next(if version.version == TLS12.version { "201" } else { "204" }, b"");
+            next("200", &large);
+            next("206", &large[1_000_000..2_000_000]);
+            assert!(rest.is_empty() && fs::read(service.path("new")).unwrap() == large);
+        }
+        let by_program = sent(&service, Way::Tls);
+        let sendfile = sent(&service, Way::KernelTlsPath(haul::Path::Sendfile));
+        assert!(if in_kernel { sendfile == bodies && by_program == 0 } else { by_program > bodies });
+    }
+}
+
+#[test]
+fn the_kernel_knows_every_cipher_that_clients_may_choose() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(service) = start(folder.path(), true) else { return };
+    let url = format!("https://{}:{PORT}/large.bin", service.address.ip());
+    let large = large();
+    for (option, version, ciphers) in [
+        (
+            "--ciphers",
+            "1.2",
+            [
+                "ECDHE-ECDSA-AES128-GCM-SHA256",
+                "ECDHE-ECDSA-AES256-GCM-SHA384",
+                "ECDHE-ECDSA-CHACHA20-POLY1305",
+            ],
+        ),
+        (
+            "--tls13-ciphers",
+            "1.3",
+            ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"],
+        ),
+    ] {
+        for cipher in ciphers {
+            let mut command = Command::new("curl");
+            command.args(["-sSk", "--max-time", "20", "--tls-max", version, option, cipher, &url]);
+            let output = match service.lab.receiver.run(|| command.output()).unwrap() {
+                Ok(output) => output,
+                Err(error) => {
+                    return eprintln!("SKIPPED: ciphers are not tested without curl (ci/install): {error}");
+                }
+            };
+            assert!(output.stdout == large, "{cipher}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    // These are too new for their pages to travel.
+    let used = if kernel_has_tls() { Way::KernelTlsPath(haul::Path::ReadSend) } else { Way::Tls };
+    assert!(sent(&service, used) >= 6 * large.len() as u64);
+    if used == Way::Tls {
+        eprintln!("SKIPPED: ciphers were tested in the program; the kernel has no TLS (modprobe tls)");
+    }
+}
+
+#[test]
+fn a_client_that_renews_its_keys_is_answered_or_hears_of_an_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(service) = start(folder.path(), true) else { return };
+    let mut session = connect(&service, folder.path(), &[&TLS13]);
+    let request = b"GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n";
+    session.write_all(request).unwrap();
+    let mut first = [0; 1000];
+    assert!(session.read(&mut first).unwrap() > 0);
+    session.conn.refresh_traffic_keys().unwrap();
+    let asked = session.write_all(request);
+    let answered = asked.and_then(|()| session.read(&mut first));
+    if kernel_has_tls() {
+        assert!(!matches!(answered, Ok(count) if count > 0), "this kernel cannot follow");
+    } else {
+        assert!(answered.unwrap() > 0);
+    }
+    assert_eq!(service.get("/ten.txt").text(), "0123456789", "the others are served on");
+}
