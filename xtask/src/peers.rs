@@ -1,6 +1,7 @@
 //! Other programs beside haul.
 
 mod clients;
+mod crowd;
 mod serve;
 mod servers;
 
@@ -19,7 +20,7 @@ pub struct ServeArguments {
     /// Everybody's congestion control, one that a namespace may set (net.ipv4.tcp_allowed_congestion_control)
     #[arg(long, default_value = "reno")]
     congestion: String,
-    /// Trials, separated by commas [default: all]: 256MiB, 1MiB, 64KiB, 4KiB, 4KiB-logged, 4KiB-10000, https-1MiB, idle-10000
+    /// Trials, separated by commas [default: all]: 256MiB, 1MiB, 64KiB, 4KiB, 4KiB-logged, 4KiB-10000, https-1MiB, idle-10000, slow-10000
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
     /// Servers beside haul, separated by commas [default: all]: nginx, lighttpd, caddy, apache

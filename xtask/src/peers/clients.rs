@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 /// The longest head of a response.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
+/// No answer takes longer.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
 /// What wrk says it did.
 #[derive(Debug, Clone, Copy)]
 pub struct Requests {
@@ -73,20 +76,48 @@ pub fn drain(server: SocketAddr, file: &str, until: Instant) -> Result<u64, Stri
     Ok(bytes)
 }
 
+/// What one in a hundred of unhurried requests waits, or longer: 16 connections ask in turn, once in a millisecond, and a sixteenth of
+/// the requests come on connections of their own. Any request that is not answered is an error.
+pub fn p99(server: SocketAddr, file: &str, until: Instant) -> Result<Duration, String> {
+    const CONNECTIONS: usize = 16;
+    const PAUSE: Duration = Duration::from_millis(1);
+    let mut connections = ask_once(server, file, CONNECTIONS)?;
+    let mut waits = Vec::new();
+    while Instant::now() < until {
+        let turn = waits.len() % (CONNECTIONS + 1);
+        let started = Instant::now();
+        match connections.get_mut(turn) {
+            Some(connection) => ask_again(connection, server, file)?,
+            None => drop(ask_once(server, file, 1)?),
+        }
+        waits.push(started.elapsed());
+        std::thread::sleep(PAUSE);
+    }
+    waits.sort_unstable();
+    waits.get(waits.len() * 99 / 100).copied().ok_or_else(|| "there was no time to ask".into())
+}
+
 /// Opens so many connections, asks for `file` on each and takes the answer; returns them open.
 pub fn ask_once(server: SocketAddr, file: &str, connections: usize) -> Result<Vec<TcpStream>, String> {
-    let failed = |error: std::io::Error| format!("getting {file} from {server}: {error}");
+    let failed = |error: std::io::Error| format!("connecting to {server}: {error}");
     let mut idle = Vec::with_capacity(connections);
     for _ in 0..connections {
-        let mut stream = TcpStream::connect(server).map_err(failed)?;
-        stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(failed)?;
-        write!(stream, "GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n").map_err(failed)?;
-        let (length, already) = read_head(&mut stream).map_err(failed)?;
-        let rest = length.saturating_sub(already);
-        std::io::copy(&mut (&stream).take(rest), &mut std::io::sink()).map_err(failed)?;
+        let mut stream = TcpStream::connect_timeout(&server, ANSWER_MAX).map_err(failed)?;
+        stream.set_read_timeout(Some(ANSWER_MAX)).map_err(failed)?;
+        ask_again(&mut stream, server, file)?;
         idle.push(stream);
     }
     Ok(idle)
+}
+
+/// Asks for `file` and takes the answer.
+fn ask_again(stream: &mut TcpStream, server: SocketAddr, file: &str) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("getting {file} from {server}: {error}");
+    stream.write_all(format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n").as_bytes()).map_err(failed)?;
+    let (length, already) = read_head(stream).map_err(failed)?;
+    let rest = length.saturating_sub(already);
+    let came = std::io::copy(&mut stream.take(rest), &mut std::io::sink()).map_err(failed)?;
+    if came == rest { Ok(()) } else { Err(format!("getting {file} from {server}: it ends early")) }
 }
 
 /// Reads a head; returns the body's length and how much of it has come with the head.

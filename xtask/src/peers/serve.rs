@@ -1,6 +1,7 @@
 //! `cargo xtask peers serve`: what other file servers cost beside haul, in one lab, under one meter, round by round in turn.
 
 use crate::peers::clients;
+use crate::peers::crowd::Crowd;
 use crate::peers::servers::{Kind, Service, Serving, Setup, make_certificate};
 use haul_bench::Figure;
 use haul_lab::{Lab, LabError, Settings};
@@ -40,6 +41,8 @@ enum Load {
     Requests { connections: usize, seconds: u32 },
     /// So many connections lie idle: memory.
     Idle { connections: usize },
+    /// So many clients hold the server up in each of two ways, and others ask meanwhile: how long these wait.
+    Slow { of_each: usize, seconds: u32 },
 }
 
 /// As many connections as wrk keeps busy with ease.
@@ -47,9 +50,12 @@ const FEW: Load = Load::Requests { connections: 16, seconds: 1 };
 /// Many, each of them active; wrk takes a while to open them.
 const MANY: Load = Load::Requests { connections: 10_000, seconds: 5 };
 const IDLE: Load = Load::Idle { connections: 10_000 };
+const SLOW: Load = Load::Slow { of_each: 5000, seconds: 3 };
+/// What slow readers ask for.
+const LARGEST: &str = "256MiB";
 
 /// Everything that can be asked.
-pub const TRIALS: [Trial; 8] = [
+pub const TRIALS: [Trial; 9] = [
     Trial { name: "256MiB", file: "256MiB", load: Load::Bulk, service: Service::Plain },
     Trial { name: "1MiB", file: "1MiB", load: FEW, service: Service::Plain },
     Trial { name: "64KiB", file: "64KiB", load: FEW, service: Service::Plain },
@@ -58,6 +64,7 @@ pub const TRIALS: [Trial; 8] = [
     Trial { name: "4KiB-10000", file: "4KiB", load: MANY, service: Service::Plain },
     Trial { name: "https-1MiB", file: "1MiB", load: FEW, service: Service::Tls },
     Trial { name: "idle-10000", file: "4KiB", load: IDLE, service: Service::Plain },
+    Trial { name: "slow-10000", file: "4KiB", load: SLOW, service: Service::Plain },
 ];
 
 const FILES: [(&str, usize); 4] =
@@ -146,6 +153,9 @@ fn wait_until_it_listens(lab: &Lab, serving: &Serving) -> Result<(), String> {
 fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) -> Result<(), String> {
     let failed = |error: haul_soak::SoakError| error.to_string();
     let mut all = vec![Vec::new(); contestants.len()];
+    if let Load::Slow { of_each, seconds } = trial.load {
+        return run_slow_trial(lab, trial, contestants, rounds, of_each, seconds);
+    }
     if let Load::Idle { connections } = trial.load {
         for (serving, figures) in contestants.iter().zip(&mut all) {
             figures.push(or_nothing(serving, idle_memory(lab, trial, serving, connections)));
@@ -166,6 +176,64 @@ fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) 
     Ok(())
 }
 
+/// What becomes of honest clients while others hold the server up: without these and with them, in turn.
+fn run_slow_trial(
+    lab: &Lab,
+    trial: &Trial,
+    contestants: &[&Serving],
+    rounds: usize,
+    of_each: usize,
+    seconds: u32,
+) -> Result<(), String> {
+    println!(
+        "\n{}: p99 of unhurried requests in µs, alone and beside twice {of_each} slow clients",
+        trial.name
+    );
+    for serving in contestants {
+        let (mut alone, mut beside, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let mut turned_away = 0;
+        let mut problem = None;
+        for round in 0..rounds {
+            eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, serving.name);
+            let ask = || {
+                let until = Instant::now() + Duration::from_secs(u64::from(seconds));
+                let p99 = lab.receiver.run(|| clients::p99(serving.address, trial.file, until));
+                p99.map_err(|error| error.to_string())?.map(|p99| p99.as_secs_f64() * 1e6)
+            };
+            let usual = ask()?;
+            let crowd = lab.receiver.run(|| Crowd::gather(serving.address, LARGEST, of_each));
+            let crowd = match crowd.map_err(|error| error.to_string())? {
+                Ok(crowd) => crowd,
+                Err(error) => {
+                    problem = Some(error);
+                    break;
+                }
+            };
+            match ask() {
+                Ok(p99) => {
+                    alone.push(usual);
+                    beside.push(p99);
+                    ratios.push(p99 / usual);
+                }
+                Err(error) => problem = Some(error),
+            }
+            turned_away = turned_away.max(crowd.turned_away());
+        }
+        let line = Figure::of(&alone).zip(Figure::of(&beside)).zip(Figure::of(&ratios)).map(
+            |((alone, beside), ratio)| {
+                format!(
+                    "{:>8.0} {:>8.0}  {:.2} ({:.2}–{:.2})",
+                    alone.median, beside.median, ratio.median, ratio.low, ratio.high
+                )
+            },
+        );
+        let line = line.unwrap_or_else(|| "did not do it".into());
+        let problem = problem.map_or(String::new(), |problem| format!("; {problem}"));
+        println!("{:<24} {line}; {turned_away} slow ones turned away{problem}", serving.name);
+    }
+    Ok(())
+}
+
 /// A server that does not do what it is asked to has no figure, and the others have theirs.
 fn or_nothing(serving: &Serving, figure: Result<f64, String>) -> f64 {
     figure.unwrap_or_else(|problem| {
@@ -183,7 +251,7 @@ fn measure(lab: &Lab, meter: &Meter, trial: &Trial, serving: &Serving) -> Result
         Load::Requests { connections, seconds } => {
             clients::wrk(&lab.receiver, &serving.url(trial.file), connections, seconds)?.count as f64
         }
-        Load::Bulk | Load::Idle { .. } => {
+        Load::Bulk | Load::Idle { .. } | Load::Slow { .. } => {
             let until = Instant::now() + DRAIN;
             let drained = lab.receiver.run(|| clients::drain(serving.address, trial.file, until));
             drained.map_err(|error| error.to_string())?? as f64
@@ -215,6 +283,7 @@ fn print(trial: &Trial, contestants: &[&Serving], all: &[Vec<f64>]) {
         Load::Bulk => ("server µs/MiB", false),
         Load::Requests { .. } => ("requests per server-CPU-second", true),
         Load::Idle { .. } => ("MiB resident", false),
+        Load::Slow { .. } => ("p99 in µs", false),
     };
     println!(
         "\n{}: {unit} ({} is better), and haul over each",
