@@ -283,3 +283,33 @@ fn a_unix_socket_serves_too_and_is_gone_afterwards() {
     service.stop();
     assert!(!path.exists());
 }
+
+#[test]
+fn whoever_is_slow_holds_nobody_else_up_and_is_served_too() {
+    const OF_EACH: usize = 150;
+    let service = Service::plain();
+    let begin = |request: &str| {
+        let mut client = service.connect();
+        client.send(request);
+        client
+    };
+    let mut slow_to_ask: Vec<_> = (0..OF_EACH).map(|_| begin("GET /ten.txt HTTP/1.1\r\nHost: h")).collect();
+    let mut slow_to_take: Vec<_> =
+        (0..OF_EACH).map(|_| begin("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n")).collect();
+    let mut quick = service.connect();
+    for _ in 0..100 {
+        quick.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(quick.response(false).unwrap().text(), "0123456789");
+        for client in &mut slow_to_ask {
+            client.send(".");
+        }
+    }
+    for client in &mut slow_to_ask {
+        client.send("\r\n\r\n");
+        assert_eq!(client.response(false).unwrap().text(), "0123456789");
+    }
+    let large = large();
+    for client in &mut slow_to_take {
+        assert!(client.response(false).unwrap().body == large);
+    }
+}
