@@ -85,7 +85,8 @@ impl Server {
         }
         // Whoever this is now must be able to read what is served.
         service.root.check().map_err(|source| Error::Root { path: config.root.clone(), source })?;
-        let mut caveats: Vec<_> = confine::unreadable(config).into_iter().collect();
+        let mut caveats: Vec<_> =
+            confine::unreadable(config).into_iter().chain(service.root.caveat()).collect();
         if let Err(error) = &kernel_tls {
             caveats.push(format!(
                 "the kernel does not encrypt ({error}), so files pass through the program: modprobe tls"

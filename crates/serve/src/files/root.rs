@@ -3,6 +3,9 @@
 //! The kernel itself keeps every path below the root (`openat2` with `RESOLVE_BENEATH`, Linux 5.6), so that no rename and no
 //! symbolic link can lead out between a check and its use. With `RESOLVE_CACHED` (Linux 5.12) it also says when it
 //! would have to wait for the disk, and then a helper asks again.
+//!
+//! Where the call is refused (an older kernel, a container whose filter does not know it), paths are walked folder by folder and no
+//! symbolic link is followed, which is slower and as safe.
 
 use crate::config::Symlinks;
 use crate::files::object::{Opened, Patience};
@@ -21,15 +24,33 @@ const TRIES_MAX: usize = 16;
 pub struct Root {
     folder: OwnedFd,
     symlinks: Symlinks,
+    /// Whether the kernel does not resolve paths as it is told.
+    walks: bool,
 }
 
 impl Root {
     /// The folder at `path`.
     pub fn open(path: &Path, symlinks: Symlinks) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = Self { folder: rustix::fs::open(path, flags, Mode::empty())?, symlinks };
-        root.check()?;
+        let mut root = Self { folder: rustix::fs::open(path, flags, Mode::empty())?, symlinks, walks: false };
+        match root.check() {
+            // Filters of before 2020 say that it is not permitted, where a folder that may not be read is said to be so otherwise.
+            Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NOSYS | Errno::PERM)) => {
+                root.walks = true;
+                root.check()?;
+            }
+            checked => checked?,
+        }
         Ok(root)
+    }
+
+    /// What the kernel does not do, and what that means.
+    pub fn caveat(&self) -> Option<String> {
+        let means = match self.symlinks {
+            Symlinks::Inside => "symbolic links are not followed, and files are opened more slowly",
+            Symlinks::Never | Symlinks::Anywhere => "files are opened more slowly",
+        };
+        self.walks.then(|| format!("openat2 is refused here (Linux 5.6, or a container's filter): {means}"))
     }
 
     /// Whether it can be read by whoever this is.
@@ -47,6 +68,9 @@ impl Root {
     /// Opens a path below the root, or the root where it is empty.
     pub fn open_below(&self, path: &[u8], flags: OFlags, mode: Mode, patience: Patience) -> io::Result<File> {
         let path = if path.is_empty() { b"." } else { path };
+        if self.walks {
+            return self.walk(path, flags | OFlags::CLOEXEC, mode, patience);
+        }
         let mut resolve = ResolveFlags::NO_MAGICLINKS;
         resolve |= match self.symlinks {
             Symlinks::Inside => ResolveFlags::BENEATH,
@@ -70,6 +94,34 @@ impl Root {
             }
         }
     }
+
+    /// Opens a path folder by folder.
+    fn walk(&self, path: &[u8], flags: OFlags, mode: Mode, patience: Patience) -> io::Result<File> {
+        if patience == Patience::None {
+            // Nothing tells whether it would have to wait.
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if self.symlinks == Symlinks::Anywhere {
+            return Ok(rustix::fs::openat(&self.folder, path, flags, mode)?.into());
+        }
+        let (folders, last) = match path.iter().rposition(|&byte| byte == b'/') {
+            Some(at) => (&path[..at], &path[at + 1..]),
+            None => (&[][..], path),
+        };
+        let mut at = self.folder.try_clone()?;
+        if path.contains(&b'/') {
+            for name in folders.split(|&byte| byte == b'/') {
+                let step = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                at = rustix::fs::openat(&at, checked(name)?, step, Mode::empty())?;
+            }
+        }
+        Ok(rustix::fs::openat(&at, checked(last)?, flags | OFlags::NOFOLLOW, mode)?.into())
+    }
+}
+
+/// A name that leads one folder down, or nowhere else than to this one.
+fn checked(name: &[u8]) -> io::Result<&[u8]> {
+    if name.is_empty() || name == b".." { Err(Errno::XDEV.into()) } else { Ok(name) }
 }
 
 #[cfg(test)]
@@ -117,6 +169,27 @@ mod tests {
 
         let root = Root::open(&inside, Symlinks::Anywhere).unwrap();
         assert_eq!(find(&root, "out"), Ok("file"));
+
+        // As where openat2 is refused.
+        let root = |symlinks| Root { walks: true, ..Root::open(&inside, symlinks).unwrap() };
+        for walking in [root(Symlinks::Inside), root(Symlinks::Never)] {
+            assert_eq!((find(&walking, ""), find(&walking, "sub")), (Ok("folder"), Ok("folder")));
+            assert_eq!(find(&walking, "sub/a"), Ok("file"));
+            for link in ["to-a", "out", "out-absolute", "out-winding", "magic", "loop"] {
+                assert_eq!(find(&walking, link), Err(Errno::LOOP), "{link}");
+            }
+            for path in ["..", "../secret", "sub/../../secret", "/etc/passwd", "sub/..", "sub//a"] {
+                assert_eq!(find(&walking, path), Err(Errno::XDEV), "{path}");
+            }
+            symlink("sub", inside.join("to-sub")).ok();
+            assert_eq!(find(&walking, "to-sub/a"), Err(Errno::NOTDIR));
+            assert_eq!(find(&walking, "sub/a/b"), Err(Errno::NOTDIR));
+            assert_eq!(find(&walking, "nothing/a"), Err(Errno::NOENT));
+            let impatient = walking.find(b"sub/a", 100, Patience::None).unwrap_err();
+            assert_eq!(impatient.kind(), io::ErrorKind::WouldBlock, "a helper asks again");
+            assert!(walking.caveat().unwrap().contains("openat2"));
+        }
+        assert_eq!(find(&root(Symlinks::Anywhere), "out"), Ok("file"));
     }
 
     #[test]
