@@ -1,10 +1,12 @@
 //! `haul serve`.
 
+mod messages;
 mod options;
 
 use crate::output::Failure;
 use clap::Args;
 use haul_serve::{Address, Handle, Server};
+use messages::Messages;
 use options::Options;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -12,6 +14,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tracing::{error, info, warn};
 
 /// The largest file of options.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
@@ -42,6 +45,7 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
             options.or(Options::parse(&text).map_err(wrong)?)
         }
     };
+    let message_format = options.message_format.unwrap_or_default();
     let config = options.into_config()?;
     raise_descriptor_limit();
     let failed = |error: haul_serve::Error| {
@@ -64,31 +68,34 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
     let places = server.addresses().iter().map(address).collect::<Vec<_>>().join(", ");
     if check {
         println!("{} can be served at {places}", config.root.display());
+        for caveat in server.caveats() {
+            println!("{caveat}");
+        }
         return Ok(ExitCode::SUCCESS);
     }
+    let _messages = Messages::start(message_format).map_err(Failure::failed)?;
     obey_signals(server.handle()).map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server
         .metrics_address()
         .map_or(String::new(), |address| format!(", metrics at http://{address}/metrics"));
-    eprintln!("haul: serving {} at {places} with {loops} loop{plural}{metrics}", config.root.display());
+    let folder = config.root.display();
+    info!(%folder, %places, loops, "serving {folder} at {places} with {loops} loop{plural}{metrics}");
     for caveat in server.caveats() {
-        eprintln!("haul: {caveat}");
+        warn!("{caveat}");
     }
     let content = &config.content;
     if !content.listing
         && !content.index.iter().any(|name| config.root.join(name).exists())
         && content.fallback.is_none()
     {
-        eprintln!(
-            "haul: there is no {} there, so / answers 404; --listing lists folders",
-            content.index.join(" or ")
-        );
+        warn!("there is no {} there, so / answers 404; --listing lists folders", content.index.join(" or "));
     }
     // Without systemd there is nobody to tell.
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
     server.run().map_err(failed)?;
+    info!("ended");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -122,14 +129,14 @@ fn obey_signals(handle: Handle) -> std::io::Result<()> {
     spawn(Box::new(move || {
         while reloads.read_exact(&mut [0]).is_ok() {
             match reloading.reload() {
-                Ok(()) => eprintln!("haul: reloaded"),
-                Err(error) => eprintln!("haul: not reloaded: {error}"),
+                Ok(()) => info!("reloaded"),
+                Err(error) => error!(%error, "not reloaded: {error}"),
             }
         }
     }))?;
     spawn(Box::new(move || {
         if ends.read_exact(&mut [0]).is_ok() {
-            eprintln!("haul: ending when what is under way has ended; once more ends at once");
+            info!("ending when what is under way has ended; once more ends at once");
             let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
             handle.drain();
         }

@@ -100,6 +100,36 @@ fn it_serves_says_where_and_ends_when_told() {
 }
 
 #[test]
+fn what_happens_is_said_in_json_for_programs() {
+    let folder = folder();
+    let options = ["--listen", "127.0.0.1:0", "--message-format", "json", "--drain-timeout", "1s"];
+    let serving = Serving::start(&mut serve(folder.path(), &options));
+    let mut first = serving.words.clone();
+    // A request that never becomes whole is under way when the time to end is over.
+    let mut slow = TcpStream::connect(serving.address().split('"').next().unwrap()).unwrap();
+    slow.write_all(b"GET /a.txt HTTP/1.1\r\n").unwrap();
+    assert!(serving.get("/a.txt").ends_with("content"));
+    serving.signal(rustix::process::Signal::HUP);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    serving.signal(rustix::process::Signal::TERM);
+    let (code, rest) = serving.end();
+    assert_eq!(code, Some(0), "{rest}");
+    first.push_str(&rest);
+    let said: Vec<serde_json::Value> =
+        first.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect();
+    assert_eq!(said[0]["folder"], folder.path().to_str().unwrap());
+    assert!(said.iter().all(|one| one["timestamp"].is_string() && one["message"].is_string()));
+    let find = |words: &str| {
+        let mut found = said.iter().filter(|one| one["message"].as_str().unwrap().contains(words));
+        found.next().unwrap_or_else(|| panic!("nothing of {words}: {first}"))
+    };
+    assert_eq!(find("reloaded")["level"], "INFO");
+    let cut = find("cut off");
+    assert_eq!((&cut["level"], &cut["open"]), (&"WARN".into(), &1.into()));
+    assert_eq!(find("ended")["level"], "INFO");
+}
+
+#[test]
 fn a_file_has_the_same_options_and_flags_come_first() {
     let folder = folder();
     let elsewhere = tempfile::tempdir().unwrap();

@@ -22,6 +22,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tracing::warn;
 
 /// Lines are handed to the file once there are so many bytes of them, and each second.
 const BATCH_BYTES: usize = 32 << 10;
@@ -160,14 +161,19 @@ fn open_path(path: Option<&PathBuf>) -> io::Result<File> {
 }
 
 fn write_all(orders: &Receiver<Order>, mut file: File, unwritten: &Counter) {
+    let mut is_failing = false;
     for order in orders {
         match order {
             // A full disk costs lines of the log and no more.
-            Order::Write(lines, count) => {
-                if file.write_all(&lines).is_err() {
+            Order::Write(lines, count) => match file.write_all(&lines) {
+                Ok(()) => is_failing = false,
+                Err(error) => {
                     unwritten.add(count);
+                    if !std::mem::replace(&mut is_failing, true) {
+                        warn!(%error, "the access log cannot be written, its lines are lost: {error}");
+                    }
                 }
-            }
+            },
             Order::Reopen(again) => file = again,
             Order::End => break,
         }

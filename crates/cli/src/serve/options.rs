@@ -1,5 +1,6 @@
 //! The options of `haul serve`: the same on the command line and in a file.
 
+use super::messages::MessageFormat;
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul::{Choice, Path, Plan};
@@ -93,6 +94,9 @@ pub struct Options {
     /// How requests are logged: common, combined or json [default: combined]
     #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
     pub log_format: Option<Format>,
+    /// How haul says what happens to itself, on standard error: text or json [default: text]
+    #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
+    pub message_format: Option<MessageFormat>,
     /// Answer Prometheus (/metrics) at this address and port
     #[arg(long, value_name = "ADDRESS")]
     pub metrics_listen: Option<SocketAddr>,
@@ -220,6 +224,7 @@ impl Options {
             cors: list(self.cors, other.cors),
             access_log: self.access_log.or(other.access_log),
             log_format: self.log_format.or(other.log_format),
+            message_format: self.message_format.or(other.message_format),
             metrics_listen: self.metrics_listen.or(other.metrics_listen),
             user: self.user.or(other.user),
             confine: self.confine.or(other.confine),

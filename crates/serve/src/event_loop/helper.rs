@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use tracing::warn;
 
 /// How far ahead of what is sent next a file is asked for.
 const AHEAD_BYTES: u64 = 4 << 20;
@@ -200,7 +201,7 @@ impl Shared {
     fn begin(&self, target: &str) -> Result<Box<Upload>, Status> {
         let target = Target::parse(target).map_err(|_| Status::NOT_FOUND)?;
         let begun = Upload::begin(&self.service.root, &target.path);
-        begun.map(Box::new).map_err(|error| status_of_write(&error))
+        begun.map(Box::new).map_err(|error| refused_write(&error))
     }
 
     fn work(&self) {
@@ -240,7 +241,7 @@ impl Shared {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
                     Status::PRECONDITION_FAILED
                 }
-                Err(error) => status_of_write(&error),
+                Err(error) => refused_write(&error),
             }),
             Question::Warm(form, range) => {
                 warm(&form, range);
@@ -252,6 +253,15 @@ impl Shared {
             }
         }
     }
+}
+
+/// What a client is told about a file that cannot be written; whoever runs the service is told where it is his to mend.
+fn refused_write(error: &std::io::Error) -> Status {
+    let status = status_of_write(error);
+    if status != Status::CONFLICT {
+        warn!(status = status.code, %error, "a file cannot be put here: {error}");
+    }
+    status
 }
 
 /// What a client is told about a file that cannot be written.

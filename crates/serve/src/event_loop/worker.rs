@@ -20,11 +20,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tracing::warn;
 
 /// Events taken at a time.
 const EVENTS_MAX: usize = 512;
 /// Connections accepted before those there are have their turn.
 const ACCEPTS_MAX: usize = 64;
+/// What is short is said so often, and not each time that somebody meets it.
+const SAID_EVERY_SECONDS: u32 = 60;
 /// Tokens from here on are no connections'.
 const WAKE: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1_000_000;
@@ -57,6 +60,8 @@ pub struct Worker {
     is_accepting: bool,
     drain_until: Option<Instant>,
     swept: u32,
+    /// When it was last said that something is short.
+    said_short: Option<u32>,
     /// Turns that connections have had.
     turns: u64,
 }
@@ -101,6 +106,7 @@ impl Worker {
             is_accepting: false,
             drain_until: None,
             swept: 0,
+            said_short: None,
             turns: 0,
         };
         worker.accept_again()?;
@@ -129,6 +135,10 @@ impl Worker {
             }
             self.sweep();
             if self.drain_until.is_some_and(|until| self.connections.is_empty() || Instant::now() >= until) {
+                let open = self.connections.len();
+                if open > 0 {
+                    warn!(open, "{open} connections are cut off: their time to end is over");
+                }
                 self.context.log.flush();
                 return Ok(());
             }
@@ -217,6 +227,12 @@ impl Worker {
                 // No descriptors, no memory: let go of what is only kept, and go on when there may be some.
                 Err(error) if is_shortage(&error) => {
                     self.context.cache.clear();
+                    let now = self.context.clock.seconds();
+                    if self.said_short.is_none_or(|said| now.saturating_sub(said) >= SAID_EVERY_SECONDS) {
+                        self.said_short = Some(now);
+                        let open = self.connections.len();
+                        warn!(open, %error, "no room for another connection beside {open}: {error}");
+                    }
                     let Some(index) = self.longest_idle() else {
                         self.stop_accepting();
                         return false;

@@ -19,6 +19,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
+use tracing::warn;
 
 /// Files of up to this are kept in memory, and sent with their head in one call. Beyond it their pages travel: see
 /// docs/findings.md for where one begins to cost more than the other.
@@ -126,7 +127,11 @@ impl Service {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
             Err(error) => match status_of(&error) {
                 Status::NOT_FOUND => self.find_fallback(patience),
-                status => Ok(Found::Nothing(status)),
+                status => {
+                    let path = String::from_utf8_lossy(&target.path);
+                    warn!(%path, status = status.code, %error, "{path:?} cannot be served: {error}");
+                    Ok(Found::Nothing(status))
+                }
             },
         }
     }
