@@ -29,125 +29,137 @@ pub struct Options {
     #[serde(deserialize_with = "parsed_list")]
     pub listen: Vec<Address>,
     /// Where to listen for TLS; may be given again
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, help_heading = "TLS and passwords", value_name = "ADDRESS")]
     #[serde(deserialize_with = "parsed_list")]
     pub tls_listen: Vec<Address>,
     /// The certificate and those that lead from it to a known one: a PEM file, read again at SIGHUP
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "TLS and passwords", value_name = "FILE")]
     pub tls_certificate: Option<PathBuf>,
     /// The certificate's key: a PEM file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "TLS and passwords", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
     /// Let the kernel encrypt where it can (kTLS) [default: true]
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(long, help_heading = "TLS and passwords", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub ktls: Option<bool>,
     /// Ask for a name and a password from this file of bcrypt hashes, written by htpasswd -B and read again at SIGHUP
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "TLS and passwords", value_name = "FILE")]
     pub auth_file: Option<PathBuf>,
     /// What people are told that the password is for [default: haul]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, help_heading = "TLS and passwords", value_name = "TEXT")]
     pub auth_realm: Option<String>,
-    /// Event loops [default: one for each CPU]
-    #[arg(long, value_name = "N")]
-    pub workers: Option<usize>,
     /// Names that stand for their folder, separated by commas [default: index.html]
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    #[arg(long, help_heading = "Files", value_name = "NAME,…", value_delimiter = ',')]
     pub index: Vec<String>,
     /// List folders that have no index file
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(long, help_heading = "Files", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub listing: Option<bool>,
     /// Serve names that begin with a dot too; .well-known is served anyway
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(long, help_heading = "Files", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub hidden: Option<bool>,
     /// Where symbolic links may lead: inside the folder, nowhere (never), or anywhere [default: inside]
-    #[arg(long, value_name = "WHERE", value_enum, hide_possible_values = true)]
+    #[arg(long, help_heading = "Files", value_name = "WHERE", value_enum, hide_possible_values = true)]
     pub symlinks: Option<LinkPolicy>,
     /// Send x.br, x.zst or x.gz for x to whoever accepts it
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(long, help_heading = "Files", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub precompressed: Option<bool>,
     /// A file in the folder to send for every address that names none, for applications that live in one page
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Files", value_name = "FILE")]
     pub fallback: Option<String>,
     /// A file in the folder to show with a status, such as 404=/404.html; may be given again
-    #[arg(long, value_name = "STATUS=FILE")]
+    #[arg(long, help_heading = "Files", value_name = "STATUS=FILE")]
     pub error_page: Vec<String>,
     /// Let clients put files here (PUT): whoever reaches the service may then write
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(long, help_heading = "Uploads", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub allow_put: Option<bool>,
     /// The largest file that clients may put here [default: 1GiB]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, help_heading = "Uploads", value_name = "SIZE")]
     #[serde(deserialize_with = "parsed")]
     pub put_limit: Option<Size>,
     /// A field for every response, such as 'X-Frame-Options: DENY'; may be given again
-    #[arg(long, value_name = "NAME: VALUE")]
+    #[arg(long, help_heading = "Responses", value_name = "NAME: VALUE")]
     pub header: Vec<String>,
     /// Cache-Control for files that a pattern fits, such as '*.html=no-cache' or 'assets/**=max-age=31536000, immutable'; may
     /// be given again, and the first that fits counts
-    #[arg(long, value_name = "PATTERN=VALUE")]
+    #[arg(long, help_heading = "Responses", value_name = "PATTERN=VALUE")]
     pub cache_control: Vec<String>,
     /// Origins whose scripts may read responses, separated by commas; * is everybody's
-    #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',')]
+    #[arg(long, help_heading = "Responses", value_name = "ORIGIN,…", value_delimiter = ',')]
     pub cors: Vec<String>,
     /// Log requests to this file; - is standard output
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Logs and metrics", value_name = "FILE")]
     pub access_log: Option<PathBuf>,
     /// How requests are logged: common, combined or json [default: combined]
-    #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
+    #[arg(
+        long,
+        help_heading = "Logs and metrics",
+        value_name = "FORMAT",
+        value_enum,
+        hide_possible_values = true
+    )]
     pub log_format: Option<Format>,
     /// How haul says what happens to itself, on standard error: text or json [default: text]
-    #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
+    #[arg(
+        long,
+        help_heading = "Logs and metrics",
+        value_name = "FORMAT",
+        value_enum,
+        hide_possible_values = true
+    )]
     pub message_format: Option<MessageFormat>,
     /// Answer Prometheus (/metrics) at this address and port
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, help_heading = "Logs and metrics", value_name = "ADDRESS")]
     pub metrics_listen: Option<SocketAddr>,
     /// Who to be once everything is open, for a service that root starts
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, help_heading = "Privileges", value_name = "NAME")]
     pub user: Option<String>,
     /// Give up every file that is not served, where the kernel has Landlock [default: true]
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(long, help_heading = "Privileges", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub confine: Option<bool>,
     /// Connections at a time [default: 65536, or what the limit on open files allows]
-    #[arg(long, value_name = "N")]
+    #[arg(long, help_heading = "Limits", value_name = "N")]
     pub max_connections: Option<usize>,
     /// The longest head of a request [default: 16KiB]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, help_heading = "Limits", value_name = "SIZE")]
     #[serde(deserialize_with = "parsed")]
     pub head_limit: Option<Size>,
     /// How long a request's head may take to arrive [default: 30s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, help_heading = "Limits", value_name = "TIME")]
     #[serde(deserialize_with = "parsed")]
     pub head_timeout: Option<Time>,
     /// How long a connection may lie idle between two requests [default: 75s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, help_heading = "Limits", value_name = "TIME")]
     #[serde(deserialize_with = "parsed")]
     pub idle_timeout: Option<Time>,
     /// How long a client may take nothing of what is being sent [default: 60s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, help_heading = "Limits", value_name = "TIME")]
     #[serde(deserialize_with = "parsed")]
     pub send_timeout: Option<Time>,
     /// How long responses under way may take after SIGTERM [default: 30s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, help_heading = "Limits", value_name = "TIME")]
     #[serde(deserialize_with = "parsed")]
     pub drain_timeout: Option<Time>,
     /// The most that one connection is sent in a second
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, help_heading = "Limits", value_name = "SIZE")]
     #[serde(deserialize_with = "parsed")]
     pub rate_limit: Option<Size>,
     /// Files to keep open [default: 4096, or what the limit on open files allows]
-    #[arg(long, value_name = "N")]
+    #[arg(long, help_heading = "Limits", value_name = "N")]
     pub cached_files: Option<usize>,
     /// Memory to keep small files in [default: 64MiB]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, help_heading = "Limits", value_name = "SIZE")]
     #[serde(deserialize_with = "parsed")]
     pub cache_memory: Option<Size>,
+    /// Event loops [default: one for each CPU]
+    #[arg(long, help_heading = "How bytes go", value_name = "N")]
+    pub workers: Option<usize>,
     /// The path that files take to the socket, such as sendfile [default: auto, the cheapest]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, help_heading = "How bytes go", value_name = "PATH")]
     pub path: Option<String>,
     /// A plan of haul plan to choose the path by
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "How bytes go", value_name = "FILE")]
     pub plan: Option<PathBuf>,
     /// The sockets' congestion control [default: the machine's]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, help_heading = "How bytes go", value_name = "NAME")]
     pub congestion: Option<String>,
 }
 

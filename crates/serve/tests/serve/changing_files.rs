@@ -1,6 +1,7 @@
 //! Files that are written to, replaced, truncated and deleted while they are sent: what comes whole under a tag is that version.
 
-use crate::common::{Client, Service};
+use crate::common::{Client, Service, large};
+use haul_serve::Way;
 use std::collections::HashMap;
 use std::fs;
 use std::io::Write;
@@ -9,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// How large files go that have not changed for a while.
+const SENDFILE: Way = Way::Path(haul::Path::Sendfile);
 /// For how long files change: a burst of changes, and then a pause long enough for a tag, and so on.
 const DURATION: Duration = Duration::from_secs(9);
 const PAUSE: Duration = Duration::from_millis(2500);
@@ -173,6 +176,28 @@ fn a_change_is_seen_by_the_next_request() {
         }
         assert_eq!(get(), (200, format!("written {turn}")));
     }
+}
+
+#[test]
+fn pages_that_change_on_their_way_end_the_connection() {
+    let service = Service::plain().settled();
+    let large = large();
+    assert!(service.get("/large.bin").body == large);
+    let by_pages = || -> u64 {
+        service.handle.counters().iter().map(|counters| counters.by(SENDFILE).bytes.get()).sum()
+    };
+    assert_eq!(by_pages(), large.len() as u64, "it is old enough for its pages to travel");
+    let mut client = service.connect();
+    client.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
+    // It has begun and cannot end: nobody reads.
+    while by_pages() == large.len() as u64 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut file = fs::File::options().write(true).open(service.path("large.bin")).unwrap();
+    file.write_all(b"other").unwrap();
+    assert_eq!(client.response_or_cut(), None, "as long as before, and yet another");
+    assert_eq!(service.handle.counters()[0].cut_short.get(), 1);
+    assert!(service.get("/large.bin").body.starts_with(b"other"));
 }
 
 /// Requests for files that come and go; `HAUL_TEST_REQUESTS` asks for more than CI has time for.
