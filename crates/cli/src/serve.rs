@@ -130,7 +130,11 @@ fn obey_signals(handle: Handle) -> std::io::Result<()> {
         while reloads.read_exact(&mut [0]).is_ok() {
             match reloading.reload() {
                 Ok(()) => info!("reloaded"),
-                Err(error) => error!(%error, "not reloaded: {error}"),
+                Err(errors) => {
+                    for error in errors {
+                        error!(%error, "not reloaded: {error}");
+                    }
+                }
             }
         }
     }))?;

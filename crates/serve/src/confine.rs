@@ -105,11 +105,11 @@ pub fn give_up_files(config: &Config) -> Result<Option<String>, Error> {
 
 /// What another user cannot read again when it is told to: said now, and not when the certificate has expired.
 pub fn unreadable(config: &Config) -> Option<String> {
-    let unreadable = read_again(config).find(|path| fs::File::open(path).is_err())?;
-    Some(format!(
-        "{} cannot be read any more: SIGHUP will not renew it, restart instead",
-        unreadable.display()
-    ))
+    let unreadable = read_again(config).filter(|path| fs::File::open(path).is_err());
+    let names: Vec<_> = unreadable.map(|path| path.display().to_string()).collect();
+    let names = names.join(" and ");
+    (!names.is_empty())
+        .then(|| format!("{names} cannot be read any more: SIGHUP will not renew it, restart instead"))
 }
 
 /// Files that are read again when the service is told to reload.

@@ -5,12 +5,13 @@
 
 use crate::http::credentials::Credentials;
 use bcrypt::HashParts;
+use lru::LruCache;
 use std::collections::HashMap;
-use std::io::Read;
-use std::path::Path;
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
 
-/// The largest file.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Users whose password need not be tried again.
+const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 /// bcrypt's cost is a power of two: 16 takes about three seconds of a CPU for each login, and a wrong one too.
 const COST_MAX: u32 = 16;
 
@@ -20,21 +21,13 @@ pub struct Passwords {
     hashes: HashMap<String, String>,
     /// What the password of somebody unknown is tried with, so that it takes as long as anybody's.
     stranger: String,
+    /// Hashes of the `Authorization` fields that were let in; for all loops, each of which asks here but once.
+    known: Mutex<LruCache<blake3::Hash, ()>>,
 }
 
 impl Passwords {
-    /// Reads a file.
-    pub fn load(path: &Path) -> Result<Self, String> {
-        let mut text = String::new();
-        let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-        file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
-        if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(format!("it is larger than {FILE_BYTES_MAX} B"));
-        }
-        Self::parse(&text)
-    }
-
-    fn parse(text: &str) -> Result<Self, String> {
+    /// Reads a file's text.
+    pub fn parse(text: &str) -> Result<Self, String> {
         let mut hashes = HashMap::new();
         for (number, line) in text.lines().enumerate() {
             let line = line.trim_end();
@@ -42,7 +35,8 @@ impl Passwords {
                 continue;
             }
             let wrong = |problem: &str| format!("line {}: {problem}", number + 1);
-            let (user, hash) = line.split_once(':').ok_or_else(|| wrong("it has no NAME:HASH"))?;
+            let named = line.split_once(':').filter(|(user, _)| !user.is_empty());
+            let (user, hash) = named.ok_or_else(|| wrong("it has no NAME:HASH"))?;
             let parts: HashParts = hash
                 .parse()
                 .map_err(|_| wrong("the hash is not bcrypt's ($2y$…): write it with htpasswd -B"))?;
@@ -53,9 +47,20 @@ impl Passwords {
                 return Err(wrong(&format!("{user:?} is there already")));
             }
         }
-        let stranger =
-            hashes.values().max().ok_or("there is nobody in it: add somebody with htpasswd -B")?.clone();
-        Ok(Self { hashes, stranger })
+        // `$2y$`, two digits of cost.
+        let costliest = hashes.values().max_by_key(|hash| hash.get(4..6));
+        let stranger = costliest.ok_or("there is nobody in it: add somebody with htpasswd -B")?.clone();
+        Ok(Self { hashes, stranger, known: Mutex::new(LruCache::new(KNOWN_MAX)) })
+    }
+
+    /// Whether a field with this hash was let in already.
+    pub fn knows(&self, field: &blake3::Hash) -> bool {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).get(field).is_some()
+    }
+
+    /// Notes that a field with this hash was let in.
+    pub fn remember(&self, field: blake3::Hash) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).put(field, ());
     }
 
     /// Whether somebody is who he says. Takes as long as the hash's cost makes it, known or not.
@@ -90,6 +95,7 @@ mod tests {
         let error = |text: &str| Passwords::parse(text).unwrap_err();
         assert!(error("").contains("nobody"));
         assert!(error(&format!("{ANN}\nbob")).contains("line 2"));
+        assert!(error(ANN.trim_start_matches("ann")).contains("line 1"), "nobody has no name");
         assert!(error("bob:$apr1$abcdefgh$0123456789012345678901").contains("htpasswd -B"));
         assert!(error(&format!("{ANN}\n{ANN}")).contains("\"ann\" is there already"));
         assert!(error(&ANN.replace("$04$", "$31$")).contains("cost, 31"));

@@ -89,7 +89,7 @@ impl Server {
             confine::unreadable(config).into_iter().chain(service.root.caveat()).collect();
         if let Err(error) = &kernel_tls {
             caveats.push(format!(
-                "the kernel does not encrypt ({error}), so files pass through the program: modprobe tls"
+                "the kernel does not encrypt, so files pass through the program: {error} (modprobe tls, where it has that module)"
             ));
         }
         if config.basic_auth.is_some()
@@ -223,17 +223,21 @@ impl Handle {
     }
 
     /// Reads the certificate again, for connections that begin from now on, and the passwords, for requests from now on, and opens
-    /// the access log again by its name. Where one of the former cannot be read, all stays as it was.
-    pub fn reload(&self) -> Result<(), Error> {
-        let secrets = Secrets::load(&self.config)?;
+    /// the access log again by its name. What cannot be read stays as it was, and is told; the rest holds.
+    pub fn reload(&self) -> Result<(), Vec<Error>> {
+        let mut wrong = Vec::new();
         if let Some(log) = &self.log {
-            log.reopen()?;
+            wrong.extend(log.reopen().err());
         }
-        *self.orders.secrets.lock().unwrap_or_else(PoisonError::into_inner) = secrets;
+        // Loops look there: nothing is read while it is locked.
+        let secrets = || self.orders.secrets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fresh = secrets().clone();
+        wrong.extend(fresh.load_again(&self.config));
+        *secrets() = fresh;
         for wake in &self.wakes {
             wake.wake();
         }
-        Ok(())
+        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
 
     /// What each loop has done so far.

@@ -37,8 +37,9 @@ pub struct Trial {
 enum Load {
     /// One connection takes bodies as fast as they come: CPU time for each MiB.
     Bulk,
-    /// So many connections ask again and again for so many seconds: requests for each second of CPU time.
-    Requests { connections: usize, seconds: u32 },
+    /// So many connections ask again and again for so many seconds, of which the first are not counted: requests for each second of
+    /// CPU time.
+    Requests { connections: usize, seconds: u32, uncounted_seconds: u32 },
     /// So many connections lie idle: memory.
     Idle { connections: usize },
     /// So many clients hold the server up in each of two ways, and others ask meanwhile: how long these wait.
@@ -46,9 +47,9 @@ enum Load {
 }
 
 /// As many connections as wrk keeps busy with ease.
-const FEW: Load = Load::Requests { connections: 16, seconds: 1 };
-/// Many, each of them active; wrk takes a while to open them.
-const MANY: Load = Load::Requests { connections: 10_000, seconds: 5 };
+const FEW: Load = Load::Requests { connections: 16, seconds: 1, uncounted_seconds: 0 };
+/// Many, each of them active; wrk takes a while to open them, which is no part of the figure.
+const MANY: Load = Load::Requests { connections: 10_000, seconds: 6, uncounted_seconds: 3 };
 const IDLE: Load = Load::Idle { connections: 10_000 };
 const SLOW: Load = Load::Slow { of_each: 5000, seconds: 3 };
 /// What slow readers ask for.
@@ -246,11 +247,23 @@ fn or_nothing(serving: &Serving, figure: Result<f64, String>) -> f64 {
 fn measure(lab: &Lab, meter: &Meter, trial: &Trial, serving: &Serving) -> Result<f64, String> {
     let failed = |error: haul_soak::SoakError| error.to_string();
     let calibration = meter.calibrate(CALIBRATION);
-    let before = meter.snapshot().map_err(failed)?;
+    let mut before = meter.snapshot().map_err(failed)?;
     let done = match trial.load {
-        Load::Requests { connections, seconds } => {
-            clients::wrk(&lab.receiver, &serving.url(trial.file), connections, seconds)?.count as f64
-        }
+        Load::Requests { connections, seconds, uncounted_seconds } => thread::scope(|scope| {
+            let url = serving.url(trial.file);
+            let bytes_at_start = received_bytes(lab)?;
+            let wrk = scope.spawn(move || clients::wrk(&lab.receiver, &url, connections, seconds));
+            let mut bytes_before = bytes_at_start;
+            if uncounted_seconds > 0 {
+                thread::sleep(Duration::from_secs(u64::from(uncounted_seconds)));
+                before = meter.snapshot().map_err(failed)?;
+                bytes_before = received_bytes(lab)?;
+            }
+            let count = wrk.join().map_err(|_| "wrk's thread has panicked".to_owned())??.count as f64;
+            // Every response is as long as every other.
+            let bytes = received_bytes(lab)?;
+            Ok::<f64, String>(count * (bytes - bytes_before) / (bytes - bytes_at_start))
+        })?,
         Load::Bulk | Load::Idle { .. } | Load::Slow { .. } => {
             let until = Instant::now() + DRAIN;
             let drained = lab.receiver.run(|| clients::drain(serving.address, trial.file, until));
@@ -265,6 +278,16 @@ fn measure(lab: &Lab, meter: &Meter, trial: &Trial, serving: &Serving) -> Result
         Load::Requests { .. } => done / cpu_seconds,
         _ => cpu_seconds * 1e6 / (done / f64::from(1 << 20)),
     })
+}
+
+/// What has come in to the host of those who ask, in bytes.
+fn received_bytes(lab: &Lab) -> Result<f64, String> {
+    let text = lab.receiver.run(|| fs::read_to_string("/proc/thread-self/net/dev"));
+    let text = text.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+    let device = format!("{}:", lab.receiver.device());
+    let line = text.lines().find_map(|line| line.trim().strip_prefix(&device));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok())
+        .ok_or_else(|| format!("the kernel says nothing of {device}"))
 }
 
 /// Memory in MiB that the server has while so many connections that have each asked once lie idle.

@@ -54,6 +54,8 @@ pub struct Connection {
     begun: Option<Result<Box<Upload>, Status>>,
     /// Whether the password of that request is right, or why nobody knows.
     tried: Option<Tried>,
+    /// When that request was first read, where it has been to a helper.
+    asked_at: Option<Instant>,
     /// Whether the socket may have more to read.
     is_readable: bool,
     /// Whether a short read may not have been all: an end is to come, of which no other event will tell, or the client sends
@@ -147,6 +149,7 @@ impl Connection {
             found: None,
             begun: None,
             tried: None,
+            asked_at: None,
             is_readable: true,
             has_more_than_read: false,
             is_at_end: false,
@@ -329,25 +332,22 @@ impl Connection {
         context: &mut Context,
         budget_bytes: &mut u64,
     ) -> Option<Next> {
-        let started = Instant::now();
+        // A request that has been to a helper is read again, and has been waiting since.
+        let started = self.asked_at.take().unwrap_or_else(Instant::now);
         request.keeps_alive &= !context.is_draining && !self.stream.is_worn();
         let answer = if let Some(answer) = context.answering().without_file(&request) {
             answer
         } else if let Some(refused) = self.admit(&request, context) {
             match refused {
                 Ok(status) => context.answering().refuse(&request, status),
-                Err(question) => {
-                    self.state = State::AtDisk(None);
-                    return Some(Next::Disk(question));
-                }
+                Err(question) => return Some(self.ask(question, started)),
             }
         } else if request.method == Method::Put {
             return self.begin_put(&request, head, started, context, budget_bytes);
         } else if let Some(found) = self.find(request.target, context) {
             context.answering().with_found(&request, &found)
         } else {
-            self.state = State::AtDisk(None);
-            return Some(Next::Disk(Question::of(&request)));
+            return Some(self.ask(Question::of(&request), started));
         };
         let logged = context
             .log
@@ -355,6 +355,13 @@ impl Connection {
             .then(|| Logged::new(self.peer, head, answer.status, answer.body.len(), started));
         let then = if answer.keeps_alive { Then::Next } else { Then::Close };
         self.respond(answer, then, logged, started, context, budget_bytes)
+    }
+
+    /// Has a helper answer something about the request that is being answered, which is read again then.
+    fn ask(&mut self, question: Question, started: Instant) -> Next {
+        self.asked_at = Some(started);
+        self.state = State::AtDisk(None);
+        Next::Disk(question)
     }
 
     /// `None` where whoever asks may; else why not, or whom to ask.
@@ -366,18 +373,25 @@ impl Connection {
         if context.known.get(&hash).is_some() {
             return None;
         }
+        if passwords.knows(&hash) {
+            context.known.put(hash, ());
+            return None;
+        }
         let Some(credentials) = Credentials::parse(field) else { return Some(Ok(Status::UNAUTHORIZED)) };
         match tried {
             Some(Err(status)) => Some(Ok(status)),
             Some(Ok((by, accepted))) if Arc::ptr_eq(&by, passwords) => {
                 if accepted {
+                    passwords.remember(hash);
                     context.known.put(hash, ());
                     return None;
                 }
                 Some(Ok(Status::UNAUTHORIZED))
             }
             // Nobody has tried it, or with passwords that hold no longer.
-            _ => Some(Err(Question::Try(Arc::clone(passwords), credentials))),
+            _ => {
+                Some(Err(Question::Try(Arc::clone(passwords), credentials, self.peer.map(|peer| peer.ip()))))
+            }
         }
     }
 

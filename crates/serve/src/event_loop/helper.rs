@@ -17,6 +17,7 @@ use crate::passwords::Passwords;
 use rustix::fs::Advice;
 use rustix::io::Errno;
 use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,6 +34,8 @@ const STEP_BYTES: usize = 128 << 10;
 
 /// Passwords that wait to be tried. Whoever guesses makes others wait for their turn, but not for ever.
 const UNTRIED_MAX: usize = 64;
+/// Of those, from one address (of IPv6, one network of 64 bits, which is what one customer has): the others are for others.
+const UNTRIED_BY_ONE_MAX: usize = 4;
 
 /// What a loop wants to know.
 #[derive(Debug)]
@@ -46,7 +49,7 @@ pub enum Question {
     /// Put a file into its place; where it must be new, not into another's.
     Finish { upload: Box<Upload>, only_new: bool },
     /// Is it they?
-    Try(Arc<Passwords>, Credentials),
+    Try(Arc<Passwords>, Credentials, Option<IpAddr>),
 }
 
 /// What came of it.
@@ -112,7 +115,27 @@ struct Job {
     inbox: Arc<Inbox>,
 }
 
+impl Queue {
+    /// Whether whoever asks this has asked enough.
+    fn has_too_many_like(&self, question: &Question) -> bool {
+        let Some(asker) = question.asker() else { return false };
+        self.jobs.iter().filter(|job| job.question.asker() == Some(asker)).count() >= UNTRIED_BY_ONE_MAX
+    }
+}
+
 impl Question {
+    /// Whose turn it takes, where turns are few.
+    fn asker(&self) -> Option<IpAddr> {
+        match self {
+            Self::Try(_, _, Some(IpAddr::V6(address))) => Some(match address.to_ipv4_mapped() {
+                Some(address) => address.into(),
+                None => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+            }),
+            Self::Try(_, _, address) => *address,
+            _ => None,
+        }
+    }
+
     /// What stands for a request's target.
     pub fn of(request: &Request<'_>) -> Self {
         Self::Find { target: request.target.to_owned(), accepts_json: request.accepts_json() }
@@ -188,7 +211,7 @@ impl Asker {
     pub fn ask(&self, token: u64, question: Question) {
         let shared = if matches!(question, Question::Try(..)) { &self.passwords } else { &self.disk };
         let mut queue = lock(&shared.queue);
-        if queue.jobs.len() >= shared.jobs_max {
+        if queue.jobs.len() >= shared.jobs_max || queue.has_too_many_like(&question) {
             return self.inbox.put(token, Reply::Busy);
         }
         queue.jobs.push_back(Job { token, question, inbox: Arc::clone(&self.inbox) });
@@ -247,7 +270,7 @@ impl Shared {
                 warm(&form, range);
                 Reply::Warm
             }
-            Question::Try(passwords, credentials) => {
+            Question::Try(passwords, credentials, _) => {
                 let accepted = passwords.accept(&credentials);
                 Reply::Tried(passwords, accepted)
             }
@@ -292,4 +315,34 @@ fn warm(form: &Representation, range: Range<u64>) {
 /// A lock whose holder has panicked is as good as any here: what it guards is a list.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANN: &str = "ann:$2y$04$kKF1wBUUpJTD9eRrzuOMzOQgdt4LkwWmpel7dDkYztkeKHrCZpNqG";
+
+    #[test]
+    fn one_address_has_its_share_of_the_places_and_no_more() {
+        let passwords = Arc::new(Passwords::parse(ANN).unwrap());
+        let inbox = Inbox::new(Arc::new(Wake::new().unwrap()));
+        let mut queue = Queue::default();
+        let mut takes = |address: Option<&str>| {
+            let credentials = Credentials { user: "ann".into(), password: b"open".to_vec() };
+            let address = address.map(|address| address.parse().unwrap());
+            let question = Question::Try(Arc::clone(&passwords), credentials, address);
+            let takes = !queue.has_too_many_like(&question);
+            if takes {
+                queue.jobs.push_back(Job { token: 0, question, inbox: Arc::clone(&inbox) });
+            }
+            takes
+        };
+        let mut taken =
+            |addresses: &[&str]| (0..20).filter(|at| takes(Some(addresses[at % addresses.len()]))).count();
+        assert_eq!(taken(&["192.0.2.1", "::ffff:192.0.2.1"]), UNTRIED_BY_ONE_MAX);
+        assert_eq!(taken(&["2001:db8::1", "2001:db8::2"]), UNTRIED_BY_ONE_MAX, "one customer's network");
+        assert_eq!(taken(&["192.0.2.2"]), UNTRIED_BY_ONE_MAX);
+        assert!((0..20).all(|_| takes(None)), "behind a Unix socket nobody is told from another");
+    }
 }

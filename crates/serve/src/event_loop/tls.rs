@@ -7,8 +7,9 @@ use crate::config::Tls;
 use crate::error::Error;
 use crate::event_loop::kernel_tls::Supported;
 use crate::event_loop::sent::Sent;
+use crate::secrets;
 use rustix::net::RecvFlags;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection};
 use std::fs::File;
@@ -26,13 +27,20 @@ const READS_MAX: usize = 32;
 /// Reads a certificate chain and its key, both PEM.
 pub fn load(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
     let wrong = |path: &std::path::Path, problem: String| Error::Tls { path: path.to_owned(), problem };
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(&tls.certificate)
-        .and_then(Iterator::collect)
+    let chain = secrets::read(&tls.certificate).map_err(|problem| wrong(&tls.certificate, problem))?;
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&chain)
+        .collect::<Result<_, _>>()
         .map_err(|error| wrong(&tls.certificate, error.to_string()))?;
     if chain.is_empty() {
         return Err(wrong(&tls.certificate, "there is no certificate in it (PEM is needed)".into()));
     }
-    let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|error| wrong(&tls.key, error.to_string()))?;
+    let key = secrets::read(&tls.key).map_err(|problem| wrong(&tls.key, problem))?;
+    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| match error {
+        pem::Error::NoItemsFound => {
+            wrong(&tls.key, "there is no key in it (PEM is needed, and one that needs no password)".into())
+        }
+        error => wrong(&tls.key, error.to_string()),
+    })?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

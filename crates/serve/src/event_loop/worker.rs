@@ -60,8 +60,8 @@ pub struct Worker {
     is_accepting: bool,
     drain_until: Option<Instant>,
     swept: u32,
-    /// When it was last said that something is short.
-    said_short: Option<u32>,
+    shortage: Seldom,
+    lost_lines: Seldom,
     /// Turns that connections have had.
     turns: u64,
 }
@@ -76,6 +76,23 @@ struct Place {
     /// When it was last driven, counted in turns of all connections: who was driven least lately is idle the longest.
     driven: u64,
     is_runnable: bool,
+}
+
+/// Something that may happen often and is said seldom.
+#[derive(Debug, Default)]
+struct Seldom {
+    said: Option<u32>,
+}
+
+impl Seldom {
+    /// Whether it is time to say it again; it is taken to be said then.
+    fn is_to_be_said(&mut self, now: u32) -> bool {
+        let is_due = self.said.is_none_or(|said| now.saturating_sub(said) >= SAID_EVERY_SECONDS);
+        if is_due {
+            self.said = Some(now);
+        }
+        is_due
+    }
 }
 
 impl Worker {
@@ -106,7 +123,8 @@ impl Worker {
             is_accepting: false,
             drain_until: None,
             swept: 0,
-            said_short: None,
+            shortage: Seldom::default(),
+            lost_lines: Seldom::default(),
             turns: 0,
         };
         worker.accept_again()?;
@@ -137,7 +155,7 @@ impl Worker {
             if self.drain_until.is_some_and(|until| self.connections.is_empty() || Instant::now() >= until) {
                 let open = self.connections.len();
                 if open > 0 {
-                    warn!(open, "{open} connections are cut off: their time to end is over");
+                    warn!(open, "the time to end is over: connections that are cut off: {open}");
                 }
                 self.context.log.flush();
                 return Ok(());
@@ -228,8 +246,7 @@ impl Worker {
                 Err(error) if is_shortage(&error) => {
                     self.context.cache.clear();
                     let now = self.context.clock.seconds();
-                    if self.said_short.is_none_or(|said| now.saturating_sub(said) >= SAID_EVERY_SECONDS) {
-                        self.said_short = Some(now);
+                    if self.shortage.is_to_be_said(now) {
                         let open = self.connections.len();
                         warn!(open, %error, "no room for another connection beside {open}: {error}");
                     }
@@ -361,6 +378,12 @@ impl Worker {
         self.context.cache.age(now);
         let dropped = self.context.log.flush();
         self.context.counters.log_dropped.add(dropped);
+        if dropped > 0 && self.lost_lines.is_to_be_said(now) {
+            warn!(
+                dropped,
+                "lines of the access log that were dropped, because they are not written fast enough: {dropped}"
+            );
+        }
         let expired = self.connections.iter().filter(|(_, place)| place.deadline <= now);
         let expired: Vec<_> = expired.map(|(index, place)| token(index, place.generation)).collect();
         for token in expired {

@@ -17,6 +17,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// What scripts of other origins may send: everything that is heeded here.
+const HEADERS_ALLOWED: &str = "Authorization, Content-Type, If-Match, If-Modified-Since, If-None-Match, If-Range, \
+    If-Unmodified-Since, Range";
+
 /// What a response is, beside its head.
 #[derive(Debug)]
 pub struct Answer {
@@ -146,7 +150,7 @@ impl Answering<'_> {
         head.field("Allow", allowed);
         if request.fields.origin.is_some() {
             head.field("Access-Control-Allow-Methods", allowed)
-                .field("Access-Control-Allow-Headers", "Range, If-Range, If-None-Match, If-Modified-Since")
+                .field("Access-Control-Allow-Headers", HEADERS_ALLOWED)
                 .field("Access-Control-Max-Age", "86400");
         }
         head.end(asked.keeps_alive, asked.minor_version);

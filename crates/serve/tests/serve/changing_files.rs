@@ -3,6 +3,7 @@
 use crate::common::{Client, Service, large};
 use haul_serve::Way;
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -244,11 +245,11 @@ fn no_descriptor_stays_behind() {
     let (mut most, mut whole, mut gone, mut cut) = (0, 0, 0, 0);
     let mut client = service.connect();
     for batch in 0..requests() / BATCH {
-        let asked: String = (0..BATCH)
-            .map(|at| {
-                format!("GET /file-{} HTTP/1.1\r\nHost: h\r\n\r\n", (batch * BATCH + at) * 7919 % FILES)
-            })
-            .collect();
+        let mut asked = String::new();
+        for at in 0..BATCH {
+            let file = (batch * BATCH + at) * 7919 % FILES;
+            write!(asked, "GET /file-{file} HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+        }
         client.send(&asked);
         for _ in 0..BATCH {
             match client.response_or_cut().map(|response| response.status) {

@@ -37,12 +37,10 @@ impl Connection {
         let refused = match self.begun.take() {
             None => {
                 let Some(found) = self.find(request.target, context) else {
-                    self.state = State::AtDisk(None);
-                    return Some(Next::Disk(Question::of(request)));
+                    return Some(self.ask(Question::of(request), started));
                 };
                 let Some(refused) = context.answering().refuse_put(request, &found) else {
-                    self.state = State::AtDisk(None);
-                    return Some(Next::Disk(Question::Begin(request.target.to_owned())));
+                    return Some(self.ask(Question::Begin(request.target.to_owned()), started));
                 };
                 refused
             }
