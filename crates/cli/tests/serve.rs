@@ -103,14 +103,16 @@ fn it_serves_says_where_and_ends_when_told() {
 fn what_happens_is_said_in_json_for_programs() {
     let folder = folder();
     let options = ["--listen", "127.0.0.1:0", "--message-format", "json", "--drain-timeout", "1s"];
-    let serving = Serving::start(&mut serve(folder.path(), &options));
+    let mut serving = Serving::start(&mut serve(folder.path(), &options));
     let mut first = serving.words.clone();
     // A request that never becomes whole is under way when the time to end is over.
     let mut slow = TcpStream::connect(serving.address().split('"').next().unwrap()).unwrap();
     slow.write_all(b"GET /a.txt HTTP/1.1\r\n").unwrap();
     assert!(serving.get("/a.txt").ends_with("content"));
     serving.signal(rustix::process::Signal::HUP);
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    while !first.contains("reloaded") {
+        assert!(serving.errors.read_line(&mut first).unwrap() > 0, "{first}");
+    }
     serving.signal(rustix::process::Signal::TERM);
     let (code, rest) = serving.end();
     assert_eq!(code, Some(0), "{rest}");
@@ -127,6 +129,38 @@ fn what_happens_is_said_in_json_for_programs() {
     let cut = find("cut off");
     assert_eq!((&cut["level"], &cut["open"]), (&"WARN".into(), &1.into()));
     assert_eq!(find("ended")["level"], "INFO");
+}
+
+#[test]
+fn passwords_are_read_again_by_whoever_has_given_up_other_files() {
+    let folder = folder();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let file = elsewhere.path().join("passwords");
+    // `htpasswd -nbB -C 4 ann sesame`, and nobody who is called bob.
+    let ann = "ann:$2y$04$kKF1wBUUpJTD9eRrzuOMzOQgdt4LkwWmpel7dDkYztkeKHrCZpNqG\n";
+    fs::write(&file, ann.replace("ann", "bob")).unwrap();
+    let options = ["--listen", "127.0.0.1:0", "--auth-file", file.to_str().unwrap()];
+    let mut serving = Serving::start(&mut serve(folder.path(), &options));
+    let ask = |serving: &Serving| {
+        let mut stream = TcpStream::connect(serving.address()).unwrap();
+        stream.write_all(b"GET /a.txt HTTP/1.0\r\nAuthorization: Basic YW5uOnNlc2FtZQ==\r\n\r\n").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response[9..12].to_owned()
+    };
+    assert_eq!(ask(&serving), "401");
+    fs::write(&file, ann).unwrap();
+    serving.signal(rustix::process::Signal::HUP);
+    let mut said = String::new();
+    while !said.contains("reloaded") {
+        assert!(serving.errors.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    assert!(!said.contains("not reloaded"), "{said}");
+    // Its loops are woken then.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while ask(&serving) != "200" {
+        assert!(std::time::Instant::now() < until);
+    }
 }
 
 #[test]

@@ -53,6 +53,11 @@ impl Passwords {
         Ok(Self { hashes, stranger, known: Mutex::new(LruCache::new(KNOWN_MAX)) })
     }
 
+    /// Whether the same users have the same passwords there.
+    pub fn has_same_users(&self, other: &Self) -> bool {
+        self.hashes == other.hashes
+    }
+
     /// Whether a field with this hash was let in already.
     pub fn knows(&self, field: &blake3::Hash) -> bool {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).get(field).is_some()

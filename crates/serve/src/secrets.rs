@@ -50,6 +50,8 @@ impl Secrets {
         }
         if let Some(auth) = &config.basic_auth {
             match load_passwords(auth, &config.root) {
+                // Whoever was let in by the same passwords need not show his again.
+                Ok(fresh) if self.passwords.as_ref().is_some_and(|held| held.has_same_users(&fresh)) => {}
                 Ok(fresh) => self.passwords = Some(fresh),
                 Err(error) => wrong.push(error),
             }

@@ -67,6 +67,9 @@ struct Control([u8; CONTROL_BYTES]);
 
 /// Gives the kernel one direction's keys. `sequence` is the number of the next record.
 ///
+/// With TLS 1.2 and AES-GCM the kernel's first record has the explicit nonce that is given, and the next ones count up from there,
+/// whatever `sequence` is: **one that was used before must not come again.**
+///
 /// `EINVAL` or `EOPNOTSUPP` where this kernel does not have the version or the cipher, `ENOENT` where it cannot load one, `EBUSY` where
 /// that direction has keys, `ENOPROTOOPT` without the upper-layer protocol.
 pub fn install(
@@ -117,9 +120,13 @@ pub fn install(
     }
 }
 
-/// Only for the kernel's structures of keys, which have no padding.
+// As in `<linux/tls.h>`, and without padding.
+const _: () = assert!(size_of::<libc::tls12_crypto_info_aes_gcm_128>() == 40);
+const _: () = assert!(size_of::<libc::tls12_crypto_info_aes_gcm_256>() == 56);
+const _: () = assert!(size_of::<libc::tls12_crypto_info_chacha20_poly1305>() == 56);
+
+/// Only for these.
 fn set<T: Copy>(socket: impl AsFd, direction: Direction, value: &T) -> io::Result<()> {
-    const { assert!(size_of::<T>().is_multiple_of(4)) };
     let option = match direction {
         Direction::Transmit => libc::TLS_TX,
         Direction::Receive => libc::TLS_RX,
@@ -211,6 +218,7 @@ impl ContentType {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{PollFd, PollFlags};
     use std::io::{Read, Write};
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
@@ -241,6 +249,7 @@ mod tests {
             let mut buffer = Vec::with_capacity(100);
             assert_eq!((&other).read(&mut [0]).unwrap(), 1, "it waits for the first record");
             assert_eq!(receive(&other, &mut buffer).unwrap(), (ContentType::ApplicationData, 4));
+            rustix::event::poll(&mut [PollFd::new(&other, PollFlags::IN)], None).unwrap();
             assert_eq!(receive(&other, &mut buffer).unwrap(), (ContentType::Alert, 2));
             assert_eq!(buffer, b"ello\x01\x00");
             let nothing = receive(&other, &mut buffer).unwrap_err();

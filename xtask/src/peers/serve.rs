@@ -201,7 +201,13 @@ fn run_slow_trial(
                 let p99 = lab.receiver.run(|| clients::p99(serving.address, trial.file, until));
                 p99.map_err(|error| error.to_string())?.map(|p99| p99.as_secs_f64() * 1e6)
             };
-            let usual = ask()?;
+            let usual = match ask() {
+                Ok(p99) => p99,
+                Err(error) => {
+                    problem = Some(error);
+                    break;
+                }
+            };
             let crowd = lab.receiver.run(|| Crowd::gather(serving.address, LARGEST, of_each));
             let crowd = match crowd.map_err(|error| error.to_string())? {
                 Ok(crowd) => crowd,

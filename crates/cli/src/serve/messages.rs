@@ -7,7 +7,7 @@ use serde::Deserialize;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
@@ -79,9 +79,14 @@ impl Messages {
 
 impl Drop for Messages {
     fn drop(&mut self) {
-        // Where nobody reads standard error it may be full, and then what is in it is lost.
-        if self.sink.0.try_send(None).is_ok() {
-            let _: Result<(), RecvTimeoutError> = self.end.recv_timeout(LAST_WORDS);
+        // Where nobody reads standard error it may stay full, and then what is in it is lost.
+        let until = Instant::now() + LAST_WORDS;
+        while Instant::now() < until {
+            if self.sink.0.try_send(None).is_ok() {
+                let _: Result<(), RecvTimeoutError> = self.end.recv_timeout(LAST_WORDS);
+                return;
+            }
+            std::thread::sleep(LAST_WORDS / 100);
         }
     }
 }

@@ -9,7 +9,7 @@ mod reading;
 
 use self::put::Putting;
 use crate::event_loop::context::Context;
-use crate::event_loop::helper::{Question, Reply};
+use crate::event_loop::helper::{Attempt, Question, Reply};
 use crate::event_loop::listen::Accepted;
 use crate::event_loop::receiving::Receiving;
 use crate::event_loop::sent::Sent;
@@ -82,6 +82,8 @@ enum State {
     Finishing(Box<Putting>),
     /// The disk has said what has become of that file.
     Finished(Box<Putting>, Status),
+    /// Saying that it is done, where there are words for it.
+    Ending { lingers: bool, until: u32 },
     /// Done, but the client may still be sending: closing a socket with unread bytes resets the connection, and the client
     /// might lose the response. So what comes is thrown away for a while, up to so many bytes.
     Lingering { left_bytes: usize, until: u32 },
@@ -264,6 +266,7 @@ impl Connection {
                 State::AtDisk(_) | State::Finishing(_) => Some(Next::Event(NEVER)),
                 State::Receiving(..) => self.receive(context, &mut budget_bytes),
                 State::Finished(..) => self.answer_put(context, &mut budget_bytes),
+                State::Ending { .. } => self.end(context),
                 State::Lingering { .. } => Some(self.linger(context)),
                 State::Over => Some(Next::Close),
             };
@@ -310,18 +313,39 @@ impl Connection {
 
     fn go_on(&mut self, then: Then, context: &Context) {
         self.waits = Waits::Idle(context.clock.seconds());
-        if then != Then::Next {
-            self.stream.end();
+        match then {
+            Then::Next => self.state = State::Reading,
+            Then::Close => self.leave(!self.is_at_end, context),
         }
-        self.state = match then {
-            Then::Next => State::Reading,
-            Then::Close if !self.is_at_end => {
+    }
+
+    /// From here on nothing more is said; whether what the client still sends is waited for. To be driven then.
+    fn leave(&mut self, lingers: bool, context: &Context) {
+        let until = end_of(context.clock.seconds(), context.limits.send_timeout);
+        self.state = State::Ending { lingers, until };
+    }
+
+    /// Says so, and waits for room for that; `None` where the state has changed.
+    fn end(&mut self, context: &Context) -> Option<Next> {
+        let State::Ending { lingers, until } = self.state else { return None };
+        match self.stream.end() {
+            Sent::Blocked => return Some(Next::Event(until)),
+            Sent::Broken | Sent::Ended => return Some(Next::Close),
+            Sent::Bytes(_) if lingers => {
                 self.stream.shutdown();
                 let until = end_of(context.clock.seconds(), LINGERING);
-                State::Lingering { left_bytes: LINGERING_BYTES_MAX, until }
+                self.state = State::Lingering { left_bytes: LINGERING_BYTES_MAX, until };
             }
-            Then::Close => State::Over,
-        };
+            Sent::Bytes(_) => self.state = State::Over,
+        }
+        None
+    }
+
+    /// The request at the beginning has been answered: what helpers have said was about that one.
+    fn forget_replies(&mut self) {
+        self.found = None;
+        self.begun = None;
+        self.tried = None;
     }
 
     /// Answers one request; `None` where the socket took all of the response.
@@ -368,29 +392,30 @@ impl Connection {
     fn admit(&mut self, request: &Request<'_>, context: &mut Context) -> Option<Result<Status, Question>> {
         let passwords = context.secrets.passwords.as_ref()?;
         let tried = self.tried.take();
-        let field = request.fields.authorization.unwrap_or(b"");
-        let hash = blake3::hash(field);
-        if context.known.get(&hash).is_some() {
+        let value = request.fields.authorization.unwrap_or(b"");
+        let field = blake3::hash(value);
+        if context.known.get(&field).is_some() {
             return None;
         }
-        if passwords.knows(&hash) {
-            context.known.put(hash, ());
+        if passwords.knows(&field) {
+            context.known.put(field, ());
             return None;
         }
-        let Some(credentials) = Credentials::parse(field) else { return Some(Ok(Status::UNAUTHORIZED)) };
+        let Some(credentials) = Credentials::parse(value) else { return Some(Ok(Status::UNAUTHORIZED)) };
         match tried {
             Some(Err(status)) => Some(Ok(status)),
             Some(Ok((by, accepted))) if Arc::ptr_eq(&by, passwords) => {
                 if accepted {
-                    passwords.remember(hash);
-                    context.known.put(hash, ());
+                    context.known.put(field, ());
                     return None;
                 }
                 Some(Ok(Status::UNAUTHORIZED))
             }
             // Nobody has tried it, or with passwords that hold no longer.
             _ => {
-                Some(Err(Question::Try(Arc::clone(passwords), credentials, self.peer.map(|peer| peer.ip()))))
+                let address = self.peer.map(|peer| peer.ip());
+                let passwords = Arc::clone(passwords);
+                Some(Err(Question::Try(Attempt { passwords, credentials, field, address })))
             }
         }
     }

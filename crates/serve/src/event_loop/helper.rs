@@ -35,7 +35,10 @@ const STEP_BYTES: usize = 128 << 10;
 /// Passwords that wait to be tried. Whoever guesses makes others wait for their turn, but not for ever.
 const UNTRIED_MAX: usize = 64;
 /// Of those, from one address (of IPv6, one network of 64 bits, which is what one customer has): the others are for others.
-const UNTRIED_BY_ONE_MAX: usize = 4;
+const UNTRIED_BY_ONE_MAX: usize = 32;
+/// Of those, other ones than the one that is asked for: a browser asks for one thing on several connections at once, and once is
+/// enough; who guesses asks for many.
+const GUESSES_BY_ONE_MAX: usize = 4;
 
 /// What a loop wants to know.
 #[derive(Debug)]
@@ -49,7 +52,20 @@ pub enum Question {
     /// Put a file into its place; where it must be new, not into another's.
     Finish { upload: Box<Upload>, only_new: bool },
     /// Is it they?
-    Try(Arc<Passwords>, Credentials, Option<IpAddr>),
+    Try(Attempt),
+}
+
+/// Somebody who wants to be let in.
+#[derive(Debug)]
+pub struct Attempt {
+    /// What his password must fit.
+    pub passwords: Arc<Passwords>,
+    /// Who he says that he is.
+    pub credentials: Credentials,
+    /// The hash of the field that says so.
+    pub field: blake3::Hash,
+    /// Where he is; `None` behind a Unix socket.
+    pub address: Option<IpAddr>,
 }
 
 /// What came of it.
@@ -118,24 +134,40 @@ struct Job {
 impl Queue {
     /// Whether whoever asks this has asked enough.
     fn has_too_many_like(&self, question: &Question) -> bool {
-        let Some(asker) = question.asker() else { return false };
-        self.jobs.iter().filter(|job| job.question.asker() == Some(asker)).count() >= UNTRIED_BY_ONE_MAX
+        let Question::Try(attempt) = question else { return false };
+        let Some(network) = attempt.network() else { return false };
+        let attempts = self.jobs.iter().filter_map(|job| match &job.question {
+            Question::Try(other) if other.network() == Some(network) => Some(other),
+            _ => None,
+        });
+        let (of_one, guesses) = attempts.fold((0, 0), |(of_one, guesses), other| {
+            (of_one + 1, guesses + usize::from(other.field != attempt.field))
+        });
+        of_one >= UNTRIED_BY_ONE_MAX || guesses >= GUESSES_BY_ONE_MAX
+    }
+}
+
+impl Attempt {
+    /// Whose turn it takes.
+    fn network(&self) -> Option<IpAddr> {
+        Some(match self.address?.to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+            address @ IpAddr::V4(_) => address,
+        })
+    }
+
+    /// Whether he is in. He may have come on another connection meanwhile.
+    fn is_accepted(&self) -> bool {
+        let Self { passwords, credentials, field, .. } = self;
+        let accepted = passwords.knows(field) || passwords.accept(credentials);
+        if accepted {
+            passwords.remember(*field);
+        }
+        accepted
     }
 }
 
 impl Question {
-    /// Whose turn it takes, where turns are few.
-    fn asker(&self) -> Option<IpAddr> {
-        match self {
-            Self::Try(_, _, Some(IpAddr::V6(address))) => Some(match address.to_ipv4_mapped() {
-                Some(address) => address.into(),
-                None => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-            }),
-            Self::Try(_, _, address) => *address,
-            _ => None,
-        }
-    }
-
     /// What stands for a request's target.
     pub fn of(request: &Request<'_>) -> Self {
         Self::Find { target: request.target.to_owned(), accepts_json: request.accepts_json() }
@@ -209,7 +241,7 @@ impl Drop for Helpers {
 impl Asker {
     /// Leaves a question; the reply comes with the same token.
     pub fn ask(&self, token: u64, question: Question) {
-        let shared = if matches!(question, Question::Try(..)) { &self.passwords } else { &self.disk };
+        let shared = if matches!(question, Question::Try(_)) { &self.passwords } else { &self.disk };
         let mut queue = lock(&shared.queue);
         if queue.jobs.len() >= shared.jobs_max || queue.has_too_many_like(&question) {
             return self.inbox.put(token, Reply::Busy);
@@ -270,9 +302,9 @@ impl Shared {
                 warm(&form, range);
                 Reply::Warm
             }
-            Question::Try(passwords, credentials, _) => {
-                let accepted = passwords.accept(&credentials);
-                Reply::Tried(passwords, accepted)
+            Question::Try(attempt) => {
+                let accepted = attempt.is_accepted();
+                Reply::Tried(attempt.passwords, accepted)
             }
         }
     }
@@ -328,21 +360,26 @@ mod tests {
         let passwords = Arc::new(Passwords::parse(ANN).unwrap());
         let inbox = Inbox::new(Arc::new(Wake::new().unwrap()));
         let mut queue = Queue::default();
-        let mut takes = |address: Option<&str>| {
+        let mut takes = |address: Option<&str>, guess: usize| {
             let credentials = Credentials { user: "ann".into(), password: b"open".to_vec() };
             let address = address.map(|address| address.parse().unwrap());
-            let question = Question::Try(Arc::clone(&passwords), credentials, address);
+            let field = blake3::hash(&guess.to_ne_bytes());
+            let passwords = Arc::clone(&passwords);
+            let question = Question::Try(Attempt { passwords, credentials, field, address });
             let takes = !queue.has_too_many_like(&question);
             if takes {
                 queue.jobs.push_back(Job { token: 0, question, inbox: Arc::clone(&inbox) });
             }
             takes
         };
-        let mut taken =
-            |addresses: &[&str]| (0..20).filter(|at| takes(Some(addresses[at % addresses.len()]))).count();
-        assert_eq!(taken(&["192.0.2.1", "::ffff:192.0.2.1"]), UNTRIED_BY_ONE_MAX);
-        assert_eq!(taken(&["2001:db8::1", "2001:db8::2"]), UNTRIED_BY_ONE_MAX, "one customer's network");
-        assert_eq!(taken(&["192.0.2.2"]), UNTRIED_BY_ONE_MAX);
-        assert!((0..20).all(|_| takes(None)), "behind a Unix socket nobody is told from another");
+        let mut taken = |addresses: &[&str]| {
+            (0..20).filter(|&at| takes(Some(addresses[at % addresses.len()]), at)).count()
+        };
+        assert_eq!(taken(&["192.0.2.1", "::ffff:192.0.2.1"]), GUESSES_BY_ONE_MAX);
+        assert_eq!(taken(&["2001:db8::1", "2001:db8::2"]), GUESSES_BY_ONE_MAX, "one customer's network");
+        assert_eq!(taken(&["192.0.2.2"]), GUESSES_BY_ONE_MAX);
+        let same = (0..100).filter(|_| takes(Some("192.0.2.3"), 7)).count();
+        assert_eq!(same, UNTRIED_BY_ONE_MAX, "a browser's connections all say the same");
+        assert!((0..20).all(|at| takes(None, at)), "behind a Unix socket nobody is told from another");
     }
 }

@@ -1,9 +1,10 @@
 //! TLS in the kernel (kTLS): rustls agrees on keys with the client, and from then on the kernel encrypts, so that files go by the same
 //! paths as without.
 //!
-//! It is there where the module `tls` is. A client that renews its keys later (nobody's browser does) is told that the
-//! connection ends: kernels before 6.14 cannot follow.
+//! It is there where the module `tls` is. A client that renews its keys later (nobody's browser does) is cut off: kernels before
+//! 6.14 cannot follow.
 
+use crate::event_loop::sent::Sent;
 use haul_sys::ktls::{self, ContentType, Direction, Keys, Version};
 use haul_sys::sockopt::set_upper_layer_protocol;
 use rustls::{ConnectionTrafficSecrets, ProtocolVersion, ServerConnection};
@@ -90,12 +91,28 @@ pub fn prepare(socket: impl AsFd) -> io::Result<()> {
 pub fn take_over(socket: impl AsFd, session: ServerConnection) -> io::Result<()> {
     let version = version(&session).ok_or(io::ErrorKind::Unsupported)?;
     let secrets = session.dangerous_extract_secrets().map_err(io::Error::other)?;
-    for (direction, (sequence, secrets)) in
-        [(Direction::Transmit, &secrets.tx), (Direction::Receive, &secrets.rx)]
-    {
-        ktls::install(&socket, direction, version, keys(secrets)?, *sequence)?;
-    }
-    Ok(())
+    let (sent, received) = (&secrets.tx, &secrets.rx);
+    let mut explicit = [0; 12];
+    let keys_to_send = match (version, keys(&sent.1)?) {
+        (Version::V1_2, Keys::Aes128Gcm(key, iv)) => Keys::Aes128Gcm(key, after(iv, sent.0, &mut explicit)),
+        (Version::V1_2, Keys::Aes256Gcm(key, iv)) => Keys::Aes256Gcm(key, after(iv, sent.0, &mut explicit)),
+        (_, keys) => keys,
+    };
+    ktls::install(&socket, Direction::Transmit, version, keys_to_send, sent.0)?;
+    ktls::install(&socket, Direction::Receive, version, keys(&received.1)?, received.0)
+}
+
+/// The initialization vector for TLS 1.2 with AES-GCM once `sequence` records have gone.
+///
+/// rustls has numbered those by its vector's explicit part XOR the record's number; the kernel begins with that part as it is
+/// given, and counts up from there. **The same number twice under one key would give the key's secrets away.** What differs from the
+/// part in its lowest bits only, as the first `sequence` of rustls' do, is less than the part plus `sequence`.
+fn after<'i>(iv: &[u8; 12], sequence: u64, out: &'i mut [u8; 12]) -> &'i [u8; 12] {
+    let (salt, explicit) = iv.split_at(4);
+    let explicit = explicit.iter().fold(0, |number: u64, &byte| number << 8 | u64::from(byte));
+    out[..4].copy_from_slice(salt);
+    out[4..].copy_from_slice(&explicit.wrapping_add(sequence).to_be_bytes());
+    out
 }
 
 fn keys(secrets: &ConnectionTrafficSecrets) -> io::Result<Keys<'_>> {
@@ -130,8 +147,31 @@ pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<usize> {
     }
 }
 
-/// Says that nothing more comes.
-pub fn end(socket: impl AsFd) {
-    // Without room for it now, the client sees an end without a word, as it must be able to.
-    let _ = ktls::send_record(socket, ContentType::Alert, &CLOSE_NOTIFY);
+/// Says that nothing more comes. Once that is taken, the kernel holds back nothing of what was said before: until then, closing or
+/// shutting down would lose it.
+pub fn end(socket: impl AsFd) -> Sent {
+    match ktls::send_record(socket, ContentType::Alert, &CLOSE_NOTIFY) {
+        Ok(_) => Sent::Bytes(0),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Blocked,
+        Err(_) => Sent::Broken,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn no_number_is_used_by_both(iv in any::<[u8; 12]>(), sequence in 1u64..100, later in 0u64..1000) {
+            let mut out = [0; 12];
+            let explicit = |iv: &[u8; 12]| u64::from_be_bytes(iv[4..].try_into().unwrap());
+            let first = explicit(after(&iv, sequence, &mut out));
+            prop_assert_eq!(&out[..4], &iv[..4]);
+            for number in 0..sequence {
+                prop_assert_ne!(explicit(&iv) ^ number, first.wrapping_add(later));
+            }
+        }
+    }
 }

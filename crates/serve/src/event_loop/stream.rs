@@ -182,10 +182,11 @@ impl Stream {
         self.sender.report().demotions.len() as u64
     }
 
-    /// Says that nothing more comes, where there are words for it.
-    pub fn end(&mut self) {
+    /// Says that nothing more comes, where there are words for it, so that the client can tell this end from one that somebody else
+    /// has made. [`Sent::Bytes`] once that and all before it is on its way.
+    pub fn end(&mut self) -> Sent {
         match &mut self.encryption {
-            Encryption::None => {}
+            Encryption::None => Sent::Bytes(0),
             Encryption::Program(session) => session.end(self.sender.as_fd()),
             Encryption::Kernel { .. } => kernel_tls::end(&self.sender),
         }

@@ -64,6 +64,8 @@ pub struct Session {
     kernel: Supported,
     /// Where the kernel may take over; then nothing is read beyond the record at whose end that can be.
     until_agreed: Option<RecordsOneByOne>,
+    /// Whether it has said that nothing more comes.
+    has_ended: bool,
 }
 
 /// What came of receiving.
@@ -75,9 +77,16 @@ pub enum Received {
     Agreed,
 }
 
-/// How much of the record that is being read is still to come, in bytes.
+/// How far the record that is being read has come.
 #[derive(Debug, Default)]
 struct RecordsOneByOne {
+    /// RFC 8446 section 5.1: a type, two bytes of a version, and how long the rest is.
+    header: [u8; 5],
+    /// Of the header, bytes that were read.
+    read: usize,
+    /// Of those, bytes that rustls has.
+    given: usize,
+    /// Bytes of the rest that are to come.
     left: usize,
 }
 
@@ -87,7 +96,7 @@ impl Session {
         let mut tls = ServerConnection::new(config)?;
         tls.set_buffer_limit(Some(PENDING_BYTES_MAX));
         let until_agreed = kernel.is_any().then(RecordsOneByOne::default);
-        Ok(Self { tls, kernel, until_agreed })
+        Ok(Self { tls, kernel, until_agreed, has_ended: false })
     }
 
     /// The session itself.
@@ -112,7 +121,7 @@ impl Session {
             }
             let count = match &mut self.until_agreed {
                 None => self.tls.read_tls(&mut Socket(socket))?,
-                Some(records) => self.tls.read_tls(&mut records.limit(socket)?)?,
+                Some(records) => self.tls.read_tls(&mut Limited { socket: Socket(socket), records })?,
             };
             if count == 0 {
                 return Ok(Received::Bytes(0));
@@ -124,7 +133,7 @@ impl Session {
             }
             processed.map_err(io::Error::other)?;
             let has_agreed = !self.tls.is_handshaking()
-                && self.until_agreed.take_if(|records| records.left == 0).is_some();
+                && self.until_agreed.take_if(|records| records.read == 0).is_some();
             // Where the socket has not taken the last words of the handshake, this program goes on.
             if has_agreed && !self.tls.wants_write() && self.kernel.takes(&self.tls) {
                 return Ok(Received::Agreed);
@@ -184,44 +193,48 @@ impl Session {
     }
 
     /// Says that nothing more comes, so that the client can tell this end from one that somebody else has made.
-    pub fn end(&mut self, socket: BorrowedFd<'_>) {
-        self.tls.send_close_notify();
-        // Without room for it now, the client sees an end without a word, as it must be able to.
-        self.flush(socket);
-    }
-}
-
-impl RecordsOneByOne {
-    /// The socket, to read no further than to the end of the record that comes next.
-    fn limit<'s>(&'s mut self, socket: BorrowedFd<'s>) -> io::Result<Limited<'s>> {
-        if self.left == 0 {
-            // RFC 8446 section 5.1: a type, two bytes of a version, and how long the rest is.
-            let mut header = [0; 5];
-            let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-            let (count, _) = rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut header, peek))?;
-            self.left = match count {
-                // The end: reading tells.
-                0 => 1,
-                5 => header.len() + usize::from(u16::from_be_bytes([header[3], header[4]])),
-                // The rest of the header will be an event.
-                _ => return Err(io::ErrorKind::WouldBlock.into()),
-            };
+    pub fn end(&mut self, socket: BorrowedFd<'_>) -> Sent {
+        if !std::mem::replace(&mut self.has_ended, true) {
+            self.tls.send_close_notify();
         }
-        Ok(Limited { socket: Socket(socket), left: &mut self.left })
+        self.flush(socket)
     }
 }
 
-/// A socket of which no more than so many bytes are read.
+/// A socket of which no more is read than to the end of a record.
 struct Limited<'s> {
     socket: Socket<'s>,
-    left: &'s mut usize,
+    records: &'s mut RecordsOneByOne,
 }
 
 impl Read for Limited<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let room = buffer.len().min(*self.left);
-        let count = self.socket.read(&mut buffer[..room])?;
-        *self.left -= count;
+        let RecordsOneByOne { header, read, given, left } = self.records;
+        if *read < header.len() {
+            let count = self.socket.read(&mut header[*read..])?;
+            *read += count;
+            if count == 0 {
+                return Ok(0);
+            }
+            if *read < header.len() {
+                // The rest of it, or the end, will be an event.
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            *left = usize::from(u16::from_be_bytes([header[3], header[4]]));
+        }
+        let count = if *given < header.len() {
+            let count = (&header[*given..]).read(buffer)?;
+            *given += count;
+            count
+        } else {
+            let room = buffer.len().min(*left);
+            let count = self.socket.read(&mut buffer[..room])?;
+            *left -= count;
+            count
+        };
+        if *given == header.len() && *left == 0 {
+            *self.records = RecordsOneByOne::default();
+        }
         Ok(count)
     }
 }

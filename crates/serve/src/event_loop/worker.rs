@@ -4,7 +4,7 @@
 
 use crate::event_loop::connection::{Connection, NEVER, Next};
 use crate::event_loop::context::Context;
-use crate::event_loop::helper::{Asker, Inbox};
+use crate::event_loop::helper::{Asker, Inbox, Question};
 use crate::event_loop::listen::Listener;
 use crate::event_loop::wake::Wake;
 use crate::log::FLUSHED_EVERY;
@@ -342,7 +342,7 @@ impl Worker {
             }
             Next::Disk(question) => {
                 place.deadline = NEVER;
-                self.context.counters.disk_waits.add(1);
+                self.context.counters.disk_waits.add(u64::from(!matches!(question, Question::Try(_))));
                 self.asker.ask(token, question);
             }
             Next::Close => self.close(index(token)),

@@ -272,7 +272,6 @@ impl Service {
     }
 }
 
-/// A field that somebody set, before it stands in every response.
 /// The field that asks for a password, for what is protected by this name.
 fn challenge(auth: &BasicAuth) -> Result<String, Error> {
     let realm = &auth.realm;
@@ -284,6 +283,7 @@ fn challenge(auth: &BasicAuth) -> Result<String, Error> {
     Ok(format!("Basic realm=\"{realm}\", charset=\"UTF-8\""))
 }
 
+/// A field that somebody set, before it stands in every response.
 fn check_field(name: &str, value: &str) -> Result<(), Error> {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if name.is_empty() || !name.bytes().all(is_token) {

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Where it is spoken.
 const PORT: u16 = 8443;
 
-type Session = StreamOwned<ClientConnection, TcpStream>;
+type Session<T> = StreamOwned<ClientConnection, T>;
 
 /// A certificate in `folder`, or `None` without openssl.
 fn certificate(folder: &Path, name: &str) -> Option<()> {
@@ -72,7 +72,21 @@ fn start(folder: &Path, in_kernel: bool) -> Option<Service> {
 }
 
 /// A connection to it that trusts its certificate.
-fn connect(service: &Service, folder: &Path, versions: &[&'static SupportedProtocolVersion]) -> Session {
+fn connect(
+    service: &Service,
+    folder: &Path,
+    versions: &[&'static SupportedProtocolVersion],
+) -> Session<TcpStream> {
+    connect_through(service, folder, versions, |socket| socket)
+}
+
+/// The same, through something of the caller's.
+fn connect_through<T: Read + Write>(
+    service: &Service,
+    folder: &Path,
+    versions: &[&'static SupportedProtocolVersion],
+    through: impl FnOnce(TcpStream) -> T,
+) -> Session<T> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(folder.join("certificate.pem")).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -85,7 +99,7 @@ fn connect(service: &Service, folder: &Path, versions: &[&'static SupportedProto
     let socket = service.lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let name = "first".try_into().unwrap();
-    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), socket)
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), through(socket))
 }
 
 /// Bytes that went so.
@@ -264,4 +278,79 @@ fn a_client_that_renews_its_keys_is_answered_or_hears_of_an_end() {
         assert!(answered.unwrap() > 0);
     }
     assert_eq!(service.get("/ten.txt").text(), "0123456789", "the others are served on");
+}
+
+/// A socket that keeps what has come.
+struct Tap {
+    socket: TcpStream,
+    came: Vec<u8>,
+}
+
+impl Read for Tap {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.socket.read(buffer)?;
+        self.came.extend_from_slice(&buffer[..count]);
+        Ok(count)
+    }
+}
+
+impl Write for Tap {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.socket.flush()
+    }
+}
+
+/// TLS 1.2 with AES-GCM says each record's number itself (RFC 5288 section 3). One that comes twice under the same key gives
+/// the key's secrets away, and no client would notice.
+#[test]
+fn no_record_has_the_number_of_another() {
+    const CHANGE_CIPHER_SPEC: u8 = 20;
+    let folder = tempfile::tempdir().unwrap();
+    let Some(service) = start(folder.path(), true) else { return };
+    let tap = |socket| Tap { socket, came: Vec::new() };
+    let mut session = connect_through(&service, folder.path(), &[&TLS12], tap);
+    session.write_all(b"GET /large.bin HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+    let mut came = Vec::new();
+    session.read_to_end(&mut came).unwrap();
+    let suite = session.conn.negotiated_cipher_suite().unwrap().suite();
+    assert!(suite.as_str().unwrap().contains("AES_256_GCM"), "{suite:?}");
+    let mut rest = &session.sock.came[..];
+    let (mut is_encrypted, mut numbers) = (false, Vec::new());
+    while let [content_type, _, _, high, low, ..] = *rest {
+        let length = 5 + usize::from(u16::from_be_bytes([high, low]));
+        if is_encrypted {
+            numbers.push(rest[5..13].to_vec());
+        }
+        is_encrypted |= content_type == CHANGE_CIPHER_SPEC;
+        rest = &rest[length..];
+    }
+    let count = numbers.len();
+    assert!(count > large().len() >> 14, "{count} records");
+    numbers.sort();
+    numbers.dedup();
+    assert_eq!(numbers.len(), count);
+}
+
+#[test]
+fn the_last_bytes_of_the_last_response_reach_whoever_is_slow() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(service) = start(folder.path(), true) else { return };
+    let large = large();
+    for at in 0..40 {
+        let end = 200_000 + at * 17_317;
+        let mut session = connect(&service, folder.path(), &[&TLS13]);
+        rustix::net::sockopt::set_socket_recv_buffer_size(&session.sock, 16 << 10).unwrap();
+        let range = format!("Range: bytes=0-{}\r\nConnection: close\r\n", end - 1);
+        session.write_all(format!("GET /large.bin HTTP/1.1\r\nHost: h\r\n{range}\r\n").as_bytes()).unwrap();
+        // The socket between fills, and the end comes upon it full.
+        std::thread::sleep(Duration::from_millis(5));
+        let mut came = Vec::new();
+        session.read_to_end(&mut came).expect("an end that nobody else can have made");
+        let head = came.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
+        assert!(came[head..] == large[..end], "{} of {end} bytes", came.len() - head);
+    }
 }

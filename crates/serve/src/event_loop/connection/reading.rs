@@ -18,7 +18,7 @@ impl Connection {
         buffer.extend_from_slice(&std::mem::take(&mut self.input));
         let mut consumed = 0;
         let next = self.read_into(&mut buffer, &mut consumed, context, budget_bytes);
-        if !matches!(self.state, State::Lingering { .. } | State::Over) {
+        if !matches!(self.state, State::Ending { .. } | State::Lingering { .. } | State::Over) {
             self.input.extend_from_slice(&buffer[consumed..]);
         }
         context.input = buffer;
@@ -45,9 +45,10 @@ impl Connection {
                     // What waits for the disk is read again when that has replied.
                     if !matches!(
                         next,
-                        Some(Next::Disk(Question::Find { .. } | Question::Begin(_) | Question::Try(..)))
+                        Some(Next::Disk(Question::Find { .. } | Question::Begin(_) | Question::Try(_)))
                     ) {
                         *consumed += head_bytes;
+                        self.forget_replies();
                     }
                     match (next, &self.state) {
                         (None, State::Reading) => continue,
@@ -59,11 +60,14 @@ impl Connection {
                     return self.refuse_unread(status, context);
                 }
             }
-            if self.is_at_end {
-                return Some(Next::Close);
+            let has_begun = *consumed < buffer.len();
+            let is_dismissed = context.is_draining && !has_begun && matches!(self.waits, Waits::Idle(_));
+            if self.is_at_end || (is_dismissed && !self.is_readable) {
+                self.leave(false, context);
+                return None;
             }
             if !self.is_readable {
-                return Some(self.wait(*consumed < buffer.len(), context));
+                return Some(self.wait(has_begun, context));
             }
             if *consumed > 0 {
                 buffer.drain(..*consumed);
@@ -98,7 +102,6 @@ impl Connection {
                 end_of(since, Duration::from_secs(1))
             }
             Waits::ForHead(since) => end_of(since, limits.head_timeout),
-            Waits::Idle(_) if context.is_draining => return Next::Close,
             Waits::Idle(since) => end_of(since, limits.idle_timeout),
         })
     }
