@@ -1,6 +1,6 @@
 //! From a target to what it stands for: index files, compressed forms, listings, the fallback.
 //!
-//! All loops share one service and nothing in it changes, so nothing in it is locked.
+//! All loops share one service and nothing in it changes but for what was said last, so nothing in it is locked.
 
 use crate::config::{BasicAuth, Config, Content};
 use crate::error::Error;
@@ -18,7 +18,8 @@ use std::fmt::Write;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 use tracing::warn;
 
 /// Files of up to this are kept in memory, and sent with their head in one call. Beyond it their pages travel: see
@@ -54,6 +55,9 @@ pub struct Service {
     pub(crate) error_pages: Vec<ErrorPage>,
     /// The largest file that may be put here, in bytes.
     pub(crate) put_bytes_max: Option<u64>,
+    started: Instant,
+    /// The second, from 1, in which an unreadable file was last told of.
+    said_in: AtomicU64,
 }
 
 /// What is shown with a status.
@@ -94,6 +98,8 @@ impl Service {
             challenge: config.basic_auth.as_ref().map_or(Ok(String::new()), challenge)?,
             error_pages: Vec::new(),
             put_bytes_max: config.put_bytes_max,
+            started: Instant::now(),
+            said_in: AtomicU64::new(0),
         };
         for (status, path) in &config.content.error_pages {
             service.error_pages.push(service.read_error_page(*status, path)?);
@@ -128,11 +134,19 @@ impl Service {
             Err(error) => match status_of(&error) {
                 Status::NOT_FOUND => self.find_fallback(patience),
                 status => {
-                    let path = String::from_utf8_lossy(&target.path);
-                    warn!(%path, status = status.code, %error, "{path:?} cannot be served: {error}");
+                    self.say_unreadable(&target.path, status, &error);
                     Ok(Found::Nothing(status))
                 }
             },
+        }
+    }
+
+    /// Tells whoever runs the service of a file that is his to mend; one in a second, since anybody may ask for it.
+    fn say_unreadable(&self, path: &[u8], status: Status, error: &io::Error) {
+        let now = self.started.elapsed().as_secs() + 1;
+        if self.said_in.swap(now, Relaxed) != now {
+            let path = String::from_utf8_lossy(path);
+            warn!(%path, status = status.code, %error, "{path:?} cannot be served: {error}");
         }
     }
 
