@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use rustls::ServerConfig;
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The largest file of any of these, in bytes.
@@ -64,7 +64,8 @@ fn load_tls(tls: &Tls, root: &Path) -> Result<Arc<ServerConfig>, Error> {
     if is_below(&tls.key, root) {
         return Err(Error::Tls { path: tls.key.clone(), problem: SERVED.into() });
     }
-    tls::load(tls)
+    let read = |path: &PathBuf| read(path).map_err(|problem| Error::Tls { path: path.clone(), problem });
+    tls::configure(tls, &read(&tls.certificate)?, &read(&tls.key)?)
 }
 
 fn load_passwords(auth: &BasicAuth, root: &Path) -> Result<Arc<Passwords>, Error> {
@@ -86,7 +87,7 @@ fn is_below(path: &Path, root: &Path) -> bool {
 }
 
 /// Reads a regular file: anything else, such as a pipe without a writer, could hold us up.
-pub fn read(path: &Path) -> Result<Vec<u8>, String> {
+fn read(path: &Path) -> Result<Vec<u8>, String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(std::io::Error::from);
     let file = File::from(opened.map_err(|error| error.to_string())?);

@@ -7,7 +7,6 @@ use crate::config::Tls;
 use crate::error::Error;
 use crate::event_loop::kernel_tls::Supported;
 use crate::event_loop::sent::Sent;
-use crate::secrets;
 use rustix::net::RecvFlags;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -24,18 +23,16 @@ const PENDING_BYTES_MAX: usize = 256 << 10;
 /// Reads of the socket for one piece of data. A handshake takes a few; records without data could go on for ever.
 const READS_MAX: usize = 32;
 
-/// Reads a certificate chain and its key, both PEM.
-pub fn load(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
+/// What is said of this server, by its certificate's chain and its key, both PEM and from the files that `tls` names.
+pub fn configure(tls: &Tls, chain: &[u8], key: &[u8]) -> Result<Arc<ServerConfig>, Error> {
     let wrong = |path: &std::path::Path, problem: String| Error::Tls { path: path.to_owned(), problem };
-    let chain = secrets::read(&tls.certificate).map_err(|problem| wrong(&tls.certificate, problem))?;
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&chain)
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(chain)
         .collect::<Result<_, _>>()
         .map_err(|error| wrong(&tls.certificate, error.to_string()))?;
     if chain.is_empty() {
         return Err(wrong(&tls.certificate, "there is no certificate in it (PEM is needed)".into()));
     }
-    let key = secrets::read(&tls.key).map_err(|problem| wrong(&tls.key, problem))?;
-    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| match error {
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
         pem::Error::NoItemsFound => {
             wrong(&tls.key, "there is no key in it (PEM is needed, and one that needs no password)".into())
         }

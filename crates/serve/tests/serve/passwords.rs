@@ -3,8 +3,9 @@
 use crate::common::{Client, Response, Service};
 use haul_serve::{BasicAuth, Tls};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use tempfile::TempDir;
 
 /// `Authorization` of ann, whose password is `sesame`, and of somebody who says that she is ann.
 const ANN: &str = "Authorization: Basic YW5uOnNlc2FtZQ==\r\n";
@@ -30,15 +31,28 @@ fn write_passwords(path: &Path, password: &str, cost: u32) -> bool {
     }
 }
 
-fn start(passwords: &Path) -> Service {
-    Service::start(
+/// A service that asks for a password, ann's, which is `sesame`.
+struct Vault {
+    service: Service,
+    passwords: PathBuf,
+    _scratch: TempDir,
+}
+
+fn start(cost: u32) -> Option<Vault> {
+    let scratch = tempfile::tempdir().unwrap();
+    let passwords = scratch.path().join("passwords");
+    if !write_passwords(&passwords, "sesame", cost) {
+        return None;
+    }
+    let service = Service::start(
         |root| fs::write(root.join("401.html"), "ask the porter").unwrap(),
         |config| {
-            config.basic_auth = Some(BasicAuth { file: passwords.into(), realm: "the vault".into() });
+            config.basic_auth = Some(BasicAuth { file: passwords.clone(), realm: "the vault".into() });
             config.put_bytes_max = Some(100);
             config.content.error_pages = vec![(401, "/401.html".into())];
         },
-    )
+    );
+    Some(Vault { service, passwords, _scratch: scratch })
 }
 
 fn asks(client: &mut Client, method: &str, fields: &str) -> Response {
@@ -48,12 +62,8 @@ fn asks(client: &mut Client, method: &str, fields: &str) -> Response {
 
 #[test]
 fn nobody_gets_or_puts_anything_without_the_password() {
-    let scratch = tempfile::tempdir().unwrap();
-    let passwords = scratch.path().join("passwords");
-    if !write_passwords(&passwords, "sesame", QUICK) {
-        return;
-    }
-    let service = start(&passwords);
+    let Some(vault) = start(QUICK) else { return };
+    let service = &vault.service;
     let mut client = service.connect();
     for fields in ["", NOT_ANN, "Authorization: Bearer YW5uOnNlc2FtZQ==\r\n", "Authorization: Basic\r\n"] {
         let refused = asks(&mut client, "GET", fields);
@@ -90,19 +100,15 @@ fn nobody_gets_or_puts_anything_without_the_password() {
 
 #[test]
 fn another_password_holds_from_the_reload_on() {
-    let scratch = tempfile::tempdir().unwrap();
-    let passwords = scratch.path().join("passwords");
-    if !write_passwords(&passwords, "sesame", QUICK) {
-        return;
-    }
-    let service = start(&passwords);
+    let Some(vault) = start(QUICK) else { return };
+    let Vault { service, passwords, .. } = &vault;
     let mut client = service.connect();
     assert_eq!(asks(&mut client, "GET", ANN).status, 200);
-    fs::write(&passwords, "ann:sesame\n").unwrap();
+    fs::write(passwords, "ann:sesame\n").unwrap();
     let error = service.handle.reload().unwrap_err()[0].to_string();
     assert!(error.contains("line 1") && error.contains("htpasswd -B"), "{error}");
     assert_eq!(asks(&mut client, "GET", ANN).status, 200, "nothing was reloaded");
-    write_passwords(&passwords, "open", QUICK);
+    write_passwords(passwords, "open", QUICK);
     service.handle.reload().unwrap();
     // The loop is woken; that it has been shows in its answers.
     let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
@@ -115,12 +121,8 @@ fn another_password_holds_from_the_reload_on() {
 
 #[test]
 fn whoever_guesses_keeps_nobody_from_his_files() {
-    let scratch = tempfile::tempdir().unwrap();
-    let passwords = scratch.path().join("passwords");
-    if !write_passwords(&passwords, "sesame", USUAL) {
-        return;
-    }
-    let service = start(&passwords);
+    let Some(vault) = start(USUAL) else { return };
+    let service = &vault.service;
     let mut ann = service.connect();
     assert_eq!(asks(&mut ann, "GET", ANN).status, 200);
     let mut guessing: Vec<_> = (0..200).map(|_| service.connect()).collect();
