@@ -176,12 +176,12 @@ impl Connection {
         matches!(self.state, State::Reading) && self.input.is_empty() && !self.stream.is_beginning()
     }
 
-    /// Whether it waits for the disk.
+    /// Whether it waits for the disk or another helper.
     pub fn is_at_disk(&self) -> bool {
         matches!(self.state, State::AtDisk(_) | State::Finishing(_))
     }
 
-    /// Takes what the disk gave. To be driven then.
+    /// Takes what a helper found out. To be driven then.
     pub fn disk_replied(&mut self, reply: Reply) {
         self.state = match (std::mem::replace(&mut self.state, State::Reading), reply) {
             (State::AtDisk(Some(sending)), _) => State::Sending(sending),

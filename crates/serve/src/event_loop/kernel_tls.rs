@@ -82,7 +82,8 @@ fn version(session: &ServerConnection) -> Option<Version> {
     }
 }
 
-/// Readies a socket, for a session that [`Supported::takes`] allows; until [`take_over`] nothing changes. Refused where the client has said all that it will already.
+/// Readies a socket, for a session that [`Supported::takes`] allows; until [`take_over`] nothing changes. Refused where the
+/// client has said all that it will already.
 pub fn prepare(socket: impl AsFd) -> io::Result<()> {
     set_upper_layer_protocol(socket, "tls")
 }
