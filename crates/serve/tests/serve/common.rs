@@ -7,11 +7,21 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// No answer takes longer, however busy the machine is.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
+
+/// Waits for what another thread or program has to do first, and panics where it does not.
+#[track_caller]
+pub fn eventually(condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < ANSWER_MAX, "it never came to that");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
 
 /// A running service.
 pub struct Service {

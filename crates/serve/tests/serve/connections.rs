@@ -1,6 +1,6 @@
 //! Where one request ends and the next begins, and what a connection may take.
 
-use crate::common::{Client, Service, large};
+use crate::common::{Client, Service, eventually, large};
 use std::fmt::Write;
 use std::io::Read;
 use std::net::Shutdown;
@@ -136,9 +136,7 @@ fn slow_clients_are_given_up() {
     assert!(silent.is_closed());
     assert_eq!(slow.response(false).unwrap().status, 408);
     assert!(idle.is_closed());
-    while service.handle.counters()[0].timed_out.get() < 2 {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually(|| service.handle.counters()[0].timed_out.get() >= 2);
     // What was on its way may still come; the whole does not, and the end is no clean one.
     let mut came = Vec::new();
     let end = stuck.stream.read_to_end(&mut came);

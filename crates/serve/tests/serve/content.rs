@@ -1,6 +1,6 @@
 //! Which file a target stands for, and what is said about it.
 
-use crate::common::{Service, large};
+use crate::common::{Service, eventually, large};
 use haul_serve::{AccessLog, LogFormat, Symlinks};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -247,9 +247,7 @@ fn requests_are_logged_and_the_log_can_be_moved_away() {
         let text = fs::read_to_string(path).unwrap_or_default();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    while lines(&path).len() < 3 {
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    eventually(|| lines(&path).len() >= 3);
     let moved = folder.path().join("access.log.1");
     fs::rename(&path, &moved).unwrap();
     service.handle.reload().unwrap();

@@ -1,6 +1,6 @@
 //! Other programs beside it: the same answers as nginx, downloads that curl and wget have taken up again.
 
-use crate::common::{Client, Service, large};
+use crate::common::{Client, Service, eventually, large};
 use crate::rfc9110::{TABLE, asked};
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -43,9 +43,7 @@ fn nginx_answers_the_same() {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let _running = service.lab.sender.start_program(command).unwrap();
     let connect = || service.lab.receiver.run(|| TcpStream::connect(address)).unwrap();
-    while connect().is_err() {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually(|| connect().is_ok());
     let ask_nginx = |method: &str, fields: &str| {
         let mut client = Client::of(connect().unwrap());
         client.send(&format!("{method} /ten.txt HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));

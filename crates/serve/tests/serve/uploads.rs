@@ -1,10 +1,9 @@
 //! Files that clients put here.
 
-use crate::common::{Client, Service, large};
+use crate::common::{Client, Service, eventually, large};
 use std::fs;
 use std::io::Read;
 use std::net::Shutdown;
-use std::time::Duration;
 
 fn service() -> Service {
     Service::start(
@@ -126,8 +125,6 @@ fn half_a_body_leaves_nothing_behind() {
         let _ = client.stream.read_to_end(&mut rest);
         assert!(rest.is_empty(), "{}", String::from_utf8_lossy(&rest));
     }
-    while names(&service, ".").len() > 4 {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    eventually(|| names(&service, ".").len() <= 4);
     assert_eq!(service.get("/ten.txt").text(), "0123456789");
 }
