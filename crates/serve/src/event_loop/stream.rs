@@ -56,11 +56,18 @@ impl Stream {
     }
 
     /// Reads what has come into the free room of `buffer`; 0 is the end.
+    ///
+    /// [`io::ErrorKind::InvalidData`] where TLS was expected and something else has come: from then on nothing is encrypted, so that
+    /// the client understands why it is refused, which it must be.
     pub fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         if let Encryption::Program(session) = &mut self.encryption {
             match session.receive(self.sender.as_fd(), buffer)? {
                 Received::Bytes(count) => return Ok(count),
                 Received::Agreed => self.hand_over()?,
+                Received::NotTls => {
+                    self.encryption = Encryption::None;
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
             }
         }
         match &self.encryption {

@@ -17,6 +17,9 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+/// The first byte of whoever speaks TLS: a record of the handshake (RFC 8446 section 5.1).
+const HANDSHAKE: u8 = 22;
+
 /// Plaintext whose ciphertext may wait for the socket, for each connection.
 const PENDING_BYTES_MAX: usize = 256 << 10;
 
@@ -61,6 +64,8 @@ pub struct Session {
     kernel: Supported,
     /// Where the kernel may take over; then nothing is read beyond the record at whose end that can be.
     until_agreed: Option<RecordsOneByOne>,
+    /// Whether the client has said anything yet.
+    has_begun: bool,
     /// Whether it has said that nothing more comes.
     has_ended: bool,
 }
@@ -72,6 +77,8 @@ pub enum Received {
     Bytes(usize),
     /// Both sides have agreed on keys, and nothing has been said since.
     Agreed,
+    /// What has come first, and was left in the socket, is no TLS.
+    NotTls,
 }
 
 /// How far the record that is being read has come.
@@ -93,7 +100,7 @@ impl Session {
         let mut tls = ServerConnection::new(config)?;
         tls.set_buffer_limit(Some(PENDING_BYTES_MAX));
         let until_agreed = kernel.is_any().then(RecordsOneByOne::default);
-        Ok(Self { tls, kernel, until_agreed, has_ended: false })
+        Ok(Self { tls, kernel, until_agreed, has_begun: false, has_ended: false })
     }
 
     /// The session itself.
@@ -105,6 +112,15 @@ impl Session {
     ///
     /// [`io::ErrorKind::Interrupted`] where much has come that was nobody's data: others are to have their turn.
     pub fn receive(&mut self, socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Received> {
+        if !self.has_begun {
+            let mut first = [0];
+            let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+            match rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut first, flags))? {
+                (0, _) => return Ok(Received::Bytes(0)),
+                _ if first != [HANDSHAKE] => return Ok(Received::NotTls),
+                _ => self.has_begun = true,
+            }
+        }
         for _ in 0..READS_MAX {
             match self.tls.reader().fill_buf() {
                 Ok(plain) => {

@@ -152,14 +152,15 @@ fn the_same_comes_encrypted_and_the_certificate_can_be_changed() {
     assert!(service.handle.reload().is_err());
     assert_eq!(subject().as_deref(), Some("CN=second"), "what cannot be read changes nothing");
 
-    // Somebody who does not speak TLS, and somebody who says nothing.
+    // Somebody who does not speak TLS hears so, and never gets what he asks for; somebody who says nothing holds nobody up.
     let address = SocketAddr::new(service.address.ip(), PORT);
     let connect = || service.lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
+    let _silent = connect();
     let mut plain = Client::of(connect());
     plain.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
-    let mut came = Vec::new();
-    let _ = plain.stream.read_to_end(&mut came);
-    assert!(!String::from_utf8_lossy(&came).contains("0123456789"));
+    let refusal = plain.response(false).unwrap();
+    assert_eq!((refusal.status, refusal.text().contains("0123456789")), (400, false));
+    assert!(plain.is_closed());
     assert_eq!(service.get("/ten.txt").text(), "0123456789", "the others are served on");
 }
 

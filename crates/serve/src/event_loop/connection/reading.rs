@@ -4,6 +4,7 @@ use super::{Connection, Next, State, Waits, end_of};
 use crate::event_loop::context::Context;
 use crate::event_loop::helper::Question;
 use crate::http::request::{self, Parsed};
+use crate::http::status::Status;
 use std::io;
 use std::time::Duration;
 
@@ -84,6 +85,10 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_readable = false,
                 // It has had its turn, and there may be more.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => return Some(Next::Turn),
+                // Whoever speaks plain HTTP where TLS is spoken. What it asks for is not even read.
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    return self.refuse_unread(Status::BAD_REQUEST, context);
+                }
                 Err(_) => return Some(Next::Close),
             }
         }
