@@ -154,6 +154,7 @@ fn wait_until_it_listens(lab: &Lab, serving: &Serving) -> Result<(), String> {
 fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) -> Result<(), String> {
     let failed = |error: haul_soak::SoakError| error.to_string();
     let mut all = vec![Vec::new(); contestants.len()];
+    let mut kept = all.clone();
     if let Load::Slow { of_each, seconds } = trial.load {
         return run_slow_trial(lab, trial, contestants, rounds, of_each, seconds);
     }
@@ -167,13 +168,18 @@ fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) 
             // Who comes first changes, so that nobody always follows the same one.
             for turn in 0..contestants.len() {
                 let index = (turn + round) % contestants.len();
-                eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, contestants[index].name);
-                all[index]
-                    .push(or_nothing(contestants[index], measure(lab, &meter, trial, contestants[index])));
+                let serving = contestants[index];
+                eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, serving.name);
+                let measure = |load| or_nothing(serving, measure(lab, &meter, trial.file, load, serving));
+                // At once before: the machine is another one a minute later.
+                let with_few = (trial.load == MANY).then(|| measure(FEW));
+                let figure = measure(trial.load);
+                all[index].push(figure);
+                kept[index].extend(with_few.map(|with_few| figure / with_few));
             }
         }
     }
-    print(trial, contestants, &all);
+    print(trial, contestants, &all, &kept);
     Ok(())
 }
 
@@ -250,13 +256,13 @@ fn or_nothing(serving: &Serving, figure: Result<f64, String>) -> f64 {
 }
 
 /// One figure: µs of the server's CPU for each MiB, or requests for each second of it.
-fn measure(lab: &Lab, meter: &Meter, trial: &Trial, serving: &Serving) -> Result<f64, String> {
+fn measure(lab: &Lab, meter: &Meter, file: &str, load: Load, serving: &Serving) -> Result<f64, String> {
     let failed = |error: haul_soak::SoakError| error.to_string();
     let calibration = meter.calibrate(CALIBRATION);
     let mut before = meter.snapshot().map_err(failed)?;
-    let done = match trial.load {
+    let done = match load {
         Load::Requests { connections, seconds, uncounted_seconds } => thread::scope(|scope| {
-            let url = serving.url(trial.file);
+            let url = serving.url(file);
             let bytes_at_start = received_bytes(lab)?;
             let wrk = scope.spawn(move || clients::wrk(&lab.receiver, &url, connections, seconds));
             let mut bytes_before = bytes_at_start;
@@ -272,15 +278,15 @@ fn measure(lab: &Lab, meter: &Meter, trial: &Trial, serving: &Serving) -> Result
         })?,
         Load::Bulk | Load::Idle { .. } | Load::Slow { .. } => {
             let until = Instant::now() + DRAIN;
-            let drained = lab.receiver.run(|| clients::drain(serving.address, trial.file, until));
+            let drained = lab.receiver.run(|| clients::drain(serving.address, file, until));
             drained.map_err(|error| error.to_string())?? as f64
         }
     };
     let interval = meter.snapshot().map_err(failed)?.since(&before);
-    let load = interval.load(&calibration.middle(&meter.calibrate(CALIBRATION)));
-    let percent = load.of(lab.sender.cpu()).map_or(f64::NAN, |cpu| cpu.load_percent);
+    let used = interval.load(&calibration.middle(&meter.calibrate(CALIBRATION)));
+    let percent = used.of(lab.sender.cpu()).map_or(f64::NAN, |cpu| cpu.load_percent);
     let cpu_seconds = percent / 100.0 * interval.wall.as_secs_f64();
-    Ok(match trial.load {
+    Ok(match load {
         Load::Requests { .. } => done / cpu_seconds,
         _ => cpu_seconds * 1e6 / (done / f64::from(1 << 20)),
     })
@@ -307,7 +313,8 @@ fn idle_memory(lab: &Lab, trial: &Trial, serving: &Serving, connections: usize) 
     Ok(bytes as f64 / f64::from(1 << 20))
 }
 
-fn print(trial: &Trial, contestants: &[&Serving], all: &[Vec<f64>]) {
+/// A line for each: its figure, haul's over that, and what it keeps of its own rate with few connections, where that was measured.
+fn print(trial: &Trial, contestants: &[&Serving], all: &[Vec<f64>], kept: &[Vec<f64>]) {
     let (unit, is_more_better) = match trial.load {
         Load::Bulk => ("server µs/MiB", false),
         Load::Requests { .. } => ("requests per server-CPU-second", true),
@@ -329,11 +336,15 @@ fn print(trial: &Trial, contestants: &[&Serving], all: &[Vec<f64>]) {
         let ratios: Vec<f64> = haul.map_or(Vec::new(), |haul| {
             all[haul].iter().zip(&all[index]).map(|(haul, other)| haul / other).collect()
         });
-        let ratio = Figure::of(&ratios).map_or(String::new(), |ratio| {
-            format!("{:.2} ({:.2}–{:.2})", ratio.median, ratio.low, ratio.high)
-        });
+        let with_spread = |ratios: &[f64]| {
+            Figure::of(ratios)
+                .map(|ratio| format!("{:.2} ({:.2}–{:.2})", ratio.median, ratio.low, ratio.high))
+        };
+        let ratio = with_spread(&ratios).unwrap_or_default();
+        let kept = with_spread(&kept[index]);
+        let kept = kept.map_or(String::new(), |kept| format!("; of its own with 16: {kept}"));
         println!(
-            "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}",
+            "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}{kept}",
             serving.name, figure.median, figure.low, figure.high
         );
     }
