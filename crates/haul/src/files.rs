@@ -2,8 +2,9 @@
 
 use crate::demotion::Demotion;
 use crate::error::Error;
-use crate::path::{Counts, Options, Path, SendPath};
+use crate::path::{Counts, Path, SendPath};
 use crate::plan::{Condition, Plan, SourceKind, call_bytes};
+use crate::sender::Settings;
 use crate::source::Source;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -25,8 +26,7 @@ pub enum Choice {
 
 /// The paths of one socket.
 pub(crate) struct Files {
-    options: Options,
-    choice: Choice,
+    settings: Arc<Settings>,
     /// Paths that were used, in the order of their first use. Those that were given up stay: the kernel may
     /// still hold pages that they lent.
     opened: Vec<(Path, Box<dyn SendPath>)>,
@@ -36,15 +36,8 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    pub fn new(choice: Choice, options: Options) -> Self {
-        Self {
-            options,
-            choice,
-            opened: Vec::new(),
-            given_up: Vec::new(),
-            demotions: Vec::new(),
-            latest: None,
-        }
+    pub fn new(settings: Arc<Settings>) -> Self {
+        Self { settings, opened: Vec::new(), given_up: Vec::new(), demotions: Vec::new(), latest: None }
     }
 
     /// Sends the beginning of `range`, which must not be empty; returns the bytes the socket took.
@@ -80,7 +73,7 @@ impl Files {
             let condition = Condition { source, offloads: true };
             plan.choose(condition, range.end - range.start, is_allowed).unwrap_or(Path::ReadWrite)
         };
-        match &self.choice {
+        match &self.settings.choice {
             Choice::Builtin => planned(Plan::builtin()),
             Choice::Plan(plan) => planned(plan),
             Choice::Path(first) => std::iter::successors(Some(*first), |path| path.steps_down_to())
@@ -124,8 +117,8 @@ impl Files {
         let known = self.opened.iter().position(|(other, _)| *other == path);
         let index = known.unwrap_or(self.opened.len());
         if known.is_none() {
-            let mut options = self.options.clone();
-            if !matches!(self.choice, Choice::Path(_)) {
+            let mut options = self.settings.options.clone();
+            if !matches!(self.settings.choice, Choice::Path(_)) {
                 options.chunk_bytes = call_bytes(path);
             }
             self.opened.push((path, path.open(socket, &options)?));

@@ -96,7 +96,8 @@ pub(crate) struct Lending {
 }
 
 impl Lending {
-    pub fn new(limits: Limits, zerocopy_bytes_min: usize) -> Self {
+    /// Lending for a socket of the process `process`: a child that has it too, after a fork, is refused.
+    pub fn new(limits: Limits, zerocopy_bytes_min: usize, process: u32) -> Self {
         Self {
             limits,
             zerocopy_bytes_min,
@@ -115,7 +116,7 @@ impl Lending {
             gives_up_copying: true,
             no_room: 0,
             demotions: Vec::new(),
-            process: std::process::id(),
+            process,
         }
     }
 

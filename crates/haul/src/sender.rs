@@ -14,6 +14,7 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often a wait for the kernel's word looks again. A wait is the end of a transfer, not its rhythm.
@@ -53,8 +54,12 @@ pub struct Sender<S: AsFd + Send + 'static> {
     /// `None` only while it is dropped.
     socket: Option<S>,
     kind: SocketType,
-    files: Files,
-    lending: Lending,
+    process: u32,
+    settings: Arc<Settings>,
+    /// From the first file on. A server has thousands of connections that have never sent one, and touches each one's memory often.
+    files: Option<Box<Files>>,
+    /// From the first loan on.
+    lending: Option<Box<Lending>>,
     sent: Counts,
 }
 
@@ -112,8 +117,9 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     }
 
     /// A sender that works as told. The socket may be a stream (TCP, Unix) or a connected datagram socket,
-    /// which takes loans and single messages but no files.
-    pub fn with(socket: S, settings: Settings) -> Result<Self, Error> {
+    /// which takes loans and single messages but no files. Settings in an [`Arc`] are shared with other senders.
+    pub fn with(socket: S, settings: impl Into<Arc<Settings>>) -> Result<Self, Error> {
+        let settings = settings.into();
         let kind = socket::kind(&socket)?;
         if settings.choice == Choice::Path(Path::Floor) {
             return Err(Error::Unsuited("floor sends other bytes than the file's: it is for measuring"));
@@ -125,12 +131,13 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         if settings.options.chunk_bytes == 0 {
             return Err(Error::Unsuited("chunk_bytes is 0: a path must take at least a byte at a time"));
         }
-        let lending = Lending::new(settings.limits, settings.zerocopy_bytes_min);
         Ok(Self {
             socket: Some(socket),
             kind,
-            files: Files::new(settings.choice, settings.options),
-            lending: if settings.lends_on_when_copied { lending.lends_on() } else { lending },
+            process: std::process::id(),
+            settings,
+            files: None,
+            lending: None,
             sent: Counts::default(),
         })
     }
@@ -190,11 +197,12 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         if range.is_empty() {
             return Ok(0);
         }
-        if self.lending.owns_notices() {
-            self.files.leave_notices();
-        }
         let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-        self.files.send(socket.as_fd(), source.into(), &range)
+        let files = self.files.get_or_insert_with(|| Box::new(Files::new(Arc::clone(&self.settings))));
+        if self.lending.as_ref().is_some_and(|lending| lending.owns_notices()) {
+            files.leave_notices();
+        }
+        files.send(socket.as_fd(), source.into(), &range)
     }
 
     /// Sends the whole range. For blocking sockets: on another, [`Error::WouldBlock`] does not say how far it
@@ -253,11 +261,16 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     }
 
     fn lend_as(&mut self, buffer: Buffer, segment_bytes: Option<u16>) -> Result<LoanId, LendError> {
-        if self.files.owns_notices() {
-            self.lending.give_up("the socket's zero-copy notices belong to the path zerocopy".into());
-        }
         let Some(socket) = &self.socket else { return Err(LendError { error: Error::NotASocket, buffer }) };
-        self.lending.lend(&mut SocketWire::of(socket.as_fd(), self.kind), buffer, segment_bytes)
+        let lending = self.lending.get_or_insert_with(|| {
+            let Settings { limits, zerocopy_bytes_min, lends_on_when_copied, .. } = *self.settings;
+            let lending = Lending::new(limits, zerocopy_bytes_min, self.process);
+            Box::new(if lends_on_when_copied { lending.lends_on() } else { lending })
+        });
+        if self.files.as_ref().is_some_and(|files| files.owns_notices()) {
+            lending.give_up("the socket's zero-copy notices belong to the path zerocopy".into());
+        }
+        lending.lend(&mut SocketWire::of(socket.as_fd(), self.kind), buffer, segment_bytes)
     }
 
     /// Takes back the buffers that the kernel is done with, without waiting.
@@ -267,25 +280,28 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// always reported, whatever was asked for) if it needs a buffer, and for `POLLOUT` while there are
     /// [`Sender::unsent_bytes`]. See the example `serve`.
     pub fn reclaim(&mut self) -> Result<impl Iterator<Item = Returned> + '_, Error> {
-        let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-        self.lending.hear(&mut SocketWire::of(socket.as_fd(), self.kind))?;
-        Ok(std::iter::from_fn(|| self.lending.take_returned()))
+        if let (Some(socket), Some(lending)) = (&self.socket, &mut self.lending) {
+            lending.hear(&mut SocketWire::of(socket.as_fd(), self.kind))?;
+        }
+        Ok(std::iter::from_fn(|| self.lending.as_mut()?.take_returned()))
     }
 
     /// Whether [`Sender::reclaim`] would hand out a buffer without asking the kernel.
     pub fn has_returned(&self) -> bool {
-        self.lending.has_returned()
+        self.lending.as_ref().is_some_and(|lending| lending.has_returned())
     }
 
     /// Bytes of the youngest loan that the socket has not taken yet: wait for `POLLOUT`, then flush.
     pub fn unsent_bytes(&self) -> usize {
-        self.lending.unsent_bytes()
+        self.lending.as_ref().map_or(0, |lending| lending.unsent_bytes())
     }
 
     /// Sends what is left of a loan that was taken in part. [`Error::WouldBlock`] while some is left.
     pub fn flush(&mut self) -> Result<(), Error> {
-        let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-        self.lending.flush(&mut SocketWire::of(socket.as_fd(), self.kind))
+        match (&self.socket, &mut self.lending) {
+            (Some(socket), Some(lending)) => lending.flush(&mut SocketWire::of(socket.as_fd(), self.kind)),
+            _ => Ok(()),
+        }
     }
 
     /// Sends what is left of a loan and waits until the kernel holds none of the pages it was lent, at most
@@ -301,9 +317,14 @@ impl<S: AsFd + Send + 'static> Sender<S> {
                 Err(error) => return Err(error),
             }
             let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-            self.lending.hear(&mut SocketWire::of(socket.as_fd(), self.kind))?;
-            let unsent = usize::from(self.lending.unsent_bytes() > 0);
-            let held = self.files.settle(socket.as_fd())? + self.lending.open_sends() + unsent;
+            let mut held = 0;
+            if let Some(lending) = &mut self.lending {
+                lending.hear(&mut SocketWire::of(socket.as_fd(), self.kind))?;
+                held += lending.open_sends() + usize::from(lending.unsent_bytes() > 0);
+            }
+            if let Some(files) = &mut self.files {
+                held += files.settle(socket.as_fd())?;
+            }
             if held == 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(held);
             }
@@ -313,25 +334,32 @@ impl<S: AsFd + Send + 'static> Sender<S> {
 
     /// What has been done so far.
     pub fn report(&self) -> Report {
-        let demotions = self.files.demotions().iter().chain(self.lending.demotions());
+        let files = self.files.as_deref();
+        let lending = self.lending.as_deref();
+        let of_files = files.map_or(&[][..], Files::demotions);
+        let of_loans = lending.map_or(&[][..], Lending::demotions);
         Report {
             sent: self.sent,
-            files: self.files.counts(),
-            loans: self.lending.counts(),
-            loans_out: self.lending.out(),
-            no_room: self.lending.no_room(),
-            demotions: demotions.cloned().collect(),
+            files: files.map(Files::counts).unwrap_or_default(),
+            loans: lending.map(Lending::counts).unwrap_or_default(),
+            loans_out: lending.map_or(0, Lending::out),
+            no_room: lending.map_or(0, Lending::no_room),
+            demotions: of_files.iter().chain(of_loans).cloned().collect(),
         }
     }
 
     /// The path that so much of a file, or of memory, would take now.
     pub fn path_for<'a>(&self, source: impl Into<Source<'a>>, bytes: u64) -> Path {
-        self.files.pick(source.into(), &(0..bytes))
+        let (source, range) = (source.into(), 0..bytes);
+        match &self.files {
+            Some(files) => files.pick(source, &range),
+            None => Files::new(Arc::clone(&self.settings)).pick(source, &range),
+        }
     }
 
     /// The path that [`Sender::send_file`] last took.
     pub fn latest_path(&self) -> Option<Path> {
-        self.files.latest()
+        self.files.as_ref()?.latest()
     }
 
     /// The socket.
@@ -344,7 +372,8 @@ impl<S: AsFd + Send + 'static> Sender<S> {
 
     /// The socket, when nothing is out any more; else the sender as it is: reclaim and flush first.
     pub fn into_inner(mut self) -> Result<S, Box<Self>> {
-        let is_idle = self.lending.out() == 0 && self.lending.open_sends() == 0;
+        let is_idle =
+            self.lending.as_ref().is_none_or(|lending| lending.out() == 0 && lending.open_sends() == 0);
         match self.socket.take_if(|_| is_idle) {
             Some(socket) => Ok(socket),
             None => Err(Box::new(self)),
@@ -368,9 +397,7 @@ impl<S: AsFd + Send + 'static> Drop for Sender<S> {
     /// Loans that are out stay with their socket until the kernel has let go of them. Bytes of a loan that
     /// the socket has not taken yet are not sent any more.
     fn drop(&mut self) {
-        let fresh = Lending::new(Limits::default(), 0);
-        let lending = std::mem::replace(&mut self.lending, fresh);
-        if let Some(socket) = self.socket.take() {
+        if let (Some(socket), Some(lending)) = (self.socket.take(), self.lending.take()) {
             lending.leave(socket);
         }
     }

@@ -140,7 +140,7 @@ proptest! {
     ) {
         let limits = Limits { loans_max: 4, bytes_max: 50 };
         let mut kernel = Kernel { script: script.into(), refuses_zerocopy, numbers_failures, ..Kernel::default() };
-        let mut lending = Lending::new(limits, 8);
+        let mut lending = Lending::new(limits, 8, std::process::id());
         let mut lent = BTreeMap::new();
         let mut returned = Vec::new();
         for step in steps {
@@ -202,7 +202,7 @@ fn unheard(kernel: &Kernel) -> usize {
 #[test]
 fn lending_is_given_up_where_everything_is_copied_all_the_same() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(Limits::default(), 8);
+    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
     lending.lend(&mut kernel, Buffer::from(vec![1; 1 << 20]), None).unwrap();
     kernel.finish(0, 1, true);
     assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
@@ -215,7 +215,7 @@ fn lending_is_given_up_where_everything_is_copied_all_the_same() {
 #[test]
 fn an_error_after_a_part_has_gone_is_told_by_the_next_call() {
     let mut kernel = Kernel { script: [Move::Take(10), Move::Fail(Errno::PIPE)].into(), ..Kernel::default() };
-    let mut lending = Lending::new(Limits::default(), 8);
+    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
     let id = lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     assert!(matches!(lending.flush(&mut kernel), Err(Error::Failed { .. })));
     // What came next would follow a hole in the stream.
@@ -231,7 +231,7 @@ fn an_error_after_a_part_has_gone_is_told_by_the_next_call() {
 #[test]
 fn a_forked_child_neither_lends_nor_reclaims_nor_frees() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(Limits::default(), 8);
+    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
     let shared: Arc<[u8]> = vec![1; 100].into();
     lending.lend(&mut kernel, Buffer::Shared(Arc::clone(&shared)), None).unwrap();
     // What a child sees: the same memory, and a number of its own.
@@ -247,7 +247,7 @@ fn a_forked_child_neither_lends_nor_reclaims_nor_frees() {
 #[test]
 fn what_was_copied_here_is_no_reason_to_give_lending_up() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(Limits { loans_max: 8, bytes_max: 8 << 20 }, 4096);
+    let mut lending = Lending::new(Limits { loans_max: 8, bytes_max: 8 << 20 }, 4096, std::process::id());
     for _ in 0..400 {
         lending.lend(&mut kernel, Buffer::from(vec![1; 4000]), None).unwrap();
         reclaim(&mut lending, &mut kernel);
@@ -262,7 +262,7 @@ fn what_was_copied_here_is_no_reason_to_give_lending_up() {
 #[test]
 fn a_failed_datagram_ends_lending_and_strikes_no_other_loan() {
     let mut kernel = Kernel { numbers_failures: true, ..Kernel::default() };
-    let mut lending = Lending::new(Limits::default(), 8);
+    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
     lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     kernel.script = [Move::Fail(Errno::MSGSIZE), Move::Fail(Errno::MSGSIZE)].into();
     let refused = lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
@@ -282,7 +282,7 @@ fn a_failed_datagram_ends_lending_and_strikes_no_other_loan() {
 #[test]
 fn one_loan_that_went_without_a_copy_keeps_lending_up() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(Limits::default(), 8);
+    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
     for copied in [false, true, true, true] {
         lending.lend(&mut kernel, Buffer::from(vec![1; 1 << 20]), None).unwrap();
         kernel.finish(0, 1, copied);
@@ -295,7 +295,7 @@ fn one_loan_that_went_without_a_copy_keeps_lending_up() {
 #[test]
 fn what_comes_back_makes_room_for_the_next() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(Limits::default(), 8);
+    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
     lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     kernel.finish(0, 1, false);
     kernel.script = [Move::Fail(Errno::NOBUFS)].into();

@@ -48,14 +48,8 @@ pub struct Connection {
     state: State,
     /// Read, and not yet understood or answered.
     input: Vec<u8>,
-    /// What the disk gave for the request at the beginning of `input`.
-    found: Option<Found>,
-    /// The file that the disk gave for its body, or why there is none.
-    begun: Option<Result<Box<Upload>, Status>>,
-    /// Whether the password of that request is right, or why nobody knows.
-    tried: Option<Tried>,
-    /// When that request was first read, where it has been to a helper.
-    asked_at: Option<Instant>,
+    /// Where helpers were asked about the request at the beginning of `input`.
+    asked: Option<Box<Asked>>,
     /// Whether the socket may have more to read.
     is_readable: bool,
     /// Whether a short read may not have been all: an end is to come, of which no other event will tell, or the client sends
@@ -89,6 +83,19 @@ enum State {
     Lingering { left_bytes: usize, until: u32 },
     /// Done.
     Over,
+}
+
+/// A request that helpers were asked about, and what they have said.
+#[derive(Debug)]
+struct Asked {
+    /// When it was first read.
+    since: Instant,
+    /// What the disk gave for its target.
+    found: Option<Found>,
+    /// The file that the disk gave for its body, or why there is none.
+    begun: Option<Result<Box<Upload>, Status>>,
+    /// Whether its password is right, or why nobody knows.
+    tried: Option<Tried>,
 }
 
 /// What is left of a response.
@@ -148,10 +155,7 @@ impl Connection {
             peer,
             state: State::Reading,
             input: Vec::new(),
-            found: None,
-            begun: None,
-            tried: None,
-            asked_at: None,
+            asked: None,
             is_readable: true,
             has_more_than_read: false,
             is_at_end: false,
@@ -185,30 +189,14 @@ impl Connection {
     pub fn disk_replied(&mut self, reply: Reply) {
         self.state = match (std::mem::replace(&mut self.state, State::Reading), reply) {
             (State::AtDisk(Some(sending)), _) => State::Sending(sending),
-            (State::AtDisk(None), Reply::Found(found)) => {
-                self.found = Some(found);
-                State::Reading
-            }
-            (State::AtDisk(None), Reply::Begun(begun)) => {
-                self.begun = Some(begun);
-                State::Reading
-            }
-            (State::AtDisk(None), Reply::Tried(passwords, accepted)) => {
-                self.tried = Some(Ok((passwords, accepted)));
-                State::Reading
-            }
-            (State::AtDisk(None), Reply::Busy) => {
-                self.tried = Some(Err(Status::UNAVAILABLE));
+            (State::AtDisk(None), reply) => {
+                if let Some(asked) = &mut self.asked {
+                    asked.note(reply);
+                }
                 State::Reading
             }
             (State::Finishing(putting), Reply::Finished(status)) => State::Finished(putting, status),
             (State::Finishing(putting), _) => State::Finished(putting, Status::INTERNAL_ERROR),
-            (State::AtDisk(None), _) => {
-                self.tried = Some(Err(Status::INTERNAL_ERROR));
-                self.found = Some(Found::Nothing(Status::INTERNAL_ERROR));
-                self.begun = Some(Err(Status::INTERNAL_ERROR));
-                State::Reading
-            }
             (state, _) => state,
         };
     }
@@ -341,13 +329,6 @@ impl Connection {
         None
     }
 
-    /// The request at the beginning has been answered: what helpers have said was about that one.
-    fn forget_replies(&mut self) {
-        self.found = None;
-        self.begun = None;
-        self.tried = None;
-    }
-
     /// Answers one request; `None` where the socket took all of the response.
     fn answer(
         &mut self,
@@ -357,7 +338,7 @@ impl Connection {
         budget_bytes: &mut u64,
     ) -> Option<Next> {
         // A request that has been to a helper is read again, and has been waiting since.
-        let started = self.asked_at.take().unwrap_or_else(Instant::now);
+        let started = self.asked.as_ref().map_or_else(Instant::now, |asked| asked.since);
         request.keeps_alive &= !context.is_draining && !self.stream.is_worn();
         let answer = if let Some(answer) = context.answering().without_file(&request) {
             answer
@@ -383,7 +364,9 @@ impl Connection {
 
     /// Has a helper answer something about the request that is being answered, which is read again then.
     fn ask(&mut self, question: Question, started: Instant) -> Next {
-        self.asked_at = Some(started);
+        if self.asked.is_none() {
+            self.asked = Some(Box::new(Asked { since: started, found: None, begun: None, tried: None }));
+        }
         self.state = State::AtDisk(None);
         Next::Disk(question)
     }
@@ -391,7 +374,7 @@ impl Connection {
     /// `None` where whoever asks may; else why not, or whom to ask.
     fn admit(&mut self, request: &Request<'_>, context: &mut Context) -> Option<Result<Status, Question>> {
         let passwords = context.secrets.passwords.as_ref()?;
-        let tried = self.tried.take();
+        let tried = self.asked.as_mut().and_then(|asked| asked.tried.take());
         let value = request.fields.authorization.unwrap_or(b"");
         let field = blake3::hash(value);
         if context.known.get(&field).is_some() {
@@ -422,7 +405,8 @@ impl Connection {
 
     /// What stands for a target; `None` where the disk has to be asked.
     fn find(&mut self, target: &str, context: &mut Context) -> Option<Found> {
-        let Some(found) = self.found.take() else { return context.find(target) };
+        let found = self.asked.as_mut().and_then(|asked| asked.found.take());
+        let Some(found) = found else { return context.find(target) };
         context.keep(target, &found);
         Some(found)
     }
@@ -471,6 +455,23 @@ impl Connection {
         };
         context.head = head;
         next
+    }
+}
+
+impl Asked {
+    /// Takes note of what a helper has said.
+    fn note(&mut self, reply: Reply) {
+        match reply {
+            Reply::Found(found) => self.found = Some(found),
+            Reply::Begun(begun) => self.begun = Some(begun),
+            Reply::Tried(passwords, accepted) => self.tried = Some(Ok((passwords, accepted))),
+            Reply::Busy => self.tried = Some(Err(Status::UNAVAILABLE)),
+            _ => {
+                self.tried = Some(Err(Status::INTERNAL_ERROR));
+                self.found = Some(Found::Nothing(Status::INTERNAL_ERROR));
+                self.begun = Some(Err(Status::INTERNAL_ERROR));
+            }
+        }
     }
 }
 

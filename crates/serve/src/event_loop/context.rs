@@ -50,7 +50,7 @@ pub struct Context {
     /// What is served.
     pub service: Arc<Service>,
     /// How sockets are sent through.
-    pub settings: haul::Settings,
+    pub settings: Arc<haul::Settings>,
     /// The certificate and the passwords.
     pub secrets: Secrets,
     /// What the kernel can encrypt.
@@ -93,7 +93,7 @@ impl Context {
         let settings = haul::Settings { choice: config.choice.clone(), ..haul::Settings::default() };
         Self {
             service,
-            settings,
+            settings: Arc::new(settings),
             secrets,
             kernel_tls,
             known: LruCache::new(KNOWN_MAX),

@@ -43,7 +43,7 @@ impl Stream {
         socket: OwnedFd,
         tls: Option<&Arc<ServerConfig>>,
         kernel: Supported,
-        settings: &haul::Settings,
+        settings: &Arc<haul::Settings>,
     ) -> io::Result<Self> {
         let encryption = match tls {
             None => Encryption::None,
@@ -52,7 +52,7 @@ impl Stream {
                 Encryption::Program(Box::new(session))
             }
         };
-        Ok(Self { sender: Sender::with(socket, settings.clone())?, encryption, is_corked: false })
+        Ok(Self { sender: Sender::with(socket, Arc::clone(settings))?, encryption, is_corked: false })
     }
 
     /// Reads what has come into the free room of `buffer`; 0 is the end.

@@ -34,7 +34,7 @@ impl Connection {
         context: &mut Context,
         budget_bytes: &mut u64,
     ) -> Option<Next> {
-        let refused = match self.begun.take() {
+        let refused = match self.asked.as_mut().and_then(|asked| asked.begun.take()) {
             None => {
                 let Some(found) = self.find(request.target, context) else {
                     return Some(self.ask(Question::of(request), started));

@@ -49,7 +49,8 @@ impl Connection {
                         Some(Next::Disk(Question::Find { .. } | Question::Begin(_) | Question::Try(_)))
                     ) {
                         *consumed += head_bytes;
-                        self.forget_replies();
+                        // What helpers have said was about that one.
+                        self.asked = None;
                     }
                     match (next, &self.state) {
                         (None, State::Reading) => continue,
