@@ -44,6 +44,11 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         // A standard error that is closed leaves nobody to tell.
         let _ = writeln!(io::stderr(), "haul: {}", self.message.replace('\n', " "));
+        self.exit_code()
+    }
+
+    /// The exit code.
+    pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }
 }

@@ -6,7 +6,7 @@ mod options;
 use crate::output::Failure;
 use clap::Args;
 use haul_serve::{Address, Handle, Server};
-use messages::Messages;
+use messages::{MessageFormat, Messages};
 use options::Options;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -45,7 +45,26 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
             options.or(Options::parse(&text).map_err(wrong)?)
         }
     };
-    let message_format = options.message_format.unwrap_or_default();
+    let format = options.message_format.unwrap_or_default();
+    let mut messages = None;
+    let result = serve(options, check, format, &mut messages);
+    let Err(failure) = &result else { return result };
+    if format == MessageFormat::Text || check {
+        return result;
+    }
+    // Whoever takes JSON takes nothing else.
+    let _messages = messages.map_or_else(|| Messages::start(format), Ok).map_err(Failure::failed)?;
+    error!("{failure}");
+    Ok(failure.exit_code())
+}
+
+/// Serves until it is told to end. Messages begin once files and privileges are given up, which holds for threads begun after it.
+fn serve(
+    options: Options,
+    check: bool,
+    format: MessageFormat,
+    messages: &mut Option<Messages>,
+) -> Result<ExitCode, Failure> {
     let config = options.into_config()?;
     raise_descriptor_limit();
     let failed = |error: haul_serve::Error| {
@@ -73,7 +92,7 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let _messages = Messages::start(message_format).map_err(Failure::failed)?;
+    *messages = Some(Messages::start(format).map_err(Failure::failed)?);
     obey_signals(server.handle()).map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };

@@ -21,6 +21,8 @@ const LISTEN_MAX: Duration = Duration::from_secs(10);
 const CALIBRATION: Duration = Duration::from_millis(100);
 /// haul copies files that have changed in the last ten seconds.
 const SETTLED: Duration = Duration::from_secs(11);
+/// How long a server may take to close the many connections of the turn before, on the CPU that the next one is measured on.
+const CLOSED: Duration = Duration::from_secs(3);
 /// How long large bodies are taken.
 const DRAIN: Duration = Duration::from_secs(1);
 
@@ -172,7 +174,10 @@ fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) 
                 eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, serving.name);
                 let measure = |load| or_nothing(serving, measure(lab, &meter, trial.file, load, serving));
                 // At once before: the machine is another one a minute later.
-                let with_few = (trial.load == MANY).then(|| measure(FEW));
+                let with_few = (trial.load == MANY).then(|| {
+                    thread::sleep(CLOSED);
+                    measure(FEW)
+                });
                 let figure = measure(trial.load);
                 all[index].push(figure);
                 kept[index].extend(with_few.map(|with_few| figure / with_few));

@@ -21,7 +21,7 @@ const WAITING_MAX: usize = 1024;
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How messages are written.
-#[derive(Debug, Clone, Copy, Default, ValueEnum, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MessageFormat {
     #[default]
