@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing::{error, info, warn};
 
@@ -33,29 +33,35 @@ pub struct ServeArguments {
 
 pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
     let ServeArguments { options, config, check } = arguments;
-    let options = match &config {
-        None => options,
-        Some(path) => {
-            let wrong = |problem: String| Failure::bad_input(format!("{}: {problem}", path.display()));
-            let file = std::fs::File::open(path).map_err(|error| wrong(error.to_string()))?;
-            let mut text = String::new();
-            file.take(CONFIG_BYTES_MAX)
-                .read_to_string(&mut text)
-                .map_err(|error| wrong(error.to_string()))?;
-            options.or(Options::parse(&text).map_err(wrong)?)
-        }
-    };
-    let format = options.message_format.unwrap_or_default();
+    // Until the file is read the command line says how to speak.
+    let mut format = options.message_format.unwrap_or_default();
     let mut messages = None;
-    let result = serve(options, check, format, &mut messages);
+    let result = with_file(options, config.as_deref()).and_then(|options| {
+        format = options.message_format.unwrap_or_default();
+        serve(options, check, format, &mut messages)
+    });
     let Err(failure) = &result else { return result };
     if format == MessageFormat::Text || check {
         return result;
     }
-    // Whoever takes JSON takes nothing else.
-    let _messages = messages.map_or_else(|| Messages::start(format), Ok).map_err(Failure::failed)?;
-    error!("{failure}");
-    Ok(failure.exit_code())
+    // Whoever takes JSON takes nothing else, unless there is no thread to write it.
+    match messages.map_or_else(|| Messages::start(format), Ok) {
+        Ok(_messages) => {
+            error!("{failure}");
+            Ok(failure.exit_code())
+        }
+        Err(_) => result,
+    }
+}
+
+/// The options, and those of a file that they do not name.
+fn with_file(options: Options, file: Option<&Path>) -> Result<Options, Failure> {
+    let Some(path) = file else { return Ok(options) };
+    let wrong = |problem: String| Failure::bad_input(format!("{}: {problem}", path.display()));
+    let file = std::fs::File::open(path).map_err(|error| wrong(error.to_string()))?;
+    let mut text = String::new();
+    file.take(CONFIG_BYTES_MAX).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
+    Ok(options.or(Options::parse(&text).map_err(wrong)?))
 }
 
 /// Serves until it is told to end. Messages begin once files and privileges are given up, which holds for threads begun after it.

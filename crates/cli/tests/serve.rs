@@ -103,11 +103,14 @@ fn it_serves_says_where_and_ends_when_told() {
 fn why_it_does_not_start_is_said_in_json_for_programs() {
     let folder = folder();
     let nowhere = folder.path().join("nowhere");
-    let output = serve(&nowhere, &["--listen", "127.0.0.1:0", "--message-format", "json"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    let said: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
-    assert_eq!(said["level"], "ERROR");
-    assert!(said["message"].as_str().unwrap().contains("nowhere"), "{said}");
+    for (root, more) in [(&*nowhere, &[][..]), (folder.path(), &["--config", "/nowhere.toml"])] {
+        let options = [&["--listen", "127.0.0.1:0", "--message-format", "json"][..], more].concat();
+        let output = serve(root, &options).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let said: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
+        assert_eq!(said["level"], "ERROR");
+        assert!(said["message"].as_str().unwrap().contains("nowhere"), "{said}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::demotion::Demotion;
 use crate::error::Error;
 use crate::path::{Counts, Path, SendPath};
 use crate::plan::{Condition, Plan, SourceKind, call_bytes};
-use crate::sender::Settings;
+use crate::settings::{Choice, Settings};
 use crate::source::Source;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -12,17 +12,6 @@ use std::sync::Arc;
 
 /// Bytes that a path may promise not to copy and copy after all before it is given up.
 const COPIED_BYTES_BEFORE_DEMOTION: u64 = 1 << 20;
-
-/// How the path is chosen.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Choice {
-    /// The cheapest by the built-in plan.
-    Builtin,
-    /// The cheapest by this plan.
-    Plan(Arc<Plan>),
-    /// This one, or what it steps down to.
-    Path(Path),
-}
 
 /// The paths of one socket.
 pub(crate) struct Files {

@@ -74,13 +74,13 @@ pub mod plan;
 mod proof;
 mod receiver;
 mod sender;
+mod settings;
 mod socket;
 mod source;
 
 pub use buffer::{Buffer, Pool, PooledBuffer};
 pub use demotion::Demotion;
 pub use error::Error;
-pub use files::Choice;
 pub use forwarder::{
     DirectionReport, ForwardPool, ForwardReport, ForwardSettings, ForwardWay, Forwarder, Readiness, Step,
 };
@@ -90,7 +90,8 @@ pub use path::{Copying, Counts, Options, Path, SendPath, UnknownPath};
 pub use plan::Plan;
 pub use proof::{ProofError, Proved, probe, prove};
 pub use receiver::{Chunk, Mapping, ReceiveReport, ReceiveSettings, Receiver};
-pub use sender::{Report, Sender, Settings};
+pub use sender::{Report, Sender};
+pub use settings::{Choice, Settings};
 pub use source::{Memory, Source, SourceError, file_len};
 
 /// What the README and the guide show compiles.

@@ -3,10 +3,11 @@
 use crate::buffer::Buffer;
 use crate::demotion::Demotion;
 use crate::error::{Error, failed};
-use crate::files::{Choice, Files};
+use crate::files::Files;
 use crate::lending::{Lending, SocketWire};
 use crate::loan::{LendError, Limits, LoanId, Returned};
-use crate::path::{Counts, Options, Path};
+use crate::path::{Counts, Path};
+use crate::settings::{Choice, Settings};
 use crate::socket;
 use crate::source::Source;
 use rustix::net::{SendFlags, SocketType};
@@ -61,35 +62,6 @@ pub struct Sender<S: AsFd + Send + 'static> {
     /// From the first loan on.
     lending: Option<Box<Lending>>,
     sent: Counts,
-}
-
-/// How a sender is to work.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
-    /// The path for files.
-    pub choice: Choice,
-    /// How a path works that was chosen by hand; a plan has its own call sizes.
-    pub options: Options,
-    /// What may be lent at a time.
-    pub limits: Limits,
-    /// Smaller loans are copied: keeping account of pages costs more than copying few bytes.
-    pub zerocopy_bytes_min: usize,
-    /// Lends on where the kernel says that it copies after all, which then costs more than a plain send: for
-    /// measuring that.
-    pub lends_on_when_copied: bool,
-}
-
-impl Default for Settings {
-    /// The path for files by the built-in plan; loans from 4 KiB, a page, up.
-    fn default() -> Self {
-        Self {
-            choice: Choice::Builtin,
-            options: Options::default(),
-            limits: Limits::default(),
-            zerocopy_bytes_min: 4096,
-            lends_on_when_copied: false,
-        }
-    }
 }
 
 /// What a sender has done.
@@ -280,6 +252,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// always reported, whatever was asked for) if it needs a buffer, and for `POLLOUT` while there are
     /// [`Sender::unsent_bytes`]. See the example `serve`.
     pub fn reclaim(&mut self) -> Result<impl Iterator<Item = Returned> + '_, Error> {
+        self.check_process()?;
         if let (Some(socket), Some(lending)) = (&self.socket, &mut self.lending) {
             lending.hear(&mut SocketWire::of(socket.as_fd(), self.kind))?;
         }
@@ -308,6 +281,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// `timeout`; returns how many sends are still out, 0 when every buffer is there to be reclaimed.
     #[must_use = "loans may still be out"]
     pub fn settle(&mut self, timeout: Duration) -> Result<usize, Error> {
+        self.check_process()?;
         // A timeout beyond what the clock can say is none.
         let deadline = Instant::now().checked_add(timeout);
         loop {
@@ -330,6 +304,11 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             }
             std::thread::sleep(SETTLE_INTERVAL);
         }
+    }
+
+    /// A forked child has the socket, too, but the kernel's notices can be read only once: they are the parent's.
+    fn check_process(&self) -> Result<(), Error> {
+        if self.process == std::process::id() { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// What has been done so far.

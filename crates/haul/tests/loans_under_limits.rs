@@ -139,3 +139,23 @@ fn a_forked_child_leaves_the_loans_to_its_parent() {
     assert_eq!(sender.reclaim().unwrap().count(), lent);
     assert_eq!(pool.out(), 0);
 }
+
+/// The same where nothing was lent by hand, but the path for files has the kernel read from the parent's pages.
+#[test]
+fn a_forked_child_leaves_the_notices_of_files_to_its_parent() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let mut to = listener.accept().unwrap().0;
+    let settings = haul::Settings { choice: haul::Choice::Path(haul::Path::Zerocopy), ..Default::default() };
+    let mut sender = Sender::with(from, settings).unwrap();
+    let memory = haul::Memory::new(vec![7; 65536].as_slice(), 65536).unwrap();
+    sender.send_file_all(&memory, 0..65536).unwrap();
+    let mut received = vec![0; 65536];
+    to.read_exact(&mut received).unwrap();
+    let code = haul_sys::child::in_forked_child(|| {
+        let (settled, reclaimed) = (sender.settle(Duration::ZERO), sender.reclaim().map(|_| ()));
+        i32::from(!matches!((settled, reclaimed), (Err(Error::Forked), Err(Error::Forked))))
+    });
+    assert_eq!(code.unwrap(), Some(0), "the child was allowed to settle or reclaim");
+    assert_eq!(sender.settle(Duration::from_secs(20)).unwrap(), 0);
+}

@@ -21,7 +21,7 @@ const LISTEN_MAX: Duration = Duration::from_secs(10);
 const CALIBRATION: Duration = Duration::from_millis(100);
 /// haul copies files that have changed in the last ten seconds.
 const SETTLED: Duration = Duration::from_secs(11);
-/// How long a server may take to close the many connections of the turn before, on the CPU that the next one is measured on.
+/// How long a server may take to close many connections, on the CPU that the next one is measured on.
 const CLOSED: Duration = Duration::from_secs(3);
 /// How long large bodies are taken.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -39,19 +39,31 @@ pub struct Trial {
 enum Load {
     /// One connection takes bodies as fast as they come: CPU time for each MiB.
     Bulk,
-    /// So many connections ask again and again for so many seconds, of which the first are not counted: requests for each second of
-    /// CPU time.
-    Requests { connections: usize, seconds: u32, uncounted_seconds: u32 },
+    /// So many connections ask again and again for so many seconds; of what lies in the window, requests for each second of CPU time.
+    Requests { connections: usize, seconds: u32, window: Window },
     /// So many connections lie idle: memory.
     Idle { connections: usize },
     /// So many clients hold the server up in each of two ways, and others ask meanwhile: how long these wait.
     Slow { of_each: usize, seconds: u32 },
 }
 
+/// What is counted of a time in which somebody asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Window {
+    All,
+    /// Between these two, from the beginning.
+    Between(Duration, Duration),
+}
+
 /// As many connections as wrk keeps busy with ease.
-const FEW: Load = Load::Requests { connections: 16, seconds: 1, uncounted_seconds: 0 };
-/// Many, each of them active; wrk takes a while to open them, which is no part of the figure.
-const MANY: Load = Load::Requests { connections: 10_000, seconds: 6, uncounted_seconds: 3 };
+const FEW_CONNECTIONS: usize = 16;
+const FEW: Load = Load::Requests { connections: FEW_CONNECTIONS, seconds: 1, window: Window::All };
+/// Many, each of them active. wrk takes a while to open them, and to close them in the end, which are no part of the figure.
+const MANY: Load = Load::Requests {
+    connections: 10_000,
+    seconds: 6,
+    window: Window::Between(Duration::from_secs(3), Duration::from_millis(5500)),
+};
 const IDLE: Load = Load::Idle { connections: 10_000 };
 const SLOW: Load = Load::Slow { of_each: 5000, seconds: 3 };
 /// What slow readers ask for.
@@ -174,10 +186,7 @@ fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) 
                 eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, serving.name);
                 let measure = |load| or_nothing(serving, measure(lab, &meter, trial.file, load, serving));
                 // At once before: the machine is another one a minute later.
-                let with_few = (trial.load == MANY).then(|| {
-                    thread::sleep(CLOSED);
-                    measure(FEW)
-                });
+                let with_few = (trial.load == MANY).then(|| measure(FEW));
                 let figure = measure(trial.load);
                 all[index].push(figure);
                 kept[index].extend(with_few.map(|with_few| figure / with_few));
@@ -265,21 +274,25 @@ fn measure(lab: &Lab, meter: &Meter, file: &str, load: Load, serving: &Serving) 
     let failed = |error: haul_soak::SoakError| error.to_string();
     let calibration = meter.calibrate(CALIBRATION);
     let mut before = meter.snapshot().map_err(failed)?;
+    let mut after = None;
     let done = match load {
-        Load::Requests { connections, seconds, uncounted_seconds } => thread::scope(|scope| {
+        Load::Requests { connections, seconds, window } => thread::scope(|scope| {
             let url = serving.url(file);
             let bytes_at_start = received_bytes(lab)?;
             let wrk = scope.spawn(move || clients::wrk(&lab.receiver, &url, connections, seconds));
-            let mut bytes_before = bytes_at_start;
-            if uncounted_seconds > 0 {
-                thread::sleep(Duration::from_secs(u64::from(uncounted_seconds)));
+            let mut bytes_in_window = None;
+            if let Window::Between(from, to) = window {
+                thread::sleep(from);
                 before = meter.snapshot().map_err(failed)?;
-                bytes_before = received_bytes(lab)?;
+                let bytes_before = received_bytes(lab)?;
+                thread::sleep(to.saturating_sub(from));
+                after = Some(meter.snapshot().map_err(failed)?);
+                bytes_in_window = Some(received_bytes(lab)? - bytes_before);
             }
             let count = wrk.join().map_err(|_| "wrk's thread has panicked".to_owned())??.count as f64;
             // Every response is as long as every other.
-            let bytes = received_bytes(lab)?;
-            Ok::<f64, String>(count * (bytes - bytes_before) / (bytes - bytes_at_start))
+            let bytes = received_bytes(lab)? - bytes_at_start;
+            Ok::<f64, String>(count * bytes_in_window.unwrap_or(bytes) / bytes)
         })?,
         Load::Bulk | Load::Idle { .. } | Load::Slow { .. } => {
             let until = Instant::now() + DRAIN;
@@ -287,7 +300,12 @@ fn measure(lab: &Lab, meter: &Meter, file: &str, load: Load, serving: &Serving) 
             drained.map_err(|error| error.to_string())?? as f64
         }
     };
-    let interval = meter.snapshot().map_err(failed)?.since(&before);
+    let after = after.map_or_else(|| meter.snapshot().map_err(failed), Ok)?;
+    if load == MANY {
+        // The quiet machine that is looked at now shall be quiet, and whoever is next shall find it so.
+        thread::sleep(CLOSED);
+    }
+    let interval = after.since(&before);
     let used = interval.load(&calibration.middle(&meter.calibrate(CALIBRATION)));
     let percent = used.of(lab.sender.cpu()).map_or(f64::NAN, |cpu| cpu.load_percent);
     let cpu_seconds = percent / 100.0 * interval.wall.as_secs_f64();
@@ -347,7 +365,7 @@ fn print(trial: &Trial, contestants: &[&Serving], all: &[Vec<f64>], kept: &[Vec<
         };
         let ratio = with_spread(&ratios).unwrap_or_default();
         let kept = with_spread(&kept[index]);
-        let kept = kept.map_or(String::new(), |kept| format!("; of its own with 16: {kept}"));
+        let kept = kept.map_or(String::new(), |kept| format!("; of its own with {FEW_CONNECTIONS}: {kept}"));
         println!(
             "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}{kept}",
             serving.name, figure.median, figure.low, figure.high

@@ -133,8 +133,16 @@ impl Session {
                 Err(error) => return Err(error),
             }
             let count = match &mut self.until_agreed {
-                None => self.tls.read_tls(&mut Socket(socket))?,
-                Some(records) => self.tls.read_tls(&mut Limited { socket: Socket(socket), records })?,
+                None => self.tls.read_tls(&mut Socket(socket)),
+                Some(records) => self.tls.read_tls(&mut Limited { socket: Socket(socket), records }),
+            };
+            let count = match count {
+                Ok(count) => count,
+                // More than rustls takes of a handshake: its own name for that is the caller's for something else.
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    return Err(io::Error::other(error));
+                }
+                Err(error) => return Err(error),
             };
             if count == 0 {
                 return Ok(Received::Bytes(0));

@@ -27,6 +27,7 @@ statuses! {
     MOVED_PERMANENTLY = 301 "Moved Permanently";
     NOT_MODIFIED = 304 "Not Modified";
     BAD_REQUEST = 400 "Bad Request";
+    TLS_REQUIRED = 400 "Bad Request (TLS is spoken here: use https)";
     UNAUTHORIZED = 401 "Unauthorized";
     FORBIDDEN = 403 "Forbidden";
     NOT_FOUND = 404 "Not Found";

@@ -160,7 +160,24 @@ fn the_same_comes_encrypted_and_the_certificate_can_be_changed() {
     plain.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
     let refusal = plain.response(false).unwrap();
     assert_eq!((refusal.status, refusal.text().contains("0123456789")), (400, false));
+    assert!(refusal.text().contains("use https"), "{}", refusal.text());
     assert!(plain.is_closed());
+    // A handshake that is longer than any is not taken for plain HTTP: records of 16 KiB, a hello of 65,535 bytes.
+    let mut endless = Client::of(connect());
+    for at in 0..5 {
+        let mut record = vec![if at == 0 { 0xFF } else { 0 }; 5 + (16 << 10)];
+        record[..5].copy_from_slice(&[22, 3, 1, 0x40, 0]);
+        if at == 0 {
+            record[5..9].copy_from_slice(&[1, 0, 0xFF, 0xFF]);
+        }
+        // It may be gone already.
+        let _ = endless.try_send(&record);
+    }
+    let mut came = Vec::new();
+    let _ = endless.stream.read_to_end(&mut came);
+    assert!(!came.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&came));
+    let answered: u64 = service.handle.counters().iter().map(|counters| counters.responses[3].get()).sum();
+    assert_eq!(answered, 1, "only who spoke HTTP was answered");
     assert_eq!(service.get("/ten.txt").text(), "0123456789", "the others are served on");
 }
 

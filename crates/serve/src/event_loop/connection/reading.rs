@@ -88,7 +88,7 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => return Some(Next::Turn),
                 // Whoever speaks plain HTTP where TLS is spoken. What it asks for is not even read.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    return self.refuse_unread(Status::BAD_REQUEST, context);
+                    return self.refuse_unread(Status::TLS_REQUIRED, context);
                 }
                 Err(_) => return Some(Next::Close),
             }
