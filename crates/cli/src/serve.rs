@@ -9,7 +9,7 @@ use haul_serve::{Address, Handle, Server};
 use messages::{MessageFormat, Messages};
 use options::Options;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ fn serve(
     let server = match Server::new(&config) {
         // Everything else is looked at before: a running service's file can be checked while it runs.
         Err(haul_serve::Error::Listen { address, source })
-            if check && source.kind() == ErrorKind::AddrInUse && matches!(address, Address::Tcp(_)) =>
+            if check && source.kind() == ErrorKind::AddrInUse && address != Address::Systemd =>
         {
             println!("{} can be served; somebody listens at {address} now", config.root.display());
             return Ok(ExitCode::SUCCESS);
@@ -140,14 +140,16 @@ fn address((address, is_tls): &(Address, bool)) -> String {
 }
 
 /// SIGTERM and SIGINT end the service once what is under way has ended, and a second one at once; SIGHUP has it read its
-/// certificate and open its log again.
+/// certificate and open its log again. So do nginx's signals for that, SIGQUIT and SIGUSR1, which would kill it otherwise.
 fn obey_signals(handle: Handle) -> std::io::Result<()> {
     let (mut ends, end_teller) = UnixStream::pair()?;
     let (mut reloads, reload_teller) = UnixStream::pair()?;
-    for signal in [SIGTERM, SIGINT] {
+    for signal in [SIGTERM, SIGINT, SIGQUIT] {
         signal_hook::low_level::pipe::register(signal, end_teller.try_clone()?)?;
     }
-    signal_hook::low_level::pipe::register(SIGHUP, reload_teller)?;
+    for signal in [SIGHUP, SIGUSR1] {
+        signal_hook::low_level::pipe::register(signal, reload_teller.try_clone()?)?;
+    }
     let reloading = handle.clone();
     let spawn =
         |work: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name("haul-signals".into()).spawn(work);

@@ -123,11 +123,12 @@ fn what_happens_is_said_in_json_for_programs() {
     let mut slow = TcpStream::connect(serving.address().split('"').next().unwrap()).unwrap();
     slow.write_all(b"GET /a.txt HTTP/1.1\r\n").unwrap();
     assert!(serving.get("/a.txt").ends_with("content"));
-    serving.signal(rustix::process::Signal::HUP);
+    // nginx's signals, which whoever comes from there still sends.
+    serving.signal(rustix::process::Signal::USR1);
     while !first.contains("reloaded") {
         assert!(serving.errors.read_line(&mut first).unwrap() > 0, "{first}");
     }
-    serving.signal(rustix::process::Signal::TERM);
+    serving.signal(rustix::process::Signal::QUIT);
     let (code, rest) = serving.end();
     assert_eq!(code, Some(0), "{rest}");
     first.push_str(&rest);
@@ -236,6 +237,16 @@ fn a_port_that_is_taken_is_said_to_be() {
     // Another one of the same kind shares a port only by mistake.
     let first = Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "2"]));
     let (output, words) = run(&mut serve(folder.path(), &["--listen", first.address(), "--workers", "2"]));
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    // A running service's file can be checked.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", elsewhere.path().join("socket").display());
+    let _second = Serving::start(&mut serve(folder.path(), &["--listen", &socket]));
+    for taken in [first.address(), &socket] {
+        let (output, words) = run(&mut serve(folder.path(), &["--listen", taken, "--check"]));
+        assert!(output.status.success() && words.contains("somebody listens"), "{words}");
+    }
+    let (output, words) = run(&mut serve(folder.path(), &["--listen", &socket]));
     assert_eq!(output.status.code(), Some(2), "{words}");
 }
 

@@ -80,9 +80,9 @@ impl Logged<'_> {
         Logged { peer, head: Cow::Borrowed(head), status, body_bytes, started }
     }
 
-    /// Something that could not be read as a request.
-    pub fn unread(peer: Option<SocketAddr>, status: Status) -> Logged<'static> {
-        Logged { peer, head: Cow::Borrowed(&[]), status, body_bytes: 0, started: Instant::now() }
+    /// Something that could not be read as a request; its first line says who tried what.
+    pub fn unread(peer: Option<SocketAddr>, head: &[u8], status: Status, body_bytes: u64) -> Logged<'_> {
+        Logged { peer, head: Cow::Borrowed(first_line(head)), status, body_bytes, started: Instant::now() }
     }
 
     /// The same, for later.
@@ -199,6 +199,8 @@ impl Log {
         };
         let user = request.as_ref().and_then(|request| Credentials::parse(request.fields.authorization?));
         let user = user.map(|credentials| credentials.user).filter(|user| !user.is_empty());
+        let refused_line =
+            Some(first_line(&logged.head)).filter(|line| request.is_none() && !line.is_empty());
         let out = &mut self.lines;
         let peer = logged.peer.map(|peer| peer.ip());
         match self.format {
@@ -221,6 +223,7 @@ impl Log {
                     duration_us: logged.started.elapsed().as_micros() as u64,
                     referer: text(request.as_ref().and_then(|request| request.fields.referer)),
                     user_agent: text(request.as_ref().and_then(|request| request.fields.user_agent)),
+                    refused_line: text(refused_line),
                 };
                 let _ = serde_json::to_writer(&mut *out, &line);
             }
@@ -245,7 +248,7 @@ impl Log {
                         b" HTTP/1.1"
                     });
                 } else {
-                    out.push(b'-');
+                    quote(out, refused_line.unwrap_or(b"-"));
                 }
                 out.extend_from_slice(b"\" ");
                 out.extend_from_slice(itoa::Buffer::new().format(logged.status.code).as_bytes());
@@ -284,6 +287,12 @@ impl Log {
     }
 }
 
+/// The first line of what could not be read, or a beginning of it.
+fn first_line(head: &[u8]) -> &[u8] {
+    let line = head.trim_ascii_start().split(|&byte| byte == b'\n').next().unwrap_or_default();
+    line[..line.len().min(UNREAD_BYTES_MAX)].trim_ascii_end()
+}
+
 /// Text for a quoted place: what could end the quotes, or a terminal's patience, as `\xHH`.
 fn quote(out: &mut Vec<u8>, text: &[u8]) {
     for &byte in text {
@@ -308,7 +317,13 @@ struct JsonLine<'l> {
     duration_us: u64,
     referer: Option<String>,
     user_agent: Option<String>,
+    /// The first line of what could not be read as a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused_line: Option<String>,
 }
+
+/// Bytes of what could not be read as a request that are logged.
+const UNREAD_BYTES_MAX: usize = 1024;
 
 /// How long lines may wait in memory.
 pub const FLUSHED_EVERY: Duration = Duration::from_secs(1);
@@ -331,9 +346,17 @@ mod tests {
         let common = line(LogFormat::Common, b"GET /a HTTP/1.0\r\n\r\n");
         assert!(common.starts_with("192.0.2.1 - - ["), "{common}");
         assert!(common.ends_with("] \"GET /a HTTP/1.0\" 200 42\n"), "{common}");
-        // httparse refuses a control character, so nothing of such a head is written.
+        // httparse refuses a control character, so only the first line of such a head is written.
         let combined = line(LogFormat::Combined, HEAD);
-        assert!(combined.ends_with("] \"-\" 200 42 \"-\" \"-\"\n"), "{combined}");
+        assert!(combined.ends_with("] \"GET /a\\x22b HTTP/1.1\" 200 42 \"-\" \"-\"\n"), "{combined}");
+        let nothing = line(LogFormat::Combined, b"\r\n\r\n");
+        assert!(nothing.ends_with("] \"-\" 200 42 \"-\" \"-\"\n"), "{nothing}");
+        let json = line(LogFormat::Json, b"\x16\x03 hello\r\nx");
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            (&json["target"], &json["refused_line"]),
+            (&serde_json::Value::Null, &"\x16\x03 hello".into())
+        );
         let combined =
             line(LogFormat::Combined, b"GET /a\"b HTTP/1.1\r\nHost: h\r\nUser-Agent: \\\"\xe4\r\n\r\n");
         assert!(

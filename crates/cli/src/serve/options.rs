@@ -307,6 +307,12 @@ impl Options {
         for text in &self.cache_control {
             config.fields.cache_control.push(split("cache-control", text, '=', "*.html=no-cache")?);
         }
+        if let Some(wrong) = self.cors.iter().find(|origin| !is_origin(origin)) {
+            return Err(Failure::bad_input(format!(
+                "cors {wrong:?} is no origin as browsers say it: write \"https://example.com\", with the port where it is not the usual one, \
+                 without a path, or \"*\""
+            )));
+        }
         config.fields.cors = self.cors;
         config.access_log = self.access_log.map(|path| AccessLog {
             path: (path.as_os_str() != "-").then_some(path),
@@ -367,6 +373,12 @@ fn head_limit(size: Option<Size>) -> Result<Option<usize>, Failure> {
     } else {
         Err(Failure::bad_input(format!("head-limit {bytes} B is not from 256B to 1MiB")))
     }
+}
+
+/// Whether a browser could say that a page comes from there (RFC 6454 section 6.2).
+fn is_origin(text: &str) -> bool {
+    let host = text.split_once("://").map_or("", |(_, host)| host);
+    text == "*" || text == "null" || (!host.is_empty() && !host.contains(['/', '?', '#', '@', ' ']))
 }
 
 fn split(name: &str, text: &str, at: char, example: &str) -> Result<(String, String), Failure> {

@@ -205,8 +205,9 @@ impl Connection {
     pub fn expire(&mut self, context: &mut Context) -> Next {
         match self.state {
             State::Reading if !self.input.is_empty() => {
-                self.input.clear();
-                self.refuse_unread(Status::REQUEST_TIMEOUT, context).unwrap_or_else(|| self.drive(context))
+                let unread = std::mem::take(&mut self.input);
+                self.refuse_unread(&unread, Status::REQUEST_TIMEOUT, context)
+                    .unwrap_or_else(|| self.drive(context))
             }
             State::Sending(_) => {
                 self.stream.reset_on_close();
@@ -412,9 +413,10 @@ impl Connection {
     }
 
     /// Refuses what could not be read as a request.
-    fn refuse_unread(&mut self, status: Status, context: &mut Context) -> Option<Next> {
+    fn refuse_unread(&mut self, unread: &[u8], status: Status, context: &mut Context) -> Option<Next> {
         let answer = context.answering().refuse_unread(status);
-        let logged = context.log.is_on().then(|| Logged::unread(self.peer, status));
+        let logged =
+            context.log.is_on().then(|| Logged::unread(self.peer, unread, status, answer.body.len()));
         self.respond(answer, Then::Close, logged, Instant::now(), context, &mut 0)
     }
 

@@ -256,7 +256,7 @@ impl Shared {
     fn begin(&self, target: &str) -> Result<Box<Upload>, Status> {
         let target = Target::parse(target).map_err(|_| Status::NOT_FOUND)?;
         let begun = Upload::begin(&self.service.root, &target.path);
-        begun.map(Box::new).map_err(|error| refused_write(&error))
+        begun.map(Box::new).map_err(|error| refused_write(&target.path, &error))
     }
 
     fn work(&self) {
@@ -290,14 +290,17 @@ impl Shared {
                 Err(error) => Service::refuse(error),
             }),
             Question::Begin(target) => Reply::Begun(self.begin(&target)),
-            Question::Finish { upload, only_new } => Reply::Finished(match upload.finish(only_new) {
-                Ok(Finished::Created) => Status::CREATED,
-                Ok(Finished::Replaced) => Status::NO_CONTENT,
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                    Status::PRECONDITION_FAILED
-                }
-                Err(error) => refused_write(&error),
-            }),
+            Question::Finish { upload, only_new } => {
+                let name = upload.name().to_owned();
+                Reply::Finished(match upload.finish(only_new) {
+                    Ok(Finished::Created) => Status::CREATED,
+                    Ok(Finished::Replaced) => Status::NO_CONTENT,
+                    Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                        Status::PRECONDITION_FAILED
+                    }
+                    Err(error) => refused_write(&name, &error),
+                })
+            }
             Question::Warm(form, range) => {
                 warm(&form, range);
                 Reply::Warm
@@ -311,10 +314,11 @@ impl Shared {
 }
 
 /// What a client is told about a file that cannot be written; whoever runs the service is told where it is his to mend.
-fn refused_write(error: &std::io::Error) -> Status {
+fn refused_write(path: &[u8], error: &std::io::Error) -> Status {
     let status = status_of_write(error);
     if status != Status::CONFLICT {
-        warn!(status = status.code, %error, "a file cannot be put here: {error}");
+        let path = path.escape_ascii();
+        warn!(status = status.code, %path, %error, "{path} cannot be put here: {error}");
     }
     status
 }

@@ -110,6 +110,12 @@ impl Listeners {
                 std::fs::remove_file(path)?;
                 rustix::net::bind(&socket, &address)?;
             }
+            Err(Errno::ADDRINUSE) if !is_socket(path) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "a file that is no socket has that name",
+                ));
+            }
             bound => bound?,
         }
         self.files.push(SocketFile(path.to_owned()));
@@ -216,8 +222,11 @@ fn is_without_ipv6(error: &io::Error) -> bool {
 
 /// Whether a socket's file is left over from a server that is gone.
 fn is_abandoned(path: &Path, address: &SocketAddrUnix) -> bool {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-    is_socket
+    is_socket(path)
         && socket(AddressFamily::UNIX)
             .is_ok_and(|socket| rustix::net::connect(&socket, address) == Err(Errno::CONNREFUSED))
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }

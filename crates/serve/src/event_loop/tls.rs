@@ -47,7 +47,14 @@ pub fn configure(tls: &Tls, chain: &[u8], key: &[u8]) -> Result<Arc<ServerConfig
         .map_err(|error| wrong(&tls.certificate, error.to_string()))?
         .with_no_client_auth()
         .with_single_cert(chain, key)
-        .map_err(|error| wrong(&tls.key, format!("it does not fit the certificate: {error}")))?;
+        .map_err(|error| match error {
+            rustls::Error::InvalidCertificate(error) => wrong(
+                &tls.certificate,
+                format!("{error}; X.509 version 3 is needed (openssl req -x509 makes it)"),
+            ),
+            rustls::Error::InconsistentKeys(_) => wrong(&tls.key, "it does not fit the certificate".into()),
+            error => wrong(&tls.key, format!("this key cannot be used (RSA needs 2048 bits): {error}")),
+        })?;
     config.enable_secret_extraction = tls.in_kernel;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     // Tickets hold the session at the client's: nothing to keep here, nothing to lock.

@@ -1,7 +1,8 @@
 //! A file on its way into the root: written aside, synced, and renamed into its place, so that nobody ever sees half of it.
 //!
 //! All of this may wait for the disk, so it is for helper threads. A file that is dropped before [`Upload::finish`] leaves
-//! nothing behind, unless the process is killed: then a hidden file `.NAME.haul-…` stays, which is never served.
+//! nothing behind, unless the process is killed: then a hidden file `.NAME.haul-…` (without `NAME` where that is very long) stays,
+//! which is never served.
 
 use crate::files::object::Patience;
 use crate::files::root::Root;
@@ -11,8 +12,8 @@ use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 
-/// The longest name of a file; most file systems have 255, and the name aside is longer by this.
-const NAME_BYTES_MAX: usize = 255 - ".".len() - ".haul-0123456789abcdef".len();
+/// The longest name of a file on most file systems, and on Linux (`NAME_MAX`).
+const NAME_BYTES_MAX: usize = 255;
 
 /// A file that is being written aside.
 #[derive(Debug)]
@@ -52,11 +53,20 @@ impl Upload {
             return Err(Errno::ISDIR.into());
         }
         let random = RandomState::new().hash_one(name);
-        let aside = [b".", name, format!(".haul-{random:016x}").as_bytes()].concat();
+        let suffix = format!(".haul-{random:016x}");
+        let mut aside = [b".", name, suffix.as_bytes()].concat();
+        if aside.len() > NAME_BYTES_MAX {
+            aside = suffix.into_bytes();
+        }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP | Mode::ROTH | Mode::WOTH;
         let file = rustix::fs::openat(&folder, &*aside, flags, mode)?;
         Ok(Self { folder, name: name.to_vec(), aside, file: file.into(), is_finished: false })
+    }
+
+    /// Its name, without its folder's.
+    pub fn name(&self) -> &[u8] {
+        &self.name
     }
 
     /// The file, for writing.
@@ -145,6 +155,9 @@ mod tests {
         assert_eq!(refused(b""), Errno::ISDIR);
         assert_eq!(refused(b"none/a"), Errno::NOENT);
         assert_eq!(refused(b"sub/a/b"), Errno::NOTDIR);
-        assert_eq!(refused(&[b'x'; 240]), Errno::NAMETOOLONG);
+        assert_eq!(refused(&[b'x'; 256]), Errno::NAMETOOLONG);
+        let longest = Upload::begin(&root, &[b'x'; 255]).unwrap();
+        assert_eq!(longest.finish(true).unwrap(), Finished::Created);
+        assert!(folder.path().join("x".repeat(255)).exists());
     }
 }

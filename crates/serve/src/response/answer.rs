@@ -43,7 +43,7 @@ pub struct Answering<'a> {
     pub head: &'a mut Vec<u8>,
 }
 
-impl Answering<'_> {
+impl<'s> Answering<'s> {
     /// What needs no file: requests that are refused for what they are, and questions about the server. `None` where the
     /// target has to be looked for.
     pub fn without_file(&mut self, request: &Request<'_>) -> Option<Answer> {
@@ -123,12 +123,16 @@ impl Answering<'_> {
     }
 
     /// The page that goes with a status.
-    fn page(&mut self, status: Status, asked: Asked<'_>) -> Answer {
-        let shown = self.service.error_pages.iter().find(|page| page.status == status.code);
-        let (content_type, content): (&str, Arc<[u8]>) = match shown {
+    /// What an error's page holds, and its kind: that of the configuration, or else these words.
+    fn shown(&self, status: Status, words: impl FnOnce() -> String) -> (&'s str, Arc<[u8]>) {
+        match self.service.error_pages.iter().find(|page| page.status == status.code) {
             Some(page) => (&page.content_type, Arc::clone(&page.content)),
-            None => ("text/plain; charset=utf-8", format!("{status}\n").into_bytes().into()),
-        };
+            None => ("text/plain; charset=utf-8", words().into_bytes().into()),
+        }
+    }
+
+    fn page(&mut self, status: Status, asked: Asked<'_>) -> Answer {
+        let (content_type, content) = self.shown(status, || format!("{status}\n"));
         let (allowed, challenge) = (self.service.allowed(), &self.service.challenge);
         let mut head = self.begin(status, asked);
         match status {
@@ -214,10 +218,11 @@ impl Answering<'_> {
             Wanted::Many(ranges) => self.many_ranges(asked, form, &ranges),
             Wanted::Unsatisfiable => {
                 let status = Status::RANGE_NOT_SATISFIABLE;
+                let (content_type, content) =
+                    self.shown(status, || format!("{status}: there are {len} bytes\n"));
                 let mut head = self.begin(status, asked);
-                head.field("Content-Range", format!("bytes */{len}"))
-                    .field("Content-Type", "text/plain; charset=utf-8");
-                self.whole(status, asked, format!("{status}: there are {len} bytes\n").into_bytes().into())
+                head.field("Content-Range", format!("bytes */{len}")).field("Content-Type", content_type);
+                self.whole(status, asked, content)
             }
         }
     }

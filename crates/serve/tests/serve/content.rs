@@ -133,6 +133,7 @@ fn what_was_asked_to_be_said_is_said() {
             config.fields.cache_control.push(("*".into(), "no-cache".into()));
             config.fields.cors.push("https://app.example".into());
             config.content.error_pages.push((404, "/404.html".into()));
+            config.content.error_pages.push((416, "/404.html".into()));
         },
     );
     let asset = service.ask("GET", "/assets/app.js", "Origin: https://app.example\r\n");
@@ -155,6 +156,9 @@ fn what_was_asked_to_be_said_is_said() {
     let missing = service.get("/nothing");
     assert_eq!((missing.status, missing.text().as_str()), (404, "<h1>nowhere"));
     assert_eq!(missing.field("content-type"), Some("text/html; charset=utf-8"));
+    let beyond = service.ask("GET", "/ten.txt", "Range: bytes=10-\r\n");
+    assert_eq!((beyond.status, beyond.text().as_str()), (416, "<h1>nowhere"));
+    assert_eq!(beyond.field("content-range"), Some("bytes */10"));
 }
 
 #[test]

@@ -58,8 +58,9 @@ impl Connection {
                     }
                 }
                 Parsed::Refused(status) => {
+                    let unread = *consumed;
                     *consumed = buffer.len();
-                    return self.refuse_unread(status, context);
+                    return self.refuse_unread(&buffer[unread..], status, context);
                 }
             }
             let has_begun = *consumed < buffer.len();
@@ -88,7 +89,7 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => return Some(Next::Turn),
                 // Whoever speaks plain HTTP where TLS is spoken. What it asks for is not even read.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    return self.refuse_unread(Status::TLS_REQUIRED, context);
+                    return self.refuse_unread(&[], Status::TLS_REQUIRED, context);
                 }
                 Err(_) => return Some(Next::Close),
             }
