@@ -204,6 +204,7 @@ impl Connection {
     /// Its time is over. Returns what it needs to say so.
     pub fn expire(&mut self, context: &mut Context) -> Next {
         match self.state {
+            State::Receiving(..) => self.give_up_body(context),
             State::Reading if !self.input.is_empty() => {
                 let unread = std::mem::take(&mut self.input);
                 self.refuse_unread(&unread, Status::REQUEST_TIMEOUT, context)
@@ -217,7 +218,8 @@ impl Connection {
         }
     }
 
-    /// Notes what the connection has come to, and in the log a response that it did not live to send. To be called last.
+    /// Notes what the connection has come to, and in the log a response that it did not live to send, or a body that did not come whole. To
+    /// be called last.
     pub fn close(mut self, context: &mut Context) {
         context.counters.demotions.add(self.stream.demotions());
         if let State::Sending(sending) | State::AtDisk(Some(sending)) = &mut self.state
@@ -225,6 +227,11 @@ impl Connection {
         {
             logged.cut_short(sending.body.len());
             context.log.write(&logged, &context.clock);
+        }
+        if context.log.is_on()
+            && let State::Receiving(_, putting) = &self.state
+        {
+            context.log.write(&putting.logged(self.peer, Status::BAD_REQUEST, 0), &context.clock);
         }
     }
 

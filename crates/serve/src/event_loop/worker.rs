@@ -157,6 +157,10 @@ impl Worker {
                 if open > 0 {
                     warn!(open, "the time to end is over: connections that are cut off: {open}");
                 }
+                let indices: Vec<_> = self.connections.iter().map(|(index, _)| index).collect();
+                for index in indices {
+                    self.close(index);
+                }
                 self.context.log.flush();
                 return Ok(());
             }

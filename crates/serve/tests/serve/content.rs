@@ -242,23 +242,39 @@ fn requests_are_logged_and_the_log_can_be_moved_away() {
     let path = folder.path().join("access.log");
     let mut service = Service::start(
         |_| {},
-        |config| config.access_log = Some(AccessLog { path: Some(path.clone()), format: LogFormat::Json }),
+        |config| {
+            config.access_log = Some(AccessLog { path: Some(path.clone()), format: LogFormat::Json });
+            config.put_bytes_max = Some(1 << 20);
+            config.limits.drain_timeout = Duration::from_secs(1);
+        },
     );
     service.ask("GET", "/ten.txt", "User-Agent: a\"b\r\n");
     service.get("/nothing");
     service.get("/large.bin");
+    service.ask("POST", "/twice", "Content-Length: 1\r\nContent-Length: 2\r\n");
+    let mut gone = service.connect();
+    gone.send("PUT /half HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nabc");
+    gone.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(gone.is_closed());
     let lines = |path: &std::path::Path| -> Vec<serde_json::Value> {
         let text = fs::read_to_string(path).unwrap_or_default();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    eventually(|| lines(&path).len() >= 3);
+    eventually(|| lines(&path).len() >= 5);
     let moved = folder.path().join("access.log.1");
     fs::rename(&path, &moved).unwrap();
     service.handle.reload().unwrap();
     assert_eq!(service.get("/empty").status, 200);
+    // Whoever is cut off in the end is logged with what he got.
+    let mut stuck = service.connect();
+    stuck.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
     service.stop();
     let (old, new) = (lines(&moved), lines(&path));
     assert_eq!((&old[0]["target"], &old[0]["user_agent"]), (&"/ten.txt".into(), &"a\"b".into()));
     assert_eq!((&old[1]["status"], &old[2]["body_bytes"]), (&404.into(), &large().len().into()));
-    assert_eq!((old.len(), new.len(), &new[0]["target"]), (3, 1, &"/empty".into()));
+    assert_eq!((&old[3]["status"], &old[3]["refused_line"]), (&400.into(), &"POST /twice HTTP/1.1".into()));
+    assert_eq!((&old[4]["status"], &old[4]["target"]), (&400.into(), &"/half".into()));
+    assert_eq!((old.len(), new.len(), &new[0]["target"]), (5, 2, &"/empty".into()));
+    let sent = new[1]["body_bytes"].as_u64().unwrap();
+    assert!(new[1]["status"] == 200 && sent > 0 && sent < large().len() as u64, "{:?}", new[1]);
 }

@@ -128,3 +128,20 @@ fn half_a_body_leaves_nothing_behind() {
     eventually(|| names(&service, ".").len() <= 4);
     assert_eq!(service.get("/ten.txt").text(), "0123456789");
 }
+
+#[test]
+fn a_body_that_does_not_come_in_its_time_is_given_up() {
+    let service = Service::start(
+        |_| {},
+        |config| {
+            config.put_bytes_max = Some(1 << 20);
+            config.limits.send_timeout = std::time::Duration::from_secs(1);
+        },
+    );
+    let mut client = service.connect();
+    client.send("PUT /ten.txt HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nabc");
+    assert_eq!(client.response(false).unwrap().status, 408);
+    assert!(client.is_closed());
+    assert_eq!(names(&service, "."), ["empty", "large.bin", "ten.txt"]);
+    assert_eq!(service.get("/ten.txt").text(), "0123456789");
+}

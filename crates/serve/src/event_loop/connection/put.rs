@@ -8,8 +8,10 @@ use crate::event_loop::context::Context;
 use crate::event_loop::helper::Question;
 use crate::event_loop::receiving::{Progress, Receiving};
 use crate::http::request::{BodyLength, Request};
+use crate::http::status::Status;
 use crate::log::Logged;
 use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 /// A request whose body becomes a file, and what its response will need.
@@ -22,6 +24,13 @@ pub(super) struct Putting {
     /// Of the request's head, for the log.
     head: Vec<u8>,
     started: Instant,
+}
+
+impl Putting {
+    /// For the log.
+    pub(super) fn logged(&self, peer: Option<SocketAddr>, status: Status, body_bytes: u64) -> Logged<'_> {
+        Logged::new(peer, &self.head, status, body_bytes, self.started)
+    }
 }
 
 impl Connection {
@@ -105,18 +114,25 @@ impl Connection {
         Some(Next::Disk(question))
     }
 
+    /// The rest of a body has not come in its time.
+    pub(super) fn give_up_body(&mut self, context: &mut Context) -> Next {
+        if let State::Receiving(_, mut putting) = std::mem::replace(&mut self.state, State::Reading) {
+            putting.keeps_alive = false;
+            self.state = State::Finished(putting, Status::REQUEST_TIMEOUT);
+        }
+        self.drive(context)
+    }
+
     /// Says what has become of a file that was put here.
     pub(super) fn answer_put(&mut self, context: &mut Context, budget_bytes: &mut u64) -> Option<Next> {
         let State::Finished(putting, status) = std::mem::replace(&mut self.state, State::Reading) else {
             return None;
         };
-        let Putting { minor_version, keeps_alive, target, head, started, .. } = *putting;
-        context.cache.remove(&target);
-        let keeps_alive = keeps_alive && !context.is_draining;
-        let answer = context.answering().put(status, minor_version, keeps_alive);
-        let logged =
-            context.log.is_on().then(|| Logged::new(self.peer, &head, status, answer.body.len(), started));
+        context.cache.remove(&putting.target);
+        let keeps_alive = putting.keeps_alive && !context.is_draining;
+        let answer = context.answering().put(status, putting.minor_version, keeps_alive);
+        let logged = context.log.is_on().then(|| putting.logged(self.peer, status, answer.body.len()));
         let then = if answer.keeps_alive { Then::Next } else { Then::Close };
-        self.respond(answer, then, logged, started, context, budget_bytes)
+        self.respond(answer, then, logged, putting.started, context, budget_bytes)
     }
 }
