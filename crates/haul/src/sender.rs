@@ -174,6 +174,9 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         if self.lending.as_ref().is_some_and(|lending| lending.owns_notices()) {
             files.leave_notices();
         }
+        if files.owns_notices() && self.process != std::process::id() {
+            return Err(Error::Forked);
+        }
         files.send(socket.as_fd(), source.into(), &range)
     }
 

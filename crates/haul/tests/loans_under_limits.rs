@@ -154,8 +154,12 @@ fn a_forked_child_leaves_the_notices_of_files_to_its_parent() {
     to.read_exact(&mut received).unwrap();
     let code = haul_sys::child::in_forked_child(|| {
         let (settled, reclaimed) = (sender.settle(Duration::ZERO), sender.reclaim().map(|_| ()));
-        i32::from(!matches!((settled, reclaimed), (Err(Error::Forked), Err(Error::Forked))))
+        let sent = sender.send_file(&memory, 0..1).map(|_| ());
+        i32::from(!matches!(
+            (settled, reclaimed, sent),
+            (Err(Error::Forked), Err(Error::Forked), Err(Error::Forked))
+        ))
     });
-    assert_eq!(code.unwrap(), Some(0), "the child was allowed to settle or reclaim");
+    assert_eq!(code.unwrap(), Some(0), "the child was allowed to settle, reclaim or send");
     assert_eq!(sender.settle(Duration::from_secs(20)).unwrap(), 0);
 }

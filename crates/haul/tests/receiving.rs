@@ -213,7 +213,7 @@ fn nearly_all_is_mapped_where_segments_are_pages() {
     assert_eq!(receiver.receive().unwrap(), None);
     let report = receiver.report();
     let percent = 100.0 * report.mapped.bytes as f64 / total as f64;
-    assert!(percent >= 95.0, "{percent:.1} % was mapped: {report:?}");
+    assert!(percent >= 90.0, "{percent:.1} % was mapped: {report:?}");
 }
 
 #[test]

@@ -188,6 +188,10 @@ fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) 
                 // At once before: the machine is another one a minute later.
                 let with_few = (trial.load == MANY).then(|| measure(FEW));
                 let figure = measure(trial.load);
+                if figure.is_nan() {
+                    // It has not waited for that itself.
+                    thread::sleep(CLOSED);
+                }
                 all[index].push(figure);
                 kept[index].extend(with_few.map(|with_few| figure / with_few));
             }

@@ -228,10 +228,18 @@ impl Connection {
             logged.cut_short(sending.body.len());
             context.log.write(&logged, &context.clock);
         }
-        if context.log.is_on()
-            && let State::Receiving(_, putting) = &self.state
-        {
-            context.log.write(&putting.logged(self.peer, Status::BAD_REQUEST, 0), &context.clock);
+        let unanswered = match &self.state {
+            State::Receiving(_, putting) if !context.is_draining => Some((putting, Status::BAD_REQUEST)),
+            // What becomes of a file that is being finished only the helper knows, which is at it still.
+            State::Receiving(_, putting) | State::Finishing(putting) => Some((putting, Status::UNAVAILABLE)),
+            State::Finished(putting, status) => Some((putting, *status)),
+            _ => None,
+        };
+        if let Some((putting, status)) = unanswered {
+            putting.forget(context);
+            if context.log.is_on() {
+                context.log.write(&putting.logged(self.peer, status, 0), &context.clock);
+            }
         }
     }
 

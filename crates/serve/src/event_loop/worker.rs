@@ -161,7 +161,8 @@ impl Worker {
                 for index in indices {
                     self.close(index);
                 }
-                self.context.log.flush();
+                let dropped = self.context.log.flush();
+                self.context.counters.log_dropped.add(dropped);
                 return Ok(());
             }
         }

@@ -122,7 +122,6 @@ impl<'s> Answering<'s> {
         self.page(status, asked)
     }
 
-    /// The page that goes with a status.
     /// What an error's page holds, and its kind: that of the configuration, or else these words.
     fn shown(&self, status: Status, words: impl FnOnce() -> String) -> (&'s str, Arc<[u8]>) {
         match self.service.error_pages.iter().find(|page| page.status == status.code) {
@@ -131,6 +130,7 @@ impl<'s> Answering<'s> {
         }
     }
 
+    /// The page that goes with a status.
     fn page(&mut self, status: Status, asked: Asked<'_>) -> Answer {
         let (content_type, content) = self.shown(status, || format!("{status}\n"));
         let (allowed, challenge) = (self.service.allowed(), &self.service.challenge);

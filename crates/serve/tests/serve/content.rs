@@ -268,6 +268,8 @@ fn requests_are_logged_and_the_log_can_be_moved_away() {
     // Whoever is cut off in the end is logged with what he got.
     let mut stuck = service.connect();
     stuck.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
+    // More than a head, so that it is sending.
+    eventually(|| stuck.stream.peek(&mut [0; 1000]).unwrap() == 1000);
     service.stop();
     let (old, new) = (lines(&moved), lines(&path));
     assert_eq!((&old[0]["target"], &old[0]["user_agent"]), (&"/ten.txt".into(), &"a\"b".into()));

@@ -27,6 +27,11 @@ pub(super) struct Putting {
 }
 
 impl Putting {
+    /// What was kept of its target may be another file by now.
+    pub(super) fn forget(&self, context: &mut Context) {
+        context.cache.remove(&self.target);
+    }
+
     /// For the log.
     pub(super) fn logged(&self, peer: Option<SocketAddr>, status: Status, body_bytes: u64) -> Logged<'_> {
         Logged::new(peer, &self.head, status, body_bytes, self.started)
@@ -128,7 +133,7 @@ impl Connection {
         let State::Finished(putting, status) = std::mem::replace(&mut self.state, State::Reading) else {
             return None;
         };
-        context.cache.remove(&putting.target);
+        putting.forget(context);
         let keeps_alive = putting.keeps_alive && !context.is_draining;
         let answer = context.answering().put(status, putting.minor_version, keeps_alive);
         let logged = context.log.is_on().then(|| putting.logged(self.peer, status, answer.body.len()));
