@@ -255,9 +255,12 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// always reported, whatever was asked for) if it needs a buffer, and for `POLLOUT` while there are
     /// [`Sender::unsent_bytes`]. See the example `serve`.
     pub fn reclaim(&mut self) -> Result<impl Iterator<Item = Returned> + '_, Error> {
-        self.check_process()?;
-        if let (Some(socket), Some(lending)) = (&self.socket, &mut self.lending) {
-            lending.hear(&mut SocketWire::of(socket.as_fd(), self.kind))?;
+        match (&self.socket, &mut self.lending) {
+            // That looks whose process it is by itself, and this is called after every loan.
+            (Some(socket), Some(lending)) => {
+                lending.hear(&mut SocketWire::of(socket.as_fd(), self.kind))?;
+            }
+            _ => self.check_process()?,
         }
         Ok(std::iter::from_fn(|| self.lending.as_mut()?.take_returned()))
     }
