@@ -2,6 +2,7 @@
 
 pub mod cache;
 pub mod listing;
+pub mod moment;
 pub mod object;
 pub mod resource;
 pub mod root;

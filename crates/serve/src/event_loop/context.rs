@@ -5,6 +5,7 @@ use crate::config::{Config, Limits};
 use crate::counters::Counters;
 use crate::event_loop::kernel_tls::Supported;
 use crate::files::cache::Cache;
+use crate::files::moment::Moment;
 use crate::files::object::Patience;
 use crate::files::service::{Found, Service};
 use crate::http::target::Target;
@@ -73,6 +74,8 @@ pub struct Context {
     pub head: Vec<u8>,
     /// Where files that are changing are copied through.
     pub copy: Box<[u8]>,
+    /// How long what was found out about a file is good.
+    pub moment: Moment,
     /// Sends since the last that was timed.
     untimed: u32,
     /// Whether the server is about to stop: each connection ends after its response.
@@ -105,6 +108,7 @@ impl Context {
             input: Vec::with_capacity(INPUT_BYTES.max(limits.head_bytes_max)),
             head: Vec::with_capacity(1024),
             copy: vec![0; COPY_BYTES].into(),
+            moment: Moment::first(),
             untimed: 0,
             is_draining: false,
         }
@@ -139,7 +143,7 @@ impl Context {
 
     /// What stands for a target, or `None` where the disk would have to be waited for.
     pub fn find(&mut self, target: &str) -> Option<Found> {
-        if let Some(resource) = self.cache.get(key(target), self.clock.seconds()) {
+        if let Some(resource) = self.cache.get(key(target), self.clock.seconds(), self.moment) {
             return Some(Found::Resource(resource));
         }
         let found = match Target::parse(target) {

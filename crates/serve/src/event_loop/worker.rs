@@ -1,6 +1,7 @@
 //! One event loop: a thread that accepts, reads and sends, and shares nothing with the others on its way.
 //!
 //! Events are edges: a socket is registered once and for all, and its connection remembers what it was told.
+//! A turn of the loop first hears everybody who has something to say and then answers them, one right after the other.
 
 use crate::event_loop::connection::{Connection, NEVER, Next};
 use crate::event_loop::context::Context;
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 /// Events taken at a time.
-const EVENTS_MAX: usize = 512;
+const EVENTS_MAX: usize = 128;
 /// Connections accepted before those there are have their turn.
 const ACCEPTS_MAX: usize = 64;
 /// What is short is said so often, and not each time that somebody meets it.
@@ -143,6 +144,10 @@ impl Worker {
                 Err(errno) => return Err(errno.into()),
             }
             self.context.clock.tick();
+            self.context.moment.heard();
+            for event in &events {
+                self.note(event);
+            }
             for event in &events {
                 self.take(event);
             }
@@ -168,6 +173,20 @@ impl Worker {
         }
     }
 
+    /// Takes note of what has become of a socket, and of what a client has said. All are heard before the first is answered: packets that
+    /// leave one right after the other interrupt whoever takes them less often, and a file that several ask for is looked at once.
+    fn note(&mut self, event: &Event) {
+        let token = event.data.u64();
+        let Some(connection) = connection(&mut self.connections, token) else { return };
+        let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+        let not_only_data = ends | EventFlags::PRI;
+        let flags = event.flags;
+        if flags.intersects(EventFlags::IN | not_only_data) {
+            connection.became_readable(flags.intersects(not_only_data));
+            connection.read_ahead(&mut self.context);
+        }
+    }
+
     fn take(&mut self, event: &Event) {
         match event.data.u64() {
             WAKE => self.woken(),
@@ -175,14 +194,7 @@ impl Worker {
                 self.accept((token - LISTENER) as usize);
             }
             token => {
-                let Some(connection) = self.connection(token) else { return };
-                let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
-                let not_only_data = ends | EventFlags::PRI;
-                let flags = event.flags;
-                if flags.intersects(EventFlags::IN | not_only_data) {
-                    connection.became_readable(flags.intersects(not_only_data));
-                }
-                if !connection.is_at_disk() {
+                if self.connection(token).is_some_and(|connection| !connection.is_at_disk()) {
                     self.drive(token);
                 }
             }
@@ -402,12 +414,20 @@ impl Worker {
     }
 
     fn place(&mut self, token: u64) -> Option<&mut Place> {
-        self.connections.get_mut(index(token)).filter(|place| place.generation == generation(token))
+        place(&mut self.connections, token)
     }
 
     fn connection(&mut self, token: u64) -> Option<&mut Connection> {
-        self.place(token)?.connection.as_deref_mut()
+        connection(&mut self.connections, token)
     }
+}
+
+fn place(connections: &mut Slab<Place>, token: u64) -> Option<&mut Place> {
+    connections.get_mut(index(token)).filter(|place| place.generation == generation(token))
+}
+
+fn connection(connections: &mut Slab<Place>, token: u64) -> Option<&mut Connection> {
+    place(connections, token)?.connection.as_deref_mut()
 }
 
 /// Whether the machine, or this process, lacks what another connection needs.

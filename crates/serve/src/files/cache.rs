@@ -4,6 +4,7 @@
 //! next request (its inode's change time tells, one cheap call). A folder or a symbolic link above it that was moved is seen
 //! within a second, when the whole path is walked again.
 
+use crate::files::moment::Moment;
 use crate::files::resource::Resource;
 use lru::LruCache;
 use std::sync::Arc;
@@ -39,10 +40,11 @@ impl Cache {
     }
 
     /// What stands for a target, if it is known and unchanged. `seconds` is the loop's clock.
-    pub fn get(&mut self, target: &str, seconds: u32) -> Option<Arc<Resource>> {
+    pub fn get(&mut self, target: &str, seconds: u32, moment: Moment) -> Option<Arc<Resource>> {
         let entry = self.entries.get_mut(target)?;
         entry.used = seconds;
-        let is_fresh = seconds.saturating_sub(entry.walked) < WALKED_SECONDS && entry.resource.is_current();
+        let is_fresh =
+            seconds.saturating_sub(entry.walked) < WALKED_SECONDS && entry.resource.is_current(moment);
         is_fresh.then(|| Arc::clone(&entry.resource))
     }
 
@@ -116,6 +118,11 @@ mod tests {
         }
     }
 
+    /// Whether a loop that has not looked yet is given something for this.
+    fn is_known(cache: &mut Cache, target: &str, seconds: u32) -> bool {
+        cache.get(target, seconds, Moment::first()).is_some()
+    }
+
     #[test]
     fn what_is_kept_stays_within_its_bounds_and_the_longest_unused_goes_first() {
         let folder = tempfile::tempdir().unwrap();
@@ -126,17 +133,17 @@ mod tests {
         let service = Service::new(&Config::new(folder.path())).unwrap();
         for mut cache in [Cache::new(2, 1 << 20), Cache::new(100, 2 * (1000 + 1000))] {
             for name in ["/a", "/b", "/a", "/c"] {
-                if cache.get(name, 0).is_none() {
+                if !is_known(&mut cache, name, 0) {
                     cache.put(name, &find(&service, name), 0);
                 }
             }
-            assert!(cache.get("/a", 0).is_some() && cache.get("/c", 0).is_some());
-            assert!(cache.get("/b", 0).is_none(), "it was used longest ago");
-            assert!(cache.get("/a", WALKED_SECONDS).is_none(), "its path is walked again");
+            assert!(is_known(&mut cache, "/a", 0) && is_known(&mut cache, "/c", 0));
+            assert!(!is_known(&mut cache, "/b", 0), "it was used longest ago");
+            assert!(!is_known(&mut cache, "/a", WALKED_SECONDS), "its path is walked again");
             cache.age(KEPT_SECONDS);
-            assert!(cache.get("/c", 0).is_some(), "it was used not so long ago");
+            assert!(is_known(&mut cache, "/c", 0), "it was used not so long ago");
             fs::write(folder.path().join("c"), "new").unwrap();
-            assert!(cache.get("/c", 0).is_none(), "it has changed");
+            assert!(!is_known(&mut cache, "/c", 0), "it has changed");
             cache.remove("/c");
             cache.age(2 * KEPT_SECONDS + 2);
             assert_eq!((cache.descriptors, cache.bytes), (0, 0));

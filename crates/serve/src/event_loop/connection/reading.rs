@@ -77,14 +77,8 @@ impl Connection {
                 *consumed = 0;
             }
             // A whole head always fits: one that does not has been refused.
-            let room = buffer.capacity() - buffer.len();
-            match self.stream.receive(buffer) {
-                Ok(0) => self.is_at_end = true,
-                // More will be an event; but not of what was there already.
-                Ok(count) => {
-                    self.is_readable = self.stream.may_have_more(count, room) || self.has_more_than_read;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_readable = false,
+            match self.hear(buffer, context) {
+                Ok(()) => {}
                 // It has had its turn, and there may be more.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => return Some(Next::Turn),
                 // Whoever speaks plain HTTP where TLS is spoken. What it asks for is not even read.
@@ -94,6 +88,37 @@ impl Connection {
                 Err(_) => return Some(Next::Close),
             }
         }
+    }
+
+    /// Receives what an idle connection's client has said, to be understood and answered when it is driven.
+    pub fn read_ahead(&mut self, context: &mut Context) {
+        // What is encrypted may be anything, and the rest of a head is not worth the trouble.
+        if self.stream.is_tls() || !self.is_idle() {
+            return;
+        }
+        let mut buffer = std::mem::take(&mut context.input);
+        buffer.clear();
+        match self.hear(&mut buffer, context) {
+            Ok(()) => self.input.extend_from_slice(&buffer),
+            Err(_) => self.state = State::Over,
+        }
+        context.input = buffer;
+    }
+
+    /// Receives into the free room of `buffer`, and takes note of what that says about the socket.
+    fn hear(&mut self, buffer: &mut Vec<u8>, context: &mut Context) -> io::Result<()> {
+        let room = buffer.capacity() - buffer.len();
+        match self.stream.receive(buffer) {
+            Ok(0) => self.is_at_end = true,
+            // More will be an event; but not of what was there already.
+            Ok(count) => {
+                context.moment.heard();
+                self.is_readable = self.stream.may_have_more(count, room) || self.has_more_than_read;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_readable = false,
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// How long the next bytes may take.
