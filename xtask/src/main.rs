@@ -46,6 +46,9 @@ enum Peers {
     },
     /// nginx, lighttpd, Caddy and Apache beside haul serve
     Serve(peers::ServeArguments),
+    /// The barest server, for `peers serve`
+    #[command(hide = true)]
+    Bare(peers::BareArguments),
 }
 
 fn main() -> ExitCode {
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Peers(Peers::Send { rounds, congestion }) => run_peers(rounds, &congestion),
         Command::Peers(Peers::Serve(arguments)) => finish("peers serve", peers::serve(&arguments)),
+        Command::Peers(Peers::Bare(arguments)) => finish("peers bare", peers::bare(&arguments)),
         Command::Vm => finish("vm", vm::run().map_err(|error| error.to_string())),
         Command::Chart { report } => run_chart(&report),
     }

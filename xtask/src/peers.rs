@@ -1,5 +1,6 @@
 //! Other programs beside haul.
 
+mod bare;
 mod clients;
 mod crowd;
 mod serve;
@@ -8,7 +9,8 @@ mod servers;
 use clap::Args;
 use serve::{Plan, TRIALS};
 use servers::Kind;
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What to ask of whom.
@@ -23,12 +25,25 @@ pub struct ServeArguments {
     /// Trials, separated by commas [default: all]: 256MiB, 1MiB, 64KiB, 4KiB, 4KiB-logged, 4KiB-10000, https-1MiB, idle-10000, slow-10000
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
-    /// Servers beside haul, separated by commas [default: all]: nginx, lighttpd, caddy, apache
+    /// Servers beside haul, separated by commas [default: all]: nginx, lighttpd, caddy, apache; bare is the least that one can do
     #[arg(long, value_delimiter = ',')]
     against: Vec<String>,
     /// Options with which haul serve is measured once more, such as '--path splice'; may be given again
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     variant: Vec<String>,
+}
+
+/// What the barest server serves, and where.
+#[derive(Debug, Args)]
+pub struct BareArguments {
+    root: PathBuf,
+    listen: SocketAddr,
+}
+
+/// Is the barest server, until it is killed.
+pub fn bare(arguments: &BareArguments) -> Result<(), String> {
+    let BareArguments { root, listen } = arguments;
+    bare::serve(root, *listen).map_err(|error| format!("{listen}: {error}"))
 }
 
 /// Builds haul as it is shipped and measures the servers in turn.
@@ -37,7 +52,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
     if let Some(unknown) = trials.iter().find(|name| TRIALS.iter().all(|trial| trial.name != **name)) {
         return Err(format!("there is no trial {unknown}"));
     }
-    let peers = [Kind::Nginx, Kind::Lighttpd, Kind::Caddy, Kind::Apache];
+    let peers = [Kind::Nginx, Kind::Lighttpd, Kind::Caddy, Kind::Apache, Kind::Bare];
     if let Some(unknown) = against.iter().find(|name| peers.iter().all(|kind| kind.name() != **name)) {
         return Err(format!("there is no server {unknown}"));
     }
@@ -63,7 +78,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
 }
 
 /// The released command.
-fn build() -> Result<std::path::PathBuf, String> {
+fn build() -> Result<PathBuf, String> {
     let built =
         Command::new(env!("CARGO")).args(["build", "--release", "--locked", "-p", "haul-cli"]).status();
     match built {

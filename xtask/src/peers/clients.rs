@@ -58,7 +58,8 @@ pub fn drain(server: SocketAddr, file: &str, until: Instant) -> Result<u64, Stri
     stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(failed)?;
     let mut bytes = 0;
     while Instant::now() < until {
-        write!(stream, "GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n").map_err(failed)?;
+        let request = format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n");
+        stream.write_all(request.as_bytes()).map_err(failed)?;
         let (length, already) = read_head(&mut stream).map_err(failed)?;
         let mut left = length.saturating_sub(already);
         bytes += already;

@@ -123,6 +123,9 @@ pub fn run(plan: &Plan) -> Result<(), String> {
         }
         let variants = plan.variants.iter().map(|options| (Kind::Haul, &**options));
         for (kind, options) in plan.kinds.iter().map(|&kind| (kind, "")).chain(variants) {
+            if !kind.offers(service) {
+                continue;
+            }
             let setup = Setup {
                 root: &root,
                 scratch: scratch.path(),

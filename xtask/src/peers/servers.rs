@@ -15,6 +15,8 @@ pub enum Kind {
     Lighttpd,
     Caddy,
     Apache,
+    /// See [`super::bare`].
+    Bare,
 }
 
 /// What a server does beside sending files.
@@ -78,6 +80,7 @@ impl Kind {
             Self::Lighttpd => "lighttpd",
             Self::Caddy => "caddy",
             Self::Apache => "apache",
+            Self::Bare => "bare",
         }
     }
 
@@ -85,6 +88,7 @@ impl Kind {
     fn program(self) -> (&'static str, &'static str) {
         match self {
             Self::Haul => ("haul", "haul"),
+            Self::Bare => ("/proc/self/exe", "xtask"),
             Self::Nginx => ("/usr/sbin/nginx", "nginx-light"),
             Self::Lighttpd => ("/usr/sbin/lighttpd", "lighttpd"),
             Self::Caddy => ("/usr/bin/caddy", "caddy"),
@@ -96,6 +100,11 @@ impl Kind {
     pub fn is_missing(self) -> Option<&'static str> {
         let (program, package) = self.program();
         (self != Self::Haul && !Path::new(program).exists()).then_some(package)
+    }
+
+    /// Whether it can do that.
+    pub fn offers(self, service: Service) -> bool {
+        self != Self::Bare || service == Service::Plain
     }
 
     /// Starts it on a host.
@@ -129,6 +138,7 @@ impl Kind {
                 command.env("HOME", setup.scratch).env("GOMAXPROCS", "1")
             }
             Self::Apache => command.arg("-DFOREGROUND").arg("-f").arg(configuration),
+            Self::Bare => command.args(["peers", "bare"]).arg(setup.root).arg(setup.address.to_string()),
         };
         command
     }
@@ -140,6 +150,7 @@ impl Kind {
             Self::Lighttpd => lighttpd(setup, files),
             Self::Caddy => caddy(setup, files),
             Self::Apache => apache(setup, files),
+            Self::Bare => String::new(),
         }
     }
 }
