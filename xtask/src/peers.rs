@@ -25,7 +25,7 @@ pub struct ServeArguments {
     /// Trials, separated by commas [default: all]: 256MiB, 1MiB, 64KiB, 4KiB, 4KiB-logged, 4KiB-10000, https-1MiB, idle-10000, slow-10000
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
-    /// Servers beside haul, separated by commas [default: all]: nginx, lighttpd, caddy, apache; bare is the least that one can do
+    /// Servers beside haul, separated by commas [default: all of nginx, lighttpd, caddy, apache]; bare is about the least that a program can do
     #[arg(long, value_delimiter = ',')]
     against: Vec<String>,
     /// Options with which haul serve is measured once more, such as '--path splice'; may be given again
@@ -52,13 +52,18 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
     if let Some(unknown) = trials.iter().find(|name| TRIALS.iter().all(|trial| trial.name != **name)) {
         return Err(format!("there is no trial {unknown}"));
     }
-    let peers = [Kind::Nginx, Kind::Lighttpd, Kind::Caddy, Kind::Apache, Kind::Bare];
-    if let Some(unknown) = against.iter().find(|name| peers.iter().all(|kind| kind.name() != **name)) {
+    let peers = [Kind::Nginx, Kind::Lighttpd, Kind::Caddy, Kind::Apache];
+    let known = [&peers[..], &[Kind::Bare]].concat();
+    if let Some(unknown) = against.iter().find(|name| known.iter().all(|kind| kind.name() != **name)) {
         return Err(format!("there is no server {unknown}"));
     }
     let is_wanted = |wanted: &[String], name: &str| wanted.is_empty() || wanted.iter().any(|one| one == name);
     let mut kinds = vec![Kind::Haul];
-    kinds.extend(peers.into_iter().filter(|kind| is_wanted(against, kind.name())));
+    if against.is_empty() {
+        kinds.extend(peers);
+    } else {
+        kinds.extend(known.into_iter().filter(|kind| is_wanted(against, kind.name())));
+    }
     for kind in &kinds {
         if let Some(package) = kind.is_missing() {
             return Err(format!(

@@ -2,7 +2,6 @@
 
 pub mod cache;
 pub mod listing;
-pub mod moment;
 pub mod object;
 pub mod resource;
 pub mod root;

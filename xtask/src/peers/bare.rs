@@ -1,6 +1,6 @@
-//! The least that a program can do for a response with epoll: it receives, and sends what was made ready before. It understands
-//! nothing, never looks at a file again, knows no limits, and closes a connection at the first thing that it did not expect. What a
-//! server costs beyond it is that server's doing; less than it costs no loop of the kind can, on the same sockets.
+//! About the least that a program can do for a response with epoll: it receives, and sends what was made ready before. It
+//! understands nothing, never looks at a file again, knows no limits, and closes a connection at the first thing that it did not
+//! expect. What a server costs beyond it is that server's doing.
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -20,6 +20,7 @@ const FROM_MEMORY_BYTES_MAX: u64 = 16 << 10;
 const UNCORKED_BYTES_MAX: u64 = 256 << 10;
 /// What is sent of a file in one call.
 const CALL_BYTES: u64 = 2 << 20;
+const PAGE_BYTES: u64 = 4096;
 const EVENTS_MAX: usize = 128;
 const REQUEST_BYTES_MAX: usize = 4 << 10;
 const LISTENER: u64 = u64::MAX;
@@ -53,6 +54,8 @@ pub fn serve(root: &Path, listen: SocketAddr) -> io::Result<()> {
     let listener = TcpListener::bind(listen)?;
     rustix::net::listen(&listener, 4096)?;
     listener.set_nonblocking(true)?;
+    // Accepted sockets have what the listening one has.
+    sockopt::set_tcp_nodelay(&listener, true)?;
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
     epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
     let mut connections: Vec<Option<Connection>> = Vec::new();
@@ -61,7 +64,7 @@ pub fn serve(root: &Path, listen: SocketAddr) -> io::Result<()> {
     let mut request = Vec::with_capacity(REQUEST_BYTES_MAX);
     loop {
         events.clear();
-        epoll::wait(&epoll, spare_capacity(&mut events), None)?;
+        rustix::io::retry_on_intr(|| epoll::wait(&epoll, spare_capacity(&mut events), None))?;
         for event in &events {
             let index = event.data.u64() as usize;
             let Some(place) = connections.get_mut(index) else { continue };
@@ -122,6 +125,9 @@ fn make_ready(root: &Path) -> io::Result<Responses> {
 impl Connection {
     /// Takes a request; false where the connection is over.
     fn hear(&mut self, request: &mut Vec<u8>, responses: &Responses) -> bool {
+        if self.sending.is_some() {
+            return false;
+        }
         request.clear();
         match recv(&self.socket, spare_capacity(request), RecvFlags::empty()) {
             Ok(_) => {}
@@ -154,7 +160,9 @@ impl Connection {
                 self.is_corked = true;
             }
             while sending.of_file < *bytes {
-                let left = (bytes - sending.of_file).min(CALL_BYTES) as usize;
+                // A call ends where a page does, or every page from there on goes in two halves.
+                let end = (sending.of_file + CALL_BYTES) & !(PAGE_BYTES - 1);
+                let left = (end.min(*bytes) - sending.of_file) as usize;
                 match rustix::fs::sendfile(&self.socket, file, Some(&mut sending.of_file), left) {
                     Ok(0) => return Err(Errno::IO),
                     Ok(_) => {}

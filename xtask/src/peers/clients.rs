@@ -58,8 +58,7 @@ pub fn drain(server: SocketAddr, file: &str, until: Instant) -> Result<u64, Stri
     stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(failed)?;
     let mut bytes = 0;
     while Instant::now() < until {
-        let request = format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n");
-        stream.write_all(request.as_bytes()).map_err(failed)?;
+        ask(&mut stream, server, file).map_err(failed)?;
         let (length, already) = read_head(&mut stream).map_err(failed)?;
         let mut left = length.saturating_sub(already);
         bytes += already;
@@ -114,11 +113,16 @@ pub fn ask_once(server: SocketAddr, file: &str, connections: usize) -> Result<Ve
 /// Asks for `file` and takes the answer.
 fn ask_again(stream: &mut TcpStream, server: SocketAddr, file: &str) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("getting {file} from {server}: {error}");
-    stream.write_all(format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n").as_bytes()).map_err(failed)?;
+    ask(stream, server, file).map_err(failed)?;
     let (length, already) = read_head(stream).map_err(failed)?;
     let rest = length.saturating_sub(already);
     let came = std::io::copy(&mut stream.take(rest), &mut std::io::sink()).map_err(failed)?;
     if came == rest { Ok(()) } else { Err(format!("getting {file} from {server}: it ends early")) }
+}
+
+/// Asks for `file`, all in one packet.
+fn ask(stream: &mut TcpStream, server: SocketAddr, file: &str) -> std::io::Result<()> {
+    stream.write_all(format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n").as_bytes())
 }
 
 /// Reads a head; returns the body's length and how much of it has come with the head.

@@ -1,5 +1,5 @@
 //! Other file servers beside haul, each in the foreground with a configuration of its own, tuned as its manual says for
-//! static files: `sendfile`, one process for one CPU, connections kept open for as many requests as come.
+//! static files: `sendfile`, one process for one CPU, connections kept open for as many requests as come. And the barest one.
 
 use haul_lab::{Host, Running};
 use std::fs;

@@ -450,7 +450,6 @@ impl Connection {
         let mut head = std::mem::take(&mut context.head);
         let mut warm = 0..0;
         let progress = transmit(&mut self.stream, &mut head, &mut body, budget_bytes, &mut warm, context);
-        context.moment.moved();
         let next = if let Progress::Done = progress {
             if let Some(logged) = &logged {
                 context.log.write(logged, &context.clock);

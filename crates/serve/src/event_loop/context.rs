@@ -4,8 +4,7 @@ use crate::clock::Clock;
 use crate::config::{Config, Limits};
 use crate::counters::Counters;
 use crate::event_loop::kernel_tls::Supported;
-use crate::files::cache::Cache;
-use crate::files::moment::Moment;
+use crate::files::cache::{Cache, Moment};
 use crate::files::object::Patience;
 use crate::files::service::{Found, Service};
 use crate::http::target::Target;
@@ -74,7 +73,7 @@ pub struct Context {
     pub head: Vec<u8>,
     /// Where files that are changing are copied through.
     pub copy: Box<[u8]>,
-    /// How long what was found out about a file is good.
+    /// For whom a look at a file is good. It ends with everything that is heard, from a client or from a helper.
     pub moment: Moment,
     /// Sends since the last that was timed.
     untimed: u32,
@@ -108,7 +107,7 @@ impl Context {
             input: Vec::with_capacity(INPUT_BYTES.max(limits.head_bytes_max)),
             head: Vec::with_capacity(1024),
             copy: vec![0; COPY_BYTES].into(),
-            moment: Moment::first(),
+            moment: Moment::default(),
             untimed: 0,
             is_draining: false,
         }

@@ -111,25 +111,23 @@ fn send_piece(
     }
     let piece = range.start..range.end.min(warm.end);
     let (sent, way) = if object.is_settled(context.clock.now()) {
-        if !object.is_current(context.moment) {
+        if !object.is_current() {
             return Err(Progress::Changed);
         }
         if range.end - range.start > UNCORKED_BYTES_MAX {
             stream.cork(true);
         }
         let sent = stream.send_file(object.file(), piece, &mut context.copy);
-        context.moment.moved();
         let is_last = sent == Sent::Bytes(range.end - range.start);
-        if is_last && !object.is_current(context.moment) {
+        if is_last && !object.is_current() {
             return Err(Progress::Changed);
         }
         (sent, stream.latest_way())
     } else {
         let len = context.copy.len().min((piece.end - piece.start) as usize);
         let read = rustix::io::pread(object.file(), &mut context.copy[..len], piece.start);
-        context.moment.moved();
         let copied = match read {
-            Ok(count) if count > 0 && object.is_current(context.moment) => &context.copy[..count],
+            Ok(count) if count > 0 && object.is_current() => &context.copy[..count],
             Ok(_) => return Err(Progress::Changed),
             Err(_) => return Err(Progress::Broken),
         };

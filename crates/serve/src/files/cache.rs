@@ -1,10 +1,9 @@
 //! Files that are kept open, and small ones in memory, for one event loop.
 //!
-//! What is kept is looked at before it is sent: a file that was written to, replaced, renamed or deleted is seen by the very
-//! next request (its inode's change time tells, one cheap call). A folder or a symbolic link above it that was moved is seen
-//! within a second, when the whole path is walked again.
+//! What is kept is looked at before it is sent: a file that was written to, replaced, renamed or deleted is seen by every
+//! request that is sent after that (its inode's change time tells, one cheap call). A folder or a symbolic link above it that was
+//! moved is seen within a second, when the whole path is walked again.
 
-use crate::files::moment::Moment;
 use crate::files::resource::Resource;
 use lru::LruCache;
 use std::sync::Arc;
@@ -30,7 +29,21 @@ struct Entry {
     resource: Arc<Resource>,
     walked: u32,
     used: u32,
+    /// The moment in which it was last found unchanged.
+    looked_at: Option<Moment>,
     bytes: usize,
+}
+
+/// A time in which no client has said anything: all who have asked until then may be told what a look at a file has found out
+/// in it.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// It is over: somebody has said something.
+    pub fn end(&mut self) {
+        self.0 += 1;
+    }
 }
 
 impl Cache {
@@ -43,9 +56,13 @@ impl Cache {
     pub fn get(&mut self, target: &str, seconds: u32, moment: Moment) -> Option<Arc<Resource>> {
         let entry = self.entries.get_mut(target)?;
         entry.used = seconds;
-        let is_fresh =
-            seconds.saturating_sub(entry.walked) < WALKED_SECONDS && entry.resource.is_current(moment);
-        is_fresh.then(|| Arc::clone(&entry.resource))
+        if seconds.saturating_sub(entry.walked) >= WALKED_SECONDS {
+            return None;
+        }
+        if entry.looked_at != Some(moment) {
+            entry.looked_at = entry.resource.is_current().then_some(moment);
+        }
+        entry.looked_at.map(|_| Arc::clone(&entry.resource))
     }
 
     /// Keeps what was found for a target, in the place of what was known before.
@@ -60,7 +77,7 @@ impl Cache {
         self.bytes += bytes;
         self.entries.put(
             target.into(),
-            Entry { resource: Arc::clone(resource), walked: seconds, used: seconds, bytes },
+            Entry { resource: Arc::clone(resource), walked: seconds, used: seconds, looked_at: None, bytes },
         );
         while self.descriptors > self.descriptors_max || self.bytes > self.bytes_max {
             let Some((_, oldest)) = self.entries.pop_lru() else { break };
@@ -118,11 +135,6 @@ mod tests {
         }
     }
 
-    /// Whether a loop that has not looked yet is given something for this.
-    fn is_known(cache: &mut Cache, target: &str, seconds: u32) -> bool {
-        cache.get(target, seconds, Moment::first()).is_some()
-    }
-
     #[test]
     fn what_is_kept_stays_within_its_bounds_and_the_longest_unused_goes_first() {
         let folder = tempfile::tempdir().unwrap();
@@ -131,24 +143,48 @@ mod tests {
         }
         std::thread::sleep(Duration::from_millis(2100));
         let service = Service::new(&Config::new(folder.path())).unwrap();
+        let mut moment = Moment::default();
         for mut cache in [Cache::new(2, 1 << 20), Cache::new(100, 2 * (1000 + 1000))] {
             for name in ["/a", "/b", "/a", "/c"] {
-                if !is_known(&mut cache, name, 0) {
+                if cache.get(name, 0, moment).is_none() {
                     cache.put(name, &find(&service, name), 0);
                 }
             }
-            assert!(is_known(&mut cache, "/a", 0) && is_known(&mut cache, "/c", 0));
-            assert!(!is_known(&mut cache, "/b", 0), "it was used longest ago");
-            assert!(!is_known(&mut cache, "/a", WALKED_SECONDS), "its path is walked again");
+            assert!(cache.get("/a", 0, moment).is_some() && cache.get("/c", 0, moment).is_some());
+            assert!(cache.get("/b", 0, moment).is_none(), "it was used longest ago");
+            assert!(cache.get("/a", WALKED_SECONDS, moment).is_none(), "its path is walked again");
             cache.age(KEPT_SECONDS);
-            assert!(is_known(&mut cache, "/c", 0), "it was used not so long ago");
+            assert!(cache.get("/c", 0, moment).is_some(), "it was used not so long ago");
             fs::write(folder.path().join("c"), "new").unwrap();
-            assert!(!is_known(&mut cache, "/c", 0), "it has changed");
+            moment.end();
+            assert!(cache.get("/c", 0, moment).is_none(), "it has changed");
             cache.remove("/c");
             cache.age(2 * KEPT_SECONDS + 2);
             assert_eq!((cache.descriptors, cache.bytes), (0, 0));
             fs::write(folder.path().join("c"), "c".repeat(1000)).unwrap();
             std::thread::sleep(Duration::from_millis(2100));
         }
+    }
+
+    #[test]
+    fn a_look_is_good_for_all_who_have_asked_before_it_and_for_nobody_else() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a"), "old").unwrap();
+        std::thread::sleep(Duration::from_millis(2100));
+        let service = Service::new(&Config::new(folder.path())).unwrap();
+        let mut cache = Cache::new(1, 10_000);
+        let mut moment = Moment::default();
+        let old = find(&service, "/a");
+        fs::write(folder.path().join("a"), "new").unwrap();
+        cache.put("/a", &old, 0);
+        assert!(cache.get("/a", 0, moment).is_none(), "nobody has looked at it since it was found");
+        std::thread::sleep(Duration::from_millis(2100));
+        cache.put("/a", &find(&service, "/a"), 0);
+        assert!(cache.get("/a", 0, moment).is_some());
+        fs::remove_file(folder.path().join("a")).unwrap();
+        assert!(cache.get("/a", 0, moment).is_some(), "whoever asks for it asked before it was removed");
+        moment.end();
+        assert!(cache.get("/a", 0, moment).is_none());
+        assert!(cache.get("/a", 0, moment).is_none(), "what has changed is not taken for unchanged later");
     }
 }

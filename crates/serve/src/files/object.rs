@@ -8,7 +8,6 @@
 //! What this does not see: a program that has mapped the file and goes on writing after the kernel has noted its first write to a
 //! page; that changes the bytes and no time.
 
-use crate::files::moment::Moment;
 use crate::http::conditional::Validators;
 use rustix::fs::{FileType, Stat};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -16,7 +15,7 @@ use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// For so long after a change the call that made it may still be at work, or another may carry the same time.
@@ -67,8 +66,6 @@ pub struct Object {
     validators: Validators,
     content: Option<Box<[u8]>>,
     is_keepable: bool,
-    /// The moment in which it was last found to be current; none is 0.
-    looked_at: AtomicU64,
     /// The second in which all of it was last found in memory.
     resident_at: AtomicU32,
 }
@@ -150,7 +147,6 @@ impl Object {
             validators,
             content: content.filter(|_| is_steady),
             is_keepable,
-            looked_at: AtomicU64::new(0),
             resident_at: AtomicU32::new(u32::MAX),
         })
     }
@@ -185,18 +181,9 @@ impl Object {
         self.is_keepable
     }
 
-    /// Whether the file is still this version: not written to, replaced, renamed or deleted. One cheap system call, once in a
-    /// moment.
-    pub fn is_current(&self, moment: Moment) -> bool {
-        let now = if self.content.is_some() { moment.of_memory() } else { moment.of_pages() };
-        if self.looked_at.load(Relaxed) == now {
-            return true;
-        }
-        let is_current = rustix::fs::fstat(&self.file).is_ok_and(|stat| Stamp::of(&stat) == self.stamp);
-        if is_current {
-            self.looked_at.store(now, Relaxed);
-        }
-        is_current
+    /// Whether the file is still this version: not written to, replaced, renamed or deleted. One cheap system call.
+    pub fn is_current(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| Stamp::of(&stat) == self.stamp)
     }
 
     /// Whether it was last modified when `other` was or later.
@@ -292,36 +279,11 @@ mod tests {
         for (name, change) in changes {
             fs::write(&path, "first").unwrap();
             let object = object(&path);
-            assert!(object.is_current(Moment::first()));
+            assert!(object.is_current());
             change(&path);
-            assert!(!object.is_current(Moment::first()), "{name}");
+            assert!(!object.is_current(), "{name}");
             assert_eq!(object.content(), Some(&b"first"[..]), "what was read stays");
         }
-    }
-
-    #[test]
-    fn a_look_is_good_for_memory_until_somebody_asks_and_for_pages_until_something_moves() {
-        let folder = tempfile::tempdir().unwrap();
-        let small = folder.path().join("small");
-        let large = folder.path().join("large");
-        fs::write(&small, "s").unwrap();
-        fs::write(&large, "l".repeat(101)).unwrap();
-        let (small_object, large_object) = (object(&small), object(&large));
-        let mut moment = Moment::first();
-        assert!(small_object.is_current(moment) && large_object.is_current(moment));
-        fs::remove_file(&small).unwrap();
-        fs::remove_file(&large).unwrap();
-        assert!(small_object.is_current(moment) && large_object.is_current(moment), "nobody looks twice");
-        moment.moved();
-        assert!(small_object.is_current(moment), "whoever has asked, asked before the change");
-        assert!(!large_object.is_current(moment), "these pages may be others by now");
-        moment.heard();
-        assert!(!small_object.is_current(moment) && !large_object.is_current(moment));
-        fs::write(&small, "again").unwrap();
-        let again = object(&small);
-        assert!(again.is_current(Moment::first()));
-        fs::remove_file(&small).unwrap();
-        assert!(!again.is_current(Moment::first()), "another loop looks for itself");
     }
 
     #[test]

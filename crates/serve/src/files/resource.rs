@@ -1,6 +1,5 @@
 //! What a target stands for: a file, with the forms it can be sent in.
 
-use crate::files::moment::Moment;
 use crate::files::object::Object;
 use crate::http::encoding::{self, Coding};
 use crate::http::request::ListField;
@@ -50,8 +49,8 @@ impl Resource {
     }
 
     /// Whether all of its files are still what they were.
-    pub fn is_current(&self, moment: Moment) -> bool {
-        self.forms().all(|form| form.object.is_current(moment))
+    pub fn is_current(&self) -> bool {
+        self.forms().all(|form| form.object.is_current())
     }
 
     /// Open descriptors.

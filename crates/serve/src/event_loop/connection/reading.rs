@@ -92,7 +92,7 @@ impl Connection {
 
     /// Receives what an idle connection's client has said, to be understood and answered when it is driven.
     pub fn read_ahead(&mut self, context: &mut Context) {
-        // What is encrypted may be anything, and the rest of a head is not worth the trouble.
+        // What is encrypted may be half of a handshake that is to be answered at once; the rest of a head can wait.
         if self.stream.is_tls() || !self.is_idle() {
             return;
         }
@@ -112,7 +112,7 @@ impl Connection {
             Ok(0) => self.is_at_end = true,
             // More will be an event; but not of what was there already.
             Ok(count) => {
-                context.moment.heard();
+                context.moment.end();
                 self.is_readable = self.stream.may_have_more(count, room) || self.has_more_than_read;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_readable = false,
