@@ -15,7 +15,7 @@ pub enum Kind {
     Lighttpd,
     Caddy,
     Apache,
-    /// See [`super::bare`].
+    /// About the least that a program can do: see bare.rs.
     Bare,
 }
 
