@@ -3,6 +3,7 @@
 mod bare;
 mod clients;
 mod crowd;
+mod packets;
 mod serve;
 mod servers;
 

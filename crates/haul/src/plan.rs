@@ -136,13 +136,14 @@ impl Plan {
         bytes: u64,
         is_allowed: impl Fn(Path) -> bool,
     ) -> Option<Path> {
-        let cost = |path: Path| {
+        let costs = CANDIDATES.map(|path| {
             let known = self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
             let piece = bytes.min(call_bytes(path) as u64).max(1);
             is_allowed(path).then(|| known.us_for(piece) / piece as f64)
-        };
-        let cheapest = CANDIDATES.into_iter().filter_map(cost).min_by(f64::total_cmp)?;
-        CANDIDATES.into_iter().find(|&path| cost(path).is_some_and(|us| us <= cheapest * (1.0 + TIE)))
+        });
+        let cheapest = costs.into_iter().flatten().min_by(f64::total_cmp)?;
+        let equal = costs.iter().position(|cost| cost.is_some_and(|us| us <= cheapest * (1.0 + TIE)))?;
+        Some(CANDIDATES[equal])
     }
 
     /// The candidates under `condition` for a long transfer in calls of their own size, the cheapest first, with what a

@@ -133,13 +133,14 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     fn send_with(&mut self, parts: &[IoSlice<'_>], flags: SendFlags) -> Result<usize, Error> {
         self.flush()?;
         self.sent.calls += 1;
+        let flags = SendFlags::NOSIGNAL | flags;
         let sent = rustix::io::retry_on_intr(|| {
-            rustix::net::sendmsg(
-                self.as_fd(),
-                parts,
-                &mut rustix::net::SendAncillaryBuffer::default(),
-                SendFlags::NOSIGNAL | flags,
-            )
+            // Of one part alone the kernel has less to read.
+            if let [part] = parts {
+                return rustix::net::send(self.as_fd(), part, flags);
+            }
+            let nothing = &mut rustix::net::SendAncillaryBuffer::default();
+            rustix::net::sendmsg(self.as_fd(), parts, nothing, flags)
         })
         .map_err(|errno| failed("sendmsg")(errno.into()))?;
         self.sent.bytes += sent as u64;

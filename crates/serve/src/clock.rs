@@ -1,13 +1,13 @@
 //! The time as responses and timeouts need it: told once for each turn of the event loop, and formatted once a second.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 /// The time of one event loop.
 #[derive(Debug)]
 pub struct Clock {
     started: Instant,
+    ticked: Instant,
     now: SystemTime,
-    elapsed: Duration,
     second: u64,
     date_field: Vec<u8>,
     log_date: String,
@@ -16,10 +16,11 @@ pub struct Clock {
 impl Clock {
     /// A clock that shows now.
     pub fn new() -> Self {
+        let started = Instant::now();
         let mut clock = Self {
-            started: Instant::now(),
+            started,
+            ticked: started,
             now: SystemTime::now(),
-            elapsed: Duration::ZERO,
             second: u64::MAX,
             date_field: Vec::new(),
             log_date: String::new(),
@@ -30,7 +31,7 @@ impl Clock {
 
     /// Looks at the time again.
     pub fn tick(&mut self) {
-        self.elapsed = self.started.elapsed();
+        self.ticked = Instant::now();
         self.now = SystemTime::now();
         let second = self.now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         if second != self.second {
@@ -48,9 +49,19 @@ impl Clock {
         self.now
     }
 
-    /// Whole seconds since the loop began.
+    /// When the turn began.
+    pub fn ticked(&self) -> Instant {
+        self.ticked
+    }
+
+    /// Whole seconds from the beginning of the loop to that of the turn.
     pub fn seconds(&self) -> u32 {
-        self.elapsed.as_secs() as u32
+        (self.ticked - self.started).as_secs() as u32
+    }
+
+    /// Nanoseconds from the beginning of the loop until now.
+    pub fn ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
     }
 
     /// The `Date` field, with its line end.

@@ -6,6 +6,7 @@ pub mod helper;
 pub mod kernel_tls;
 pub mod listen;
 pub mod receiving;
+pub mod sending;
 pub mod sent;
 pub mod stream;
 pub mod tls;

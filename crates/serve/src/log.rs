@@ -13,7 +13,6 @@ use crate::http::status::Status;
 use crate::join::join_soon;
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
-use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -30,11 +29,11 @@ const BATCH_BYTES: usize = 32 << 10;
 const BATCHES_MAX: usize = 256;
 
 /// What is to be said of a request.
-#[derive(Debug, Clone)]
-pub struct Logged<'h> {
+#[derive(Debug)]
+pub struct Logged {
     peer: Option<SocketAddr>,
-    /// The request's head; empty where none could be read.
-    head: Cow<'h, [u8]>,
+    /// The request's head, or the first line of what could not be read as one.
+    head: Vec<u8>,
     status: Status,
     body_bytes: u64,
     started: Instant,
@@ -68,7 +67,7 @@ enum Order {
     End,
 }
 
-impl Logged<'_> {
+impl Logged {
     /// A request that was answered so.
     pub fn new(
         peer: Option<SocketAddr>,
@@ -76,18 +75,13 @@ impl Logged<'_> {
         status: Status,
         body_bytes: u64,
         started: Instant,
-    ) -> Logged<'_> {
-        Logged { peer, head: Cow::Borrowed(head), status, body_bytes, started }
+    ) -> Self {
+        Self { peer, head: head.to_vec(), status, body_bytes, started }
     }
 
     /// Something that could not be read as a request; its first line says who tried what.
-    pub fn unread(peer: Option<SocketAddr>, head: &[u8], status: Status, body_bytes: u64) -> Logged<'_> {
-        Logged { peer, head: Cow::Borrowed(first_line(head)), status, body_bytes, started: Instant::now() }
-    }
-
-    /// The same, for later.
-    pub fn into_owned(self) -> Logged<'static> {
-        Logged { head: Cow::Owned(self.head.into_owned()), ..self }
+    pub fn unread(peer: Option<SocketAddr>, head: &[u8], status: Status, body_bytes: u64) -> Self {
+        Self::new(peer, first_line(head), status, body_bytes, Instant::now())
     }
 
     /// Of the body, so many bytes were not sent.
@@ -192,7 +186,7 @@ impl Log {
     }
 
     /// Notes a request.
-    pub fn write(&mut self, logged: &Logged<'_>, clock: &Clock) {
+    pub fn write(&mut self, logged: &Logged, clock: &Clock) {
         let request = match request::parse(&logged.head, usize::MAX) {
             Parsed::Whole(request, _) => Some(request),
             _ => None,

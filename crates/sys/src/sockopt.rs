@@ -12,19 +12,7 @@ pub fn set_zerocopy(socket: impl AsFd, on: bool) -> io::Result<()> {
 
 /// Whether the socket takes `MSG_ZEROCOPY` already. `ENOPROTOOPT` on a kernel before 4.14.
 pub fn zerocopy(socket: impl AsFd) -> io::Result<bool> {
-    let mut value: libc::c_int = 0;
-    let mut len = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `value`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ZEROCOPY,
-            (&raw mut value).cast(),
-            &raw mut len,
-        )
-    };
-    if result == 0 { Ok(value != 0) } else { Err(io::Error::last_os_error()) }
+    Ok(get(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY)? != 0)
 }
 
 /// A stream socket counts as readable once this many bytes wait, or the stream has ended (`SO_RCVLOWAT`).
@@ -61,6 +49,17 @@ pub fn set_max_pacing_rate(socket: impl AsFd, bytes_per_second: u64) -> io::Resu
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes_per_second.to_ne_bytes())
 }
 
+/// Limits the segments of connections that begin with this socket from now on, to either side, in bytes (`TCP_MAXSEG`). TCP's options
+/// are part of that, its header is not. A listening socket hands it to those it accepts.
+pub fn set_max_segment(socket: impl AsFd, bytes: u16) -> io::Result<()> {
+    set(socket.as_fd(), libc::SOL_TCP, libc::TCP_MAXSEG, &i32::from(bytes).to_ne_bytes())
+}
+
+/// The largest segment that a connected socket sends now, in bytes, without TCP's header and options (`TCP_MAXSEG`).
+pub fn max_segment(socket: impl AsFd) -> io::Result<u32> {
+    Ok(get(socket.as_fd(), libc::SOL_TCP, libc::TCP_MAXSEG)?.try_into().unwrap_or(0))
+}
+
 /// Has receiving calls poll the device for up to so long before they wait for an interrupt (`SO_BUSY_POLL`, Linux 3.11).
 ///
 /// `EPERM` without `CAP_NET_ADMIN`, where it is more than `net.core.busy_read`.
@@ -73,6 +72,15 @@ pub fn set_busy_poll(socket: impl AsFd, microseconds: u32) -> io::Result<()> {
 /// `ENOENT` when the kernel has no such protocol and cannot load it.
 pub fn set_upper_layer_protocol(socket: impl AsFd, name: &str) -> io::Result<()> {
     set(socket.as_fd(), libc::SOL_TCP, libc::TCP_ULP, name.as_bytes())
+}
+
+fn get(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<i32> {
+    let mut value: libc::c_int = 0;
+    let mut len = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `value`.
+    let result =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut len) };
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
 fn set(socket: BorrowedFd<'_>, level: i32, option: i32, value: &[u8]) -> io::Result<()> {

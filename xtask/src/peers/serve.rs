@@ -2,10 +2,11 @@
 
 use crate::peers::clients;
 use crate::peers::crowd::Crowd;
+use crate::peers::packets::{Handed, Traffic};
 use crate::peers::servers::{Kind, Service, Serving, Setup, make_certificate};
 use haul_bench::Figure;
 use haul_lab::{Lab, LabError, Settings};
-use haul_soak::Meter;
+use haul_soak::{Meter, Snapshot};
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -172,6 +173,7 @@ fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) 
     let failed = |error: haul_soak::SoakError| error.to_string();
     let mut all = vec![Vec::new(); contestants.len()];
     let mut kept = all.clone();
+    let mut traffic = vec![Vec::new(); contestants.len()];
     if let Load::Slow { of_each, seconds } = trial.load {
         return run_slow_trial(lab, trial, contestants, rounds, of_each, seconds);
     }
@@ -187,7 +189,13 @@ fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) 
                 let index = (turn + round) % contestants.len();
                 let serving = contestants[index];
                 eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, serving.name);
-                let measure = |load| or_nothing(serving, measure(lab, &meter, trial.file, load, serving));
+                let mut measure = |load| {
+                    let measured = measure(lab, &meter, trial.file, load, serving);
+                    if load == trial.load {
+                        traffic[index].extend(measured.as_ref().ok().map(|measured| measured.traffic));
+                    }
+                    or_nothing(serving, measured.map(|measured| measured.figure))
+                };
                 // At once before: the machine is another one a minute later.
                 let with_few = (trial.load == MANY).then(|| measure(FEW));
                 let figure = measure(trial.load);
@@ -200,7 +208,7 @@ fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) 
             }
         }
     }
-    print(trial, contestants, &all, &kept);
+    print(trial, contestants, &all, &kept, &traffic);
     Ok(())
 }
 
@@ -276,11 +284,35 @@ fn or_nothing(serving: &Serving, figure: Result<f64, String>) -> f64 {
     })
 }
 
-/// One figure: µs of the server's CPU for each MiB, or requests for each second of it.
-fn measure(lab: &Lab, meter: &Meter, file: &str, load: Load, serving: &Serving) -> Result<f64, String> {
-    let failed = |error: haul_soak::SoakError| error.to_string();
+/// What one measurement gives.
+#[derive(Debug)]
+struct Measured {
+    /// µs of the server's CPU for each MiB, or requests for each second of it.
+    figure: f64,
+    traffic: Traffic,
+}
+
+/// A moment of the lab.
+#[derive(Debug)]
+struct Moment {
+    meter: Snapshot,
+    to_client: Handed,
+    to_server: Handed,
+}
+
+impl Moment {
+    fn now(lab: &Lab, meter: &Meter) -> Result<Self, String> {
+        Ok(Self {
+            meter: meter.snapshot().map_err(|error| error.to_string())?,
+            to_client: Handed::to(lab.receiver.cpu())?,
+            to_server: Handed::to(lab.sender.cpu())?,
+        })
+    }
+}
+
+fn measure(lab: &Lab, meter: &Meter, file: &str, load: Load, serving: &Serving) -> Result<Measured, String> {
     let calibration = meter.calibrate(CALIBRATION);
-    let mut before = meter.snapshot().map_err(failed)?;
+    let mut before = Moment::now(lab, meter)?;
     let mut after = None;
     let done = match load {
         Load::Requests { connections, seconds, window } => thread::scope(|scope| {
@@ -290,10 +322,10 @@ fn measure(lab: &Lab, meter: &Meter, file: &str, load: Load, serving: &Serving) 
             let mut bytes_in_window = None;
             if let Window::Between(from, to) = window {
                 thread::sleep(from);
-                before = meter.snapshot().map_err(failed)?;
+                before = Moment::now(lab, meter)?;
                 let bytes_before = received_bytes(lab)?;
                 thread::sleep(to.saturating_sub(from));
-                after = Some(meter.snapshot().map_err(failed)?);
+                after = Some(Moment::now(lab, meter)?);
                 bytes_in_window = Some(received_bytes(lab)? - bytes_before);
             }
             let count = wrk.join().map_err(|_| "wrk's thread has panicked".to_owned())??.count as f64;
@@ -307,19 +339,23 @@ fn measure(lab: &Lab, meter: &Meter, file: &str, load: Load, serving: &Serving) 
             drained.map_err(|error| error.to_string())?? as f64
         }
     };
-    let after = after.map_or_else(|| meter.snapshot().map_err(failed), Ok)?;
+    let after = after.map_or_else(|| Moment::now(lab, meter), Ok)?;
     if load == MANY {
         // The quiet machine that is looked at now shall be quiet, and whoever is next shall find it so.
         thread::sleep(CLOSED);
     }
-    let interval = after.since(&before);
+    let interval = after.meter.since(&before.meter);
     let used = interval.load(&calibration.middle(&meter.calibrate(CALIBRATION)));
     let percent = used.of(lab.sender.cpu()).map_or(f64::NAN, |cpu| cpu.load_percent);
     let cpu_seconds = percent / 100.0 * interval.wall.as_secs_f64();
-    Ok(match load {
-        Load::Requests { .. } => done / cpu_seconds,
-        _ => cpu_seconds * 1e6 / (done / f64::from(1 << 20)),
-    })
+    let mib = done / f64::from(1 << 20);
+    let (figure, count) = match load {
+        Load::Requests { .. } => (done / cpu_seconds, done),
+        _ => (cpu_seconds * 1e6 / mib, mib),
+    };
+    let to_client = after.to_client - before.to_client;
+    let to_server = after.to_server - before.to_server;
+    Ok(Measured { figure, traffic: Traffic::of(to_client, to_server, count) })
 }
 
 /// What has come in to the host of those who ask, in bytes.
@@ -343,8 +379,15 @@ fn idle_memory(lab: &Lab, trial: &Trial, serving: &Serving, connections: usize) 
     Ok(bytes as f64 / f64::from(1 << 20))
 }
 
-/// A line for each: its figure, haul's over that, and what it keeps of its own rate with few connections, where that was measured.
-fn print(trial: &Trial, contestants: &[&Serving], all: &[Vec<f64>], kept: &[Vec<f64>]) {
+/// A line for each: its figure, haul's over that, and what else was measured: what it keeps of its own rate with few connections,
+/// what went between the CPUs for each request or MiB.
+fn print(
+    trial: &Trial,
+    contestants: &[&Serving],
+    all: &[Vec<f64>],
+    kept: &[Vec<f64>],
+    traffic: &[Vec<Traffic>],
+) {
     let (unit, is_more_better) = match trial.load {
         Load::Bulk => ("server µs/MiB", false),
         Load::Requests { .. } => ("requests per server-CPU-second", true),
@@ -373,8 +416,10 @@ fn print(trial: &Trial, contestants: &[&Serving], all: &[Vec<f64>], kept: &[Vec<
         let ratio = with_spread(&ratios).unwrap_or_default();
         let kept = with_spread(&kept[index]);
         let kept = kept.map_or(String::new(), |kept| format!("; of its own with {FEW_CONNECTIONS}: {kept}"));
+        let traffic = Traffic::median(&traffic[index]);
+        let traffic = traffic.map_or(String::new(), |traffic| format!("; {traffic}"));
         println!(
-            "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}{kept}",
+            "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}{kept}{traffic}",
             serving.name, figure.median, figure.low, figure.high
         );
     }

@@ -1,8 +1,8 @@
 //! One connection: requests in, responses out, one after the other.
 //!
 //! It is driven by events and never waits: [`Connection::drive`] goes as far as it can and says what it needs next. A
-//! response that the socket takes at once needs no memory of its own; what is left of one that does not is kept in
-//! [`Sending`]. An idle connection holds no buffer at all.
+//! response is made ready first ([`Connection::make_ready`]), so that those of many connections can be sent one right after the other.
+//! An idle connection holds no buffer at all.
 
 mod put;
 mod reading;
@@ -12,6 +12,7 @@ use crate::event_loop::context::Context;
 use crate::event_loop::helper::{Attempt, Question, Reply};
 use crate::event_loop::listen::Accepted;
 use crate::event_loop::receiving::Receiving;
+use crate::event_loop::sending::Sending;
 use crate::event_loop::sent::Sent;
 use crate::event_loop::stream::Stream;
 use crate::event_loop::transmit::{Progress, transmit};
@@ -23,15 +24,15 @@ use crate::http::status::Status;
 use crate::log::Logged;
 use crate::passwords::Passwords;
 use crate::response::answer::Answer;
-use crate::response::body::Body;
 use std::io;
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What one connection is sent of files before others have their turn, in bytes.
 const TURN_BYTES: u64 = 2 << 20;
+/// Requests that one connection is answered before others have their turn.
+const TURN_REQUESTS: usize = 64;
 /// What a client may still send after the last response before it is cut off; see [`State::Lingering`].
 const LINGERING_BYTES_MAX: usize = 1 << 20;
 /// How long it may take over that.
@@ -66,7 +67,7 @@ pub struct Connection {
 enum State {
     /// Waiting for a request, or for the rest of one.
     Reading,
-    /// Sending what the socket did not take at once.
+    /// Sending a response, or about to.
     Sending(Box<Sending>),
     /// Waiting for the disk or another helper, to answer or to send on.
     AtDisk(Option<Box<Sending>>),
@@ -98,20 +99,6 @@ struct Asked {
     tried: Option<Tried>,
 }
 
-/// What is left of a response.
-#[derive(Debug)]
-struct Sending {
-    head: Vec<u8>,
-    body: Body,
-    then: Then,
-    logged: Option<Logged<'static>>,
-    started: Instant,
-    /// When bytes last went, by the loop's clock.
-    moved_at: u32,
-    /// What of the file that is being sent is known to be in memory.
-    warm: Range<u64>,
-}
-
 /// For what a connection waits, and since when, by the loop's clock in seconds.
 #[derive(Debug, Clone, Copy)]
 enum Waits {
@@ -123,14 +110,6 @@ enum Waits {
 
 /// Whether these passwords let somebody in, or why nobody knows.
 type Tried = Result<(Arc<Passwords>, bool), Status>;
-
-/// What comes after a response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Then {
-    Next,
-    /// Close, once the client has stopped sending.
-    Close,
-}
 
 /// What a connection needs next.
 #[derive(Debug)]
@@ -207,8 +186,8 @@ impl Connection {
             State::Receiving(..) => self.give_up_body(context),
             State::Reading if !self.input.is_empty() => {
                 let unread = std::mem::take(&mut self.input);
-                self.refuse_unread(&unread, Status::REQUEST_TIMEOUT, context)
-                    .unwrap_or_else(|| self.drive(context))
+                self.refuse_unread(&unread, Status::REQUEST_TIMEOUT, context);
+                self.drive(context)
             }
             State::Sending(_) => {
                 self.stream.reset_on_close();
@@ -249,18 +228,20 @@ impl Connection {
             return Next::Close;
         }
         let mut budget_bytes = TURN_BYTES;
+        let mut answered = 0;
         loop {
             let next = match &mut self.state {
-                State::Reading => self.read(context, &mut budget_bytes),
+                State::Reading if answered == TURN_REQUESTS => Some(Next::Turn),
+                State::Reading => self.read(context),
                 State::Sending(sending) => {
-                    let Sending { head, body, moved_at, warm, .. } = &mut **sending;
-                    let left = head.len() as u64 + body.len();
-                    let progress = transmit(&mut self.stream, head, body, &mut budget_bytes, warm, context);
-                    if head.len() as u64 + body.len() < left {
-                        *moved_at = context.clock.seconds();
+                    let left = sending.len();
+                    let progress = transmit(&mut self.stream, sending, &mut budget_bytes, context);
+                    if sending.len() < left {
+                        sending.moved_at = context.clock.seconds();
                     }
                     match progress {
                         Progress::Done => {
+                            answered += 1;
                             self.finish(context);
                             None
                         }
@@ -268,8 +249,11 @@ impl Connection {
                     }
                 }
                 State::AtDisk(_) | State::Finishing(_) => Some(Next::Event(NEVER)),
-                State::Receiving(..) => self.receive(context, &mut budget_bytes),
-                State::Finished(..) => self.answer_put(context, &mut budget_bytes),
+                State::Receiving(..) => self.receive(context),
+                State::Finished(..) => {
+                    self.answer_put(context);
+                    None
+                }
                 State::Ending { .. } => self.end(context),
                 State::Lingering { .. } => Some(self.linger(context)),
                 State::Over => Some(Next::Close),
@@ -282,12 +266,16 @@ impl Connection {
 
     /// The response under way is with the kernel.
     fn finish(&mut self, context: &mut Context) {
-        if let State::Sending(sending) = std::mem::replace(&mut self.state, State::Reading) {
-            if let Some(logged) = &sending.logged {
-                context.log.write(logged, &context.clock);
+        if let State::Sending(mut sending) = std::mem::replace(&mut self.state, State::Reading) {
+            if let Some(logged) = sending.logged.take() {
+                context.log.write(&logged, &context.clock);
             }
             context.counters.took(sending.started.elapsed());
-            self.go_on(sending.then, context);
+            self.waits = Waits::Idle(context.clock.seconds());
+            if sending.closes {
+                self.leave(!self.is_at_end, context);
+            }
+            context.reuse(sending);
         }
     }
 
@@ -315,16 +303,9 @@ impl Connection {
         }
     }
 
-    fn go_on(&mut self, then: Then, context: &Context) {
-        self.waits = Waits::Idle(context.clock.seconds());
-        match then {
-            Then::Next => self.state = State::Reading,
-            Then::Close => self.leave(!self.is_at_end, context),
-        }
-    }
-
     /// From here on nothing more is said; whether what the client still sends is waited for. To be driven then.
     fn leave(&mut self, lingers: bool, context: &Context) {
+        self.input = Vec::new();
         let until = end_of(context.clock.seconds(), context.limits.send_timeout);
         self.state = State::Ending { lingers, until };
     }
@@ -345,16 +326,10 @@ impl Connection {
         None
     }
 
-    /// Answers one request; `None` where the socket took all of the response.
-    fn answer(
-        &mut self,
-        mut request: Request<'_>,
-        head: &[u8],
-        context: &mut Context,
-        budget_bytes: &mut u64,
-    ) -> Option<Next> {
+    /// Makes ready what answers a request; `None` where the state has changed.
+    fn answer(&mut self, mut request: Request<'_>, head: &[u8], context: &mut Context) -> Option<Next> {
         // A request that has been to a helper is read again, and has been waiting since.
-        let started = self.asked.as_ref().map_or_else(Instant::now, |asked| asked.since);
+        let started = self.asked.as_ref().map_or(context.clock.ticked(), |asked| asked.since);
         request.keeps_alive &= !context.is_draining && !self.stream.is_worn();
         let answer = if let Some(answer) = context.answering().without_file(&request) {
             answer
@@ -364,7 +339,7 @@ impl Connection {
                 Err(question) => return Some(self.ask(question, started)),
             }
         } else if request.method == Method::Put {
-            return self.begin_put(&request, head, started, context, budget_bytes);
+            return self.begin_put(&request, head, started, context);
         } else if let Some(found) = self.find(request.target, context) {
             context.answering().with_found(&request, &found)
         } else {
@@ -374,8 +349,8 @@ impl Connection {
             .log
             .is_on()
             .then(|| Logged::new(self.peer, head, answer.status, answer.body.len(), started));
-        let then = if answer.keeps_alive { Then::Next } else { Then::Close };
-        self.respond(answer, then, logged, started, context, budget_bytes)
+        self.respond(answer, logged, started, context);
+        None
     }
 
     /// Has a helper answer something about the request that is being answered, which is read again then.
@@ -427,51 +402,18 @@ impl Connection {
         Some(found)
     }
 
-    /// Refuses what could not be read as a request.
-    fn refuse_unread(&mut self, unread: &[u8], status: Status, context: &mut Context) -> Option<Next> {
+    /// Refuses what could not be read as a request. To be driven then.
+    fn refuse_unread(&mut self, unread: &[u8], status: Status, context: &mut Context) {
         let answer = context.answering().refuse_unread(status);
         let logged =
             context.log.is_on().then(|| Logged::unread(self.peer, unread, status, answer.body.len()));
-        self.respond(answer, Then::Close, logged, Instant::now(), context, &mut 0)
+        self.respond(answer, logged, Instant::now(), context);
     }
 
-    /// Sends a response whose head is in the loop's memory; `None` where the socket took all of it.
-    fn respond(
-        &mut self,
-        answer: Answer,
-        then: Then,
-        logged: Option<Logged<'_>>,
-        started: Instant,
-        context: &mut Context,
-        budget_bytes: &mut u64,
-    ) -> Option<Next> {
-        let Answer { status, mut body, .. } = answer;
-        context.counters.responded(status);
-        let mut head = std::mem::take(&mut context.head);
-        let mut warm = 0..0;
-        let progress = transmit(&mut self.stream, &mut head, &mut body, budget_bytes, &mut warm, context);
-        let next = if let Progress::Done = progress {
-            if let Some(logged) = &logged {
-                context.log.write(logged, &context.clock);
-            }
-            context.counters.took(started.elapsed());
-            self.go_on(then, context);
-            None
-        } else {
-            let logged = logged.map(Logged::into_owned);
-            self.state = State::Sending(Box::new(Sending {
-                head: head.clone(),
-                body,
-                then,
-                logged,
-                started,
-                moved_at: context.clock.seconds(),
-                warm,
-            }));
-            Some(self.pause(progress, context))
-        };
-        context.head = head;
-        next
+    /// Has a response ready, whose head is in the loop's memory, to be sent when this is driven.
+    fn respond(&mut self, answer: Answer, logged: Option<Logged>, started: Instant, context: &mut Context) {
+        context.counters.responded(answer.status);
+        self.state = State::Sending(context.ready(answer.body, !answer.keeps_alive, logged, started));
     }
 }
 

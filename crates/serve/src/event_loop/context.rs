@@ -4,29 +4,35 @@ use crate::clock::Clock;
 use crate::config::{Config, Limits};
 use crate::counters::Counters;
 use crate::event_loop::kernel_tls::Supported;
+use crate::event_loop::sending::Sending;
 use crate::files::cache::{Cache, Moment};
 use crate::files::object::Patience;
 use crate::files::service::{Found, Service};
 use crate::http::target::Target;
-use crate::log::Log;
+use crate::log::{Log, Logged};
 use crate::response::answer::Answering;
+use crate::response::body::Body;
 use crate::secrets::Secrets;
 use lru::LruCache;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Requests are read into room for so many bytes: a few dozen of a pipelining client's.
 const INPUT_BYTES: usize = 32 << 10;
+/// Most heads of responses are shorter.
+const HEAD_BYTES: usize = 512;
+/// As many responses as a turn makes ready before it sends the first.
+const SPARE_MAX: usize = 128;
 /// Files that are changing are copied in pieces of this size, which stays in a second-level cache.
 const COPY_BYTES: usize = 64 << 10;
 
 /// Users whose password need not be tried again.
 const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
-/// One send in so many is timed.
-const TIMED_EVERY: u32 = 32;
+/// One send in so many is timed. A prime: responses of two or four sends each have all of them timed in the end.
+const TIMED_EVERY: u32 = 127;
 
 /// Measures CPU time of the calling thread.
 #[derive(Debug)]
@@ -71,6 +77,9 @@ pub struct Context {
     pub input: Vec<u8>,
     /// Where heads of responses are written.
     pub head: Vec<u8>,
+    /// Memory of responses that have gone, for others.
+    #[expect(clippy::vec_box, reason = "a connection takes it as it is")]
+    spare: Vec<Box<Sending>>,
     /// Where files that are changing are copied through.
     pub copy: Box<[u8]>,
     /// For whom a look at a file is good. It ends with everything that is heard, from a client or from a helper.
@@ -105,7 +114,8 @@ impl Context {
             log,
             counters: Arc::default(),
             input: Vec::with_capacity(INPUT_BYTES.max(limits.head_bytes_max)),
-            head: Vec::with_capacity(1024),
+            head: Vec::with_capacity(HEAD_BYTES),
+            spare: Vec::with_capacity(SPARE_MAX),
             copy: vec![0; COPY_BYTES].into(),
             moment: Moment::default(),
             untimed: 0,
@@ -116,6 +126,32 @@ impl Context {
     /// Writes responses into [`Context::head`].
     pub fn answering(&mut self) -> Answering<'_> {
         Answering { service: &self.service, clock: &self.clock, head: &mut self.head }
+    }
+
+    /// A response whose head is in [`Context::head`], in memory of its own.
+    pub fn ready(
+        &mut self,
+        body: Body,
+        closes: bool,
+        logged: Option<Logged>,
+        started: Instant,
+    ) -> Box<Sending> {
+        let head = std::mem::take(&mut self.head);
+        let moved_at = self.clock.seconds();
+        let ready = Sending { head, body, closes, logged, started, moved_at, warm: 0..0 };
+        let Some(mut place) = self.spare.pop() else {
+            self.head = Vec::with_capacity(HEAD_BYTES);
+            return Box::new(ready);
+        };
+        self.head = std::mem::replace(&mut *place, ready).head;
+        place
+    }
+
+    /// Takes back the memory of a response that has gone.
+    pub fn reuse(&mut self, sent: Box<Sending>) {
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(sent);
+        }
     }
 
     /// Has other secrets from now on. Whoever the former passwords have let in has to show his again.

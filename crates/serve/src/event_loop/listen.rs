@@ -13,6 +13,12 @@ use std::sync::Arc;
 
 /// Connections that may wait to be accepted (`net.core.somaxconn` may allow fewer).
 const BACKLOG: i32 = 4096;
+/// Eight of these fill a packet as the kernel makes them for the device to cut: of 64 KiB less what it keeps for headers
+/// (`MAX_TCP_HEADER` + 1: 321 bytes, or 385 where cache lines have 128).
+///
+/// `sendfile` gives TCP 64 KiB at a time. Where links carry more than 8 KiB, seven of the largest segments would be a packet, and
+/// every third time what is left over a packet of one segment, which costs as much as another.
+const SEGMENT_BYTES_MAX: u16 = (u16::MAX - 384) / 8;
 
 /// A listening socket of one event loop.
 #[derive(Debug, Clone)]
@@ -137,7 +143,7 @@ impl Listeners {
         for index in 0..handed.len() {
             let (socket, address): (OwnedFd, Address) = if let Ok(Some(tcp)) = handed.take_tcp_listener(index)
             {
-                sockopt::set_tcp_nodelay(&tcp, true)?;
+                set_inherited(&tcp)?;
                 let address = Address::Tcp(tcp.local_addr()?);
                 (tcp.into(), address)
             } else if let Some(unix) = handed.take_unix_listener(index)? {
@@ -207,13 +213,19 @@ fn listen_tcp(address: SocketAddr, is_one_of_many: bool) -> io::Result<OwnedFd> 
         // An unspecified address means IPv4 too, whatever net.ipv6.bindv6only says.
         sockopt::set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
     }
-    // Accepted sockets inherit it: the last, partial packet of a response must not wait for the peer's acknowledgement.
-    sockopt::set_tcp_nodelay(&socket, true)?;
-    // Nor does one byte of urgent data make what comes behind it invisible.
-    sockopt::set_socket_oobinline(&socket, true)?;
+    set_inherited(&socket)?;
     rustix::net::bind(&socket, &address)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
+}
+
+/// Sets what accepted sockets shall have from a socket that listens.
+fn set_inherited(socket: impl AsFd) -> io::Result<()> {
+    // The last, partial packet of a response must not wait for the peer's acknowledgement.
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    // Nor does one byte of urgent data make what comes behind it invisible.
+    sockopt::set_socket_oobinline(&socket, true)?;
+    haul_sys::sockopt::set_max_segment(&socket, SEGMENT_BYTES_MAX)
 }
 
 fn is_without_ipv6(error: &io::Error) -> bool {
@@ -229,4 +241,29 @@ fn is_abandoned(path: &Path, address: &SocketAddrUnix) -> bool {
 
 fn is_socket(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use haul_sys::sockopt::max_segment;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn segments_of_accepted_connections_fill_a_packet() {
+        let socket = listen_tcp("127.0.0.1:0".parse().unwrap(), false).unwrap();
+        let address = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
+        let listener = Listener { socket: Arc::new(socket), is_shared: false, is_tls: false };
+        let client = TcpStream::connect(address).unwrap();
+        let accepted = listener.accept().unwrap().unwrap();
+        // TCP's options are part of it: at most 40 bytes.
+        let expected = u32::from(SEGMENT_BYTES_MAX) - 40..=u32::from(SEGMENT_BYTES_MAX);
+        for socket in [accepted.socket.as_fd(), client.as_fd()] {
+            let segment = max_segment(socket).unwrap();
+            assert!(expected.contains(&segment), "{segment}");
+        }
+        let usual = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(usual.local_addr().unwrap()).unwrap();
+        assert!(max_segment(&client).unwrap() > *expected.end(), "loopback carries more");
+    }
 }

@@ -9,10 +9,11 @@
 use crate::counters::Way;
 use crate::event_loop::context::Context;
 use crate::event_loop::helper::AWAITED_BYTES;
+use crate::event_loop::sending::Sending;
 use crate::event_loop::sent::Sent;
 use crate::event_loop::stream::Stream;
 use crate::files::resource::Representation;
-use crate::response::body::{Body, Piece};
+use crate::response::body::Piece;
 use haul::Path;
 use std::io::IoSlice;
 use std::ops::Range;
@@ -41,18 +42,16 @@ pub enum Progress {
     Broken,
 }
 
-/// Sends what is left of a head and a body, at most so many bytes of files; what went is taken from them. `warm`
-/// is what of the file is known to be in memory, or was just read by a helper: that is sent, come what may.
+/// Sends what is left of a response, at most so many bytes of files; what went is taken from it.
 pub fn transmit(
     stream: &mut Stream,
-    head: &mut Vec<u8>,
-    body: &mut Body,
+    sending: &mut Sending,
     budget_bytes: &mut u64,
-    warm: &mut Range<u64>,
     context: &mut Context,
 ) -> Progress {
+    let Sending { head, body, warm, .. } = sending;
     loop {
-        let timer = context.timer();
+        let timer;
         let (sent, way) = match body.next() {
             None if head.is_empty() => {
                 stream.cork(false);
@@ -63,6 +62,7 @@ pub fn transmit(
                 };
             }
             Some(Piece::File(form, range)) if head.is_empty() => {
+                timer = context.timer();
                 let (form, range) = (Arc::clone(form), range.clone());
                 match send_piece(stream, &form, range, budget_bytes, warm, context) {
                     Ok(sent_by) => sent_by,
@@ -70,9 +70,12 @@ pub fn transmit(
                 }
             }
             next => {
+                timer = context.timer();
                 let memory = next.and_then(Piece::memory).unwrap_or_default();
                 let more = matches!(next, Some(Piece::File(..))) || !body.is_last();
-                let sent = stream.send(&[IoSlice::new(head), IoSlice::new(memory)], more);
+                let parts = [IoSlice::new(head), IoSlice::new(memory)];
+                let parts = if memory.is_empty() { &parts[..1] } else { &parts[..] };
+                let sent = stream.send(parts, more);
                 (sent, stream.way(Way::Memory))
             }
         };
@@ -111,7 +114,8 @@ fn send_piece(
     }
     let piece = range.start..range.end.min(warm.end);
     let (sent, way) = if object.is_settled(context.clock.now()) {
-        if !object.is_current() {
+        let ns = context.clock.ns();
+        if !object.is_current_at(ns) {
             return Err(Progress::Changed);
         }
         if range.end - range.start > UNCORKED_BYTES_MAX {
@@ -119,7 +123,7 @@ fn send_piece(
         }
         let sent = stream.send_file(object.file(), piece, &mut context.copy);
         let is_last = sent == Sent::Bytes(range.end - range.start);
-        if is_last && !object.is_current() {
+        if is_last && !object.looks_current_at(ns) {
             return Err(Progress::Changed);
         }
         (sent, stream.latest_way())

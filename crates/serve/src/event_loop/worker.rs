@@ -151,6 +151,9 @@ impl Worker {
                 self.hear(event);
             }
             for event in &events {
+                self.make_ready(event);
+            }
+            for event in &events {
                 self.respond_to(event);
             }
             for _ in 0..self.runnable.len() {
@@ -190,6 +193,21 @@ impl Worker {
         }
         if let Some(place) = self.place(token) {
             place.connection = Some(connection);
+        }
+    }
+
+    fn make_ready(&mut self, event: &Event) {
+        let token = event.data.u64();
+        let Some(mut connection) = self.place(token).and_then(|place| place.connection.take()) else {
+            return;
+        };
+        match connection.make_ready(&mut self.context) {
+            Some(next) => self.obey(token, connection, next),
+            None => {
+                if let Some(place) = self.place(token) {
+                    place.connection = Some(connection);
+                }
+            }
         }
     }
 

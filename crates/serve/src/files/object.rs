@@ -15,13 +15,15 @@ use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// For so long after a change the call that made it may still be at work, or another may carry the same time.
 const DOUBTED_FOR: Duration = Duration::from_secs(2);
 /// A file that changed so recently is likely to change again; see [`Object::is_settled`].
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
+/// For so long a look is as good as one made now: sending a piece of a file takes as long, and no look tells what happens meanwhile.
+const LOOK_GOOD_FOR_NS: u64 = 500_000;
 /// The last second of the year 9999.
 const LAST_SECOND: u64 = 253_402_300_799;
 /// How often a small file is read again that changes while it is read.
@@ -68,6 +70,8 @@ pub struct Object {
     is_keepable: bool,
     /// The second in which all of it was last found in memory.
     resident_at: AtomicU32,
+    /// When it was last found to be still this version, by its loop's clock.
+    current_at_ns: AtomicU64,
 }
 
 impl Stamp {
@@ -148,6 +152,7 @@ impl Object {
             content: content.filter(|_| is_steady),
             is_keepable,
             resident_at: AtomicU32::new(u32::MAX),
+            current_at_ns: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -184,6 +189,20 @@ impl Object {
     /// Whether the file is still this version: not written to, replaced, renamed or deleted. One cheap system call.
     pub fn is_current(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| Stamp::of(&stat) == self.stamp)
+    }
+
+    /// The same for whoever is about to send its pages, and looks at it again after that: a look that is hardly any older than one made
+    /// now would be when they go is as good. `ns` is the time by the caller's clock.
+    pub fn is_current_at(&self, ns: u64) -> bool {
+        let looked = self.current_at_ns.load(Relaxed);
+        ns.checked_sub(looked).is_some_and(|age_ns| age_ns <= LOOK_GOOD_FOR_NS) || self.looks_current_at(ns)
+    }
+
+    /// Whether it is still this version; if so, others need not look again for a moment. `ns` is a time before that.
+    pub fn looks_current_at(&self, ns: u64) -> bool {
+        let is_current = self.is_current();
+        self.current_at_ns.store(if is_current { ns } else { u64::MAX }, Relaxed);
+        is_current
     }
 
     /// Whether it was last modified when `other` was or later.

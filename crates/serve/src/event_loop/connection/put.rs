@@ -3,7 +3,7 @@
 //! First what is there now is looked at (preconditions), then a helper begins a file aside, then the body is taken into it, then a
 //! helper puts it into its place; only then is the client told.
 
-use super::{Connection, Next, State, Then, end_of};
+use super::{Connection, Next, State, end_of};
 use crate::event_loop::context::Context;
 use crate::event_loop::helper::Question;
 use crate::event_loop::receiving::{Progress, Receiving};
@@ -33,7 +33,7 @@ impl Putting {
     }
 
     /// For the log.
-    pub(super) fn logged(&self, peer: Option<SocketAddr>, status: Status, body_bytes: u64) -> Logged<'_> {
+    pub(super) fn logged(&self, peer: Option<SocketAddr>, status: Status, body_bytes: u64) -> Logged {
         Logged::new(peer, &self.head, status, body_bytes, self.started)
     }
 }
@@ -46,7 +46,6 @@ impl Connection {
         head: &[u8],
         started: Instant,
         context: &mut Context,
-        budget_bytes: &mut u64,
     ) -> Option<Next> {
         let refused = match self.asked.as_mut().and_then(|asked| asked.begun.take()) {
             None => {
@@ -85,12 +84,12 @@ impl Connection {
             .log
             .is_on()
             .then(|| Logged::new(self.peer, head, refused.status, refused.body.len(), started));
-        let then = if refused.keeps_alive { Then::Next } else { Then::Close };
-        self.respond(refused, then, logged, started, context, budget_bytes)
+        self.respond(refused, logged, started, context);
+        None
     }
 
     /// Takes more of a body.
-    pub(super) fn receive(&mut self, context: &mut Context, budget_bytes: &mut u64) -> Option<Next> {
+    pub(super) fn receive(&mut self, context: &mut Context) -> Option<Next> {
         let State::Receiving(receiving, _) = &mut self.state else { return None };
         let progress = receiving.go_on(&mut self.stream, &mut self.input);
         let status = match progress {
@@ -111,7 +110,7 @@ impl Connection {
         if let Some(status) = status {
             putting.keeps_alive = false;
             self.state = State::Finished(putting, status);
-            return self.answer_put(context, budget_bytes);
+            return None;
         }
         let question =
             Question::Finish { upload: Box::new(receiving.into_upload()), only_new: putting.only_new };
@@ -129,15 +128,14 @@ impl Connection {
     }
 
     /// Says what has become of a file that was put here.
-    pub(super) fn answer_put(&mut self, context: &mut Context, budget_bytes: &mut u64) -> Option<Next> {
+    pub(super) fn answer_put(&mut self, context: &mut Context) {
         let State::Finished(putting, status) = std::mem::replace(&mut self.state, State::Reading) else {
-            return None;
+            return;
         };
         putting.forget(context);
         let keeps_alive = putting.keeps_alive && !context.is_draining;
         let answer = context.answering().put(status, putting.minor_version, keeps_alive);
         let logged = context.log.is_on().then(|| putting.logged(self.peer, status, answer.body.len()));
-        let then = if answer.keeps_alive { Then::Next } else { Then::Close };
-        self.respond(answer, then, logged, putting.started, context, budget_bytes)
+        self.respond(answer, logged, putting.started, context);
     }
 }
