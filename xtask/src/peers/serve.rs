@@ -115,6 +115,9 @@ pub fn run(plan: &Plan) -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     let root = scratch.path().join("root");
     write_files(&root).map_err(|error| format!("{}: {error}", root.display()))?;
+    // As an installed one is, written in one go, like those that it is compared with; a linker's lies here and there.
+    let haul = scratch.path().join("haul");
+    fs::copy(&plan.haul, &haul).map_err(|error| format!("{}: {error}", plan.haul.display()))?;
     let settled = Instant::now() + SETTLED;
     let mut servers = Vec::new();
     make_certificate(scratch.path())?;
@@ -130,7 +133,7 @@ pub fn run(plan: &Plan) -> Result<(), String> {
             let setup = Setup {
                 root: &root,
                 scratch: scratch.path(),
-                haul: &plan.haul,
+                haul: &haul,
                 address: SocketAddr::new(lab.sender.address(), FIRST_PORT + servers.len() as u16),
                 service,
                 options,

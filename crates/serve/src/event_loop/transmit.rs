@@ -2,9 +2,9 @@
 //!
 //! A file's pages travel as they are, so a file that is written to on its way could reach the client as a mixture under
 //! the tag of one version. Hence: what is small goes from memory; a file that has changed a moment ago is copied, and each piece
-//! looked at after it was read and before it goes; any other is looked at before each piece and after the last, and if it
-//! has changed, the connection is reset, so that nobody takes what he has got for the whole. What remains is a
-//! change after that last look and before the client's acknowledgement.
+//! looked at after it was read and before it goes; any other is looked at before each piece (a look at it a tenth of a millisecond ago
+//! will do) and after the last, and if it has changed, the connection is reset, so that nobody takes what he has got for the
+//! whole. What remains is a change after that last look and before the client's acknowledgement.
 
 use crate::counters::Way;
 use crate::event_loop::context::Context;

@@ -22,8 +22,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const DOUBTED_FOR: Duration = Duration::from_secs(2);
 /// A file that changed so recently is likely to change again; see [`Object::is_settled`].
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
-/// For so long a look is as good as one made now: sending a piece of a file takes as long, and no look tells what happens meanwhile.
-const LOOK_GOOD_FOR_NS: u64 = 500_000;
+/// For so long a look is as good as one made now: sending a few hundred KiB takes as long, and no look tells what happens meanwhile.
+const LOOK_GOOD_FOR_NS: u64 = 100_000;
 /// The last second of the year 9999.
 const LAST_SECOND: u64 = 253_402_300_799;
 /// How often a small file is read again that changes while it is read.
@@ -303,6 +303,25 @@ mod tests {
             assert!(!object.is_current(), "{name}");
             assert_eq!(object.content(), Some(&b"first"[..]), "what was read stays");
         }
+    }
+
+    #[test]
+    fn a_look_serves_those_right_behind_it_and_a_bad_one_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, "first").unwrap();
+        let object = object(&path);
+        assert!(object.is_current_at(7), "nobody has looked, so it does");
+        fs::write(&path, "other").unwrap();
+        assert!(object.is_current_at(7 + LOOK_GOOD_FOR_NS));
+        assert!(!object.is_current_at(6), "a look from later says nothing of now");
+        assert!(!object.is_current_at(7), "it has been seen to change");
+        fs::write(&path, "first").unwrap();
+        let object = self::object(&path);
+        assert!(object.looks_current_at(7));
+        fs::write(&path, "other").unwrap();
+        assert!(!object.is_current_at(8 + LOOK_GOOD_FOR_NS), "that look was too long ago");
+        assert!(!object.looks_current_at(8));
     }
 
     #[test]
