@@ -142,7 +142,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             let nothing = &mut rustix::net::SendAncillaryBuffer::default();
             rustix::net::sendmsg(self.as_fd(), parts, nothing, flags)
         })
-        .map_err(|errno| failed("sendmsg")(errno.into()))?;
+        .map_err(|errno| failed("send")(errno.into()))?;
         self.sent.bytes += sent as u64;
         Ok(sent)
     }

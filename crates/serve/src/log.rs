@@ -80,8 +80,14 @@ impl Logged {
     }
 
     /// Something that could not be read as a request; its first line says who tried what.
-    pub fn unread(peer: Option<SocketAddr>, head: &[u8], status: Status, body_bytes: u64) -> Self {
-        Self::new(peer, first_line(head), status, body_bytes, Instant::now())
+    pub fn unread(
+        peer: Option<SocketAddr>,
+        head: &[u8],
+        status: Status,
+        body_bytes: u64,
+        started: Instant,
+    ) -> Self {
+        Self::new(peer, first_line(head), status, body_bytes, started)
     }
 
     /// Of the body, so many bytes were not sent.

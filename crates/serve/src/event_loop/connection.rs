@@ -405,9 +405,12 @@ impl Connection {
     /// Refuses what could not be read as a request. To be driven then.
     fn refuse_unread(&mut self, unread: &[u8], status: Status, context: &mut Context) {
         let answer = context.answering().refuse_unread(status);
-        let logged =
-            context.log.is_on().then(|| Logged::unread(self.peer, unread, status, answer.body.len()));
-        self.respond(answer, logged, Instant::now(), context);
+        let started = context.clock.ticked();
+        let logged = context
+            .log
+            .is_on()
+            .then(|| Logged::unread(self.peer, unread, status, answer.body.len(), started));
+        self.respond(answer, logged, started, context);
     }
 
     /// Has a response ready, whose head is in the loop's memory, to be sent when this is driven.

@@ -23,8 +23,9 @@ use std::time::{Duration, Instant};
 const INPUT_BYTES: usize = 32 << 10;
 /// Most heads of responses are shorter.
 const HEAD_BYTES: usize = 512;
-/// As many responses as a turn makes ready before it sends the first.
-const SPARE_MAX: usize = 128;
+/// Events that a turn takes: the more, the more responses leave together, and the longer does the first of them wait and the more
+/// memory may be read ahead (as much as the longest head for each). 512 gained nothing over 128.
+pub const EVENTS_MAX: usize = 128;
 /// Files that are changing are copied in pieces of this size, which stays in a second-level cache.
 const COPY_BYTES: usize = 64 << 10;
 
@@ -115,7 +116,7 @@ impl Context {
             counters: Arc::default(),
             input: Vec::with_capacity(INPUT_BYTES.max(limits.head_bytes_max)),
             head: Vec::with_capacity(HEAD_BYTES),
-            spare: Vec::with_capacity(SPARE_MAX),
+            spare: Vec::with_capacity(EVENTS_MAX),
             copy: vec![0; COPY_BYTES].into(),
             moment: Moment::default(),
             untimed: 0,
@@ -149,7 +150,7 @@ impl Context {
 
     /// Takes back the memory of a response that has gone.
     pub fn reuse(&mut self, sent: Box<Sending>) {
-        if self.spare.len() < SPARE_MAX {
+        if self.spare.len() < EVENTS_MAX && sent.head.capacity() <= 8 * HEAD_BYTES {
             self.spare.push(sent);
         }
     }

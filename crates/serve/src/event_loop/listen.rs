@@ -225,7 +225,9 @@ fn set_inherited(socket: impl AsFd) -> io::Result<()> {
     sockopt::set_tcp_nodelay(&socket, true)?;
     // Nor does one byte of urgent data make what comes behind it invisible.
     sockopt::set_socket_oobinline(&socket, true)?;
-    haul_sys::sockopt::set_max_segment(&socket, SEGMENT_BYTES_MAX)
+    // It spares work and no more: a kernel that refuses it for sockets of another kind (MPTCP, by systemd) serves all the same.
+    let _ = haul_sys::sockopt::set_max_segment(&socket, SEGMENT_BYTES_MAX);
+    Ok(())
 }
 
 fn is_without_ipv6(error: &io::Error) -> bool {

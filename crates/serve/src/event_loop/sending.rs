@@ -13,7 +13,7 @@ pub struct Sending {
     /// Whether the connection ends after it.
     pub closes: bool,
     pub logged: Option<Logged>,
-    /// When its request was read.
+    /// When the turn began that has read its request, or first did.
     pub started: Instant,
     /// When bytes last went, by the loop's clock.
     pub moved_at: u32,

@@ -115,7 +115,7 @@ fn send_piece(
     let piece = range.start..range.end.min(warm.end);
     let (sent, way) = if object.is_settled(context.clock.now()) {
         let ns = context.clock.ns();
-        if !object.is_current_at(ns) {
+        if !object.is_intact_at(ns) {
             return Err(Progress::Changed);
         }
         if range.end - range.start > UNCORKED_BYTES_MAX {
@@ -123,7 +123,7 @@ fn send_piece(
         }
         let sent = stream.send_file(object.file(), piece, &mut context.copy);
         let is_last = sent == Sent::Bytes(range.end - range.start);
-        if is_last && !object.looks_current_at(ns) {
+        if is_last && !object.looks_intact_at(ns) {
             return Err(Progress::Changed);
         }
         (sent, stream.latest_way())
@@ -131,7 +131,7 @@ fn send_piece(
         let len = context.copy.len().min((piece.end - piece.start) as usize);
         let read = rustix::io::pread(object.file(), &mut context.copy[..len], piece.start);
         let copied = match read {
-            Ok(count) if count > 0 && object.is_current() => &context.copy[..count],
+            Ok(count) if count > 0 && object.is_intact() => &context.copy[..count],
             Ok(_) => return Err(Progress::Changed),
             Err(_) => return Err(Progress::Broken),
         };

@@ -1,11 +1,11 @@
 //! One event loop: a thread that accepts, reads and sends, and shares nothing with the others on its way.
 //!
 //! Events are edges: a socket is registered once and for all, and its connection remembers what it was told.
-//! A turn of the loop first hears those who have something to say and then answers them, one right after the other: packets that
-//! leave so interrupt whoever takes them less often.
+//! A turn of the loop first hears those who have something to say, then has their responses ready, and then sends these one right after the
+//! other: packets that leave so interrupt whoever takes them less often.
 
 use crate::event_loop::connection::{Connection, NEVER, Next};
-use crate::event_loop::context::Context;
+use crate::event_loop::context::{Context, EVENTS_MAX};
 use crate::event_loop::helper::{Asker, Inbox, Question};
 use crate::event_loop::listen::Listener;
 use crate::event_loop::wake::Wake;
@@ -24,9 +24,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// Events taken at a time: the more, the more responses leave together, and the longer does the first of them wait and the more
-/// memory may be read ahead (as much as the longest head for each). 512 gained nothing over 128.
-const EVENTS_MAX: usize = 128;
 /// Connections accepted before those there are have their turn.
 const ACCEPTS_MAX: usize = 64;
 /// What is short is said so often, and not each time that somebody meets it.
@@ -69,10 +66,10 @@ pub struct Worker {
     turns: u64,
 }
 
-/// A connection's place in the table. `connection` is away while it is driven.
+/// A connection's place in the table.
 #[derive(Debug)]
 struct Place {
-    connection: Option<Box<Connection>>,
+    connection: Box<Connection>,
     generation: u32,
     /// When its time is over, by the loop's clock in seconds.
     deadline: u32,
@@ -180,34 +177,22 @@ impl Worker {
 
     /// Has a connection note what has become of its socket, and receive a request where it waits for one.
     fn hear(&mut self, event: &Event) {
-        let token = event.data.u64();
-        let Some(mut connection) = self.place(token).and_then(|place| place.connection.take()) else {
-            return;
-        };
+        let Some((connection, context)) = self.connection(event.data.u64()) else { return };
         let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
         let not_only_data = ends | EventFlags::PRI;
         let flags = event.flags;
         if flags.intersects(EventFlags::IN | not_only_data) {
             connection.became_readable(flags.intersects(not_only_data));
-            connection.read_ahead(&mut self.context);
-        }
-        if let Some(place) = self.place(token) {
-            place.connection = Some(connection);
+            connection.read_ahead(context);
         }
     }
 
+    /// Has it understand what was heard, so that sending the response is all that is left.
     fn make_ready(&mut self, event: &Event) {
         let token = event.data.u64();
-        let Some(mut connection) = self.place(token).and_then(|place| place.connection.take()) else {
-            return;
-        };
-        match connection.make_ready(&mut self.context) {
-            Some(next) => self.obey(token, connection, next),
-            None => {
-                if let Some(place) = self.place(token) {
-                    place.connection = Some(connection);
-                }
-            }
+        let Some((connection, context)) = self.connection(token) else { return };
+        if let Some(next) = connection.make_ready(context) {
+            self.obey(token, next);
         }
     }
 
@@ -218,7 +203,7 @@ impl Worker {
                 self.accept((token - LISTENER) as usize);
             }
             token => {
-                if self.connection(token).is_some_and(|connection| !connection.is_at_disk()) {
+                if self.connection(token).is_some_and(|(connection, _)| !connection.is_at_disk()) {
                     self.drive(token);
                 }
             }
@@ -230,7 +215,7 @@ impl Worker {
         // A helper may just have put a file in its place, and behind what it replies to a client may have asked for one.
         self.context.moment.end();
         for (token, reply) in self.inbox.take() {
-            if let Some(connection) = self.connection(token) {
+            if let Some((connection, _)) = self.connection(token) {
                 connection.disk_replied(reply);
                 self.drive(token);
             }
@@ -254,7 +239,9 @@ impl Worker {
         let tokens: Vec<_> =
             self.connections.iter().map(|(index, place)| token(index, place.generation)).collect();
         for token in tokens {
-            if let Some(connection) = self.connection(token).filter(|connection| connection.is_idle()) {
+            if let Some((connection, _)) =
+                self.connection(token).filter(|(connection, _)| connection.is_idle())
+            {
                 // What it was asked and has not heard of yet is still answered.
                 connection.became_readable(false);
                 self.drive(token);
@@ -318,16 +305,14 @@ impl Worker {
         if epoll::add(&self.epoll, connection.stream(), EventData::new_u64(token), flags).is_err() {
             return;
         }
-        let connection = Some(Box::new(connection));
+        let connection = Box::new(connection);
         entry.insert(Place { connection, generation, deadline: NEVER, driven: 0, is_runnable: false });
         self.context.counters.open.add(1);
         self.drive(token);
     }
 
     fn longest_idle(&self) -> Option<usize> {
-        let is_idle =
-            |place: &Place| place.connection.as_ref().is_some_and(|connection| connection.is_idle());
-        let idle = self.connections.iter().filter(|(_, place)| is_idle(place));
+        let idle = self.connections.iter().filter(|(_, place)| place.connection.is_idle());
         idle.min_by_key(|(_, place)| place.driven).map(|(index, _)| index)
     }
 
@@ -364,18 +349,15 @@ impl Worker {
     }
 
     fn drive(&mut self, token: u64) {
-        let Some(mut connection) = self.place(token).and_then(|place| place.connection.take()) else {
-            return;
-        };
-        let next = connection.drive(&mut self.context);
-        self.obey(token, connection, next);
+        let Some((connection, context)) = self.connection(token) else { return };
+        let next = connection.drive(context);
+        self.obey(token, next);
     }
 
-    fn obey(&mut self, token: u64, connection: Box<Connection>, next: Next) {
+    fn obey(&mut self, token: u64, next: Next) {
         self.turns += 1;
         let turns = self.turns;
         let Some(place) = self.place(token) else { return };
-        place.connection = Some(connection);
         place.driven = turns;
         match next {
             Next::Event(until) => place.deadline = until,
@@ -395,8 +377,8 @@ impl Worker {
     }
 
     fn close(&mut self, index: usize) {
-        if let Some(connection) = self.connections.try_remove(index).and_then(|place| place.connection) {
-            connection.close(&mut self.context);
+        if let Some(place) = self.connections.try_remove(index) {
+            place.connection.close(&mut self.context);
             self.context.counters.open.subtract(1);
         }
         self.resume_accepting();
@@ -432,12 +414,10 @@ impl Worker {
         let expired = self.connections.iter().filter(|(_, place)| place.deadline <= now);
         let expired: Vec<_> = expired.map(|(index, place)| token(index, place.generation)).collect();
         for token in expired {
-            let Some(mut connection) = self.place(token).and_then(|place| place.connection.take()) else {
-                continue;
-            };
-            self.context.counters.timed_out.add(u64::from(!connection.is_idle()));
-            let next = connection.expire(&mut self.context);
-            self.obey(token, connection, next);
+            let Some((connection, context)) = self.connection(token) else { continue };
+            context.counters.timed_out.add(u64::from(!connection.is_idle()));
+            let next = connection.expire(context);
+            self.obey(token, next);
         }
     }
 
@@ -445,8 +425,10 @@ impl Worker {
         self.connections.get_mut(index(token)).filter(|place| place.generation == generation(token))
     }
 
-    fn connection(&mut self, token: u64) -> Option<&mut Connection> {
-        self.place(token)?.connection.as_deref_mut()
+    /// A connection, if it is still there, and what it is lent.
+    fn connection(&mut self, token: u64) -> Option<(&mut Connection, &mut Context)> {
+        let place = self.connections.get_mut(index(token))?;
+        (place.generation == generation(token)).then_some((&mut *place.connection, &mut self.context))
     }
 }
 

@@ -70,8 +70,8 @@ pub struct Object {
     is_keepable: bool,
     /// The second in which all of it was last found in memory.
     resident_at: AtomicU32,
-    /// When it was last found to be still this version, by its loop's clock.
-    current_at_ns: AtomicU64,
+    /// When it was last found to be intact, by its loop's clock.
+    intact_at_ns: AtomicU64,
 }
 
 impl Stamp {
@@ -152,7 +152,7 @@ impl Object {
             content: content.filter(|_| is_steady),
             is_keepable,
             resident_at: AtomicU32::new(u32::MAX),
-            current_at_ns: AtomicU64::new(u64::MAX),
+            intact_at_ns: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -191,18 +191,30 @@ impl Object {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| Stamp::of(&stat) == self.stamp)
     }
 
-    /// The same for whoever is about to send its pages, and looks at it again after that: a look that is hardly any older than one made
-    /// now would be when they go is as good. `ns` is the time by the caller's clock.
-    pub fn is_current_at(&self, ns: u64) -> bool {
-        let looked = self.current_at_ns.load(Relaxed);
-        ns.checked_sub(looked).is_some_and(|age_ns| age_ns <= LOOK_GOOD_FOR_NS) || self.looks_current_at(ns)
+    /// The same for whoever is sending it: it may have been deleted meanwhile, or another have been put in its place, which changes none
+    /// of its bytes.
+    pub fn is_intact(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| {
+            let now = Stamp::of(&stat);
+            let is_deleted = now.links == 0;
+            now == self.stamp
+                || is_deleted
+                    && Stamp { links: self.stamp.links, changed: self.stamp.changed, ..now } == self.stamp
+        })
     }
 
-    /// Whether it is still this version; if so, others need not look again for a moment. `ns` is a time before that.
-    pub fn looks_current_at(&self, ns: u64) -> bool {
-        let is_current = self.is_current();
-        self.current_at_ns.store(if is_current { ns } else { u64::MAX }, Relaxed);
-        is_current
+    /// Whether it is intact, for whoever is about to send its pages and looks at it again after that. A look made a moment ago will do.
+    /// `ns` is the time by the loop's clock.
+    pub fn is_intact_at(&self, ns: u64) -> bool {
+        let looked = self.intact_at_ns.load(Relaxed);
+        ns.checked_sub(looked).is_some_and(|age_ns| age_ns <= LOOK_GOOD_FOR_NS) || self.looks_intact_at(ns)
+    }
+
+    /// Whether it is intact; if so, others need not look again for a moment. `ns` is a time before that.
+    pub fn looks_intact_at(&self, ns: u64) -> bool {
+        let is_intact = self.is_intact();
+        self.intact_at_ns.store(if is_intact { ns } else { u64::MAX }, Relaxed);
+        is_intact
     }
 
     /// Whether it was last modified when `other` was or later.
@@ -301,6 +313,8 @@ mod tests {
             assert!(object.is_current());
             change(&path);
             assert!(!object.is_current(), "{name}");
+            let is_another = ["deleted", "replaced"].contains(&name);
+            assert_eq!(object.is_intact(), is_another, "{name}");
             assert_eq!(object.content(), Some(&b"first"[..]), "what was read stays");
         }
     }
@@ -311,17 +325,17 @@ mod tests {
         let path = folder.path().join("a");
         fs::write(&path, "first").unwrap();
         let object = object(&path);
-        assert!(object.is_current_at(7), "nobody has looked, so it does");
+        assert!(object.is_intact_at(7), "nobody has looked, so it does");
         fs::write(&path, "other").unwrap();
-        assert!(object.is_current_at(7 + LOOK_GOOD_FOR_NS));
-        assert!(!object.is_current_at(6), "a look from later says nothing of now");
-        assert!(!object.is_current_at(7), "it has been seen to change");
+        assert!(object.is_intact_at(7 + LOOK_GOOD_FOR_NS));
+        assert!(!object.is_intact_at(6), "a look from later says nothing of now");
+        assert!(!object.is_intact_at(7), "it has been seen to change");
         fs::write(&path, "first").unwrap();
         let object = self::object(&path);
-        assert!(object.looks_current_at(7));
+        assert!(object.looks_intact_at(7));
         fs::write(&path, "other").unwrap();
-        assert!(!object.is_current_at(8 + LOOK_GOOD_FOR_NS), "that look was too long ago");
-        assert!(!object.looks_current_at(8));
+        assert!(!object.is_intact_at(8 + LOOK_GOOD_FOR_NS), "that look was too long ago");
+        assert!(!object.looks_intact_at(8));
     }
 
     #[test]

@@ -200,6 +200,41 @@ fn pages_that_change_on_their_way_end_the_connection() {
     assert!(service.get("/large.bin").body.starts_with(b"other"));
 }
 
+#[test]
+fn what_is_replaced_or_deleted_on_its_way_comes_whole_all_the_same() {
+    type Removal = fn(&Path);
+    let removals: [(&str, Removal); 2] = [
+        ("replaced", |path| {
+            fs::write(path.with_extension("aside"), "other").unwrap();
+            fs::rename(path.with_extension("aside"), path).unwrap();
+        }),
+        ("deleted", |path| fs::remove_file(path).unwrap()),
+    ];
+    let fresh = || {
+        Service::start(
+            |root| removals.iter().for_each(|(name, _)| fs::write(root.join(name), large()).unwrap()),
+            |_| {},
+        )
+    };
+    for service in [fresh(), fresh().settled()] {
+        let sent = || -> u64 {
+            let counters = service.handle.counters().iter();
+            counters.flat_map(|counters| Way::all().map(|way| counters.by(way).bytes.get())).sum()
+        };
+        for (name, remove) in removals {
+            let before = sent();
+            let mut client = service.connect();
+            client.send(&format!("GET /{name} HTTP/1.1\r\nHost: h\r\n\r\n"));
+            // It has begun and cannot end: nobody reads.
+            eventually(|| sent() > before + 100_000);
+            assert!(sent() < before + large().len() as u64, "all of it has gone already");
+            remove(&service.path(name));
+            assert!(client.response_or_cut().is_some_and(|response| response.body == large()), "{name}");
+        }
+        assert_eq!(service.handle.counters()[0].cut_short.get(), 0);
+    }
+}
+
 /// Requests for files that come and go; `HAUL_TEST_REQUESTS` asks for more than CI has time for.
 fn requests() -> usize {
     std::env::var("HAUL_TEST_REQUESTS").ok().and_then(|requests| requests.parse().ok()).unwrap_or(20_000)

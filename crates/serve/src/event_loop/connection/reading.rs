@@ -12,9 +12,12 @@ use std::time::Duration;
 type Led = ControlFlow<Option<Next>>;
 
 impl Connection {
-    /// Has the response to what was received ahead ready, to be sent when this is driven; `None` where that is next.
+    /// Has the response to what was received ahead ready, to be sent when this is driven; returns what it needs before that.
     pub fn make_ready(&mut self, context: &mut Context) -> Option<Next> {
-        if matches!(self.state, State::Reading) && !self.input.is_empty() { self.read(context) } else { None }
+        match self.state {
+            State::Reading => self.understand(context).break_value().flatten(),
+            _ => None,
+        }
     }
 
     /// Reads a request and has its response ready; `None` where the state has changed.
@@ -113,8 +116,11 @@ impl Connection {
         }
         Ok(())
     }
+
     /// How long the next bytes may take.
     fn wait(&mut self, has_begun: bool, context: &Context) -> Next {
+        // Thousands may wait at once.
+        self.input.shrink_to_fit();
         let now = context.clock.seconds();
         if let (true, Waits::Idle(_)) = (has_begun, self.waits) {
             self.waits = Waits::ForHead(now);
