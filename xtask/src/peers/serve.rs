@@ -116,8 +116,10 @@ pub fn run(plan: &Plan) -> Result<(), String> {
     let root = scratch.path().join("root");
     write_files(&root).map_err(|error| format!("{}: {error}", root.display()))?;
     // As an installed one is, written in one go, like those that it is compared with; a linker's lies here and there.
-    let haul = scratch.path().join("haul");
-    fs::copy(&plan.haul, &haul).map_err(|error| format!("{}: {error}", plan.haul.display()))?;
+    let copied = |error: std::io::Error| format!("copying {}: {error}", plan.haul.display());
+    let folder = plan.haul.parent().unwrap_or(Path::new("."));
+    let haul = tempfile::NamedTempFile::new_in(folder).map_err(copied)?.into_temp_path();
+    fs::copy(&plan.haul, &haul).map_err(copied)?;
     let settled = Instant::now() + SETTLED;
     let mut servers = Vec::new();
     make_certificate(scratch.path())?;

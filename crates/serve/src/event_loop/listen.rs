@@ -16,8 +16,8 @@ const BACKLOG: i32 = 4096;
 /// Eight of these fill a packet as the kernel makes them for the device to cut: of 64 KiB less what it keeps for headers
 /// (`MAX_TCP_HEADER` + 1: 321 bytes, or 385 where cache lines have 128).
 ///
-/// `sendfile` gives TCP 64 KiB at a time. Where links carry more than 8 KiB, seven of the largest segments would be a packet, and
-/// every third time what is left over a packet of one segment, which costs as much as another.
+/// `sendfile` gives TCP 64 KiB at a time. At an MTU of 9000 seven of the largest segments would be a packet, and every third time
+/// what is left over a packet of one segment, which costs as much as another.
 const SEGMENT_BYTES_MAX: u16 = (u16::MAX - 384) / 8;
 
 /// A listening socket of one event loop.
