@@ -8,6 +8,7 @@ mod put;
 mod reading;
 
 use self::put::Putting;
+use crate::counters::Way;
 use crate::event_loop::context::Context;
 use crate::event_loop::helper::{Attempt, Question, Reply};
 use crate::event_loop::listen::Accepted;
@@ -178,6 +179,16 @@ impl Connection {
             (State::Finishing(putting), _) => State::Finished(putting, Status::INTERNAL_ERROR),
             (state, _) => state,
         };
+    }
+
+    /// Sends what was held back when it was driven.
+    pub fn release(&mut self, context: &mut Context) {
+        if self.stream.is_held() {
+            // The greater part of what those bytes cost.
+            let timer = context.timer();
+            self.stream.release();
+            context.counters.moved(Way::Memory, 0, timer.and_then(|timer| timer.elapsed()));
+        }
     }
 
     /// Its time is over. Returns what it needs to say so.

@@ -85,6 +85,8 @@ pub struct Context {
     pub copy: Box<[u8]>,
     /// For whom a look at a file is good. It ends with everything that is heard, from a client or from a helper.
     pub moment: Moment,
+    /// Whether what is shorter than a packet is held back, to be released together with others.
+    pub holds: bool,
     /// Sends since the last that was timed.
     untimed: u32,
     /// Whether the server is about to stop: each connection ends after its response.
@@ -119,6 +121,7 @@ impl Context {
             spare: Vec::with_capacity(EVENTS_MAX),
             copy: vec![0; COPY_BYTES].into(),
             moment: Moment::default(),
+            holds: false,
             untimed: 0,
             is_draining: false,
         }

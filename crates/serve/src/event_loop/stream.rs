@@ -7,6 +7,7 @@ use crate::event_loop::kernel_tls::{self, RECORD_BYTES_MAX, RECORDS_MAX, Support
 use crate::event_loop::sent::Sent;
 use crate::event_loop::tls::{Received, Session};
 use haul::Sender;
+use haul_sys::sockopt::max_segment;
 use rustix::buffer::spare_capacity;
 use rustix::net::RecvFlags;
 use rustls::ServerConfig;
@@ -24,6 +25,10 @@ pub struct Stream {
     encryption: Encryption,
     /// Whether the kernel holds partial packets back.
     is_corked: bool,
+    /// Whether the kernel may hold something back until [`Stream::release`].
+    is_held: bool,
+    /// What a packet on its way to the peer may hold; 0 where there are none. Asked for once: if it shrinks, more goes at once.
+    segment_bytes: Option<u16>,
 }
 
 /// Who encrypts.
@@ -52,7 +57,8 @@ impl Stream {
                 Encryption::Program(Box::new(session))
             }
         };
-        Ok(Self { sender: Sender::with(socket, Arc::clone(settings))?, encryption, is_corked: false })
+        let sender = Sender::with(socket, Arc::clone(settings))?;
+        Ok(Self { sender, encryption, is_corked: false, is_held: false, segment_bytes: None })
     }
 
     /// Reads what has come into the free room of `buffer`; 0 is the end.
@@ -107,6 +113,33 @@ impl Stream {
         }
         let sent = if more { self.sender.send_more(parts) } else { self.sender.send_vectored(parts) };
         self.note_records(Sent::from(sent.map(|count| count as u64)))
+    }
+
+    /// Sends a beginning of these parts, behind which nothing comes. What is shorter than a packet is only made ready (`MSG_MORE`), and
+    /// leaves with [`Stream::release`], which must follow at once.
+    pub fn hold(&mut self, parts: &[IoSlice<'_>]) -> Sent {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let holds = matches!(self.encryption, Encryption::None) && bytes < self.segment_bytes();
+        self.is_held |= holds;
+        self.send(parts, holds)
+    }
+
+    fn segment_bytes(&mut self) -> usize {
+        let ask = || max_segment(&self.sender).ok().and_then(|bytes| bytes.try_into().ok()).unwrap_or(0);
+        usize::from(*self.segment_bytes.get_or_insert_with(ask))
+    }
+
+    /// Whether there is something to [`Stream::release`].
+    pub fn is_held(&self) -> bool {
+        self.is_held
+    }
+
+    /// Has the kernel send what it holds back.
+    pub fn release(&mut self) {
+        if std::mem::take(&mut self.is_held) {
+            // It was set all along: setting it again is how to say this (tcp(7)). A connection that is gone has nothing to send.
+            let _ = rustix::net::sockopt::set_tcp_nodelay(&self.sender, true);
+        }
     }
 
     /// Sends a beginning of a range of a file, by the cheapest path that this socket allows; through `copy` where that
@@ -215,5 +248,33 @@ impl Stream {
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.sender.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{ErrorKind, Read};
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn what_is_held_leaves_when_it_is_released_and_what_fills_a_packet_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        accepted.set_nodelay(true).unwrap();
+        let settings = Arc::default();
+        let mut stream = Stream::new(accepted.into(), None, Supported::default(), &settings).unwrap();
+        let mut buffer = [0; 8];
+        assert_eq!(stream.hold(&[IoSlice::new(b"four"), IoSlice::new(b"more")]), Sent::Bytes(8));
+        client.set_nonblocking(true).unwrap();
+        assert_eq!(client.read(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+        stream.release();
+        client.set_nonblocking(false).unwrap();
+        client.read_exact(&mut buffer).unwrap();
+        assert_eq!(&buffer, b"fourmore");
+        let large = vec![0; max_segment(&client).unwrap() as usize];
+        assert_eq!(stream.hold(&[IoSlice::new(&large)]), Sent::Bytes(large.len() as u64));
+        assert!(!stream.is_held());
     }
 }

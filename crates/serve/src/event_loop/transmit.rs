@@ -72,10 +72,11 @@ pub fn transmit(
             next => {
                 timer = context.timer();
                 let memory = next.and_then(Piece::memory).unwrap_or_default();
-                let more = matches!(next, Some(Piece::File(..))) || !body.is_last();
+                let follows = matches!(next, Some(Piece::File(..))) || !body.is_last();
                 let parts = [IoSlice::new(head), IoSlice::new(memory)];
                 let parts = if memory.is_empty() { &parts[..1] } else { &parts[..] };
-                let sent = stream.send(parts, more);
+                let sent =
+                    if context.holds && !follows { stream.hold(parts) } else { stream.send(parts, follows) };
                 (sent, stream.way(Way::Memory))
             }
         };

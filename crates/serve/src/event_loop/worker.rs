@@ -2,7 +2,8 @@
 //!
 //! Events are edges: a socket is registered once and for all, and its connection remembers what it was told.
 //! A turn of the loop first hears those who have something to say, then has their responses ready, and then sends these one right after the
-//! other: packets that leave so interrupt whoever takes them less often.
+//! other: packets that leave so interrupt whoever takes them less often. Short responses are even held back in their sockets until
+//! all of the turn are there, because sending what is there takes the least time of all.
 
 use crate::event_loop::connection::{Connection, NEVER, Next};
 use crate::event_loop::context::{Context, EVENTS_MAX};
@@ -151,7 +152,12 @@ impl Worker {
                 self.make_ready(event);
             }
             for event in &events {
-                self.respond_to(event);
+                self.respond_to(event, events.len() > 1);
+            }
+            for event in &events {
+                if let Some((connection, context)) = self.connection(event.data.u64()) {
+                    connection.release(context);
+                }
             }
             for _ in 0..self.runnable.len() {
                 if let Some(token) = self.runnable.pop_front() {
@@ -196,7 +202,8 @@ impl Worker {
         }
     }
 
-    fn respond_to(&mut self, event: &Event) {
+    /// Deals with it; a short response may be held back, to be released.
+    fn respond_to(&mut self, event: &Event, holds: bool) {
         match event.data.u64() {
             WAKE => self.woken(),
             token if token >= LISTENER => {
@@ -204,7 +211,9 @@ impl Worker {
             }
             token => {
                 if self.connection(token).is_some_and(|(connection, _)| !connection.is_at_disk()) {
+                    self.context.holds = holds;
                     self.drive(token);
+                    self.context.holds = false;
                 }
             }
         }
