@@ -28,6 +28,41 @@ fn a_connection_goes_on_as_its_version_says() {
 }
 
 #[test]
+fn nothing_that_is_held_back_stays_with_the_kernel() {
+    const CLIENTS: usize = 64;
+    const TURNS: usize = 20;
+    let service = Service::plain();
+    let answered = || -> u64 {
+        let counters = service.handle.counters().iter();
+        counters.flat_map(|counters| counters.latencies.iter().map(|counter| counter.get())).sum()
+    };
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| service.connect()).collect();
+    let mut asked = 0;
+    for turn in 0..TURNS {
+        // Some ask several times in one packet; the last requests end their connections.
+        let is_last = turn + 1 == TURNS;
+        let requests = |at: usize| if is_last { 1 } else { 1 + at % 3 };
+        let closes = if is_last { "Connection: close\r\n" } else { "" };
+        for (at, client) in clients.iter_mut().enumerate() {
+            let request = format!("GET /ten.txt HTTP/1.1\r\nHost: h\r\n{closes}\r\n");
+            client.send(&request.repeat(requests(at)));
+            asked += requests(at) as u64;
+        }
+        eventually(|| answered() == asked);
+        // When this one is answered, those before it have reached their clients: packets do not overtake one another.
+        assert_eq!(service.get("/ten.txt").status, 200);
+        asked += 1;
+        for (at, client) in clients.iter_mut().enumerate() {
+            client.stream.set_nonblocking(true).unwrap();
+            for _ in 0..requests(at) {
+                assert_eq!(client.response(false).unwrap().text(), "0123456789");
+            }
+            client.stream.set_nonblocking(false).unwrap();
+        }
+    }
+}
+
+#[test]
 fn pipelined_requests_are_answered_in_order_however_they_are_cut() {
     let service = Service::plain();
     let large = large();
