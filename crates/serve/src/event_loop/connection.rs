@@ -25,6 +25,7 @@ use crate::http::status::Status;
 use crate::log::Logged;
 use crate::passwords::Passwords;
 use crate::response::answer::Answer;
+use crate::response::body::Piece;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -181,6 +182,16 @@ impl Connection {
         };
     }
 
+    /// Whether a response is ready that comes from memory.
+    pub fn is_ready_and_short(&self) -> bool {
+        match &self.state {
+            State::Sending(sending) => {
+                sending.body.is_last() && !matches!(sending.body.next(), Some(Piece::File(..)))
+            }
+            _ => false,
+        }
+    }
+
     /// Sends what was held back when it was driven.
     pub fn release(&mut self, context: &mut Context) {
         if self.stream.is_held() {
@@ -211,6 +222,8 @@ impl Connection {
     /// Notes what the connection has come to, and in the log a response that it did not live to send, or a body that did not come whole. To
     /// be called last.
     pub fn close(mut self, context: &mut Context) {
+        // Closing a socket that has something unread throws away what is held.
+        self.stream.release();
         context.counters.demotions.add(self.stream.demotions());
         if let State::Sending(sending) | State::AtDisk(Some(sending)) = &mut self.state
             && let Some(mut logged) = sending.logged.take()

@@ -2,8 +2,8 @@
 //!
 //! Events are edges: a socket is registered once and for all, and its connection remembers what it was told.
 //! A turn of the loop first hears those who have something to say, then has their responses ready, and then sends these one right after the
-//! other: packets that leave so interrupt whoever takes them less often. Short responses are even held back in their sockets until
-//! all of the turn are there, because sending what is there takes the least time of all.
+//! other: packets that leave so interrupt whoever takes them less often. Short responses come first, and are even held back in their sockets
+//! until all of them are there, because sending what is there takes the least time of all.
 
 use crate::event_loop::connection::{Connection, NEVER, Next};
 use crate::event_loop::context::{Context, EVENTS_MAX};
@@ -148,16 +148,17 @@ impl Worker {
             for event in &events {
                 self.hear(event);
             }
-            for event in &events {
-                self.make_ready(event);
-            }
-            for event in &events {
-                self.respond_to(event, events.len() > 1);
-            }
-            for event in &events {
-                if let Some((connection, context)) = self.connection(event.data.u64()) {
-                    connection.release(context);
+            let mut short = 0;
+            for index in 0..events.len() {
+                if self.make_ready(&events[index]) {
+                    events.swap(short, index);
+                    short += 1;
                 }
+            }
+            let (short, others) = events.split_at(short);
+            self.send_together(short);
+            for event in others {
+                self.respond_to(event);
             }
             for _ in 0..self.runnable.len() {
                 if let Some(token) = self.runnable.pop_front() {
@@ -193,17 +194,32 @@ impl Worker {
         }
     }
 
-    /// Has it understand what was heard, so that sending the response is all that is left.
-    fn make_ready(&mut self, event: &Event) {
+    /// Has a connection understand what was heard, so that sending the response is all that is left; true where that is a short one.
+    fn make_ready(&mut self, event: &Event) -> bool {
         let token = event.data.u64();
-        let Some((connection, context)) = self.connection(token) else { return };
+        let Some((connection, context)) = self.connection(token) else { return false };
         if let Some(next) = connection.make_ready(context) {
             self.obey(token, next);
+            return false;
+        }
+        connection.is_ready_and_short()
+    }
+
+    /// Sends short responses. Nothing else may come in between: those that are held back would wait for it.
+    fn send_together(&mut self, events: &[Event]) {
+        self.context.holds = events.len() > 1;
+        for event in events {
+            self.drive(event.data.u64());
+        }
+        self.context.holds = false;
+        for event in events {
+            if let Some((connection, context)) = self.connection(event.data.u64()) {
+                connection.release(context);
+            }
         }
     }
 
-    /// Deals with it; a short response may be held back, to be released.
-    fn respond_to(&mut self, event: &Event, holds: bool) {
+    fn respond_to(&mut self, event: &Event) {
         match event.data.u64() {
             WAKE => self.woken(),
             token if token >= LISTENER => {
@@ -211,9 +227,7 @@ impl Worker {
             }
             token => {
                 if self.connection(token).is_some_and(|(connection, _)| !connection.is_at_disk()) {
-                    self.context.holds = holds;
                     self.drive(token);
-                    self.context.holds = false;
                 }
             }
         }

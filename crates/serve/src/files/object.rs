@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -70,6 +71,8 @@ pub struct Object {
     is_keepable: bool,
     /// The second in which all of it was last found in memory.
     resident_at: AtomicU32,
+    /// When it last changed, as it was first found after its last name had gone.
+    deleted: OnceLock<(i64, u64)>,
     /// When it was last found to be intact, by its loop's clock.
     intact_at_ns: AtomicU64,
 }
@@ -152,6 +155,7 @@ impl Object {
             content: content.filter(|_| is_steady),
             is_keepable,
             resident_at: AtomicU32::new(u32::MAX),
+            deleted: OnceLock::new(),
             intact_at_ns: AtomicU64::new(u64::MAX),
         })
     }
@@ -192,14 +196,15 @@ impl Object {
     }
 
     /// The same for whoever is sending it: it may have been deleted meanwhile, or another have been put in its place, which changes none
-    /// of its bytes.
+    /// of its bytes. Only what else changes its time between that and the first look after it is not told apart from that.
     pub fn is_intact(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| {
             let now = Stamp::of(&stat);
-            let is_deleted = now.links == 0;
+            let as_before = Stamp { links: self.stamp.links, changed: self.stamp.changed, ..now };
             now == self.stamp
-                || is_deleted
-                    && Stamp { links: self.stamp.links, changed: self.stamp.changed, ..now } == self.stamp
+                || now.links == 0
+                    && as_before == self.stamp
+                    && *self.deleted.get_or_init(|| now.changed) == now.changed
         })
     }
 
@@ -278,6 +283,7 @@ fn read_all(file: impl AsFd, len: usize, patience: Patience) -> io::Result<Optio
 mod tests {
     use super::*;
     use std::fs;
+    use std::io::Write;
 
     fn object(path: &std::path::Path) -> Object {
         match Opened::of(File::open(path).unwrap(), 100, Patience::Disk).unwrap() {
@@ -336,6 +342,21 @@ mod tests {
         fs::write(&path, "other").unwrap();
         assert!(!object.is_intact_at(8 + LOOK_GOOD_FOR_NS), "that look was too long ago");
         assert!(!object.looks_intact_at(8));
+    }
+
+    #[test]
+    fn what_is_done_to_a_file_after_its_name_has_gone_is_seen_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, "first").unwrap();
+        let object = object(&path);
+        let mut writer = File::options().write(true).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(object.is_intact() && object.is_intact());
+        let modified = writer.metadata().unwrap().modified().unwrap();
+        writer.write_all(b"other").unwrap();
+        writer.set_modified(modified).unwrap();
+        assert!(!object.is_intact());
     }
 
     #[test]
