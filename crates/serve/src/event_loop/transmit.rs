@@ -94,6 +94,21 @@ pub fn transmit(
     }
 }
 
+/// Has the kernel take a head that a file follows, and wait for that: with the heads of all out of the way, their files leave one right
+/// after the other.
+pub fn send_head(stream: &mut Stream, sending: &mut Sending, context: &mut Context) {
+    if stream.is_tls() || !matches!(sending.body.next(), Some(Piece::File(..))) {
+        return;
+    }
+    let timer = context.timer();
+    // What goes wrong here does so again when the file is sent.
+    if let Sent::Bytes(count) = stream.send(&[IoSlice::new(&sending.head)], true) {
+        let way = stream.way(Way::Memory);
+        context.counters.moved(way, count, timer.and_then(|timer| timer.elapsed()));
+        sending.head.drain(..count as usize);
+    }
+}
+
 /// Sends a beginning of a range of a file.
 fn send_piece(
     stream: &mut Stream,

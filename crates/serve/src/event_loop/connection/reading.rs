@@ -2,6 +2,7 @@
 
 use super::{Connection, Next, State, Waits, end_of};
 use crate::event_loop::context::Context;
+use crate::event_loop::transmit::send_head;
 use crate::http::request::{self, Parsed};
 use crate::http::status::Status;
 use std::io;
@@ -14,10 +15,14 @@ type Led = ControlFlow<Option<Next>>;
 impl Connection {
     /// Has the response to what was received ahead ready, to be sent when this is driven; returns what it needs before that.
     pub fn make_ready(&mut self, context: &mut Context) -> Option<Next> {
-        match self.state {
-            State::Reading => self.understand(context).break_value().flatten(),
-            _ => None,
+        if !matches!(self.state, State::Reading) {
+            return None;
         }
+        let next = self.understand(context).break_value().flatten();
+        if let State::Sending(sending) = &mut self.state {
+            send_head(&mut self.stream, sending, context);
+        }
+        next
     }
 
     /// Reads a request and has its response ready; `None` where the state has changed.
