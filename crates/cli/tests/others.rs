@@ -9,6 +9,7 @@ mod common {
 use common::command::{haul, run};
 use common::json::json;
 use common::user::as_ordinary_user;
+use std::sync::{Mutex, PoisonError};
 
 #[test]
 fn soak_measures_for_a_while() {
@@ -34,8 +35,12 @@ fn soak_passes_on_the_command_s_exit_code_and_output() {
     assert_eq!(output.status.code(), Some(128 + 15), "{words}");
 }
 
+/// For tests that make a CPU busy and those that say what it is busy with: each other's load is what they are not about.
+static CPUS: Mutex<()> = Mutex::new(());
+
 #[test]
 fn soak_sees_the_load_of_another_session() {
+    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut spinner = std::process::Command::new("setsid")
         .args(["taskset", "-c", "0", "timeout", "6", "sh", "-c", "while :; do :; done"])
         .spawn()
@@ -52,6 +57,7 @@ fn soak_sees_the_load_of_another_session() {
 
 #[test]
 fn the_self_check_reads_seven_known_loads_and_sees_interrupt_work() {
+    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let check = json(&mut haul(&["soak", "--self-check", "--json", "-"]));
     let duties = check["duties"].as_array().unwrap();
     assert_eq!(duties.len(), 7);
