@@ -68,7 +68,7 @@ enum Order {
 }
 
 impl Logged {
-    /// A request that was answered so.
+    /// A request that was answered so; `head` is its head, or what is to be said of something that could not be read as one.
     pub fn new(
         peer: Option<SocketAddr>,
         head: &[u8],
@@ -77,17 +77,6 @@ impl Logged {
         started: Instant,
     ) -> Self {
         Self { peer, head: head.to_vec(), status, body_bytes, started }
-    }
-
-    /// Something that could not be read as a request; its first line says who tried what.
-    pub fn unread(
-        peer: Option<SocketAddr>,
-        head: &[u8],
-        status: Status,
-        body_bytes: u64,
-        started: Instant,
-    ) -> Self {
-        Self::new(peer, first_line(head), status, body_bytes, started)
     }
 
     /// Of the body, so many bytes were not sent.
@@ -287,8 +276,8 @@ impl Log {
     }
 }
 
-/// The first line of what could not be read, or a beginning of it.
-fn first_line(head: &[u8]) -> &[u8] {
+/// The first line of what could not be read, or a beginning of it: it says who tried what.
+pub fn first_line(head: &[u8]) -> &[u8] {
     let line = head.trim_ascii_start().split(|&byte| byte == b'\n').next().unwrap_or_default();
     line[..line.len().min(UNREAD_BYTES_MAX)].trim_ascii_end()
 }

@@ -22,7 +22,7 @@ use crate::files::upload::Upload;
 use crate::http::credentials::Credentials;
 use crate::http::request::{Method, Request};
 use crate::http::status::Status;
-use crate::log::Logged;
+use crate::log::{Logged, first_line};
 use crate::passwords::Passwords;
 use crate::response::answer::Answer;
 use crate::response::body::Piece;
@@ -195,7 +195,7 @@ impl Connection {
     /// Sends what was held back when it was driven.
     pub fn release(&mut self, context: &mut Context) {
         if self.stream.is_held() {
-            // The greater part of what those bytes cost.
+            // Of what those bytes cost, this is the part that was put off.
             let timer = context.timer();
             self.stream.release();
             context.counters.moved(Way::Memory, 0, timer.and_then(|timer| timer.elapsed()));
@@ -256,6 +256,12 @@ impl Connection {
         loop {
             let next = match &mut self.state {
                 State::Reading if answered == TURN_REQUESTS => Some(Next::Turn),
+                // Others are held back meanwhile, and this may be about a file.
+                State::Reading
+                    if context.holds && answered > 0 && (self.is_readable || !self.input.is_empty()) =>
+                {
+                    Some(Next::Turn)
+                }
                 State::Reading => self.read(context),
                 State::Sending(sending) => {
                     let left = sending.len();
@@ -433,7 +439,7 @@ impl Connection {
         let logged = context
             .log
             .is_on()
-            .then(|| Logged::unread(self.peer, unread, status, answer.body.len(), started));
+            .then(|| Logged::new(self.peer, first_line(unread), status, answer.body.len(), started));
         self.respond(answer, logged, started, context);
     }
 

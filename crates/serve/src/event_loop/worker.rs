@@ -3,7 +3,7 @@
 //! Events are edges: a socket is registered once and for all, and its connection remembers what it was told.
 //! A turn of the loop first hears those who have something to say, then has their responses ready, and then sends these one right after the
 //! other: packets that leave so interrupt whoever takes them less often. Short responses come first, and are even held back in their sockets
-//! until all of them are there, because sending what is there takes the least time of all.
+//! until all of them are there: so they leave even closer together.
 
 use crate::event_loop::connection::{Connection, NEVER, Next};
 use crate::event_loop::context::{Context, EVENTS_MAX};
