@@ -9,6 +9,7 @@ use crate::counters::Counters;
 use crate::place::Place;
 use crate::worker::receiver::Receiving;
 use crate::worker::sender::Sending;
+use crate::worker::socket::SocketOptions;
 use crate::worker::{Job, Outcome, Task, Window, now_ns, sleep_until};
 use haul_soak::{Interval, Meter};
 use std::net::SocketAddr;
@@ -46,6 +47,8 @@ pub(crate) struct Part<'a> {
 pub(crate) struct Flow<'a> {
     /// Who takes part.
     pub parts: Vec<Part<'a>>,
+    /// How the connections are set before they are made.
+    pub socket: SocketOptions,
     /// How long to run before measuring.
     pub warm_up: Duration,
     /// How long to measure.
@@ -78,13 +81,14 @@ impl<'a> Flow<'a> {
     pub(crate) fn stream(
         (from, sending): (Place<'a>, Sending),
         (to, receiving): (Place<'a>, Receiving),
+        socket: SocketOptions,
         window: Duration,
     ) -> Self {
         let parts = vec![
             Part { host: to, task: Task::Receive(receiving) },
             Part { host: from, task: Task::Send(sending) },
         ];
-        Self { parts, warm_up: WARM_UP, window }
+        Self { parts, socket, warm_up: WARM_UP, window }
     }
 
     /// Runs it and measures one window, with `meter` if there is one.
@@ -104,7 +108,8 @@ impl<'a> Flow<'a> {
             let mut peer = None;
             for (index, part) in self.parts.iter().enumerate() {
                 let host = part.host.address();
-                let job = Job { host, port: 0, only_from: None, peer, task: part.task.clone() };
+                let (socket, task) = (self.socket.clone(), part.task.clone());
+                let job = Job { host, port: 0, only_from: None, peer, socket, task };
                 let events_out = events_out.clone();
                 thread::Builder::new()
                     .spawn_scoped(scope, move || hold(part.host, &job, index, &events_out))

@@ -12,6 +12,7 @@ use crate::site::{Loads, Site};
 use crate::way::Way;
 use crate::worker::forwarder::Forwarding;
 use crate::worker::messages::{Answering, Asking, Latency};
+use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
@@ -221,31 +222,25 @@ impl Subject for Forwards<'_> {
     }
 
     fn measure(&mut self, cell: &Cell, meter: &Meter) -> Result<Sample, FlowError> {
-        let congestion = || self.congestion.clone();
-        let forwarding = Forwarding {
-            by: cell.way,
-            buffer_bytes: cell.buffer.map(|size| size.0 as usize),
-            congestion: congestion(),
-        };
+        let forwarding = Forwarding { by: cell.way, buffer_bytes: cell.buffer.map(|size| size.0 as usize) };
         let (last, first) = match cell.traffic {
             Traffic::Bulk => {
                 let sending = Sending {
                     path: Way::from(Path::ReadSend).name().into(),
                     chunk_bytes: CHUNK_BYTES,
                     cork: false,
-                    congestion: congestion(),
                     rate_bits_per_second: self.plan.rate.map(|rate| rate.0),
                     pieces: self.workload.handed_over(),
                     plan: None,
                 };
                 (Task::Receive(Receiving::plainly()), Task::Send(sending))
             }
-            Traffic::Messages(size) => (
-                Task::Answer(Answering { congestion: congestion() }),
-                Task::Ask(Asking { message_bytes: size.0 as usize, congestion: congestion() }),
-            ),
+            Traffic::Messages(size) => {
+                (Task::Answer(Answering {}), Task::Ask(Asking { message_bytes: size.0 as usize }))
+            }
         };
         let flow = Flow {
+            socket: SocketOptions::with_congestion(&self.congestion),
             parts: vec![
                 Part { host: self.site.receiver(), task: last },
                 Part { host: self.site.sender(), task: Task::Forward(forwarding) },

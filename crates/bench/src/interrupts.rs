@@ -14,6 +14,7 @@ use crate::site::Loads;
 use crate::way::Way;
 use crate::worker::giver::{Beat, Giving, Hand};
 use crate::worker::messages::{Answering, Asking, Latency};
+use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending, taker::Taking};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
@@ -199,14 +200,12 @@ struct Packets<'a> {
 impl Packets<'_> {
     /// Who takes and who gives.
     fn tasks(&self, cell: &Cell) -> (Task, Task) {
-        let congestion = || self.congestion.clone();
         let giving = |by, datagrams: usize, beat| {
             Task::Give(Giving {
                 is_tcp: false,
                 by,
                 piece_bytes: datagrams * usize::from(DATAGRAM_BYTES),
                 datagram_bytes: DATAGRAM_BYTES,
-                congestion: congestion(),
                 to: None,
                 beat,
             })
@@ -229,16 +228,14 @@ impl Packets<'_> {
                     path: Way::from(Path::ReadSend).name().into(),
                     chunk_bytes: 64 << 10,
                     cork: false,
-                    congestion: congestion(),
                     rate_bits_per_second: None,
                     pieces: self.memory.handed_over(),
                     plan: None,
                 }),
             ),
-            Traffic::Messages => (
-                Task::Answer(Answering { congestion: congestion() }),
-                Task::Ask(Asking { message_bytes: MESSAGE.0 as usize, congestion: congestion() }),
-            ),
+            Traffic::Messages => {
+                (Task::Answer(Answering {}), Task::Ask(Asking { message_bytes: MESSAGE.0 as usize }))
+            }
         }
     }
 }
@@ -263,6 +260,7 @@ impl Subject for Packets<'_> {
         self.lab.set_segmentation(is_transmit).map_err(refused)?;
         let (taker, giver) = self.tasks(cell);
         let flow = Flow {
+            socket: SocketOptions::with_congestion(&self.congestion),
             parts: vec![
                 Part { host: Place::Lab(receiver), task: taker },
                 Part { host: Place::Lab(&self.lab.sender), task: giver },

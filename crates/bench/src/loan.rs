@@ -13,6 +13,7 @@ use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::Loads;
 use crate::way::Way;
 use crate::worker::giver::{Beat, Giving, Hand};
+use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending, taker::Taking};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
@@ -186,7 +187,6 @@ impl Subject for Loans<'_> {
                 path: Way::from(Path::Sendfile).name().into(),
                 chunk_bytes: cell.piece.0 as usize,
                 cork: false,
-                congestion: self.congestion.clone(),
                 rate_bits_per_second: None,
                 pieces: self.file.handed_over(),
                 plan: None,
@@ -196,7 +196,6 @@ impl Subject for Loans<'_> {
                 by,
                 piece_bytes: cell.piece.0 as usize,
                 datagram_bytes: DATAGRAM_BYTES,
-                congestion: self.congestion.clone(),
                 to,
                 beat: match cell.to {
                     To::Udp => Beat::Batches {
@@ -215,7 +214,8 @@ impl Subject for Loans<'_> {
         let taker = taker.map(|task| Part { host: Place::Lab(&self.lab.receiver), task });
         let giver = Part { host: Place::Lab(&self.lab.sender), task: giver };
         let parts = taker.into_iter().chain([giver]).collect();
-        Flow { parts, warm_up: WARM_UP, window: self.pace.window }.run(Some(meter))
+        let socket = SocketOptions::with_congestion(&self.congestion);
+        Flow { parts, socket, warm_up: WARM_UP, window: self.pace.window }.run(Some(meter))
     }
 
     fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {

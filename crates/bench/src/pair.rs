@@ -18,6 +18,7 @@ pub(crate) use protocol::{Reply, Request};
 use crate::lines::{Line, read_line, write_line};
 
 use crate::host::HostFacts;
+use crate::worker::socket::SocketOptions;
 use crate::worker::{Message, Task};
 use haul_soak::Baseline;
 use protocol::{LINE_BYTES_MAX, MeterFacts, SCHEMA};
@@ -213,8 +214,13 @@ impl Pair {
     }
 
     /// Starts a worker there; what it says comes to [`Self::listen`], at last [`Reply::Ended`].
-    pub(crate) fn start(&self, task: &Task, peer: Option<SocketAddr>) -> Result<(), PairError> {
-        self.say(&Request::Start { task: Box::new(task.clone()), peer })
+    pub(crate) fn start(
+        &self,
+        task: &Task,
+        socket: &SocketOptions,
+        peer: Option<SocketAddr>,
+    ) -> Result<(), PairError> {
+        self.say(&Request::Start { task: Box::new(task.clone()), socket: socket.clone(), peer })
     }
 
     /// Has the worker end at once, if it has not.

@@ -5,6 +5,7 @@ use crate::place::Place;
 use crate::quantity::Size;
 use crate::rounds::{CALIBRATION, Costs};
 use crate::site::Loads;
+use crate::worker::socket::SocketOptions;
 use crate::worker::{receiver::Receiving, sender::Sending};
 use crate::workload::Workload;
 use crate::{BenchError, Figure};
@@ -89,13 +90,17 @@ pub fn send(
                         path: path.name().into(),
                         chunk_bytes: CHUNK.0 as usize,
                         cork: false,
-                        congestion: congestion.into(),
                         rate_bits_per_second: None,
                         pieces: workload.handed_over(),
                         plan: None,
                     };
                     let to = (Place::Lab(&lab.receiver), Receiving::plainly());
-                    let flow = Flow::stream((Place::Lab(&lab.sender), sending), to, WINDOW);
+                    let flow = Flow::stream(
+                        (Place::Lab(&lab.sender), sending),
+                        to,
+                        SocketOptions::with_congestion(congestion),
+                        WINDOW,
+                    );
                     let sample = flow.run(Some(&meter))?;
                     let [received, sent] = sample.outcomes.as_slice() else { continue };
                     let reported = 100.0 * sent.cpu_seconds() / sent.seconds;

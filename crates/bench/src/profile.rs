@@ -12,6 +12,7 @@ use crate::site::Loads;
 use crate::stats::Figure;
 use crate::view::Picture;
 use crate::warning::{Kind, Warning};
+use crate::worker::socket::SocketOptions;
 use crate::worker::{receiver::Receiving, sender::Sending};
 use crate::workload::Workload;
 use crate::{BenchError, HostFacts, congestion, receive::way::ReceiveWay, way::Way};
@@ -92,14 +93,18 @@ pub fn run(
         path: plan.send.name().into(),
         chunk_bytes: CHUNK_BYTES,
         cork: false,
-        congestion: congestion.clone(),
         rate_bits_per_second: None,
         pieces: workload.handed_over(),
         plan: None,
     };
     let receiving = Receiving { way: plan.receive, ..Receiving::plainly() };
     let to = (Place::Lab(&lab.receiver), receiving);
-    let flow = Flow::stream((Place::Lab(&lab.sender), sending), to, plan.window);
+    let flow = Flow::stream(
+        (Place::Lab(&lab.sender), sending),
+        to,
+        SocketOptions::with_congestion(&congestion),
+        plan.window,
+    );
     let mut steps = Steps::new(1, is_stopped, progress);
     steps.go_on("sending and receiving");
     // The looks themselves interrupt too; a baseline that has them takes them off the meter's reading.

@@ -11,6 +11,7 @@ use crate::quantity::Size;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::{Loads, Site};
 use crate::way::Way;
+use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, receiver::Receiving, sender};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
@@ -331,7 +332,6 @@ impl Subject for Receives<'_> {
             path: Way::from(path).name().into(),
             chunk_bytes: CHUNK_BYTES,
             cork: false,
-            congestion: self.congestion.clone(),
             rate_bits_per_second: None,
             pieces: workload.handed_over(),
             plan: None,
@@ -341,7 +341,8 @@ impl Subject for Receives<'_> {
         let touch = condition.touch;
         let receiving = Receiving { way, buffer_bytes, touch, low_water_bytes, busy_poll_us: 0 };
         let (from, to) = ((site.sender(), sending), (site.receiver(), receiving));
-        Flow::stream(from, to, self.pace.window).run(Some(meter))
+        Flow::stream(from, to, SocketOptions::with_congestion(&self.congestion), self.pace.window)
+            .run(Some(meter))
     }
 
     fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {

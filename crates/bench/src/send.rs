@@ -10,6 +10,7 @@ use crate::site::{Loads, Site};
 use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
 use crate::way::Way;
+use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
@@ -204,13 +205,17 @@ impl Sends<'_> {
             path: path.name().into(),
             chunk_bytes: condition.chunk.0 as usize,
             cork: condition.cork,
-            congestion: self.congestion.clone(),
             rate_bits_per_second: self.rate.map(|rate| rate.0),
             pieces: self.workloads[&condition.workload].handed_over(),
             plan: self.planned.cloned(),
         };
         let to = (self.site.receiver(), Receiving::plainly());
-        Flow::stream((self.site.sender(), sending), to, self.pace.window)
+        Flow::stream(
+            (self.site.sender(), sending),
+            to,
+            SocketOptions::with_congestion(&self.congestion),
+            self.pace.window,
+        )
     }
 }
 

@@ -16,6 +16,7 @@ use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::Loads;
 use crate::stats::Figure;
 use crate::way::Way;
+use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion, doctor};
@@ -260,7 +261,6 @@ impl Subject for Tunings {
             path: cell.path.name().into(),
             chunk_bytes: CHUNK.0 as usize,
             cork: false,
-            congestion: tuning.congestion,
             rate_bits_per_second: self.rate.map(|rate| rate.0),
             pieces: self.workload.handed_over(),
             plan: None,
@@ -273,7 +273,7 @@ impl Subject for Tunings {
         let window = self.pace.window;
         let lab = self.lab(&cell.changes)?;
         let (from, to) = ((Place::Lab(&lab.sender), sending), (Place::Lab(&lab.receiver), receiving));
-        Flow::stream(from, to, window).run(Some(meter))
+        Flow::stream(from, to, SocketOptions::with_congestion(tuning.congestion), window).run(Some(meter))
     }
 
     fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {

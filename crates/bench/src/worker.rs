@@ -14,8 +14,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use socket::SocketOptions;
 use std::io::{self, BufRead, BufReader};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
@@ -29,12 +30,11 @@ pub mod giver;
 pub(crate) mod messages;
 pub(crate) mod receiver;
 pub(crate) mod sender;
+pub(crate) mod socket;
 pub(crate) mod taker;
 
 /// The argument that makes a program a worker.
 pub const ARGUMENT: &str = "bench-worker";
-/// How long connecting two hosts may take.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// What to do, where.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -47,6 +47,8 @@ pub(crate) struct Job {
     pub only_from: Option<IpAddr>,
     /// Whom to connect to, for those that do.
     pub peer: Option<SocketAddr>,
+    /// How its connections are set before they are made.
+    pub socket: SocketOptions,
     /// What to do.
     pub task: Task,
 }
@@ -267,7 +269,7 @@ fn work(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, Mess
             let to = connect(job)?;
             forwarding.run(&accept(job)?, &to, &tally)
         }
-        Task::Give(giving) => giving.run(job.peer, &tally),
+        Task::Give(giving) => giving.run(job, &tally),
         Task::Take(taking) => taking.run(job.host, &tally),
         Task::Ask(asking) => asking.run(&connect(job)?, &tally),
         Task::Answer(answering) => answering.run(&accept(job)?, &tally),
@@ -277,15 +279,14 @@ fn work(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, Mess
 
 fn connect(job: &Job) -> Result<TcpStream, Message> {
     let peer = job.peer.ok_or_else(|| Message::Failed("there is nobody to connect to".into()))?;
-    TcpStream::connect_timeout(&peer, CONNECT_MAX)
-        .map_err(|error| failed(&format!("connecting to {peer}"), error))
+    job.socket.connect(peer)
 }
 
 /// Listens, says where, and waits for the one connection that will come. Whoever asked ends this process if
 /// none does.
 fn accept(job: &Job) -> Result<TcpStream, Message> {
     let at = |error| failed(&format!("listening on {}", job.host), error);
-    let listener = TcpListener::bind((job.host, job.port)).map_err(at)?;
+    let listener = job.socket.listen(SocketAddr::new(job.host, job.port))?;
     say(&Message::Listening { address: listener.local_addr().map_err(at)? })
         .map_err(|error| failed("reporting", error))?;
     loop {
@@ -296,10 +297,8 @@ fn accept(job: &Job) -> Result<TcpStream, Message> {
     }
 }
 
-/// Gives a socket the congestion control that is asked for, and has it send without waiting for more.
-fn prepare(socket: &TcpStream, congestion: &str) -> Result<(), Message> {
-    rustix::net::sockopt::set_tcp_congestion(socket, congestion)
-        .map_err(|errno| failed(&format!("setting congestion control {congestion}"), errno))?;
+/// Sends small packets at once (`TCP_NODELAY`).
+fn set_nodelay(socket: &TcpStream) -> Result<(), Message> {
     socket.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error))
 }
 

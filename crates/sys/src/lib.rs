@@ -23,6 +23,7 @@ pub mod rusage;
 pub mod sched;
 pub mod sockmap;
 pub mod sockopt;
+pub mod tcp_info;
 pub mod uring;
 pub mod uring_receive;
 

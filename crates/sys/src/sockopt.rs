@@ -49,6 +49,23 @@ pub fn set_max_pacing_rate(socket: impl AsFd, bytes_per_second: u64) -> io::Resu
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes_per_second.to_ne_bytes())
 }
 
+/// Fixes the send and the receive buffer (`SO_SNDBUF`, `SO_RCVBUF`); the kernel then no longer sizes them by itself. The
+/// kernel doubles the number for its own bookkeeping.
+///
+/// With `CAP_NET_ADMIN` beyond `net.core.wmem_max` and `rmem_max` too; without it those are the limits, silently.
+pub fn set_buffers(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    let value = i32::try_from(bytes).unwrap_or(i32::MAX).to_ne_bytes();
+    for (force, plain) in [(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF), (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)] {
+        match set(socket.as_fd(), libc::SOL_SOCKET, force, &value) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                set(socket.as_fd(), libc::SOL_SOCKET, plain, &value)?;
+            }
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
 /// Limits the segments of connections that begin with this socket from now on, to either side, in bytes (`TCP_MAXSEG`). TCP's options
 /// are part of that, its header is not. A listening socket hands it to those it accepts.
 pub fn set_max_segment(socket: impl AsFd, bytes: u16) -> io::Result<()> {

@@ -215,7 +215,7 @@ fn hold_here<'a>(job: &Job, tell: &dyn Fn(Event<'a>)) -> Result<(), FlowError> {
 fn hold_there<'a>(pair: &'a Pair, job: &Job, tell: &dyn Fn(Event<'a>)) -> Result<(), FlowError> {
     let mut listening = pair.listen()?;
     let mut has_ended = false;
-    pair.start(&job.task, job.peer)?;
+    pair.start(&job.task, &job.socket, job.peer)?;
     tell(Event::Runs(Input::There(There(pair))));
     while !has_ended || listening.is_to_come() {
         match listening.next()? {

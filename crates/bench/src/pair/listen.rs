@@ -12,6 +12,7 @@ use crate::flow::FlowError;
 use crate::flow::start::Started;
 use crate::host::HostFacts;
 use crate::lines::{Line, read_line, write_line};
+use crate::worker::socket::SocketOptions;
 use crate::worker::{Job, Message, Task, Window, now_ns, sleep_until};
 use crate::{BenchError, congestion};
 use haul_soak::Meter;
@@ -39,6 +40,8 @@ const WINDOW_MAX: Duration = Duration::from_secs(5);
 const IDLE_MAX: Duration = Duration::from_secs(60);
 /// The least port that a program gets which asks for any.
 const PORT_MIN: u16 = 1024;
+/// The largest socket buffer that a peer may set here.
+const SOCKET_BYTES_MAX: usize = 64 << 20;
 /// The largest buffer that a peer may have filled here.
 const BUFFER_BYTES_MAX: usize = 1 << 30;
 
@@ -211,10 +214,10 @@ impl Session {
                 let length = Duration::from_millis(length_ms).min(CALIBRATION_MAX);
                 self.say(&Reply::Baseline(self.meter.calibrate(length)))
             }
-            Request::Start { task, peer } => {
+            Request::Start { task, socket, peer } => {
                 self.stop();
                 self.worked_at = Instant::now();
-                match self.checked(*task, peer) {
+                match self.checked(*task, socket, peer) {
                     Ok(job) => {
                         self.worker = Some(self.start(job));
                         Ok(())
@@ -247,23 +250,26 @@ impl Session {
     }
 
     /// The job that is asked for, or why it is not done.
-    fn checked(&self, task: Task, peer: Option<SocketAddr>) -> Result<Job, String> {
-        let (buffer_bytes, congestion) = match &task {
-            Task::Receive(receiving) => (receiving.buffer_bytes, None),
-            Task::Forward(forwarding) => (forwarding.buffer_bytes.unwrap_or(0), Some(&forwarding.congestion)),
+    fn checked(&self, task: Task, socket: SocketOptions, peer: Option<SocketAddr>) -> Result<Job, String> {
+        let buffer_bytes = match &task {
+            Task::Receive(receiving) => receiving.buffer_bytes,
+            Task::Forward(forwarding) => forwarding.buffer_bytes.unwrap_or(0),
             _ => return Err("this end only receives and forwards".into()),
         };
         if buffer_bytes > BUFFER_BYTES_MAX {
             return Err(format!("a buffer of {buffer_bytes} bytes is more than {BUFFER_BYTES_MAX}"));
         }
+        if socket.buffer_bytes.is_some_and(|bytes| bytes > SOCKET_BYTES_MAX) {
+            return Err(format!("socket buffers of more than {SOCKET_BYTES_MAX} bytes are not set here"));
+        }
         // The kernel would look for a module of any name.
-        if congestion.is_some_and(|name| !congestion::settable().contains(name)) {
+        if socket.congestion.as_ref().is_some_and(|name| !congestion::settable().contains(name)) {
             return Err("that congestion control cannot be set here".into());
         }
         if let Some(peer) = peer {
             self.check_destination(peer)?;
         }
-        Ok(Job { host: self.host, port: self.port, only_from: Some(self.peer), peer, task })
+        Ok(Job { host: self.host, port: self.port, only_from: Some(self.peer), peer, socket, task })
     }
 
     /// Bytes are forwarded to whoever asks for it and to no service: neither of this machine nor, where the peer's address is a

@@ -5,6 +5,7 @@
 
 use crate::host::HostFacts;
 use crate::lines::{Line, read_line};
+use crate::worker::socket::SocketOptions;
 use crate::worker::{Message, Task};
 use haul_soak::{Baseline, Interval};
 use serde::de::DeserializeOwned;
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
 /// The protocol and its version.
-pub(super) const SCHEMA: &str = "haul.pair/1";
+pub(super) const SCHEMA: &str = "haul.pair/2";
 /// The port of the conversation, unless another is given: HAUL on a telephone. Bytes go to the one after it.
 pub const PORT: u16 = 4285;
 /// The longest line: what is said of a thousand CPUs.
@@ -46,7 +47,7 @@ pub(crate) enum Request {
     /// Learn what a quiet machine looks like, for so long. Answered by [`Reply::Baseline`].
     Calibrate { length_ms: u64 },
     /// Start a worker. Its words come as [`Reply::Said`], its end as [`Reply::Ended`].
-    Start { task: Box<Task>, peer: Option<SocketAddr> },
+    Start { task: Box<Task>, socket: SocketOptions, peer: Option<SocketAddr> },
     /// Measure a window that begins so much later. Answered by [`Reply::Measured`].
     Window { start_in_ns: u64, length_ns: u64 },
     /// Everybody has looked: the worker may end.

@@ -16,14 +16,13 @@ pub(crate) struct Forwarding {
     pub by: ForwardBy,
     /// The pipe's or the buffer's size; `None` for the library's own.
     pub buffer_bytes: Option<usize>,
-    pub congestion: String,
 }
 
 impl Forwarding {
     /// Forwards until both sides have ended.
     pub(super) fn run(&self, from: &TcpStream, to: &TcpStream, tally: &Tally) -> Result<Outcome, Message> {
         for socket in [from, to] {
-            super::prepare(socket, &self.congestion)?;
+            super::set_nodelay(socket)?;
         }
         let way = match self.by {
             ForwardBy::Sockmap => {

@@ -1,6 +1,6 @@
 //! The process that sends memory of its own: copied, grouped, cut by the device, or lent.
 
-use super::{Message, Outcome, Tally, failed, now_ns, say_started, sleep_until, stopped};
+use super::{Job, Message, Outcome, Tally, failed, now_ns, say_started, sleep_until, stopped};
 use haul::{Buffer, Limits, Pool, Sender, Settings};
 use haul_sys::datagram::{self, Datagrams};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -45,7 +45,6 @@ pub(crate) struct Giving {
     pub piece_bytes: usize,
     /// The size of a datagram where it is cut or grouped.
     pub datagram_bytes: u16,
-    pub congestion: String,
     /// To whom, where nobody waits for it.
     pub to: Option<SocketAddr>,
     pub beat: Beat,
@@ -125,9 +124,10 @@ impl AsFd for Socket {
 
 impl Giving {
     /// Gives until the window is over.
-    pub(super) fn run(&self, peer: Option<SocketAddr>, tally: &Tally) -> Result<Outcome, Message> {
-        let peer = self.to.or(peer).ok_or_else(|| Message::Failed("there is nobody to send to".into()))?;
-        let mut way = self.open(peer)?;
+    pub(super) fn run(&self, job: &Job, tally: &Tally) -> Result<Outcome, Message> {
+        let peer =
+            self.to.or(job.peer).ok_or_else(|| Message::Failed("there is nobody to send to".into()))?;
+        let mut way = self.open(job, peer)?;
         let start_ns = now_ns();
         let mut pieces = 0u64;
         while !tally.is_over() {
@@ -156,13 +156,10 @@ impl Giving {
         })
     }
 
-    fn open(&self, peer: SocketAddr) -> Result<Way, Message> {
+    fn open(&self, job: &Job, peer: SocketAddr) -> Result<Way, Message> {
         let at = |error| failed(&format!("connecting to {peer}"), error);
         let socket = if self.is_tcp {
-            let stream = TcpStream::connect(peer).map_err(at)?;
-            rustix::net::sockopt::set_tcp_congestion(&stream, &self.congestion)
-                .map_err(|errno| failed("setting the congestion control", errno))?;
-            Socket::Tcp(stream)
+            Socket::Tcp(job.socket.connect(peer)?)
         } else {
             let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).map_err(at)?;

@@ -1,7 +1,7 @@
 //! The two ends of a conversation: one sends a message and waits for it to come back, the other sends back what
 //! comes.
 
-use super::{Message, Outcome, Tally, failed, now_ns, prepare, say_started};
+use super::{Message, Outcome, Tally, failed, now_ns, say_started, set_nodelay};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -25,18 +25,15 @@ pub struct Latency {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Asking {
     pub message_bytes: usize,
-    pub congestion: String,
 }
 
 /// Sends back what comes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Answering {
-    pub congestion: String,
-}
+pub(crate) struct Answering {}
 
 impl Asking {
     pub(super) fn run(&self, mut stream: &TcpStream, tally: &Tally) -> Result<Outcome, Message> {
-        prepare(stream, &self.congestion)?;
+        set_nodelay(stream)?;
         let mut buffer = vec![0; self.message_bytes];
         let mut round_trips_ns: Vec<u64> = Vec::new();
         let mut has_started = false;
@@ -72,7 +69,7 @@ impl Asking {
 
 impl Answering {
     pub(super) fn run(&self, mut stream: &TcpStream, tally: &Tally) -> Result<Outcome, Message> {
-        prepare(stream, &self.congestion)?;
+        set_nodelay(stream)?;
         let mut buffer = vec![0; 64 << 10];
         loop {
             let answered = match stream.read(&mut buffer) {

@@ -22,7 +22,6 @@ pub(crate) struct Sending {
     pub chunk_bytes: usize,
     /// Whether `TCP_CORK` holds back partial packets inside each file.
     pub cork: bool,
-    pub congestion: String,
     /// The rate to hold, or full speed.
     pub rate_bits_per_second: Option<u64>,
     pub pieces: Vec<HandedOver>,
@@ -40,8 +39,6 @@ impl Sending {
             .map(HandedOver::take)
             .collect::<Result<Vec<Piece>, _>>()
             .map_err(|error| failed("taking over the workload", error))?;
-        rustix::net::sockopt::set_tcp_congestion(&stream, &self.congestion)
-            .map_err(|errno| failed(&format!("setting congestion control {}", self.congestion), errno))?;
         if let Some(rate) = self.rate_bits_per_second {
             haul_sys::sockopt::set_max_pacing_rate(&stream, rate / 8)
                 .map_err(|error| failed("setting SO_MAX_PACING_RATE", error))?;
