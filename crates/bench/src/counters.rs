@@ -1,30 +1,40 @@
-//! What the kernel counts of interrupts and polls on a CPU.
+//! What the kernel counts of interrupts and polls on a CPU (`/proc/interrupts`, `/proc/softirqs`).
+//!
+//! Between the hosts of a lab each interrupt is one CPU telling the other of packets. How many packets share one decides
+//! most of what a MiB costs (docs/findings.md).
 
-use haul_lab::Host;
 use std::fs;
 
 /// Counts so far, or between two looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Interrupts but those of the clock.
+    /// Interrupts other than the local timer's.
     pub interrupts: u64,
+    /// Interrupts of the local timer. Beyond the tick they are timers that expired: a paced socket has one for each
+    /// group of packets.
+    pub timer_interrupts: u64,
     /// Times that the kernel set about receiving packets (`NET_RX` softirqs).
     pub polls: u64,
 }
 
 impl Counters {
-    /// Those of a host's CPU; 0 where the kernel does not tell.
-    pub(crate) fn read(host: &Host) -> Self {
+    /// Those of each CPU so far; 0 where the kernel does not tell.
+    pub(crate) fn read(cpus: &[usize]) -> Vec<Self> {
         let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
-        let interrupts = of_cpu(&read("/proc/interrupts"), host.cpu(), |name| name != "LOC");
-        let polls = of_cpu(&read("/proc/softirqs"), host.cpu(), |name| name == "NET_RX");
-        Self { interrupts, polls }
+        let (interrupts, softirqs) = (read("/proc/interrupts"), read("/proc/softirqs"));
+        let of = |&cpu| Self {
+            interrupts: of_cpu(&interrupts, cpu, |name| name != "LOC"),
+            timer_interrupts: of_cpu(&interrupts, cpu, |name| name == "LOC"),
+            polls: of_cpu(&softirqs, cpu, |name| name == "NET_RX"),
+        };
+        cpus.iter().map(of).collect()
     }
 
     /// What was counted between `earlier` and this.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         Self {
             interrupts: self.interrupts.saturating_sub(earlier.interrupts),
+            timer_interrupts: self.timer_interrupts.saturating_sub(earlier.timer_interrupts),
             polls: self.polls.saturating_sub(earlier.polls),
         }
     }

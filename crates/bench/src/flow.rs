@@ -6,6 +6,7 @@
 //! share.
 
 use crate::counters::Counters;
+use crate::kernel_threads::KernelThreads;
 use crate::place::Place;
 use crate::worker::receiver::Receiving;
 use crate::worker::sender::Sending;
@@ -72,8 +73,28 @@ pub struct Sample {
     pub there: Option<Interval>,
     /// What the parts say they did in the window, in their order.
     pub outcomes: Vec<Outcome>,
-    /// What the kernel counted meanwhile, where somebody looked.
+    /// What each CPU of the lab's hosts did in the window.
+    pub accounts: Vec<CpuAccount>,
+}
+
+/// What a CPU did in a window, beside what the meter says.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct CpuAccount {
+    /// Which CPU.
+    pub cpu: usize,
+    /// How long was counted.
+    pub seconds: f64,
+    /// What the kernel counted.
     pub counters: Counters,
+    /// The share of the time that the flow's processes and the kernel's threads used.
+    pub used_percent: f64,
+}
+
+impl Sample {
+    /// What a CPU did; `None` where it is no host's.
+    pub(crate) fn account_of(&self, cpu: usize) -> Option<&CpuAccount> {
+        self.accounts.iter().find(|account| account.cpu == cpu)
+    }
 }
 
 impl<'a> Flow<'a> {
@@ -91,6 +112,42 @@ impl<'a> Flow<'a> {
         Self { parts, socket, warm_up: WARM_UP, window }
     }
 
+    /// The CPUs of the lab's hosts that take part, each once.
+    fn cpus(&self) -> Vec<usize> {
+        let of_lab = |part: &Part<'_>| match part.host {
+            Place::Lab(host) => Some(host.cpu()),
+            Place::Here(_) | Place::There(_) => None,
+        };
+        let mut cpus: Vec<usize> = self.parts.iter().filter_map(of_lab).collect();
+        cpus.sort_unstable();
+        cpus.dedup();
+        cpus
+    }
+
+    /// What each CPU did between two readings, with what the parts on it used by their own account.
+    fn accounts(
+        &self,
+        cpus: &[usize],
+        after: &Accounts,
+        before: &Accounts,
+        outcomes: &[Outcome],
+    ) -> Vec<CpuAccount> {
+        let seconds = (after.at - before.at).as_secs_f64();
+        let of = |(index, &cpu): (usize, &usize)| {
+            let is_here = |part: &Part<'_>| matches!(part.host, Place::Lab(host) if host.cpu() == cpu);
+            let parts = self.parts.iter().zip(outcomes).filter(|(part, _)| is_here(part));
+            let by_parts: f64 = parts.map(|(_, outcome)| outcome.cpu_seconds() / outcome.seconds).sum();
+            let by_threads = after.kernel_threads[index].saturating_sub(before.kernel_threads[index]);
+            CpuAccount {
+                cpu,
+                seconds,
+                counters: after.counters[index].since(&before.counters[index]),
+                used_percent: 100.0 * (by_parts + by_threads.as_secs_f64() / seconds),
+            }
+        };
+        cpus.iter().enumerate().map(of).collect()
+    }
+
     /// Runs it and measures one window, with `meter` if there is one.
     pub(crate) fn run(&self, meter: Option<&Meter>) -> Result<Sample, FlowError> {
         self.run_seen(meter, &mut |_| true)
@@ -105,6 +162,8 @@ impl<'a> Flow<'a> {
         thread::scope(|scope| {
             let (events_out, events) = mpsc::channel();
             let mut workers = Workers::new(self.parts.len(), events);
+            let cpus = self.cpus();
+            let kernel_threads = KernelThreads::on(&cpus);
             let mut peer = None;
             for (index, part) in self.parts.iter().enumerate() {
                 let host = part.host.address();
@@ -124,6 +183,7 @@ impl<'a> Flow<'a> {
             let window = Window::of(at_ns, self.warm_up, self.window);
             workers.tell(Word::Window(window))?;
             sleep_until(window.start_ns);
+            let accounts_before = Accounts::read(&cpus, &kernel_threads);
             let before = meter.map(Meter::snapshot).transpose()?;
             let start = Instant::now();
             let mut goes_on = look(Moment::Start);
@@ -137,6 +197,7 @@ impl<'a> Flow<'a> {
             sleep_until(window.end_ns);
             look(Moment::End);
             let after = meter.map(Meter::snapshot).transpose()?;
+            let accounts_after = Accounts::read(&cpus, &kernel_threads);
             let seconds = start.elapsed().as_secs_f64();
             workers.wait_until_all_have_looked()?;
             // The other machine's meter must have looked, too, before anybody ends.
@@ -152,7 +213,25 @@ impl<'a> Flow<'a> {
                 }
             }
             let interval = after.zip(before).map(|(after, before)| after.since(&before));
-            Ok(Sample { interval, there, outcomes, counters: Counters::default() })
+            let accounts = self.accounts(&cpus, &accounts_after, &accounts_before, &outcomes);
+            Ok(Sample { interval, there, outcomes, accounts })
         })
+    }
+}
+
+/// A reading of what some CPUs have done so far.
+struct Accounts {
+    at: Instant,
+    counters: Vec<Counters>,
+    kernel_threads: Vec<Duration>,
+}
+
+impl Accounts {
+    fn read(cpus: &[usize], kernel_threads: &KernelThreads) -> Self {
+        Self {
+            at: Instant::now(),
+            counters: Counters::read(cpus),
+            kernel_threads: kernel_threads.used(cpus.len()),
+        }
     }
 }

@@ -6,7 +6,7 @@
 //! packets, and that is what is counted here, with whatever else interrupts it but the clock.
 
 use crate::counters::Counters;
-use crate::flow::{Flow, FlowError, Moment, Part, Sample, WARM_UP};
+use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::place::Place;
 use crate::quantity::Size;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
@@ -268,17 +268,7 @@ impl Subject for Packets<'_> {
             warm_up: WARM_UP,
             window: self.pace.window,
         };
-        let mut seen = [Counters::default(); 2];
-        let mut sample = flow.run_seen(Some(meter), &mut |moment| {
-            match moment {
-                Moment::Start => seen[0] = Counters::read(receiver),
-                Moment::End => seen[1] = Counters::read(receiver),
-                Moment::Inside => {}
-            }
-            true
-        })?;
-        sample.counters = seen[1].since(&seen[0]);
-        Ok(sample)
+        flow.run(Some(meter))
     }
 
     fn judge(&self, cell: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
@@ -297,7 +287,7 @@ impl Subject for Packets<'_> {
             costs: Costs::of(loads, bytes_per_second)?,
             sent_per_second,
             taken_per_second,
-            counters: sample.counters,
+            counters: sample.account_of(self.lab.receiver.cpu())?.counters,
             sent: *sent,
             latency: sent.latency,
             is_transmit,

@@ -116,10 +116,10 @@ pub fn make(
 pub fn describe_tests(tests: &[Tested]) -> String {
     let mut text = format!("Put to the test with {MIXED}, which it was not made of:\n");
     for Tested { path, predicted_us_per_mib, measured_us_per_mib } in tests {
-        let Figure { median, low, high } = *measured_us_per_mib;
+        let (median, interval) = (measured_us_per_mib.median, measured_us_per_mib.interval(0));
         let _ = writeln!(
             text,
-            "{path}: {predicted_us_per_mib:.0} µs a MiB predicted, {median:.0} measured ({low:.0} to {high:.0}): {:+.0} %",
+            "{path}: {predicted_us_per_mib:.0} µs a MiB predicted, {median:.0} measured ({interval}): {:+.0} %",
             100.0 * (predicted_us_per_mib / median - 1.0)
         );
     }

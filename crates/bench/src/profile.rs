@@ -122,7 +122,7 @@ pub fn run(
     let load = sample.interval.as_ref().map(|interval| interval.load(&baseline));
     let received = sample.outcomes.first().map_or(0.0, crate::worker::Outcome::bytes_per_second);
     let costs = load
-        .and_then(|load| Costs::of(&Loads::of_cpus(lab.cpus(), &load)?, received))
+        .and_then(|load| Costs::of(&Loads::of_cpus(lab.cpus(), &load, &|_| None)?, received))
         .ok_or_else(|| BenchError::Failed("nothing was received".into()))?;
     let groups = Groups::builtin();
     let hosts = [
@@ -131,7 +131,7 @@ pub fn run(
     ];
     let apart = lab.cache_line_round_trip()?.map(|time| time.as_nanos() as f64);
     let facts = LabFacts {
-        cache_line_round_trip_ns: apart.and_then(|ns| Figure::of(&[ns])),
+        cache_line_round_trip_ns: apart.map(Figure::exactly),
         ..LabFacts::of(&run, &congestion, None)
     };
     let mut report = Report::new("profile", started, run.host, Some(facts));

@@ -339,7 +339,7 @@ impl Subject for Receives<'_> {
         let buffer_bytes = condition.buffer.0 as usize;
         let low_water_bytes = buffer_bytes / LOW_WATER_DIVISOR;
         let touch = condition.touch;
-        let receiving = Receiving { way, buffer_bytes, touch, low_water_bytes, busy_poll_us: 0 };
+        let receiving = Receiving { way, buffer_bytes, touch, low_water_bytes, ..Receiving::plainly() };
         let (from, to) = ((site.sender(), sending), (site.receiver(), receiving));
         Flow::stream(from, to, SocketOptions::with_congestion(&self.congestion), self.pace.window)
             .run(Some(meter))

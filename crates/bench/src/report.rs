@@ -4,6 +4,7 @@
 use crate::host::HostFacts;
 use crate::pair::PeerFacts;
 use crate::quantity::Rate;
+use crate::regime::Reading;
 use crate::rounds::Run;
 use crate::stats::Figure;
 use crate::warning::Warning;
@@ -50,6 +51,9 @@ pub struct LabFacts {
     pub congestion: String,
     /// The rate that was to be held, or `null` for full speed.
     pub rate_bits_per_second: Option<u64>,
+    /// How the receiving program read, where that could be chosen.
+    #[serde(default)]
+    pub reading: Option<Reading>,
     /// The CPU that is the sending host; `null` where that is a whole machine.
     pub sender_cpu: Option<usize>,
     /// The CPU that is the receiving host; `null` where that is a whole machine.
@@ -115,6 +119,7 @@ impl LabFacts {
             mtu: run.site.mtu(),
             congestion: congestion.into(),
             rate_bits_per_second: rate.map(|rate| rate.0),
+            reading: None,
             sender_cpu: run.site.cpus().map(|cpus| cpus.sender),
             receiver_cpu: run.site.cpus().map(|cpus| cpus.receiver),
             peer: run.site.pair().map(|pair| pair.facts().clone()),

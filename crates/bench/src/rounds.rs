@@ -1,8 +1,8 @@
 //! Rows measured round by round, interleaved, so that a drift hits all alike.
 
 use crate::flow::{FlowError, Sample};
-use crate::site::{HostLoad, Loads, Quiet, Site};
-use crate::stats::Figure;
+use crate::site::{HostAccount, HostLoad, Loads, Quiet, Site};
+use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
 use crate::warning::{Kind, Warning};
 use crate::{BenchError, HostFacts, MIB};
 use haul_lab::CpuPair;
@@ -11,17 +11,20 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 mod distances;
+mod disturbances;
+mod regimes;
 mod warnings;
 
 use distances::Distances;
+use disturbances::Disturbances;
 pub(crate) use warnings::{LOW_LOAD_PERCENT, list, too_few_rounds, unsteady};
 
 /// How long the machine is kept quiet before and after each round to calibrate the meter.
 pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);
-/// Fewer rounds than this make no interval.
-pub(crate) const ROUNDS_ENOUGH: usize = 5;
-/// How often a window is measured again that slipped.
+/// How often a window is measured again that slipped, or in which other programs ran.
 const AGAIN_MAX: usize = 2;
+/// Rounds that are added, at most, where some were left out and too few remain for a verdict.
+const ADDED_ROUNDS_MAX: usize = 4;
 /// The most rounds that make sense.
 const ROUNDS_MAX: usize = 1000;
 
@@ -35,10 +38,10 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Seven rounds.
-    pub const FULL: Self = Self { rounds: 7, window: Duration::from_millis(150) };
-    /// A quick look: three short rounds.
-    pub const QUICK: Self = Self { rounds: 3, window: Duration::from_millis(100) };
+    /// Fifteen rounds.
+    pub const FULL: Self = Self { rounds: 15, window: Duration::from_millis(120) };
+    /// The fewest rounds that a verdict takes, and shorter ones.
+    pub const QUICK: Self = Self { rounds: VERDICT_ROUNDS_MIN, window: Duration::from_millis(60) };
 
     pub(crate) fn check(self) -> Result<(), BenchError> {
         if (1..=ROUNDS_MAX).contains(&self.rounds) {
@@ -93,6 +96,16 @@ pub(crate) trait Subject {
     fn measure(&mut self, cell: &Self::Cell, meter: &Meter) -> Result<Sample, FlowError>;
     /// Turns counters into costs; `None` where they say nothing.
     fn judge(&self, cell: &Self::Cell, sample: &Sample, loads: &Loads) -> Option<Self::Round>;
+
+    /// Rows that differ in this need a change of the machine between them, and are measured one after the other.
+    fn block(&self, _cell: &Self::Cell) -> usize {
+        0
+    }
+
+    /// What both hosts paid, where rounds of one regime are to be kept ([`crate::regime`]).
+    fn costs(_round: &Self::Round) -> Option<&Costs> {
+        None
+    }
 }
 
 /// A row and what was measured of it. Rounds carry their number, so that those of different rows can be put
@@ -103,23 +116,32 @@ pub(crate) struct Series<C, R> {
     /// Why nothing was measured, and never will be here.
     pub refused: Option<String>,
     pub rounds: Vec<(usize, R)>,
+    /// What other programs used of a host's CPU, in percent, where every round was disturbed. Such a row has no intervals,
+    /// so that nothing is concluded from it.
+    pub disturbed_percent: Option<f64>,
     /// Why rounds are missing.
     failures: Vec<String>,
 }
 
 impl<C, R> Series<C, R> {
     pub(crate) fn new(cell: C) -> Self {
-        Self { cell, refused: None, rounds: Vec::new(), failures: Vec::new() }
+        Self { cell, refused: None, rounds: Vec::new(), disturbed_percent: None, failures: Vec::new() }
     }
 
     /// One value a round, as a figure.
     pub(crate) fn figure(&self, of: impl Fn(&R) -> f64) -> Option<Figure> {
-        Figure::of(&self.rounds.iter().map(|(_, round)| of(round)).collect::<Vec<_>>())
+        self.figure_of_some(|round| Some(of(round)))
     }
 
     /// The same where not every round has a value.
     pub(crate) fn figure_of_some(&self, of: impl Fn(&R) -> Option<f64>) -> Option<Figure> {
-        Figure::of(&self.rounds.iter().filter_map(|(_, round)| of(round)).collect::<Vec<_>>())
+        let values: Vec<f64> = self.rounds.iter().filter_map(|(_, round)| of(round)).collect();
+        Figure::of(&values).map(|figure| self.doubted(figure))
+    }
+
+    /// The figure; without its interval where every round was disturbed.
+    fn doubted(&self, figure: Figure) -> Figure {
+        if self.disturbed_percent.is_some() { figure.without_its_interval() } else { figure }
     }
 
     /// The median of the rounds, 0 of none.
@@ -129,6 +151,11 @@ impl<C, R> Series<C, R> {
 
     /// A value over another row's in the same round.
     pub(crate) fn ratio_to(&self, other: &Self, of: impl Fn(&R) -> f64) -> Option<Figure> {
+        self.ratio_among(other, 1, of)
+    }
+
+    /// The same as one of `count` comparisons of which the best is picked ([`Figure::of_one_among`]).
+    pub(crate) fn ratio_among(&self, other: &Self, count: usize, of: impl Fn(&R) -> f64) -> Option<Figure> {
         let ratios: Vec<f64> = self
             .rounds
             .iter()
@@ -137,7 +164,8 @@ impl<C, R> Series<C, R> {
                 Some(of(round) / of(same))
             })
             .collect();
-        Figure::of(&ratios)
+        let figure = if count > 1 { Figure::of_one_among(&ratios, count) } else { Figure::of(&ratios) };
+        figure.map(|figure| other.doubted(self.doubted(figure)))
     }
 
     /// Why there is no figure.
@@ -173,6 +201,24 @@ impl Costs {
     }
 }
 
+impl Costs {
+    /// A count a second of the sending host, and of the receiving one, for each MiB; `None` where hosts are machines.
+    fn each_per_mib(&self, of: impl Fn(&HostAccount) -> f64) -> Option<(f64, f64)> {
+        let per_mib = |host: &HostLoad| Some(of(host.account.as_ref()?) / (self.bytes_per_second / MIB));
+        Some((per_mib(&self.sender)?, per_mib(&self.receiver)?))
+    }
+
+    /// Interrupts of both hosts' CPUs for each MiB, other than the local timers'.
+    pub(crate) fn interrupts_per_mib(&self) -> Option<(f64, f64)> {
+        self.each_per_mib(|account| account.interrupts_per_second)
+    }
+
+    /// Interrupts of the local timer of both hosts' CPUs for each MiB.
+    pub(crate) fn timer_interrupts_per_mib(&self) -> Option<(f64, f64)> {
+        self.each_per_mib(|account| account.timer_interrupts_per_second)
+    }
+}
+
 /// A run in the lab: the meter, and what was noticed on the way.
 pub(crate) struct Run<'a> {
     pub site: Site<'a>,
@@ -186,6 +232,8 @@ pub(crate) struct Run<'a> {
     drifts: Vec<f64>,
     /// How many windows slipped, and were measured again.
     slips: usize,
+    /// How many windows were measured again because other programs ran in them.
+    repeats: usize,
     /// How far apart the hosts' CPUs were, read around every row; one for each set of rows.
     distances: Vec<Distances>,
 }
@@ -207,6 +255,7 @@ impl<'a> Run<'a> {
             disturbances: Vec::new(),
             drifts: Vec::new(),
             slips: 0,
+            repeats: 0,
             distances: Vec::new(),
         })
     }
@@ -224,10 +273,14 @@ impl<'a> Run<'a> {
         steps: &mut Steps<'_>,
     ) -> Result<bool, BenchError> {
         let mut is_complete = true;
-        let mut distances = Distances::default();
-        for number in 0..self.pace.rounds {
-            let words = match self.round(number, subject, rows, steps, &mut distances) {
-                Ok(true) => continue,
+        let mut notes = Notes::default();
+        let mut number = 0;
+        while number < self.pace.rounds || self.wants_more(number, rows, &notes) {
+            let words = match self.round(number, subject, rows, steps, &mut notes) {
+                Ok(true) => {
+                    number += 1;
+                    continue;
+                }
                 Ok(false) => "stopped before it was complete: some rows have fewer rounds".into(),
                 // What was measured before is worth having.
                 Err(BenchError::Pair(error)) if rows.iter().any(|row| !row.rounds.is_empty()) => {
@@ -239,27 +292,34 @@ impl<'a> Run<'a> {
             is_complete = false;
             break;
         }
-        self.warnings.extend(distances.keep_one(rows));
-        self.distances.push(distances);
+        self.warnings.extend(notes.disturbances.keep_clean(rows, |cell| subject.name(cell)));
+        self.warnings.extend(notes.distances.keep_one(rows));
+        self.warnings.extend(regimes::keep_one(rows, S::costs, |cell| subject.name(cell)));
+        self.distances.push(notes.distances);
         Ok(is_complete)
     }
 
-    /// Measures every row once, between two calibrations. Every other round runs backwards, so that a
-    /// drift within a round weighs on no row twice.
+    /// Whether rounds are added: where a verdict was to be had, and some rows have lost rounds to other programs.
+    fn wants_more<C, R>(&self, done: usize, rows: &[Series<C, R>], notes: &Notes) -> bool {
+        self.pace.rounds >= VERDICT_ROUNDS_MIN
+            && done < self.pace.rounds + ADDED_ROUNDS_MAX
+            && notes.disturbances.clean_rounds_min(rows).is_some_and(|clean| clean < VERDICT_ROUNDS_MIN)
+    }
+
+    /// Measures every row once, between two calibrations, in an order of each round's own, so that neither a drift nor a
+    /// neighbour in time weighs on the same rows again.
     fn round<S: Subject>(
         &mut self,
         number: usize,
         subject: &mut S,
         rows: &mut [Series<S::Cell, S::Round>],
         steps: &mut Steps<'_>,
-        distances: &mut Distances,
+        notes: &mut Notes,
     ) -> Result<bool, BenchError> {
         let before = self.calibrate()?;
         let mut samples = Vec::new();
-        let mut order: Vec<usize> = (0..rows.len()).collect();
-        if number % 2 == 1 {
-            order.reverse();
-        }
+        let blocks: Vec<usize> = rows.iter().map(|row| subject.block(&row.cell)).collect();
+        let order = order(number, &blocks);
         let (mut is_complete, mut lost) = (true, None);
         let mut apart_before = self.site.cache_line_round_trip()?;
         for index in order {
@@ -271,11 +331,14 @@ impl<'a> Run<'a> {
             if row.refused.is_some() {
                 continue;
             }
-            let measured = at_most_again(&mut self.slips, || subject.measure(&row.cell, &self.meter));
+            let measured = self.measure(subject, &row.cell);
             let apart = [apart_before, self.site.cache_line_round_trip()?];
             apart_before = apart[1];
             match measured {
-                Ok(sample) => samples.push((index, sample, apart)),
+                Ok(sample) => {
+                    notes.disturbances.note(index, number, self.others_percent(&sample));
+                    samples.push((index, sample, apart));
+                }
                 Err(FlowError::Refused(reason)) => row.refused = Some(reason),
                 Err(FlowError::Pair(error)) => {
                     lost = Some(error);
@@ -300,10 +363,35 @@ impl<'a> Run<'a> {
         for (index, sample, apart) in samples {
             if let Some(round) = self.judge(subject, &rows[index].cell, &sample, &quiet) {
                 rows[index].rounds.push((number, round));
-                distances.note(index, number, apart);
+                notes.distances.note(index, number, apart);
             }
         }
         lost.map_or(Ok(is_complete), |error| Err(error.into()))
+    }
+
+    /// Measures a window until it is clean: of its length, and without other programs in it. After a few tries the one that
+    /// they used least of has to do.
+    fn measure<S: Subject>(&mut self, subject: &mut S, cell: &S::Cell) -> Result<Sample, FlowError> {
+        let mut best: Option<(f64, Sample)> = None;
+        for _ in 0..=AGAIN_MAX {
+            let sample = at_most_again(&mut self.slips, || subject.measure(cell, &self.meter))?;
+            let others_percent = self.others_percent(&sample);
+            if best.as_ref().is_none_or(|(least, _)| others_percent < *least) {
+                best = Some((others_percent, sample));
+            }
+            if others_percent <= disturbances::OTHERS_PERCENT_MAX {
+                break;
+            }
+            self.repeats += 1;
+        }
+        best.map(|(_, sample)| sample).ok_or_else(|| FlowError::Worker("nothing was measured".into()))
+    }
+
+    /// What other programs used of a host's CPU in a window, of the host where it was more.
+    fn others_percent(&self, sample: &Sample) -> f64 {
+        let loads = self.site.loads(sample, &Quiet::default());
+        let accounts = loads.iter().flat_map(|loads| [loads.sender.account, loads.receiver.account]);
+        accounts.flatten().map(|account| account.others_percent).fold(0.0, f64::max)
     }
 
     /// Learns what quiet machines look like, both at once where there are two.
@@ -334,6 +422,26 @@ impl<'a> Run<'a> {
     }
 }
 
+/// What is noted of a set of rows while it is measured.
+#[derive(Debug, Default)]
+struct Notes {
+    distances: Distances,
+    disturbances: Disturbances,
+}
+
+/// The order of a round: shuffled, but rows of one block stay together. The same in every run, so that runs can be compared.
+fn order(number: usize, blocks: &[usize]) -> Vec<usize> {
+    let mut random = fastrand::Rng::with_seed(number as u64);
+    let mut names: Vec<usize> = blocks.to_vec();
+    names.sort_unstable();
+    names.dedup();
+    random.shuffle(&mut names);
+    let mut order: Vec<usize> = (0..blocks.len()).collect();
+    random.shuffle(&mut order);
+    order.sort_by_key(|&row| names.iter().position(|&name| name == blocks[row]));
+    order
+}
+
 /// Measures until a window has not slipped, since one that has says nothing; a few times, and counts them.
 fn at_most_again<T>(
     slips: &mut usize,
@@ -351,6 +459,21 @@ fn at_most_again<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_round_has_its_own_order_and_blocks_stay_together() {
+        let blocks = [0, 1, 0, 1, 0, 1, 0, 1];
+        let orders: Vec<Vec<usize>> = (0..20).map(|number| order(number, &blocks)).collect();
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..8).collect::<Vec<_>>());
+            assert_eq!(order.windows(2).filter(|pair| blocks[pair[0]] != blocks[pair[1]]).count(), 1);
+        }
+        assert!(orders.iter().any(|order| order[0] % 2 == 0) && orders.iter().any(|order| order[0] % 2 == 1));
+        assert_ne!(orders[0], orders[1]);
+        assert_eq!(order(3, &blocks), order(3, &blocks));
+    }
 
     #[test]
     fn a_window_that_slipped_is_measured_again_and_a_machine_that_is_always_late_given_up() {

@@ -4,14 +4,14 @@ use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix::{self, Cell, Condition, Selection};
 use crate::pair::Pair;
 use crate::quantity::Rate;
+use crate::regime::{self, Reading};
 use crate::report::Observer;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::{Loads, Site};
 use crate::stats::Figure;
 use crate::warning::{Kind, Warning};
 use crate::way::Way;
-use crate::worker::socket::SocketOptions;
-use crate::worker::{Outcome, receiver::Receiving, sender::Sending};
+use crate::worker::{Outcome, Paced, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
 use haul::Path;
@@ -43,6 +43,8 @@ pub struct Plan {
     pub rate: Option<Rate>,
     /// The machine to measure with, instead of the lab's second host.
     pub peer: Option<Arc<Pair>>,
+    /// How the receiving program reads; at full speed where a rate is to be held.
+    pub reading: Reading,
     /// The lab's MTU in bytes.
     pub mtu: u32,
     /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
@@ -54,13 +56,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The default: seven rounds, MTU 9000, cubic or reno. BBR, the default on some hosts, paces every send
-    /// with timers, which costs the sender about a quarter more here and would be read as the path's cost.
+    /// The default: fifteen rounds, MTU 9000, cubic or reno, a reader that holds the rate. BBR, the default on some hosts,
+    /// paces every send with timers, which would be read as the path's cost.
     pub fn new(selections: Vec<Selection>) -> Self {
         Self {
             selections,
             pace: Pace::FULL,
             rate: None,
+            reading: Reading::Held,
             peer: None,
             mtu: Settings::default().mtu,
             congestion: None,
@@ -69,7 +72,7 @@ impl Plan {
         }
     }
 
-    /// A quick look: three short rounds of the plain rows.
+    /// A quick look: nine short rounds of the plain rows.
     pub fn quick(selections: Vec<Selection>) -> Self {
         Self { pace: Pace::QUICK, observer_pairs: 5, ..Self::new(selections) }
     }
@@ -103,6 +106,9 @@ pub fn run(
         workloads,
         congestion,
         rate: plan.rate,
+        // A rate that the sender holds is the regime that was asked for.
+        reading: if plan.rate.is_some() { Reading::Free } else { plan.reading },
+        full_speeds: HashMap::new(),
         planned: plan.planned.as_ref(),
         pace: plan.pace,
         offloads: None,
@@ -129,9 +135,12 @@ pub fn run(
         None
     });
     run.warn(&rows, |candidate| warnings::name(&candidate.cell), |round| round.costs.sender_us_per_mib);
-    run.warnings.extend(warnings::of(&rows, plan.rate, observer.as_ref()));
-    let rows = rows.iter().map(|series| rows::row(series, &rows, site)).collect();
+    run.warnings.extend(warnings::of(&rows, plan.rate, sends.reading, observer.as_ref()));
+    let rows = rows.iter().map(|series| rows::row(series, &rows, &sends)).collect();
     let mut report = Report::of_run("send", started, run, &sends.congestion, plan.rate, rows);
+    if let Some(lab) = &mut report.lab {
+        lab.reading = Some(sends.reading);
+    }
     report.observer = observer;
     report.answers = answer::of(&report);
     Ok(report)
@@ -163,9 +172,13 @@ struct Round {
     costs: Costs,
     rusage_us_per_mib: f64,
     syscalls_per_mib: f64,
+    acknowledgements_per_mib: f64,
+    /// The share of the window in which only the peer's window held the sender back.
+    window_limited: f64,
     zero_copied_bytes: u64,
     copied_bytes: u64,
     taken: Option<Path>,
+    paced: Option<Paced>,
 }
 
 /// What sends.
@@ -174,6 +187,9 @@ struct Sends<'a> {
     workloads: HashMap<Workload, Opened>,
     congestion: String,
     rate: Option<Rate>,
+    reading: Reading,
+    /// What each row can send, in bytes a second.
+    full_speeds: HashMap<Cell, f64>,
     planned: Option<&'a haul::Plan>,
     pace: Pace,
     /// How the sending device stands.
@@ -199,7 +215,7 @@ impl Sends<'_> {
         Ok(())
     }
 
-    fn flow(&self, cell: &Cell) -> Flow<'_> {
+    fn flow(&self, cell: &Cell, receiving: Receiving) -> Flow<'_> {
         let Cell { path, condition } = cell;
         let sending = Sending {
             path: path.name().into(),
@@ -209,13 +225,37 @@ impl Sends<'_> {
             pieces: self.workloads[&condition.workload].handed_over(),
             plan: self.planned.cloned(),
         };
-        let to = (self.site.receiver(), Receiving::plainly());
+        let to = (self.site.receiver(), receiving);
         Flow::stream(
             (self.site.sender(), sending),
             to,
-            SocketOptions::with_congestion(&self.congestion),
+            self.reading.socket(&self.congestion),
             self.pace.window,
         )
+    }
+
+    /// The flow of a row as it is measured.
+    fn measured_flow(&mut self, cell: &Cell) -> Result<Flow<'_>, FlowError> {
+        if self.reading == Reading::Free {
+            return Ok(self.flow(cell, Receiving::plainly()));
+        }
+        let full_speed = self.full_speed(cell)?;
+        let warm_up = regime::warm_up(full_speed);
+        Ok(Flow { warm_up, ..self.flow(cell, regime::held(full_speed)) })
+    }
+
+    /// What a row can send, in bytes a second: measured once, with a reader that is as fast as it can be.
+    fn full_speed(&mut self, cell: &Cell) -> Result<f64, FlowError> {
+        if let Some(&known) = self.full_speeds.get(cell) {
+            return Ok(known);
+        }
+        let sample = self.flow(cell, Receiving::plainly()).run(None)?;
+        let speed = sample.outcomes.first().map_or(0.0, Outcome::bytes_per_second);
+        if speed <= 0.0 {
+            return Err(FlowError::Worker("nothing was received at full speed".into()));
+        }
+        self.full_speeds.insert(cell.clone(), speed);
+        Ok(speed)
     }
 }
 
@@ -229,20 +269,35 @@ impl Subject for Sends<'_> {
 
     fn measure(&mut self, candidate: &Candidate, meter: &Meter) -> Result<Sample, FlowError> {
         self.set_offloads(candidate.cell.condition.offloads)?;
-        self.flow(&candidate.cell).run(Some(meter))
+        self.measured_flow(&candidate.cell)?.run(Some(meter))
     }
 
     fn judge(&self, _: &Candidate, sample: &Sample, loads: &Loads) -> Option<Round> {
         let [received, sent] = sample.outcomes.as_slice() else { return None };
-        let costs = Costs::of(loads, received.bytes_per_second())?;
+        let mut costs = Costs::of(loads, received.bytes_per_second())?;
+        // The buffers between both ends are not equally full at both ends of a window. What the sender did is between what it
+        // was given and what arrived.
+        costs.sender_us_per_mib *= 2.0 / (1.0 + sent.bytes_per_second() / received.bytes_per_second());
         (sent.bytes > 0).then(|| Round {
             costs,
             rusage_us_per_mib: sent.cpu_seconds() * 1e6 / sent.mib(),
             syscalls_per_mib: sent.calls as f64 / sent.mib(),
+            acknowledgements_per_mib: sent.segments_in as f64 / sent.mib(),
+            window_limited: sent.window_limited_seconds / sent.seconds,
             zero_copied_bytes: sent.zero_copied_bytes,
             copied_bytes: sent.copied_bytes,
             taken: sent.taken,
+            paced: sent.paced,
         })
+    }
+
+    /// Switching a device's offloads takes milliseconds.
+    fn block(&self, candidate: &Candidate) -> usize {
+        usize::from(candidate.cell.condition.offloads == Offloads::Off)
+    }
+
+    fn costs(round: &Round) -> Option<&Costs> {
+        Some(&round.costs)
     }
 }
 
@@ -262,7 +317,7 @@ fn observer_effect(
     if sends.set_offloads(cell.condition.offloads).is_err() {
         return Ok(None);
     }
-    let flow = sends.flow(cell);
+    let flow = sends.flow(cell, Receiving::plainly());
     let rate = |sample: &Sample| sample.outcomes.first().map_or(f64::NAN, Outcome::bytes_per_second);
     let mut ratios = Vec::new();
     for pair in 0..pairs {

@@ -1,6 +1,6 @@
 //! Where an experiment runs: between two hosts of a lab on this machine, or between this machine and another.
 
-use crate::flow::Sample;
+use crate::flow::{CpuAccount, Sample};
 use crate::pair::Pair;
 use crate::place::Place;
 use haul_lab::{CpuPair, Kind, Lab, LabError};
@@ -100,7 +100,7 @@ impl<'a> Site<'a> {
         let here = sample.interval.as_ref()?.load(&quiet.here);
         let there = || Some(sample.there.as_ref()?.load(&quiet.there));
         match self {
-            Self::Lab(lab) => Loads::of_cpus(lab.cpus(), &here),
+            Self::Lab(lab) => Loads::of_cpus(lab.cpus(), &here, &|cpu| sample.account_of(cpu).copied()),
             Self::Pair(_) => Some(Loads::of_machines((&here, &quiet.here), (&there()?, &quiet.there))),
             Self::TurnedPair(_) => Some(Loads::of_machines((&there()?, &quiet.there), (&here, &quiet.here))),
         }
@@ -129,6 +129,20 @@ pub(crate) struct HostLoad {
     pub load_percent: f64,
     /// How much slower the meter's spinner went in what was left, where a host has one CPU.
     pub interference_percent: Option<f64>,
+    /// What a CPU of a lab did besides; `None` of a machine.
+    pub account: Option<HostAccount>,
+}
+
+/// What a lab's host did in a window.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct HostAccount {
+    /// Interrupts a second, other than the local timer's.
+    pub interrupts_per_second: f64,
+    /// Interrupts of the local timer a second.
+    pub timer_interrupts_per_second: f64,
+    /// The share of the CPU that neither the flow's processes nor the kernel's threads used and that was not left to the
+    /// meter: other programs, or the hypervisor. It is no part of the load.
+    pub others_percent: f64,
 }
 
 /// How busy both hosts were.
@@ -142,10 +156,21 @@ pub(crate) struct Loads {
 
 impl Loads {
     /// Of a lab's hosts.
-    pub(crate) fn of_cpus(cpus: CpuPair, load: &Load) -> Option<Self> {
+    pub(crate) fn of_cpus(
+        cpus: CpuPair,
+        load: &Load,
+        account_of: &dyn Fn(usize) -> Option<CpuAccount>,
+    ) -> Option<Self> {
         let of = |cpu| {
-            let CpuLoad { load_percent, interference_percent, .. } = *load.of(cpu)?;
-            Some(HostLoad { load_percent, interference_percent })
+            let CpuLoad { load_percent, interference_percent, taken_percent, .. } = *load.of(cpu)?;
+            let account = account_of(cpu).map(|account| HostAccount {
+                interrupts_per_second: account.counters.interrupts as f64 / account.seconds,
+                timer_interrupts_per_second: account.counters.timer_interrupts as f64 / account.seconds,
+                others_percent: (taken_percent - account.used_percent).max(0.0),
+            });
+            let others_percent = account.map_or(0.0, |account| account.others_percent);
+            let load_percent = (load_percent - others_percent).max(0.0);
+            Some(HostLoad { load_percent, interference_percent, account })
         };
         Some(Self {
             sender: of(cpus.sender)?,
@@ -160,6 +185,7 @@ impl Loads {
         let of = |(load, quiet): (&Load, &Baseline)| HostLoad {
             load_percent: (load.whole_percent() - quiet.taken_percent()).max(0.0),
             interference_percent: None,
+            account: None,
         };
         Self {
             sender: of(sender),
@@ -189,13 +215,15 @@ mod tests {
     #[test]
     fn a_labs_hosts_have_a_cpu_each() {
         let cpus = CpuPair { sender: 1, receiver: 0 };
-        let loads = Loads::of_cpus(cpus, &load(&[(20.0, 5.0), (70.0, 10.0)])).unwrap();
+        let loads = Loads::of_cpus(cpus, &load(&[(20.0, 5.0), (70.0, 10.0)]), &|_| None).unwrap();
         assert!(
             (loads.sender.load_percent - 80.0).abs() < 1e-9
                 && (loads.receiver.load_percent - 25.0).abs() < 1e-9
         );
         assert!((loads.steal_percent - 7.0).abs() < 1e-9);
-        assert!(Loads::of_cpus(CpuPair { sender: 0, receiver: 7 }, &load(&[(1.0, 1.0)])).is_none());
+        assert!(
+            Loads::of_cpus(CpuPair { sender: 0, receiver: 7 }, &load(&[(1.0, 1.0)]), &|_| None).is_none()
+        );
     }
 
     #[test]

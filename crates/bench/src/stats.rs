@@ -1,49 +1,139 @@
-//! A middle and how sure it is.
+//! Medians with order-statistic intervals of exact coverage.
+//!
+//! Of `n` independent rounds, the true median lies between the `k`-th smallest and the `k`-th largest with probability
+//! `1 − 2·P(Binomial(n, ½) < k)`, whatever the rounds' distribution. So the coverage is computed, not estimated: 3 rounds
+//! give 75 %, 5 give 93.8 %, and 95 % takes at least 6.
+//!
+//! What an interval cannot know: rounds that depend on one another carry less information than their number says, and a
+//! machine that differs tomorrow is no part of any of them.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-/// Resamples of a bootstrap: enough for two digits of a 95 % interval.
-const RESAMPLES: usize = 2000;
+/// The coverage that an interval is chosen for.
+const CONFIDENCE: f64 = 0.95;
+/// Fewer rounds have no interval: of two, even the whole range covers the median with 50 % only.
+const INTERVAL_ROUNDS_MIN: usize = 3;
+/// Fewer rounds give no verdict. Nine are the first whose interval of 95 % leaves out the extremes (coverage 96.1 %), so
+/// that one odd round decides nothing.
+pub(crate) const VERDICT_ROUNDS_MIN: usize = 9;
 
-/// A median with the 95 % interval that the rounds allow.
+/// A median with its interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// The middle round.
+    /// The middle round, or the mean of the two in the middle.
     pub median: f64,
-    /// The lower end of the interval.
+    /// The lower end of the interval; minus infinity, `null` in JSON, where there is none.
+    #[serde(deserialize_with = "null_is_minus_infinity")]
     pub low: f64,
-    /// The upper end.
+    /// The upper end; infinity, `null` in JSON, where there is none.
+    #[serde(deserialize_with = "null_is_infinity")]
     pub high: f64,
+    /// How many rounds it is of.
+    #[serde(default)]
+    pub rounds: usize,
+    /// The probability that the interval holds the true median, in percent; 0 where there is none.
+    #[serde(default)]
+    pub coverage_percent: f64,
 }
 
 impl Figure {
     /// From one value a round; `None` from no round. Values that are not numbers are left out.
     ///
-    /// The interval is the percentile bootstrap of the median: draw as many rounds again with replacement,
-    /// take the middle, many times over. The draws are the same every time, so that a report can be computed
-    /// again.
+    /// The interval is the narrowest with a coverage of 95 %, or the whole range where that covers less.
     pub fn of(rounds: &[f64]) -> Option<Self> {
+        Self::with_confidence(rounds, CONFIDENCE, INTERVAL_ROUNDS_MIN)
+    }
+
+    /// The same for one of `count` comparisons of which the best is picked: all intervals together have a coverage of
+    /// 95 % (Bonferroni). There is none where the rounds are too few for that.
+    pub fn of_one_among(rounds: &[f64], count: usize) -> Option<Self> {
+        let confidence = 1.0 - (1.0 - CONFIDENCE) / count.max(1) as f64;
+        let figure = Self::with_confidence(rounds, confidence, INTERVAL_ROUNDS_MIN)?;
+        let is_met = figure.coverage_percent >= 100.0 * confidence;
+        Some(if is_met { figure } else { Self::without_interval(figure.median, figure.rounds) })
+    }
+
+    /// A value that was not measured in rounds, and has no interval.
+    pub(crate) fn exactly(value: f64) -> Self {
+        Self { median: value, low: value, high: value, rounds: 1, coverage_percent: 100.0 }
+    }
+
+    fn without_interval(median: f64, rounds: usize) -> Self {
+        Self { median, low: f64::NEG_INFINITY, high: f64::INFINITY, rounds, coverage_percent: 0.0 }
+    }
+
+    fn with_confidence(rounds: &[f64], confidence: f64, rounds_min: usize) -> Option<Self> {
         let mut rounds: Vec<f64> = rounds.iter().copied().filter(|round| round.is_finite()).collect();
         if rounds.is_empty() {
             return None;
         }
-        let mut random = fastrand::Rng::with_seed(7);
-        let mut draw = rounds.clone();
-        let mut medians: Vec<f64> = (0..RESAMPLES)
-            .map(|_| {
-                draw.fill_with(|| rounds[random.usize(..rounds.len())]);
-                median(&mut draw)
-            })
-            .collect();
-        medians.sort_by(f64::total_cmp);
-        let at = |share: f64| medians[((RESAMPLES - 1) as f64 * share).round() as usize];
-        Some(Self { median: median(&mut rounds), low: at(0.025), high: at(0.975) })
+        let (median, count) = (median(&mut rounds), rounds.len());
+        if count < rounds_min {
+            return Some(Self::without_interval(median, count));
+        }
+        let narrowest = (1..=count.div_ceil(2)).rev().find(|&k| coverage(count, k) >= confidence);
+        let k = narrowest.unwrap_or(1);
+        Some(Self {
+            median,
+            low: rounds[k - 1],
+            high: rounds[count - k],
+            rounds: count,
+            coverage_percent: 100.0 * coverage(count, k),
+        })
     }
 
-    /// Half the interval's width as a share of the median.
-    pub fn spread(&self) -> f64 {
-        if self.median == 0.0 { 0.0 } else { (self.high - self.low) / 2.0 / self.median.abs() }
+    /// The same median, of rounds that an interval would promise too much of.
+    pub(crate) fn without_its_interval(self) -> Self {
+        Self::without_interval(self.median, self.rounds)
     }
+
+    /// Whether there is an interval.
+    pub fn has_interval(&self) -> bool {
+        self.low.is_finite() && self.high.is_finite()
+    }
+
+    /// Whether a verdict may rest on it: enough rounds, and an interval of at least 95 %.
+    pub fn is_conclusive(&self) -> bool {
+        self.rounds >= VERDICT_ROUNDS_MIN && self.coverage_percent >= 100.0 * CONFIDENCE
+    }
+
+    /// Whether all of a conclusive interval lies below `bound`.
+    pub fn is_below(&self, bound: f64) -> bool {
+        self.is_conclusive() && self.high < bound
+    }
+
+    /// Whether all of a conclusive interval lies above `bound`.
+    pub fn is_above(&self, bound: f64) -> bool {
+        self.is_conclusive() && self.low > bound
+    }
+
+    /// The interval for people, with so many digits after the point; `none` where there is none.
+    pub fn interval(&self, digits: usize) -> String {
+        match (self.has_interval(), self.rounds) {
+            (true, _) => format!("{:.digits$} to {:.digits$}", self.low, self.high),
+            (false, rounds) => format!("no interval of {rounds} rounds"),
+        }
+    }
+
+    /// Half the interval's width as a share of the median; 0 where there is no interval.
+    pub fn spread(&self) -> f64 {
+        if self.median == 0.0 || !self.has_interval() {
+            return 0.0;
+        }
+        (self.high - self.low) / 2.0 / self.median.abs()
+    }
+}
+
+/// The probability that the true median of `count` rounds lies between the `k`-th smallest and the `k`-th largest.
+fn coverage(count: usize, k: usize) -> f64 {
+    // P(Binomial(count, ½) = i) for i = 0, 1, …, each from the one before.
+    let mut term = 0.5f64.powi(count as i32);
+    let mut tail = 0.0;
+    for i in 0..k {
+        tail += term;
+        term *= (count - i) as f64 / (i + 1) as f64;
+    }
+    1.0 - 2.0 * tail
 }
 
 /// The middle value, or the mean of the two in the middle. Sorts its argument, which must not be empty.
@@ -53,24 +143,102 @@ fn median(values: &mut [f64]) -> f64 {
     if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
 }
 
+fn null_is_minus_infinity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NEG_INFINITY))
+}
+
+fn null_is_infinity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn counted(count: usize) -> Vec<f64> {
+        (1..=count).map(|value| value as f64).collect()
+    }
+
     #[test]
     fn the_median_is_the_middle() {
         let figure = Figure::of(&[3.0, 1.0, 2.0, f64::NAN]).unwrap();
-        assert!((figure.median - 2.0).abs() < 1e-9);
+        assert!((figure.median - 2.0).abs() < 1e-9 && figure.rounds == 3);
         assert_eq!(Figure::of(&[]), None);
         let even = Figure::of(&[1.0, 2.0, 3.0, 10.0]).unwrap();
         assert!((even.median - 2.5).abs() < 1e-9);
     }
 
+    /// Ranks and coverages of the sign test's tables.
+    #[test]
+    fn the_coverage_is_exact() {
+        for (count, low, high, percent) in [
+            (3, 1.0, 3.0, 75.0),
+            (5, 1.0, 5.0, 93.75),
+            (6, 1.0, 6.0, 96.875),
+            (9, 2.0, 8.0, 96.094),
+            (15, 4.0, 12.0, 96.484),
+            (31, 10.0, 22.0, 97.056),
+        ] {
+            let figure = Figure::of(&counted(count)).unwrap();
+            assert!((figure.low - low).abs() < 1e-9 && (figure.high - high).abs() < 1e-9, "{figure:?}");
+            assert!((figure.coverage_percent - percent).abs() < 1e-3, "{figure:?}");
+        }
+    }
+
+    #[test]
+    fn two_rounds_have_no_interval_and_eight_give_no_verdict() {
+        let two = Figure::of(&[1.0, 2.0]).unwrap();
+        assert!(!two.has_interval() && !two.is_below(100.0) && !two.is_above(-100.0));
+        assert_eq!(two.interval(1), "no interval of 2 rounds");
+        assert!(!Figure::of(&counted(8)).unwrap().is_below(100.0));
+        let nine = Figure::of(&counted(9)).unwrap();
+        assert!(nine.is_below(8.5) && !nine.is_below(8.0) && nine.is_above(1.5) && !nine.is_above(2.0));
+    }
+
+    #[test]
+    fn the_best_of_many_needs_a_wider_interval_or_has_none() {
+        let alone = Figure::of_one_among(&counted(9), 1).unwrap();
+        assert_eq!(alone, Figure::of(&counted(9)).unwrap());
+        let of_ten = Figure::of_one_among(&counted(9), 10).unwrap();
+        assert!((of_ten.low - 1.0).abs() < 1e-9 && (of_ten.high - 9.0).abs() < 1e-9, "{of_ten:?}");
+        assert!(!Figure::of_one_among(&counted(9), 20).unwrap().has_interval());
+    }
+
+    #[test]
+    fn an_interval_that_is_none_survives_its_report() {
+        let none = Figure::of(&[1.0]).unwrap();
+        let text = serde_json::to_string(&none).unwrap();
+        assert!(text.contains("\"low\":null"), "{text}");
+        assert_eq!(serde_json::from_str::<Figure>(&text).unwrap(), none);
+        // A report of an earlier version has neither rounds nor coverage, and supports no verdict.
+        let old: Figure = serde_json::from_str("{\"median\":1.0,\"low\":0.5,\"high\":0.6}").unwrap();
+        assert!(old.has_interval() && !old.is_below(1.0));
+    }
+
+    /// What is claimed holds: the share of intervals that hold the true median, over many samples.
+    #[test]
+    fn intervals_hold_the_true_median_as_often_as_they_say() {
+        const SAMPLES: usize = 20_000;
+        let mut random = fastrand::Rng::with_seed(1);
+        for count in [3, 5, 7, 9, 12, 15] {
+            let (mut held, mut stated) = (0, 0.0);
+            for _ in 0..SAMPLES {
+                // Skewed, with a true median of ln 2.
+                let rounds: Vec<f64> = (0..count).map(|_| -random.f64().ln()).collect();
+                let figure = Figure::of(&rounds).unwrap();
+                held += usize::from((figure.low..=figure.high).contains(&std::f64::consts::LN_2));
+                stated = figure.coverage_percent;
+            }
+            let percent = 100.0 * held as f64 / SAMPLES as f64;
+            assert!((percent - stated).abs() < 1.0, "{count} rounds: {percent} instead of {stated}");
+        }
+    }
+
     proptest! {
         #[test]
         fn the_interval_holds_the_median_and_stays_inside_the_rounds(
-            rounds in proptest::collection::vec(0.1f64..1e6, 1..12)
+            rounds in proptest::collection::vec(0.1f64..1e6, 3..40)
         ) {
             let figure = Figure::of(&rounds).unwrap();
             let least = rounds.iter().copied().fold(f64::INFINITY, f64::min);

@@ -156,7 +156,8 @@ fn groups<R: Tabled>(rows: &[R]) -> Vec<Group> {
     let shown = || rows.iter().filter(|row| row.rounds() > 0 || row.refused().is_some());
     let full = |scale: u64| {
         let bars = shown().filter(|row| row.scale() == scale).flat_map(Tabled::bars);
-        bars.map(|bar| bar.figure.high).fold(f64::MIN_POSITIVE, f64::max)
+        bars.map(|bar| if bar.figure.has_interval() { bar.figure.high } else { bar.figure.median })
+            .fold(f64::MIN_POSITIVE, f64::max)
     };
     let mut groups: Vec<Group> = Vec::new();
     for row in shown() {
@@ -208,13 +209,14 @@ fn machine(host: &HostFacts) -> String {
 
 /// One line on the observer effect.
 fn observer(observer: &Observer) -> String {
-    let Figure { median, low, high } = observer.throughput_ratio;
+    let ratio = observer.throughput_ratio;
+    let (low, high) = (100.0 * (ratio.low - 1.0), 100.0 * (ratio.high - 1.0));
+    let interval =
+        if ratio.has_interval() { format!("{low:+.1} to {high:+.1}") } else { "no interval".into() };
     format!(
-        "The meter's own effect: with it the throughput of {} differs by {:+.1} % ({:+.1} to {:+.1}, {} pairs).",
+        "The meter's own effect: with it the throughput of {} differs by {:+.1} % ({interval}, {} pairs).",
         observer.path,
-        100.0 * (median - 1.0),
-        100.0 * (low - 1.0),
-        100.0 * (high - 1.0),
+        100.0 * (ratio.median - 1.0),
         observer.pairs
     )
 }
@@ -229,11 +231,22 @@ pub(crate) fn number(figure: Option<Figure>, unit: f64, digits: usize) -> String
 }
 
 pub(crate) fn interval(figure: Option<Figure>) -> String {
-    figure.map_or("?".into(), |figure| format!("{:.0} to {:.0}", figure.low, figure.high))
+    figure.filter(Figure::has_interval).map_or("?".into(), |figure| figure.interval(0))
 }
 
 pub(crate) fn ratio(figure: Option<Figure>) -> String {
-    figure.map_or("?".into(), |figure| format!("{:.2} ({:.2}–{:.2})", figure.median, figure.low, figure.high))
+    figure.map_or("?".into(), |figure| {
+        if figure.has_interval() {
+            format!("{:.2} ({:.2}–{:.2})", figure.median, figure.low, figure.high)
+        } else {
+            format!("{:.2} (?)", figure.median)
+        }
+    })
+}
+
+/// What stands beside the name of a row that was measured beside other programs.
+pub(crate) fn disturbed(percent: Option<f64>) -> &'static str {
+    if percent.is_some() { ", disturbed" } else { "" }
 }
 
 pub(crate) fn share(percent: Option<f64>) -> String {

@@ -18,6 +18,10 @@ pub enum Kind {
     FrequencyDrift,
     /// The hypervisor moved the hosts' CPUs nearer to each other or further apart.
     Moved,
+    /// Rounds had many more, or fewer, interrupts for each MiB than the others.
+    Regime,
+    /// A connection's packets left by timers although no rate was to be held.
+    Paced,
     /// Windows were not of the length that was asked for, and were measured again.
     Slipped,
     /// A row's rounds differ widely.

@@ -8,8 +8,10 @@
 //! standard input does.
 
 use crate::lines::write_line;
+use haul::pacing::{Pacing, Watch};
 use haul::{Error, Path};
 use haul_sys::rusage::{self, Usage, Who};
+use haul_sys::tcp_info::{TcpInfo, tcp_info};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
@@ -18,7 +20,7 @@ use socket::SocketOptions;
 use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -35,6 +37,9 @@ pub(crate) mod taker;
 
 /// The argument that makes a program a worker.
 pub const ARGUMENT: &str = "bench-worker";
+
+/// How often a connection is looked at before the window. A prime, to fall out of step with the kernel's timers.
+const PACING_INTERVAL_NS: u64 = 1_009_000;
 
 /// What to do, where.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -118,6 +123,14 @@ pub struct Outcome {
     pub taken: Option<Path>,
     /// How long messages took.
     pub latency: Option<messages::Latency>,
+    /// Packets that came to the connection: of a sender the acknowledgements.
+    pub segments_in: u64,
+    /// Time in which only the peer's window held the sender back.
+    pub window_limited_seconds: f64,
+    /// Segments sent again.
+    pub retransmitted: u64,
+    /// Why the connection's packets left by timers; `None` where they did not, or where that is not known.
+    pub paced: Option<Paced>,
 }
 
 impl Outcome {
@@ -135,6 +148,18 @@ impl Outcome {
     pub fn mib(&self) -> f64 {
         self.bytes as f64 / crate::MIB
     }
+}
+
+/// Why a connection's packets leave by timers ([`haul::pacing`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Paced {
+    /// A rate is held (`SO_MAX_PACING_RATE`).
+    Rate,
+    /// The congestion control paces, as BBR does.
+    CongestionControl,
+    /// An earlier congestion control left pacing on.
+    Leftover,
 }
 
 /// When to look, in nanoseconds of the monotonic clock.
@@ -160,6 +185,9 @@ pub(crate) struct Tally {
     pub spliced_bytes: AtomicU64,
     pub messages: AtomicU64,
     pub calls: AtomicU64,
+    /// The connection that carries the payload, where its state is worth a look.
+    socket: OnceLock<OwnedFd>,
+    pacing: OnceLock<Watch>,
     is_over: AtomicBool,
     planned: OnceLock<Window>,
     window: OnceLock<Range<Account>>,
@@ -175,9 +203,28 @@ struct Account {
     messages: u64,
     calls: u64,
     usage: Usage,
+    connection: TcpInfo,
 }
 
 impl Tally {
+    /// Has the state of `socket` read at both ends of the window, and before it whether packets are held back.
+    pub(crate) fn watch_socket(&self, socket: impl AsFd) {
+        // Without a descriptor for it there are no figures of it.
+        if let Ok(duplicate) = socket.as_fd().try_clone_to_owned() {
+            let _ = self.socket.set(duplicate);
+        }
+    }
+
+    /// Why packets leave by timers; `None` where they do not, or where that is not known.
+    fn paced(&self) -> Option<Paced> {
+        let pacing = self.pacing.get()?.pacing(self.socket.get()?).ok()??;
+        Some(match pacing {
+            Pacing::MaxRate(_) => Paced::Rate,
+            Pacing::CongestionControl(_) => Paced::CongestionControl,
+            _ => Paced::Leftover,
+        })
+    }
+
     /// Whether everybody's window is over and the work may end.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Relaxed)
@@ -197,6 +244,7 @@ impl Tally {
             messages: self.messages.load(Relaxed),
             calls: self.calls.load(Relaxed),
             usage: rusage::usage(Who::Process)?,
+            connection: self.socket.get().and_then(|socket| tcp_info(socket).ok()).unwrap_or_default(),
         })
     }
 
@@ -215,8 +263,36 @@ impl Tally {
             user_seconds: end.usage.user.saturating_sub(start.usage.user).as_secs_f64(),
             system_seconds: end.usage.system.saturating_sub(start.usage.system).as_secs_f64(),
             context_switches: end.usage.context_switches - start.usage.context_switches,
+            segments_in: end.connection.segments_in.wrapping_sub(start.connection.segments_in).into(),
+            window_limited_seconds: end
+                .connection
+                .window_limited_us
+                .saturating_sub(start.connection.window_limited_us)
+                as f64
+                / 1e6,
+            retransmitted: end
+                .connection
+                .retransmitted_segments
+                .wrapping_sub(start.connection.retransmitted_segments)
+                .into(),
+            paced: self.paced(),
             ..Outcome::default()
         })
+    }
+
+    /// Reads the connection now and then until shortly before the window, which is left undisturbed.
+    fn watch_pacing(&self, until_ns: u64) -> io::Result<()> {
+        let Some(socket) = self.socket.get() else { return Ok(()) };
+        let mut watch = Watch::default();
+        while now_ns() + 2 * PACING_INTERVAL_NS < until_ns {
+            wait_until(now_ns() + PACING_INTERVAL_NS)?;
+            // A socket of another kind has no such state.
+            if watch.look(socket).is_err() {
+                return Ok(());
+            }
+        }
+        let _ = self.pacing.set(watch);
+        Ok(())
     }
 
     /// Waits for the window, looks at its both ends, and ends the process when nobody listens any more.
@@ -226,6 +302,7 @@ impl Tally {
         if let Ok(window) = serde_json::from_str::<Window>(&line) {
             // Both are set once, by this thread.
             let _ = self.planned.set(window);
+            self.watch_pacing(window.start_ns)?;
             wait_until(window.start_ns)?;
             let start = self.account()?;
             wait_until(window.end_ns)?;

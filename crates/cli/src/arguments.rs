@@ -8,6 +8,7 @@ use haul_bench::forward::way::ForwardBy;
 use haul_bench::quantity::{Rate, Size};
 use haul_bench::receive::way::ReceiveWay;
 use haul_bench::receive::{PageOrder, SentBy};
+use haul_bench::regime::Reading;
 use haul_bench::settings;
 use haul_bench::way::Way;
 use haul_bench::workload::Workload;
@@ -63,7 +64,7 @@ pub struct BenchArguments {
 /// What every experiment takes.
 #[derive(Debug, Args)]
 pub struct CommonArguments {
-    /// Measure each row this often [default: 7, with --quick 3]
+    /// Measure each row this often [default: 15, with --quick 9, the fewest that give a verdict]
     #[arg(long, value_name = "N", global = true)]
     pub rounds: Option<usize>,
     /// Fewer rows, fewer and shorter rounds; plain `haul bench` is quick unless it is --full
@@ -132,6 +133,10 @@ pub struct SendArguments {
     /// Hold this rate, such as 4gbit, instead of sending at full speed
     #[arg(long)]
     pub rate: Option<Rate>,
+    /// How the receiver reads: held, at half of each path's full speed, so that its window holds the sender back; or free, as
+    /// fast as it can [default: held]
+    #[arg(long, value_name = "held|free", conflicts_with = "rate")]
+    pub reading: Option<Reading>,
     /// The link's MTU in bytes [default: 9000]
     #[arg(long, value_name = "BYTES")]
     pub mtu: Option<u32>,

@@ -68,6 +68,7 @@ mod files;
 mod forwarder;
 mod lending;
 mod loan;
+pub mod pacing;
 mod path;
 mod pipe;
 pub mod plan;

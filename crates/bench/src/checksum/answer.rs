@@ -53,11 +53,10 @@ fn bandwidth(report: &Report, bytes: u64) -> Option<String> {
     let row = report.rows.iter().find(|row| row.path == "checksum" && row.bytes == bytes)?;
     let (share, speed) = (row.read_bandwidth_share?, row.gigabytes_per_second?);
     Some(format!(
-        "Of {} the checksum reads {:.1} GB/s, {:.2} of what reading alone does ({:.2} to {:.2}).",
+        "Of {} the checksum reads {:.1} GB/s, {:.2} of what reading alone does ({}).",
         Size(bytes),
         speed.median,
         share.median,
-        share.low,
-        share.high
+        share.interval(2)
     ))
 }

@@ -35,8 +35,9 @@ pub(super) fn of(series: &Series<Work, f64>, size: Size, all: &[Series<Work, f64
     let of = |work: Work| all.iter().find(|other| other.cell == work);
     let inverse = |figure: Figure| Figure {
         median: 1.0 / figure.median,
-        low: 1.0 / figure.high,
-        high: 1.0 / figure.low,
+        low: if figure.has_interval() { 1.0 / figure.high } else { figure.low },
+        high: if figure.has_interval() { 1.0 / figure.low } else { figure.high },
+        ..figure
     };
     let ratio_to = |work: Work| series.ratio_to(of(work)?, |&seconds| seconds);
     let is_sum = matches!(series.cell, Work::Checksum | Work::ChecksumBy(_));

@@ -79,15 +79,19 @@ fn chart(page: &mut String, group: &Group) {
         for Bar { class, figure, remark } in &line.bars {
             let percent = |value: f64| (100.0 * value / group.full).clamp(0.0, 100.0);
             let remark = if remark.is_empty() { String::new() } else { format!(" · {}", escape(remark)) };
+            let interval = if figure.has_interval() {
+                let (low, high) = (percent(figure.low), percent(figure.high));
+                format!("<div class=\"interval\" style=\"left:{low:.2}%;width:{:.2}%\"></div>", high - low)
+            } else {
+                String::new()
+            };
             let digits = if group.full < 20.0 { 2 } else { 0 };
             let _ = writeln!(
                 page,
                 "<div class=\"track\"><div class=\"bar {class}\" style=\"width:{:.2}%\"></div>\
-                 <div class=\"interval\" style=\"left:{:.2}%;width:{:.2}%\"></div>\
+                 {interval}\
                  <span class=\"value\">{:.digits$}{remark}</span></div>",
                 percent(figure.median),
-                percent(figure.low),
-                percent(figure.high) - percent(figure.low),
                 figure.median
             );
         }

@@ -34,16 +34,15 @@ fn bulk(rows: &[&Row]) -> Option<String> {
     let (best, cost) = least(rows, |row| row.forwarder_us_per_mib)?;
     let beside = match best.forwarder_us_ratio {
         Some(ratio) if best.path != "copy" => {
-            format!(", {:.2} × copy ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high)
+            format!(", {:.2} × copy ({})", ratio.median, ratio.interval(2))
         }
         _ => String::new(),
     };
     Some(format!(
-        "Cheapest to forward bulk with: {}, {:.0} µs of the forwarder's CPU per MiB ({:.0} to {:.0}){beside}.",
+        "Cheapest to forward bulk with: {}, {:.0} µs of the forwarder's CPU per MiB ({}){beside}.",
         best.title(),
         cost.median,
-        cost.low,
-        cost.high
+        cost.interval(0)
     ))
 }
 

@@ -32,16 +32,15 @@ fn cheapest(report: &Report, traffic: &str) -> Option<String> {
         "stream" => format!("{:.1} to a poll", median(row.packets_per_poll)),
         _ => format!("{:.1} packets to an interrupt", median(row.packets_per_interrupt)),
     };
-    Some(if best.path == first.path || ratio.high >= 1.0 {
-        format!("{what}: nothing tried is measurably cheaper than {}.", first.path)
+    Some(if best.path == first.path || !ratio.is_below(1.0) {
+        format!("{what}: nothing tried was shown to be cheaper than {}.", first.path)
     } else {
         format!(
-            "{what}: cheapest by {}, {:.2} × {} ({:.2} to {:.2}), with {} against {}.",
+            "{what}: cheapest by {}, {:.2} × {} ({}), with {} against {}.",
             best.path,
             ratio.median,
             first.path,
-            ratio.low,
-            ratio.high,
+            ratio.interval(2),
             grouped(best),
             grouped(first)
         )

@@ -17,7 +17,7 @@ fn rows<'a>(report: &'a Report, to: To, path: &'a str) -> impl Iterator<Item = &
     report.rows.iter().filter(move |row| row.to == to.name() && row.path == path && row.send_ratio.is_some())
 }
 
-/// At which sizes lending is surely cheaper for the sending host, at which surely dearer, and what the other host pays.
+/// At which sizes lending costs the sending host less, at which more, and what the other host pays.
 fn break_even(report: &Report, to: To) -> Option<String> {
     let lent: Vec<&Row> = rows(report, to, "lend").collect();
     let sizes = |is_wanted: &dyn Fn(Figure) -> bool| {
@@ -26,7 +26,7 @@ fn break_even(report: &Report, to: To) -> Option<String> {
         if sizes.is_empty() { "no size".into() } else { sizes.join(", ") }
     };
     let last = lent.last()?;
-    let Figure { median, low, high } = last.send_ratio?;
+    let ratio = last.send_ratio?;
     let truth = if last.copied_percent.unwrap_or(0.0) > 1.0 {
         let receiver = |path: &str| {
             let row = rows(report, to, path).find(|row| row.piece_bytes == last.piece_bytes)?;
@@ -48,10 +48,12 @@ fn break_even(report: &Report, to: To) -> Option<String> {
         To::Sink => "In datagrams to a device that takes them as a card does",
     };
     Some(format!(
-        "{place}, {truth}, lending costs the sending host surely less than a send at {}, surely more at {}; {median:.2} × at {} ({low:.2} to {high:.2}).",
-        sizes(&|ratio| ratio.high < 1.0),
-        sizes(&|ratio| ratio.low > 1.0),
-        Size(last.piece_bytes)
+        "{place}, {truth}, lending costs the sending host less than a send at {}, more at {}; {:.2} × at {} ({}).",
+        sizes(&|ratio| ratio.is_below(1.0)),
+        sizes(&|ratio| ratio.is_above(1.0)),
+        ratio.median,
+        Size(last.piece_bytes),
+        ratio.interval(2)
     ))
 }
 
@@ -60,16 +62,18 @@ fn over_sendfile(report: &Report) -> Option<String> {
     let best = rows(report, To::Tcp, "lend")
         .filter_map(|row| Some((row, row.sendfile_ratio?)))
         .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median))?;
-    let (row, Figure { median, low, high }) = best;
-    let gain = if low > 1.0 {
+    let (row, ratio) = best;
+    let gain = if ratio.is_above(1.0) {
         "Lending gains nothing over sendfile here"
-    } else if high < 1.0 {
+    } else if ratio.is_below(1.0) {
         "Lending costs the sending host less than sendfile"
     } else {
         "Lending cannot be told from sendfile"
     };
     Some(format!(
-        "{gain}: at its best it costs {median:.2} × as much ({low:.2} to {high:.2}, {} at a time over TCP). What it gains everywhere is that the bytes need not be in a file.",
+        "{gain}: at its best it costs {:.2} × as much ({}, {} at a time over TCP). What it gains everywhere is that the bytes need not be in a file.",
+        ratio.median,
+        ratio.interval(2),
         Size(row.piece_bytes)
     ))
 }

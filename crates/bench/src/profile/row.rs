@@ -137,8 +137,7 @@ impl Tabled for Row {
     }
 
     fn bars(&self) -> Vec<Bar> {
-        let exactly =
-            Figure { median: self.bound_percent, low: self.bound_percent, high: self.bound_percent };
+        let exactly = Figure::exactly(self.bound_percent);
         let is_shown = self.kind == Kind::Group;
         Bar::of("sender", Some(exactly).filter(|_| is_shown), String::new()).into_iter().collect()
     }

@@ -23,17 +23,21 @@ fn cheapest(report: &Report) -> Option<String> {
     let best = rows()
         .filter(|row| !matches!(row.path.as_str(), "discard" | "auto"))
         .min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
-    let Figure { median, low, high } = best.receiver_us_per_mib?;
+    let cost = best.receiver_us_per_mib?;
     let beside = match best.receiver_us_ratio {
-        Some(ratio) if best.path != "read" && ratio.high >= 1.0 => ", which cannot be told from read".into(),
+        Some(ratio) if best.path != "read" && !ratio.is_below(1.0) => {
+            ", which cannot be told from read".into()
+        }
         Some(ratio) if best.path != "read" => {
-            format!(", {:.2} × read ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high)
+            format!(", {:.2} × read ({})", ratio.median, ratio.interval(2))
         }
         _ => String::new(),
     };
     Some(format!(
-        "Cheapest to receive with, taken by hand ({condition}): {}, {median:.0} µs of the receiving host's CPU per MiB ({low:.0} to {high:.0}){beside}.",
-        best.path
+        "Cheapest to receive with, taken by hand ({condition}): {}, {:.0} µs of the receiving host's CPU per MiB ({}){beside}.",
+        best.path,
+        cost.median,
+        cost.interval(0)
     ))
 }
 
@@ -64,33 +68,32 @@ fn mappable(report: &Report) -> Option<String> {
 
 /// Whether mapping paid where it worked.
 fn verdict(report: &Report) -> Option<String> {
-    let mut verdicts: Vec<(f64, f64, String)> = measured(report)
+    let mut verdicts: Vec<(Figure, String)> = measured(report)
         .filter(|row| row.path == "mapped" && row.mapped_percent > Some(MAPPED_PERCENT))
         .filter_map(|row| {
             let ratio = row.receiver_us_ratio?;
-            let words = format!(
-                "{:.2} × read ({:.2} to {:.2}; {})",
-                ratio.median,
-                ratio.low,
-                ratio.high,
-                row.condition()
-            );
-            Some((ratio.median, ratio.high, words))
+            let words = format!("{:.2} × read ({}; {})", ratio.median, ratio.interval(2), row.condition());
+            Some((ratio, words))
         })
         .collect();
-    verdicts.sort_by(|(one, ..), (other, ..)| one.total_cmp(other));
-    let (_, best_high, best) = verdicts.first()?;
-    let (.., worst) = verdicts.last()?;
-    let paid =
-        if *best_high < 1.0 { "At its best mapping cost" } else { "Mapping never surely paid here: it cost" };
+    verdicts.sort_by(|(one, _), (other, _)| one.median.total_cmp(&other.median));
+    let (best_ratio, best) = verdicts.first()?;
+    let (_, worst) = verdicts.last()?;
+    let paid = if best_ratio.is_below(1.0) {
+        "At its best mapping cost"
+    } else {
+        "Mapping was not shown to pay here: it cost"
+    };
     Some(format!("{paid} {best}; at its worst {worst}."))
 }
 
 fn floor(report: &Report) -> Option<String> {
     let row = measured(report).find(|row| row.path == "discard")?;
-    let Figure { median, low, high } = row.receiver_us_per_mib?;
+    let cost = row.receiver_us_per_mib?;
     Some(format!(
-        "Receiving without taking a byte ({}) costs {median:.0} µs per MiB ({low:.0} to {high:.0}): what the network stack itself costs the receiver.",
-        row.condition()
+        "Receiving without taking a byte ({}) costs {:.0} µs per MiB ({}): what the network stack itself costs the receiver.",
+        row.condition(),
+        cost.median,
+        cost.interval(0)
     ))
 }

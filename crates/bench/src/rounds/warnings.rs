@@ -1,7 +1,8 @@
 //! What in any run deserves a warning, whatever was measured.
 
-use super::{ROUNDS_ENOUGH, Run, Series};
+use super::{Run, Series};
 use crate::site::Quiet;
+use crate::stats::VERDICT_ROUNDS_MIN;
 use crate::warning::{Kind, Warning};
 use haul_soak::Baseline;
 
@@ -79,6 +80,13 @@ impl Run<'_> {
             );
             warnings.push(Warning::new(Kind::Slipped, words));
         }
+        if self.repeats > 0 {
+            let words = format!(
+                "windows that were measured again because other programs ran in them: {}",
+                self.repeats
+            );
+            warnings.push(Warning::new(Kind::Disturbed, words));
+        }
         warnings.extend(unsteady(rows, &name, &cost));
         for row in measured() {
             if let Some(last) = row.failures.last() {
@@ -98,9 +106,9 @@ fn most(one: f64, other: f64) -> f64 {
 
 /// Where the least row has too few rounds.
 pub(crate) fn too_few_rounds(rounds: usize) -> Option<Warning> {
-    (rounds < ROUNDS_ENOUGH).then(|| {
+    (rounds < VERDICT_ROUNDS_MIN).then(|| {
         let words = format!(
-            "the least row has {rounds} round(s): intervals of so few mean little, use --rounds {ROUNDS_ENOUGH} or more"
+            "a row has {rounds} usable rounds, and a verdict takes {VERDICT_ROUNDS_MIN}: measure again, with more --rounds"
         );
         Warning::new(Kind::TooFewRounds, words)
     })
@@ -112,9 +120,7 @@ pub(crate) fn unsteady<C, R>(
     name: impl Fn(&C) -> String,
     cost: impl Fn(&R) -> f64,
 ) -> Option<Warning> {
-    let is_unsteady = |row: &&Series<C, R>| {
-        row.rounds.len() >= ROUNDS_ENOUGH && row.figure(&cost).is_some_and(|figure| figure.spread() > SPREAD)
-    };
+    let is_unsteady = |row: &&Series<C, R>| row.figure(&cost).is_some_and(|figure| figure.spread() > SPREAD);
     let unsteady: Vec<String> = rows.iter().filter(is_unsteady).map(|row| name(&row.cell)).collect();
     (!unsteady.is_empty()).then(|| {
         let words = format!("cost differs by more than 10 % between rounds in {}", list(&unsteady));

@@ -3,16 +3,12 @@
 
 use super::{Report, Row};
 use crate::quantity::Size;
-use crate::stats::Figure;
-use crate::warning::Kind;
+use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
 use std::collections::BTreeSet;
 
 /// The sentences that a report's rows support.
 pub(super) fn of(report: &Report) -> Vec<String> {
     let mut sentences = Vec::new();
-    if report.warnings.iter().any(|warning| warning.kind == Kind::Disturbed) {
-        sentences.push("The machine was not quiet: take what follows with care, and measure again.".into());
-    }
     let mut workloads = BTreeSet::new();
     for row in measured(report) {
         if !workloads.insert(row.workload.as_str()) {
@@ -68,68 +64,68 @@ fn best<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
         .copied()
 }
 
+/// The cheapest path, what it saves, and which others were not shown to cost more. Without enough rounds there is no
+/// verdict.
 fn cheapest(rows: &[&Row]) -> Option<String> {
     let best = best(rows)?;
     let figure = cost(best)?;
+    let what = format!("{} in chunks of {}", best.workload, Size(best.chunk_bytes));
+    if !figure.is_conclusive() {
+        return Some(format!(
+            "No verdict on the cheapest path for {what}: {} has {} usable rounds, and a verdict takes {VERDICT_ROUNDS_MIN}.",
+            best.path, best.rounds
+        ));
+    }
     let head = format!(
-        "Cheapest path for {} in chunks of {}: {}, {:.0} µs of the sending host's CPU per MiB ({:.0} to {:.0})",
-        best.workload,
-        Size(best.chunk_bytes),
+        "Cheapest path for {what}: {}, {:.0} µs of the sending host's CPU per MiB ({})",
         best.path,
         figure.median,
-        figure.low,
-        figure.high
+        figure.interval(0)
     );
     let plain =
         rows.iter().find(|row| row.path == "read+write").or(rows.iter().find(|row| row.path == "read+send"));
-    let saving = match (best.sender_us_ratio, plain) {
-        (Some(ratio), Some(plain)) if plain.path != best.path && ratio.high >= 1.0 => format!(
-            "; that is {:.2} × {} ({:.2} to {:.2}), so it is not measurably cheaper",
-            ratio.median, plain.path, ratio.low, ratio.high
-        ),
-        (Some(ratio), Some(plain)) if plain.path != best.path => format!(
-            "; that is {:.2} × {} ({:.2} to {:.2}) and saves {:.0} %",
-            ratio.median,
-            plain.path,
-            ratio.low,
-            ratio.high,
-            100.0 * (1.0 - ratio.median)
-        ),
+    let saving = match (best.sender_us_ratio, plain.filter(|plain| plain.path != best.path)) {
+        (Some(ratio), Some(plain)) => {
+            let words = format!("; that is {:.2} × {} ({})", ratio.median, plain.path, ratio.interval(2));
+            let is_sure = plain.cheapest_us_ratio.is_some_and(|ratio| ratio.is_above(1.0));
+            if is_sure {
+                format!("{words} and saves {:.0} %", 100.0 * (1.0 - ratio.median))
+            } else {
+                format!("{words}, so it was not shown to be cheaper")
+            }
+        }
         _ => String::new(),
     };
+    let is_tied = |row: &&&Row| !row.cheapest_us_ratio.is_some_and(|ratio| ratio.is_above(1.0));
     let ties: Vec<&str> = rows
         .iter()
         .filter(|row| row.path != best.path && !matches!(row.path.as_str(), "floor" | "auto" | "planned"))
-        .filter(|row| is_tied(row, best))
+        .filter(is_tied)
         .map(|row| row.path.as_str())
         .collect();
     let equals = match ties.as_slice() {
         [] => String::new(),
-        ties => format!("; {} cannot be told from it", ties.join(", ")),
+        ties => format!("; no difference from it was shown for {}", ties.join(", ")),
     };
     Some(format!("{head}{saving}{equals}."))
 }
 
-/// Whether a row cannot be told from the best: by the rounds' ratios, which are steadier than the costs, or by
-/// the costs where there is nothing to divide by.
-fn is_tied(row: &Row, best: &Row) -> bool {
-    match (row.sender_us_ratio, best.sender_us_ratio) {
-        (Some(row), Some(best)) => row.low <= best.high,
-        _ => cost(row).zip(cost(best)).is_some_and(|(row, best)| row.low <= best.high),
-    }
-}
-
 fn distance_to_floor(rows: &[&Row]) -> Option<String> {
     let (best, floor) = (best(rows)?, rows.iter().find(|row| row.path == "floor")?);
-    let (best_cost, floor_cost) = (cost(best)?, cost(floor)?);
-    let distance = if best_cost.low <= floor_cost.high {
-        "cannot be told from that floor".into()
+    let (figure, ratio) = (cost(floor)?, floor.cheapest_us_ratio?);
+    if !figure.is_conclusive() {
+        return None;
+    }
+    let distance = if ratio.is_below(1.0) {
+        format!("costs {:.2} × as much", 1.0 / ratio.median)
     } else {
-        format!("is at {:.2} × that floor", best_cost.median / floor_cost.median)
+        "was not shown to cost more".into()
     };
     Some(format!(
-        "The network stack alone, with no data moved, costs {:.0} µs per MiB ({:.0} to {:.0}): {} {distance}.",
-        floor_cost.median, floor_cost.low, floor_cost.high, best.path
+        "The network stack alone, with no data moved, costs {:.0} µs per MiB ({}): {} {distance}.",
+        figure.median,
+        figure.interval(0),
+        best.path
     ))
 }
 
@@ -207,15 +203,15 @@ fn dearest_setting(report: &Report) -> Vec<String> {
             .filter_map(|row| Some((*row, name(row)?)))
             .max_by(|(one, _), (other, _)| median_cost(one).total_cmp(&median_cost(other)))?;
         let (with, without) = (cost(row)?, cost(best)?);
-        if with.low <= without.high {
+        let is_sure = with.is_conclusive() && without.is_conclusive() && with.low > without.high;
+        if !is_sure {
             return Some(None);
         }
         Some(Some(format!(
-            "{name}: {} then costs {:.0} µs per MiB ({:.0} to {:.0}), {:.2} × as much",
+            "{name}: {} then costs {:.0} µs per MiB ({}), {:.2} × as much",
             best.path,
             with.median,
-            with.low,
-            with.high,
+            with.interval(0),
             with.median / without.median
         )))
     };
@@ -229,7 +225,7 @@ fn dearest_setting(report: &Report) -> Vec<String> {
     });
     let sentence = |what: &str, dearest: Option<String>| match dearest {
         Some(dearest) => format!("The {what} that costs most, of those tried: {dearest}."),
-        None => format!("No {what} that was tried costs measurably more."),
+        None => format!("No {what} that was tried was shown to cost more."),
     };
     setting
         .map(|dearest| sentence("setting", dearest))

@@ -2,8 +2,9 @@
 
 use crate::quantity::Size;
 use crate::stats::Figure;
-use crate::view::{Bar, Column, Tabled, copied_after_all, interval, number, ratio, share};
+use crate::view::{Bar, Column, Tabled, copied_after_all, disturbed, interval, number, ratio, share};
 use crate::way::AUTO;
+use crate::worker::Paced;
 use serde::{Deserialize, Serialize};
 
 /// One path under one condition.
@@ -54,6 +55,35 @@ pub struct Row {
     /// `sender_us_per_mib` over that of `read+write` (of `read+send` where there is nothing to read) in the
     /// same round: the median of the rounds' ratios.
     pub sender_us_ratio: Option<Figure>,
+    /// `sender_us_per_mib` over that of the cheapest path under the same conditions, in the same round. All these intervals
+    /// of a condition together cover with 95 %, since the cheapest was picked among them; `null` for the cheapest itself.
+    #[serde(default)]
+    pub cheapest_us_ratio: Option<Figure>,
+    /// Interrupts of the sending host's CPU for each MiB, other than its timer's: packets that arrive, acknowledgements
+    /// mostly. Together with the receiver's they decide most of what a MiB costs.
+    #[serde(default)]
+    pub sender_interrupts_per_mib: Option<Figure>,
+    /// The same of the receiving host's CPU.
+    #[serde(default)]
+    pub receiver_interrupts_per_mib: Option<Figure>,
+    /// Interrupts of the sending CPU's local timer for each MiB: the tick, and one for each group of packets where they are
+    /// paced.
+    #[serde(default)]
+    pub sender_timer_interrupts_per_mib: Option<Figure>,
+    /// Packets that came back to the sender for each MiB.
+    #[serde(default)]
+    pub acknowledgements_per_mib: Option<Figure>,
+    /// What arrives at full speed, in one window with a reader that is as fast as it can be; `null` where the rows were
+    /// measured so.
+    #[serde(default)]
+    pub full_speed_bits_per_second: Option<f64>,
+    /// Why packets left by timers: `rate` (asked for), `congestion-control` (as BBR does), `leftover` (of an earlier one);
+    /// `null` where they did not.
+    #[serde(default)]
+    pub paced: Option<Paced>,
+    /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
+    #[serde(default)]
+    pub disturbed_percent: Option<f64>,
 }
 
 impl Row {
@@ -64,21 +94,33 @@ impl Row {
 }
 
 /// The columns that fit a narrow terminal, then those for more room.
-const COLUMNS: [Column<Row>; 12] = [
-    Column::narrow("path", |row| match &row.taken {
-        Some(taken) => format!("{} ({taken})", row.path),
-        None => row.path.clone(),
+const COLUMNS: [Column<Row>; 16] = [
+    Column::narrow("path", |row| {
+        let taken = row.taken.as_ref().map_or(String::new(), |taken| format!(" ({taken})"));
+        let paced = row.paced.map_or("", |_| ", paced");
+        format!("{}{taken}{paced}{}", row.path, disturbed(row.disturbed_percent))
     }),
     Column::narrow("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
     Column::narrow("× plain\n(interval)", |row| ratio(row.sender_us_ratio)),
     Column::narrow("sender\nload %", |row| number(row.sender_load_percent, 1.0, 1)),
     Column::narrow("receiver\nµs/MiB", |row| number(row.receiver_us_per_mib, 1.0, 0)),
+    Column::narrow("inter-\nrupts", |row| {
+        match (row.sender_interrupts_per_mib, row.receiver_interrupts_per_mib) {
+            (Some(sender), Some(receiver)) => format!("{:.0}", sender.median + receiver.median),
+            _ => "?".into(),
+        }
+    }),
     Column::narrow("Gbit/s", |row| number(row.throughput_bits_per_second, 1e9, 1)),
     Column::narrow("copied\n%", |row| share(row.copied_percent)),
     Column::wide("sender µs/MiB\ninterval", |row| interval(row.sender_us_per_mib)),
     Column::wide("receiver\nload %", |row| number(row.receiver_load_percent, 1.0, 1)),
     Column::wide("getrusage\nµs/MiB", |row| number(row.rusage_us_per_mib, 1.0, 0)),
     Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
+    Column::wide("full speed\nGbit/s", |row| {
+        row.full_speed_bits_per_second.map_or(String::new(), |bits| format!("{:.1}", bits / 1e9))
+    }),
+    Column::wide("acks\n/MiB", |row| number(row.acknowledgements_per_mib, 1.0, 1)),
+    Column::wide("timer\n/MiB", |row| number(row.sender_timer_interrupts_per_mib, 1.0, 1)),
     Column::wide("copied,\nknown by", |row| row.copied_known_by.clone().unwrap_or_default()),
 ];
 
@@ -130,6 +172,9 @@ impl Tabled for Row {
         let is_chosen = rows.iter().any(|row| row.path == AUTO && row.rounds > 0);
         let auto =
             "auto is the library's own choice, in calls of the size it chooses: the chunk does not bind it.";
-        is_chosen.then(|| auto.into()).into_iter().collect()
+        let is_held = rows.iter().any(|row| row.full_speed_bits_per_second.is_some());
+        let held = "The receiver reads at half of each path's full speed, so that its window holds every sender back \
+                    (--reading free: at full speed). interrupts are those of both CPUs for each MiB.";
+        is_chosen.then(|| auto.into()).into_iter().chain(is_held.then(|| held.into())).collect()
     }
 }

@@ -1,19 +1,22 @@
 //! From rounds to the rows of a report.
 
-use super::{Measured, Round, Row, copies};
+use super::{Measured, Round, Row, Sends, copies};
 use crate::matrix::Cell;
-use crate::site::Site;
 use crate::stats::Figure;
 use crate::way::Way;
+use crate::worker::Paced;
 use haul::Path;
 use haul_lab::Offloads;
 
 /// The row that a series comes to, beside all the others.
-pub(super) fn row(series: &Measured, all: &[Measured], site: Site<'_>) -> Row {
-    let Cell { path, condition } = &series.cell.cell;
+pub(super) fn row(series: &Measured, all: &[Measured], sends: &Sends<'_>) -> Row {
+    let cell = &series.cell.cell;
+    let Cell { path, condition } = cell;
     let copies = copies::copies_of(series);
-    let has_receiver = site.has_two_hosts();
+    let has_receiver = sends.site.has_two_hosts();
     let figure = |of: &dyn Fn(&Round) -> f64| series.figure(of);
+    let interrupts =
+        |of: fn((f64, f64)) -> f64| series.figure_of_some(|round| round.costs.interrupts_per_mib().map(of));
     Row {
         path: path.name().into(),
         chunk_bytes: condition.chunk.0,
@@ -40,6 +43,15 @@ pub(super) fn row(series: &Measured, all: &[Measured], site: Site<'_>) -> Row {
         rusage_us_per_mib: figure(&|round| round.rusage_us_per_mib),
         syscalls_per_mib: figure(&|round| round.syscalls_per_mib).map(|figure| figure.median),
         sender_us_ratio: ratio(series, all),
+        cheapest_us_ratio: cheapest_ratio(series, all),
+        sender_interrupts_per_mib: interrupts(|(sender, _)| sender),
+        receiver_interrupts_per_mib: interrupts(|(_, receiver)| receiver).filter(|_| has_receiver),
+        sender_timer_interrupts_per_mib: series
+            .figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0)),
+        acknowledgements_per_mib: figure(&|round| round.acknowledgements_per_mib),
+        full_speed_bits_per_second: sends.full_speeds.get(cell).map(|speed| speed * 8.0),
+        paced: paced(series),
+        disturbed_percent: series.disturbed_percent,
     }
 }
 
@@ -53,6 +65,35 @@ fn taken(series: &Measured) -> Option<String> {
     taken.sort_unstable();
     taken.dedup();
     (!taken.is_empty()).then(|| taken.join(", "))
+}
+
+/// Why packets left by timers, where they did in most rounds.
+pub(super) fn paced(series: &Measured) -> Option<Paced> {
+    let paced: Vec<Paced> = series.rounds.iter().filter_map(|(_, round)| round.paced).collect();
+    paced.iter().copied().max().filter(|_| 2 * paced.len() > series.rounds.len())
+}
+
+/// The rows of one condition that really send something, in ways that a program can choose.
+fn candidates<'a>(series: &'a Measured, all: &'a [Measured]) -> impl Iterator<Item = &'a Measured> {
+    let is_path = |other: &&Measured| match other.cell.cell.path {
+        Way::Path(path) => path != Path::Floor,
+        _ => false,
+    };
+    all.iter()
+        .filter(|other| other.cell.cell.condition == series.cell.cell.condition && !other.rounds.is_empty())
+        .filter(is_path)
+}
+
+/// The row's cost over that of the cheapest row under the same conditions, round by round, with an interval that allows for
+/// the cheapest having been picked among many.
+fn cheapest_ratio(series: &Measured, all: &[Measured]) -> Option<Figure> {
+    let cost = |row: &Measured| row.median(|round| round.costs.sender_us_per_mib);
+    let cheapest = candidates(series, all).min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
+    if std::ptr::eq(cheapest, series) {
+        return None;
+    }
+    let comparisons = candidates(series, all).count().saturating_sub(1);
+    series.ratio_among(cheapest, comparisons, |round| round.costs.sender_us_per_mib)
 }
 
 /// The row's cost over that of the plain way under the same conditions, round by round.

@@ -1,12 +1,13 @@
 //! What in a run of `send` deserves a warning, beyond what does in any.
 
 use super::copies::copies_of;
-use super::{Kind, Measured, Warning};
+use super::{Kind, Measured, Warning, rows};
 use crate::matrix::Cell;
 use crate::quantity::Rate;
+use crate::regime::Reading;
 use crate::report::Observer;
 use crate::rounds::{LOW_LOAD_PERCENT, list};
-use crate::stats::Figure;
+use crate::worker::Paced;
 use haul::Copying;
 use std::collections::BTreeMap;
 
@@ -16,14 +17,21 @@ const BUSY_PERCENT: f64 = 85.0;
 const RATE_HELD: f64 = 0.95;
 /// `getrusage` may miss this share of the sender's cost before it is worth a word.
 const UNCHARGED: f64 = 0.15;
+/// The share of a window in which the peer's window must hold the sender back, where it is to.
+const WINDOW_LIMITED_MIN: f64 = 0.8;
 /// The meter may change the throughput by this share.
 const OBSERVER: f64 = 0.03;
 
 /// What the figures say about themselves: one warning of a kind for all the rows it concerns, naming them.
-pub(super) fn of(rows: &[Measured], rate: Option<Rate>, observer: Option<&Observer>) -> Vec<Warning> {
+pub(super) fn of(
+    rows: &[Measured],
+    rate: Option<Rate>,
+    reading: Reading,
+    observer: Option<&Observer>,
+) -> Vec<Warning> {
     let mut concerned: BTreeMap<Kind, Vec<String>> = BTreeMap::new();
     for row in rows.iter().filter(|row| !row.rounds.is_empty()) {
-        for kind in concerns(row, rate) {
+        for kind in concerns(row, rate, reading) {
             concerned.entry(kind).or_default().push(name(&row.cell.cell));
         }
     }
@@ -32,6 +40,12 @@ pub(super) fn of(rows: &[Measured], rate: Option<Rate>, observer: Option<&Observ
         let what = match kind {
             Kind::Disturbed => "the load is so low that other processes are a good part of it in",
             Kind::Copied => "the kernel copied what was to go without a copy in",
+            Kind::Paced => {
+                "packets left by timers, which costs CPU that is not the path's (docs/findings.md on pacing), in"
+            }
+            Kind::Regime => {
+                "the receive window did not hold the sender back, so that more packets had an interrupt of their own, in"
+            }
             Kind::NotSaturated => "neither host was busy, something else bounds the throughput in",
             Kind::RateNotHeld => "the rate was not held in",
             _ => "getrusage misses over 15 % of the sending host's cost (interrupts, charged to nobody) in",
@@ -43,17 +57,16 @@ pub(super) fn of(rows: &[Measured], rate: Option<Rate>, observer: Option<&Observ
 }
 
 fn of_observer(observer: &Observer) -> Option<Warning> {
-    let Figure { median, low, high } = observer.throughput_ratio;
-    let is_beyond = |end: f64| (end - 1.0).abs() > OBSERVER;
+    let ratio = observer.throughput_ratio;
     // Only where the whole interval lies beyond; a wider one is noise.
-    (is_beyond(low) && is_beyond(high) && (low > 1.0) == (high > 1.0)).then(|| {
-        let effect = 100.0 * (median - 1.0);
+    (ratio.is_below(1.0 - OBSERVER) || ratio.is_above(1.0 + OBSERVER)).then(|| {
+        let effect = 100.0 * (ratio.median - 1.0);
         let words = format!("with the meter the throughput differs by {effect:+.1} % from that without");
         Warning::new(Kind::Observer, words)
     })
 }
 
-fn concerns(row: &Measured, rate: Option<Rate>) -> Vec<Kind> {
+fn concerns(row: &Measured, rate: Option<Rate>, reading: Reading) -> Vec<Kind> {
     let mut kinds = Vec::new();
     if row.median(|round| round.costs.sender.load_percent) < LOW_LOAD_PERCENT {
         kinds.push(Kind::Disturbed);
@@ -62,7 +75,15 @@ fn concerns(row: &Measured, rate: Option<Rate>) -> Vec<Kind> {
     if copied && row.cell.copying() != Copying::Always {
         kinds.push(Kind::Copied);
     }
+    if rows::paced(row).is_some_and(|paced| paced != Paced::Rate || rate.is_none()) {
+        kinds.push(Kind::Paced);
+    }
     match rate {
+        None if reading == Reading::Held => {
+            if row.median(|round| round.window_limited) < WINDOW_LIMITED_MIN {
+                kinds.push(Kind::Regime);
+            }
+        }
         None => {
             let busiest =
                 |round: &super::Round| round.costs.sender.load_percent.max(round.costs.receiver.load_percent);

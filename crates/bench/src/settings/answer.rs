@@ -3,19 +3,18 @@
 
 use super::row::{is_above, pays};
 use super::{Choice, Report, Role, Row};
-use crate::stats::Figure;
-
-/// Rounds without which an interval is none: with fewer everything is "sure".
-const ROUNDS_MIN: usize = 3;
+use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
 
 /// The sentences that a report's rows support.
 pub(super) fn of(report: &Report, choice: Option<&Choice>) -> Vec<String> {
     let mut paths: Vec<&str> = report.rows.iter().map(|row| row.path.as_str()).collect();
     paths.sort_unstable();
     paths.dedup();
-    let enough = || report.rows.iter().filter(|row| row.rounds >= ROUNDS_MIN);
+    let enough = || report.rows.iter().filter(|row| row.rounds >= VERDICT_ROUNDS_MIN);
     if enough().next().is_none() {
-        return vec![format!("Under {ROUNDS_MIN} rounds nothing can be said of what pays.")];
+        return vec![format!(
+            "No verdict: it takes {VERDICT_ROUNDS_MIN} rounds (--rounds {VERDICT_ROUNDS_MIN})."
+        )];
     }
     let of_path = |path: &str| enough().filter(|row| row.path == path).collect::<Vec<_>>();
     let mut sentences: Vec<String> = paths
@@ -47,7 +46,7 @@ fn equal(rows: &[&Row]) -> Option<Figure> {
 }
 
 fn words(ratio: Figure) -> String {
-    format!("{:.2} × ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high)
+    format!("{:.2} × ({})", ratio.median, ratio.interval(2))
 }
 
 fn best(path: &str, rows: &[&Row]) -> Option<String> {

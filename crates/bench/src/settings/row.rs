@@ -83,17 +83,17 @@ pub(super) fn pays(cost: Figure, throughput: Figure, equal: Option<Figure>) -> b
 
 /// By how much two equal rows differ, to either side.
 fn chance(equal: Option<Figure>) -> f64 {
-    equal.map_or(1.0, |equal| equal.high.max(1.0 / equal.low).max(1.0))
+    equal.filter(Figure::has_interval).map_or(1.0, |equal| equal.high.max(1.0 / equal.low).max(1.0))
 }
 
 /// Whether a ratio is surely below 1, and below what two equal rows differ by.
 fn is_below(ratio: Figure, equal: Option<Figure>) -> bool {
-    ratio.high < 1.0 / chance(equal)
+    ratio.is_below(1.0 / chance(equal))
 }
 
 /// Whether it is surely above.
 pub(super) fn is_above(ratio: Figure, equal: Option<Figure>) -> bool {
-    ratio.low > chance(equal)
+    ratio.is_above(chance(equal))
 }
 
 /// The row that a series comes to, beside all the others.
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     fn figure(low: f64, median: f64, high: f64) -> Figure {
-        Figure { median, low, high }
+        Figure { median, low, high, rounds: 9, coverage_percent: 96.1 }
     }
 
     #[test]

@@ -127,7 +127,7 @@ impl Giving {
     pub(super) fn run(&self, job: &Job, tally: &Tally) -> Result<Outcome, Message> {
         let peer =
             self.to.or(job.peer).ok_or_else(|| Message::Failed("there is nobody to send to".into()))?;
-        let mut way = self.open(job, peer)?;
+        let mut way = self.open(job, peer, tally)?;
         let start_ns = now_ns();
         let mut pieces = 0u64;
         while !tally.is_over() {
@@ -156,10 +156,12 @@ impl Giving {
         })
     }
 
-    fn open(&self, job: &Job, peer: SocketAddr) -> Result<Way, Message> {
+    fn open(&self, job: &Job, peer: SocketAddr, tally: &Tally) -> Result<Way, Message> {
         let at = |error| failed(&format!("connecting to {peer}"), error);
         let socket = if self.is_tcp {
-            Socket::Tcp(job.socket.connect(peer)?)
+            let stream = job.socket.connect(peer)?;
+            tally.watch_socket(&stream);
+            Socket::Tcp(stream)
         } else {
             let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).map_err(at)?;

@@ -1,6 +1,6 @@
 //! The receiving process: one way of receiving, until the stream ends.
 
-use super::{Message, Outcome, Tally, failed, stopped};
+use super::{Message, Outcome, Tally, failed, now_ns, sleep_until, stopped};
 use crate::receive::way::ReceiveWay;
 use haul::{Mapping, ReceiveSettings, Receiver};
 use haul_sys::uring_receive::ReceiveRing;
@@ -22,6 +22,10 @@ const FILE_BYTES: u64 = 64 << 20;
 /// More than comes in any window.
 const ENDLESS: u64 = 1 << 50;
 
+/// How much is read at a time where a rate is held: few enough wake-ups not to matter, and small beside what a window of
+/// 100 ms receives at the lowest rates.
+const HELD_BYTES: u64 = 256 << 10;
+
 /// How to receive.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Receiving {
@@ -34,6 +38,9 @@ pub(crate) struct Receiving {
     pub low_water_bytes: usize,
     /// For how long to poll the device before waiting for an interrupt, in microseconds; 0 for not at all.
     pub busy_poll_us: u32,
+    /// The rate to read at, so that the peer's window is what holds the sender back; full speed where `None`. Only for
+    /// [`ReceiveWay::Read`].
+    pub read_bytes_per_second: Option<u64>,
 }
 
 impl Receiving {
@@ -45,6 +52,7 @@ impl Receiving {
             touch: false,
             low_water_bytes: 1,
             busy_poll_us: 0,
+            read_bytes_per_second: None,
         }
     }
 
@@ -69,6 +77,7 @@ impl Receiving {
     fn read(&self, mut stream: &TcpStream, tally: &Tally) -> io::Result<()> {
         let mut buffer = vec![0; self.buffer_bytes];
         let mut at = 0;
+        let mut rate = self.read_bytes_per_second.map(HeldRate::new);
         loop {
             let end = self.buffer_bytes.min(at + CALL_BYTES_MAX);
             let count = match stream.read(&mut buffer[at..end]) {
@@ -81,6 +90,9 @@ impl Receiving {
             self.look_at(&buffer[at..at + count]);
             tally.bytes.fetch_add(count as u64, Relaxed);
             tally.calls.fetch_add(1, Relaxed);
+            if let Some(rate) = &mut rate {
+                rate.wait(count as u64);
+            }
             at = if at + count < self.buffer_bytes { at + count } else { 0 };
         }
     }
@@ -157,5 +169,32 @@ impl Receiving {
             let sum = words.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)));
             black_box(rest.iter().fold(sum, |sum, &byte| sum.wrapping_add(byte.into())));
         }
+    }
+}
+
+/// Reads at a held rate: sleeps after each [`HELD_BYTES`] until more is due.
+struct HeldRate {
+    bytes_per_second: u64,
+    unpaid_bytes: u64,
+    due_ns: u64,
+}
+
+impl HeldRate {
+    fn new(bytes_per_second: u64) -> Self {
+        Self { bytes_per_second: bytes_per_second.max(1), unpaid_bytes: 0, due_ns: now_ns() }
+    }
+
+    fn wait(&mut self, bytes: u64) {
+        self.unpaid_bytes += bytes;
+        if self.unpaid_bytes < HELD_BYTES {
+            return;
+        }
+        let ns_of =
+            |bytes: u64| (u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second)) as u64;
+        // A reader that was kept from its CPU catches up on one piece and no more: a burst is another regime.
+        self.due_ns =
+            (self.due_ns + ns_of(self.unpaid_bytes)).max(now_ns().saturating_sub(ns_of(HELD_BYTES)));
+        self.unpaid_bytes = 0;
+        sleep_until(self.due_ns);
     }
 }

@@ -43,6 +43,7 @@ impl Sending {
             haul_sys::sockopt::set_max_pacing_rate(&stream, rate / 8)
                 .map_err(|error| failed("setting SO_MAX_PACING_RATE", error))?;
         }
+        tally.watch_socket(&stream);
         let options = Options { chunk_bytes: self.chunk_bytes, pipe_bytes: None };
         let path = way.open(&stream, &options, self.plan.as_ref()).map_err(|error| stopped(&error))?;
         let mut at_work = AtWork { sending: self, stream, path, tally, cork_calls: 0, has_started: false };

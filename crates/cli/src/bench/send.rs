@@ -15,7 +15,7 @@ pub fn run(arguments: &SendArguments, context: &Context<'_>) -> Result<Finished,
 
 /// The rows that the flags name; the default set when they name none.
 fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failure> {
-    let SendArguments { paths, chunk, workload, cork, offloads, rate, mtu, plan } = arguments;
+    let SendArguments { paths, chunk, workload, cork, offloads, rate, reading, mtu, plan } = arguments;
     refuse_with_peer(context, mtu.is_some(), "--mtu")?;
     refuse_with_peer(context, !offloads.is_empty(), "--offloads")?;
     let is_named = !(paths.is_empty()
@@ -55,6 +55,7 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failur
     Ok(Plan {
         pace: context.pace(),
         rate: *rate,
+        reading: reading.unwrap_or(basis.reading),
         mtu: mtu.unwrap_or(basis.mtu),
         congestion: context.common.congestion.clone(),
         peer: context.peer.clone(),

@@ -1,0 +1,69 @@
+//! Which of two regimes a connection is in, and how an experiment keeps it in one.
+//!
+//! A sender that is slower than its receiver finds the other CPU idle with each packet and has to interrupt it: 17 to 24
+//! interrupts a MiB each way where packets hold 64 KiB. A sender that the receive window holds back sends a burst each time the
+//! window opens, and the packets of a burst share an interrupt: 2 to 4 a MiB. The same path costs 1.5 to 3 times as much
+//! in the first regime (docs/findings.md). At full speed a path is in one or the other by how fast it is beside the receiver,
+//! and changes from round to round where both are about as fast.
+//!
+//! So the receiving program reads at a share of what the path can send, with buffers that are large enough and do not
+//! change: then every path is held back by the window.
+
+use crate::flow::WARM_UP;
+use crate::worker::receiver::Receiving;
+use crate::worker::socket::SocketOptions;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The share of a path's full speed that the receiver reads at: low enough for the sender to be held back all the time,
+/// high enough for its load to be read well.
+const HELD_SHARE: f64 = 0.5;
+/// The socket buffers where a rate is held. The kernel doubles the number; about half of that is window.
+const BUFFER_BYTES: usize = 4 << 20;
+/// What fits into the buffers and the window of a connection. Until they are full the sender sends more than arrives.
+const FILL_BYTES: f64 = (6 * BUFFER_BYTES) as f64;
+
+/// How the receiving program reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reading {
+    /// At a share of the path's full speed: the receive window holds the sender back.
+    #[default]
+    Held,
+    /// As fast as it can.
+    Free,
+}
+
+impl Reading {
+    /// Socket options of both ends.
+    pub(crate) fn socket(self, congestion: &str) -> SocketOptions {
+        let buffer_bytes = match self {
+            Self::Held => Some(BUFFER_BYTES),
+            Self::Free => None,
+        };
+        SocketOptions { buffer_bytes, ..SocketOptions::with_congestion(congestion) }
+    }
+}
+
+/// What the receiver does beside a path of this full speed.
+pub(crate) fn held(full_speed_bytes_per_second: f64) -> Receiving {
+    let rate = (HELD_SHARE * full_speed_bytes_per_second) as u64;
+    Receiving { read_bytes_per_second: Some(rate.max(1)), ..Receiving::plainly() }
+}
+
+/// How long such a connection runs until its buffers are full.
+pub(crate) fn warm_up(full_speed_bytes_per_second: f64) -> Duration {
+    WARM_UP.max(Duration::from_secs_f64((FILL_BYTES / full_speed_bytes_per_second).min(1.0)))
+}
+
+impl std::str::FromStr for Reading {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "held" => Ok(Self::Held),
+            "free" => Ok(Self::Free),
+            _ => Err(format!("unknown way of reading {text:?}: held or free")),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Other programs that ran on a host's CPU while a row was measured, and which rounds can be used.
+//!
+//! Their time is not charged to the row, but they evict its cache lines, delay its packets and change how many of these share
+//! an interrupt. So rounds with other programs are left out where enough others remain, and a row without such rounds is
+//! marked.
+
+use super::Series;
+use crate::warning::{Kind, Warning};
+use crate::{rounds::list, stats::VERDICT_ROUNDS_MIN};
+use std::collections::HashMap;
+
+/// Other programs may use this much of a host's CPU in a window: about twice what the services of a quiet machine use.
+pub(super) const OTHERS_PERCENT_MAX: f64 = 3.0;
+/// A row with fewer clean rounds keeps all, and is marked.
+const ROUNDS_MIN: usize = 3;
+
+/// The readings of a run, in percent of a CPU, by row and round.
+#[derive(Debug, Default)]
+pub(super) struct Disturbances(HashMap<(usize, usize), f64>);
+
+impl Disturbances {
+    pub(super) fn note(&mut self, row: usize, round: usize, others_percent: f64) {
+        self.0.insert((row, round), others_percent);
+    }
+
+    fn is_clean(&self, row: usize, round: usize) -> bool {
+        self.0.get(&(row, round)).is_none_or(|&percent| percent <= OTHERS_PERCENT_MAX)
+    }
+
+    fn clean_rounds<C, R>(&self, index: usize, row: &Series<C, R>) -> usize {
+        row.rounds.iter().filter(|(number, _)| self.is_clean(index, *number)).count()
+    }
+
+    /// The clean rounds of the row that has fewest, of those that were measured at all.
+    pub(super) fn clean_rounds_min<C, R>(&self, rows: &[Series<C, R>]) -> Option<usize> {
+        let measured = rows.iter().enumerate().filter(|(_, row)| !row.rounds.is_empty());
+        measured.map(|(index, row)| self.clean_rounds(index, row)).min()
+    }
+
+    /// Leaves out rounds that were disturbed, or marks the row; says what was done.
+    pub(super) fn keep_clean<C, R>(
+        &self,
+        rows: &mut [Series<C, R>],
+        name: impl Fn(&C) -> String,
+    ) -> Vec<Warning> {
+        let (mut left_out, mut worst, mut marked) = (0, 0.0f64, Vec::new());
+        for (index, row) in rows.iter_mut().enumerate() {
+            let clean = self.clean_rounds(index, row);
+            let disturbed = row.rounds.len() - clean;
+            let percents = row.rounds.iter().filter_map(|(number, _)| self.0.get(&(index, *number)).copied());
+            let percents: Vec<f64> = percents.filter(|&percent| percent > OTHERS_PERCENT_MAX).collect();
+            worst = percents.iter().copied().fold(worst, f64::max);
+            if disturbed > 0 && clean >= ROUNDS_MIN.min(row.rounds.len()) {
+                row.rounds.retain(|(number, _)| self.is_clean(index, *number));
+                left_out += disturbed;
+            } else if disturbed > 0 {
+                row.disturbed_percent = crate::Figure::of(&percents).map(|figure| figure.median);
+                marked.push(name(&row.cell));
+            }
+        }
+        let mut warnings = Vec::new();
+        if left_out > 0 {
+            let words = format!(
+                "other programs used up to {worst:.0} % of a host's CPU inside a window; {left_out} such rounds are left out \
+                 (a verdict takes {VERDICT_ROUNDS_MIN} that are left)"
+            );
+            warnings.push(Warning::new(Kind::Disturbed, words));
+        }
+        if !marked.is_empty() {
+            let words = format!(
+                "other programs used up to {worst:.0} % of a host's CPU in too many windows to measure {}: these rows have no \
+                 intervals and support no verdict. Stop the other programs, or measure with more rounds",
+                list(&marked)
+            );
+            warnings.push(Warning::new(Kind::Disturbed, words));
+        }
+        warnings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(rounds: usize) -> Vec<Series<&'static str, f64>> {
+        let mut row = Series::new("sendfile");
+        row.rounds = (0..rounds).map(|number| (number, number as f64)).collect();
+        vec![row]
+    }
+
+    #[test]
+    fn disturbed_rounds_are_left_out_where_enough_remain() {
+        let (mut disturbances, mut rows) = (Disturbances::default(), rows(10));
+        for round in 0..10 {
+            disturbances.note(0, round, if round < 3 { 30.0 } else { 0.4 });
+        }
+        assert_eq!(disturbances.clean_rounds_min(&rows), Some(7));
+        let warnings = disturbances.keep_clean(&mut rows, |name| (*name).into());
+        assert_eq!(
+            rows[0].rounds.iter().map(|(number, _)| *number).collect::<Vec<_>>(),
+            [3, 4, 5, 6, 7, 8, 9]
+        );
+        assert_eq!(rows[0].disturbed_percent, None);
+        assert!(warnings.len() == 1 && warnings[0].detail.contains("3 such rounds"), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_row_without_clean_rounds_is_marked_and_has_no_interval() {
+        let (mut disturbances, mut rows) = (Disturbances::default(), rows(10));
+        for round in 0..10 {
+            disturbances.note(0, round, if round < 2 { 0.1 } else { 31.0 });
+        }
+        let warnings = disturbances.keep_clean(&mut rows, |name| (*name).into());
+        assert!(warnings.len() == 1 && warnings[0].detail.contains("sendfile"), "{warnings:?}");
+        assert_eq!(rows[0].rounds.len(), 10);
+        assert_eq!(rows[0].disturbed_percent, Some(31.0));
+        assert!(!rows[0].figure(|value| *value).unwrap().has_interval());
+        assert!(!rows[0].ratio_to(&rows[0], |value| *value + 1.0).unwrap().has_interval());
+    }
+
+    #[test]
+    fn a_quiet_machine_keeps_all_and_is_not_warned_of() {
+        let (mut disturbances, mut rows) = (Disturbances::default(), rows(9));
+        (0..9).for_each(|round| disturbances.note(0, round, 1.0));
+        assert!(disturbances.keep_clean(&mut rows, |name| (*name).into()).is_empty());
+        assert_eq!(rows[0].rounds.len(), 9);
+    }
+}

@@ -1,0 +1,76 @@
+//! Rounds of a row that were in another regime than most ([`crate::regime`]): the same path with several times the
+//! interrupts for each MiB. A median over both would be a figure of neither.
+
+use super::{Costs, Series};
+use crate::rounds::list;
+use crate::warning::{Kind, Warning};
+
+/// Rounds whose interrupts for each MiB differ by this factor are of two regimes: within one they differ by a third.
+const FACTOR: f64 = 2.5;
+/// A row with fewer rounds in its larger regime keeps all.
+const ROUNDS_MIN: usize = 3;
+
+/// Keeps of each row the rounds of the regime that most were in; says what was left out.
+pub(super) fn keep_one<C, R>(
+    rows: &mut [Series<C, R>],
+    costs: impl Fn(&R) -> Option<&Costs>,
+    name: impl Fn(&C) -> String,
+) -> Option<Warning> {
+    let interrupts = |round: &R| {
+        let (sender, receiver) = costs(round)?.interrupts_per_mib()?;
+        Some(sender + receiver)
+    };
+    let (mut left_out, mut names) = (0, Vec::new());
+    for row in rows.iter_mut() {
+        let counts: Vec<f64> = row.rounds.iter().filter_map(|(_, round)| interrupts(round)).collect();
+        let Some(is_of_most) = larger_regime(&counts) else { continue };
+        let before = row.rounds.len();
+        row.rounds.retain(|(_, round)| interrupts(round).is_none_or(&is_of_most));
+        left_out += before - row.rounds.len();
+        names.push(name(&row.cell));
+    }
+    (left_out > 0).then(|| {
+        let words = format!(
+            "in {left_out} rounds the interrupts for each MiB differed from those of the others by more than {FACTOR} ×; they \
+             are left out (of {})",
+            list(&names)
+        );
+        Warning::new(Kind::Regime, words)
+    })
+}
+
+/// What tells the rounds of the larger regime, where there are two.
+fn larger_regime(counts: &[f64]) -> Option<impl Fn(f64) -> bool> {
+    let least = counts.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = counts.iter().copied().fold(0.0, f64::max);
+    if counts.is_empty() || least <= 0.0 || most < FACTOR * least {
+        return None;
+    }
+    let middle = (least * most).sqrt();
+    let above = counts.iter().filter(|&&count| count > middle).count();
+    let is_above = above > counts.len() - above;
+    (above.max(counts.len() - above) >= ROUNDS_MIN).then_some(move |count: f64| (count > middle) == is_above)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(counts: &[f64]) -> Vec<f64> {
+        let is_of_most = larger_regime(counts);
+        counts.iter().copied().filter(|&count| is_of_most.as_ref().is_none_or(|is| is(count))).collect()
+    }
+
+    #[test]
+    fn the_larger_regime_is_kept() {
+        assert_eq!(kept(&[6.0, 5.5, 6.2, 38.0, 6.1, 41.0]), [6.0, 5.5, 6.2, 6.1]);
+        assert_eq!(kept(&[40.0, 41.0, 39.0, 5.0]), [40.0, 41.0, 39.0]);
+    }
+
+    #[test]
+    fn one_regime_keeps_all_and_too_few_rounds_decide_nothing() {
+        for all in [&[5.0, 6.0, 7.5, 9.0][..], &[5.0, 40.0], &[], &[0.0, 1.0, 9.0]] {
+            assert_eq!(kept(all), all);
+        }
+    }
+}
