@@ -25,9 +25,9 @@ mod workers;
 pub use error::FlowError;
 use workers::{Word, Workers, hold};
 
-/// How long a connection runs before it is measured: slow start is over after a few milliseconds here, and
-/// the buffers have grown to their size.
-pub(crate) const WARM_UP: Duration = Duration::from_millis(60);
+/// How long a connection runs before it is measured, at least: slow start is over after a few milliseconds here. Where
+/// buffers must be full first, [`crate::regime::warm_up`] says how long that takes.
+pub(crate) const WARM_UP: Duration = Duration::from_millis(25);
 /// How often a long window is looked into. Each look wakes a thread on a CPU that is measured, so not in short ones.
 const LOOK_INTERVAL_NS: u64 = 250_000_000;
 /// A window may miss its length by this share, where a process was not woken in time. Costs are made of rates, each by

@@ -24,7 +24,7 @@ pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);
 /// How often a window is measured again that slipped, or in which other programs ran.
 const AGAIN_MAX: usize = 2;
 /// Rounds that are added, at most, where some were left out and too few remain for a verdict.
-const ADDED_ROUNDS_MAX: usize = 4;
+const ADDED_ROUNDS_MAX: usize = 10;
 /// The most rounds that make sense.
 const ROUNDS_MAX: usize = 1000;
 
@@ -38,10 +38,13 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Fifteen rounds.
-    pub const FULL: Self = Self { rounds: 15, window: Duration::from_millis(120) };
-    /// The fewest rounds that a verdict takes, and shorter ones.
-    pub const QUICK: Self = Self { rounds: VERDICT_ROUNDS_MIN, window: Duration::from_millis(60) };
+    /// Thirty-one rounds.
+    pub const FULL: Self = Self { rounds: 31, window: Duration::from_millis(50) };
+    /// Twenty rounds with shorter windows.
+    ///
+    /// Many short windows tell more than few long ones: a machine's speed moves by a fifth within a second, and the ratios of
+    /// neighbouring windows do not depend on those before them (docs/findings.md).
+    pub const QUICK: Self = Self { rounds: 20, window: Duration::from_millis(30) };
 
     pub(crate) fn check(self) -> Result<(), BenchError> {
         if (1..=ROUNDS_MAX).contains(&self.rounds) {
@@ -299,11 +302,11 @@ impl<'a> Run<'a> {
         Ok(is_complete)
     }
 
-    /// Whether rounds are added: where a verdict was to be had, and some rows have lost rounds to other programs.
+    /// Whether rounds are added: where a verdict was to be had, and too few rounds of some row are usable.
     fn wants_more<C, R>(&self, done: usize, rows: &[Series<C, R>], notes: &Notes) -> bool {
         self.pace.rounds >= VERDICT_ROUNDS_MIN
             && done < self.pace.rounds + ADDED_ROUNDS_MAX
-            && notes.disturbances.clean_rounds_min(rows).is_some_and(|clean| clean < VERDICT_ROUNDS_MIN)
+            && notes.usable_rounds_min(rows).is_some_and(|usable| usable < VERDICT_ROUNDS_MIN)
     }
 
     /// Measures every row once, between two calibrations, in an order of each round's own, so that neither a drift nor a
@@ -316,7 +319,11 @@ impl<'a> Run<'a> {
         steps: &mut Steps<'_>,
         notes: &mut Notes,
     ) -> Result<bool, BenchError> {
-        let before = self.calibrate()?;
+        // What the last round ended with is what this one begins with.
+        let before = match notes.quiet.take() {
+            Some(quiet) => quiet,
+            None => self.calibrate()?,
+        };
         let mut samples = Vec::new();
         let blocks: Vec<usize> = rows.iter().map(|row| subject.block(&row.cell)).collect();
         let order = order(number, &blocks);
@@ -360,6 +367,7 @@ impl<'a> Run<'a> {
         })?;
         self.note_calibration(&before, &after);
         let quiet = before.middle(&after);
+        notes.quiet = Some(after);
         for (index, sample, apart) in samples {
             if let Some(round) = self.judge(subject, &rows[index].cell, &sample, &quiet) {
                 rows[index].rounds.push((number, round));
@@ -427,6 +435,22 @@ impl<'a> Run<'a> {
 struct Notes {
     distances: Distances,
     disturbances: Disturbances,
+    /// What quiet machines looked like after the last round.
+    quiet: Option<Quiet>,
+}
+
+impl Notes {
+    /// The usable rounds of the row that has fewest: without other programs, and at the distance of most.
+    fn usable_rounds_min<C, R>(&self, rows: &[Series<C, R>]) -> Option<usize> {
+        let is_at_one = self.distances.rounds_to_keep();
+        let usable = |(index, row): (usize, &Series<C, R>)| {
+            let numbers = row.rounds.iter().map(|(number, _)| *number);
+            numbers
+                .filter(|&number| self.disturbances.is_clean(index, number) && is_at_one(index, number))
+                .count()
+        };
+        rows.iter().enumerate().filter(|(_, row)| !row.rounds.is_empty()).map(usable).min()
+    }
 }
 
 /// The order of a round: shuffled, but rows of one block stay together. The same in every run, so that runs can be compared.

@@ -74,7 +74,7 @@ impl Plan {
 
     /// A quick look: nine short rounds of the plain rows.
     pub fn quick(selections: Vec<Selection>) -> Self {
-        Self { pace: Pace::QUICK, observer_pairs: 5, ..Self::new(selections) }
+        Self { pace: Pace::QUICK, observer_pairs: 15, ..Self::new(selections) }
     }
 }
 

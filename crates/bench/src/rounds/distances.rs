@@ -30,8 +30,9 @@ impl Distances {
         self.readings.insert((row, round), ns);
     }
 
-    /// Leaves out rounds that were measured at another distance than most, or while it changed; says what was done.
-    pub(super) fn keep_one<C, R>(&mut self, rows: &mut [Series<C, R>]) -> Option<Warning> {
+    /// The nearest and the farthest reading, what lies between, and whether most rounds were far; `None` where all were at one
+    /// distance.
+    fn majority(&self) -> Option<Majority> {
         let mut all: Vec<f64> = self.readings.values().flatten().copied().collect();
         all.sort_by(f64::total_cmp);
         // One reading in ten may be a stray.
@@ -41,15 +42,29 @@ impl Distances {
             return None;
         }
         let middle = (near * far).sqrt();
-        let is_at = |readings: &[f64], is_far: bool| {
-            !readings.is_empty() && readings.iter().all(|&ns| (ns > middle) == is_far)
-        };
-        let count = |is_far| self.readings.values().filter(|readings| is_at(readings, is_far)).count();
-        let is_far = count(true) > count(false);
+        let count =
+            |is_far| self.readings.values().filter(|readings| is_at(readings, middle, is_far)).count();
+        Some(Majority { near, far, middle, is_far: count(true) > count(false) })
+    }
+
+    /// Tells of a row and a round whether it was measured at the distance of most.
+    pub(super) fn rounds_to_keep(&self) -> impl Fn(usize, usize) -> bool {
+        let majority = self.majority();
+        move |row, round| {
+            let readings = self.readings.get(&(row, round));
+            majority.as_ref().is_none_or(|Majority { middle, is_far, .. }| {
+                readings.is_some_and(|readings| is_at(readings, *middle, *is_far))
+            })
+        }
+    }
+
+    /// Leaves out rounds that were measured at another distance than most, or while it changed; says what was done.
+    pub(super) fn keep_one<C, R>(&mut self, rows: &mut [Series<C, R>]) -> Option<Warning> {
+        let Majority { near, far, middle, is_far } = self.majority()?;
         let (mut total, mut left_out, mut mixed) = (0, 0, 0);
         for (index, row) in rows.iter_mut().enumerate().filter(|(_, row)| !row.rounds.is_empty()) {
             let is_kept = |number: usize| {
-                self.readings.get(&(index, number)).is_some_and(|readings| is_at(readings, is_far))
+                self.readings.get(&(index, number)).is_some_and(|readings| is_at(readings, middle, is_far))
             };
             total += row.rounds.len();
             if row.rounds.iter().filter(|(number, _)| is_kept(*number)).count() < ROUNDS_MIN {
@@ -80,6 +95,19 @@ impl Distances {
         let is_kept = |ns: &f64| self.kept.is_none_or(|(middle, is_far)| (*ns > middle) == is_far);
         self.readings.values().flatten().copied().filter(is_kept)
     }
+}
+
+/// The distance that most rounds were measured at, in ns.
+struct Majority {
+    near: f64,
+    far: f64,
+    middle: f64,
+    is_far: bool,
+}
+
+/// Whether all readings are on one side.
+fn is_at(readings: &[f64], middle: f64, is_far: bool) -> bool {
+    !readings.is_empty() && readings.iter().all(|&ns| (ns > middle) == is_far)
 }
 
 #[cfg(test)]

@@ -23,18 +23,12 @@ impl Disturbances {
         self.0.insert((row, round), others_percent);
     }
 
-    fn is_clean(&self, row: usize, round: usize) -> bool {
+    pub(super) fn is_clean(&self, row: usize, round: usize) -> bool {
         self.0.get(&(row, round)).is_none_or(|&percent| percent <= OTHERS_PERCENT_MAX)
     }
 
     fn clean_rounds<C, R>(&self, index: usize, row: &Series<C, R>) -> usize {
         row.rounds.iter().filter(|(number, _)| self.is_clean(index, *number)).count()
-    }
-
-    /// The clean rounds of the row that has fewest, of those that were measured at all.
-    pub(super) fn clean_rounds_min<C, R>(&self, rows: &[Series<C, R>]) -> Option<usize> {
-        let measured = rows.iter().enumerate().filter(|(_, row)| !row.rounds.is_empty());
-        measured.map(|(index, row)| self.clean_rounds(index, row)).min()
     }
 
     /// Leaves out rounds that were disturbed, or marks the row; says what was done.
@@ -94,7 +88,6 @@ mod tests {
         for round in 0..10 {
             disturbances.note(0, round, if round < 3 { 30.0 } else { 0.4 });
         }
-        assert_eq!(disturbances.clean_rounds_min(&rows), Some(7));
         let warnings = disturbances.keep_clean(&mut rows, |name| (*name).into());
         assert_eq!(
             rows[0].rounds.iter().map(|(number, _)| *number).collect::<Vec<_>>(),
