@@ -7,6 +7,7 @@
 mod paths;
 mod peer;
 mod settings;
+mod sockets;
 
 pub use peer::PeerError;
 pub(crate) use peer::{device_towards, mtu_of};

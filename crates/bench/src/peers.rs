@@ -110,7 +110,7 @@ pub fn send(
             };
             let baseline = before.middle(&meter.calibrate(CALIBRATION));
             let Some(load) = interval.map(|interval| interval.load(&baseline)) else { continue };
-            let Some(loads) = Loads::of_cpus(lab.cpus(), &load, &|_| None) else { continue };
+            let Some(loads) = Loads::of_cpus(lab.cpus(), &load, 0.0, &|_| None) else { continue };
             let Some(costs) = Costs::of(&loads, bytes_per_second) else { continue };
             rounds.push(Round {
                 throughput: bytes_per_second * 8.0,

@@ -1,6 +1,9 @@
-//! A plan for programs: what each path costs for a call, and for a MiB; measured, fitted, put to the test, and told.
+//! A plan for programs: what it costs by each path to send a file or memory of several sizes; measured, then put to the test.
+//!
+//! The test is a measurement of its own, after the one that the plan is made of, with sizes between those that were measured:
+//! what is measured together is alike in ways that the next day is not.
 
-use crate::matrix::Selection;
+use crate::matrix::{CHUNK_DEFAULT, Selection};
 use crate::quantity::{Rate, Size};
 use crate::send::{Report, Row};
 use crate::stats::Figure;
@@ -8,119 +11,152 @@ use crate::way::Way;
 use crate::workload::Workload;
 use crate::{BenchError, HostFacts, MIB, Pace, Progress, send};
 pub use haul::plan::Plan;
-use haul::plan::{Condition, Cost, SCHEMA, SourceKind, Spread, call_bytes};
+use haul::plan::{Condition, Cost, Network, Point, SCHEMA, SourceKind, Spread, Test, call_bytes};
 use haul::{Copying, Path};
 use haul_lab::Offloads;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::AtomicBool;
 
-/// The chunks of memory that are measured, up to the size of a plan's own calls.
-const CHUNKS: [Size; 4] = [Size(4 << 10), Size(16 << 10), Size(64 << 10), Size(1 << 20)];
-/// What the costs of files are measured on: from small ones to one that is some caches large, each set with the most that a
-/// call sends of it. A file's last call is short and pushes a packet that is not full, so that many files cost more
-/// than one in calls of the same size (docs/findings.md).
-const FILES: [(Workload, Size); 5] = {
-    const fn files(count: usize, average: u64) -> Workload {
-        Workload::Files { count, average: Size(average) }
-    }
-    [
-        (files(128, 4 << 10), Size(16 << 10)),
-        (files(128, 16 << 10), Size(64 << 10)),
-        (files(128, 64 << 10), Size(256 << 10)),
-        (files(24, 1 << 20), Size(1 << 20)),
-        (files(1, 24 << 20), Size(1 << 20)),
-    ]
-};
-/// As much memory.
-const MEMORY: Workload = Workload::Memory(Size(16 << 20));
-/// What the plan is put to the test with: many files of all sizes, on which nothing was fitted.
-const MIXED: Workload = Workload::USUAL;
+/// The files that are measured, all of one size in each row: from small ones to one that is some caches large. Costs bend
+/// between 16 and 256 KiB, where one packet becomes several.
+const FILES: [(usize, Size); 8] = [
+    (512, Size(2 << 10)),
+    (512, Size(8 << 10)),
+    (256, Size(24 << 10)),
+    (128, Size(64 << 10)),
+    (64, Size(128 << 10)),
+    (48, Size(256 << 10)),
+    (24, Size(1 << 20)),
+    (1, Size(24 << 20)),
+];
+/// The same of memory.
+const MEMORY: [Size; 6] =
+    [Size(2 << 10), Size(16 << 10), Size(64 << 10), Size(256 << 10), Size(1 << 20), Size(16 << 20)];
+/// What the plan is put to the test with: sizes on which nothing was fitted.
+const TESTS: [Workload; 6] = [
+    Workload::Equal { count: 512, size: Size(3_000) },
+    Workload::Equal { count: 256, size: Size(30_000) },
+    Workload::Equal { count: 32, size: Size(500_000) },
+    Workload::Equal { count: 1, size: Size(37_000_000) },
+    Workload::Memory(Size(3_000)),
+    Workload::Memory(Size(200_000)),
+];
+/// A prediction further off than this misses.
+const ERROR_PERCENT_MAX: f64 = 15.0;
+/// Rounds of each row: the fewest that a verdict takes, since there are a hundred rows.
+const ROUNDS: usize = crate::stats::VERDICT_ROUNDS_MIN;
 
-/// A plan, and how well it told what it was not made of.
+/// A plan and what it was made of.
 #[derive(Debug, Clone)]
 pub struct Made {
-    /// The plan.
+    /// The plan, with its tests and the measurement's warnings.
     pub plan: Plan,
     /// What it was made of.
     pub report: Report,
-    /// Predicted and measured for each path, in µs per MiB.
-    pub tests: Vec<Tested>,
 }
 
-/// A prediction put to the test.
-#[derive(Debug, Clone)]
-pub struct Tested {
-    /// The path.
-    pub path: Path,
-    /// What the plan says that the mixed workload costs by it, per MiB.
-    pub predicted_us_per_mib: f64,
-    /// What it cost, in the same run as all that the plan was made of.
-    pub measured_us_per_mib: Figure,
+/// Measures what a plan needs, makes it and puts it to the test, in about four minutes.
+pub fn make(is_stopped: &AtomicBool, progress: &mut dyn FnMut(Progress)) -> Result<Made, BenchError> {
+    let pace = Pace { rounds: ROUNDS, ..Pace::QUICK };
+    let measured = send::Plan { pace, observer_pairs: 0, ..send::Plan::new(selections()) };
+    let report = send::run(&measured, is_stopped, progress)?;
+    let mut plan =
+        of(&report).ok_or_else(|| BenchError::Failed("no row could be measured cleanly".into()))?;
+    let tests = TESTS.map(|workload| Selection {
+        paths: vec![Way::Planned],
+        // The planned way makes calls of its own size; a chunk beyond the file would be refused all the same.
+        chunks: vec![Size(workload.sizes()[0]).min(CHUNK_DEFAULT)],
+        workloads: vec![workload],
+        ..Selection::plain()
+    });
+    let tested =
+        send::Plan { pace, observer_pairs: 0, planned: Some(plan.clone()), ..send::Plan::new(tests.into()) };
+    let tested = send::run(&tested, is_stopped, progress)?;
+    plan.tests = tested.rows.iter().filter_map(|row| test(&plan, row)).collect();
+    let warnings = report.warnings.iter().chain(&tested.warnings);
+    plan.warnings = warnings.map(|warning| format!("{}: {}", warning.kind, warning.detail)).collect();
+    Ok(Made { plan, report })
 }
 
-/// Measures what a plan needs and makes it, in under three minutes.
-pub fn make(
-    pace: Pace,
-    is_stopped: &AtomicBool,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Made, BenchError> {
-    let rows = |paths: &[Path], chunks: &[Size], workload: &Workload, offloads| Selection {
-        paths: paths.iter().copied().map(Way::from).collect(),
-        chunks: chunks.into(),
-        workloads: vec![workload.clone()],
+/// The rows that a plan is made of.
+fn selections() -> Vec<Selection> {
+    let row = |path: Path, workload: Workload, size: Size, offloads| Selection {
+        paths: vec![path.into()],
+        chunks: vec![Size(call_bytes(path) as u64).min(size)],
+        workloads: vec![workload],
         corks: vec![false],
         offloads: vec![offloads],
     };
-    let files =
+    let of_files =
         [Path::ReadWrite, Path::ReadSend, Path::MmapSend, Path::Sendfile, Path::Splice, Path::Vmsplice];
-    let memory = [Path::ReadWrite, Path::ReadSend, Path::Sendfile, Path::Splice, Path::Vmsplice];
-    let ends = [CHUNKS[0], CHUNKS[2], CHUNKS[3]];
-    let mut selections =
-        vec![rows(&memory, &CHUNKS, &MEMORY, Offloads::On), rows(&memory, &ends, &MEMORY, Offloads::Off)];
-    for path in files {
-        let own = Size(call_bytes(path) as u64);
-        for (index, (workload, most)) in FILES.iter().enumerate() {
-            selections.push(rows(&[path], &[own.min(*most)], workload, Offloads::On));
-            if index % 2 == 0 {
-                selections.push(rows(&[path], &[own.min(*most)], workload, Offloads::Off));
-            }
+    let of_memory = [Path::ReadWrite, Path::ReadSend, Path::Sendfile, Path::Splice, Path::Vmsplice];
+    let mut selections = Vec::new();
+    for (index, (count, size)) in FILES.into_iter().enumerate() {
+        // Without offloads two sizes will do: few network cards are like that.
+        for offloads in if index % 4 == 1 { &[Offloads::On, Offloads::Off][..] } else { &[Offloads::On] } {
+            let files = || Workload::Equal { count, size };
+            selections.extend(of_files.iter().map(|&path| row(path, files(), size, *offloads)));
         }
-        // Interleaved with the rest: what a machine does at one time says little of another.
-        selections.push(rows(&[path], &[own], &MIXED, Offloads::On));
     }
-    let what = send::Plan { pace, observer_pairs: 0, ..send::Plan::new(selections) };
-    let report = send::run(&what, is_stopped, progress)?;
-    let mixed = MIXED.to_string();
-    let (tests, made_of): (Vec<Row>, Vec<Row>) =
-        report.rows.iter().cloned().partition(|row| row.workload == mixed);
-    let made_of = Report { rows: made_of, ..report };
-    let plan = of(&made_of).ok_or_else(|| BenchError::Failed("nothing could be measured".into()))?;
-    let sizes: Vec<u64> = MIXED.sizes();
+    for (index, size) in MEMORY.into_iter().enumerate() {
+        for offloads in if index % 4 == 1 { &[Offloads::On, Offloads::Off][..] } else { &[Offloads::On] } {
+            let memory = || Workload::Memory(size);
+            selections.extend(of_memory.iter().map(|&path| row(path, memory(), size, *offloads)));
+        }
+    }
+    selections
+}
+
+/// What the plan says of a workload beside what it cost; `None` where it was not measured cleanly.
+fn test(plan: &Plan, row: &Row) -> Option<Test> {
+    let workload: Workload = row.workload.parse().ok()?;
+    let measured = row.sender_us_per_mib.filter(Figure::has_interval)?;
+    let (predicted_us_per_mib, _) = predict(plan, &workload)?;
+    Some(Test { workload: row.workload.clone(), predicted_us_per_mib, measured_us_per_mib: spread(measured) })
+}
+
+/// What the plan says that a MiB of a workload costs, and whether it is memory.
+fn predict(plan: &Plan, workload: &Workload) -> Option<(f64, SourceKind)> {
+    let source = if matches!(workload, Workload::Memory(_)) { SourceKind::Memory } else { SourceKind::File };
+    let sizes = workload.sizes();
     let mib = sizes.iter().sum::<u64>() as f64 / MIB;
-    let tests = tests.iter().filter_map(|row| {
-        let (path, measured_us_per_mib) = (path_of(row)?, row.sender_us_per_mib?);
-        let only = Plan {
-            costs: plan.costs.iter().filter(|cost| cost.path == path).copied().collect(),
-            ..plan.clone()
-        };
-        let condition = Condition { source: SourceKind::File, offloads: true };
-        let predicted_us_per_mib = only.predict(condition, sizes.iter().copied())?.median / mib;
-        Some(Tested { path, predicted_us_per_mib, measured_us_per_mib })
-    });
-    let tests = tests.collect();
-    Ok(Made { plan, tests, report: made_of })
+    let predicted = plan.predict(Condition { source, offloads: true }, sizes)?;
+    Some((predicted.median / mib, source))
+}
+
+fn spread(figure: Figure) -> Spread {
+    Spread { median: figure.median, low: figure.low, high: figure.high }
+}
+
+/// How many of a plan's tests it missed, and how many there were; a test that could not be measured cleanly counts as
+/// missed.
+pub fn misses(plan: &Plan) -> (usize, usize) {
+    let met = plan.tests.iter().filter(|test| test.error_percent().abs() <= ERROR_PERCENT_MAX).count();
+    (TESTS.len() - met.min(TESTS.len()), TESTS.len())
+}
+
+/// Whether a plan has stood its tests: it has missed at most a third of them.
+pub fn has_stood(plan: &Plan) -> bool {
+    let (missed, all) = misses(plan);
+    3 * missed <= all
 }
 
 /// How the tests came out, for people.
-pub fn describe_tests(tests: &[Tested]) -> String {
-    let mut text = format!("Put to the test with {MIXED}, which it was not made of:\n");
-    for Tested { path, predicted_us_per_mib, measured_us_per_mib } in tests {
-        let (median, interval) = (measured_us_per_mib.median, measured_us_per_mib.interval(0));
+pub fn describe_tests(plan: &Plan) -> String {
+    let (missed, all) = misses(plan);
+    let mut text = format!(
+        "Put to the test with what it was not made of, in a measurement after that: {} of {all} within {ERROR_PERCENT_MAX:.0} %.\n",
+        all - missed
+    );
+    for test in &plan.tests {
+        let Spread { median, low, high } = test.measured_us_per_mib;
         let _ = writeln!(
             text,
-            "{path}: {predicted_us_per_mib:.0} µs a MiB predicted, {median:.0} measured ({interval}): {:+.0} %",
-            100.0 * (predicted_us_per_mib / median - 1.0)
+            "{}: {:.0} µs a MiB predicted, {median:.0} measured ({low:.0} to {high:.0}): {:+.0} %",
+            test.workload,
+            test.predicted_us_per_mib,
+            test.error_percent()
         );
     }
     text
@@ -160,39 +196,90 @@ pub fn changes(plan: &Plan) -> Vec<String> {
     compare("CPU", &plan.cpu, &here.cpu);
     let list = |devices: &[String]| if devices.is_empty() { "none".into() } else { devices.join(", ") };
     compare("network cards", &list(&plan.devices), &list(&devices));
+    let own = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap_or_default();
+    if let Some(Network { congestion, .. }) = &plan.network
+        && own.trim().starts_with("bbr")
+        && !congestion.starts_with("bbr")
+    {
+        changes.push(format!(
+            "congestion control: measured with {congestion}, which does not pace; this host's default, {}, does, and then every \
+             path costs more (set TCP_CONGESTION before connect or listen)",
+            own.trim()
+        ));
+    }
     changes
 }
 
 /// Which end of an interval a line is fitted to.
 type End = fn(Figure) -> f64;
 
-/// The plan that a report's rows support; `None` where no row was measured.
+/// The plan that a report's rows support; `None` where no row was measured cleanly.
 ///
-/// A row says what a MiB costs in so many calls. Rows of one path with several give a line over calls per
-/// MiB: its slope is the cost of a call. With a single size the calls' cost cannot be told apart and stays
-/// within the MiB's.
+/// Rows of files of one size, or of memory, are points: what one such file costs. Of other rows, and for people, there is a
+/// line over calls for each MiB: its slope is the cost of a call.
 pub fn of(report: &Report) -> Option<Plan> {
-    let mut points: BTreeMap<(Path, bool, bool), Vec<(f64, Figure)>> = BTreeMap::new();
-    for row in report.rows.iter().filter(|row| !row.cork) {
-        let (Some(path), Some(figure)) = (path_of(row), row.sender_us_per_mib) else { continue };
+    /// A path, whether it is memory, whether offloads are on.
+    type Key = (Path, bool, bool);
+    let mut rows: BTreeMap<Key, Vec<(&Row, Figure)>> = BTreeMap::new();
+    for row in report.rows.iter().filter(|row| !row.cork && is_clean(row)) {
+        let Some(path) = path_of(row) else { continue };
+        let Some(figure) = row.sender_us_per_mib.filter(Figure::has_interval) else { continue };
         let key = (path, row.workload.starts_with("memory:"), row.offloads == "on");
-        points.entry(key).or_default().push((calls_per_mib(row), figure));
+        rows.entry(key).or_default().push((row, figure));
     }
-    let costs: Vec<Cost> = points
+    let costs: Vec<Cost> = rows
         .into_iter()
-        .map(|((path, is_memory, offloads), points)| {
+        .map(|((path, is_memory, offloads), rows)| {
             let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
-            cost(path, Condition { source, offloads }, &points)
+            let line: Vec<(f64, Figure)> =
+                rows.iter().map(|(row, figure)| (calls_per_mib(row), *figure)).collect();
+            let mut points: Vec<Point> =
+                rows.iter().filter_map(|(row, figure)| point(row, *figure)).collect();
+            points.sort_by_key(|point| point.bytes);
+            points.dedup_by_key(|point| point.bytes);
+            // One point says nothing of other sizes, which a line at least guesses.
+            points = if points.len() > 1 { points } else { Vec::new() };
+            Cost { points, ..cost(path, Condition { source, offloads }, &line) }
         })
         .collect();
+    let network = report.lab.as_ref().map(|lab| Network {
+        congestion: lab.congestion.clone(),
+        mtu: lab.mtu,
+        rate_bits_per_second: lab.rate_bits_per_second,
+    });
     (!costs.is_empty()).then(|| Plan {
         schema: SCHEMA.into(),
         kernel: report.host.kernel.clone(),
         cpu: report.host.cpu.clone(),
         devices: crate::host::devices(),
         measured: report.started.clone(),
+        network,
+        tests: Vec::new(),
+        warnings: report
+            .warnings
+            .iter()
+            .map(|warning| format!("{}: {}", warning.kind, warning.detail))
+            .collect(),
         costs,
     })
+}
+
+/// Whether a row is the path's cost alone: without other programs, and without timers that nobody asked for.
+fn is_clean(row: &Row) -> bool {
+    row.disturbed_percent.is_none() && row.paced.is_none()
+}
+
+/// What one file, or one piece of memory, of a row costs, where all are of one size.
+fn point(row: &Row, figure: Figure) -> Option<Point> {
+    let bytes = match row.workload.parse().ok()? {
+        Workload::Equal { size, .. } | Workload::Memory(size) => size.0,
+        Workload::Files { .. } | Workload::File(_) => return None,
+    };
+    // In calls of the path's own size, since that is what a program makes.
+    let own = (call_bytes(row.path.parse().ok()?) as u64).min(bytes);
+    let mib = bytes as f64 / MIB;
+    let us = Spread { median: figure.median * mib, low: figure.low * mib, high: figure.high * mib };
+    (row.chunk_bytes == own).then_some(Point { bytes, us })
 }
 
 /// How many calls a row makes for a MiB: each file's last one is as short as what is left of it.
@@ -224,6 +311,7 @@ fn cost(path: Path, condition: Condition, points: &[(f64, Figure)]) -> Cost {
         condition,
         us_per_call: spread(middle.0, low.0, high.0),
         us_per_mib: spread(middle.1, low.1, high.1),
+        points: Vec::new(),
     }
 }
 
@@ -296,9 +384,10 @@ fn confidence(plan: &Plan, condition: Condition, path: Path) -> String {
         .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));
     let Some((next, cost)) = next else { return "nothing else was measured".into() };
     let percent = 100.0 * (cost.median / own.median - 1.0);
-    let surely = if cost.low > own.high { "surely" } else { "not surely" };
-    if percent >= 0.0 {
-        format!("in long transfers {surely} cheaper than {next}, which costs {percent:.0} % more")
+    if percent >= 0.0 && cost.low > own.high {
+        format!("in long transfers {next} costs {percent:.0} % more")
+    } else if percent >= 0.0 {
+        format!("in long transfers no difference from {next} was shown")
     } else {
         format!("in long transfers {next} costs {:.0} % less", -percent)
     }

@@ -6,13 +6,13 @@
 
 use crate::flow::{Flow, Moment};
 use crate::place::Place;
+use crate::regime::{self, Reading};
 use crate::report::LabFacts;
-use crate::rounds::{CALIBRATION, Costs, Pace, Progress, Run, Steps};
+use crate::rounds::{CALIBRATION, Costs, OTHERS_PERCENT_MAX, Pace, Progress, Run, Steps};
 use crate::site::Loads;
 use crate::stats::Figure;
 use crate::view::Picture;
 use crate::warning::{Kind, Warning};
-use crate::worker::socket::SocketOptions;
 use crate::worker::{receiver::Receiving, sender::Sending};
 use crate::workload::Workload;
 use crate::{BenchError, HostFacts, congestion, receive::way::ReceiveWay, way::Way};
@@ -25,12 +25,14 @@ use std::time::{Duration, Instant};
 mod count;
 mod flame;
 mod groups;
+mod owner;
 mod record;
 mod row;
 mod symbols;
 
 use count::Counted;
 use groups::Groups;
+use owner::Owners;
 use record::Recorder;
 pub use row::{Kind as RowKind, Row};
 use symbols::Symbols;
@@ -42,6 +44,8 @@ pub type Report = crate::report::Report<Row>;
 const CHUNK_BYTES: usize = 64 << 10;
 /// Looks at busy CPUs below which a share of a percent is one look or two.
 const TICKS_ENOUGH: u64 = 500;
+/// How long full speed is measured.
+const PILOT_WINDOW: Duration = Duration::from_millis(100);
 /// The longest that is watched.
 const SECONDS_MAX: f64 = 600.0;
 
@@ -97,14 +101,17 @@ pub fn run(
         pieces: workload.handed_over(),
         plan: None,
     };
-    let receiving = Receiving { way: plan.receive, ..Receiving::plainly() };
-    let to = (Place::Lab(&lab.receiver), receiving);
-    let flow = Flow::stream(
-        (Place::Lab(&lab.sender), sending),
-        to,
-        SocketOptions::with_congestion(&congestion),
-        plan.window,
-    );
+    let socket = Reading::Held.socket(&congestion);
+    let flow = |receiving: Receiving, window| {
+        let to = (Place::Lab(&lab.receiver), receiving);
+        Flow::stream((Place::Lab(&lab.sender), sending.clone()), to, socket.clone(), window)
+    };
+    let flow = if plan.receive == ReceiveWay::Read {
+        let full_speed = regime::full_speed(&flow(Receiving::plainly(), PILOT_WINDOW))?;
+        Flow { warm_up: regime::warm_up(full_speed), ..flow(regime::held(full_speed), plan.window) }
+    } else {
+        flow(Receiving { way: plan.receive, ..Receiving::plainly() }, plan.window)
+    };
     let mut steps = Steps::new(1, is_stopped, progress);
     steps.go_on("sending and receiving");
     // The looks themselves interrupt too; a baseline that has them takes them off the meter's reading.
@@ -122,7 +129,12 @@ pub fn run(
     let load = sample.interval.as_ref().map(|interval| interval.load(&baseline));
     let received = sample.outcomes.first().map_or(0.0, crate::worker::Outcome::bytes_per_second);
     let costs = load
-        .and_then(|load| Costs::of(&Loads::of_cpus(lab.cpus(), &load, &|_| None)?, received))
+        .and_then(|load| {
+            Costs::of(
+                &Loads::of_cpus(lab.cpus(), &load, 0.0, &|cpu| sample.account_of(cpu).copied())?,
+                received,
+            )
+        })
         .ok_or_else(|| BenchError::Failed("nothing was received".into()))?;
     let groups = Groups::builtin();
     let hosts = [
@@ -137,10 +149,19 @@ pub fn run(
     let mut report = Report::new("profile", started, run.host, Some(facts));
     report.warnings = run.warnings;
     let mut pictures = Vec::new();
+    let owners = recorder.take_owners();
     for ((host, meter, us_per_mib, way), seen) in hosts.into_iter().zip(&seen) {
-        let counted = Counted::of(seen, &symbols, &groups, &own);
+        let counted = Counted::of(seen, &symbols, &groups, &own, &owners);
         let what = format!("{host}, {way}");
         warn_of_losses(&mut report, &what, seen.lost);
+        let others_percent = meter.account.map_or(0.0, |account| account.others_percent);
+        if others_percent > OTHERS_PERCENT_MAX {
+            let words = format!(
+                "{what}: other programs used {others_percent:.0} % of this CPU; they are listed by name and no part of its \
+                 figures, but the caches and the timing were not the path's alone"
+            );
+            report.warnings.push(Warning::new(Kind::Disturbed, words));
+        }
         report.rows.extend(row::rows(&what, &counted, Some((meter.load_percent, us_per_mib))));
         report.answers.extend(row::answer(&what, &counted, Some((meter.load_percent, us_per_mib))));
         pictures.push(Picture {
@@ -168,7 +189,8 @@ pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitSta
     let mut all = Counted::default();
     let mut lost = 0;
     for seen in &seen {
-        all.add(&Counted::of(seen, &symbols, &groups, &HashSet::new()));
+        // Whatever runs on the machine is what was asked for.
+        all.add(&Counted::of(seen, &symbols, &groups, &HashSet::new(), &Owners::default()));
         lost += seen.lost;
     }
     let what = format!("machine, {} CPUs for {seconds:.1} s", cpus.len());

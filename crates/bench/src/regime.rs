@@ -9,7 +9,9 @@
 //! So the receiving program reads at a share of what the path can send, with buffers that are large enough and do not
 //! change: then every path is held back by the window.
 
-use crate::flow::WARM_UP;
+use crate::Figure;
+use crate::flow::{Flow, FlowError, WARM_UP};
+use crate::worker::Outcome;
 use crate::worker::receiver::Receiving;
 use crate::worker::socket::SocketOptions;
 use serde::{Deserialize, Serialize};
@@ -21,7 +23,10 @@ const HELD_SHARE: f64 = 0.5;
 /// The socket buffers where a rate is held. The kernel doubles the number; about half of that is window.
 const BUFFER_BYTES: usize = 4 << 20;
 /// What fits into the buffers and the window of a connection. Until they are full the sender sends more than arrives.
-const FILL_BYTES: f64 = (6 * BUFFER_BYTES) as f64;
+const FILL_BYTES: f64 = (3 * BUFFER_BYTES) as f64;
+
+/// Windows that full speed is the median of: the held rate follows it, and costs depend a little on the rate.
+const FULL_SPEED_WINDOWS: usize = 3;
 
 /// How the receiving program reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -43,6 +48,17 @@ impl Reading {
         };
         SocketOptions { buffer_bytes, ..SocketOptions::with_congestion(congestion) }
     }
+}
+
+/// What a flow with a reader that is as fast as it can be moves, in bytes a second.
+pub(crate) fn full_speed(flow: &Flow<'_>) -> Result<f64, FlowError> {
+    let mut speeds = Vec::new();
+    for _ in 0..FULL_SPEED_WINDOWS {
+        let sample = flow.run(None)?;
+        speeds.extend(sample.outcomes.first().map(Outcome::bytes_per_second));
+    }
+    let speed = Figure::of(&speeds).map_or(0.0, |figure| figure.median);
+    if speed > 0.0 { Ok(speed) } else { Err(FlowError::Worker("nothing was received at full speed".into())) }
 }
 
 /// What the receiver does beside a path of this full speed.

@@ -1,5 +1,6 @@
 //! Rows measured round by round, interleaved, so that a drift hits all alike.
 
+use crate::counters::Counters;
 use crate::flow::{FlowError, Sample};
 use crate::site::{HostAccount, HostLoad, Loads, Quiet, Site};
 use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
@@ -8,7 +9,7 @@ use crate::{BenchError, HostFacts, MIB};
 use haul_lab::CpuPair;
 use haul_soak::Meter;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 mod distances;
 mod disturbances;
@@ -17,6 +18,7 @@ mod warnings;
 
 use distances::Distances;
 use disturbances::Disturbances;
+pub(crate) use disturbances::OTHERS_PERCENT_MAX;
 pub(crate) use warnings::{LOW_LOAD_PERCENT, list, too_few_rounds, unsteady};
 
 /// How long the machine is kept quiet before and after each round to calibrate the meter.
@@ -216,7 +218,7 @@ impl Costs {
         self.each_per_mib(|account| account.interrupts_per_second)
     }
 
-    /// Interrupts of the local timer of both hosts' CPUs for each MiB.
+    /// Interrupts of the local timer of both hosts' CPUs for each MiB, beyond the tick.
     pub(crate) fn timer_interrupts_per_mib(&self) -> Option<(f64, f64)> {
         self.each_per_mib(|account| account.timer_interrupts_per_second)
     }
@@ -387,7 +389,7 @@ impl<'a> Run<'a> {
             if best.as_ref().is_none_or(|(least, _)| others_percent < *least) {
                 best = Some((others_percent, sample));
             }
-            if others_percent <= disturbances::OTHERS_PERCENT_MAX {
+            if others_percent <= OTHERS_PERCENT_MAX {
                 break;
             }
             self.repeats += 1;
@@ -405,11 +407,18 @@ impl<'a> Run<'a> {
     /// Learns what quiet machines look like, both at once where there are two.
     fn calibrate(&self) -> Result<Quiet, BenchError> {
         let Some(pair) = self.site.pair() else {
-            return Ok(Quiet { here: self.meter.calibrate(CALIBRATION), ..Quiet::default() });
+            let cpus: Vec<usize> =
+                self.site.cpus().into_iter().flat_map(|cpus| [cpus.sender, cpus.receiver]).collect();
+            let (start, before) = (Instant::now(), Counters::read(&cpus));
+            let here = self.meter.calibrate(CALIBRATION);
+            let after = Counters::read(&cpus);
+            let ticks = after.iter().zip(&before).map(|(after, before)| after.since(before).timer_interrupts);
+            let ticks_per_second = ticks.max().unwrap_or(0) as f64 / start.elapsed().as_secs_f64();
+            return Ok(Quiet { here, ticks_per_second, ..Quiet::default() });
         };
         pair.begin_calibration(CALIBRATION)?;
         let here = self.meter.calibrate(CALIBRATION);
-        Ok(Quiet { here, there: pair.calibration()? })
+        Ok(Quiet { here, there: pair.calibration()?, ..Quiet::default() })
     }
 
     fn judge<S: Subject>(

@@ -223,7 +223,7 @@ impl Sends<'_> {
             cork: condition.cork,
             rate_bits_per_second: self.rate.map(|rate| rate.0),
             pieces: self.workloads[&condition.workload].handed_over(),
-            plan: self.planned.cloned(),
+            plan: self.planned.cloned().map(Box::new),
         };
         let to = (self.site.receiver(), receiving);
         Flow::stream(
@@ -249,11 +249,7 @@ impl Sends<'_> {
         if let Some(&known) = self.full_speeds.get(cell) {
             return Ok(known);
         }
-        let sample = self.flow(cell, Receiving::plainly()).run(None)?;
-        let speed = sample.outcomes.first().map_or(0.0, Outcome::bytes_per_second);
-        if speed <= 0.0 {
-            return Err(FlowError::Worker("nothing was received at full speed".into()));
-        }
+        let speed = regime::full_speed(&self.flow(cell, Receiving::plainly()))?;
         self.full_speeds.insert(cell.clone(), speed);
         Ok(speed)
     }

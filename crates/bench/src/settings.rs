@@ -268,12 +268,17 @@ impl Subject for Tunings {
         let receiving = Receiving {
             low_water_bytes: tuning.low_water_bytes,
             busy_poll_us: tuning.busy_poll_us,
+            read_pause_us: tuning.read_pause_us,
             ..Receiving::plainly()
+        };
+        let socket = SocketOptions {
+            buffer_bytes: tuning.buffer_bytes,
+            ..SocketOptions::with_congestion(tuning.congestion)
         };
         let window = self.pace.window;
         let lab = self.lab(&cell.changes)?;
         let (from, to) = ((Place::Lab(&lab.sender), sending), (Place::Lab(&lab.receiver), receiving));
-        Flow::stream(from, to, SocketOptions::with_congestion(tuning.congestion), window).run(Some(meter))
+        Flow::stream(from, to, socket, window).run(Some(meter))
     }
 
     fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {

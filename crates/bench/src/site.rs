@@ -100,7 +100,9 @@ impl<'a> Site<'a> {
         let here = sample.interval.as_ref()?.load(&quiet.here);
         let there = || Some(sample.there.as_ref()?.load(&quiet.there));
         match self {
-            Self::Lab(lab) => Loads::of_cpus(lab.cpus(), &here, &|cpu| sample.account_of(cpu).copied()),
+            Self::Lab(lab) => Loads::of_cpus(lab.cpus(), &here, quiet.ticks_per_second, &|cpu| {
+                sample.account_of(cpu).copied()
+            }),
             Self::Pair(_) => Some(Loads::of_machines((&here, &quiet.here), (&there()?, &quiet.there))),
             Self::TurnedPair(_) => Some(Loads::of_machines((&there()?, &quiet.there), (&here, &quiet.here))),
         }
@@ -114,11 +116,17 @@ pub(crate) struct Quiet {
     pub here: Baseline,
     /// The other one; nothing in a lab.
     pub there: Baseline,
+    /// Interrupts of the local timer a second of this machine's CPU where that is most: the tick.
+    pub ticks_per_second: f64,
 }
 
 impl Quiet {
     pub(crate) fn middle(&self, other: &Self) -> Self {
-        Self { here: self.here.middle(&other.here), there: self.there.middle(&other.there) }
+        Self {
+            here: self.here.middle(&other.here),
+            there: self.there.middle(&other.there),
+            ticks_per_second: f64::midpoint(self.ticks_per_second, other.ticks_per_second),
+        }
     }
 }
 
@@ -138,7 +146,7 @@ pub(crate) struct HostLoad {
 pub(crate) struct HostAccount {
     /// Interrupts a second, other than the local timer's.
     pub interrupts_per_second: f64,
-    /// Interrupts of the local timer a second.
+    /// Interrupts of the local timer a second, beyond the tick that a quiet CPU has.
     pub timer_interrupts_per_second: f64,
     /// The share of the CPU that neither the flow's processes nor the kernel's threads used and that was not left to the
     /// meter: other programs, or the hypervisor. It is no part of the load.
@@ -159,13 +167,16 @@ impl Loads {
     pub(crate) fn of_cpus(
         cpus: CpuPair,
         load: &Load,
+        ticks_per_second: f64,
         account_of: &dyn Fn(usize) -> Option<CpuAccount>,
     ) -> Option<Self> {
         let of = |cpu| {
             let CpuLoad { load_percent, interference_percent, taken_percent, .. } = *load.of(cpu)?;
             let account = account_of(cpu).map(|account| HostAccount {
                 interrupts_per_second: account.counters.interrupts as f64 / account.seconds,
-                timer_interrupts_per_second: account.counters.timer_interrupts as f64 / account.seconds,
+                timer_interrupts_per_second: (account.counters.timer_interrupts as f64 / account.seconds
+                    - ticks_per_second)
+                    .max(0.0),
                 others_percent: (taken_percent - account.used_percent).max(0.0),
             });
             let others_percent = account.map_or(0.0, |account| account.others_percent);
@@ -215,14 +226,15 @@ mod tests {
     #[test]
     fn a_labs_hosts_have_a_cpu_each() {
         let cpus = CpuPair { sender: 1, receiver: 0 };
-        let loads = Loads::of_cpus(cpus, &load(&[(20.0, 5.0), (70.0, 10.0)]), &|_| None).unwrap();
+        let loads = Loads::of_cpus(cpus, &load(&[(20.0, 5.0), (70.0, 10.0)]), 0.0, &|_| None).unwrap();
         assert!(
             (loads.sender.load_percent - 80.0).abs() < 1e-9
                 && (loads.receiver.load_percent - 25.0).abs() < 1e-9
         );
         assert!((loads.steal_percent - 7.0).abs() < 1e-9);
         assert!(
-            Loads::of_cpus(CpuPair { sender: 0, receiver: 7 }, &load(&[(1.0, 1.0)]), &|_| None).is_none()
+            Loads::of_cpus(CpuPair { sender: 0, receiver: 7 }, &load(&[(1.0, 1.0)]), 0.0, &|_| None)
+                .is_none()
         );
     }
 

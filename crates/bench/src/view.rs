@@ -121,6 +121,10 @@ pub trait Tabled: Sized + 'static {
     }
     /// Rounds measured.
     fn rounds(&self) -> usize;
+    /// Whether other programs ran in every window, so that nothing can be concluded from it.
+    fn is_disturbed(&self) -> bool {
+        false
+    }
     /// Why nothing was measured.
     fn refused(&self) -> Option<&str>;
     /// Its bars.
@@ -161,10 +165,15 @@ fn groups<R: Tabled>(rows: &[R]) -> Vec<Group> {
     };
     let mut groups: Vec<Group> = Vec::new();
     for row in shown() {
+        let mark = if row.is_disturbed() { ", disturbed" } else { "" };
+        let mut cells: Vec<String> = R::COLUMNS.iter().map(|column| (column.says)(row)).collect();
+        if let Some(name) = cells.first_mut() {
+            name.push_str(mark);
+        }
         let line = Line {
-            name: row.name(),
+            name: row.name() + mark,
             refused: row.refused().map(str::to_owned),
-            cells: R::COLUMNS.iter().map(|column| (column.says)(row)).collect(),
+            cells,
             bars: row.bars(),
         };
         let title = row.group();
@@ -242,11 +251,6 @@ pub(crate) fn ratio(figure: Option<Figure>) -> String {
             format!("{:.2} (?)", figure.median)
         }
     })
-}
-
-/// What stands beside the name of a row that was measured beside other programs.
-pub(crate) fn disturbed(percent: Option<f64>) -> &'static str {
-    if percent.is_some() { ", disturbed" } else { "" }
 }
 
 pub(crate) fn share(percent: Option<f64>) -> String {

@@ -8,7 +8,7 @@
 //! standard input does.
 
 use crate::lines::write_line;
-use haul::pacing::{Pacing, Watch};
+use haul::pacing::is_pacing;
 use haul::{Error, Path};
 use haul_sys::rusage::{self, Usage, Who};
 use haul_sys::tcp_info::{TcpInfo, tcp_info};
@@ -37,9 +37,6 @@ pub(crate) mod taker;
 
 /// The argument that makes a program a worker.
 pub const ARGUMENT: &str = "bench-worker";
-
-/// How often a connection is looked at before the window. A prime, to fall out of step with the kernel's timers.
-const PACING_INTERVAL_NS: u64 = 1_009_000;
 
 /// What to do, where.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -158,7 +155,7 @@ pub enum Paced {
     Rate,
     /// The congestion control paces, as BBR does.
     CongestionControl,
-    /// An earlier congestion control left pacing on.
+    /// Many timer interrupts show that an earlier congestion control left pacing on.
     Leftover,
 }
 
@@ -187,7 +184,6 @@ pub(crate) struct Tally {
     pub calls: AtomicU64,
     /// The connection that carries the payload, where its state is worth a look.
     socket: OnceLock<OwnedFd>,
-    pacing: OnceLock<Watch>,
     is_over: AtomicBool,
     planned: OnceLock<Window>,
     window: OnceLock<Range<Account>>,
@@ -207,7 +203,7 @@ struct Account {
 }
 
 impl Tally {
-    /// Has the state of `socket` read at both ends of the window, and before it whether packets are held back.
+    /// Has the state of `socket` read at both ends of the window.
     pub(crate) fn watch_socket(&self, socket: impl AsFd) {
         // Without a descriptor for it there are no figures of it.
         if let Ok(duplicate) = socket.as_fd().try_clone_to_owned() {
@@ -215,14 +211,14 @@ impl Tally {
         }
     }
 
-    /// Why packets leave by timers; `None` where they do not, or where that is not known.
+    /// Why packets leave by timers, as far as the socket's options tell.
     fn paced(&self) -> Option<Paced> {
-        let pacing = self.pacing.get()?.pacing(self.socket.get()?).ok()??;
-        Some(match pacing {
-            Pacing::MaxRate(_) => Paced::Rate,
-            Pacing::CongestionControl(_) => Paced::CongestionControl,
-            _ => Paced::Leftover,
-        })
+        let socket = self.socket.get()?;
+        if tcp_info(socket).ok()?.pacing_rate_bytes_per_second_max != u64::MAX {
+            return Some(Paced::Rate);
+        }
+        let congestion = rustix::net::sockopt::tcp_congestion(socket).ok()?;
+        is_pacing(&congestion).then_some(Paced::CongestionControl)
     }
 
     /// Whether everybody's window is over and the work may end.
@@ -280,21 +276,6 @@ impl Tally {
         })
     }
 
-    /// Reads the connection now and then until shortly before the window, which is left undisturbed.
-    fn watch_pacing(&self, until_ns: u64) -> io::Result<()> {
-        let Some(socket) = self.socket.get() else { return Ok(()) };
-        let mut watch = Watch::default();
-        while now_ns() + 2 * PACING_INTERVAL_NS < until_ns {
-            wait_until(now_ns() + PACING_INTERVAL_NS)?;
-            // A socket of another kind has no such state.
-            if watch.look(socket).is_err() {
-                return Ok(());
-            }
-        }
-        let _ = self.pacing.set(watch);
-        Ok(())
-    }
-
     /// Waits for the window, looks at its both ends, and ends the process when nobody listens any more.
     fn watch(&self, mut input: impl BufRead) -> io::Result<()> {
         let mut line = String::new();
@@ -302,7 +283,6 @@ impl Tally {
         if let Ok(window) = serde_json::from_str::<Window>(&line) {
             // Both are set once, by this thread.
             let _ = self.planned.set(window);
-            self.watch_pacing(window.start_ns)?;
             wait_until(window.start_ns)?;
             let start = self.account()?;
             wait_until(window.end_ns)?;
@@ -349,7 +329,7 @@ fn work(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, Mess
         Task::Give(giving) => giving.run(job, &tally),
         Task::Take(taking) => taking.run(job.host, &tally),
         Task::Ask(asking) => asking.run(&connect(job)?, &tally),
-        Task::Answer(answering) => answering.run(&accept(job)?, &tally),
+        Task::Answer(messages::Answering {}) => messages::Answering::run(&accept(job)?, &tally),
     }
     .map(|outcome| Message::Done(Box::new(outcome)))
 }

@@ -24,6 +24,13 @@ pub enum Workload {
         /// Their average size.
         average: Size,
     },
+    /// Files made for the run, unnamed, all of one size.
+    Equal {
+        /// How many.
+        count: usize,
+        /// The size of each.
+        size: Size,
+    },
     /// One file that exists.
     File(PathBuf),
     /// Memory of the program.
@@ -34,7 +41,9 @@ pub enum Workload {
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
     /// Not a workload.
-    #[error("unknown workload {0:?}: write COUNTxSIZE (63x350KB), file:PATH or memory:SIZE")]
+    #[error(
+        "unknown workload {0:?}: write COUNTxSIZE (63x350KB), COUNT=SIZE (64=64KiB), file:PATH or memory:SIZE"
+    )]
     Unknown(String),
     /// A size that is none.
     #[error("workload {workload:?}: {source}")]
@@ -91,12 +100,20 @@ impl FromStr for Workload {
         } else if let Some(part) = text.strip_prefix("memory:") {
             Self::Memory(size(part)?)
         } else {
-            let (count, average) = text.split_once('x').ok_or_else(|| WorkloadError::Unknown(text.into()))?;
-            let count = count.parse().map_err(|_| WorkloadError::Unknown(text.into()))?;
-            Self::Files { count, average: size(average)? }
+            let unknown = || WorkloadError::Unknown(text.into());
+            let count = |count: &str| count.parse().map_err(|_| unknown());
+            match (text.split_once('x'), text.split_once('=')) {
+                (Some((number, average)), _) => {
+                    Self::Files { count: count(number)?, average: size(average)? }
+                }
+                (None, Some((number, each))) => Self::Equal { count: count(number)?, size: size(each)? },
+                (None, None) => return Err(unknown()),
+            }
         };
         let total = match &workload {
-            Self::Files { count, average } => (*count as u64).saturating_mul(average.0),
+            Self::Files { count, average: size } | Self::Equal { count, size } => {
+                (*count as u64).saturating_mul(size.0)
+            }
             Self::Memory(size) => size.0,
             Self::File(_) => 1,
         };
@@ -112,6 +129,7 @@ impl fmt::Display for Workload {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Files { count, average } => write!(formatter, "{count}x{average}"),
+            Self::Equal { count, size } => write!(formatter, "{count}={size}"),
             Self::File(path) => write!(formatter, "file:{}", path.display()),
             Self::Memory(size) => write!(formatter, "memory:{size}"),
         }
@@ -211,6 +229,7 @@ impl Workload {
     pub(crate) fn sizes(&self) -> Vec<u64> {
         match self {
             Self::Files { count, average } => exponential_sizes(*count, average.0).collect(),
+            Self::Equal { count, size } => vec![size.0; *count],
             Self::Memory(size) => vec![size.0],
             Self::File(_) => Vec::new(),
         }
@@ -221,7 +240,7 @@ impl Workload {
         let name = self.to_string();
         let unsuited = |source| WorkloadError::Source { workload: name.clone(), source };
         let pieces = match self {
-            Self::Files { count, average } => {
+            Self::Files { .. } | Self::Equal { .. } => {
                 let folder = std::env::temp_dir();
                 let make = |bytes| {
                     random_file(bytes).map_err(|source| WorkloadError::Make {
@@ -230,7 +249,8 @@ impl Workload {
                         source,
                     })
                 };
-                exponential_sizes(*count, average.0)
+                self.sizes()
+                    .into_iter()
                     .map(|bytes| Piece::of_file(make(bytes)?).map_err(unsuited))
                     .collect::<Result<_, _>>()?
             }
@@ -293,12 +313,24 @@ mod tests {
 
     #[test]
     fn workloads_read_and_print() {
-        for text in ["63x350KB", "file:/tmp/a b", "memory:16MiB"] {
+        for text in ["63x350KB", "64=64KiB", "file:/tmp/a=b x", "memory:16MiB"] {
             assert_eq!(text.parse::<Workload>().unwrap().to_string(), text);
         }
-        for bad in
-            ["", "x", "0x1MiB", "63x", "63x0B", "memory:", "memory:0B", "file:", "disk:1", "9999999x1GiB"]
-        {
+        for bad in [
+            "",
+            "x",
+            "0x1MiB",
+            "63x",
+            "63x0B",
+            "memory:",
+            "memory:0B",
+            "file:",
+            "disk:1",
+            "9999999x1GiB",
+            "=1MiB",
+            "3=",
+            "0=1MiB",
+        ] {
             assert!(bad.parse::<Workload>().is_err(), "{bad:?}");
         }
     }

@@ -2,10 +2,10 @@
 
 use crate::arguments::PlanArguments;
 use crate::output::{self, Destination, Failure};
+use haul_bench::export;
 use haul_bench::plan::{self, Plan};
 use haul_bench::report::SCHEMA;
 use haul_bench::send::Report;
-use haul_bench::{Pace, export};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -26,20 +26,19 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
         return check(&file);
     }
     arguments.json.clone().unwrap_or(Destination::File(file.clone())).check()?;
-    let (plan, tests) = match (&arguments.from, arguments.rate) {
-        (Some(report), _) => (from_report(report)?, None),
+    let (plan, is_new) = match (&arguments.from, arguments.rate) {
+        (Some(report), _) => (from_report(report)?, false),
         // A rate needs no new measurement where there is a plan.
         (None, Some(_)) if file.exists() => {
             let plan = load(&file)?;
             warn_of_changes(&file, &plan);
-            (plan, None)
+            (plan, false)
         }
         (None, rate) => {
             if rate.is_some() {
-                eprintln!("haul: there is no {} yet: measuring for a bit over two minutes", file.display());
+                eprintln!("haul: there is no {} yet: measuring for about four minutes", file.display());
             }
-            let (plan, tests) = measure(arguments)?;
-            (plan, Some(tests))
+            (measure()?, true)
         }
     };
     let is_printed = arguments.json != Some(Destination::StandardOutput);
@@ -48,35 +47,40 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
         _ if is_printed => print(&plan::describe(&plan))?,
         _ => {}
     }
-    if let Some(tests) = tests.as_ref().filter(|_| is_printed) {
-        print(tests)?;
+    if is_new && is_printed {
+        print(&plan::describe_tests(&plan))?;
+    }
+    if is_new && !arguments.force && !plan::has_stood(&plan) {
+        let (missed, all) = plan::misses(&plan);
+        return Err(Failure::failed(format!(
+            "the plan missed {missed} of its {all} tests and was not written: measure again on a quieter machine, or take it all the same with --force"
+        )));
     }
     // A plan that was measured is kept; one that was only looked at is written where somebody asks for it.
     let kept = Destination::File(file.clone());
-    let to = arguments.json.as_ref().or(tests.is_some().then_some(&kept));
+    let to = arguments.json.as_ref().or(is_new.then_some(&kept));
     if let Some(to) = to {
         to.write(&export::json(&plan))?;
-        if is_printed && tests.is_some() {
+        if is_printed && is_new {
             output::print(&format!("Written to {}: haul::Plan::load takes it.\n", file.display()))?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures; the plan, and in words how it stood the test.
-fn measure(arguments: &PlanArguments) -> Result<(Plan, String), Failure> {
+/// Measures, makes a plan and puts it to the test.
+fn measure() -> Result<Plan, Failure> {
     let _ = haul_lab::become_lab_user();
     let stop = output::stop_flag()?;
     let bar = output::progress_bar();
-    let pace = if arguments.quick { Pace::QUICK } else { Pace::FULL };
-    let made = plan::make(pace, &stop, &mut |progress| output::show(&bar, progress));
+    let made = plan::make(&stop, &mut |progress| output::show(&bar, progress));
     bar.finish_and_clear();
     let made = made.map_err(output::bench_failure)?;
     if stop.load(std::sync::atomic::Ordering::Relaxed) {
         return Err(Failure::stopped("stopped before it was complete: no plan was made"));
     }
     warn(&made.report);
-    Ok((made.plan, plan::describe_tests(&made.tests)))
+    Ok(made.plan)
 }
 
 fn load(file: &Path) -> Result<Plan, Failure> {

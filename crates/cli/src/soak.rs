@@ -87,6 +87,12 @@ fn text(report: &SoakReport) -> String {
         report.seconds,
         report.cpus.len()
     );
+    if let Some(percent) = report.resolution_percent {
+        let _ = writeln!(
+            text,
+            "resolution here: {percent:.1} points (what readings differ by in the quietest moments)"
+        );
+    }
     if let Some(charged) = report.rusage_cpu_seconds {
         let _ = writeln!(text, "getrusage charges the command with {charged:.3} CPU-seconds");
     }

@@ -53,8 +53,7 @@ fn each_setting_says_how_to_set_it_and_what_it_risks() {
         names.push(own["name"].as_str().unwrap().to_owned());
     }
     names.dedup();
-    let every =
-        "congestion mtu big-tcp send-buffer receive-buffer notsent-lowat rcvlowat offloads gro busy-poll";
+    let every = "congestion mtu big-tcp send-buffer receive-buffer notsent-lowat socket-buffers rcvlowat read-pause offloads gro busy-poll";
     assert_eq!(names.join(" "), every);
     // One round has no spread, and everything would be sure.
     assert_eq!(report["answers"][0], "Under 3 rounds nothing can be said of what pays.");

@@ -1,32 +1,44 @@
 //! Whether a TCP socket is paced: whether timers, and not only the windows, decide when its packets leave.
 //!
-//! Pacing costs CPU where the network is not the limit: each timer is an interrupt, and packets leave in small groups
-//! instead of large ones. The kernel paces a socket that has a congestion control such as BBR, or `SO_MAX_PACING_RATE`,
-//! **and every socket that ever had one**: `TCP_CONGESTION` set after `connect` changes the algorithm and leaves the
-//! pacing of the first one on (`sk_pacing_status` of include/net/sock.h is never reset). No socket option reads that
-//! state, so [`Watch`] concludes it from what the socket does.
+//! Pacing costs CPU where the network is not the limit: each group of packets waits for a timer, which is an interrupt, and
+//! packets leave in small groups instead of large ones. The kernel paces a socket that has a congestion control such as BBR,
+//! or `SO_MAX_PACING_RATE`, **and every socket that ever had one**: `TCP_CONGESTION` set after `connect` changes the
+//! algorithm and leaves the pacing of the first one on (`sk_pacing_status` of include/net/sock.h is never reset). Every
+//! program that sets `TCP_CONGESTION` late on a host whose default is BBR has this fault.
 //!
-//! What this cannot see: pacing by the queueing discipline `fq`, which holds packets behind the socket; and pacing of a
-//! socket that never has more to send than its windows allow, which it does not slow down.
+//! No call reads that state. [`Watch`] concludes it: where the default congestion control of the network namespace paces and
+//! the socket's own does not, it counts the timer interrupts of the CPU for each MiB that is sent. A paced socket has 9 to 30,
+//! another one less than 1 (docs/findings.md).
+//!
+//! What this cannot see: pacing by the queueing discipline `fq`, which holds packets behind the socket; timers that expire on
+//! another CPU than the sending thread's; and a socket that sends too little to be judged. What it takes for this socket's
+//! timers may be those of another paced socket that the same CPU serves.
 
-use haul_sys::tcp_info::{TcpInfo, device_queue_bytes, tcp_info};
+use haul_sys::tcp_info::tcp_info;
 use rustix::net::sockopt;
+use std::fs;
 use std::io;
 use std::os::fd::AsFd;
+use std::time::Instant;
 
 /// Congestion controls that pace by themselves (net/ipv4/tcp_bbr.c; `bbr2` and `bbr3` outside the kernel's tree).
 const PACING_ALGORITHMS: [&str; 3] = ["bbr", "bbr2", "bbr3"];
-/// Room in both windows beyond which unsent data is not held back by them. TCP may wait to fill a packet of up to 512 KiB
-/// (`GSO_MAX_SIZE` of include/linux/netdevice.h), so less room proves nothing.
-const ROOM_BYTES: u64 = 512 << 10;
-/// Less unsent data than this may be a packet that waits to be filled (`TCP_CORK`, `MSG_MORE`, Nagle's algorithm).
-const UNSENT_BYTES: u32 = 64 << 10;
-/// The device holds so little that TCP's limit on data in device queues (`tcp_limit_output_bytes`) is not reached.
-const DEVICE_BYTES: u32 = 64 << 10;
-/// Readings without which nothing is concluded.
-const READINGS_MIN: u32 = 8;
-/// The share of the readings that shows pacing.
-const HELD_SHARE: f64 = 0.2;
+/// The default of the calling thread's network namespace.
+const DEFAULT_FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+/// A stretch of less than this has too few timers to judge by.
+const STRETCH_BYTES: u64 = 8 << 20;
+/// After so many stretches without a sign the socket is taken for one that is not paced.
+const STRETCHES_MAX: u32 = 16;
+/// Timer interrupts for each MiB, beyond the tick, from which on a socket is paced.
+const TIMERS_PER_MIB: f64 = 3.0;
+/// The fastest tick that kernels are built with (`CONFIG_HZ`).
+const TICKS_PER_SECOND_MAX: f64 = 1000.0;
+const MIB: f64 = (1u64 << 20) as f64;
+
+/// Whether a congestion control of this name paces by itself.
+pub fn is_pacing(congestion: &str) -> bool {
+    PACING_ALGORITHMS.contains(&congestion)
+}
 
 /// Why the packets of a socket are paced.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,9 +48,13 @@ pub enum Pacing {
     MaxRate(u64),
     /// Its congestion control, of this name, paces.
     CongestionControl(String),
-    /// Its congestion control, of this name, does not pace; an earlier one, or a rate that was set and lifted, left pacing
-    /// on. The cure is to set `TCP_CONGESTION` before `connect` or `listen`.
-    Leftover(String),
+    /// Its congestion control does not pace, and an earlier one has left pacing on.
+    Leftover {
+        /// The socket's congestion control.
+        congestion: String,
+        /// The namespace's default, which the socket began with.
+        earlier: String,
+    },
 }
 
 impl std::fmt::Display for Pacing {
@@ -46,42 +62,87 @@ impl std::fmt::Display for Pacing {
         match self {
             Self::MaxRate(bytes) => write!(formatter, "paced to {bytes} bytes a second (SO_MAX_PACING_RATE)"),
             Self::CongestionControl(name) => write!(formatter, "paced by its congestion control, {name}"),
-            Self::Leftover(name) => write!(
+            Self::Leftover { congestion, earlier } => write!(
                 formatter,
-                "paced by an earlier congestion control than {name}: set TCP_CONGESTION before connect or listen"
+                "paced although its congestion control is {congestion}: {earlier} was set up at the handshake, so set \
+                 TCP_CONGESTION before connect or listen"
             ),
         }
     }
 }
 
 /// Readings of one socket while it sends.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Watch {
-    readings: u32,
-    held: u32,
+    state: State,
+    begin: Option<Reading>,
+    /// Stretches that showed nothing.
+    stretches: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    /// Nothing was looked at yet.
+    #[default]
+    New,
+    /// It could be paced by an earlier congestion control.
+    Possible,
+    /// Timers show that it is.
+    Leftover,
+    /// It is not, or for a reason that needs no watch.
+    Settled,
+}
+
+/// What a CPU and a connection have done so far.
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    at: Instant,
+    cpu: usize,
+    timer_interrupts: u64,
+    sent_bytes: u64,
 }
 
 impl Watch {
-    /// Takes a reading: two system calls, about half a microsecond. Worth taking while data waits in the send queue; a
-    /// reading without any counts for nothing.
+    /// Takes a reading. Worth taking after each MiB or so; on a host whose default congestion control does not pace only the
+    /// first reading makes system calls.
     pub fn look(&mut self, socket: impl AsFd) -> io::Result<()> {
-        let info = tcp_info(&socket)?;
-        if info.unsent_bytes >= UNSENT_BYTES && info.is_established {
-            self.readings += 1;
-            let is_held = has_room(&info) && device_queue_bytes(&socket)? < DEVICE_BYTES;
-            self.held += u32::from(is_held);
+        match self.state {
+            State::New => {
+                let is_possible = default_congestion().is_some_and(|name| is_pacing(&name))
+                    && !is_pacing(&sockopt::tcp_congestion(&socket)?);
+                self.state = if is_possible { State::Possible } else { State::Settled };
+            }
+            State::Possible => self.compare(Reading::take(&socket)?),
+            State::Leftover | State::Settled => {}
         }
         Ok(())
     }
 
-    /// Readings that found data in the send queue.
-    pub fn readings(&self) -> u32 {
-        self.readings
-    }
-
-    /// Whether the readings show that packets were held back although both windows were open.
-    pub fn is_held(&self) -> bool {
-        self.readings >= READINGS_MIN && f64::from(self.held) >= HELD_SHARE * f64::from(self.readings)
+    fn compare(&mut self, now: Option<Reading>) {
+        let (Some(now), Some(begin)) = (now, self.begin) else {
+            self.begin = now;
+            return;
+        };
+        if now.cpu != begin.cpu {
+            self.begin = Some(now);
+            return;
+        }
+        let sent_bytes = now.sent_bytes.saturating_sub(begin.sent_bytes);
+        if sent_bytes < STRETCH_BYTES {
+            return;
+        }
+        self.begin = Some(now);
+        let timers = now.timer_interrupts.saturating_sub(begin.timer_interrupts) as f64;
+        let ticks = TICKS_PER_SECOND_MAX * (now.at - begin.at).as_secs_f64();
+        if timers - ticks >= TIMERS_PER_MIB * sent_bytes as f64 / MIB {
+            self.state = State::Leftover;
+        } else {
+            // A stretch that the receive window holds back has few timers, paced or not.
+            self.stretches += 1;
+            if self.stretches == STRETCHES_MAX {
+                self.state = State::Settled;
+            }
+        }
     }
 
     /// Why the socket is paced; `None` where nothing shows that it is.
@@ -90,20 +151,95 @@ impl Watch {
         if limit != u64::MAX {
             return Ok(Some(Pacing::MaxRate(limit)));
         }
-        let name = sockopt::tcp_congestion(&socket)?;
-        Ok(if PACING_ALGORITHMS.contains(&name.as_str()) {
-            Some(Pacing::CongestionControl(name))
-        } else {
-            self.is_held().then_some(Pacing::Leftover(name))
-        })
+        let congestion = sockopt::tcp_congestion(&socket)?;
+        if is_pacing(&congestion) {
+            return Ok(Some(Pacing::CongestionControl(congestion)));
+        }
+        let earlier = default_congestion().unwrap_or_default();
+        Ok((self.state == State::Leftover).then_some(Pacing::Leftover { congestion, earlier }))
     }
 }
 
-/// Whether the congestion window and the peer's window both have room for more than the largest packet.
-fn has_room(info: &TcpInfo) -> bool {
-    let segment_bytes = u64::from(info.segment_bytes);
-    let in_flight = u64::from(info.unacked_segments) * segment_bytes;
-    let window =
-        u64::from(info.peer_window_bytes).min(u64::from(info.congestion_window_segments) * segment_bytes);
-    in_flight + ROOM_BYTES <= window
+impl Reading {
+    /// `None` where the kernel does not count timer interrupts by CPU.
+    fn take(socket: impl AsFd) -> io::Result<Option<Self>> {
+        let sent_bytes = tcp_info(socket)?.sent_bytes;
+        let cpu = rustix::thread::sched_getcpu();
+        let table = fs::read_to_string("/proc/interrupts")?;
+        let timer_interrupts = timer_interrupts(&table, cpu);
+        Ok(timer_interrupts.map(|timer_interrupts| Self {
+            at: Instant::now(),
+            cpu,
+            timer_interrupts,
+            sent_bytes,
+        }))
+    }
+}
+
+/// The congestion control that sockets of this network namespace begin with.
+pub fn default_congestion() -> Option<String> {
+    fs::read_to_string(DEFAULT_FILE).ok().map(|name| name.trim().to_owned())
+}
+
+/// The local timer's interrupts of a CPU, from `/proc/interrupts`: `LOC` on x86, a line of the `arch_timer` on Arm.
+fn timer_interrupts(table: &str, cpu: usize) -> Option<u64> {
+    let mut lines = table.lines();
+    let head = format!("CPU{cpu}");
+    // CPUs that are offline have no column.
+    let column = lines.next()?.split_ascii_whitespace().position(|name| name == head)?;
+    let line = lines.find(|line| line.trim_start().starts_with("LOC:") || line.ends_with("arch_timer"))?;
+    line.split_ascii_whitespace().nth(1 + column)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn after(begin: Reading, mib: u64, milliseconds: u64, timers: u64) -> Reading {
+        Reading {
+            at: begin.at + Duration::from_millis(milliseconds),
+            timer_interrupts: begin.timer_interrupts + timers,
+            sent_bytes: begin.sent_bytes + (mib << 20),
+            ..begin
+        }
+    }
+
+    fn judged(mib: u64, milliseconds: u64, timers: u64) -> State {
+        let begin = Reading { at: Instant::now(), cpu: 0, timer_interrupts: 7, sent_bytes: 9 };
+        let mut watch = Watch { state: State::Possible, ..Watch::default() };
+        watch.compare(Some(begin));
+        watch.compare(Some(after(begin, mib, milliseconds, timers)));
+        watch.state
+    }
+
+    #[test]
+    fn timers_beyond_the_tick_are_pacing_and_too_little_is_nothing() {
+        assert_eq!(judged(10, 10, 200), State::Leftover);
+        assert_eq!(judged(10, 10, 10), State::Possible);
+        // As many as the fastest tick makes in that time.
+        assert_eq!(judged(10, 100, 100), State::Possible);
+        assert_eq!(judged(7, 10, 200), State::Possible);
+    }
+
+    #[test]
+    fn a_socket_that_shows_nothing_is_not_looked_at_for_ever() {
+        let begin = Reading { at: Instant::now(), cpu: 0, timer_interrupts: 7, sent_bytes: 9 };
+        let mut watch = Watch { state: State::Possible, ..Watch::default() };
+        for stretch in 0..=u64::from(STRETCHES_MAX) {
+            assert_eq!(watch.state, State::Possible);
+            watch.compare(Some(after(begin, 10 * stretch, 10 * stretch, 0)));
+        }
+        assert_eq!(watch.state, State::Settled);
+    }
+
+    #[test]
+    fn the_timers_of_a_cpu_are_found() {
+        let x86 =
+            "           CPU0       CPU2\n  1:  10  20  IO-APIC  1-edge  i8042\nLOC:  5  6  Local timer\n";
+        assert_eq!((timer_interrupts(x86, 2), timer_interrupts(x86, 1)), (Some(6), None));
+        let arm = "    CPU0  CPU1\n 11:  41  42  GICv3  27 Level     arch_timer\n";
+        assert_eq!(timer_interrupts(arm, 1), Some(42));
+        assert_eq!(timer_interrupts("", 0), None);
+    }
 }

@@ -1,6 +1,7 @@
 //! The plan: what each path costs, and so which one to take.
 //!
-//! A send costs so much for the call and so much for each byte; both were measured, and choosing is arithmetic.
+//! What it costs to send a file or a piece of memory was measured at several sizes; between them it is a line, and choosing
+//! is arithmetic. A plan that has no such points has a cost for each call and for each byte instead.
 //! The model knows CPU time of the sending host and nothing else: not the peer's, not descriptors or pinned
 //! memory. Paths that need much of those for each socket (a ring, registered buffers) are therefore never
 //! chosen, only taken by hand; so is `zerocopy`, whose notices a sender's loans need for themselves.
@@ -23,6 +24,8 @@ const TIE: f64 = 0.03;
 /// Tells the files apart that are written aside.
 static NEXT_ASIDE: AtomicU64 = AtomicU64::new(0);
 const MIB: f64 = (1u64 << 20) as f64;
+/// A long transfer.
+const LONG_BYTES: u64 = 64 << 20;
 
 /// The paths that a plan chooses from; of equals, the first: `sendfile` needs no pipe and no buffer.
 const CANDIDATES: [Path; 6] =
@@ -52,12 +55,51 @@ pub struct Plan {
     /// When, RFC 3339.
     #[serde(default)]
     pub measured: String,
+    /// Under which conditions of the network. Under others it was not tested.
+    #[serde(default)]
+    pub network: Option<Network>,
+    /// What it predicted of workloads that it was not made of, and what those cost.
+    #[serde(default)]
+    pub tests: Vec<Test>,
+    /// What a reader of the plan should know of the measurement.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// One entry for each path and condition.
     pub costs: Vec<Cost>,
 }
 
+/// The network that a plan was measured on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Network {
+    /// The sockets' congestion control. None of those that pace by themselves.
+    pub congestion: String,
+    /// The link's MTU in bytes.
+    pub mtu: u32,
+    /// The rate that was held by pacing; `None` for none.
+    #[serde(default)]
+    pub rate_bits_per_second: Option<u64>,
+}
+
+/// A prediction put to the test, by a measurement after the one that the plan was made of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Test {
+    /// What was sent.
+    pub workload: String,
+    /// What the plan says that a MiB of it costs, in µs of the sending host's CPU.
+    pub predicted_us_per_mib: f64,
+    /// What it cost.
+    pub measured_us_per_mib: Spread,
+}
+
+impl Test {
+    /// By how much the prediction missed, in percent of what was measured; negative where it was too low.
+    pub fn error_percent(&self) -> f64 {
+        100.0 * (self.predicted_us_per_mib / self.measured_us_per_mib.median - 1.0)
+    }
+}
+
 /// What a path costs under a condition, in CPU time of the sending host.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// The path.
     pub path: Path,
@@ -68,6 +110,19 @@ pub struct Cost {
     pub us_per_call: Spread,
     /// Microseconds for each MiB.
     pub us_per_mib: Spread,
+    /// What a whole file or piece of memory of a size costs, in calls of the path's own size, the smallest first. Where there
+    /// are any, they count, and the two numbers above are for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub points: Vec<Point>,
+}
+
+/// What it costs to send a file, or a piece of memory, of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// The size.
+    pub bytes: u64,
+    /// Microseconds for all of it.
+    pub us: Spread,
 }
 
 /// Under which condition a path is used.
@@ -129,7 +184,7 @@ impl Plan {
 
     /// The cheapest allowed path for `bytes` under `condition`; `None` where the plan knows of none.
     ///
-    /// Each path is judged at the size of its own calls: [`call_bytes`], or all of it where that is less.
+    /// Each path is judged by calls of its own size: [`call_bytes`], or all of it where that is less.
     pub fn choose(
         &self,
         condition: Condition,
@@ -138,8 +193,7 @@ impl Plan {
     ) -> Option<Path> {
         let costs = CANDIDATES.map(|path| {
             let known = self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
-            let piece = bytes.min(call_bytes(path) as u64).max(1);
-            is_allowed(path).then(|| known.us_for(piece) / piece as f64)
+            is_allowed(path).then(|| known.us_for(bytes.max(1)))
         });
         let cheapest = costs.into_iter().flatten().min_by(f64::total_cmp)?;
         let equal = costs.iter().position(|cost| cost.is_some_and(|us| us <= cheapest * (1.0 + TIE)))?;
@@ -151,12 +205,8 @@ impl Plan {
     pub fn ranking(&self, condition: Condition) -> Vec<(Path, Spread)> {
         let of = |path: Path| {
             let known = self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
-            let calls = MIB / call_bytes(path) as f64;
-            let at = |call: f64, mib: f64| call * calls + mib;
-            let (call, mib) = (known.us_per_call, known.us_per_mib);
-            let (median, low, high) =
-                (at(call.median, mib.median), at(call.low, mib.low), at(call.high, mib.high));
-            Some((path, Spread { median, low, high }))
+            // As much as a long transfer, and a whole number of every path's calls.
+            Some((path, known.spread_for(LONG_BYTES).scaled(MIB / LONG_BYTES as f64)))
         };
         let mut ranking: Vec<(Path, Spread)> = CANDIDATES.into_iter().filter_map(of).collect();
         ranking.sort_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));
@@ -170,11 +220,10 @@ impl Plan {
         for bytes in pieces {
             let path = self.choose(condition, bytes, |_| true)?;
             let known = self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
-            let calls = bytes.div_ceil(call_bytes(path) as u64) as f64;
-            let mib = bytes as f64 / MIB;
-            sum.median += known.us_per_call.median * calls + known.us_per_mib.median * mib;
-            sum.low += known.us_per_call.low * calls + known.us_per_mib.low * mib;
-            sum.high += known.us_per_call.high * calls + known.us_per_mib.high * mib;
+            let spread = known.spread_for(bytes);
+            sum.median += spread.median;
+            sum.low += spread.low;
+            sum.high += spread.high;
         }
         Some(sum)
     }
@@ -203,7 +252,13 @@ impl Plan {
             return Err("it has no costs".into());
         }
         for cost in &plan.costs {
-            for spread in [cost.us_per_call, cost.us_per_mib] {
+            if cost.points.windows(2).any(|pair| pair[0].bytes >= pair[1].bytes)
+                || cost.points.first().is_some_and(|point| point.bytes == 0)
+            {
+                return Err(format!("{}: its points are not in the order of their sizes", cost.path));
+            }
+            let of_points = cost.points.iter().map(|point| point.us);
+            for spread in [cost.us_per_call, cost.us_per_mib].into_iter().chain(of_points) {
                 if !spread.is_sound() {
                     let Spread { median, low, high } = spread;
                     return Err(format!("{}: {median} ({low} to {high}) is no cost", cost.path));
@@ -235,13 +290,45 @@ impl Plan {
 }
 
 impl Cost {
-    /// What a piece of so many bytes costs in one call.
+    /// What it costs to send a file, or a piece of memory, of so many bytes.
     pub fn us_for(&self, bytes: u64) -> f64 {
-        self.us_per_call.median + self.us_per_mib.median * bytes as f64 / MIB
+        self.at(bytes, |spread| spread.median)
+    }
+
+    /// The same with its interval.
+    pub fn spread_for(&self, bytes: u64) -> Spread {
+        let [median, low, high] = [
+            self.at(bytes, |spread| spread.median),
+            self.at(bytes, |spread| spread.low),
+            self.at(bytes, |spread| spread.high),
+        ];
+        Spread { median, low, high }
+    }
+
+    fn at(&self, bytes: u64, end: impl Fn(Spread) -> f64) -> f64 {
+        let (Some(first), Some(last)) = (self.points.first(), self.points.last()) else {
+            let calls = bytes.div_ceil(call_bytes(self.path) as u64) as f64;
+            return end(self.us_per_call) * calls + end(self.us_per_mib) * bytes as f64 / MIB;
+        };
+        // Below the smallest it is the call that costs; above the largest every byte costs as much.
+        if bytes <= first.bytes {
+            return end(first.us);
+        }
+        if bytes >= last.bytes {
+            return end(last.us) * bytes as f64 / last.bytes as f64;
+        }
+        let above = self.points.partition_point(|point| point.bytes < bytes);
+        let (one, other) = (self.points[above - 1], self.points[above]);
+        let share = (bytes - one.bytes) as f64 / (other.bytes - one.bytes) as f64;
+        end(one.us) + share * (end(other.us) - end(one.us))
     }
 }
 
 impl Spread {
+    fn scaled(self, factor: f64) -> Self {
+        Self { median: self.median * factor, low: self.low * factor, high: self.high * factor }
+    }
+
     fn is_sound(self) -> bool {
         let Self { median, low, high } = self;
         0.0 <= low && low <= median && median <= high && high.is_finite()
@@ -257,7 +344,13 @@ mod tests {
 
     fn cost(path: Path, us_per_call: f64, us_per_mib: f64) -> Cost {
         let exactly = |median| Spread { median, low: median, high: median };
-        Cost { path, condition: FILE, us_per_call: exactly(us_per_call), us_per_mib: exactly(us_per_mib) }
+        Cost {
+            path,
+            condition: FILE,
+            us_per_call: exactly(us_per_call),
+            us_per_mib: exactly(us_per_mib),
+            points: Vec::new(),
+        }
     }
 
     fn plan(costs: Vec<Cost>) -> Plan {
@@ -267,6 +360,9 @@ mod tests {
             cpu: "any".into(),
             devices: vec!["eth0 driver".into()],
             measured: "2026-11-21T00:00:00Z".into(),
+            network: Some(Network { congestion: "cubic".into(), mtu: 9000, rate_bits_per_second: None }),
+            tests: Vec::new(),
+            warnings: Vec::new(),
             costs,
         }
     }
@@ -294,6 +390,25 @@ mod tests {
         assert_eq!(ranking[0].0, Path::Splice);
         assert!((ranking[0].1.median - 205.0).abs() < 1e-9 && (ranking[1].1.median - 516.0).abs() < 1e-9);
         assert!(plan.predict(Condition { offloads: false, ..FILE }, [1]).is_none());
+    }
+
+    #[test]
+    fn between_measured_sizes_a_cost_is_a_line() {
+        let point = |bytes, us| Point { bytes, us: Spread { median: us, low: us / 2.0, high: us * 2.0 } };
+        let known = Cost {
+            points: vec![point(1000, 10.0), point(3000, 20.0), point(10_000, 90.0)],
+            ..cost(Path::Sendfile, 1e3, 1e3)
+        };
+        for (bytes, us) in
+            [(1, 10.0), (1000, 10.0), (2000, 15.0), (3000, 20.0), (6500, 55.0), (20_000, 180.0)]
+        {
+            assert!((known.us_for(bytes) - us).abs() < 1e-9, "{bytes}: {}", known.us_for(bytes));
+        }
+        let spread = known.spread_for(2000);
+        assert!((spread.low - 7.5).abs() < 1e-9 && (spread.high - 30.0).abs() < 1e-9, "{spread:?}");
+        let unordered = Cost { points: vec![point(5, 1.0), point(5, 2.0)], ..cost(Path::Sendfile, 1.0, 1.0) };
+        let text = serde_json::to_vec(&plan(vec![unordered])).unwrap();
+        assert!(Plan::parse(&text).unwrap_err().contains("order of their sizes"));
     }
 
     #[test]

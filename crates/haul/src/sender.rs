@@ -6,6 +6,7 @@ use crate::error::{Error, failed};
 use crate::files::Files;
 use crate::lending::{Lending, SocketWire};
 use crate::loan::{LendError, Limits, LoanId, Returned};
+use crate::pacing::{Pacing, Watch};
 use crate::path::{Counts, Path};
 use crate::settings::{Choice, Settings};
 use crate::socket;
@@ -18,6 +19,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// A send of this much is worth a look whether the socket is paced.
+const PACING_BYTES_MIN: u64 = 256 << 10;
 /// How often a wait for the kernel's word looks again. A wait is the end of a transfer, not its rhythm.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -62,6 +65,8 @@ pub struct Sender<S: AsFd + Send + 'static> {
     /// From the first loan on.
     lending: Option<Box<Lending>>,
     sent: Counts,
+    /// Readings of the socket while files went out.
+    pacing: Watch,
 }
 
 /// What a sender has done.
@@ -111,6 +116,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             files: None,
             lending: None,
             sent: Counts::default(),
+            pacing: Watch::default(),
         })
     }
 
@@ -178,7 +184,12 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         if files.owns_notices() && self.process != std::process::id() {
             return Err(Error::Forked);
         }
-        files.send(socket.as_fd(), source.into(), &range)
+        let sent = files.send(socket.as_fd(), source.into(), &range)?;
+        // A look now and then, until it is decided. A socket that is not TCP has no such state.
+        if sent >= PACING_BYTES_MIN {
+            let _ = self.pacing.look(socket);
+        }
+        Ok(sent)
     }
 
     /// Sends the whole range. For blocking sockets: on another, [`Error::WouldBlock`] does not say how far it
@@ -332,6 +343,16 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             no_room: lending.map_or(0, Lending::no_room),
             demotions: of_files.iter().chain(of_loans).cloned().collect(),
         }
+    }
+
+    /// Why the socket's packets are paced, which costs CPU where the network is not the limit; `None` where nothing shows
+    /// that they are. What an earlier congestion control has left on shows once some large files were sent.
+    pub fn pacing(&self) -> Result<Option<Pacing>, Error> {
+        let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
+        if !socket::is_tcp(socket) {
+            return Ok(None);
+        }
+        self.pacing.pacing(socket).map_err(failed("getsockopt"))
     }
 
     /// The path that so much of a file, or of memory, would take now.

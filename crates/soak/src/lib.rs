@@ -23,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+mod control_groups;
 mod meter;
 mod proc_stat;
 pub mod process;

@@ -15,9 +15,9 @@ pub struct Meter {
 /// The counters of all spinners at one moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    at: Instant,
-    counts: Vec<(usize, Counts)>,
-    stat: ProcStat,
+    pub(crate) at: Instant,
+    pub(crate) counts: Vec<(usize, Counts)>,
+    pub(crate) stat: ProcStat,
 }
 
 /// What happened on each CPU between two snapshots, before any baseline is taken off.

@@ -50,12 +50,12 @@ impl CpuTimes {
         }
     }
 
-    /// The load that the kernel claims, in percent: everything but idle, steal and niced work.
-    pub fn load_percent(&self) -> f64 {
-        percent(
-            [self.user, self.system, self.irq, self.softirq].into_iter().fold(0, u64::saturating_add),
-            self.total(),
-        )
+    /// The load that the kernel claims, in percent: everything but idle, steal and the meter's own spinner, which is niced and
+    /// had `own_percent` of the time.
+    pub fn load_percent(&self, own_percent: f64) -> f64 {
+        let unniced =
+            [self.user, self.system, self.irq, self.softirq].into_iter().fold(0, u64::saturating_add);
+        percent(unniced, self.total()) + (percent(self.nice, self.total()) - own_percent).max(0.0)
     }
 
     /// The share that the hypervisor took, in percent.
@@ -111,7 +111,11 @@ mod tests {
         let first = CpuTimes { user: 1, nice: 2, system: 3, idle: 9, irq: 6, softirq: 7, steal: 8 };
         let second = CpuTimes { user: 1, idle: 3, ..CpuTimes::default() };
         assert_eq!(stat.0, BTreeMap::from([(0, first), (12, second)]));
-        assert!((second.load_percent() - 25.0).abs() < 1e-9);
+        assert!((second.load_percent(0.0) - 25.0).abs() < 1e-9);
+        // 60 % niced, of which the spinner had 40: a niced program had the rest.
+        let niced = CpuTimes { user: 10, nice: 60, idle: 30, ..CpuTimes::default() };
+        assert!((niced.load_percent(40.0) - 30.0).abs() < 1e-9);
+        assert!((niced.load_percent(60.5) - 10.0).abs() < 1e-9);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! From counters to load.
 
 use crate::meter::{CpuInterval, Interval};
+use crate::process::{ORDINARY_WEIGHT, SPINNER_WEIGHT};
 use serde::{Deserialize, Serialize};
 
 /// The most that an assumed baseline may take off, in points. A timer tick of 1000 Hz costs a guest about
@@ -81,20 +82,12 @@ impl Baseline {
     /// From a machine that nobody can keep quiet: the least disturbed of several intervals, CPU by CPU.
     ///
     /// A steady stream of interrupts would hide in it, so it never takes off more than one point.
-    pub fn assumed_from(intervals: &[Interval]) -> Option<Self> {
+    pub(crate) fn assumed_from(intervals: &[Interval]) -> Option<Self> {
         let mut assumed = intervals.chunks(1).map(Self::from_quiet).reduce(Self::least_of)?;
         for cpu in &mut assumed.cpus {
             cpu.interrupted = cpu.interrupted.min(ASSUMED_BASELINE_MAX);
         }
         Some(assumed)
-    }
-
-    /// The less disturbed of two baselines that may be missing, CPU by CPU.
-    pub(crate) fn least(one: Option<Self>, other: Option<Self>) -> Option<Self> {
-        match (one, other) {
-            (Some(one), Some(other)) => Some(one.least_of(other)),
-            (one, other) => one.or(other),
-        }
     }
 
     fn least_of(mut self, other: Self) -> Self {
@@ -175,7 +168,7 @@ impl Interval {
                     taken_percent: taken,
                     interrupted_percent: interrupted,
                     interference_percent: interference,
-                    proc_stat_percent: cpu.stat.load_percent(),
+                    proc_stat_percent: cpu.stat.load_percent(100.0 * own),
                     steal_percent: cpu.stat.steal_percent(),
                 }
             })
@@ -184,7 +177,47 @@ impl Interval {
     }
 }
 
+/// How far readings of a quiet machine differ: what the hypervisor and the tick do to them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Resolution(pub f64);
+
+impl Resolution {
+    /// Slices without which nothing is known.
+    const SLICES_MIN: usize = 8;
+
+    /// By how many points the load differs among the quietest quarter of the slices, of the CPU where that is most.
+    pub(crate) fn of(slices: &[Interval], baseline: &Baseline) -> Option<Self> {
+        if slices.len() < Self::SLICES_MIN {
+            return None;
+        }
+        let loads: Vec<Load> =
+            slices.iter().map(|slice| slice.load(baseline).with_a_fair_share_given_back()).collect();
+        let of_cpu = |index: usize| {
+            let mut of_slices: Vec<f64> = loads.iter().map(|load| load.cpus[index].load_percent).collect();
+            of_slices.sort_by(f64::total_cmp);
+            of_slices[of_slices.len() / 4] - of_slices[0]
+        };
+        Some(Self((0..loads[0].cpus.len()).map(of_cpu).fold(0.0, f64::max)))
+    }
+}
+
 impl Load {
+    /// Gives back what spinners of the least weight take of a full CPU by the scheduler's fairness: their weight's share,
+    /// 1.4 %. What a spinner has beyond that is idle time. Between once and twice its share nobody can tell, and the reading
+    /// goes from 100 % to what it is in a straight line.
+    #[must_use]
+    pub(crate) fn with_a_fair_share_given_back(mut self) -> Self {
+        const FAIR_PERCENT: f64 = 100.0 * SPINNER_WEIGHT / (SPINNER_WEIGHT + ORDINARY_WEIGHT);
+        for cpu in &mut self.cpus {
+            let own_percent = 100.0 - cpu.taken_percent;
+            if own_percent < 2.0 * FAIR_PERCENT {
+                cpu.taken_percent = 100.0 - 2.0 * (own_percent - FAIR_PERCENT).max(0.0);
+                cpu.load_percent = (cpu.taken_percent + cpu.interrupted_percent).clamp(0.0, 100.0);
+            }
+        }
+        self
+    }
+
     /// The median of the loads of slices, reading by reading: what is steady in them, without the bursts.
     /// What `/proc/stat` says is not in slices and comes from `whole`.
     pub fn median_of(slices: &[Self], whole: &Self) -> Self {
@@ -301,6 +334,31 @@ mod tests {
         let assumed = Baseline::assumed_from(&[interval(1000, 90, 1), interval(1000, 80, 1)]).unwrap();
         let load = interval(1000, 85, 1).load(&assumed);
         assert!((load.of(3).unwrap().load_percent - 7.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_full_cpu_reads_full_and_an_almost_idle_one_as_it_is() {
+        let quiet = Baseline::from_quiet(&[interval(1000, 0, 1000)]);
+        let read = |own_ms| {
+            let load = interval(own_ms, 0, 0).load(&quiet).with_a_fair_share_given_back();
+            load.of(3).unwrap().load_percent
+        };
+        assert!((read(0) - 100.0).abs() < 1e-9 && (read(14) - 100.0).abs() < 1e-9, "{}", read(14));
+        assert!((98.0..99.5).contains(&read(20)), "{}", read(20));
+        assert!((read(30) - 97.0).abs() < 1e-9 && (read(990) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_resolution_is_what_quiet_slices_differ_by() {
+        let quiet = Baseline::from_quiet(&[interval(1000, 0, 1000)]);
+        let busy = (0..6).map(|_| interval(300, 0, 300));
+        let slices: Vec<Interval> = busy.chain([interval(999, 0, 1), interval(995, 0, 1)]).collect();
+        let Resolution(percent) = Resolution::of(&slices[..], &quiet).unwrap();
+        assert!((percent - 69.9).abs() < 1e-9, "{percent}");
+        let calm: Vec<Interval> = (0..9).map(|index| interval(999 - index, 0, 1)).collect();
+        let Resolution(percent) = Resolution::of(&calm, &quiet).unwrap();
+        assert!((percent - 0.2).abs() < 1e-9, "{percent}");
+        assert_eq!(Resolution::of(&calm[..7], &quiet), None);
     }
 
     #[test]

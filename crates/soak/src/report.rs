@@ -28,6 +28,10 @@ pub struct SoakReport {
     pub cpu_seconds: f64,
     /// Each CPU's readings.
     pub cpus: Vec<CpuLoad>,
+    /// By how many points readings differ in the quietest quarter of the time: what less than that differs by was not
+    /// measured. `null` for less than a second.
+    #[serde(default)]
+    pub resolution_percent: Option<f64>,
     /// What `getrusage` charged the program and its descendants; `null` without one.
     pub rusage_cpu_seconds: Option<f64>,
     /// What to know about the figures.
@@ -37,7 +41,7 @@ pub struct SoakReport {
 /// What a reader of the figures should know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// `interrupted`, `steal`, `accounts-disagree`, `uncharged`, `control-group`.
+    /// `interrupted`, `late`, `steal`, `accounts-disagree`, `uncharged`, `control-group`, `starved-control-group`.
     pub kind: String,
     /// In words.
     pub detail: String,
@@ -51,6 +55,7 @@ impl SoakReport {
             total_load_percent: load.total_percent(),
             cpu_seconds: load.cpu_seconds(),
             cpus: load.cpus.clone(),
+            resolution_percent: None,
             rusage_cpu_seconds: None,
             warnings: Vec::new(),
         }
@@ -114,10 +119,17 @@ impl SoakReport {
     }
 }
 
-/// The control group of this process, if it competes with others by a weight of its own (cgroup v2, Linux
-/// 4.15).
+/// The control group of this process, if it competes with others by a weight of its own: in version 2 (Linux 4.15) one that
+/// has a weight, in version 1 any but the first.
 fn weighted_control_group() -> Option<String> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?.to_owned();
-    fs::exists(format!("/sys/fs/cgroup{group}/cpu.weight")).ok()?.then_some(group)
+    let of_version_1 = groups.lines().find_map(|line| {
+        let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
+        (controllers.split(',').any(|name| name == "cpu") && group != "/").then(|| group.to_owned())
+    });
+    let of_version_2 = || {
+        let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?.to_owned();
+        fs::exists(format!("/sys/fs/cgroup{group}/cpu.weight")).ok()?.then_some(group)
+    };
+    of_version_1.or_else(of_version_2)
 }

@@ -33,7 +33,19 @@ pub(crate) struct Counts {
     pub work: u64,
 }
 
-/// What the thread publishes, on a cache line of its own.
+/// Where the loop publishes its counts, and reads what it is to do.
+pub(crate) trait Publish {
+    /// Time that went to interrupts so far.
+    fn interrupted(&self, ns: u64);
+    /// Cache lines dirtied so far.
+    fn work(&self, lines: u64);
+    /// Whether the loop is to end.
+    fn is_stopped(&self) -> bool;
+    /// Whether the thread is to sleep.
+    fn is_paused(&self) -> bool;
+}
+
+/// What the thread publishes to its own process, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Published {
@@ -41,6 +53,24 @@ struct Published {
     work: AtomicU64,
     pause: AtomicBool,
     stop: AtomicBool,
+}
+
+impl Publish for Published {
+    fn interrupted(&self, ns: u64) {
+        self.interrupted_ns.store(ns, Relaxed);
+    }
+
+    fn work(&self, lines: u64) {
+        self.work.store(lines, Relaxed);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    fn is_paused(&self) -> bool {
+        self.pause.load(Relaxed)
+    }
 }
 
 /// An idle-priority thread on one CPU. It ends when this is dropped.
@@ -71,7 +101,7 @@ impl Spinner {
                         && is_set_up
                         && let Some(clock) = clock
                     {
-                        spin(clock, &published);
+                        spin(clock, &*published);
                     }
                 }
             })
@@ -118,7 +148,8 @@ impl Drop for Spinner {
     }
 }
 
-fn set_up(cpu: usize) -> io::Result<(ThreadClock, u32)> {
+/// Pins the calling thread to a CPU and gives it idle priority; returns its clock and its number.
+pub(crate) fn set_up(cpu: usize) -> io::Result<(ThreadClock, u32)> {
     let mut set = CpuSet::new();
     set.set(cpu);
     rustix::thread::sched_setaffinity(None, &set)?;
@@ -126,7 +157,8 @@ fn set_up(cpu: usize) -> io::Result<(ThreadClock, u32)> {
     Ok((ThreadClock::of_this_thread()?, rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()))
 }
 
-fn spin(clock: ThreadClock, published: &Published) {
+/// Spins until it is stopped.
+pub(crate) fn spin(clock: ThreadClock, published: &impl Publish) {
     let own = || clock.read().unwrap_or_default();
     let mut memory = vec![0u8; MEMORY_BYTES];
     let mut line = 0;
@@ -135,8 +167,8 @@ fn spin(clock: ThreadClock, published: &Published) {
     // The last moment at which wall clock and CPU clock were read together.
     let mut mark = (Instant::now(), own());
     let mut last = mark.0;
-    while !published.stop.load(Relaxed) {
-        if published.pause.load(Relaxed) {
+    while !published.is_stopped() {
+        if published.is_paused() {
             thread::park();
             mark = (Instant::now(), own());
             last = mark.0;
@@ -148,7 +180,7 @@ fn spin(clock: ThreadClock, published: &Published) {
         }
         std::hint::black_box(&mut memory);
         work += LINES_PER_TURN as u64;
-        published.work.store(work, Relaxed);
+        published.work(work);
         let now = Instant::now();
         let pause = now - last;
         last = now;
@@ -156,7 +188,7 @@ fn spin(clock: ThreadClock, published: &Published) {
             let own = own();
             let off_cpu = (now - mark.0).saturating_sub(own.saturating_sub(mark.1));
             interrupted_ns += pause.saturating_sub(off_cpu).as_nanos() as u64;
-            published.interrupted_ns.store(interrupted_ns, Relaxed);
+            published.interrupted(interrupted_ns);
             // Reading the CPU clock is the meter's own doing and must not look like a pause.
             last = Instant::now();
             mark = (last, own);

@@ -1,4 +1,4 @@
-//! The CPU clock of a thread, readable from another thread.
+//! The CPU clocks of threads and of processes.
 
 use std::io;
 use std::time::Duration;
@@ -32,9 +32,43 @@ impl ThreadClock {
     }
 }
 
+/// The CPU time that all threads of a process have used, readable from any process of the same PID namespace. As exact as
+/// [`ThreadClock`], and blind to interrupts in the same way.
+#[derive(Debug, Clone, Copy)]
+pub struct ProcessClock(libc::clockid_t);
+
+impl ProcessClock {
+    /// The clock of a process that runs, or has ended and was not waited for.
+    pub fn of(process: u32) -> io::Result<Self> {
+        let process = libc::pid_t::try_from(process).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut id: libc::clockid_t = 0;
+        // SAFETY: `id` is a valid place for the result.
+        let errno = unsafe { libc::clock_getcpuclockid(process, &raw mut id) };
+        if errno == 0 { Ok(Self(id)) } else { Err(io::Error::from_raw_os_error(errno)) }
+    }
+
+    /// CPU time used since the process began. `EINVAL` once it has been waited for.
+    pub fn read(self) -> io::Result<Duration> {
+        ThreadClock(self.0).read()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_clock_of_another_process_advances_while_it_runs() {
+        let mut child = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let clock = ProcessClock::of(child.id()).unwrap();
+        let first = clock.read().unwrap();
+        while clock.read().unwrap() <= first {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(clock.read().is_err());
+    }
 
     #[test]
     fn the_clock_of_another_thread_advances_while_it_runs_and_is_refused_once_it_ended() {

@@ -21,6 +21,7 @@ pub mod receive_window;
 pub mod region;
 pub mod rusage;
 pub mod sched;
+pub mod shared_counters;
 pub mod sockmap;
 pub mod sockopt;
 pub mod tcp_info;

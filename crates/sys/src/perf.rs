@@ -55,7 +55,10 @@ const TAIL_OFFSET: usize = 1032;
 /// One look at a CPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Tick {
-    /// The thread that the CPU was with; work done in interrupts is with whom they interrupted.
+    /// The process that the CPU was with, 0 for the kernel's idle loop. Work done in interrupts is with whatever they
+    /// interrupted.
+    pub process: u32,
+    /// Its thread.
     pub thread: u32,
     /// Whether it was in the kernel.
     pub in_kernel: bool,
@@ -193,6 +196,8 @@ pub fn parse(mut records: &[u8]) -> (Vec<Tick>, u64) {
                 let (Some(address), Some(ids), Some(depth)) = (word(0), word(1), word(2)) else { continue };
                 let stack = (0..depth.min(body.len() as u64)).map_while(|index| word(3 + index as usize));
                 ticks.push(Tick {
+                    // Two 32-bit numbers in the order of memory: process, thread.
+                    process: if cfg!(target_endian = "little") { ids as u32 } else { (ids >> 32) as u32 },
                     thread: if cfg!(target_endian = "little") { (ids >> 32) as u32 } else { ids as u32 },
                     in_kernel: misc & MISC_MODE == MISC_KERNEL,
                     address,
@@ -238,9 +243,13 @@ mod tests {
         records.extend(&record(PERF_RECORD_SAMPLE, 0, &[1, 2, 3])[..12]);
         let (ticks, lost) = parse(&records);
         assert_eq!(lost, 5);
-        let expected = Tick { thread: 9, in_kernel: true, address: 100, kernel_stack: vec![100, 200] };
+        let expected =
+            Tick { process: 7, thread: 9, in_kernel: true, address: 100, kernel_stack: vec![100, 200] };
         assert_eq!(ticks[0], expected);
-        assert_eq!(ticks[1], Tick { thread: 9, in_kernel: false, address: 300, kernel_stack: vec![] });
+        assert_eq!(
+            ticks[1],
+            Tick { process: 7, thread: 9, in_kernel: false, address: 300, kernel_stack: vec![] }
+        );
         assert_eq!(ticks.len(), 2);
         for end in 0..whole {
             parse(&records[..end]);

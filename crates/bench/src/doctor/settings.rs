@@ -1,6 +1,6 @@
 //! Each feature, limit and setting that decides what paths cost, or whether they work.
 
-use super::{DeviceFacts, Finding, Verdict};
+use super::{DeviceFacts, Finding, Verdict, sockets};
 use haul_lab::LabError;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
@@ -36,7 +36,7 @@ pub(super) fn examine(device: &DeviceFacts, user: &User) -> Vec<Finding> {
     let mut findings: Vec<Finding> = peer(device).into_iter().collect();
     findings.push(offloads(device));
     findings.extend(mtu(device));
-    findings.extend([congestion(), optmem(), memlock(user), pipe(), io_uring()]);
+    findings.extend([congestion(), pacing(), optmem(), memlock(user), pipe(), io_uring()]);
     findings.extend([mapped_receive(), kernel_tls(), steering(), namespaces(user)]);
     findings
 }
@@ -127,11 +127,44 @@ fn congestion() -> Finding {
             "congestion control",
             name,
             Verdict::Costly,
-            "bbr paces every connection with timers, about a quarter more CPU where the network is not the limit",
-            "sysctl net.ipv4.tcp_congestion_control=cubic, or TCP_CONGESTION on the sockets that stay in the house",
+            "bbr paces every connection with timers, which costs CPU where the network is not the limit; a socket that is given \
+             another algorithm after connect stays paced",
+            "sysctl net.ipv4.tcp_congestion_control=cubic, or TCP_CONGESTION before connect or listen on sockets that stay in \
+             the data centre",
         )
     } else {
         good("congestion control", name, "does not pace by itself")
+    }
+}
+
+/// Connections of this machine that an earlier congestion control has left paced.
+fn pacing() -> Finding {
+    /// So many are named.
+    const NAMED: usize = 3;
+    let name = "leftover pacing";
+    match sockets::leftover_pacing() {
+        Ok(leftover) if leftover.is_shown() => {
+            let connections = &leftover.connections;
+            let named = connections.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+            let more = connections.len().checked_sub(NAMED).filter(|&more| more > 0);
+            let more = more.map_or(String::new(), |more| format!(" and {more} more"));
+            bad(
+                name,
+                format!("{named}{more}"),
+                Verdict::Costly,
+                format!(
+                    "their congestion control does not pace, the default does, and there are {:.0} timer interrupts for each MiB \
+                     sent: pacing was set up at the handshake and stayed. sendfile then costs three to nine times as much",
+                    leftover.timers_per_mib
+                ),
+                "in the program that opens them: TCP_CONGESTION before connect or listen; or sysctl \
+                 net.ipv4.tcp_congestion_control=cubic",
+            )
+        }
+        Ok(_) => {
+            good(name, "none seen", "no busy connection shows the timers of an earlier congestion control")
+        }
+        Err(error) => good(name, "unknown", format!("the kernel has no socket diagnostics here: {error}")),
     }
 }
 

@@ -20,6 +20,9 @@ pub struct Row {
     pub traffic: String,
     /// Rounds measured. 0 for a row that was refused.
     pub rounds: usize,
+    /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
+    #[serde(default)]
+    pub disturbed_percent: Option<f64>,
     /// Why nothing was measured.
     pub refused: Option<String>,
     /// The share of the bytes that was copied on the forwarder's host.
@@ -73,6 +76,7 @@ pub(super) fn of(
         buffer_bytes: buffer.map(|size| size.0),
         traffic: traffic.to_string(),
         rounds: series.rounds.len(),
+        disturbed_percent: series.disturbed_percent,
         refused: series.why_none(),
         copied_percent,
         copied_known_by,
@@ -151,6 +155,10 @@ impl Tabled for Row {
 
     fn rounds(&self) -> usize {
         self.rounds
+    }
+
+    fn is_disturbed(&self) -> bool {
+        self.disturbed_percent.is_some()
     }
 
     fn refused(&self) -> Option<&str> {

@@ -17,6 +17,9 @@ pub struct Row {
     pub setting: Option<String>,
     /// Rounds measured. 0 for a row that was refused.
     pub rounds: usize,
+    /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
+    #[serde(default)]
+    pub disturbed_percent: Option<f64>,
     /// Why nothing was measured.
     pub refused: Option<String>,
     /// Packets a second that were taken: datagrams, segments of the stream, messages one way.
@@ -88,6 +91,7 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         traffic: traffic.name().into(),
         setting: (!is_transmit).then(|| setting.how.into()),
         rounds: series.rounds.len(),
+        disturbed_percent: series.disturbed_percent,
         refused: series.why_none(),
         packets_per_second: series.figure(|round| round.taken_per_second),
         interrupts_per_second: series.figure(|round| round.counters.interrupts as f64 / round.sent.seconds),
@@ -156,6 +160,10 @@ impl Tabled for Row {
 
     fn rounds(&self) -> usize {
         self.rounds
+    }
+
+    fn is_disturbed(&self) -> bool {
+        self.disturbed_percent.is_some()
     }
 
     fn refused(&self) -> Option<&str> {

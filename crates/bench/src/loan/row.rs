@@ -19,6 +19,9 @@ pub struct Row {
     pub piece_bytes: u64,
     /// Rounds measured. 0 for a row that was refused.
     pub rounds: usize,
+    /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
+    #[serde(default)]
+    pub disturbed_percent: Option<f64>,
     /// Why nothing was measured.
     pub refused: Option<String>,
     /// The share of what was given that was copied on its way: all of it by `send`; of loans what the kernel's notices say (on
@@ -66,6 +69,7 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         to: to.name().into(),
         piece_bytes: piece.0,
         rounds: series.rounds.len(),
+        disturbed_percent: series.disturbed_percent,
         refused: series.why_none(),
         copied_percent: copied_percent.filter(|_| !series.rounds.is_empty()),
         // A stream loses nothing; what differs is in its buffers.
@@ -123,6 +127,10 @@ impl Tabled for Row {
 
     fn rounds(&self) -> usize {
         self.rounds
+    }
+
+    fn is_disturbed(&self) -> bool {
+        self.disturbed_percent.is_some()
     }
 
     fn refused(&self) -> Option<&str> {

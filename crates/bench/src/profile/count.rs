@@ -1,6 +1,7 @@
 //! Ticks by function, by group and by stack.
 
 use super::groups::{Groups, IDLE, USER};
+use super::owner::Owners;
 use super::record::Seen;
 use super::symbols::Symbols;
 use haul_sys::perf::Tick;
@@ -13,6 +14,8 @@ pub(super) struct Counted {
     pub total: u64,
     /// Those at a CPU without work.
     pub idle: u64,
+    /// Those at other programs, by name: no part of the load.
+    pub others: BTreeMap<String, u64>,
     /// Those at a program.
     pub user: u64,
     /// Those in the kernel, by function.
@@ -30,11 +33,25 @@ pub(super) struct InFunction {
 }
 
 impl Counted {
-    /// Counts what was seen; the `own` threads are the meter's, which run when nobody else does.
-    pub(super) fn of(seen: &Seen, symbols: &Symbols, groups: &Groups, own: &HashSet<u32>) -> Self {
+    /// Counts what was seen; the `own` threads are the meter's, which run when nothing else does. What `owners` says to be
+    /// another program's is counted apart, but for interrupts on top of it.
+    pub(super) fn of(
+        seen: &Seen,
+        symbols: &Symbols,
+        groups: &Groups,
+        own: &HashSet<u32>,
+        owners: &Owners,
+    ) -> Self {
         let mut counted = Self::default();
         for (tick, &count) in &seen.ticks {
-            counted.look(tick, count, symbols, groups, own.contains(&tick.thread));
+            let other = owners.other(tick.process).filter(|_| !is_in_interrupt(tick, symbols));
+            match other {
+                Some(name) => {
+                    counted.total += count;
+                    *counted.others.entry(name.into()).or_default() += count;
+                }
+                None => counted.look(tick, count, symbols, groups, own.contains(&tick.thread)),
+            }
         }
         counted
     }
@@ -73,6 +90,9 @@ impl Counted {
     pub(super) fn add(&mut self, other: &Self) {
         self.total += other.total;
         self.idle += other.idle;
+        for (name, ticks) in &other.others {
+            *self.others.entry(name.clone()).or_default() += ticks;
+        }
         self.user += other.user;
         for (name, there) in &other.functions {
             let entry = InFunction { ticks: 0, ..*there };
@@ -83,9 +103,9 @@ impl Counted {
         }
     }
 
-    /// Looks at a CPU with work.
+    /// Looks at a CPU with work of the flow.
     pub(super) fn busy(&self) -> u64 {
-        self.total - self.idle
+        self.total - self.idle - self.others.values().sum::<u64>()
     }
 
     /// Looks at the kernel at work.
@@ -111,4 +131,20 @@ impl Counted {
         groups.sort_by_key(|&(_, ticks)| std::cmp::Reverse(ticks));
         groups
     }
+}
+
+/// Whether a tick was in an interrupt that a device or another CPU caused: its work is the connection's, whatever program it
+/// interrupted. The timer's own interrupt is not, and an exception (`asm_exc_page_fault`) is the program's.
+fn is_in_interrupt(tick: &Tick, symbols: &Symbols) -> bool {
+    let is_entry = |name: &str| {
+        name.starts_with("asm_sysvec_call_function")
+            || name.starts_with("asm_common_interrupt")
+            || name == "net_rx_action"
+    };
+    tick.in_kernel
+        && tick
+            .kernel_stack
+            .iter()
+            .filter_map(|&address| symbols.find(address))
+            .any(|outer| is_entry(&outer.name))
 }

@@ -1,5 +1,6 @@
 //! Ticks counted while something runs.
 
+use super::owner::Owners;
 use haul_sys::perf::{Sampler, Tick};
 use std::collections::HashMap;
 use std::io;
@@ -23,9 +24,15 @@ pub(super) struct Seen {
     pub lost: u64,
 }
 
+/// The rings, what was read from them, and whose the processes are that were seen.
+struct Rings {
+    rings: Vec<(Sampler, Seen)>,
+    owners: Owners,
+}
+
 /// Watches CPUs until it is dropped.
 pub(super) struct Recorder {
-    rings: Arc<Mutex<Vec<(Sampler, Seen)>>>,
+    rings: Arc<Mutex<Rings>>,
     is_over: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -36,6 +43,7 @@ impl Recorder {
         let samplers: Vec<Sampler> =
             cpus.iter().map(|&cpu| Sampler::start(cpu, HERTZ, RING_BYTES)).collect::<io::Result<_>>()?;
         let rings = samplers.into_iter().map(|sampler| (sampler, Seen::default())).collect();
+        let rings = Rings { rings, owners: Owners::default() };
         let (rings, is_over) = (Arc::new(Mutex::new(rings)), Arc::new(AtomicBool::new(false)));
         let thread = thread::Builder::new().name("haul-profile".into()).spawn({
             let (rings, is_over) = (Arc::clone(&rings), Arc::clone(&is_over));
@@ -53,7 +61,12 @@ impl Recorder {
     pub(super) fn take(&self) -> Vec<Seen> {
         take(&self.rings);
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        rings.iter_mut().map(|(_, seen)| std::mem::take(seen)).collect()
+        rings.rings.iter_mut().map(|(_, seen)| std::mem::take(seen)).collect()
+    }
+
+    /// Whose the processes are that were seen so far.
+    pub(super) fn take_owners(&self) -> Owners {
+        std::mem::take(&mut self.rings.lock().unwrap_or_else(PoisonError::into_inner).owners)
     }
 }
 
@@ -68,10 +81,13 @@ impl Drop for Recorder {
 }
 
 /// Empties the rings into what was seen.
-fn take(rings: &Mutex<Vec<(Sampler, Seen)>>) {
-    for (sampler, seen) in &mut *rings.lock().unwrap_or_else(PoisonError::into_inner) {
+fn take(rings: &Mutex<Rings>) {
+    let mut locked = rings.lock().unwrap_or_else(PoisonError::into_inner);
+    let Rings { rings, owners } = &mut *locked;
+    for (sampler, seen) in rings {
         let lost_before = sampler.lost();
         for tick in sampler.take() {
+            owners.learn(tick.process);
             *seen.ticks.entry(tick).or_default() += 1;
         }
         seen.lost += sampler.lost() - lost_before;

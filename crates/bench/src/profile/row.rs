@@ -20,6 +20,8 @@ pub enum Kind {
     Group,
     /// One function.
     Function,
+    /// Another program that ran meanwhile: no part of the load.
+    Other,
 }
 
 /// Where some of the time went.
@@ -78,8 +80,18 @@ pub(super) fn rows(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -> 
         normalised_load: Some(function.ticks as f64 / function.size_bytes.max(1) as f64),
         ..row(Kind::Function, name, function.group, function.ticks, index + 1)
     });
-    [total].into_iter().chain(groups).chain(functions).collect()
+    let mut others: Vec<_> = counted.others.iter().collect();
+    others.sort_by_key(|(name, ticks)| (Reverse(**ticks), name.as_str()));
+    let others = others.into_iter().enumerate().map(|(index, (name, ticks))| Row {
+        bound_percent: 0.0,
+        bound_us_per_mib: None,
+        ..row(Kind::Other, name, OTHER_PROGRAMS, *ticks, index + 1)
+    });
+    [total].into_iter().chain(groups).chain(functions).chain(others).collect()
 }
+
+/// The group of rows that are other programs.
+const OTHER_PROGRAMS: &str = "other programs";
 
 /// What the profile of a host says, in words.
 pub(super) fn answer(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -> Vec<String> {
@@ -94,13 +106,26 @@ pub(super) fn answer(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -
     let other: u64 =
         counted.functions.values().filter(|function| function.group == OTHER).map(|f| f.ticks).sum();
     let kernel = counted.kernel().max(1) as f64;
-    vec![format!(
+    let others: Vec<String> = counted
+        .others
+        .iter()
+        .filter(|(_, ticks)| 100 * **ticks > counted.total)
+        .map(|(name, ticks)| format!("{name} {:.0} %", 100.0 * *ticks as f64 / counted.total.max(1) as f64))
+        .collect();
+    let others = (!others.is_empty()).then(|| {
+        format!(
+            "Other programs had this CPU meanwhile and are no part of these figures: {}.",
+            others.join(", ")
+        )
+    });
+    let own = format!(
         "The {host}: {:.1} % load{read}, of which {}. Removing any of these altogether would save that much and no more. \
          No group claims {:.1} % of the kernel's ticks.",
         counted.load_percent(),
         largest.join(", "),
         100.0 * other as f64 / kernel,
-    )]
+    );
+    [own].into_iter().chain(others).collect()
 }
 
 const COLUMNS: [Column<Row>; 6] = [
@@ -124,7 +149,11 @@ impl Tabled for Row {
     }
 
     fn group(&self) -> String {
-        let kind = if self.kind == Kind::Function { "functions" } else { "groups" };
+        let kind = match self.kind {
+            Kind::Function => "functions",
+            Kind::Total | Kind::Group => "groups",
+            Kind::Other => "other programs, in ticks",
+        };
         format!("{}: {kind}", self.host)
     }
 

@@ -25,6 +25,9 @@ pub struct Row {
     pub touched: bool,
     /// Rounds measured. 0 for a row that was refused.
     pub rounds: usize,
+    /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
+    #[serde(default)]
+    pub disturbed_percent: Option<f64>,
     /// Why nothing was measured.
     pub refused: Option<String>,
     /// Payload received in all windows together.
@@ -80,6 +83,7 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         buffer_bytes: condition.buffer.0,
         touched: condition.touch,
         rounds: series.rounds.len(),
+        disturbed_percent: series.disturbed_percent,
         refused: series.why_none(),
         mib,
         seconds: sum(&|round| round.received.seconds),
@@ -146,6 +150,10 @@ impl Tabled for Row {
 
     fn rounds(&self) -> usize {
         self.rounds
+    }
+
+    fn is_disturbed(&self) -> bool {
+        self.disturbed_percent.is_some()
     }
 
     fn refused(&self) -> Option<&str> {

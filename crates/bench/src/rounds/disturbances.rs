@@ -10,7 +10,7 @@ use crate::{rounds::list, stats::VERDICT_ROUNDS_MIN};
 use std::collections::HashMap;
 
 /// Other programs may use this much of a host's CPU in a window: about twice what the services of a quiet machine use.
-pub(super) const OTHERS_PERCENT_MAX: f64 = 3.0;
+pub(crate) const OTHERS_PERCENT_MAX: f64 = 3.0;
 /// A row with fewer clean rounds keeps all, and is marked.
 const ROUNDS_MIN: usize = 3;
 

@@ -2,7 +2,7 @@
 
 use crate::quantity::Size;
 use crate::stats::Figure;
-use crate::view::{Bar, Column, Tabled, copied_after_all, disturbed, interval, number, ratio, share};
+use crate::view::{Bar, Column, Tabled, copied_after_all, interval, number, ratio, share};
 use crate::way::AUTO;
 use crate::worker::Paced;
 use serde::{Deserialize, Serialize};
@@ -66,14 +66,14 @@ pub struct Row {
     /// The same of the receiving host's CPU.
     #[serde(default)]
     pub receiver_interrupts_per_mib: Option<Figure>,
-    /// Interrupts of the sending CPU's local timer for each MiB: the tick, and one for each group of packets where they are
+    /// Interrupts of the sending CPU's local timer for each MiB, beyond the tick: one for each group of packets where they are
     /// paced.
     #[serde(default)]
     pub sender_timer_interrupts_per_mib: Option<Figure>,
     /// Packets that came back to the sender for each MiB.
     #[serde(default)]
     pub acknowledgements_per_mib: Option<Figure>,
-    /// What arrives at full speed, in one window with a reader that is as fast as it can be; `null` where the rows were
+    /// What arrives at full speed, with a reader that is as fast as it can be; `null` where the rows were
     /// measured so.
     #[serde(default)]
     pub full_speed_bits_per_second: Option<f64>,
@@ -98,7 +98,7 @@ const COLUMNS: [Column<Row>; 16] = [
     Column::narrow("path", |row| {
         let taken = row.taken.as_ref().map_or(String::new(), |taken| format!(" ({taken})"));
         let paced = row.paced.map_or("", |_| ", paced");
-        format!("{}{taken}{paced}{}", row.path, disturbed(row.disturbed_percent))
+        format!("{}{taken}{paced}", row.path)
     }),
     Column::narrow("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
     Column::narrow("× plain\n(interval)", |row| ratio(row.sender_us_ratio)),
@@ -148,6 +148,10 @@ impl Tabled for Row {
 
     fn rounds(&self) -> usize {
         self.rounds
+    }
+
+    fn is_disturbed(&self) -> bool {
+        self.disturbed_percent.is_some()
     }
 
     fn refused(&self) -> Option<&str> {

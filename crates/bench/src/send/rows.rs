@@ -67,10 +67,16 @@ fn taken(series: &Measured) -> Option<String> {
     (!taken.is_empty()).then(|| taken.join(", "))
 }
 
-/// Why packets left by timers, where they did in most rounds.
+/// Timer interrupts of the sending CPU for each MiB, beyond the tick, from which on a socket is paced: paced ones have 9 to
+/// 30, others less than 1 (docs/findings.md).
+const PACED_TIMERS_PER_MIB: f64 = 3.0;
+
+/// Why packets left by timers, where they did.
 pub(super) fn paced(series: &Measured) -> Option<Paced> {
-    let paced: Vec<Paced> = series.rounds.iter().filter_map(|(_, round)| round.paced).collect();
-    paced.iter().copied().max().filter(|_| 2 * paced.len() > series.rounds.len())
+    let told = series.rounds.iter().filter_map(|(_, round)| round.paced).max();
+    let timers = series.figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0));
+    let has_timers = timers.is_some_and(|timers| timers.median > PACED_TIMERS_PER_MIB);
+    told.or(has_timers.then_some(Paced::Leftover))
 }
 
 /// The rows of one condition that really send something, in ways that a program can choose.

@@ -13,6 +13,8 @@ const MTU_LARGE: u32 = 9000;
 /// Three times what a packet of IPv4 can say of its own length.
 const SEGMENT_BYTES: u32 = 192 << 10;
 const BUSY_POLL_US: u32 = 50;
+/// Long enough for several packets to arrive at any rate that costs a CPU much, and short beside what people notice.
+const READ_PAUSE_US: u32 = 500;
 const SYSCTLS: &str = "/proc/sys/net/ipv4";
 
 /// What can be changed.
@@ -30,8 +32,12 @@ pub enum Name {
     ReceiveBuffer,
     /// How much of it may be not sent yet.
     NotsentLowat,
+    /// Both buffers of every socket, fixed.
+    SocketBuffers,
     /// From how much on a receiver is woken.
     Rcvlowat,
+    /// How long a receiver waits before it reads again.
+    ReadPause,
     /// What the device does for the stack when it sends.
     Offloads,
     /// Putting packets together on arrival.
@@ -42,14 +48,16 @@ pub enum Name {
 
 impl Name {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Congestion,
         Self::Mtu,
         Self::BigTcp,
         Self::SendBuffer,
         Self::ReceiveBuffer,
         Self::NotsentLowat,
+        Self::SocketBuffers,
         Self::Rcvlowat,
+        Self::ReadPause,
         Self::Offloads,
         Self::Gro,
         Self::BusyPoll,
@@ -65,7 +73,9 @@ impl fmt::Display for Name {
             Self::SendBuffer => "send-buffer",
             Self::ReceiveBuffer => "receive-buffer",
             Self::NotsentLowat => "notsent-lowat",
+            Self::SocketBuffers => "socket-buffers",
             Self::Rcvlowat => "rcvlowat",
+            Self::ReadPause => "read-pause",
             Self::Offloads => "offloads",
             Self::Gro => "gro",
             Self::BusyPoll => "busy-poll",
@@ -94,7 +104,9 @@ pub(super) enum Change {
     /// The same of `tcp_rmem`.
     ReceiveBuffer(Size),
     NotsentLowat(Size),
+    SocketBuffers(Size),
     Rcvlowat(Size),
+    ReadPause(u32),
     /// The stack cuts segments, and a veth's peer gets them one by one, as from a wire.
     NoSegmentation,
     /// The stack cuts, copies and sums.
@@ -118,8 +130,10 @@ pub(super) fn rows(names: &[Name], basis: &Tuning) -> Vec<Vec<Change>> {
         Change::ReceiveBuffer(Size(1 << 20)),
         Change::NotsentLowat(Size(16 << 10)),
         Change::NotsentLowat(Size(128 << 10)),
+        Change::SocketBuffers(Size(4 << 20)),
         Change::Rcvlowat(Size(64 << 10)),
         Change::Rcvlowat(Size(256 << 10)),
+        Change::ReadPause(READ_PAUSE_US),
         Change::NoOffloads,
         Change::NoSegmentation,
     ];
@@ -146,7 +160,9 @@ impl Change {
             Self::SendBuffer(_) => Name::SendBuffer,
             Self::ReceiveBuffer(_) => Name::ReceiveBuffer,
             Self::NotsentLowat(_) => Name::NotsentLowat,
+            Self::SocketBuffers(_) => Name::SocketBuffers,
             Self::Rcvlowat(_) => Name::Rcvlowat,
+            Self::ReadPause(_) => Name::ReadPause,
             Self::NoSegmentation | Self::NoOffloads => Name::Offloads,
             Self::Gro => Name::Gro,
             Self::BusyPoll(_) => Name::BusyPoll,
@@ -167,6 +183,16 @@ impl Change {
             }
             Self::Rcvlowat(bytes) => {
                 format!("in the receiving program: setsockopt(SO_RCVLOWAT, {})", bytes.0)
+            }
+            Self::SocketBuffers(bytes) => format!(
+                "in both programs, before connect and listen: setsockopt(SO_SNDBUF, {0}) and SO_RCVBUF; sysctl -w \
+                 net.core.wmem_max={0} net.core.rmem_max={0}",
+                bytes.0
+            ),
+            Self::ReadPause(us) => {
+                format!(
+                    "in the receiving program: once a read has emptied the socket, wait {us} µs before the next"
+                )
             }
             Self::NoSegmentation => format!("ethtool -K {device} tso off gso off"),
             Self::NoOffloads => format!("ethtool -K {device} tx off sg off tso off"),
@@ -212,6 +238,10 @@ impl Change {
             Self::NotsentLowat(_) => {
                 "the program is woken more often, and one that is late leaves the link idle"
             }
+            Self::SocketBuffers(_) => {
+                "each connection may hold that much memory, and data waits longer in it"
+            }
+            Self::ReadPause(_) => "what arrives meanwhile waits as long",
             Self::Rcvlowat(_) => {
                 "the end of a message below the mark does not wake the program; lower it before the last piece"
             }
@@ -232,11 +262,12 @@ impl fmt::Display for Change {
             Self::SendBuffer(value)
             | Self::ReceiveBuffer(value)
             | Self::NotsentLowat(value)
+            | Self::SocketBuffers(value)
             | Self::Rcvlowat(value) => write!(formatter, "{name} {value}"),
             Self::NoSegmentation => formatter.write_str("segmentation off"),
             Self::NoOffloads => formatter.write_str("offloads off"),
             Self::Gro => formatter.write_str("gro on"),
-            Self::BusyPoll(us) => write!(formatter, "{name} {us}us"),
+            Self::ReadPause(us) | Self::BusyPoll(us) => write!(formatter, "{name} {us}us"),
         }
     }
 }
@@ -247,6 +278,8 @@ pub(super) struct Tuning {
     pub congestion: String,
     pub low_water_bytes: usize,
     pub busy_poll_us: u32,
+    pub read_pause_us: u32,
+    pub buffer_bytes: Option<usize>,
     mtu: u32,
     segment_bytes: Option<u32>,
     /// Name and value of each sysctl that is not as it was.
@@ -267,6 +300,8 @@ impl Tuning {
             congestion: congestion.unwrap_or_else(own),
             low_water_bytes: 1,
             busy_poll_us: 0,
+            read_pause_us: 0,
+            buffer_bytes: None,
             mtu: MTU,
             segment_bytes: None,
             sysctls: Vec::new(),
@@ -306,6 +341,8 @@ impl Tuning {
             Change::Mtu(mtu) => self.mtu = *mtu,
             Change::BigTcp(bytes) => self.segment_bytes = Some(*bytes),
             Change::SendBuffer(_) | Change::ReceiveBuffer(_) | Change::NotsentLowat(_) => {}
+            Change::SocketBuffers(bytes) => self.buffer_bytes = Some(bytes.0 as usize),
+            Change::ReadPause(us) => self.read_pause_us = *us,
             Change::Rcvlowat(bytes) => self.low_water_bytes = bytes.0 as usize,
             Change::NoSegmentation => self.segments = false,
             Change::NoOffloads => self.offloads = Offloads::Off,

@@ -21,6 +21,9 @@ pub struct Row {
     pub basis: String,
     /// Rounds measured. 0 for a row that was refused.
     pub rounds: usize,
+    /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
+    #[serde(default)]
+    pub disturbed_percent: Option<f64>,
     /// Why nothing was measured.
     pub refused: Option<String>,
     /// Payload that arrived.
@@ -44,6 +47,10 @@ pub struct Row {
     pub us_ratio: Option<Figure>,
     /// The throughput over that without the last change, or without all, as above.
     pub throughput_ratio: Option<Figure>,
+    /// Interrupts of both hosts' CPUs for each MiB, other than their timers'. What puts a connection into the regime where
+    /// packets share them is what most of these settings do.
+    #[serde(default)]
+    pub interrupts_per_mib: Option<Figure>,
     /// System calls of the receiving process per MiB.
     pub receiver_syscalls_per_mib: Option<f64>,
 }
@@ -113,6 +120,7 @@ pub(super) fn of(series: &Measured, all: &[Measured], basis: &Tuning, device: &s
         changes_compared: series.cell.beside().len(),
         basis: basis.words(),
         rounds: series.rounds.len(),
+        disturbed_percent: series.disturbed_percent,
         refused: series.why_none(),
         throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
         sender_load_percent: series.figure(|round| round.costs.sender.load_percent),
@@ -124,6 +132,10 @@ pub(super) fn of(series: &Measured, all: &[Measured], basis: &Tuning, device: &s
         receiver_us_ratio: ratio(series, all, |round| round.costs.receiver_us_per_mib),
         us_ratio: ratio(series, all, Round::us_per_mib),
         throughput_ratio: ratio(series, all, |round| round.costs.bytes_per_second),
+        interrupts_per_mib: series.figure_of_some(|round| {
+            let (sender, receiver) = round.costs.interrupts_per_mib()?;
+            Some(sender + receiver)
+        }),
         receiver_syscalls_per_mib: calls.map(|figure| figure.median),
     }
 }
@@ -144,10 +156,11 @@ fn ratio_or_nothing(row: &Row, figure: Option<Figure>) -> String {
     if row.role == Role::Basis { "1".into() } else { crate::view::ratio(figure) }
 }
 
-const COLUMNS: [Column<Row>; 10] = [
+const COLUMNS: [Column<Row>; 11] = [
     Column::narrow("setting", Tabled::name),
     Column::narrow("both\nµs/MiB", |row| number(row.us_per_mib, 1.0, 0)),
     Column::narrow("× without\n(interval)", |row| ratio_or_nothing(row, row.us_ratio)),
+    Column::narrow("inter-\nrupts", |row| number(row.interrupts_per_mib, 1.0, 0)),
     Column::narrow("Gbit/s", |row| number(row.throughput_bits_per_second, 1e9, 1)),
     Column::wide("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
     Column::wide("sender\n× without", |row| ratio_or_nothing(row, row.sender_us_ratio)),
@@ -179,6 +192,10 @@ impl Tabled for Row {
 
     fn rounds(&self) -> usize {
         self.rounds
+    }
+
+    fn is_disturbed(&self) -> bool {
+        self.disturbed_percent.is_some()
     }
 
     fn refused(&self) -> Option<&str> {

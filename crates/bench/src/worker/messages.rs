@@ -68,7 +68,7 @@ impl Asking {
 }
 
 impl Answering {
-    pub(super) fn run(&self, mut stream: &TcpStream, tally: &Tally) -> Result<Outcome, Message> {
+    pub(super) fn run(mut stream: &TcpStream, tally: &Tally) -> Result<Outcome, Message> {
         set_nodelay(stream)?;
         let mut buffer = vec![0; 64 << 10];
         loop {

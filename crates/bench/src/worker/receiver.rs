@@ -41,6 +41,9 @@ pub(crate) struct Receiving {
     /// The rate to read at, so that the peer's window is what holds the sender back; full speed where `None`. Only for
     /// [`ReceiveWay::Read`].
     pub read_bytes_per_second: Option<u64>,
+    /// How long to wait once a read has emptied the socket, in microseconds, so that more packets come together; 0 for not
+    /// at all. Only for [`ReceiveWay::Read`].
+    pub read_pause_us: u32,
 }
 
 impl Receiving {
@@ -53,6 +56,7 @@ impl Receiving {
             low_water_bytes: 1,
             busy_poll_us: 0,
             read_bytes_per_second: None,
+            read_pause_us: 0,
         }
     }
 
@@ -92,6 +96,9 @@ impl Receiving {
             tally.calls.fetch_add(1, Relaxed);
             if let Some(rate) = &mut rate {
                 rate.wait(count as u64);
+            }
+            if self.read_pause_us > 0 && count < end - at {
+                sleep_until(now_ns() + u64::from(self.read_pause_us) * 1000);
             }
             at = if at + count < self.buffer_bytes { at + count } else { 0 };
         }

@@ -26,7 +26,7 @@ pub(crate) struct Sending {
     pub rate_bits_per_second: Option<u64>,
     pub pieces: Vec<HandedOver>,
     /// What to choose the path by, for the way that is chosen by a plan.
-    pub plan: Option<Plan>,
+    pub plan: Option<Box<Plan>>,
 }
 
 impl Sending {
@@ -45,7 +45,7 @@ impl Sending {
         }
         tally.watch_socket(&stream);
         let options = Options { chunk_bytes: self.chunk_bytes, pipe_bytes: None };
-        let path = way.open(&stream, &options, self.plan.as_ref()).map_err(|error| stopped(&error))?;
+        let path = way.open(&stream, &options, self.plan.as_deref()).map_err(|error| stopped(&error))?;
         let mut at_work = AtWork { sending: self, stream, path, tally, cork_calls: 0, has_started: false };
         for piece in pieces.iter().cycle() {
             at_work.send(piece)?;

@@ -1,0 +1,222 @@
+//! The TCP connections of this machine's network namespace (`NETLINK_SOCK_DIAG`, Linux 3.3), and which of them an earlier
+//! congestion control has left paced.
+
+use crate::MIB;
+use crate::counters::Counters;
+use haul::pacing::{default_congestion, is_pacing};
+use haul_sys::tcp_info::TcpInfo;
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+// <linux/netlink.h>, <linux/sock_diag.h>, <linux/inet_diag.h>.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST_DUMP: u16 = 0x301;
+const NLMSG_DONE: u16 = 3;
+const NLMSG_ERROR: u16 = 2;
+const NETLINK_HEADER_BYTES: usize = 16;
+const INET_DIAG_INFO: u16 = 2;
+const INET_DIAG_CONG: u16 = 4;
+/// `struct inet_diag_msg`; its socket's identity and the two bytes before.
+const MESSAGE_BYTES: usize = 72;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+const IPPROTO_TCP: u8 = 6;
+/// A bit for `TCP_ESTABLISHED`.
+const ESTABLISHED: u32 = 1 << 1;
+
+/// How long the connections are watched.
+const WINDOW: Duration = Duration::from_millis(250);
+/// A connection that sent less meanwhile is not judged.
+const BUSY_BYTES: u64 = 1 << 20;
+/// Timer interrupts for each MiB, beyond the tick, that only pacing makes: see [`haul::pacing`].
+const TIMERS_PER_MIB: f64 = 3.0;
+/// The fastest tick that kernels are built with (`CONFIG_HZ`).
+const TICKS_PER_SECOND_MAX: f64 = 1000.0;
+
+/// A connection at one moment.
+#[derive(Debug, PartialEq)]
+struct Connection {
+    /// The kernel's own number of the socket, the same for as long as it exists.
+    cookie: u64,
+    name: String,
+    congestion: String,
+    info: TcpInfo,
+}
+
+/// What the machine's timers say of connections that could be paced by an earlier congestion control.
+#[derive(Debug, Default)]
+pub(super) struct Leftover {
+    /// The busy connections whose congestion control does not pace, though the default does, with that in words.
+    pub connections: Vec<String>,
+    /// Timer interrupts of all CPUs for each MiB that left, beyond the fastest tick.
+    pub timers_per_mib: f64,
+}
+
+impl Leftover {
+    /// Whether these connections are paced: then each group of packets has a timer of its own.
+    pub fn is_shown(&self) -> bool {
+        !self.connections.is_empty() && self.timers_per_mib >= TIMERS_PER_MIB
+    }
+}
+
+/// Looks at all connections for a moment. Where others that may pace sent more, nothing can be told.
+pub(super) fn leftover_pacing() -> io::Result<Leftover> {
+    if !default_congestion().is_some_and(|name| is_pacing(&name)) {
+        return Ok(Leftover::default());
+    }
+    let all = || -> io::Result<Vec<Connection>> {
+        Ok(connections(AF_INET)?.into_iter().chain(connections(AF_INET6)?).collect())
+    };
+    let cpus = haul_lab::allowed_cpus()?;
+    let timers = || Counters::read(&cpus).iter().map(|counters| counters.timer_interrupts).sum::<u64>();
+    let (start, timers_before, before) = (Instant::now(), timers(), all()?);
+    thread::sleep(WINDOW);
+    let (after, timers_after) = (all()?, timers());
+    let ticks = TICKS_PER_SECOND_MAX * cpus.len() as f64 * start.elapsed().as_secs_f64();
+    let (mut suspected_bytes, mut other_bytes, mut names) = (0, 0, Vec::new());
+    for connection in &after {
+        let Some(earlier) = before.iter().find(|other| other.cookie == connection.cookie) else { continue };
+        let sent = connection.info.sent_bytes.saturating_sub(earlier.info.sent_bytes);
+        let has_rate = connection.info.pacing_rate_bytes_per_second_max != u64::MAX;
+        if has_rate || is_pacing(&connection.congestion) {
+            other_bytes += sent;
+        } else if sent >= BUSY_BYTES {
+            suspected_bytes += sent;
+            names.push(format!("{} ({})", connection.name, connection.congestion));
+        }
+    }
+    if other_bytes * 4 > suspected_bytes || suspected_bytes == 0 {
+        return Ok(Leftover::default());
+    }
+    names.sort();
+    let timers = (timers_after.saturating_sub(timers_before) as f64 - ticks).max(0.0);
+    Ok(Leftover { connections: names, timers_per_mib: timers / (suspected_bytes as f64 / MIB) })
+}
+
+fn connections(family: u8) -> io::Result<Vec<Connection>> {
+    let socket = Socket::new(NETLINK_SOCK_DIAG)?;
+    socket.send_to(&request(family), &SocketAddr::new(0, 0), 0)?;
+    let mut connections = Vec::new();
+    loop {
+        let (bytes, _) = socket.recv_from_full()?;
+        match parse(&bytes, &mut connections) {
+            Progress::More => {}
+            Progress::Done => return Ok(connections),
+            Progress::Failed(errno) => return Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+/// A request for all established TCP connections: `struct nlmsghdr`, then `struct inet_diag_req_v2`.
+fn request(family: u8) -> Vec<u8> {
+    const REQUEST_BYTES: usize = 56;
+    let extensions = [INET_DIAG_INFO, INET_DIAG_CONG];
+    let extensions = extensions.iter().fold(0u8, |bits, extension| bits | 1 << (extension - 1));
+    let mut bytes = Vec::new();
+    bytes.extend(((NETLINK_HEADER_BYTES + REQUEST_BYTES) as u32).to_ne_bytes());
+    bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    bytes.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
+    bytes.extend([0; 8]);
+    bytes.extend([family, IPPROTO_TCP, extensions, 0]);
+    bytes.extend(ESTABLISHED.to_ne_bytes());
+    bytes.resize(NETLINK_HEADER_BYTES + REQUEST_BYTES, 0);
+    bytes
+}
+
+/// Whether a dump goes on.
+#[derive(Debug, PartialEq, Eq)]
+enum Progress {
+    More,
+    Done,
+    Failed(i32),
+}
+
+/// Reads the messages of one datagram; what is cut short is left out.
+fn parse(mut bytes: &[u8], connections: &mut Vec<Connection>) -> Progress {
+    while let Some(header) = bytes.get(..NETLINK_HEADER_BYTES) {
+        let len = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
+        let kind = u16::from_ne_bytes([header[4], header[5]]);
+        let Some(body) = bytes.get(NETLINK_HEADER_BYTES..len) else { return Progress::Done };
+        match kind {
+            NLMSG_DONE => return Progress::Done,
+            NLMSG_ERROR => {
+                let errno = body.first_chunk::<4>().map_or(0, |errno| i32::from_ne_bytes(*errno));
+                return Progress::Failed(-errno);
+            }
+            SOCK_DIAG_BY_FAMILY => connections.extend(connection(body)),
+            _ => {}
+        }
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Progress::More
+}
+
+/// A connection from a `struct inet_diag_msg` and the attributes behind it.
+fn connection(body: &[u8]) -> Option<Connection> {
+    let message = body.get(..MESSAGE_BYTES)?;
+    // struct inet_diag_sockid: ports in network order, addresses of 16 bytes, interface, cookie.
+    let port = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
+    let address = |at: usize| -> IpAddr {
+        let bytes = message[at..at + 16].first_chunk::<16>().copied().unwrap_or_default();
+        if message[0] == AF_INET {
+            Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]).into()
+        } else {
+            Ipv6Addr::from(bytes).to_canonical()
+        }
+    };
+    let name = format!(
+        "{} to {}",
+        std::net::SocketAddr::new(address(8), port(4)),
+        std::net::SocketAddr::new(address(24), port(6))
+    );
+    let cookie = u64::from_ne_bytes(*message[44..52].first_chunk()?);
+    let mut connection = Connection { cookie, name, congestion: String::new(), info: TcpInfo::default() };
+    let mut attributes = body.get(MESSAGE_BYTES..)?;
+    while let Some(header) = attributes.first_chunk::<4>() {
+        let len = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let Some(value) = attributes.get(4..len) else { break };
+        match u16::from_ne_bytes([header[2], header[3]]) {
+            INET_DIAG_INFO => connection.info = TcpInfo::from_bytes(value),
+            INET_DIAG_CONG => {
+                connection.congestion = String::from_utf8_lossy(value).trim_end_matches('\0').into();
+            }
+            _ => {}
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Some(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn a_connection_of_this_machine_is_found_with_its_state() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_other, _) = listener.accept().unwrap();
+        let name = format!("{} to {}", one.local_addr().unwrap(), one.peer_addr().unwrap());
+        let all = match connections(AF_INET) {
+            Ok(all) => all,
+            Err(error) => return eprintln!("SKIPPED: no socket diagnostics here: {error}"),
+        };
+        let found = all.iter().find(|connection| connection.name == name).expect(&name);
+        let own = haul_sys::tcp_info::tcp_info(&one).unwrap();
+        assert_eq!(found.info.segment_bytes, own.segment_bytes);
+        assert_eq!(found.congestion, rustix::net::sockopt::tcp_congestion(&one).unwrap());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_safe(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            parse(&bytes, &mut Vec::new());
+            let _ = connection(&bytes);
+        }
+    }
+}
