@@ -7,8 +7,8 @@
 //! program that sets `TCP_CONGESTION` late on a host whose default is BBR has this fault.
 //!
 //! No call reads that state. [`Watch`] concludes it: where the default congestion control of the network namespace paces and
-//! the socket's own does not, it counts the timer interrupts of the CPU for each MiB that is sent. A paced socket has 9 to 30,
-//! another one less than 1 (docs/findings.md).
+//! the socket's own does not, it counts the timer interrupts of the CPU for each MiB that is sent. A paced socket has 2 to 30,
+//! another one hardly any (docs/findings.md).
 //!
 //! What this cannot see: pacing by the queueing discipline `fq`, which holds packets behind the socket; timers that expire on
 //! another CPU than the sending thread's; and a socket that sends too little to be judged. What it takes for this socket's
@@ -30,7 +30,7 @@ const STRETCH_BYTES: u64 = 8 << 20;
 /// After so many stretches without a sign the socket is taken for one that is not paced.
 const STRETCHES_MAX: u32 = 16;
 /// Timer interrupts for each MiB, beyond the tick, from which on a socket is paced.
-const TIMERS_PER_MIB: f64 = 3.0;
+const TIMERS_PER_MIB: f64 = 1.0;
 /// The fastest tick that kernels are built with (`CONFIG_HZ`).
 const TICKS_PER_SECOND_MAX: f64 = 1000.0;
 const MIB: f64 = (1u64 << 20) as f64;

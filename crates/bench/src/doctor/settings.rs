@@ -154,7 +154,7 @@ fn pacing() -> Finding {
                 Verdict::Costly,
                 format!(
                     "their congestion control does not pace, the default does, and there are {:.0} timer interrupts for each MiB \
-                     sent: pacing was set up at the handshake and stayed. sendfile then costs three to nine times as much",
+                     sent: pacing was set up at the handshake and stayed. sendfile then costs up to nine times as much",
                     leftover.timers_per_mib
                 ),
                 "in the program that opens them: TCP_CONGESTION before connect or listen; or sysctl \

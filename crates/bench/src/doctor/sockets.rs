@@ -32,7 +32,7 @@ const WINDOW: Duration = Duration::from_millis(250);
 /// A connection that sent less meanwhile is not judged.
 const BUSY_BYTES: u64 = 1 << 20;
 /// Timer interrupts for each MiB, beyond the tick, that only pacing makes: see [`haul::pacing`].
-const TIMERS_PER_MIB: f64 = 3.0;
+const TIMERS_PER_MIB: f64 = 1.0;
 /// The fastest tick that kernels are built with (`CONFIG_HZ`).
 const TICKS_PER_SECOND_MAX: f64 = 1000.0;
 

@@ -67,9 +67,9 @@ fn taken(series: &Measured) -> Option<String> {
     (!taken.is_empty()).then(|| taken.join(", "))
 }
 
-/// Timer interrupts of the sending CPU for each MiB, beyond the tick, from which on a socket is paced: paced ones have 9 to
-/// 30, others less than 1 (docs/findings.md).
-const PACED_TIMERS_PER_MIB: f64 = 3.0;
+/// Timer interrupts of the sending CPU for each MiB, beyond the tick, from which on a socket is paced: paced ones have 2 to
+/// 30, others hardly any (docs/findings.md).
+const PACED_TIMERS_PER_MIB: f64 = 1.0;
 
 /// Why packets left by timers, where they did.
 pub(super) fn paced(series: &Measured) -> Option<Paced> {
