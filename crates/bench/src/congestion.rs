@@ -25,6 +25,11 @@ pub(crate) fn choose<'a>(site: impl Into<Site<'a>>, named: Option<&str>) -> Resu
         let there = site.pair().map(|pair| &pair.facts().congestion);
         match tried {
             Ok(()) if there.is_none_or(|there| there.iter().any(|known| known == name)) => {
+                // For sockets that are not the experiment's own. Those set theirs before they connect, also where a
+                // namespace may not have this default.
+                if let Some(lab) = site.lab() {
+                    let _ = lab.set_default_congestion(name);
+                }
                 return Ok(name.into());
             }
             Ok(()) => {

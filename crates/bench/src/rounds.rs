@@ -2,20 +2,22 @@
 
 use crate::counters::Counters;
 use crate::flow::{FlowError, Sample};
-use crate::site::{HostAccount, HostLoad, Loads, Quiet, Site};
+use crate::site::{Loads, Quiet, Site};
 use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
 use crate::warning::{Kind, Warning};
-use crate::{BenchError, HostFacts, MIB};
+use crate::{BenchError, HostFacts};
 use haul_lab::CpuPair;
 use haul_soak::Meter;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+mod costs;
 mod distances;
 mod disturbances;
 mod regimes;
 mod warnings;
 
+pub(crate) use costs::Costs;
 use distances::Distances;
 use disturbances::Disturbances;
 pub(crate) use disturbances::OTHERS_PERCENT_MAX;
@@ -40,13 +42,13 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Thirty-one rounds.
-    pub const FULL: Self = Self { rounds: 31, window: Duration::from_millis(50) };
-    /// Twenty rounds with shorter windows.
+    /// Twenty-one rounds.
+    pub const FULL: Self = Self { rounds: 21, window: Duration::from_millis(50) };
+    /// Fifteen rounds with shorter windows.
     ///
     /// Many short windows tell more than few long ones: a machine's speed moves by a fifth within a second, and the ratios of
     /// neighbouring windows do not depend on those before them (docs/findings.md).
-    pub const QUICK: Self = Self { rounds: 20, window: Duration::from_millis(30) };
+    pub const QUICK: Self = Self { rounds: 15, window: Duration::from_millis(30) };
 
     pub(crate) fn check(self) -> Result<(), BenchError> {
         if (1..=ROUNDS_MAX).contains(&self.rounds) {
@@ -177,50 +179,6 @@ impl<C, R> Series<C, R> {
     pub(crate) fn why_none(&self) -> Option<String> {
         let failure = || self.failures.last().filter(|_| self.rounds.is_empty()).cloned();
         self.refused.clone().or_else(failure)
-    }
-}
-
-/// What both hosts paid for what was moved.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Costs {
-    pub bytes_per_second: f64,
-    pub sender: HostLoad,
-    pub receiver: HostLoad,
-    pub sender_us_per_mib: f64,
-    pub receiver_us_per_mib: f64,
-}
-
-impl Costs {
-    /// From the loads of a window in which so much was moved; `None` where nothing was.
-    pub(crate) fn of(loads: &Loads, bytes_per_second: f64) -> Option<Self> {
-        let Loads { sender, receiver, .. } = *loads;
-        // Rates, not sums: each process has a window by its own clock.
-        let us_per_mib = |host: &HostLoad| host.load_percent / 100.0 * 1e6 / (bytes_per_second / MIB);
-        (bytes_per_second > 0.0).then(|| Self {
-            bytes_per_second,
-            sender_us_per_mib: us_per_mib(&sender),
-            receiver_us_per_mib: us_per_mib(&receiver),
-            sender,
-            receiver,
-        })
-    }
-}
-
-impl Costs {
-    /// A count a second of the sending host, and of the receiving one, for each MiB; `None` where hosts are machines.
-    fn each_per_mib(&self, of: impl Fn(&HostAccount) -> f64) -> Option<(f64, f64)> {
-        let per_mib = |host: &HostLoad| Some(of(host.account.as_ref()?) / (self.bytes_per_second / MIB));
-        Some((per_mib(&self.sender)?, per_mib(&self.receiver)?))
-    }
-
-    /// Interrupts of both hosts' CPUs for each MiB, other than the local timers'.
-    pub(crate) fn interrupts_per_mib(&self) -> Option<(f64, f64)> {
-        self.each_per_mib(|account| account.interrupts_per_second)
-    }
-
-    /// Interrupts of the local timer of both hosts' CPUs for each MiB, beyond the tick.
-    pub(crate) fn timer_interrupts_per_mib(&self) -> Option<(f64, f64)> {
-        self.each_per_mib(|account| account.timer_interrupts_per_second)
     }
 }
 

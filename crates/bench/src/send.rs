@@ -56,7 +56,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The default: fifteen rounds, MTU 9000, cubic or reno, a reader that holds the rate. BBR, the default on some hosts,
+    /// The default: twenty-one rounds, MTU 9000, cubic or reno, a reader that holds the rate. BBR, the default on some hosts,
     /// paces every send with timers, which would be read as the path's cost.
     pub fn new(selections: Vec<Selection>) -> Self {
         Self {
@@ -72,7 +72,7 @@ impl Plan {
         }
     }
 
-    /// A quick look: nine short rounds of the plain rows.
+    /// A quick look: fifteen short rounds of the plain rows.
     pub fn quick(selections: Vec<Selection>) -> Self {
         Self { pace: Pace::QUICK, observer_pairs: 15, ..Self::new(selections) }
     }

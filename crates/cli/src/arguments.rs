@@ -64,7 +64,7 @@ pub struct BenchArguments {
 /// What every experiment takes.
 #[derive(Debug, Args)]
 pub struct CommonArguments {
-    /// Measure each row this often; a verdict takes 9 [default: 31, with --quick 20]
+    /// Measure each row this often; a verdict takes 9 [default: 21, with --quick 15]
     #[arg(long, value_name = "N", global = true)]
     pub rounds: Option<usize>,
     /// Fewer rows, fewer and shorter rounds; plain `haul bench` is quick unless it is --full
@@ -339,6 +339,9 @@ pub struct LabArguments {
     /// Hold the link at this rate, such as 1gbit
     #[arg(long)]
     pub rate: Option<Rate>,
+    /// What sockets on both hosts begin with [default: the machine's own]
+    #[arg(long, value_name = "NAME")]
+    pub congestion: Option<String>,
     /// Drop this share of the packets, such as 0.1%
     #[arg(long, value_name = "PERCENT")]
     pub loss: Option<Loss>,

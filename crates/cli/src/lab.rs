@@ -12,6 +12,16 @@ pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
         LabError::Mtu(_) => Failure::bad_input(error),
         error => Failure::failed(error),
     })?;
+    if let Some(name) = &arguments.congestion {
+        lab.set_default_congestion(name).map_err(|error| {
+            let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
+            let allowed = allowed.unwrap_or_default();
+            Failure::bad_input(format!(
+                "congestion control {name}: {error}; a namespace may have: {} (net.ipv4.tcp_allowed_congestion_control)",
+                allowed.trim()
+            ))
+        })?;
+    }
     if let Some(rate) = arguments.rate {
         lab.set_rate(Some(rate.0)).map_err(Failure::failed)?;
     }

@@ -82,8 +82,10 @@ fn the_report_keeps_its_contract_and_says_who_copied() {
             "rusage_us_per_mib",
             "sender_us_ratio",
         ] {
-            let [low, median, high] = ["low", "median", "high"].map(|end| row[figure][end].as_f64().unwrap());
-            assert!(0.0 < low && low <= median && median <= high, "{figure} in {row}");
+            assert!(row[figure]["median"].as_f64().unwrap() > 0.0, "{figure} in {row}");
+            // One round has no interval, and says so.
+            assert!(row[figure]["low"].is_null() && row[figure]["high"].is_null(), "{figure} in {row}");
+            assert_eq!((&row[figure]["rounds"], &row[figure]["coverage_percent"]), (&1.into(), &0.0.into()));
         }
     }
     if !has_two_hosts(&report) {
@@ -144,7 +146,8 @@ fn every_form_of_the_report_is_written_whole() {
     let (output, words) = run(haul(&["bench", "--quick", "--rounds", "1"]).current_dir(folder.path()));
     assert!(output.status.success(), "{words}");
     assert!(
-        words.contains("Cheapest path for 63x350KB") && words.contains("haul-report/index.html"),
+        words.contains("No verdict on the cheapest path for 63x350KB")
+            && words.contains("haul-report/index.html"),
         "{words}"
     );
     let read = |name: &str| fs::read_to_string(folder.path().join("haul-report").join(name)).unwrap();

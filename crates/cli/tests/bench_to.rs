@@ -131,8 +131,8 @@ fn a_machine_is_no_pair_with_itself() {
 #[test]
 fn bytes_are_taken_from_nobody_else() {
     let Some((lab, _listener, _words)) = listening() else { return };
-    let receive = json!({"Receive": {"way": "Read", "buffer_bytes": 65536, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0}});
-    let start = json!({"Start": {"task": receive, "peer": null}}).to_string();
+    let receive = json!({"Receive": {"way": "Read", "buffer_bytes": 65536, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0, "read_bytes_per_second": null, "read_pause_us": 0}});
+    let start = json!({"Start": {"task": receive, "socket": {"congestion": null, "buffer_bytes": null}, "peer": null}}).to_string();
     let mut asking = lab.sender.run(|| TcpStream::connect((lab.receiver.address(), PORT)).unwrap()).unwrap();
     asking.write_all(format!("{}\n{start}\n", hello()).as_bytes()).unwrap();
     let mut answers = BufReader::new(asking.try_clone().unwrap());
@@ -175,26 +175,29 @@ fn conversation(lab: &Lab, lines: &[String], count: usize) -> Vec<Value> {
 }
 
 fn hello() -> String {
-    json!({"Hello": {"schema": "haul.pair/1", "haul": "0"}}).to_string()
+    json!({"Hello": {"schema": "haul.pair/2", "haul": "0"}}).to_string()
 }
 
 #[test]
 fn whoever_asks_for_more_than_measuring_is_refused() {
     let Some((lab, _listener, _words)) = listening() else { return };
-    let receive = |buffer_bytes: u64| json!({"Receive": {"way": "Read", "buffer_bytes": buffer_bytes, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0}});
-    let forward =
-        |congestion: &str| json!({"Forward": {"by": "Copy", "buffer_bytes": null, "congestion": congestion}});
-    let give = json!({"Give": {"is_tcp": false, "by": "Send", "piece_bytes": 1, "datagram_bytes": 1, "congestion": "reno", "to": "10.77.0.9:9", "beat": "Free"}});
-    let answer = json!({"Answer": {"congestion": "reno"}});
-    for (task, peer, why) in [
-        (receive((1 << 30) + 1), Value::Null, "is more than"),
-        (forward("reno"), json!("10.77.0.9:8080"), "10.77.0.1 alone"),
-        (forward("reno"), json!("10.77.0.1:22"), "port 22 is a service's"),
-        (forward("no-such-module"), json!("10.77.0.1:8080"), "cannot be set here"),
-        (give, Value::Null, "only receives and forwards"),
-        (answer, Value::Null, "only receives and forwards"),
+    let receive = |buffer_bytes: u64| json!({"Receive": {"way": "Read", "buffer_bytes": buffer_bytes, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0, "read_bytes_per_second": null, "read_pause_us": 0}});
+    let forward = || json!({"Forward": {"by": "Copy", "buffer_bytes": null}});
+    let give = json!({"Give": {"is_tcp": false, "by": "Send", "piece_bytes": 1, "datagram_bytes": 1, "to": "10.77.0.9:9", "beat": "Free"}});
+    let answer = json!({"Answer": {}});
+    let plain = || json!({"congestion": "reno", "buffer_bytes": null});
+    let large = json!({"congestion": "reno", "buffer_bytes": 1u64 << 30});
+    let strange = json!({"congestion": "no-such-module", "buffer_bytes": null});
+    for (task, socket, peer, why) in [
+        (receive((1 << 30) + 1), plain(), Value::Null, "is more than"),
+        (receive(1), large, Value::Null, "socket buffers of more than"),
+        (forward(), plain(), json!("10.77.0.9:8080"), "10.77.0.1 alone"),
+        (forward(), plain(), json!("10.77.0.1:22"), "port 22 is a service's"),
+        (forward(), strange, json!("10.77.0.1:8080"), "cannot be set here"),
+        (give, plain(), Value::Null, "only receives and forwards"),
+        (answer, plain(), Value::Null, "only receives and forwards"),
     ] {
-        let start = json!({"Start": {"task": task, "peer": peer}}).to_string();
+        let start = json!({"Start": {"task": task, "socket": socket, "peer": peer}}).to_string();
         let answers = conversation(&lab, &[hello(), start], 3);
         let refusal = answers.get(1).and_then(|answer| answer["Refused"].as_str()).unwrap_or_default();
         assert!(refusal.contains(why) && answers[2] == "Ended", "{why:?} in {answers:?}");
@@ -207,7 +210,7 @@ fn whoever_asks_for_more_than_measuring_is_refused() {
     ] {
         let answers = conversation(&lab, &[strange], 2);
         assert!(
-            answers.len() == 1 && answers[0]["Refused"].as_str().unwrap().contains("haul.pair/1"),
+            answers.len() == 1 && answers[0]["Refused"].as_str().unwrap().contains("haul.pair/2"),
             "{answers:?}"
         );
     }
@@ -216,8 +219,8 @@ fn whoever_asks_for_more_than_measuring_is_refused() {
 #[test]
 fn one_is_served_at_a_time_and_the_next_one_after_whatever_end() {
     let Some((lab, _listener, mut words)) = listening() else { return };
-    let receive = json!({"Receive": {"way": "Read", "buffer_bytes": 65536, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0}});
-    let start = json!({"Start": {"task": receive, "peer": null}}).to_string();
+    let receive = json!({"Receive": {"way": "Read", "buffer_bytes": 65536, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0, "read_bytes_per_second": null, "read_pause_us": 0}});
+    let start = json!({"Start": {"task": receive, "socket": {"congestion": null, "buffer_bytes": null}, "peer": null}}).to_string();
     lab.sender
         .run(|| {
             let mut first = TcpStream::connect((lab.receiver.address(), PORT)).unwrap();

@@ -245,7 +245,8 @@ fn a_plan_comes_out_of_a_report_and_names_what_it_chose() {
         "send",
         "--quick",
         "--rounds",
-        "1",
+        // The fewest that have an interval.
+        "3",
         "--paths",
         "read+write,sendfile,auto,floor",
         "--chunk",
@@ -272,10 +273,10 @@ fn a_plan_comes_out_of_a_report_and_names_what_it_chose() {
 fn a_plan_is_measured_put_to_the_test_and_kept() {
     let folder = tempfile::tempdir().unwrap();
     let in_folder = |arguments: &[&str]| run(haul(arguments).current_dir(folder.path()));
-    let (output, words) = in_folder(&["plan", "--quick"]);
+    let (output, words) = in_folder(&["plan", "--force"]);
     assert!(output.status.success(), "{words}");
     for part in
-        ["a file, offloads on", "memory, offloads on", "Put to the test", "sendfile: ", "haul-plan.json"]
+        ["a file, offloads on", "memory, offloads on", "Put to the test", "512=3KB: ", "haul-plan.json"]
     {
         assert!(words.contains(part), "{part:?} in {words}");
     }
@@ -283,6 +284,12 @@ fn a_plan_is_measured_put_to_the_test_and_kept() {
     let text = std::fs::read_to_string(folder.path().join("haul-plan.json")).unwrap();
     let plan: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(plan["costs"].as_array().unwrap().len(), 22, "{words}");
+    assert!(plan["costs"][0]["points"].as_array().unwrap().len() > 1, "{words}");
+    assert_eq!(
+        (&plan["network"]["mtu"], plan["tests"].as_array().unwrap().len()),
+        (&9000.into(), 6),
+        "{words}"
+    );
     let (output, words) = in_folder(&["plan", "--check"]);
     assert!(output.status.success(), "{words}");
     // By the plan that is there, without measuring.

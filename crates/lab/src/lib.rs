@@ -251,6 +251,14 @@ impl Lab {
         Ok(address(2))
     }
 
+    /// Has sockets that are made on both hosts from now on begin with a congestion control. A namespace may have what the
+    /// machine allows everybody (`net.ipv4.tcp_allowed_congestion_control`); another is refused.
+    pub fn set_default_congestion(&self, name: &str) -> Result<(), LabError> {
+        [&self.sender, &self.receiver]
+            .into_iter()
+            .try_for_each(|host| host.set_sysctl("net.ipv4.tcp_congestion_control", name))
+    }
+
     /// How the hosts are joined.
     pub fn kind(&self) -> Kind {
         self.kind
