@@ -7,12 +7,12 @@
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::pair::Pair;
 use crate::quantity::{Rate, Size};
+use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::{Loads, Site};
 use crate::way::Way;
 use crate::worker::forwarder::Forwarding;
 use crate::worker::messages::{Answering, Asking, Latency};
-use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
@@ -173,12 +173,16 @@ pub fn run(
     // The other machine's sockets are out of reach for a proof.
     let proved = site.lab().map_or_else(HashMap::new, |lab| proof::of(lab, &plan.ways));
     let workload = Workload::Memory(SENT).open()?;
-    let mut forwards = Forwards { site, workload, congestion, plan };
+    let mut forwards = Forwards { site, workload, congestion, plan, full_speeds: FullSpeeds::default() };
     let mut rows: Vec<Series<Cell, Round>> = plan.cells().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut forwards, &mut rows, &mut steps)?;
     run.warn(&rows, Cell::to_string, Round::cost);
-    let rows = rows.iter().map(|series| row::of(series, &rows, &proved)).collect();
+    let row = |series: &Series<Cell, Round>| Row {
+        full_speed_bits_per_second: forwards.full_speeds.bits_per_second(&series.cell),
+        ..row::of(series, &rows, &proved)
+    };
+    let rows = rows.iter().map(row).collect();
     let mut report = Report::of_run("forward", started, run, &forwards.congestion, plan.rate, rows);
     report.answers = answer::of(&report);
     Ok(report)
@@ -211,6 +215,7 @@ struct Forwards<'a> {
     workload: Opened,
     congestion: String,
     plan: &'a Plan,
+    full_speeds: FullSpeeds<Cell>,
 }
 
 impl Subject for Forwards<'_> {
@@ -233,23 +238,45 @@ impl Subject for Forwards<'_> {
                     pieces: self.workload.handed_over(),
                     plan: None,
                 };
-                (Task::Receive(Receiving::plainly()), Task::Send(sending))
+                (None, Task::Send(sending))
             }
             Traffic::Messages(size) => {
-                (Task::Answer(Answering {}), Task::Ask(Asking { message_bytes: size.0 as usize }))
+                (Some(Task::Answer(Answering {})), Task::Ask(Asking { message_bytes: size.0 as usize }))
             }
         };
-        let flow = Flow {
-            socket: SocketOptions::with_congestion(&self.congestion),
+        let (site, window) = (self.site, self.plan.pace.window);
+        let socket = match cell.traffic {
+            Traffic::Bulk => Reading::Held.socket(&self.congestion),
+            Traffic::Messages(_) => Reading::Free.socket(&self.congestion),
+        };
+        let flow = |last: Task| Flow {
+            socket: socket.clone(),
             parts: vec![
-                Part { host: self.site.receiver(), task: last },
-                Part { host: self.site.sender(), task: Task::Forward(forwarding) },
-                Part { host: self.site.receiver(), task: first },
+                Part { host: site.receiver(), task: last },
+                Part { host: site.sender(), task: Task::Forward(forwarding.clone()) },
+                Part { host: site.receiver(), task: first.clone() },
             ],
             warm_up: WARM_UP,
-            window: self.plan.pace.window,
+            window,
+        };
+        // A rate that the sender holds is the regime that was asked for.
+        let flow = match last {
+            Some(last) => flow(last),
+            None if self.plan.rate.is_some() => flow(Task::Receive(Receiving::plainly())),
+            None => {
+                let receiving = |receiving| flow(Task::Receive(receiving));
+                let full_speed = self.full_speeds.of(cell, &receiving(Receiving::plainly()))?;
+                // There are two connections to fill.
+                let warm_up = 2 * regime::warm_up(full_speed);
+                Flow { warm_up, ..receiving(regime::held(Receiving::plainly(), full_speed)) }
+            }
         };
         flow.run(Some(meter))
+    }
+
+    /// Messages have no interrupts for each MiB that could be compared.
+    fn costs(round: &Round) -> Option<&Costs> {
+        round.latency.is_none().then_some(&round.costs)
     }
 
     fn judge(&self, cell: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {

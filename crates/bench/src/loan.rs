@@ -9,11 +9,11 @@
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::place::Place;
 use crate::quantity::Size;
+use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::Loads;
 use crate::way::Way;
 use crate::worker::giver::{Beat, Giving, Hand};
-use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending, taker::Taking};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
@@ -141,12 +141,17 @@ pub fn run(
     let sink =
         lab.add_sink().map(|address| SocketAddr::new(address, PORT)).map_err(|error| error.to_string());
     let file = Workload::Files { count: 1, average: PIECE_MAX }.open()?;
-    let mut loans = Loans { lab: &lab, sink, file, congestion, pace: plan.pace };
+    let mut loans =
+        Loans { lab: &lab, sink, file, congestion, pace: plan.pace, full_speeds: FullSpeeds::default() };
     let mut rows: Vec<Series<Cell, Round>> = plan.cells().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut loans, &mut rows, &mut steps)?;
     run.warn(&rows, Cell::to_string, |round| round.costs.sender_us_per_mib);
-    let rows = rows.iter().map(|series| row::of(series, &rows)).collect();
+    let row = |series: &Series<Cell, Round>| Row {
+        full_speed_bits_per_second: loans.full_speeds.bits_per_second(&series.cell),
+        ..row::of(series, &rows)
+    };
+    let rows = rows.iter().map(row).collect();
     let mut report = Report::of_run("loan", started, run, &loans.congestion, None, rows);
     report.answers = answer::of(&report);
     Ok(report)
@@ -167,6 +172,7 @@ struct Loans<'a> {
     file: Opened,
     congestion: String,
     pace: Pace,
+    full_speeds: FullSpeeds<Cell>,
 }
 
 impl Subject for Loans<'_> {
@@ -206,16 +212,29 @@ impl Subject for Loans<'_> {
                 },
             }),
         };
-        let taker = match cell.to {
-            To::Tcp => Some(Task::Receive(Receiving::plainly())),
-            To::Udp => Some(Task::Take(Taking { busy_poll_us: 0 })),
-            To::Sink => None,
+        let (lab, window) = (self.lab, self.pace.window);
+        let socket = Reading::Held.socket(&self.congestion);
+        let flow = |taker: Option<Task>| {
+            let taker = taker.map(|task| Part { host: Place::Lab(&lab.receiver), task });
+            let giver = Part { host: Place::Lab(&lab.sender), task: giver.clone() };
+            let parts = taker.into_iter().chain([giver]).collect();
+            Flow { parts, socket: socket.clone(), warm_up: WARM_UP, window }
         };
-        let taker = taker.map(|task| Part { host: Place::Lab(&self.lab.receiver), task });
-        let giver = Part { host: Place::Lab(&self.lab.sender), task: giver };
-        let parts = taker.into_iter().chain([giver]).collect();
-        let socket = SocketOptions::with_congestion(&self.congestion);
-        Flow { parts, socket, warm_up: WARM_UP, window: self.pace.window }.run(Some(meter))
+        match cell.to {
+            To::Tcp => {
+                let receiving = |receiving| flow(Some(Task::Receive(receiving)));
+                let full_speed = self.full_speeds.of(cell, &receiving(Receiving::plainly()))?;
+                let warm_up = regime::warm_up(full_speed);
+                Flow { warm_up, ..receiving(regime::held(Receiving::plainly(), full_speed)) }
+            }
+            To::Udp => flow(Some(Task::Take(Taking { busy_poll_us: 0 }))),
+            To::Sink => flow(None),
+        }
+        .run(Some(meter))
+    }
+
+    fn costs(round: &Round) -> Option<&Costs> {
+        Some(&round.costs)
     }
 
     fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {

@@ -108,7 +108,10 @@ pub fn run(
     };
     let flow = if plan.receive == ReceiveWay::Read {
         let full_speed = regime::full_speed(&flow(Receiving::plainly(), PILOT_WINDOW))?;
-        Flow { warm_up: regime::warm_up(full_speed), ..flow(regime::held(full_speed), plan.window) }
+        Flow {
+            warm_up: regime::warm_up(full_speed),
+            ..flow(regime::held(Receiving::plainly(), full_speed), plan.window)
+        }
     } else {
         flow(Receiving { way: plan.receive, ..Receiving::plainly() }, plan.window)
     };

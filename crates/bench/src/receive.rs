@@ -8,10 +8,10 @@
 use crate::flow::{Flow, FlowError, Sample};
 use crate::pair::Pair;
 use crate::quantity::Size;
+use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::{Loads, Site};
 use crate::way::Way;
-use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, receiver::Receiving, sender};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
@@ -229,13 +229,18 @@ pub fn run(
         congestion,
         pace: plan.pace,
         page_order: Settled::Untouched,
+        full_speeds: FullSpeeds::default(),
     };
     let mut run = Run::new(site, plan.pace)?;
     let mut rows: Vec<Series<Cell, Round>> = cells.into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut receives, &mut rows, &mut steps)?;
     run.warn(&rows, Cell::to_string, |round| round.costs.receiver_us_per_mib);
-    let rows = rows.iter().map(|series| row::of(series, &rows)).collect();
+    let row = |series: &Series<Cell, Round>| Row {
+        full_speed_bits_per_second: receives.full_speeds.bits_per_second(&series.cell),
+        ..row::of(series, &rows)
+    };
+    let rows = rows.iter().map(row).collect();
     let mut report = Report::of_run("receive", started, run, &receives.congestion, None, rows);
     report.answers = answer::of(&report);
     Ok(report)
@@ -282,6 +287,7 @@ struct Receives<'a> {
     congestion: String,
     pace: Pace,
     page_order: Settled,
+    full_speeds: FullSpeeds<Cell>,
 }
 
 impl Receives<'_> {
@@ -340,9 +346,24 @@ impl Subject for Receives<'_> {
         let low_water_bytes = buffer_bytes / LOW_WATER_DIVISOR;
         let touch = condition.touch;
         let receiving = Receiving { way, buffer_bytes, touch, low_water_bytes, ..Receiving::plainly() };
-        let (from, to) = ((site.sender(), sending), (site.receiver(), receiving));
-        Flow::stream(from, to, SocketOptions::with_congestion(&self.congestion), self.pace.window)
-            .run(Some(meter))
+        let socket = Reading::Held.socket(&self.congestion);
+        let window = self.pace.window;
+        let flow = |receiving| {
+            let (from, to) = ((site.sender(), sending.clone()), (site.receiver(), receiving));
+            Flow::stream(from, to, socket.clone(), window)
+        };
+        let full_speed = self.full_speeds.of(cell, &flow(receiving.clone()))?;
+        let warm_up = regime::warm_up(full_speed);
+        Flow { warm_up, ..flow(regime::held(receiving, full_speed)) }.run(Some(meter))
+    }
+
+    /// The machine's setting of the page order is changed once a round.
+    fn block(&self, cell: &Cell) -> usize {
+        usize::from(cell.condition.page_order == PageOrder::Single)
+    }
+
+    fn costs(round: &Round) -> Option<&Costs> {
+        Some(&round.costs)
     }
 
     fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {

@@ -15,6 +15,8 @@ use crate::worker::Outcome;
 use crate::worker::receiver::Receiving;
 use crate::worker::socket::SocketOptions;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::hash::Hash;
 use std::time::Duration;
 
 /// The share of a path's full speed that the receiver reads at: low enough for the sender to be held back all the time,
@@ -27,6 +29,10 @@ const FILL_BYTES: f64 = (3 * BUFFER_BYTES) as f64;
 
 /// Windows that full speed is the median of: the held rate follows it, and costs depend a little on the rate.
 const FULL_SPEED_WINDOWS: usize = 3;
+
+/// What to know of rows that were measured so.
+pub(crate) const HELD: &str = "The receiver of a bulk transfer reads at half of each row's full speed, so that its window holds the sender back and packets share \
+     interrupts alike in every row. interrupts are those of both CPUs for each MiB.";
 
 /// How the receiving program reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -50,6 +56,33 @@ impl Reading {
     }
 }
 
+/// What each row can move when the reader is as fast as it can be, in bytes a second: measured when it is first asked for.
+#[derive(Debug)]
+pub(crate) struct FullSpeeds<K>(HashMap<K, f64>);
+
+impl<K> Default for FullSpeeds<K> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<K: Clone + Eq + Hash> FullSpeeds<K> {
+    /// A row's, by its flow with such a reader.
+    pub(crate) fn of(&mut self, row: &K, flow: &Flow<'_>) -> Result<f64, FlowError> {
+        if let Some(&known) = self.0.get(row) {
+            return Ok(known);
+        }
+        let speed = full_speed(flow)?;
+        self.0.insert(row.clone(), speed);
+        Ok(speed)
+    }
+
+    /// A row's, where it was measured, in bits a second.
+    pub(crate) fn bits_per_second(&self, row: &K) -> Option<f64> {
+        self.0.get(row).map(|speed| speed * 8.0)
+    }
+}
+
 /// What a flow with a reader that is as fast as it can be moves, in bytes a second.
 pub(crate) fn full_speed(flow: &Flow<'_>) -> Result<f64, FlowError> {
     let mut speeds = Vec::new();
@@ -61,10 +94,10 @@ pub(crate) fn full_speed(flow: &Flow<'_>) -> Result<f64, FlowError> {
     if speed > 0.0 { Ok(speed) } else { Err(FlowError::Worker("nothing was received at full speed".into())) }
 }
 
-/// What the receiver does beside a path of this full speed.
-pub(crate) fn held(full_speed_bytes_per_second: f64) -> Receiving {
+/// The same reader at the rate that is held beside a path of this full speed.
+pub(crate) fn held(receiving: Receiving, full_speed_bytes_per_second: f64) -> Receiving {
     let rate = (HELD_SHARE * full_speed_bytes_per_second) as u64;
-    Receiving { read_bytes_per_second: Some(rate.max(1)), ..Receiving::plainly() }
+    Receiving { read_bytes_per_second: Some(rate.max(1)), ..receiving }
 }
 
 /// How long such a connection runs until its buffers are full.

@@ -4,7 +4,7 @@ use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix::{self, Cell, Condition, Selection};
 use crate::pair::Pair;
 use crate::quantity::Rate;
-use crate::regime::{self, Reading};
+use crate::regime::{self, FullSpeeds, Reading};
 use crate::report::Observer;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::{Loads, Site};
@@ -108,7 +108,7 @@ pub fn run(
         rate: plan.rate,
         // A rate that the sender holds is the regime that was asked for.
         reading: if plan.rate.is_some() { Reading::Free } else { plan.reading },
-        full_speeds: HashMap::new(),
+        full_speeds: FullSpeeds::default(),
         planned: plan.planned.as_ref(),
         pace: plan.pace,
         offloads: None,
@@ -188,8 +188,7 @@ struct Sends<'a> {
     congestion: String,
     rate: Option<Rate>,
     reading: Reading,
-    /// What each row can send, in bytes a second.
-    full_speeds: HashMap<Cell, f64>,
+    full_speeds: FullSpeeds<Cell>,
     planned: Option<&'a haul::Plan>,
     pace: Pace,
     /// How the sending device stands.
@@ -239,19 +238,12 @@ impl Sends<'_> {
         if self.reading == Reading::Free {
             return Ok(self.flow(cell, Receiving::plainly()));
         }
-        let full_speed = self.full_speed(cell)?;
+        let mut full_speeds = std::mem::take(&mut self.full_speeds);
+        let full_speed = full_speeds.of(cell, &self.flow(cell, Receiving::plainly()));
+        self.full_speeds = full_speeds;
+        let full_speed = full_speed?;
         let warm_up = regime::warm_up(full_speed);
-        Ok(Flow { warm_up, ..self.flow(cell, regime::held(full_speed)) })
-    }
-
-    /// What a row can send, in bytes a second: measured once, with a reader that is as fast as it can be.
-    fn full_speed(&mut self, cell: &Cell) -> Result<f64, FlowError> {
-        if let Some(&known) = self.full_speeds.get(cell) {
-            return Ok(known);
-        }
-        let speed = regime::full_speed(&self.flow(cell, Receiving::plainly()))?;
-        self.full_speeds.insert(cell.clone(), speed);
-        Ok(speed)
+        Ok(Flow { warm_up, ..self.flow(cell, regime::held(Receiving::plainly(), full_speed)) })
     }
 }
 

@@ -239,6 +239,11 @@ pub(crate) fn number(figure: Option<Figure>, unit: f64, digits: usize) -> String
     figure.map_or("?".into(), |figure| format!("{:.digits$}", figure.median / unit))
 }
 
+/// A speed in Gbit/s; nothing where there is none.
+pub(crate) fn speed(bits_per_second: Option<f64>) -> String {
+    bits_per_second.map_or(String::new(), |bits| format!("{:.1}", bits / 1e9))
+}
+
 pub(crate) fn interval(figure: Option<Figure>) -> String {
     figure.filter(Figure::has_interval).map_or("?".into(), |figure| figure.interval(0))
 }

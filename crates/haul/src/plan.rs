@@ -78,6 +78,10 @@ pub struct Network {
     /// The rate that was held by pacing; `None` for none.
     #[serde(default)]
     pub rate_bits_per_second: Option<u64>,
+    /// Between two hosts on one machine, how far apart their CPUs were: the round trip of a cache line. Costs of copying
+    /// depend on it by a half.
+    #[serde(default)]
+    pub cache_line_round_trip_ns: Option<f64>,
 }
 
 /// A prediction put to the test, by a measurement after the one that the plan was made of.
@@ -360,7 +364,12 @@ mod tests {
             cpu: "any".into(),
             devices: vec!["eth0 driver".into()],
             measured: "2026-11-21T00:00:00Z".into(),
-            network: Some(Network { congestion: "cubic".into(), mtu: 9000, rate_bits_per_second: None }),
+            network: Some(Network {
+                congestion: "cubic".into(),
+                mtu: 9000,
+                rate_bits_per_second: None,
+                cache_line_round_trip_ns: Some(61.0),
+            }),
             tests: Vec::new(),
             warnings: Vec::new(),
             costs,

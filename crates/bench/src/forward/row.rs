@@ -5,7 +5,7 @@ use super::{Cell, Round, Traffic};
 use crate::quantity::Size;
 use crate::rounds::Series;
 use crate::stats::Figure;
-use crate::view::{Bar, Column, Tabled, number, ratio, share};
+use crate::view::{Bar, Column, Tabled, number, ratio, share, speed};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -23,6 +23,12 @@ pub struct Row {
     /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
+    /// Interrupts of both hosts' CPUs for each MiB, other than their timers': the regime ([`crate::regime`]).
+    #[serde(default)]
+    pub interrupts_per_mib: Option<Figure>,
+    /// What arrives with a reader that is as fast as it can be; `null` where the row was measured so.
+    #[serde(default)]
+    pub full_speed_bits_per_second: Option<f64>,
     /// Why nothing was measured.
     pub refused: Option<String>,
     /// The share of the bytes that was copied on the forwarder's host.
@@ -77,6 +83,8 @@ pub(super) fn of(
         traffic: traffic.to_string(),
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
+        interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
+        full_speed_bits_per_second: None,
         refused: series.why_none(),
         copied_percent,
         copied_known_by,
@@ -98,7 +106,7 @@ pub(super) fn of(
     }
 }
 
-const COLUMNS: [Column<Row>; 11] = [
+const COLUMNS: [Column<Row>; 13] = [
     Column::narrow("path", Row::title),
     Column::narrow("forwarder\ncost, µs", |row| number(row.cost(), 1.0, usize::from(row.traffic != "bulk"))),
     Column::narrow("× copy\n(interval)", |row| ratio(row.forwarder_us_ratio)),
@@ -110,6 +118,8 @@ const COLUMNS: [Column<Row>; 11] = [
     Column::wide("forwarder\nload %", |row| number(row.forwarder_load_percent, 1.0, 1)),
     Column::wide("peers\nµs/MiB", |row| number(row.peers_us_per_mib, 1.0, 0)),
     Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
+    Column::wide("inter-\nrupts", |row| number(row.interrupts_per_mib, 1.0, 0)),
+    Column::wide("full speed\nGbit/s", |row| speed(row.full_speed_bits_per_second)),
 ];
 
 impl Row {
@@ -169,6 +179,7 @@ impl Tabled for Row {
         vec![
             "The forwarder's cost is for a MiB of a bulk transfer, and for a message there and back else."
                 .into(),
+            crate::regime::HELD.into(),
         ]
     }
 

@@ -4,7 +4,7 @@ use super::{By, Cell, Round};
 use crate::quantity::Size;
 use crate::rounds::Series;
 use crate::stats::Figure;
-use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio, share};
+use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio, share, speed};
 use crate::worker::giver::Hand;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,12 @@ pub struct Row {
     /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
+    /// Interrupts of both hosts' CPUs for each MiB, other than their timers': the regime ([`crate::regime`]).
+    #[serde(default)]
+    pub interrupts_per_mib: Option<Figure>,
+    /// What arrives with a reader that is as fast as it can be; `null` where the row was measured so.
+    #[serde(default)]
+    pub full_speed_bits_per_second: Option<f64>,
     /// Why nothing was measured.
     pub refused: Option<String>,
     /// The share of what was given that was copied on its way: all of it by `send`; of loans what the kernel's notices say (on
@@ -70,6 +76,8 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         piece_bytes: piece.0,
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
+        interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
+        full_speed_bits_per_second: None,
         refused: series.why_none(),
         copied_percent: copied_percent.filter(|_| !series.rounds.is_empty()),
         // A stream loses nothing; what differs is in its buffers.
@@ -87,7 +95,7 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
     }
 }
 
-const COLUMNS: [Column<Row>; 9] = [
+const COLUMNS: [Column<Row>; 11] = [
     Column::narrow("way", |row| row.path.clone()),
     Column::narrow("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
     Column::narrow("× send\n(interval)", |row| ratio(row.send_ratio)),
@@ -99,6 +107,8 @@ const COLUMNS: [Column<Row>; 9] = [
     Column::wide("receiver\nµs/MiB", |row| number(row.receiver_us_per_mib, 1.0, 0)),
     Column::wide("arrived\n%", |row| number(row.delivered_percent, 1.0, 0)),
     Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
+    Column::wide("inter-\nrupts", |row| number(row.interrupts_per_mib, 1.0, 0)),
+    Column::wide("full speed\nGbit/s", |row| speed(row.full_speed_bits_per_second)),
 ];
 
 impl Tabled for Row {

@@ -5,7 +5,7 @@ use super::{Cell, Condition, PageOrder, Round, SentBy};
 use crate::quantity::Size;
 use crate::rounds::Series;
 use crate::stats::Figure;
-use crate::view::{Bar, Column, Tabled, interval, number, ratio, share};
+use crate::view::{Bar, Column, Tabled, interval, number, ratio, share, speed};
 use serde::{Deserialize, Serialize};
 
 /// One way of receiving under one condition.
@@ -28,6 +28,12 @@ pub struct Row {
     /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
+    /// Interrupts of both hosts' CPUs for each MiB, other than their timers': the regime ([`crate::regime`]).
+    #[serde(default)]
+    pub interrupts_per_mib: Option<Figure>,
+    /// What arrives with a reader that is as fast as it can be; `null` where the row was measured so.
+    #[serde(default)]
+    pub full_speed_bits_per_second: Option<f64>,
     /// Why nothing was measured.
     pub refused: Option<String>,
     /// Payload received in all windows together.
@@ -84,6 +90,8 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         touched: condition.touch,
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
+        interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
+        full_speed_bits_per_second: None,
         refused: series.why_none(),
         mib,
         seconds: sum(&|round| round.received.seconds),
@@ -117,7 +125,7 @@ impl Row {
     }
 }
 
-const COLUMNS: [Column<Row>; 14] = [
+const COLUMNS: [Column<Row>; 16] = [
     Column::narrow("path", |row| row.path.clone()),
     Column::narrow("receiver\nµs/MiB", |row| number(row.receiver_us_per_mib, 1.0, 0)),
     Column::narrow("× read\n(interval)", |row| ratio(row.receiver_us_ratio)),
@@ -132,6 +140,8 @@ const COLUMNS: [Column<Row>; 14] = [
     Column::wide("receiver µs/MiB\ninterval", |row| interval(row.receiver_us_per_mib)),
     Column::wide("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
     Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
+    Column::wide("inter-\nrupts", |row| number(row.interrupts_per_mib, 1.0, 0)),
+    Column::wide("full speed\nGbit/s", |row| speed(row.full_speed_bits_per_second)),
 ];
 
 impl Tabled for Row {
@@ -176,6 +186,7 @@ impl Tabled for Row {
         vec![
             "Every way is woken once an eighth of the buffer has arrived (SO_RCVLOWAT).".into(),
             "user and system are what getrusage charges the receiving process; µs/MiB is what its CPU was kept from doing.".into(),
+            crate::regime::HELD.into(),
         ]
     }
 }

@@ -41,6 +41,11 @@ impl Costs {
         self.each_per_mib(|account| account.interrupts_per_second)
     }
 
+    /// Of both together.
+    pub(crate) fn both_interrupts_per_mib(&self) -> Option<f64> {
+        self.interrupts_per_mib().map(|(sender, receiver)| sender + receiver)
+    }
+
     /// Interrupts of the local timer of both hosts' CPUs for each MiB, beyond the tick.
     pub(crate) fn timer_interrupts_per_mib(&self) -> Option<(f64, f64)> {
         self.each_per_mib(|account| account.timer_interrupts_per_second)

@@ -16,10 +16,7 @@ pub(super) fn keep_one<C, R>(
     costs: impl Fn(&R) -> Option<&Costs>,
     name: impl Fn(&C) -> String,
 ) -> Option<Warning> {
-    let interrupts = |round: &R| {
-        let (sender, receiver) = costs(round)?.interrupts_per_mib()?;
-        Some(sender + receiver)
-    };
+    let interrupts = |round: &R| costs(round)?.both_interrupts_per_mib();
     let (mut left_out, mut names) = (0, Vec::new());
     for row in rows.iter_mut() {
         let counts: Vec<f64> = row.rounds.iter().filter_map(|(_, round)| interrupts(round)).collect();

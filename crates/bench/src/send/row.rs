@@ -1,8 +1,9 @@
 //! A row of `send`: the contract, and how people are shown it.
 
 use crate::quantity::Size;
+use crate::regime::HELD;
 use crate::stats::Figure;
-use crate::view::{Bar, Column, Tabled, copied_after_all, interval, number, ratio, share};
+use crate::view::{Bar, Column, Tabled, copied_after_all, interval, number, ratio, share, speed};
 use crate::way::AUTO;
 use crate::worker::Paced;
 use serde::{Deserialize, Serialize};
@@ -116,9 +117,7 @@ const COLUMNS: [Column<Row>; 16] = [
     Column::wide("receiver\nload %", |row| number(row.receiver_load_percent, 1.0, 1)),
     Column::wide("getrusage\nµs/MiB", |row| number(row.rusage_us_per_mib, 1.0, 0)),
     Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
-    Column::wide("full speed\nGbit/s", |row| {
-        row.full_speed_bits_per_second.map_or(String::new(), |bits| format!("{:.1}", bits / 1e9))
-    }),
+    Column::wide("full speed\nGbit/s", |row| speed(row.full_speed_bits_per_second)),
     Column::wide("acks\n/MiB", |row| number(row.acknowledgements_per_mib, 1.0, 1)),
     Column::wide("timer\n/MiB", |row| number(row.sender_timer_interrupts_per_mib, 1.0, 1)),
     Column::wide("copied,\nknown by", |row| row.copied_known_by.clone().unwrap_or_default()),
@@ -177,8 +176,6 @@ impl Tabled for Row {
         let auto =
             "auto is the library's own choice, in calls of the size it chooses: the chunk does not bind it.";
         let is_held = rows.iter().any(|row| row.full_speed_bits_per_second.is_some());
-        let held = "The receiver reads at half of each path's full speed, so that its window holds every sender back \
-                    (--reading free: at full speed). interrupts are those of both CPUs for each MiB.";
-        is_chosen.then(|| auto.into()).into_iter().chain(is_held.then(|| held.into())).collect()
+        is_chosen.then(|| auto.into()).into_iter().chain(is_held.then(|| HELD.into())).collect()
     }
 }

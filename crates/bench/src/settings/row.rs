@@ -132,10 +132,7 @@ pub(super) fn of(series: &Measured, all: &[Measured], basis: &Tuning, device: &s
         receiver_us_ratio: ratio(series, all, |round| round.costs.receiver_us_per_mib),
         us_ratio: ratio(series, all, Round::us_per_mib),
         throughput_ratio: ratio(series, all, |round| round.costs.bytes_per_second),
-        interrupts_per_mib: series.figure_of_some(|round| {
-            let (sender, receiver) = round.costs.interrupts_per_mib()?;
-            Some(sender + receiver)
-        }),
+        interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
         receiver_syscalls_per_mib: calls.map(|figure| figure.median),
     }
 }

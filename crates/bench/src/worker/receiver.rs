@@ -38,8 +38,7 @@ pub(crate) struct Receiving {
     pub low_water_bytes: usize,
     /// For how long to poll the device before waiting for an interrupt, in microseconds; 0 for not at all.
     pub busy_poll_us: u32,
-    /// The rate to read at, so that the peer's window is what holds the sender back; full speed where `None`. Only for
-    /// [`ReceiveWay::Read`].
+    /// The rate to read at, so that the window is what holds the sender back; full speed where `None`.
     pub read_bytes_per_second: Option<u64>,
     /// How long to wait once a read has emptied the socket, in microseconds, so that more packets come together; 0 for not
     /// at all. Only for [`ReceiveWay::Read`].
@@ -70,8 +69,8 @@ impl Receiving {
         match self.way {
             ReceiveWay::Read => self.read(stream, tally).map_err(|error| failed("recv", error))?,
             ReceiveWay::UringRead => self.read_by_ring(stream, tally)?,
-            ReceiveWay::SpliceToFile => Self::splice_to_file(stream, tally)?,
-            ReceiveWay::Discard => Self::discard(stream, tally)?,
+            ReceiveWay::SpliceToFile => self.splice_to_file(stream, tally)?,
+            ReceiveWay::Discard => self.discard(stream, tally)?,
             ReceiveWay::Mapped => self.map(stream, tally, Mapping::Always)?,
             ReceiveWay::Auto => self.map(stream, tally, Mapping::Measured)?,
         }
@@ -81,7 +80,7 @@ impl Receiving {
     fn read(&self, mut stream: &TcpStream, tally: &Tally) -> io::Result<()> {
         let mut buffer = vec![0; self.buffer_bytes];
         let mut at = 0;
-        let mut rate = self.read_bytes_per_second.map(HeldRate::new);
+        let mut rate = HeldRate::new(self.read_bytes_per_second);
         loop {
             let end = self.buffer_bytes.min(at + CALL_BYTES_MAX);
             let count = match stream.read(&mut buffer[at..end]) {
@@ -94,9 +93,7 @@ impl Receiving {
             self.look_at(&buffer[at..at + count]);
             tally.bytes.fetch_add(count as u64, Relaxed);
             tally.calls.fetch_add(1, Relaxed);
-            if let Some(rate) = &mut rate {
-                rate.wait(count as u64);
-            }
+            rate.wait(count as u64);
             if self.read_pause_us > 0 && count < end - at {
                 sleep_until(now_ns() + u64::from(self.read_pause_us) * 1000);
             }
@@ -115,12 +112,15 @@ impl Receiving {
             return Err(Message::Refused(format!("mapping does not work here: {}", refused.reason)));
         }
         receiver.expect(ENDLESS).map_err(|error| stopped(&error))?;
+        let mut rate = HeldRate::new(self.read_bytes_per_second);
         while let Some(chunk) = receiver.receive().map_err(|error| stopped(&error))? {
             self.look_at(chunk.bytes());
+            let count = chunk.bytes().len() as u64;
             let report = receiver.report();
             tally.bytes.store(report.mapped.bytes + report.read.bytes, Relaxed);
             tally.mapped_bytes.store(report.mapped.bytes, Relaxed);
             tally.calls.store(report.mapped.calls + report.read.calls, Relaxed);
+            rate.wait(count);
         }
         Ok(())
     }
@@ -130,6 +130,7 @@ impl Receiving {
         let count = self.buffer_bytes / buffer_bytes.max(1);
         let mut ring = ReceiveRing::new(stream, count, buffer_bytes)
             .map_err(|error| Message::Refused(format!("no io_uring with buffer rings here: {error}")))?;
+        let mut rate = HeldRate::new(self.read_bytes_per_second);
         loop {
             let received = ring.receive(|bytes| self.look_at(bytes));
             let count = received.map_err(|error| failed("io_uring recv", error))?;
@@ -138,13 +139,15 @@ impl Receiving {
             }
             tally.bytes.fetch_add(count as u64, Relaxed);
             tally.calls.store(ring.enters(), Relaxed);
+            rate.wait(count as u64);
         }
     }
 
-    fn splice_to_file(stream: &TcpStream, tally: &Tally) -> Result<(), Message> {
+    fn splice_to_file(&self, stream: &TcpStream, tally: &Tally) -> Result<(), Message> {
         let file = tempfile::tempfile().map_err(|error| failed("making a temporary file", error))?;
         let mut receiver = Receiver::new(stream).map_err(|error| stopped(&error))?;
         let mut at = 0;
+        let mut rate = HeldRate::new(self.read_bytes_per_second);
         loop {
             let received = receiver.receive_into_file(&file, at..FILE_BYTES);
             let count = received.map_err(|error| stopped(&error))?;
@@ -154,11 +157,13 @@ impl Receiving {
             at = (at + count) % FILE_BYTES;
             tally.bytes.fetch_add(count, Relaxed);
             tally.calls.store(receiver.report().into_file.calls, Relaxed);
+            rate.wait(count);
         }
     }
 
-    fn discard(stream: &TcpStream, tally: &Tally) -> Result<(), Message> {
+    fn discard(&self, stream: &TcpStream, tally: &Tally) -> Result<(), Message> {
         let mut receiver = Receiver::new(stream).map_err(|error| stopped(&error))?;
+        let mut rate = HeldRate::new(self.read_bytes_per_second);
         loop {
             let count = receiver.discard(ENDLESS).map_err(|error| stopped(&error))?;
             if count == 0 {
@@ -166,6 +171,7 @@ impl Receiving {
             }
             tally.bytes.fetch_add(count, Relaxed);
             tally.calls.store(receiver.report().discarded.calls, Relaxed);
+            rate.wait(count);
         }
     }
 
@@ -179,25 +185,27 @@ impl Receiving {
     }
 }
 
-/// Reads at a held rate: sleeps after each [`HELD_BYTES`] until more is due.
+/// Holds a reader to a rate: sleeps after each [`HELD_BYTES`] until more is due.
 struct HeldRate {
-    bytes_per_second: u64,
+    /// `None` for full speed.
+    bytes_per_second: Option<u64>,
     unpaid_bytes: u64,
     due_ns: u64,
 }
 
 impl HeldRate {
-    fn new(bytes_per_second: u64) -> Self {
-        Self { bytes_per_second: bytes_per_second.max(1), unpaid_bytes: 0, due_ns: now_ns() }
+    fn new(bytes_per_second: Option<u64>) -> Self {
+        Self { bytes_per_second, unpaid_bytes: 0, due_ns: now_ns() }
     }
 
     fn wait(&mut self, bytes: u64) {
+        let Some(bytes_per_second) = self.bytes_per_second else { return };
         self.unpaid_bytes += bytes;
         if self.unpaid_bytes < HELD_BYTES {
             return;
         }
         let ns_of =
-            |bytes: u64| (u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second)) as u64;
+            |bytes: u64| (u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second.max(1))) as u64;
         // A reader that was kept from its CPU catches up on one piece and no more: a burst is another regime.
         self.due_ns =
             (self.due_ns + ns_of(self.unpaid_bytes)).max(now_ns().saturating_sub(ns_of(HELD_BYTES)));
