@@ -70,7 +70,7 @@ pub struct CommonArguments {
     /// Fewer rows, fewer and shorter rounds; plain `haul bench` is quick unless it is --full
     #[arg(long, global = true, conflicts_with = "full")]
     pub quick: bool,
-    /// Every row and all rounds, which an experiment by its name does anyway; all of them take about six minutes
+    /// Every row and all rounds, which an experiment by its name does anyway; all of them take several times as long as in their quick form
     #[arg(long, global = true)]
     pub full: bool,
     /// The sockets' congestion control [default: cubic, or reno where cubic may not be set; for settings the host's own]

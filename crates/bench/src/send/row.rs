@@ -111,12 +111,12 @@ const COLUMNS: [Column<Row>; 16] = [
             _ => "?".into(),
         }
     }),
-    Column::narrow("Gbit/s", |row| number(row.throughput_bits_per_second, 1e9, 1)),
     Column::narrow("copied\n%", |row| share(row.copied_percent)),
     Column::wide("sender µs/MiB\ninterval", |row| interval(row.sender_us_per_mib)),
     Column::wide("receiver\nload %", |row| number(row.receiver_load_percent, 1.0, 1)),
     Column::wide("getrusage\nµs/MiB", |row| number(row.rusage_us_per_mib, 1.0, 0)),
     Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
+    Column::wide("held\nGbit/s", |row| number(row.throughput_bits_per_second, 1e9, 1)),
     Column::wide("full speed\nGbit/s", |row| speed(row.full_speed_bits_per_second)),
     Column::wide("acks\n/MiB", |row| number(row.acknowledgements_per_mib, 1.0, 1)),
     Column::wide("timer\n/MiB", |row| number(row.sender_timer_interrupts_per_mib, 1.0, 1)),

@@ -1,7 +1,7 @@
 //! The plan that is taken where there is no other.
 //!
-//! Measured on two virtual CPUs of an AMD EPYC, Linux 6.18.44, veth, MTU 9000, cubic, on 2026-11-21, by `haul plan`;
-//! docs/findings.md says how and how sure it is. On other machines the figures differ; that the paths which
+//! Measured on two virtual CPUs of an AMD EPYC, Linux 6.18.44, veth, MTU 9000, cubic, unpaced, on 2026-11-22, by `haul plan`;
+//! docs/findings.md says how, and how far off it was. On other machines the figures differ; that the paths which
 //! move pages are cheaper than those which copy has held on all so far.
 
 use super::Plan;
