@@ -268,7 +268,7 @@ impl Subject for Forwards<'_> {
                 let full_speed = self.full_speeds.of(cell, &receiving(Receiving::plainly()))?;
                 // There are two connections to fill.
                 let warm_up = 2 * regime::warm_up(full_speed);
-                Flow { warm_up, ..receiving(regime::held(Receiving::plainly(), full_speed)) }
+                Flow { warm_up, ..receiving(regime::held(&Receiving::plainly(), full_speed)) }
             }
         };
         flow.run(Some(meter))

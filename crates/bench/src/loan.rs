@@ -225,7 +225,7 @@ impl Subject for Loans<'_> {
                 let receiving = |receiving| flow(Some(Task::Receive(receiving)));
                 let full_speed = self.full_speeds.of(cell, &receiving(Receiving::plainly()))?;
                 let warm_up = regime::warm_up(full_speed);
-                Flow { warm_up, ..receiving(regime::held(Receiving::plainly(), full_speed)) }
+                Flow { warm_up, ..receiving(regime::held(&Receiving::plainly(), full_speed)) }
             }
             To::Udp => flow(Some(Task::Take(Taking { busy_poll_us: 0 }))),
             To::Sink => flow(None),

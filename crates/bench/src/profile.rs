@@ -110,7 +110,7 @@ pub fn run(
         let full_speed = regime::full_speed(&flow(Receiving::plainly(), PILOT_WINDOW))?;
         Flow {
             warm_up: regime::warm_up(full_speed),
-            ..flow(regime::held(Receiving::plainly(), full_speed), plan.window)
+            ..flow(regime::held(&Receiving::plainly(), full_speed), plan.window)
         }
     } else {
         flow(Receiving { way: plan.receive, ..Receiving::plainly() }, plan.window)

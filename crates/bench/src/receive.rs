@@ -354,7 +354,7 @@ impl Subject for Receives<'_> {
         };
         let full_speed = self.full_speeds.of(cell, &flow(receiving.clone()))?;
         let warm_up = regime::warm_up(full_speed);
-        Flow { warm_up, ..flow(regime::held(receiving, full_speed)) }.run(Some(meter))
+        Flow { warm_up, ..flow(regime::held(&receiving, full_speed)) }.run(Some(meter))
     }
 
     /// The machine's setting of the page order is changed once a round.

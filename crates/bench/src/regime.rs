@@ -95,9 +95,9 @@ pub(crate) fn full_speed(flow: &Flow<'_>) -> Result<f64, FlowError> {
 }
 
 /// The same reader at the rate that is held beside a path of this full speed.
-pub(crate) fn held(receiving: Receiving, full_speed_bytes_per_second: f64) -> Receiving {
+pub(crate) fn held(receiving: &Receiving, full_speed_bytes_per_second: f64) -> Receiving {
     let rate = (HELD_SHARE * full_speed_bytes_per_second) as u64;
-    Receiving { read_bytes_per_second: Some(rate.max(1)), ..receiving }
+    Receiving { read_bytes_per_second: Some(rate.max(1)), ..receiving.clone() }
 }
 
 /// How long such a connection runs until its buffers are full.

@@ -243,7 +243,7 @@ impl Sends<'_> {
         self.full_speeds = full_speeds;
         let full_speed = full_speed?;
         let warm_up = regime::warm_up(full_speed);
-        Ok(Flow { warm_up, ..self.flow(cell, regime::held(Receiving::plainly(), full_speed)) })
+        Ok(Flow { warm_up, ..self.flow(cell, regime::held(&Receiving::plainly(), full_speed)) })
     }
 }
 
