@@ -3,6 +3,7 @@
 //! Between the hosts of a lab each interrupt is one CPU telling the other of packets. How many packets share one decides
 //! most of what a MiB costs (docs/findings.md).
 
+use haul::pacing::timer_interrupts;
 use std::fs;
 
 /// Counts so far, or between two looks.
@@ -23,8 +24,9 @@ impl Counters {
         let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
         let (interrupts, softirqs) = (read("/proc/interrupts"), read("/proc/softirqs"));
         let of = |&cpu| Self {
-            interrupts: of_cpu(&interrupts, cpu, |name| name != "LOC"),
-            timer_interrupts: of_cpu(&interrupts, cpu, |name| name == "LOC"),
+            interrupts: of_cpu(&interrupts, cpu, |_| true)
+                .saturating_sub(timer_interrupts(&interrupts, cpu).unwrap_or(0)),
+            timer_interrupts: timer_interrupts(&interrupts, cpu).unwrap_or(0),
             polls: of_cpu(&softirqs, cpu, |name| name == "NET_RX"),
         };
         cpus.iter().map(of).collect()

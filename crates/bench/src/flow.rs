@@ -6,7 +6,7 @@
 //! share.
 
 use crate::counters::Counters;
-use crate::kernel_threads::KernelThreads;
+use crate::kernel_threads::{KernelThreads, charges_interrupts_apart};
 use crate::place::Place;
 use crate::worker::receiver::Receiving;
 use crate::worker::sender::Sending;
@@ -86,8 +86,8 @@ pub struct CpuAccount {
     pub seconds: f64,
     /// What the kernel counted.
     pub counters: Counters,
-    /// The share of the time that the flow's processes and the kernel's threads used.
-    pub used_percent: f64,
+    /// The share of the time that the flow's processes and the kernel's threads used; `None` where that cannot be told.
+    pub used_percent: Option<f64>,
 }
 
 impl Sample {
@@ -137,12 +137,13 @@ impl<'a> Flow<'a> {
             let is_here = |part: &Part<'_>| matches!(part.host, Place::Lab(host) if host.cpu() == cpu);
             let parts = self.parts.iter().zip(outcomes).filter(|(part, _)| is_here(part));
             let by_parts: f64 = parts.map(|(_, outcome)| outcome.cpu_seconds() / outcome.seconds).sum();
-            let by_threads = after.kernel_threads[index].saturating_sub(before.kernel_threads[index]);
+            let by_threads = after.kernel_threads.as_ref().zip(before.kernel_threads.as_ref());
+            let by_threads = by_threads.map(|(after, before)| after[index].saturating_sub(before[index]));
             CpuAccount {
                 cpu,
                 seconds,
                 counters: after.counters[index].since(&before.counters[index]),
-                used_percent: 100.0 * (by_parts + by_threads.as_secs_f64() / seconds),
+                used_percent: by_threads.map(|used| 100.0 * (by_parts + used.as_secs_f64() / seconds)),
             }
         };
         cpus.iter().enumerate().map(of).collect()
@@ -163,7 +164,7 @@ impl<'a> Flow<'a> {
             let (events_out, events) = mpsc::channel();
             let mut workers = Workers::new(self.parts.len(), events);
             let cpus = self.cpus();
-            let kernel_threads = KernelThreads::on(&cpus);
+            let kernel_threads = KernelThreads::on(&cpus).filter(|_| !charges_interrupts_apart());
             let mut peer = None;
             for (index, part) in self.parts.iter().enumerate() {
                 let host = part.host.address();
@@ -183,7 +184,7 @@ impl<'a> Flow<'a> {
             let window = Window::of(at_ns, self.warm_up, self.window);
             workers.tell(Word::Window(window))?;
             sleep_until(window.start_ns);
-            let accounts_before = Accounts::read(&cpus, &kernel_threads);
+            let accounts_before = Accounts::read(&cpus, kernel_threads.as_ref());
             let before = meter.map(Meter::snapshot).transpose()?;
             let start = Instant::now();
             let mut goes_on = look(Moment::Start);
@@ -197,7 +198,7 @@ impl<'a> Flow<'a> {
             sleep_until(window.end_ns);
             look(Moment::End);
             let after = meter.map(Meter::snapshot).transpose()?;
-            let accounts_after = Accounts::read(&cpus, &kernel_threads);
+            let accounts_after = Accounts::read(&cpus, kernel_threads.as_ref());
             let seconds = start.elapsed().as_secs_f64();
             workers.wait_until_all_have_looked()?;
             // The other machine's meter must have looked, too, before anybody ends.
@@ -223,15 +224,16 @@ impl<'a> Flow<'a> {
 struct Accounts {
     at: Instant,
     counters: Vec<Counters>,
-    kernel_threads: Vec<Duration>,
+    /// `None` where they are not shown.
+    kernel_threads: Option<Vec<Duration>>,
 }
 
 impl Accounts {
-    fn read(cpus: &[usize], kernel_threads: &KernelThreads) -> Self {
+    fn read(cpus: &[usize], kernel_threads: Option<&KernelThreads>) -> Self {
         Self {
             at: Instant::now(),
             counters: Counters::read(cpus),
-            kernel_threads: kernel_threads.used(cpus.len()),
+            kernel_threads: kernel_threads.map(|threads| threads.used(cpus.len())),
         }
     }
 }

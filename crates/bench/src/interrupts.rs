@@ -168,6 +168,8 @@ struct Round {
     sent_per_second: f64,
     taken_per_second: f64,
     counters: Counters,
+    /// How long they were counted.
+    counted_seconds: f64,
     sent: Outcome,
     latency: Option<Latency>,
     is_transmit: bool,
@@ -283,11 +285,13 @@ impl Subject for Packets<'_> {
         };
         let bytes_per_second =
             if taken.bytes > 0 { taken.bytes_per_second() } else { sent.bytes_per_second() };
+        let account = sample.account_of(self.lab.receiver.cpu())?;
         Some(Round {
             costs: Costs::of(loads, bytes_per_second)?,
             sent_per_second,
             taken_per_second,
-            counters: sample.account_of(self.lab.receiver.cpu())?.counters,
+            counters: account.counters,
+            counted_seconds: account.seconds,
             sent: *sent,
             latency: sent.latency,
             is_transmit,

@@ -11,7 +11,7 @@ use std::time::Duration;
 const KERNEL_THREADS: &str = "/proc/2/task/2/children";
 
 /// The kernel's threads on some CPUs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct KernelThreads(Vec<Thread>);
 
 #[derive(Debug)]
@@ -22,16 +22,18 @@ struct Thread {
 }
 
 impl KernelThreads {
-    /// Those that last ran on one of `cpus`; none in a container that does not show them.
-    pub(crate) fn on(cpus: &[usize]) -> Self {
-        let children = fs::read_to_string(KERNEL_THREADS).unwrap_or_default();
+    /// Those that last ran on one of `cpus`; `None` where they are not shown, as in a container with process numbers of its
+    /// own.
+    pub(crate) fn on(cpus: &[usize]) -> Option<Self> {
+        let is_kthreadd = fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd");
+        let children = fs::read_to_string(KERNEL_THREADS).ok().filter(|_| is_kthreadd)?;
         let threads = children.split_ascii_whitespace().filter_map(|process| {
             let process = process.parse().ok()?;
             let cpu = last_cpu(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)?;
             let index = cpus.iter().position(|&other| other == cpu)?;
             Some(Thread { process, index })
         });
-        Self(threads.collect())
+        Some(Self(threads.collect()))
     }
 
     /// The CPU time that they have used so far, for each of `count` CPUs (`/proc/PID/schedstat`, Linux 2.6.9). A thread
@@ -45,6 +47,14 @@ impl KernelThreads {
         }
         used
     }
+}
+
+/// Whether the kernel charges interrupts to no thread (`CONFIG_IRQ_TIME_ACCOUNTING`), as far as its configuration is at hand.
+/// Then what threads used is less than what the connections cost, and other programs cannot be told from that.
+pub(crate) fn charges_interrupts_apart() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let configuration = fs::read_to_string(format!("/boot/config-{release}")).unwrap_or_default();
+    configuration.lines().any(|line| line == "CONFIG_IRQ_TIME_ACCOUNTING=y")
 }
 
 /// The CPU that a thread last ran on, from its `/proc/PID/stat`.
@@ -63,13 +73,11 @@ mod tests {
     #[test]
     fn this_machines_kernel_threads_are_found() {
         let cpus = haul_lab::allowed_cpus().unwrap();
-        if fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd") {
-            let threads = KernelThreads::on(&cpus);
-            assert!(threads.0.len() >= cpus.len(), "{threads:?}");
-            assert_eq!(threads.used(cpus.len()).len(), cpus.len());
-        } else {
-            eprintln!("SKIPPED: this container does not show the kernel's threads");
-        }
+        let Some(threads) = KernelThreads::on(&cpus) else {
+            return eprintln!("SKIPPED: the kernel's threads are not shown here");
+        };
+        assert!(threads.0.len() >= cpus.len(), "{threads:?}");
+        assert_eq!(threads.used(cpus.len()).len(), cpus.len());
     }
 
     #[test]

@@ -137,7 +137,7 @@ fn selections() -> Vec<Selection> {
 /// What the plan says of a workload beside what it cost; `None` where it was not measured cleanly.
 fn test(plan: &Plan, row: &Row) -> Option<Test> {
     let workload: Workload = row.workload.parse().ok()?;
-    let measured = row.sender_us_per_mib.filter(Figure::has_interval)?;
+    let measured = row.sender_us_per_mib.filter(Figure::has_interval).filter(|_| is_clean(row))?;
     let (predicted_us_per_mib, _) = predict(plan, &workload)?;
     Some(Test { workload: row.workload.clone(), predicted_us_per_mib, measured_us_per_mib: spread(measured) })
 }

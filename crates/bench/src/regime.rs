@@ -25,7 +25,7 @@ const HELD_SHARE: f64 = 0.5;
 /// The socket buffers where a rate is held. The kernel doubles the number; about half of that is window.
 const BUFFER_BYTES: usize = 4 << 20;
 /// What fits into the buffers and the window of a connection. Until they are full the sender sends more than arrives.
-const FILL_BYTES: f64 = (3 * BUFFER_BYTES) as f64;
+const FILL_BYTES: f64 = (2 * BUFFER_BYTES) as f64;
 
 /// Windows that full speed is the median of: the held rate follows it, and costs depend a little on the rate.
 const FULL_SPEED_WINDOWS: usize = 3;
@@ -102,7 +102,9 @@ pub(crate) fn held(receiving: &Receiving, full_speed_bytes_per_second: f64) -> R
 
 /// How long such a connection runs until its buffers are full.
 pub(crate) fn warm_up(full_speed_bytes_per_second: f64) -> Duration {
-    WARM_UP.max(Duration::from_secs_f64((FILL_BYTES / full_speed_bytes_per_second).min(1.0)))
+    // They fill by what the sender is faster than the reader.
+    let fills_bytes_per_second = (1.0 - HELD_SHARE) * full_speed_bytes_per_second;
+    WARM_UP.max(Duration::from_secs_f64((FILL_BYTES / fills_bytes_per_second).min(1.0)))
 }
 
 impl std::str::FromStr for Reading {

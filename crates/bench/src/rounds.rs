@@ -123,7 +123,7 @@ pub(crate) struct Series<C, R> {
     /// Why nothing was measured, and never will be here.
     pub refused: Option<String>,
     pub rounds: Vec<(usize, R)>,
-    /// What other programs used of a host's CPU, in percent, where every round was disturbed. Such a row has no intervals,
+    /// What other programs used of a host's CPU, in percent, where too few rounds were clean. Such a row has no intervals,
     /// so that nothing is concluded from it.
     pub disturbed_percent: Option<f64>,
     /// Why rounds are missing.
@@ -146,7 +146,7 @@ impl<C, R> Series<C, R> {
         Figure::of(&values).map(|figure| self.doubted(figure))
     }
 
-    /// The figure; without its interval where every round was disturbed.
+    /// The figure; without its interval where too few rounds were clean.
     fn doubted(&self, figure: Figure) -> Figure {
         if self.disturbed_percent.is_some() { figure.without_its_interval() } else { figure }
     }
@@ -341,8 +341,14 @@ impl<'a> Run<'a> {
     /// they used least of has to do.
     fn measure<S: Subject>(&mut self, subject: &mut S, cell: &S::Cell) -> Result<Sample, FlowError> {
         let mut best: Option<(f64, Sample)> = None;
-        for _ in 0..=AGAIN_MAX {
-            let sample = at_most_again(&mut self.slips, || subject.measure(cell, &self.meter))?;
+        for attempt in 0..=AGAIN_MAX {
+            self.repeats += usize::from(attempt > 0);
+            let measured = at_most_again(&mut self.slips, || subject.measure(cell, &self.meter));
+            let sample = match measured {
+                // A window that was disturbed is better than none.
+                Err(FlowError::Slipped { .. }) if best.is_some() => break,
+                measured => measured?,
+            };
             let others_percent = self.others_percent(&sample);
             if best.as_ref().is_none_or(|(least, _)| others_percent < *least) {
                 best = Some((others_percent, sample));
@@ -350,7 +356,6 @@ impl<'a> Run<'a> {
             if others_percent <= OTHERS_PERCENT_MAX {
                 break;
             }
-            self.repeats += 1;
         }
         best.map(|(_, sample)| sample).ok_or_else(|| FlowError::Worker("nothing was measured".into()))
     }

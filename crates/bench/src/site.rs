@@ -149,7 +149,7 @@ pub(crate) struct HostAccount {
     /// Interrupts of the local timer a second, beyond the tick that a quiet CPU has.
     pub timer_interrupts_per_second: f64,
     /// The share of the CPU that neither the flow's processes nor the kernel's threads used and that was not left to the
-    /// meter: other programs, or the hypervisor. It is no part of the load.
+    /// meter: other programs. It is no part of the load; 0 where it cannot be told.
     pub others_percent: f64,
 }
 
@@ -171,13 +171,17 @@ impl Loads {
         account_of: &dyn Fn(usize) -> Option<CpuAccount>,
     ) -> Option<Self> {
         let of = |cpu| {
-            let CpuLoad { load_percent, interference_percent, taken_percent, .. } = *load.of(cpu)?;
+            let CpuLoad { load_percent, interference_percent, taken_percent, steal_percent, .. } =
+                *load.of(cpu)?;
             let account = account_of(cpu).map(|account| HostAccount {
                 interrupts_per_second: account.counters.interrupts as f64 / account.seconds,
                 timer_interrupts_per_second: (account.counters.timer_interrupts as f64 / account.seconds
                     - ticks_per_second)
                     .max(0.0),
-                others_percent: (taken_percent - account.used_percent).max(0.0),
+                // What the hypervisor took is load, and reported as steal.
+                others_percent: account
+                    .used_percent
+                    .map_or(0.0, |used| (taken_percent - used - steal_percent).max(0.0)),
             });
             let others_percent = account.map_or(0.0, |account| account.others_percent);
             let load_percent = (load_percent - others_percent).max(0.0);

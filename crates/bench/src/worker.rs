@@ -124,8 +124,6 @@ pub struct Outcome {
     pub segments_in: u64,
     /// Time in which only the peer's window held the sender back.
     pub window_limited_seconds: f64,
-    /// Segments sent again.
-    pub retransmitted: u64,
     /// Why the connection's packets left by timers; `None` where they did not, or where that is not known.
     pub paced: Option<Paced>,
 }
@@ -266,11 +264,6 @@ impl Tally {
                 .saturating_sub(start.connection.window_limited_us)
                 as f64
                 / 1e6,
-            retransmitted: end
-                .connection
-                .retransmitted_segments
-                .wrapping_sub(start.connection.retransmitted_segments)
-                .into(),
             paced: self.paced(),
             ..Outcome::default()
         })

@@ -314,9 +314,11 @@ impl Cost {
             let calls = bytes.div_ceil(call_bytes(self.path) as u64) as f64;
             return end(self.us_per_call) * calls + end(self.us_per_mib) * bytes as f64 / MIB;
         };
-        // Below the smallest it is the call that costs; above the largest every byte costs as much.
+        // Below the smallest the line has to do, which costs no more than the smallest; above the largest every byte costs as
+        // much.
         if bytes <= first.bytes {
-            return end(first.us);
+            let line = end(self.us_per_call) + end(self.us_per_mib) * bytes as f64 / MIB;
+            return line.min(end(first.us));
         }
         if bytes >= last.bytes {
             return end(last.us) * bytes as f64 / last.bytes as f64;

@@ -25,7 +25,10 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -125,6 +128,7 @@ struct Spinners {
     launcher: Option<Child>,
     counters: SharedCounters,
     clocks: Vec<(usize, ProcessClock)>,
+    processes: Vec<u32>,
 }
 
 impl Spinners {
@@ -144,20 +148,21 @@ impl Spinners {
         command.arg(ARGUMENT).stdin(Stdio::null()).stdout(output);
         haul_sys::child::in_new_session(haul_sys::child::dies_with_parent(&mut command));
         let launcher = Some(command.spawn().map_err(failed("starting the spinners"))?);
-        let mut spinners = Self { launcher, counters, clocks: Vec::new() };
+        let mut spinners = Self { launcher, counters, clocks: Vec::new(), processes: Vec::new() };
         let deadline = Instant::now() + START_MAX;
         for (place, &cpu) in cpus.iter().enumerate() {
             spinners.wait_until_lowered(place, cpu, deadline)?;
             let process = spinners.counters.get(place * slot::COUNT + slot::PROCESS).load(Relaxed) as u32;
             let clock = ProcessClock::of(process).map_err(|source| SoakError::Spinner { cpu, source })?;
             spinners.clocks.push((cpu, clock));
+            spinners.processes.push(process);
         }
         Ok(spinners)
     }
 
     fn wait_until_lowered(&self, place: usize, cpu: usize, deadline: Instant) -> Result<(), SoakError> {
         loop {
-            let source = match self.counters.get(place * slot::COUNT + slot::STATE).load(Relaxed) {
+            let source = match self.counters.get(place * slot::COUNT + slot::STATE).load(Acquire) {
                 LOWERED => return Ok(()),
                 state if state >= FAILED => io::Error::from_raw_os_error((state - FAILED) as i32),
                 _ if Instant::now() > deadline => io::ErrorKind::TimedOut.into(),
@@ -184,6 +189,7 @@ impl Spinners {
             (result, last, inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
         let last = last?;
+        self.check_alive()?;
         let starved = low_weights.used_since();
         slices.extend(inside?);
         slices.extend(self.slices(|taken| taken < slices_around)?);
@@ -193,6 +199,20 @@ impl Spinners {
         report.resolution_percent = Resolution::of(&slices, &baseline).map(|Resolution(percent)| percent);
         report.warnings.extend(starved);
         Ok(Measured { report, result })
+    }
+
+    /// A spinner that was killed (by the kernel for want of memory, say) would read as a full CPU.
+    fn check_alive(&self) -> Result<(), SoakError> {
+        for (process, (cpu, _)) in self.processes.iter().zip(&self.clocks) {
+            let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+            // The state stands behind the name, which is in parentheses and may hold anything.
+            let state = stat.rsplit_once(')').and_then(|(_, fields)| fields.trim_start().chars().next());
+            if matches!(state, None | Some('Z' | 'X')) {
+                let source = io::Error::other("it was killed while it measured");
+                return Err(SoakError::Spinner { cpu: *cpu, source });
+            }
+        }
+        Ok(())
     }
 
     /// Reads the counters every [`SLICE`] while `goes_on` says so of the number of slices taken.
@@ -307,7 +327,7 @@ fn launch(counters: &SharedCounters) {
     // Refused where there are no autogroups, and then there is no group to leave.
     let _ = fs::write("/proc/self/autogroup", NICE_MAX);
     for place in 0..spinners {
-        let _ = get(place, slot::STATE).compare_exchange(READY, LOWERED, Relaxed, Relaxed);
+        let _ = get(place, slot::STATE).compare_exchange(READY, LOWERED, AcqRel, Relaxed);
     }
     loop {
         thread::park();
@@ -319,7 +339,7 @@ fn spin(shared: &Shared) {
     match spinner::set_up(cpu) {
         Ok((clock, _)) => {
             shared.store(slot::PROCESS, std::process::id().into());
-            shared.store(slot::STATE, READY);
+            shared.counters.get(shared.place * slot::COUNT + slot::STATE).store(READY, Release);
             spinner::spin(clock, shared);
         }
         Err(error) => shared.store(slot::STATE, FAILED + errno(&error)),

@@ -9,12 +9,18 @@ use std::process::Command;
 /// The signal is tied to the spawning thread, not to the process: that thread must stay until the child is
 /// done. A child that changes its own credentials (a set-user-ID program) loses the setting.
 pub fn dies_with_parent(command: &mut Command) -> &mut Command {
-    // SAFETY: the closure runs between fork and exec and makes one async-signal-safe system call; it
+    let parent = rustix::process::getpid();
+    // SAFETY: the closure runs between fork and exec and makes two async-signal-safe system calls; it
     // neither allocates nor locks.
     unsafe {
-        command.pre_exec(|| {
-            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-                .map_err(io::Error::from)
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+            // A parent that ended before that has sent no signal.
+            if rustix::process::getppid() == Some(parent) {
+                Ok(())
+            } else {
+                Err(io::Error::from_raw_os_error(libc::ECHILD))
+            }
         })
     }
 }

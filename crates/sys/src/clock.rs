@@ -32,8 +32,10 @@ impl ThreadClock {
     }
 }
 
-/// The CPU time that all threads of a process have used, readable from any process of the same PID namespace. As exact as
-/// [`ThreadClock`], and blind to interrupts in the same way.
+/// The CPU time that all threads of a process have used, readable from any process of the same PID namespace.
+///
+/// Of another process the kernel reads what it noted at the last tick or switch, so a thread that runs all the time is read
+/// up to a tick late (1 to 10 ms). It is blind to interrupts as [`ThreadClock`] is.
 #[derive(Debug, Clone, Copy)]
 pub struct ProcessClock(libc::clockid_t);
 

@@ -12,7 +12,6 @@ const BYTES: usize = 232;
 mod offset {
     pub const STATE: usize = 0;
     pub const SND_MSS: usize = 16;
-    pub const TOTAL_RETRANS: usize = 100;
     pub const MAX_PACING_RATE: usize = 112;
     pub const SEGS_IN: usize = 140;
     pub const RWND_LIMITED: usize = 176;
@@ -37,8 +36,6 @@ pub struct TcpInfo {
     pub sent_bytes: u64,
     /// Packets received, acknowledgements included (Linux 4.2).
     pub segments_in: u32,
-    /// Segments sent again.
-    pub retransmitted_segments: u32,
     /// Time during which only the peer's window held the sender back, in microseconds (Linux 4.10).
     pub window_limited_us: u64,
     /// The limit that `SO_MAX_PACING_RATE` has set; `u64::MAX` for none.
@@ -64,7 +61,6 @@ impl TcpInfo {
             peer_window_bytes: word(offset::SND_WND),
             sent_bytes: number(offset::BYTES_SENT, 8),
             segments_in: word(offset::SEGS_IN),
-            retransmitted_segments: word(offset::TOTAL_RETRANS),
             window_limited_us: number(offset::RWND_LIMITED, 8),
             pacing_rate_bytes_per_second_max: number(offset::MAX_PACING_RATE, 8),
         }

@@ -51,7 +51,7 @@ struct Connection {
 pub(super) struct Leftover {
     /// The busy connections whose congestion control does not pace, though the default does, with that in words.
     pub connections: Vec<String>,
-    /// Timer interrupts of all CPUs for each MiB that left, beyond the fastest tick.
+    /// Timer interrupts of all CPUs for each MiB that left, beyond the fastest tick of each.
     pub timers_per_mib: f64,
 }
 
@@ -71,11 +71,11 @@ pub(super) fn leftover_pacing() -> io::Result<Leftover> {
         Ok(connections(AF_INET)?.into_iter().chain(connections(AF_INET6)?).collect())
     };
     let cpus = haul_lab::allowed_cpus()?;
-    let timers = || Counters::read(&cpus).iter().map(|counters| counters.timer_interrupts).sum::<u64>();
+    let timers = || Counters::read(&cpus);
     let (start, timers_before, before) = (Instant::now(), timers(), all()?);
     thread::sleep(WINDOW);
     let (after, timers_after) = (all()?, timers());
-    let ticks = TICKS_PER_SECOND_MAX * cpus.len() as f64 * start.elapsed().as_secs_f64();
+    let ticks = TICKS_PER_SECOND_MAX * start.elapsed().as_secs_f64();
     let (mut suspected_bytes, mut other_bytes, mut names) = (0, 0, Vec::new());
     for connection in &after {
         let Some(earlier) = before.iter().find(|other| other.cookie == connection.cookie) else { continue };
@@ -92,7 +92,10 @@ pub(super) fn leftover_pacing() -> io::Result<Leftover> {
         return Ok(Leftover::default());
     }
     names.sort();
-    let timers = (timers_after.saturating_sub(timers_before) as f64 - ticks).max(0.0);
+    let beyond = |(after, before): (&Counters, &Counters)| {
+        (after.since(before).timer_interrupts as f64 - ticks).max(0.0)
+    };
+    let timers: f64 = timers_after.iter().zip(&timers_before).map(beyond).sum();
     Ok(Leftover { connections: names, timers_per_mib: timers / (suspected_bytes as f64 / MIB) })
 }
 

@@ -20,7 +20,7 @@ pub struct Row {
     pub traffic: String,
     /// Rounds measured. 0 for a row that was refused.
     pub rounds: usize,
-    /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
+    /// What other programs used of a host's CPU, where too few windows were clean. Such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
     /// Interrupts of both hosts' CPUs for each MiB, other than their timers': the regime ([`crate::regime`]).

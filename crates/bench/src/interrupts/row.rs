@@ -17,7 +17,7 @@ pub struct Row {
     pub setting: Option<String>,
     /// Rounds measured. 0 for a row that was refused.
     pub rounds: usize,
-    /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
+    /// What other programs used of a host's CPU, where too few windows were clean. Such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
     /// Why nothing was measured.
@@ -84,7 +84,7 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
     let copied: u64 = series.rounds.iter().map(|(_, round)| round.sent.copied_bytes).sum();
     // Rates over counts: both are of the same window.
     let per = |packets: fn(&Round) -> f64, of: fn(&Round) -> u64| {
-        series.figure(move |round| packets(round) * round.sent.seconds / (of(round) as f64).max(1.0))
+        series.figure(move |round| packets(round) * round.counted_seconds / (of(round) as f64).max(1.0))
     };
     Row {
         path: series.cell.name(),
@@ -94,7 +94,8 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         disturbed_percent: series.disturbed_percent,
         refused: series.why_none(),
         packets_per_second: series.figure(|round| round.taken_per_second),
-        interrupts_per_second: series.figure(|round| round.counters.interrupts as f64 / round.sent.seconds),
+        interrupts_per_second: series
+            .figure(|round| round.counters.interrupts as f64 / round.counted_seconds),
         packets_per_interrupt: per(|round| round.taken_per_second, |round| round.counters.interrupts),
         packets_per_poll: per(|round| round.taken_per_second, |round| round.counters.polls),
         receiver_load_percent: series.figure(|round| round.costs.receiver.load_percent),

@@ -7,6 +7,8 @@ use crate::warning::{Kind, Warning};
 
 /// Rounds whose interrupts for each MiB differ by this factor are of two regimes: within one they differ by a third.
 const FACTOR: f64 = 2.5;
+/// And there is a gap of this factor between them.
+const GAP: f64 = 1.5;
 /// A row with fewer rounds in its larger regime keeps all.
 const ROUNDS_MIN: usize = 3;
 
@@ -28,7 +30,7 @@ pub(super) fn keep_one<C, R>(
     }
     (left_out > 0).then(|| {
         let words = format!(
-            "in {left_out} rounds the interrupts for each MiB differed from those of the others by more than {FACTOR} ×; they \
+            "in {left_out} rounds the interrupts for each MiB were a multiple of those of the others, or a part; these rounds \
              are left out (of {})",
             list(&names)
         );
@@ -36,17 +38,20 @@ pub(super) fn keep_one<C, R>(
     })
 }
 
-/// What tells the rounds of the larger regime, where there are two.
+/// What tells the rounds of the larger regime, where there are two: far apart as a whole, with a gap between.
 fn larger_regime(counts: &[f64]) -> Option<impl Fn(f64) -> bool> {
-    let least = counts.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = counts.iter().copied().fold(0.0, f64::max);
-    if counts.is_empty() || least <= 0.0 || most < FACTOR * least {
+    let mut sorted = counts.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (&least, &most) = (sorted.first()?, sorted.last()?);
+    if least <= 0.0 || most < FACTOR * least {
         return None;
     }
-    let middle = (least * most).sqrt();
+    let gaps = sorted.windows(2).map(|pair| (pair[1] / pair[0], (pair[0] * pair[1]).sqrt()));
+    let (gap, middle) = gaps.max_by(|(one, _), (other, _)| one.total_cmp(other))?;
     let above = counts.iter().filter(|&&count| count > middle).count();
     let is_above = above > counts.len() - above;
-    (above.max(counts.len() - above) >= ROUNDS_MIN).then_some(move |count: f64| (count > middle) == is_above)
+    let is_clear = gap >= GAP && above.max(counts.len() - above) >= ROUNDS_MIN;
+    is_clear.then_some(move |count: f64| (count > middle) == is_above)
 }
 
 #[cfg(test)]
@@ -66,7 +71,9 @@ mod tests {
 
     #[test]
     fn one_regime_keeps_all_and_too_few_rounds_decide_nothing() {
-        for all in [&[5.0, 6.0, 7.5, 9.0][..], &[5.0, 40.0], &[], &[0.0, 1.0, 9.0]] {
+        for all in
+            [&[5.0, 6.0, 7.5, 9.0][..], &[3.0, 4.0, 5.0, 6.0, 7.5, 8.0], &[5.0, 40.0], &[], &[0.0, 1.0, 9.0]]
+        {
             assert_eq!(kept(all), all);
         }
     }

@@ -82,7 +82,7 @@ pub struct Row {
     /// `null` where they did not.
     #[serde(default)]
     pub paced: Option<Paced>,
-    /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
+    /// What other programs used of a host's CPU, where too few windows were clean. Such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
 }

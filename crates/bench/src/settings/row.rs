@@ -21,7 +21,7 @@ pub struct Row {
     pub basis: String,
     /// Rounds measured. 0 for a row that was refused.
     pub rounds: usize,
-    /// What other programs used of a host's CPU, where no clean window could be measured. Such a row has no intervals.
+    /// What other programs used of a host's CPU, where too few windows were clean. Such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
     /// Why nothing was measured.
@@ -90,7 +90,11 @@ pub(super) fn pays(cost: Figure, throughput: Figure, equal: Option<Figure>) -> b
 
 /// By how much two equal rows differ, to either side.
 fn chance(equal: Option<Figure>) -> f64 {
-    equal.filter(Figure::has_interval).map_or(1.0, |equal| equal.high.max(1.0 / equal.low).max(1.0))
+    // Where the equal row has no interval nothing is known of chance, and nothing exceeds it.
+    let of = |equal: Figure| {
+        if equal.has_interval() { equal.high.max(1.0 / equal.low).max(1.0) } else { f64::INFINITY }
+    };
+    equal.map_or(1.0, of)
 }
 
 /// Whether a ratio is surely below 1, and below what two equal rows differ by.
