@@ -24,6 +24,8 @@ const TIE: f64 = 0.03;
 /// Tells the files apart that are written aside.
 static NEXT_ASIDE: AtomicU64 = AtomicU64::new(0);
 const MIB: f64 = (1u64 << 20) as f64;
+/// Up to a page a call costs more than its bytes. Where nothing so small was measured, the line has to do.
+const SMALL_BYTES: u64 = 4096;
 /// A long transfer.
 const LONG_BYTES: u64 = 64 << 20;
 
@@ -314,11 +316,11 @@ impl Cost {
             let calls = bytes.div_ceil(call_bytes(self.path) as u64) as f64;
             return end(self.us_per_call) * calls + end(self.us_per_mib) * bytes as f64 / MIB;
         };
-        // Below the smallest the line has to do, which costs no more than the smallest; above the largest every byte costs as
-        // much.
+        // Below the smallest it is the call that costs; above the largest every byte costs as much.
         if bytes <= first.bytes {
+            let is_small = first.bytes <= SMALL_BYTES;
             let line = end(self.us_per_call) + end(self.us_per_mib) * bytes as f64 / MIB;
-            return line.min(end(first.us));
+            return if is_small { end(first.us) } else { line.min(end(first.us)) };
         }
         if bytes >= last.bytes {
             return end(last.us) * bytes as f64 / last.bytes as f64;
@@ -415,6 +417,11 @@ mod tests {
         {
             assert!((known.us_for(bytes) - us).abs() < 1e-9, "{bytes}: {}", known.us_for(bytes));
         }
+        let large = Cost {
+            points: vec![point(1 << 20, 100.0), point(2 << 20, 200.0)],
+            ..cost(Path::Sendfile, 3.0, 90.0)
+        };
+        assert!((large.us_for(1 << 10) - (3.0 + 90.0 / 1024.0)).abs() < 1e-9, "{}", large.us_for(1 << 10));
         let spread = known.spread_for(2000);
         assert!((spread.low - 7.5).abs() < 1e-9 && (spread.high - 30.0).abs() < 1e-9, "{spread:?}");
         let unordered = Cost { points: vec![point(5, 1.0), point(5, 2.0)], ..cost(Path::Sendfile, 1.0, 1.0) };
