@@ -1,0 +1,167 @@
+//! `haul soak`. In a program of its own: what other tests do at the same time would be the load that is read.
+
+mod common {
+    pub mod command;
+    pub mod json;
+}
+
+use common::command::{haul, run};
+use common::json::json;
+use std::sync::{Mutex, PoisonError};
+
+#[test]
+fn soak_measures_for_a_while() {
+    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let report = json(&mut haul(&["soak", "--duration", "300ms", "--json", "-"]));
+    assert_eq!(report["schema"], "haul.soak/1");
+    assert!(report["seconds"].as_f64().unwrap() >= 0.3);
+    assert!(report["rusage_cpu_seconds"].is_null());
+    for cpu in report["cpus"].as_array().unwrap() {
+        let load = cpu["load_percent"].as_f64().unwrap();
+        assert!((0.0..=100.0).contains(&load), "{cpu}");
+        for field in ["cpu", "steal_percent"] {
+            assert!(!cpu[field].is_null(), "{field}");
+        }
+    }
+}
+
+#[test]
+fn soak_passes_on_the_command_s_exit_code_and_output() {
+    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let (output, words) = run(&mut haul(&["soak", "--", "sh", "-c", "echo hello; exit 3"]));
+    assert_eq!(output.status.code(), Some(3), "{words}");
+    assert!(words.contains("hello") && words.contains("getrusage charges the command"), "{words}");
+    let (output, words) = run(&mut haul(&["soak", "--", "sh", "-c", "kill -TERM $$"]));
+    assert_eq!(output.status.code(), Some(128 + 15), "{words}");
+}
+
+/// For tests that make a CPU busy and those that say what it is busy with: each other's load is what they are not about.
+static CPUS: Mutex<()> = Mutex::new(());
+
+#[test]
+fn soak_sees_the_load_of_another_session() {
+    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut spinner = std::process::Command::new("setsid")
+        .args(["taskset", "-c", "0", "timeout", "6", "sh", "-c", "while :; do :; done"])
+        .spawn()
+        .unwrap();
+    let report = json(&mut haul(&["soak", "--duration", "1s", "--json", "-"]));
+    // It ends by itself: killing timeout would leave its loop behind for good.
+    spinner.wait().unwrap();
+    let cpu = report["cpus"].as_array().unwrap().iter().find(|cpu| cpu["cpu"] == 0).unwrap();
+    if report["warnings"].to_string().contains("control-group") {
+        return eprintln!("SKIPPED: the meter competes by a control group's weight here: {cpu}");
+    }
+    assert!(cpu["load_percent"].as_f64().unwrap() > 90.0, "{cpu}");
+}
+
+/// On a full machine the meter is not woken before the load has ended, unless it reads at its ordinary weight.
+#[test]
+fn soak_measures_when_it_is_asked_on_a_full_machine() {
+    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let loop_for = |seconds: &str| {
+        std::process::Command::new("setsid")
+            .args(["timeout", seconds, "sh", "-c", "while :; do :; done"])
+            .spawn()
+            .unwrap()
+    };
+    let mut loops: Vec<_> = (0..8).map(|_| loop_for("20")).collect();
+    let report = json(&mut haul(&["soak", "--duration", "2s", "--json", "-"]));
+    // Whoever reads late reads a machine without this load.
+    let are_running = loops.iter_mut().all(|child| child.try_wait().unwrap().is_none());
+    for mut child in loops {
+        // The process group of `timeout` is the loop's, too.
+        let _ = std::process::Command::new("pkill").args(["-s", &child.id().to_string()]).status();
+        child.wait().unwrap();
+    }
+    assert!(are_running, "it took the whole 20 seconds");
+    if report["warnings"].to_string().contains("control-group") {
+        return eprintln!("SKIPPED: the meter competes by a control group's weight here: {report}");
+    }
+    for cpu in report["cpus"].as_array().unwrap() {
+        assert!(cpu["load_percent"].as_f64().unwrap() >= 98.0, "{cpu}");
+    }
+}
+
+#[test]
+fn a_niced_program_is_no_disagreement() {
+    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut niced = std::process::Command::new("setsid")
+        .args(["nice", "-n", "19", "taskset", "-c", "0", "timeout", "6", "sh", "-c", "while :; do :; done"])
+        .spawn()
+        .unwrap();
+    let report = json(&mut haul(&["soak", "--duration", "2s", "--json", "-"]));
+    niced.wait().unwrap();
+    let cpu = report["cpus"].as_array().unwrap().iter().find(|cpu| cpu["cpu"] == 0).unwrap();
+    assert!(cpu["proc_stat_percent"].as_f64().unwrap() > 80.0, "/proc/stat counts it under nice: {cpu}");
+}
+
+/// A group of little weight loses a part of its CPU to the spinner, and reads low.
+#[test]
+fn a_control_group_that_the_meter_starves_is_named() {
+    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let group = std::path::Path::new("/sys/fs/cgroup/cpu").join(format!("haul-test-{}", std::process::id()));
+    let usage = std::path::Path::new("/sys/fs/cgroup/cpuacct").join(group.file_name().unwrap());
+    let made = [&group, &usage].map(|folder| {
+        std::fs::create_dir(folder).or_else(|error| match error.kind() {
+            std::io::ErrorKind::AlreadyExists => Ok(()),
+            _ => Err(error),
+        })
+    });
+    if let Some(error) = made.into_iter().find_map(Result::err) {
+        return eprintln!("SKIPPED: no control group of version 1 can be made here: {error}");
+    }
+    std::fs::write(group.join("cpu.shares"), "2").unwrap();
+    let script = format!(
+        "echo $$ > {}/cgroup.procs; echo $$ > {}/cgroup.procs; exec timeout 4 taskset -c 1 sh -c 'while :; do :; done'",
+        group.display(),
+        usage.display()
+    );
+    let mut starved = std::process::Command::new("setsid").args(["sh", "-c", &script]).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let report = json(&mut haul(&["soak", "--duration", "2s", "--json", "-"]));
+    starved.wait().unwrap();
+    // The kernel lets go of the last process a moment after it has ended.
+    for folder in [group, usage] {
+        while folder.exists() && std::fs::remove_dir(&folder).is_err() {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+    let named =
+        report["warnings"].as_array().unwrap().iter().find(|one| one["kind"] == "starved-control-group");
+    assert!(named.is_some_and(|one| one["detail"].as_str().unwrap().contains("haul-test-")), "{report}");
+}
+
+#[test]
+fn the_self_check_reads_seven_known_loads_and_sees_interrupt_work() {
+    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let check = json(&mut haul(&["soak", "--self-check", "--json", "-"]));
+    let duties = check["duties"].as_array().unwrap();
+    assert_eq!(duties.len(), 7);
+    let read = |duty: &serde_json::Value| duty["read_percent"].as_f64().unwrap();
+    // Other tests share these CPUs, so only the great difference is checked.
+    assert!(read(&duties[6]) > 80.0 && read(&duties[6]) <= 100.0, "{check}");
+    assert!(duties.iter().all(|duty| read(duty) > 0.5 * duty["made_percent"].as_f64().unwrap()), "{check}");
+    for packets in check["packets"].as_array().unwrap() {
+        // Processes on that CPU sleep: what the scheduler knows of is not where the load is. How much it is,
+        // is the machine's affair.
+        assert!(packets["read"]["interrupted_percent"].is_number(), "{packets}");
+        assert!(packets["per_second"].as_f64().unwrap() > 0.0, "{packets}");
+    }
+}
+
+#[test]
+fn a_soak_that_is_stopped_says_so() {
+    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut child = haul(&["soak", "--duration", "60s", "--json", "-"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let process = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();
+    let status = child.wait().unwrap();
+    let report: serde_json::Value = serde_json::from_reader(child.stdout.take().unwrap()).unwrap();
+    assert_eq!(status.code(), Some(130));
+    assert_eq!(report["warnings"][0]["kind"], "interrupted", "{report}");
+}
