@@ -417,10 +417,8 @@ mod tests {
         {
             assert!((known.us_for(bytes) - us).abs() < 1e-9, "{bytes}: {}", known.us_for(bytes));
         }
-        let large = Cost {
-            points: vec![point(1 << 20, 100.0), point(2 << 20, 200.0)],
-            ..cost(Path::Sendfile, 3.0, 90.0)
-        };
+        let points = vec![point(1 << 20, 100.0), point(2 << 20, 200.0)];
+        let large = Cost { points, ..cost(Path::Sendfile, 3.0, 90.0) };
         assert!((large.us_for(1 << 10) - (3.0 + 90.0 / 1024.0)).abs() < 1e-9, "{}", large.us_for(1 << 10));
         let spread = known.spread_for(2000);
         assert!((spread.low - 7.5).abs() < 1e-9 && (spread.high - 30.0).abs() < 1e-9, "{spread:?}");
