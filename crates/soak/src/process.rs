@@ -145,7 +145,9 @@ impl Spinners {
         }
         let output = counters.as_fd().try_clone_to_owned().map_err(failed("making shared memory"))?;
         let mut command = Command::new("/proc/self/exe");
-        command.arg(ARGUMENT).stdin(Stdio::null()).stdout(output);
+        // The spinners keep none of the caller's pipes open: on a full machine a killed spinner takes long to end, and a
+        // program that reads the caller's output to its end would wait for it. They report errors in their state.
+        command.arg(ARGUMENT).stdin(Stdio::null()).stdout(output).stderr(Stdio::null());
         haul_sys::child::in_new_session(haul_sys::child::dies_with_parent(&mut command));
         let launcher = Some(command.spawn().map_err(failed("starting the spinners"))?);
         let mut spinners = Self { launcher, counters, clocks: Vec::new(), processes: Vec::new() };
