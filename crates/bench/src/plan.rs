@@ -4,20 +4,24 @@
 //! what is measured together is alike in ways that the next day is not.
 
 use crate::matrix::{CHUNK_DEFAULT, Selection};
-use crate::quantity::{Rate, Size};
+use crate::quantity::Size;
 use crate::send::{Report, Row};
 use crate::stats::Figure;
 use crate::warning::Kind;
 use crate::way::Way;
 use crate::workload::Workload;
 use crate::{BenchError, HostFacts, MIB, Pace, Progress, send};
+pub use description::{describe, describe_rate, describe_tests};
+use fit::is_clean;
+pub use fit::of;
+use haul::Path;
 pub use haul::plan::Plan;
-use haul::plan::{Condition, Cost, Network, Point, SCHEMA, SourceKind, Spread, Test, call_bytes};
-use haul::{Copying, Path};
+use haul::plan::{Condition, Network, SourceKind, Spread, Test, call_bytes};
 use haul_lab::Offloads;
-use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::atomic::AtomicBool;
+
+mod description;
+mod fit;
 
 /// The files that are measured, all of one size in each row: from small ones to one that is some caches large. Costs bend
 /// between 16 and 256 KiB, where one packet becomes several.
@@ -49,8 +53,8 @@ const ERROR_PERCENT_MAX: f64 = 15.0;
 const DISTANCE_FACTOR: f64 = 2.0;
 /// How often the test is repeated where the hypervisor has moved the CPUs since the plan was measured.
 const TEST_REPEATS_MAX: usize = 4;
-/// Rounds of each row: the fewest that a verdict takes, since there are a hundred rows.
-const ROUNDS: usize = crate::stats::VERDICT_ROUNDS_MIN;
+/// Rounds of each row unless the caller asks for more: the fewest that a verdict takes, since there are a hundred rows.
+pub const ROUNDS: usize = crate::stats::VERDICT_ROUNDS_MIN;
 
 /// A plan and what it was made of.
 #[derive(Debug, Clone)]
@@ -61,9 +65,18 @@ pub struct Made {
     pub report: Report,
 }
 
-/// Measures what a plan needs, makes it and puts it to the test, in about four minutes.
-pub fn make(is_stopped: &AtomicBool, progress: &mut dyn FnMut(Progress)) -> Result<Made, BenchError> {
-    let pace = Pace { rounds: ROUNDS, ..Pace::QUICK };
+/// Measures what a plan needs, makes it and puts it to the test; [`ROUNDS`] take about four minutes.
+pub fn make(
+    rounds: usize,
+    is_stopped: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Made, BenchError> {
+    if rounds < ROUNDS {
+        return Err(BenchError::BadInput(format!(
+            "a plan's choices are verdicts, which take {ROUNDS} rounds or more, not {rounds}"
+        )));
+    }
+    let pace = Pace { rounds, ..Pace::QUICK };
     let measured = send::Plan { pace, observer_pairs: 0, ..send::Plan::new(selections()) };
     let report = send::run(&measured, is_stopped, progress)?;
     let mut plan =
@@ -168,46 +181,6 @@ pub fn has_stood(plan: &Plan) -> bool {
     3 * missed <= all
 }
 
-/// How the tests came out, for people.
-pub fn describe_tests(plan: &Plan) -> String {
-    let (missed, all) = misses(plan);
-    let mut text = format!(
-        "Put to the test with what it was not made of, in a measurement after that: {} of {all} within {ERROR_PERCENT_MAX:.0} %.\n",
-        all - missed
-    );
-    for test in &plan.tests {
-        let Spread { median, low, high } = test.measured_us_per_mib;
-        let _ = writeln!(
-            text,
-            "{}: {:.0} µs a MiB predicted, {median:.0} measured ({low:.0} to {high:.0}): {:+.0} %",
-            test.workload,
-            test.predicted_us_per_mib,
-            test.error_percent()
-        );
-    }
-    text
-}
-
-/// How many of the sender's cores a rate takes by each path, for people.
-pub fn describe_rate(plan: &Plan, rate: Rate) -> String {
-    let mut text = format!(
-        "Cores of the sending host for {rate} in long transfers, by what was measured of one connection:\n"
-    );
-    for (source, name) in [(SourceKind::File, "files"), (SourceKind::Memory, "memory")] {
-        for (path, Spread { median, low, high }) in plan.ranking(Condition { source, offloads: true }) {
-            let cores = |us_per_mib: f64| rate.0 as f64 / 8.0 / MIB * us_per_mib / 1e6;
-            let _ = writeln!(
-                text,
-                "{name}, {path}: {:.2} cores ({:.2} to {:.2})",
-                cores(median),
-                cores(low),
-                cores(high)
-            );
-        }
-    }
-    text
-}
-
 /// What has changed of the machine since a plan was measured, one line each; none where it still holds.
 pub fn changes(plan: &Plan) -> Vec<String> {
     let here = HostFacts::here();
@@ -222,246 +195,18 @@ pub fn changes(plan: &Plan) -> Vec<String> {
     compare("CPU", &plan.cpu, &here.cpu);
     let list = |devices: &[String]| if devices.is_empty() { "none".into() } else { devices.join(", ") };
     compare("network cards", &list(&plan.devices), &list(&devices));
-    let own = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap_or_default();
-    if let Some(Network { congestion, .. }) = &plan.network
-        && own.trim().starts_with("bbr")
-        && !congestion.starts_with("bbr")
-    {
-        changes.push(format!(
-            "congestion control: measured with {congestion}, which does not pace; this host's default, {}, does, and then every \
-             path costs more (set TCP_CONGESTION before connect or listen)",
-            own.trim()
-        ));
-    }
     changes
 }
 
-/// Which end of an interval a line is fitted to.
-type End = fn(Figure) -> f64;
-
-/// The plan that a report's rows support; `None` where no row was measured cleanly.
-///
-/// Rows of files of one size, or of memory, are points: what one such file costs. Of other rows, and for people, there is a
-/// line over calls for each MiB: its slope is the cost of a call.
-pub fn of(report: &Report) -> Option<Plan> {
-    /// A path, whether it is memory, whether offloads are on.
-    type Key = (Path, bool, bool);
-    let mut rows: BTreeMap<Key, Vec<(&Row, Figure)>> = BTreeMap::new();
-    for row in report.rows.iter().filter(|row| !row.cork && is_clean(row)) {
-        let Some(path) = path_of(row) else { continue };
-        let Some(figure) = row.sender_us_per_mib.filter(Figure::has_interval) else { continue };
-        let key = (path, row.workload.starts_with("memory:"), row.offloads == "on");
-        rows.entry(key).or_default().push((row, figure));
-    }
-    let costs: Vec<Cost> = rows
-        .into_iter()
-        .map(|((path, is_memory, offloads), rows)| {
-            let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
-            let line: Vec<(f64, Figure)> =
-                rows.iter().map(|(row, figure)| (calls_per_mib(row), *figure)).collect();
-            let mut points: Vec<Point> =
-                rows.iter().filter_map(|(row, figure)| point(row, *figure)).collect();
-            points.sort_by_key(|point| point.bytes);
-            points.dedup_by_key(|point| point.bytes);
-            // One point says nothing of other sizes, which a line at least guesses.
-            points = if points.len() > 1 { points } else { Vec::new() };
-            Cost { points, ..cost(path, Condition { source, offloads }, &line) }
-        })
-        .collect();
-    let network = report.lab.as_ref().map(|lab| Network {
-        congestion: lab.congestion.clone(),
-        mtu: lab.mtu,
-        rate_bits_per_second: lab.rate_bits_per_second,
-        cache_line_round_trip_ns: lab.cache_line_round_trip_ns.map(|figure| figure.median),
-    });
-    (!costs.is_empty()).then(|| Plan {
-        schema: SCHEMA.into(),
-        kernel: report.host.kernel.clone(),
-        cpu: report.host.cpu.clone(),
-        devices: crate::host::devices(),
-        measured: report.started.clone(),
-        network,
-        tests: Vec::new(),
-        warnings: report
-            .warnings
-            .iter()
-            .map(|warning| format!("{}: {}", warning.kind, warning.detail))
-            .collect(),
-        costs,
+/// The reason why a plan's costs may not be those of this host's sockets: its default congestion control paces them, and the
+/// plan was measured without pacing.
+pub fn pacing_note(plan: &Plan) -> Option<String> {
+    let default = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
+    let (default, Network { congestion, .. }) = (default.trim(), plan.network.as_ref()?);
+    (default.starts_with("bbr") && !congestion.starts_with("bbr")).then(|| {
+        format!(
+            "measured with {congestion}, which does not pace; this host's default, {default}, does, and then every path costs \
+             more (set TCP_CONGESTION before connect or listen)"
+        )
     })
-}
-
-/// Whether a row is the path's cost alone: without other programs, and without timers that nobody asked for.
-fn is_clean(row: &Row) -> bool {
-    row.disturbed_percent.is_none() && row.paced.is_none()
-}
-
-/// What one file, or one piece of memory, of a row costs, where all are of one size.
-fn point(row: &Row, figure: Figure) -> Option<Point> {
-    let bytes = match row.workload.parse().ok()? {
-        Workload::Equal { size, .. } | Workload::Memory(size) => size.0,
-        Workload::Files { .. } | Workload::File(_) => return None,
-    };
-    // In calls of the path's own size, since that is what a program makes.
-    let own = (call_bytes(row.path.parse().ok()?) as u64).min(bytes);
-    let mib = bytes as f64 / MIB;
-    let us = Spread { median: figure.median * mib, low: figure.low * mib, high: figure.high * mib };
-    (row.chunk_bytes == own).then_some(Point { bytes, us })
-}
-
-/// How many calls a row makes for a MiB: each file's last one is as short as what is left of it.
-fn calls_per_mib(row: &Row) -> f64 {
-    let sizes = row.workload.parse::<Workload>().map(|workload| workload.sizes()).unwrap_or_default();
-    let calls: u64 = sizes.iter().map(|size| size.div_ceil(row.chunk_bytes)).sum();
-    let mib = sizes.iter().sum::<u64>() as f64 / MIB;
-    // Of a file that is not known here all calls count as full.
-    if mib > 0.0 { calls as f64 / mib } else { MIB / row.chunk_bytes as f64 }
-}
-
-/// The row's path, if it is one to choose: `floor` sends nothing, and `auto` is the choice.
-fn path_of(row: &Row) -> Option<Path> {
-    row.path.parse().ok().filter(|&path| path != Path::Floor)
-}
-
-fn cost(path: Path, condition: Condition, points: &[(f64, Figure)]) -> Cost {
-    let ends: [End; 3] = [|figure| figure.median, |figure| figure.low, |figure| figure.high];
-    let [middle, low, high] = ends
-        .map(|end| line(&points.iter().map(|(calls, figure)| (*calls, end(*figure))).collect::<Vec<_>>()));
-    // Lines through the ends of intervals may cross the one through the middles.
-    let spread = |median: f64, low: f64, high: f64| Spread {
-        median,
-        low: median.min(low).min(high),
-        high: median.max(low).max(high),
-    };
-    Cost {
-        path,
-        condition,
-        us_per_call: spread(middle.0, low.0, high.0),
-        us_per_mib: spread(middle.1, low.1, high.1),
-        points: Vec::new(),
-    }
-}
-
-/// The line through points of calls per MiB and µs per MiB that is nearest in proportion; as µs per call and
-/// µs per MiB, neither below 0.
-fn line(points: &[(f64, f64)]) -> (f64, f64) {
-    // Each point weighs as one over its square, so that a cheap row counts as much as a dear one.
-    let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
-        points.iter().map(|&(calls, us)| of(calls, us) / (us * us).max(f64::MIN_POSITIVE)).sum()
-    };
-    let (n, x, y) = (sum(&|_, _| 1.0), sum(&|calls, _| calls), sum(&|_, us| us));
-    let (xx, xy) = (sum(&|calls, _| calls * calls), sum(&|calls, us| calls * us));
-    let determinant = n * xx - x * x;
-    let has_one_size = points.windows(2).all(|pair| pair[0].0.total_cmp(&pair[1].0).is_eq());
-    let slope =
-        if has_one_size || determinant <= 0.0 { 0.0 } else { ((n * xy - x * y) / determinant).max(0.0) };
-    let rest = (y - slope * x) / n;
-    if rest < 0.0 { (xy / xx, 0.0) } else { (slope, rest) }
-}
-
-/// What the plan says, for people: which path for which size, and what it is expected to cost.
-pub fn describe(plan: &Plan) -> String {
-    let cards =
-        if plan.devices.is_empty() { String::new() } else { format!(", {}", plan.devices.join(", ")) };
-    let mut text = format!("Measured on Linux {}, {}{cards}\n", plan.kernel, plan.cpu);
-    for (source, name) in [(SourceKind::File, "a file"), (SourceKind::Memory, "memory")] {
-        for offloads in [true, false] {
-            let condition = Condition { source, offloads };
-            for (sizes, path) in choices(plan, condition) {
-                let state = if offloads { "on" } else { "off" };
-                let _ = writeln!(
-                    text,
-                    "{name}, offloads {state}, {sizes}: {}; {}",
-                    expectation(plan, condition, path),
-                    confidence(plan, condition, path)
-                );
-            }
-        }
-    }
-    text.push_str("zerocopy and the io_uring paths are never chosen, only taken by hand.\n");
-    text
-}
-
-/// The paths that are chosen from the smallest piece to the largest, each with the sizes it is chosen for.
-fn choices(plan: &Plan, condition: Condition) -> Vec<(String, Path)> {
-    let mut runs: Vec<(u64, Path)> = Vec::new();
-    for bytes in (10..=24).map(|power| 1u64 << power) {
-        let chosen = plan.choose(condition, bytes, |_| true);
-        if let Some(path) = chosen.filter(|path| runs.last().is_none_or(|(_, last)| last != path)) {
-            runs.push((bytes, path));
-        }
-    }
-    let ends = runs.iter().skip(1).map(|(bytes, _)| Some(Size(*bytes))).chain([None]);
-    let sizes = runs.iter().zip(ends).enumerate().map(|(index, ((from, _), end))| match (index, end) {
-        (0, None) => "of any size".into(),
-        (0, Some(end)) => format!("under {end}"),
-        (_, None) => format!("from {}", Size(*from)),
-        (_, Some(end)) => format!("from {} to {end}", Size(*from)),
-    });
-    sizes.zip(runs.iter().map(|(_, path)| *path)).collect()
-}
-
-/// How sure the choice is: how far the next path is, and whether their intervals touch.
-fn confidence(plan: &Plan, condition: Condition, path: Path) -> String {
-    let ranking = plan.ranking(condition);
-    let Some((_, own)) = ranking.iter().find(|(other, _)| *other == path) else { return "alone".into() };
-    let next = ranking
-        .iter()
-        .filter(|(other, _)| *other != path)
-        .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));
-    let Some((next, cost)) = next else { return "nothing else was measured".into() };
-    let percent = 100.0 * (cost.median / own.median - 1.0);
-    if percent >= 0.0 && cost.low > own.high {
-        format!("in long transfers {next} costs {percent:.0} % more")
-    } else if percent >= 0.0 {
-        format!("in long transfers no difference from {next} was shown")
-    } else {
-        format!("in long transfers {next} costs {:.0} % less", -percent)
-    }
-}
-
-fn expectation(plan: &Plan, condition: Condition, path: Path) -> String {
-    let copies = if path.copying() == Copying::Always { "copies" } else { "moves pages" };
-    let Some(cost) = plan.costs.iter().find(|cost| cost.path == path && cost.condition == condition) else {
-        return path.to_string();
-    };
-    let Spread { median, low, high } = cost.us_per_mib;
-    let call = if cost.us_per_call.median > 0.0 {
-        format!("{:.1} µs a call and ", cost.us_per_call.median)
-    } else {
-        // One chunk size, or rows too unsteady for a line.
-        "a call's cost is not known; ".into()
-    };
-    format!("{path} ({copies}), {call}{median:.0} µs a MiB ({low:.0} to {high:.0})")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn one_size_gives_no_cost_of_a_call() {
-        let (call, mib) = line(&[(16.0, 400.0), (16.0, 420.0)]);
-        assert!(call.abs() < 1e-9 && (400.0..420.0).contains(&mib), "{call} {mib}");
-    }
-
-    #[test]
-    fn nothing_costs_less_than_nothing() {
-        let (call, mib) = line(&[(256.0, 100.0), (1.0, 500.0)]);
-        assert!(call >= 0.0 && mib >= 0.0, "{call} {mib}");
-        let (call, mib) = line(&[(256.0, 4000.0), (16.0, 10.0), (1.0, 1.0)]);
-        assert!(call > 0.0 && mib >= 0.0, "{call} {mib}");
-    }
-
-    proptest! {
-        #[test]
-        fn the_line_that_made_the_points_is_found(call in 0.01f64..50.0, mib in 1.0f64..2000.0) {
-            let points: Vec<(f64, f64)> =
-                [256.0, 64.0, 16.0, 1.0].iter().map(|&calls| (calls, mib + call * calls)).collect();
-            let (found_call, found_mib) = line(&points);
-            prop_assert!((found_call - call).abs() < 1e-6 * call.max(1.0), "{found_call} for {call}");
-            prop_assert!((found_mib - mib).abs() < 1e-6 * mib, "{found_mib} for {mib}");
-        }
-    }
 }

@@ -53,8 +53,8 @@ pub struct BenchArguments {
     pub experiment: Option<Experiment>,
     /// Wait for another machine that measures with this one by --to [default: port 4285 of every address]
     ///
-    /// Bytes come to the port after it. Whoever reaches it can have this machine receive, and forward to himself: let it
-    /// listen only as long as you measure.
+    /// Bytes come to the port after it. Any host that reaches it can make this machine receive, and forward back to that host: let
+    /// it listen only as long as you measure.
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = EVERYWHERE, exclusive = true)]
     pub listen: Option<Listen>,
     #[command(flatten)]
@@ -316,6 +316,9 @@ pub struct PlanArguments {
     /// Say whether kernel, CPU or network cards have changed since the plan's file was made; exit code 1 if so
     #[arg(long, conflicts_with = "rate")]
     pub check: bool,
+    /// Measure each row this often, at least 9 times [default: 9]
+    #[arg(long, value_name = "N", conflicts_with_all = ["from", "check"])]
+    pub rounds: Option<usize>,
     /// Write the plan also where it has missed more than a third of its tests by over 15 %
     #[arg(long)]
     pub force: bool,

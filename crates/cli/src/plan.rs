@@ -38,7 +38,7 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
             if rate.is_some() {
                 eprintln!("haul: there is no {} yet: measuring for about four minutes", file.display());
             }
-            (measure()?, true)
+            (measure(arguments.rounds.unwrap_or(plan::ROUNDS))?, true)
         }
     };
     let is_printed = arguments.json != Some(Destination::StandardOutput);
@@ -69,17 +69,18 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
 }
 
 /// Measures, makes a plan and puts it to the test.
-fn measure() -> Result<Plan, Failure> {
+fn measure(rounds: usize) -> Result<Plan, Failure> {
     let _ = haul_lab::become_lab_user();
     let stop = output::stop_flag()?;
     let bar = output::progress_bar();
-    let made = plan::make(&stop, &mut |progress| output::show(&bar, progress));
+    let made = plan::make(rounds, &stop, &mut |progress| output::show(&bar, progress));
     bar.finish_and_clear();
     let made = made.map_err(output::bench_failure)?;
     if stop.load(std::sync::atomic::Ordering::Relaxed) {
         return Err(Failure::stopped("stopped before it was complete: no plan was made"));
     }
     warn(&made.report);
+    warn_of_pacing(&made.plan);
     Ok(made.plan)
 }
 
@@ -98,11 +99,20 @@ pub fn warn_of_changes(file: &Path, plan: &Plan) {
     for change in plan::changes(plan) {
         eprintln!("haul: {} is not of this machine as it is: {change}", file.display());
     }
+    warn_of_pacing(plan);
+}
+
+/// Says where this host's sockets are paced and the plan's were not.
+fn warn_of_pacing(plan: &Plan) {
+    if let Some(note) = plan::pacing_note(plan) {
+        eprintln!("haul: the plan was {note}");
+    }
 }
 
 /// Says what has changed since.
 fn check(file: &Path) -> Result<ExitCode, Failure> {
     let plan = load(file)?;
+    warn_of_pacing(&plan);
     let changes = plan::changes(&plan);
     if changes.is_empty() {
         output::print(&format!(

@@ -3,11 +3,13 @@
 
 mod common {
     pub mod command;
+    pub mod cpus;
     pub mod json;
     pub mod user;
 }
 
 use common::command::{haul, run};
+use common::cpus::lock_cpus;
 use common::json::json;
 use common::user::as_ordinary_user;
 use serde_json::Value;
@@ -40,6 +42,7 @@ fn row<'a>(report: &'a Value, path: &str, offloads: &str) -> &'a Value {
 
 #[test]
 fn the_report_keeps_its_contract_and_says_who_copied() {
+    let _alone = lock_cpus();
     let report = json(&mut haul(&[
         "bench",
         "send",
@@ -84,7 +87,7 @@ fn the_report_keeps_its_contract_and_says_who_copied() {
         ] {
             // Beside other tests a sender may get no CPU in its only window.
             assert!(row[figure]["median"].is_number(), "{figure} in {row}");
-            // One round has no interval, and says so.
+            // One round has no interval: its coverage is 0.
             assert!(row[figure]["low"].is_null() && row[figure]["high"].is_null(), "{figure} in {row}");
             assert_eq!((&row[figure]["rounds"], &row[figure]["coverage_percent"]), (&1.into(), &0.0.into()));
         }
@@ -110,6 +113,7 @@ fn the_report_keeps_its_contract_and_says_who_copied() {
 
 #[test]
 fn a_path_that_makes_no_sense_is_a_row_that_says_why() {
+    let _alone = lock_cpus();
     let report = json(&mut haul(&[
         "bench",
         "send",
@@ -131,6 +135,7 @@ fn a_path_that_makes_no_sense_is_a_row_that_says_why() {
 
 #[test]
 fn a_held_rate_is_held() {
+    let _alone = lock_cpus();
     let report = json(&mut haul(&[
         "bench", "send", "--quick", "--rounds", "1", "--paths", "sendfile", "--rate", "500mbit", "--json",
         "-",
@@ -143,6 +148,7 @@ fn a_held_rate_is_held() {
 
 #[test]
 fn every_form_of_the_report_is_written_whole() {
+    let _alone = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let (output, words) = run(haul(&["bench", "--quick", "--rounds", "1"]).current_dir(folder.path()));
     assert!(output.status.success(), "{words}");
@@ -169,6 +175,7 @@ fn every_form_of_the_report_is_written_whole() {
 
 #[test]
 fn an_ordinary_user_gets_the_same_table() {
+    let _alone = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let arguments = ["bench", "send", "--quick", "--rounds", "1", "--json", "-", "--offloads", "on,off"];
     let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
@@ -182,6 +189,7 @@ fn an_ordinary_user_gets_the_same_table() {
 
 #[test]
 fn with_one_cpu_it_falls_back_and_says_so() {
+    let _alone = lock_cpus();
     let mut command = Command::new("taskset");
     command.args(["-c", "0", env!("CARGO_BIN_EXE_haul"), "bench", "send", "--quick", "--rounds", "1"]);
     command.args(["--paths", "read+write,sendfile", "--json", "-"]);
@@ -194,6 +202,7 @@ fn with_one_cpu_it_falls_back_and_says_so() {
 
 #[test]
 fn without_namespaces_it_falls_back_and_says_so() {
+    let _alone = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let Some(inner) = as_ordinary_user(folder.path(), &[]) else { return };
     let program = inner.get_args().last().unwrap().to_str().unwrap();
@@ -226,6 +235,7 @@ fn without_namespaces_it_falls_back_and_says_so() {
 
 #[test]
 fn ctrl_c_prints_what_was_measured_so_far() {
+    let _alone = lock_cpus();
     // As a terminal does it: the signal goes to the whole process group, at whatever moment.
     for pause_ms in [1500, 1600, 1730] {
         let mut command = haul(&["bench", "send", "--paths", "read+write,sendfile", "--rounds", "900"]);
@@ -245,6 +255,7 @@ fn ctrl_c_prints_what_was_measured_so_far() {
 
 #[test]
 fn kill_9_leaves_nothing_behind() {
+    let _alone = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let mut child = haul(&["bench", "send", "--rounds", "900", "--json", "report.json"])
         .current_dir(folder.path())

@@ -2,13 +2,16 @@
 
 mod common {
     pub mod command;
+    pub mod cpus;
     pub mod json;
     pub mod user;
 }
 
 use common::command::{haul, run};
+use common::cpus::lock_cpus;
 use common::json::json;
 use common::user::as_ordinary_user;
+use std::collections::BTreeSet;
 
 #[test]
 fn doctor_names_every_path_and_says_how_to_mend_what_is_wrong() {
@@ -82,6 +85,7 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
 
 #[test]
 fn a_plan_comes_out_of_a_report_and_names_what_it_chose() {
+    let _alone = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let (report, plan) = (folder.path().join("report.json"), folder.path().join("plan.json"));
     let [report, plan] = [&report, &plan].map(|path| path.to_str().unwrap());
@@ -90,8 +94,7 @@ fn a_plan_comes_out_of_a_report_and_names_what_it_chose() {
         "send",
         "--quick",
         "--rounds",
-        // The fewest that have an interval.
-        "3",
+        "9",
         "--paths",
         "read+write,sendfile,auto,floor",
         "--chunk",
@@ -100,15 +103,29 @@ fn a_plan_comes_out_of_a_report_and_names_what_it_chose() {
         report,
     ]));
     assert!(measured.0.status.success(), "{}", measured.1);
+    let measured: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
+    // Of the rows of two sizes each, those that another program of this machine has disturbed are no part of the plan; nor
+    // are the floor, which sends nothing, and the choice itself.
+    let clean: BTreeSet<&str> = measured["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|row| row["disturbed_percent"].is_null() && !row["sender_us_per_mib"]["low"].is_null())
+        .map(|row| row["path"].as_str().unwrap())
+        .filter(|path| !["auto", "floor"].contains(path))
+        .collect();
     let (output, words) = run(&mut haul(&["plan", "--from", report, "--json", plan]));
+    if clean.is_empty() {
+        eprintln!("SKIPPED: other programs ran in every row: {words}");
+        return assert_eq!(output.status.code(), Some(2), "{words}");
+    }
     assert!(output.status.success() && words.contains("a file, offloads on, "), "{words}");
     let loaded: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap();
     assert_eq!(loaded["schema"], "haul.plan/1");
-    let mut paths: Vec<&str> =
-        loaded["costs"].as_array().unwrap().iter().map(|cost| cost["path"].as_str().unwrap()).collect();
-    paths.sort_unstable();
-    // Neither the floor, which sends nothing, nor the choice itself.
-    assert_eq!(paths, ["read+write", "sendfile"]);
+    let costs = loaded["costs"].as_array().unwrap();
+    let paths: BTreeSet<&str> = costs.iter().map(|cost| cost["path"].as_str().unwrap()).collect();
+    assert_eq!(paths, clean);
     // On standard output the plan stands alone.
     let printed = json(&mut haul(&["plan", "--from", report, "--json", "-"]));
     assert_eq!(printed, loaded);
@@ -116,27 +133,31 @@ fn a_plan_comes_out_of_a_report_and_names_what_it_chose() {
 
 #[test]
 fn a_plan_is_measured_put_to_the_test_and_kept() {
+    let _alone = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let in_folder = |arguments: &[&str]| run(haul(arguments).current_dir(folder.path()));
     let (output, words) = in_folder(&["plan", "--force"]);
     assert!(output.status.success(), "{words}");
-    for part in
-        ["a file, offloads on", "memory, offloads on", "Put to the test", "512=3KB: ", "haul-plan.json"]
-    {
+    for part in ["a file, offloads on", "memory, offloads on", "Put to the test", "KB: ", "haul-plan.json"] {
         assert!(words.contains(part), "{part:?} in {words}");
     }
-    // What it was put to the test with is no part of it: six paths for files, five for memory, offloads on and off.
+    // What it was put to the test with is no part of it: six paths for files, five for memory, with offloads on and, unless
+    // other programs have disturbed their two rows each, off.
     let text = std::fs::read_to_string(folder.path().join("haul-plan.json")).unwrap();
     let plan: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(plan["costs"].as_array().unwrap().len(), 22, "{words}");
+    let costs = plan["costs"].as_array().unwrap();
+    let has_offloads = |cost: &&serde_json::Value| cost["offloads"] == true;
+    assert!(costs.iter().filter(has_offloads).count() == 11 && costs.len() <= 22, "{words}");
     assert!(plan["costs"][0]["points"].as_array().unwrap().len() > 1, "{words}");
-    assert_eq!(
-        (&plan["network"]["mtu"], plan["tests"].as_array().unwrap().len()),
-        (&9000.into(), 6),
-        "{words}"
-    );
+    assert_eq!(plan["network"]["mtu"], 9000, "{words}");
+    let tests = plan["tests"].as_array().unwrap();
+    assert!((1..=6).contains(&tests.len()), "{words}");
+    let default = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
     let (output, words) = in_folder(&["plan", "--check"]);
     assert!(output.status.success(), "{words}");
+    assert_eq!(words.contains("which does not pace"), default.starts_with("bbr"), "{words}");
+    let (output, words) = in_folder(&["plan", "--rounds", "8"]);
+    assert!(output.status.code() == Some(2) && words.contains("9 rounds or more"), "{words}");
     // By the plan that is there, without measuring.
     let started = std::time::Instant::now();
     let (output, words) = in_folder(&["plan", "--rate", "100gbit"]);

@@ -2,16 +2,17 @@
 
 mod common {
     pub mod command;
+    pub mod cpus;
     pub mod json;
 }
 
 use common::command::{haul, run};
+use common::cpus::lock_cpus;
 use common::json::json;
-use std::sync::{Mutex, PoisonError};
 
 #[test]
 fn soak_measures_for_a_while() {
-    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock_cpus();
     let report = json(&mut haul(&["soak", "--duration", "300ms", "--json", "-"]));
     assert_eq!(report["schema"], "haul.soak/1");
     assert!(report["seconds"].as_f64().unwrap() >= 0.3);
@@ -27,7 +28,7 @@ fn soak_measures_for_a_while() {
 
 #[test]
 fn soak_passes_on_the_command_s_exit_code_and_output() {
-    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock_cpus();
     let (output, words) = run(&mut haul(&["soak", "--", "sh", "-c", "echo hello; exit 3"]));
     assert_eq!(output.status.code(), Some(3), "{words}");
     assert!(words.contains("hello") && words.contains("getrusage charges the command"), "{words}");
@@ -35,12 +36,9 @@ fn soak_passes_on_the_command_s_exit_code_and_output() {
     assert_eq!(output.status.code(), Some(128 + 15), "{words}");
 }
 
-/// For tests that make a CPU busy and those that say what it is busy with: each other's load is what they are not about.
-static CPUS: Mutex<()> = Mutex::new(());
-
 #[test]
 fn soak_sees_the_load_of_another_session() {
-    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock_cpus();
     let mut spinner = std::process::Command::new("setsid")
         .args(["taskset", "-c", "0", "timeout", "6", "sh", "-c", "while :; do :; done"])
         .spawn()
@@ -59,7 +57,7 @@ fn soak_sees_the_load_of_another_session() {
 /// neither may delay the answer, which this test reads through a pipe.
 #[test]
 fn soak_measures_when_it_is_asked_on_a_full_machine() {
-    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock_cpus();
     let loop_for = |seconds: &str| {
         std::process::Command::new("setsid")
             .args(["timeout", seconds, "sh", "-c", "while :; do :; done"])
@@ -86,7 +84,7 @@ fn soak_measures_when_it_is_asked_on_a_full_machine() {
 
 #[test]
 fn a_niced_program_is_no_disagreement() {
-    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock_cpus();
     let mut niced = std::process::Command::new("setsid")
         .args(["nice", "-n", "19", "taskset", "-c", "0", "timeout", "6", "sh", "-c", "while :; do :; done"])
         .spawn()
@@ -100,7 +98,7 @@ fn a_niced_program_is_no_disagreement() {
 /// A group of little weight loses a part of its CPU to the spinner, and reads low.
 #[test]
 fn a_control_group_that_the_meter_starves_is_named() {
-    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock_cpus();
     let group = std::path::Path::new("/sys/fs/cgroup/cpu").join(format!("haul-test-{}", std::process::id()));
     let usage = std::path::Path::new("/sys/fs/cgroup/cpuacct").join(group.file_name().unwrap());
     let made = [&group, &usage].map(|folder| {
@@ -135,7 +133,7 @@ fn a_control_group_that_the_meter_starves_is_named() {
 
 #[test]
 fn the_self_check_reads_seven_known_loads_and_sees_interrupt_work() {
-    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock_cpus();
     let check = json(&mut haul(&["soak", "--self-check", "--json", "-"]));
     let duties = check["duties"].as_array().unwrap();
     assert_eq!(duties.len(), 7);
@@ -153,7 +151,7 @@ fn the_self_check_reads_seven_known_loads_and_sees_interrupt_work() {
 
 #[test]
 fn a_soak_that_is_stopped_says_so() {
-    let _alone = CPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock_cpus();
     let mut child = haul(&["soak", "--duration", "60s", "--json", "-"])
         .stdout(std::process::Stdio::piped())
         .spawn()

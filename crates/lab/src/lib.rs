@@ -251,8 +251,8 @@ impl Lab {
         Ok(address(2))
     }
 
-    /// Has sockets that are made on both hosts from now on begin with a congestion control. A namespace may have what the
-    /// machine allows everybody (`net.ipv4.tcp_allowed_congestion_control`); another is refused.
+    /// Sets the default congestion control of both hosts, with which later sockets begin. The kernel lets a namespace choose
+    /// among `net.ipv4.tcp_allowed_congestion_control` of the machine and refuses the others.
     pub fn set_default_congestion(&self, name: &str) -> Result<(), LabError> {
         [&self.sender, &self.receiver]
             .into_iter()

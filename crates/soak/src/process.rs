@@ -217,7 +217,7 @@ impl Spinners {
         Ok(())
     }
 
-    /// Reads the counters every [`SLICE`] while `goes_on` says so of the number of slices taken.
+    /// Reads the counters every [`SLICE`] while `goes_on` is true of the number of slices taken.
     fn slices(&self, goes_on: impl Fn(usize) -> bool) -> Result<Vec<Interval>, SoakError> {
         let mut slices = Vec::new();
         let mut last = self.snapshot()?;

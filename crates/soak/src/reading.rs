@@ -203,8 +203,8 @@ impl Resolution {
 
 impl Load {
     /// Gives back what spinners of the least weight take of a full CPU by the scheduler's fairness: their weight's share,
-    /// 1.4 %. What a spinner has beyond that is idle time. Between once and twice its share nobody can tell, and the reading
-    /// goes from 100 % to what it is in a straight line.
+    /// 1.4 %. What a spinner has beyond that is idle time. Between once and twice its share the two cannot be separated, and
+    /// the corrected reading is interpolated linearly from 100 % to the uncorrected one.
     #[must_use]
     pub(crate) fn with_a_fair_share_given_back(mut self) -> Self {
         const FAIR_PERCENT: f64 = 100.0 * SPINNER_WEIGHT / (SPINNER_WEIGHT + ORDINARY_WEIGHT);

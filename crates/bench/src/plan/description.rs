@@ -1,0 +1,124 @@
+//! A plan in words: its choices, its tests, and the cores that a rate takes.
+
+use super::{ERROR_PERCENT_MAX, misses};
+use crate::MIB;
+use crate::quantity::{Rate, Size};
+use haul::plan::{Condition, Plan, SourceKind, Spread};
+use haul::{Copying, Path};
+use std::fmt::Write;
+
+/// What the plan says, for people: which path for which size, and what it is expected to cost.
+pub fn describe(plan: &Plan) -> String {
+    let cards =
+        if plan.devices.is_empty() { String::new() } else { format!(", {}", plan.devices.join(", ")) };
+    let mut text = format!("Measured on Linux {}, {}{cards}\n", plan.kernel, plan.cpu);
+    for (source, name) in [(SourceKind::File, "a file"), (SourceKind::Memory, "memory")] {
+        for offloads in [true, false] {
+            let condition = Condition { source, offloads };
+            for (sizes, path) in choices(plan, condition) {
+                let state = if offloads { "on" } else { "off" };
+                let _ = writeln!(
+                    text,
+                    "{name}, offloads {state}, {sizes}: {}; {}",
+                    expectation(plan, condition, path),
+                    confidence(plan, condition, path)
+                );
+            }
+        }
+    }
+    text.push_str("zerocopy and the io_uring paths are never chosen, only taken by hand.\n");
+    text
+}
+
+/// The paths that are chosen from the smallest piece to the largest, each with the sizes it is chosen for.
+fn choices(plan: &Plan, condition: Condition) -> Vec<(String, Path)> {
+    let mut runs: Vec<(u64, Path)> = Vec::new();
+    for bytes in (10..=24).map(|power| 1u64 << power) {
+        let chosen = plan.choose(condition, bytes, |_| true);
+        if let Some(path) = chosen.filter(|path| runs.last().is_none_or(|(_, last)| last != path)) {
+            runs.push((bytes, path));
+        }
+    }
+    let ends = runs.iter().skip(1).map(|(bytes, _)| Some(Size(*bytes))).chain([None]);
+    let sizes = runs.iter().zip(ends).enumerate().map(|(index, ((from, _), end))| match (index, end) {
+        (0, None) => "of any size".into(),
+        (0, Some(end)) => format!("under {end}"),
+        (_, None) => format!("from {}", Size(*from)),
+        (_, Some(end)) => format!("from {} to {end}", Size(*from)),
+    });
+    sizes.zip(runs.iter().map(|(_, path)| *path)).collect()
+}
+
+/// How sure the choice is: how far the next path is, and whether their intervals touch.
+fn confidence(plan: &Plan, condition: Condition, path: Path) -> String {
+    let ranking = plan.ranking(condition);
+    let Some((_, own)) = ranking.iter().find(|(other, _)| *other == path) else { return "alone".into() };
+    let next = ranking
+        .iter()
+        .filter(|(other, _)| *other != path)
+        .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));
+    let Some((next, cost)) = next else { return "nothing else was measured".into() };
+    let percent = 100.0 * (cost.median / own.median - 1.0);
+    if percent >= 0.0 && cost.low > own.high {
+        format!("in long transfers {next} costs {percent:.0} % more")
+    } else if percent >= 0.0 {
+        format!("in long transfers no difference from {next} was shown")
+    } else {
+        format!("in long transfers {next} costs {:.0} % less", -percent)
+    }
+}
+
+fn expectation(plan: &Plan, condition: Condition, path: Path) -> String {
+    let copies = if path.copying() == Copying::Always { "copies" } else { "moves pages" };
+    let Some(cost) = plan.costs.iter().find(|cost| cost.path == path && cost.condition == condition) else {
+        return path.to_string();
+    };
+    let Spread { median, low, high } = cost.us_per_mib;
+    let call = if cost.us_per_call.median > 0.0 {
+        format!("{:.1} µs a call and ", cost.us_per_call.median)
+    } else {
+        // One chunk size, or rows too unsteady for a line.
+        "a call's cost is not known; ".into()
+    };
+    format!("{path} ({copies}), {call}{median:.0} µs a MiB ({low:.0} to {high:.0})")
+}
+
+/// How the tests came out, for people.
+pub fn describe_tests(plan: &Plan) -> String {
+    let (missed, all) = misses(plan);
+    let mut text = format!(
+        "Put to the test with what it was not made of, in a measurement after that: {} of {all} within {ERROR_PERCENT_MAX:.0} %.\n",
+        all - missed
+    );
+    for test in &plan.tests {
+        let Spread { median, low, high } = test.measured_us_per_mib;
+        let _ = writeln!(
+            text,
+            "{}: {:.0} µs a MiB predicted, {median:.0} measured ({low:.0} to {high:.0}): {:+.0} %",
+            test.workload,
+            test.predicted_us_per_mib,
+            test.error_percent()
+        );
+    }
+    text
+}
+
+/// How many of the sender's cores a rate takes by each path, for people.
+pub fn describe_rate(plan: &Plan, rate: Rate) -> String {
+    let mut text = format!(
+        "Cores of the sending host for {rate} in long transfers, by what was measured of one connection:\n"
+    );
+    for (source, name) in [(SourceKind::File, "files"), (SourceKind::Memory, "memory")] {
+        for (path, Spread { median, low, high }) in plan.ranking(Condition { source, offloads: true }) {
+            let cores = |us_per_mib: f64| rate.0 as f64 / 8.0 / MIB * us_per_mib / 1e6;
+            let _ = writeln!(
+                text,
+                "{name}, {path}: {:.2} cores ({:.2} to {:.2})",
+                cores(median),
+                cores(low),
+                cores(high)
+            );
+        }
+    }
+    text
+}

@@ -1,0 +1,163 @@
+//! A plan's costs, fitted on a report's rows: points where all files are of one size, and a line over calls for each MiB.
+
+use crate::MIB;
+use crate::send::{Report, Row};
+use crate::stats::Figure;
+use crate::workload::Workload;
+use haul::Path;
+use haul::plan::{Condition, Cost, Network, Plan, Point, SCHEMA, SourceKind, Spread, call_bytes};
+use std::collections::BTreeMap;
+
+/// Which end of an interval a line is fitted to.
+type End = fn(Figure) -> f64;
+
+/// The plan that a report's rows support; `None` where no row was measured cleanly.
+///
+/// Rows of files of one size, or of memory, are points: what one such file costs. Of other rows, and for people, there is a
+/// line over calls for each MiB: its slope is the cost of a call.
+pub fn of(report: &Report) -> Option<Plan> {
+    /// A path, whether it is memory, whether offloads are on.
+    type Key = (Path, bool, bool);
+    let mut rows: BTreeMap<Key, Vec<(&Row, Figure)>> = BTreeMap::new();
+    for row in report.rows.iter().filter(|row| !row.cork && is_clean(row)) {
+        let Some(path) = path_of(row) else { continue };
+        let Some(figure) = row.sender_us_per_mib.filter(Figure::has_interval) else { continue };
+        let key = (path, row.workload.starts_with("memory:"), row.offloads == "on");
+        rows.entry(key).or_default().push((row, figure));
+    }
+    let costs: Vec<Cost> = rows
+        .into_iter()
+        .map(|((path, is_memory, offloads), rows)| {
+            let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
+            let line: Vec<(f64, Figure)> =
+                rows.iter().map(|(row, figure)| (calls_per_mib(row), *figure)).collect();
+            let mut points: Vec<Point> =
+                rows.iter().filter_map(|(row, figure)| point(row, *figure)).collect();
+            points.sort_by_key(|point| point.bytes);
+            points.dedup_by_key(|point| point.bytes);
+            // One point says nothing of other sizes, which a line at least guesses.
+            points = if points.len() > 1 { points } else { Vec::new() };
+            Cost { points, ..cost(path, Condition { source, offloads }, &line) }
+        })
+        .collect();
+    let network = report.lab.as_ref().map(|lab| Network {
+        congestion: lab.congestion.clone(),
+        mtu: lab.mtu,
+        rate_bits_per_second: lab.rate_bits_per_second,
+        cache_line_round_trip_ns: lab.cache_line_round_trip_ns.map(|figure| figure.median),
+    });
+    (!costs.is_empty()).then(|| Plan {
+        schema: SCHEMA.into(),
+        kernel: report.host.kernel.clone(),
+        cpu: report.host.cpu.clone(),
+        devices: crate::host::devices(),
+        measured: report.started.clone(),
+        network,
+        tests: Vec::new(),
+        warnings: report
+            .warnings
+            .iter()
+            .map(|warning| format!("{}: {}", warning.kind, warning.detail))
+            .collect(),
+        costs,
+    })
+}
+
+/// Whether a row is the path's cost alone: without other programs, and without pacing.
+pub(super) fn is_clean(row: &Row) -> bool {
+    row.disturbed_percent.is_none() && row.paced.is_none()
+}
+
+/// What one file, or one piece of memory, of a row costs, where all are of one size.
+fn point(row: &Row, figure: Figure) -> Option<Point> {
+    let bytes = match row.workload.parse().ok()? {
+        Workload::Equal { size, .. } | Workload::Memory(size) => size.0,
+        Workload::Files { .. } | Workload::File(_) => return None,
+    };
+    // In calls of the path's own size, since that is what a program makes.
+    let own = (call_bytes(row.path.parse().ok()?) as u64).min(bytes);
+    let mib = bytes as f64 / MIB;
+    let us = Spread { median: figure.median * mib, low: figure.low * mib, high: figure.high * mib };
+    (row.chunk_bytes == own).then_some(Point { bytes, us })
+}
+
+/// How many calls a row makes for a MiB: each file's last one is as short as what is left of it.
+fn calls_per_mib(row: &Row) -> f64 {
+    let sizes = row.workload.parse::<Workload>().map(|workload| workload.sizes()).unwrap_or_default();
+    let calls: u64 = sizes.iter().map(|size| size.div_ceil(row.chunk_bytes)).sum();
+    let mib = sizes.iter().sum::<u64>() as f64 / MIB;
+    // Of a file that is not known here all calls count as full.
+    if mib > 0.0 { calls as f64 / mib } else { MIB / row.chunk_bytes as f64 }
+}
+
+/// The row's path, if it is one to choose: `floor` sends nothing, and `auto` is the choice.
+fn path_of(row: &Row) -> Option<Path> {
+    row.path.parse().ok().filter(|&path| path != Path::Floor)
+}
+
+fn cost(path: Path, condition: Condition, points: &[(f64, Figure)]) -> Cost {
+    let ends: [End; 3] = [|figure| figure.median, |figure| figure.low, |figure| figure.high];
+    let [middle, low, high] = ends
+        .map(|end| line(&points.iter().map(|(calls, figure)| (*calls, end(*figure))).collect::<Vec<_>>()));
+    // Lines through the ends of intervals may cross the one through the middles.
+    let spread = |median: f64, low: f64, high: f64| Spread {
+        median,
+        low: median.min(low).min(high),
+        high: median.max(low).max(high),
+    };
+    Cost {
+        path,
+        condition,
+        us_per_call: spread(middle.0, low.0, high.0),
+        us_per_mib: spread(middle.1, low.1, high.1),
+        points: Vec::new(),
+    }
+}
+
+/// The line through points of calls per MiB and µs per MiB that is nearest in proportion; as µs per call and
+/// µs per MiB, neither below 0.
+fn line(points: &[(f64, f64)]) -> (f64, f64) {
+    // Each point weighs as one over its square, so that a cheap row counts as much as a dear one.
+    let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
+        points.iter().map(|&(calls, us)| of(calls, us) / (us * us).max(f64::MIN_POSITIVE)).sum()
+    };
+    let (n, x, y) = (sum(&|_, _| 1.0), sum(&|calls, _| calls), sum(&|_, us| us));
+    let (xx, xy) = (sum(&|calls, _| calls * calls), sum(&|calls, us| calls * us));
+    let determinant = n * xx - x * x;
+    let has_one_size = points.windows(2).all(|pair| pair[0].0.total_cmp(&pair[1].0).is_eq());
+    let slope =
+        if has_one_size || determinant <= 0.0 { 0.0 } else { ((n * xy - x * y) / determinant).max(0.0) };
+    let rest = (y - slope * x) / n;
+    if rest < 0.0 { (xy / xx, 0.0) } else { (slope, rest) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn one_size_gives_no_cost_of_a_call() {
+        let (call, mib) = line(&[(16.0, 400.0), (16.0, 420.0)]);
+        assert!(call.abs() < 1e-9 && (400.0..420.0).contains(&mib), "{call} {mib}");
+    }
+
+    #[test]
+    fn nothing_costs_less_than_nothing() {
+        let (call, mib) = line(&[(256.0, 100.0), (1.0, 500.0)]);
+        assert!(call >= 0.0 && mib >= 0.0, "{call} {mib}");
+        let (call, mib) = line(&[(256.0, 4000.0), (16.0, 10.0), (1.0, 1.0)]);
+        assert!(call > 0.0 && mib >= 0.0, "{call} {mib}");
+    }
+
+    proptest! {
+        #[test]
+        fn the_line_that_made_the_points_is_found(call in 0.01f64..50.0, mib in 1.0f64..2000.0) {
+            let points: Vec<(f64, f64)> =
+                [256.0, 64.0, 16.0, 1.0].iter().map(|&calls| (calls, mib + call * calls)).collect();
+            let (found_call, found_mib) = line(&points);
+            prop_assert!((found_call - call).abs() < 1e-6 * call.max(1.0), "{found_call} for {call}");
+            prop_assert!((found_mib - mib).abs() < 1e-6 * mib, "{found_mib} for {mib}");
+        }
+    }
+}
