@@ -5,18 +5,19 @@
 
 use crate::matrix::{CHUNK_DEFAULT, Selection};
 use crate::quantity::Size;
+use crate::send::prediction::{is_same_distance, predict};
 use crate::send::{Report, Row};
 use crate::stats::Figure;
 use crate::warning::Kind;
 use crate::way::Way;
 use crate::workload::Workload;
-use crate::{BenchError, HostFacts, MIB, Pace, Progress, send};
+use crate::{BenchError, HostFacts, Pace, Progress, send};
 pub use description::{describe, describe_rate, describe_tests};
 use fit::is_clean;
 pub use fit::of;
 use haul::Path;
 pub use haul::plan::Plan;
-use haul::plan::{Condition, Network, SourceKind, Spread, Test, call_bytes};
+use haul::plan::{Network, Spread, Test, call_bytes};
 use haul_lab::Offloads;
 use std::sync::atomic::AtomicBool;
 
@@ -49,8 +50,6 @@ const TESTS: [Workload; 6] = [
 ];
 /// A prediction further off than this misses.
 const ERROR_PERCENT_MAX: f64 = 15.0;
-/// A cache line's round trip that differs by this factor is of CPUs that were moved.
-const DISTANCE_FACTOR: f64 = 2.0;
 /// How often the test is repeated where the hypervisor has moved the CPUs since the plan was measured.
 const TEST_REPEATS_MAX: usize = 4;
 /// Rounds of each row unless the caller asks for more: the fewest that a verdict takes, since there are a hundred rows.
@@ -112,10 +111,7 @@ pub fn make(
 /// Whether two runs were at the same distance of the CPUs, as far as that is known.
 fn are_alike(one: &Report, other: &Report) -> bool {
     let ns = |report: &Report| Some(report.lab.as_ref()?.cache_line_round_trip_ns?.median);
-    match (ns(one), ns(other)) {
-        (Some(one), Some(other)) => one < DISTANCE_FACTOR * other && other < DISTANCE_FACTOR * one,
-        _ => true,
-    }
+    is_same_distance(ns(one), ns(other))
 }
 
 /// The rows that a plan is made of.
@@ -151,17 +147,8 @@ fn selections() -> Vec<Selection> {
 fn test(plan: &Plan, row: &Row) -> Option<Test> {
     let workload: Workload = row.workload.parse().ok()?;
     let measured = row.sender_us_per_mib.filter(Figure::has_interval).filter(|_| is_clean(row))?;
-    let (predicted_us_per_mib, _) = predict(plan, &workload)?;
+    let predicted_us_per_mib = predict(plan, &workload, true)?;
     Some(Test { workload: row.workload.clone(), predicted_us_per_mib, measured_us_per_mib: spread(measured) })
-}
-
-/// What the plan says that a MiB of a workload costs, and whether it is memory.
-fn predict(plan: &Plan, workload: &Workload) -> Option<(f64, SourceKind)> {
-    let source = if matches!(workload, Workload::Memory(_)) { SourceKind::Memory } else { SourceKind::File };
-    let sizes = workload.sizes();
-    let mib = sizes.iter().sum::<u64>() as f64 / MIB;
-    let predicted = plan.predict(Condition { source, offloads: true }, sizes)?;
-    Some((predicted.median / mib, source))
 }
 
 fn spread(figure: Figure) -> Spread {

@@ -38,6 +38,8 @@ pub enum Kind {
     AccountsDisagree,
     /// The meter changes what it measures.
     Observer,
+    /// A plan was measured under other conditions than the rows that it chose for.
+    Plan,
 }
 
 impl std::fmt::Display for Kind {
