@@ -9,6 +9,14 @@ use std::io;
 /// Congestion controls that do not pace by themselves, the common one first.
 const UNPACED: [&str; 2] = ["cubic", "reno"];
 
+/// The default of new sockets.
+pub(crate) const DEFAULT_CONGESTION_FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+
+/// Whether a congestion control paces by itself.
+pub(crate) fn paces(name: &str) -> bool {
+    name.starts_with("bbr")
+}
+
 /// The one that was named, else the first unpaced one that may be set here, and on the other machine where there is one.
 ///
 /// Tried on a socket of the lab, since a name can be wrong, and outside a namespace of his own an ordinary

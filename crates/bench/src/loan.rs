@@ -9,7 +9,7 @@
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::place::Place;
 use crate::quantity::Size;
-use crate::regime::{HeldRates, Reading};
+use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::Loads;
 use crate::way::Way;
@@ -142,13 +142,13 @@ pub fn run(
         lab.add_sink().map(|address| SocketAddr::new(address, PORT)).map_err(|error| error.to_string());
     let file = Workload::Files { count: 1, average: PIECE_MAX }.open()?;
     let mut loans =
-        Loans { lab: &lab, sink, file, congestion, pace: plan.pace, held_rates: HeldRates::default() };
+        Loans { lab: &lab, sink, file, congestion, pace: plan.pace, full_speeds: FullSpeeds::default() };
     let mut rows: Vec<Series<Cell, Round>> = plan.cells().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut loans, &mut rows, &mut steps)?;
     run.warn(&rows, Cell::to_string, |round| round.costs.sender_us_per_mib);
     let row = |series: &Series<Cell, Round>| Row {
-        full_speed_bits_per_second: loans.held_rates.full_speed_bits_per_second(&series.cell),
+        full_speed_bits_per_second: loans.full_speeds.bits_per_second(&series.cell),
         ..row::of(series, &rows)
     };
     let rows = rows.iter().map(row).collect();
@@ -172,7 +172,7 @@ struct Loans<'a> {
     file: Opened,
     congestion: String,
     pace: Pace,
-    held_rates: HeldRates<Cell>,
+    full_speeds: FullSpeeds<Cell>,
 }
 
 impl Subject for Loans<'_> {
@@ -223,17 +223,14 @@ impl Subject for Loans<'_> {
         match cell.to {
             To::Tcp => {
                 let receiving = |receiving| flow(Some(Task::Receive(receiving)));
-                let (held, warm_up) = self.held_rates.receiving(cell, &receiving(Receiving::plainly()))?;
-                Flow { warm_up, ..receiving(held) }
+                let full_speed = self.full_speeds.of(cell, &receiving(Receiving::plainly()))?;
+                let warm_up = regime::warm_up(full_speed);
+                Flow { warm_up, ..receiving(regime::held(&Receiving::plainly(), full_speed)) }
             }
             To::Udp => flow(Some(Task::Take(Taking { busy_poll_us: 0 }))),
             To::Sink => flow(None),
         }
         .run(Some(meter))
-    }
-
-    fn learn(&mut self, cell: &Cell, round: &Round) {
-        self.held_rates.learn(cell, round.costs.sender_us_per_mib);
     }
 
     fn costs(round: &Round) -> Option<&Costs> {

@@ -3,11 +3,11 @@
 //! The test is a measurement of its own, after the one that the plan is made of, with sizes between those that were measured:
 //! what is measured together is alike in ways that the next day is not.
 
+use crate::congestion::{DEFAULT_CONGESTION_FILE, paces};
 use crate::matrix::{CHUNK_DEFAULT, Selection};
 use crate::quantity::Size;
-use crate::send::prediction::{is_same_distance, predict};
+use crate::send::prediction::{self, is_same_distance};
 use crate::send::{Report, Row};
-use crate::stats::Figure;
 use crate::warning::Kind;
 use crate::way::Way;
 use crate::workload::Workload;
@@ -17,8 +17,9 @@ use fit::is_clean;
 pub use fit::of;
 use haul::Path;
 pub use haul::plan::Plan;
-use haul::plan::{Network, Spread, Test, call_bytes};
+use haul::plan::{Network, call_bytes};
 use haul_lab::Offloads;
+use std::fs;
 use std::sync::atomic::AtomicBool;
 
 mod description;
@@ -101,8 +102,12 @@ pub fn make(
         let words = "the hypervisor had moved the hosts' CPUs when the plan was tested: its tests are of another machine";
         plan.warnings.push(format!("{}: {words}", Kind::Moved));
     }
-    plan.tests = tested.rows.iter().filter_map(|row| test(&plan, row)).collect();
-    let warnings = report.warnings.iter().chain(&tested.warnings);
+    let measured =
+        |row: &&Row| is_clean(row) && row.sender_us_per_mib.is_some_and(|figure| figure.has_interval());
+    plan.tests = tested.rows.iter().filter(measured).filter_map(|row| prediction::test(&plan, row)).collect();
+    // The tests' distance is warned of above.
+    let of_tests = tested.warnings.iter().filter(|warning| warning.kind != Kind::Plan);
+    let warnings = report.warnings.iter().chain(of_tests);
     let warnings = warnings.map(|warning| format!("{}: {}", warning.kind, warning.detail));
     plan.warnings.extend(warnings);
     Ok(Made { plan, report })
@@ -143,18 +148,6 @@ fn selections() -> Vec<Selection> {
     selections
 }
 
-/// What the plan says of a workload beside what it cost; `None` where it was not measured cleanly.
-fn test(plan: &Plan, row: &Row) -> Option<Test> {
-    let workload: Workload = row.workload.parse().ok()?;
-    let measured = row.sender_us_per_mib.filter(Figure::has_interval).filter(|_| is_clean(row))?;
-    let predicted_us_per_mib = predict(plan, &workload, true)?;
-    Some(Test { workload: row.workload.clone(), predicted_us_per_mib, measured_us_per_mib: spread(measured) })
-}
-
-fn spread(figure: Figure) -> Spread {
-    Spread { median: figure.median, low: figure.low, high: figure.high }
-}
-
 /// How many of a plan's tests it missed, and how many there were; a test that could not be measured cleanly counts as
 /// missed.
 pub fn misses(plan: &Plan) -> (usize, usize) {
@@ -188,12 +181,33 @@ pub fn changes(plan: &Plan) -> Vec<String> {
 /// The reason why a plan's costs may not be those of this host's sockets: its default congestion control paces them, and the
 /// plan was measured without pacing.
 pub fn pacing_note(plan: &Plan) -> Option<String> {
-    let default = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
-    let (default, Network { congestion, .. }) = (default.trim(), plan.network.as_ref()?);
-    (default.starts_with("bbr") && !congestion.starts_with("bbr")).then(|| {
+    pacing_note_for(plan.network.as_ref()?, fs::read_to_string(DEFAULT_CONGESTION_FILE).ok()?.trim())
+}
+
+fn pacing_note_for(Network { congestion, .. }: &Network, default: &str) -> Option<String> {
+    (paces(default) && !paces(congestion)).then(|| {
         format!(
             "measured with {congestion}, which does not pace; this host's default, {default}, does, and then every path costs \
              more (set TCP_CONGESTION before connect or listen)"
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_default_that_paces_is_a_note_beside_a_plan_that_was_not_paced() {
+        let network = |congestion: &str| Network {
+            congestion: congestion.into(),
+            mtu: 9000,
+            rate_bits_per_second: None,
+            cache_line_round_trip_ns: None,
+            reading: None,
+        };
+        assert!(pacing_note_for(&network("cubic"), "bbr").is_some_and(|note| note.contains("bbr")));
+        assert_eq!(pacing_note_for(&network("cubic"), "reno"), None);
+        assert_eq!(pacing_note_for(&network("bbr"), "bbr"), None);
+    }
 }

@@ -104,9 +104,6 @@ pub(crate) trait Subject {
     /// Turns counters into costs; `None` where they say nothing.
     fn judge(&self, cell: &Self::Cell, sample: &Sample, loads: &Loads) -> Option<Self::Round>;
 
-    /// Adapts later rounds of a row to what one came to.
-    fn learn(&mut self, _cell: &Self::Cell, _round: &Self::Round) {}
-
     /// Rows that differ in this need a change of the machine between them, and are measured one after the other.
     fn block(&self, _cell: &Self::Cell) -> usize {
         0
@@ -333,7 +330,6 @@ impl<'a> Run<'a> {
         notes.quiet = Some(after);
         for (index, sample, apart) in samples {
             if let Some(round) = self.judge(subject, &rows[index].cell, &sample, &quiet) {
-                subject.learn(&rows[index].cell, &round);
                 rows[index].rounds.push((number, round));
                 notes.distances.note(index, number, apart);
             }

@@ -4,7 +4,7 @@ use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix::{self, Cell, Condition, Selection};
 use crate::pair::Pair;
 use crate::quantity::Rate;
-use crate::regime::{HeldRates, Reading};
+use crate::regime::{self, FullSpeeds, Reading};
 use crate::report::Observer;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
 use crate::site::{Loads, Site};
@@ -109,7 +109,7 @@ pub fn run(
         rate: plan.rate,
         // A rate that the sender holds is the regime that was asked for.
         reading: if plan.rate.is_some() { Reading::Free } else { plan.reading },
-        held_rates: HeldRates::default(),
+        full_speeds: FullSpeeds::default(),
         planned: plan.planned.as_ref(),
         pace: plan.pace,
         offloads: None,
@@ -193,7 +193,7 @@ struct Sends<'a> {
     congestion: String,
     rate: Option<Rate>,
     reading: Reading,
-    held_rates: HeldRates<Cell>,
+    full_speeds: FullSpeeds<Cell>,
     planned: Option<&'a haul::Plan>,
     pace: Pace,
     /// How the sending device stands.
@@ -243,11 +243,12 @@ impl Sends<'_> {
         if self.reading == Reading::Free {
             return Ok(self.flow(cell, Receiving::plainly()));
         }
-        let mut held_rates = std::mem::take(&mut self.held_rates);
-        let held = held_rates.receiving(cell, &self.flow(cell, Receiving::plainly()));
-        self.held_rates = held_rates;
-        let (receiving, warm_up) = held?;
-        Ok(Flow { warm_up, ..self.flow(cell, receiving) })
+        let mut full_speeds = std::mem::take(&mut self.full_speeds);
+        let full_speed = full_speeds.of(cell, &self.flow(cell, Receiving::plainly()));
+        self.full_speeds = full_speeds;
+        let full_speed = full_speed?;
+        let warm_up = regime::warm_up(full_speed);
+        Ok(Flow { warm_up, ..self.flow(cell, regime::held(&Receiving::plainly(), full_speed)) })
     }
 }
 
@@ -257,10 +258,6 @@ impl Subject for Sends<'_> {
 
     fn name(&self, candidate: &Candidate) -> String {
         candidate.cell.path.name().into()
-    }
-
-    fn learn(&mut self, candidate: &Candidate, round: &Round) {
-        self.held_rates.learn(&candidate.cell, round.costs.sender_us_per_mib);
     }
 
     fn measure(&mut self, candidate: &Candidate, meter: &Meter) -> Result<Sample, FlowError> {

@@ -317,7 +317,7 @@ pub struct PlanArguments {
     #[arg(long, conflicts_with = "rate")]
     pub check: bool,
     /// Measure each row this often, at least 9 times [default: 9]
-    #[arg(long, value_name = "N", conflicts_with_all = ["from", "check"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["from", "check", "rate"])]
     pub rounds: Option<usize>,
     /// Write the plan also where it has missed more than a third of its tests by over 15 %
     #[arg(long)]

@@ -27,11 +27,16 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
     }
     arguments.json.clone().unwrap_or(Destination::File(file.clone())).check()?;
     let (plan, is_new) = match (&arguments.from, arguments.rate) {
-        (Some(report), _) => (from_report(report)?, false),
+        (Some(report), _) => {
+            let plan = from_report(report)?;
+            warn_of_pacing(&plan);
+            (plan, false)
+        }
         // A rate needs no new measurement where there is a plan.
         (None, Some(_)) if file.exists() => {
             let plan = load(&file)?;
             warn_of_changes(&file, &plan);
+            warn_of_pacing(&plan);
             (plan, false)
         }
         (None, rate) => {
@@ -97,9 +102,8 @@ fn load(file: &Path) -> Result<Plan, Failure> {
 /// Says where a plan that is used is of another machine.
 pub fn warn_of_changes(file: &Path, plan: &Plan) {
     for change in plan::changes(plan) {
-        eprintln!("haul: {} is not of this machine as it is: {change}", file.display());
+        eprintln!("haul: {} was made before this machine changed: {change}", file.display());
     }
-    warn_of_pacing(plan);
 }
 
 /// Says where this host's sockets are paced and the plan's were not.

@@ -111,7 +111,11 @@ fn a_plan_comes_out_of_a_report_and_names_what_it_chose() {
         .as_array()
         .unwrap()
         .iter()
-        .filter(|row| row["disturbed_percent"].is_null() && !row["sender_us_per_mib"]["low"].is_null())
+        .filter(|row| {
+            row["disturbed_percent"].is_null()
+                && row["paced"].is_null()
+                && !row["sender_us_per_mib"]["low"].is_null()
+        })
         .map(|row| row["path"].as_str().unwrap())
         .filter(|path| !["auto", "floor"].contains(path))
         .collect();
@@ -148,7 +152,8 @@ fn a_plan_is_measured_put_to_the_test_and_kept() {
     let costs = plan["costs"].as_array().unwrap();
     let has_offloads = |cost: &&serde_json::Value| cost["offloads"] == true;
     assert!(costs.iter().filter(has_offloads).count() == 11 && costs.len() <= 22, "{words}");
-    assert!(plan["costs"][0]["points"].as_array().unwrap().len() > 1, "{words}");
+    let first = costs.iter().find(has_offloads).unwrap();
+    assert!(first["points"].as_array().unwrap().len() > 1, "{words}");
     assert_eq!(plan["network"]["mtu"], 9000, "{words}");
     let tests = plan["tests"].as_array().unwrap();
     assert!((1..=6).contains(&tests.len()), "{words}");
@@ -192,7 +197,7 @@ fn a_plan_is_measured_put_to_the_test_and_kept() {
     assert!(words.contains("kernel: 2.4.2 when it was measured"), "{words}");
     // A plan of another machine is used, and says so.
     let (output, words) = in_folder(&["plan", "--rate", "1gbit"]);
-    assert!(output.status.success() && words.contains("is not of this machine"), "{words}");
+    assert!(output.status.success() && words.contains("was made before this machine changed"), "{words}");
     std::fs::write(folder.path().join("haul-plan.json"), &text[..text.len() / 2]).unwrap();
     for arguments in [&["plan", "--check"][..], &["plan", "--rate", "1gbit"], &arguments] {
         let (output, words) = in_folder(arguments);

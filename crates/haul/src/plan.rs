@@ -14,6 +14,9 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 mod builtin;
+mod provenance;
+
+pub use provenance::{Network, Test};
 
 /// The plan file's name and version.
 pub const SCHEMA: &str = "haul.plan/1";
@@ -68,40 +71,6 @@ pub struct Plan {
     pub warnings: Vec<String>,
     /// One entry for each path and condition.
     pub costs: Vec<Cost>,
-}
-
-/// The network that a plan was measured on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Network {
-    /// The sockets' congestion control. None of those that pace by themselves.
-    pub congestion: String,
-    /// The link's MTU in bytes.
-    pub mtu: u32,
-    /// The rate that was held by pacing; `None` for none.
-    #[serde(default)]
-    pub rate_bits_per_second: Option<u64>,
-    /// Between two hosts on one machine, how far apart their CPUs were: the round trip of a cache line. Costs of copying
-    /// depend on it by a half.
-    #[serde(default)]
-    pub cache_line_round_trip_ns: Option<f64>,
-}
-
-/// A prediction put to the test, by a measurement after the one that the plan was made of.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Test {
-    /// What was sent.
-    pub workload: String,
-    /// What the plan says that a MiB of it costs, in µs of the sending host's CPU.
-    pub predicted_us_per_mib: f64,
-    /// What it cost.
-    pub measured_us_per_mib: Spread,
-}
-
-impl Test {
-    /// By how much the prediction missed, in percent of what was measured; negative where it was too low.
-    pub fn error_percent(&self) -> f64 {
-        100.0 * (self.predicted_us_per_mib / self.measured_us_per_mib.median - 1.0)
-    }
 }
 
 /// What a path costs under a condition, in CPU time of the sending host.
@@ -373,6 +342,7 @@ mod tests {
                 mtu: 9000,
                 rate_bits_per_second: None,
                 cache_line_round_trip_ns: Some(61.0),
+                reading: Some("held".into()),
             }),
             tests: Vec::new(),
             warnings: Vec::new(),

@@ -1,11 +1,12 @@
 //! A plan's costs, fitted on a report's rows: points where all files are of one size, and a line over calls for each MiB.
 
 use crate::MIB;
+use crate::send::prediction::network;
 use crate::send::{Report, Row};
 use crate::stats::Figure;
 use crate::workload::Workload;
 use haul::Path;
-use haul::plan::{Condition, Cost, Network, Plan, Point, SCHEMA, SourceKind, Spread, call_bytes};
+use haul::plan::{Condition, Cost, Plan, Point, SCHEMA, SourceKind, Spread, call_bytes};
 use std::collections::BTreeMap;
 
 /// Which end of an interval a line is fitted to.
@@ -40,19 +41,13 @@ pub fn of(report: &Report) -> Option<Plan> {
             Cost { points, ..cost(path, Condition { source, offloads }, &line) }
         })
         .collect();
-    let network = report.lab.as_ref().map(|lab| Network {
-        congestion: lab.congestion.clone(),
-        mtu: lab.mtu,
-        rate_bits_per_second: lab.rate_bits_per_second,
-        cache_line_round_trip_ns: lab.cache_line_round_trip_ns.map(|figure| figure.median),
-    });
     (!costs.is_empty()).then(|| Plan {
         schema: SCHEMA.into(),
         kernel: report.host.kernel.clone(),
         cpu: report.host.cpu.clone(),
         devices: crate::host::devices(),
         measured: report.started.clone(),
-        network,
+        network: network(report),
         tests: Vec::new(),
         warnings: report
             .warnings

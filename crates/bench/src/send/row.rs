@@ -1,7 +1,7 @@
 //! A row of `send`: the contract, and how people are shown it.
 
 use crate::quantity::Size;
-use crate::regime::HELD_BY_LOAD;
+use crate::regime::HELD;
 use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, copied_after_all, interval, number, ratio, share, speed};
 use crate::way::AUTO;
@@ -176,6 +176,6 @@ impl Tabled for Row {
         let auto =
             "auto is the library's own choice, in calls of the size it chooses: the chunk does not bind it.";
         let is_held = rows.iter().any(|row| row.full_speed_bits_per_second.is_some());
-        is_chosen.then(|| auto.into()).into_iter().chain(is_held.then(|| HELD_BY_LOAD.into())).collect()
+        is_chosen.then(|| auto.into()).into_iter().chain(is_held.then(|| HELD.into())).collect()
     }
 }

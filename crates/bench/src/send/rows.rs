@@ -49,7 +49,7 @@ pub(super) fn row(series: &Measured, all: &[Measured], sends: &Sends<'_>) -> Row
         sender_timer_interrupts_per_mib: series
             .figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0)),
         acknowledgements_per_mib: figure(&|round| round.acknowledgements_per_mib),
-        full_speed_bits_per_second: sends.held_rates.full_speed_bits_per_second(cell),
+        full_speed_bits_per_second: sends.full_speeds.bits_per_second(cell),
         paced: paced(series),
         disturbed_percent: series.disturbed_percent,
     }
