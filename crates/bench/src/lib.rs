@@ -38,6 +38,7 @@ pub mod send;
 pub mod settings;
 mod site;
 mod stats;
+mod verdict;
 pub mod view;
 pub mod warning;
 pub mod way;

@@ -73,7 +73,7 @@ pub fn make(
 ) -> Result<Made, BenchError> {
     if rounds < ROUNDS {
         return Err(BenchError::BadInput(format!(
-            "a plan's choices are verdicts, which take {ROUNDS} rounds or more, not {rounds}"
+            "a plan is made of rows that support a verdict, which take {ROUNDS} rounds or more, not {rounds}"
         )));
     }
     let pace = Pace { rounds, ..Pace::QUICK };

@@ -25,8 +25,11 @@ pub(crate) use warnings::{LOW_LOAD_PERCENT, list, too_few_rounds, unsteady};
 
 /// How long the machine is kept quiet before and after each round to calibrate the meter.
 pub(crate) const CALIBRATION: Duration = Duration::from_millis(150);
-/// How often a window is measured again that slipped, or in which other programs ran.
-const AGAIN_MAX: usize = 2;
+/// How often a window is measured again in which other programs ran.
+const DISTURBED_AGAIN_MAX: usize = 2;
+/// How often a window is measured again that slipped. On a shared machine a third of the windows slips at times, and such a
+/// window says nothing.
+const SLIPPED_AGAIN_MAX: usize = 9;
 /// Rounds that are added, at most, where some were left out and too few remain for a verdict.
 const ADDED_ROUNDS_MAX: usize = 10;
 /// The most rounds that make sense.
@@ -47,7 +50,7 @@ impl Pace {
     /// Fifteen rounds with shorter windows.
     ///
     /// Many short windows tell more than few long ones: a machine's speed moves by a fifth within a second, and the ratios of
-    /// neighbouring windows do not depend on those before them (docs/findings.md).
+    /// neighbouring windows do not depend on those before them (ARCHITECTURE.md).
     pub const QUICK: Self = Self { rounds: 15, window: Duration::from_millis(30) };
 
     pub(crate) fn check(self) -> Result<(), BenchError> {
@@ -341,7 +344,7 @@ impl<'a> Run<'a> {
     /// they used least of has to do.
     fn measure<S: Subject>(&mut self, subject: &mut S, cell: &S::Cell) -> Result<Sample, FlowError> {
         let mut best: Option<(f64, Sample)> = None;
-        for attempt in 0..=AGAIN_MAX {
+        for attempt in 0..=DISTURBED_AGAIN_MAX {
             self.repeats += usize::from(attempt > 0);
             let measured = at_most_again(&mut self.slips, || subject.measure(cell, &self.meter));
             let sample = match measured {
@@ -439,11 +442,11 @@ fn order(number: usize, blocks: &[usize]) -> Vec<usize> {
 }
 
 /// Measures until a window has not slipped, since one that has says nothing; a few times, and counts them.
-fn at_most_again<T>(
+pub(crate) fn at_most_again<T>(
     slips: &mut usize,
     mut measure: impl FnMut() -> Result<T, FlowError>,
 ) -> Result<T, FlowError> {
-    for _ in 0..AGAIN_MAX {
+    for _ in 0..SLIPPED_AGAIN_MAX {
         match measure() {
             Err(FlowError::Slipped { .. }) => *slips += 1,
             measured => return measured,
@@ -474,7 +477,7 @@ mod tests {
     #[test]
     fn a_window_that_slipped_is_measured_again_and_a_machine_that_is_always_late_given_up() {
         for (late, again, is_measured) in
-            [(0, 0, true), (1, 1, true), (2, 2, true), (3, 2, false), (9, 2, false)]
+            [(0, 0, true), (1, 1, true), (9, 9, true), (10, 9, false), (30, 9, false)]
         {
             let (mut slips, mut calls) = (0, 0);
             let measured = at_most_again(&mut slips, || {

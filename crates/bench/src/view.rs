@@ -2,6 +2,7 @@
 
 use crate::host::HostFacts;
 use crate::quantity::Rate;
+use crate::regime::Reading;
 use crate::report::{Observer, Report};
 use crate::stats::Figure;
 
@@ -193,8 +194,11 @@ fn setting<R>(report: &Report<R>) -> Vec<String> {
         let apart = lab
             .cache_line_round_trip_ns
             .map_or(String::new(), |trip| format!(" ({:.0} ns apart)", trip.median));
-        let rate =
-            lab.rate_bits_per_second.map_or("full speed".into(), |rate| format!("held at {}", Rate(rate)));
+        let rate = match (lab.rate_bits_per_second, lab.reading) {
+            (Some(rate), _) => format!("held at {}", Rate(rate)),
+            (None, Some(Reading::Held)) => "held by the receiver".into(),
+            (None, _) => "full speed".into(),
+        };
         let hosts = match (lab.sender_cpu, lab.receiver_cpu, &lab.peer) {
             (Some(sender), Some(receiver), _) => {
                 format!("sender on CPU {sender}, receiver on CPU {receiver}{apart}")

@@ -120,7 +120,7 @@ fn check(file: &Path) -> Result<ExitCode, Failure> {
     let changes = plan::changes(&plan);
     if changes.is_empty() {
         output::print(&format!(
-            "{}: measured on this kernel, CPU and network cards ({})\n",
+            "{}: measured on this kernel, CPU and network cards ({}); the distance of the CPUs is not checked\n",
             file.display(),
             plan.measured
         ))?;

@@ -2,18 +2,20 @@
 
 mod common {
     pub mod command;
+    pub mod cpus;
     pub mod json;
     pub mod user;
 }
 
 use common::command::haul;
+use common::cpus::lock_cpus;
 use common::json::json;
 use common::user::as_ordinary_user;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,8 +24,7 @@ const PAGE_ORDER: &str = "/proc/sys/net/core/high_order_alloc_disable";
 
 /// Held by every test here whose rows depend on [`PAGE_ORDER`].
 fn page_order_for_one_test() -> MutexGuard<'static, ()> {
-    static TEST: Mutex<()> = Mutex::new(());
-    let one_test = TEST.lock().unwrap_or_else(PoisonError::into_inner);
+    let one_test = lock_cpus();
     // A run that was killed holds it until its guard has put it back and ended.
     let setting = fs::File::open(PAGE_ORDER).unwrap();
     flock(&setting, FlockOperation::LockShared).unwrap();

@@ -2,22 +2,17 @@
 
 mod common {
     pub mod command;
+    pub mod cpus;
     pub mod json;
     pub mod user;
 }
 
 use common::command::haul;
+use common::cpus::lock_cpus;
 use common::json::json;
 use common::user::as_ordinary_user;
 use serde_json::Value;
 use std::fs;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// The tests measure on the same CPUs, so they take turns.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn rows<'a>(report: &'a Value, role: &'a str) -> impl Iterator<Item = &'a Value> {
     report["rows"].as_array().unwrap().iter().filter(move |row| row["role"] == role)
@@ -32,7 +27,7 @@ fn machine() -> Vec<String> {
 
 #[test]
 fn each_setting_says_how_to_set_it_and_what_it_risks() {
-    let _turn = turn();
+    let _alone = lock_cpus();
     let before = machine();
     let report = json(&mut haul(&["bench", "settings", "--quick", "--rounds", "1", "--json", "-"]));
     assert_eq!(machine(), before);
@@ -64,7 +59,7 @@ fn each_setting_says_how_to_set_it_and_what_it_risks() {
 /// What a setting does can be seen in more than the cost, where it is sure to do something.
 #[test]
 fn settings_take_effect() {
-    let _turn = turn();
+    let _alone = lock_cpus();
     let report = json(&mut haul(&[
         "bench",
         "settings",
@@ -93,7 +88,7 @@ fn settings_take_effect() {
 
 #[test]
 fn an_ordinary_user_gets_the_rows() {
-    let _turn = turn();
+    let _alone = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let arguments =
         ["bench", "settings", "--quick", "--rounds", "1", "--settings", "big-tcp,send-buffer", "--json", "-"];

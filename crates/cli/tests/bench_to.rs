@@ -3,10 +3,12 @@
 
 mod common {
     pub mod command;
+    pub mod cpus;
     pub mod json;
 }
 
 use common::command::{haul, run};
+use common::cpus::lock_cpus;
 use common::json::json;
 use haul_lab::{Lab, LabError, Running, Settings};
 use serde_json::{Value, json};
@@ -14,14 +16,11 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::thread;
 use std::time::{Duration, Instant};
 
 const PORT: u16 = 4285;
-
-/// The tests measure on the same CPUs, so they take turns.
-static TURN: Mutex<()> = Mutex::new(());
 
 /// The listener's process, and the turn that lasts as long.
 struct Listener {
@@ -31,7 +30,7 @@ struct Listener {
 
 /// Two hosts, on the second of which `haul bench --listen` runs; `None`, and a loud word, where there is no lab.
 fn listening() -> Option<(Lab, Listener, BufReader<io::PipeReader>)> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = lock_cpus();
     let lab = match Lab::veth(&Settings::default()) {
         Ok(lab) => lab,
         Err(error @ (LabError::NoNamespaces { .. } | LabError::OneCpu { .. })) => {

@@ -58,13 +58,13 @@ fn soak_sees_the_load_of_another_session() {
 #[test]
 fn soak_measures_when_it_is_asked_on_a_full_machine() {
     let _alone = lock_cpus();
-    let loop_for = |seconds: &str| {
+    let loop_in_a_session = |_| {
         std::process::Command::new("setsid")
-            .args(["timeout", seconds, "sh", "-c", "while :; do :; done"])
+            .args(["timeout", "20", "sh", "-c", "while :; do :; done"])
             .spawn()
             .unwrap()
     };
-    let mut loops: Vec<_> = (0..8).map(|_| loop_for("20")).collect();
+    let mut loops: Vec<_> = (0..8).map(loop_in_a_session).collect();
     let report = json(&mut haul(&["soak", "--duration", "2s", "--json", "-"]));
     // A late reading is one of a machine without this load.
     let are_running = loops.iter_mut().all(|child| child.try_wait().unwrap().is_none());

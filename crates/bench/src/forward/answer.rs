@@ -2,6 +2,7 @@
 
 use super::{Report, Row};
 use crate::stats::Figure;
+use crate::verdict::doubt;
 
 /// The sentences that a report's rows support.
 pub(super) fn of(report: &Report) -> Vec<String> {
@@ -30,6 +31,12 @@ fn least<'a>(rows: &[&'a Row], of: impl Fn(&Row) -> Option<Figure>) -> Option<(&
         .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median))
 }
 
+/// The figures of all rows but one.
+fn others(rows: &[&Row], best: &Row, of: impl Fn(&Row) -> Option<Figure>) -> Vec<(String, Figure)> {
+    let others = rows.iter().filter(|row| row.title() != best.title());
+    others.filter_map(|row| Some((row.title(), of(row)?))).collect()
+}
+
 fn bulk(rows: &[&Row]) -> Option<String> {
     let (best, cost) = least(rows, |row| row.forwarder_us_per_mib)?;
     let beside = match best.forwarder_us_ratio {
@@ -38,8 +45,9 @@ fn bulk(rows: &[&Row]) -> Option<String> {
         }
         _ => String::new(),
     };
+    let doubt = doubt(cost, others(rows, best, |row| row.forwarder_us_per_mib));
     Some(format!(
-        "Cheapest to forward bulk with: {}, {:.0} µs of the forwarder's CPU per MiB ({}){beside}.",
+        "Cheapest to forward bulk with: {}, {:.0} µs of the forwarder's CPU per MiB ({}){beside}{doubt}.",
         best.title(),
         cost.median,
         cost.interval(0)
@@ -60,8 +68,11 @@ fn messages(traffic: &str, rows: &[&Row]) -> Option<String> {
         }
         _ => String::new(),
     };
+    let cost_doubt = doubt(cost, others(rows, cheapest, |row| row.forwarder_us_per_message));
+    let latency_doubt = doubt(latency, others(rows, fastest, |row| row.latency_p50_us));
     Some(format!(
-        "Messages of {size}: {} costs the forwarder least, {:.1} µs a message there and back; {} is the fastest, {:.1} µs{raised}.",
+        "Messages of {size}: {} costs the forwarder least, {:.1} µs a message there and back{cost_doubt}. {} is the fastest, \
+         {:.1} µs{latency_doubt}{raised}.",
         cheapest.title(),
         cost.median,
         fastest.title(),

@@ -2,6 +2,7 @@
 
 use super::{Report, Row};
 use crate::stats::Figure;
+use crate::verdict::doubt;
 
 /// The sentences that a report's rows support.
 pub(super) fn of(report: &Report) -> Vec<String> {
@@ -48,12 +49,15 @@ fn cheapest(report: &Report, traffic: &str) -> Option<String> {
 }
 
 fn fastest(report: &Report) -> Option<String> {
-    let latencies: Vec<(&str, f64)> = of_traffic(report, "messages")
-        .filter_map(|row| Some((row.path.as_str(), row.latency_p50_us?.median)))
+    let mut latencies: Vec<(String, Figure)> = of_traffic(report, "messages")
+        .filter_map(|row| Some((row.path.clone(), row.latency_p50_us?)))
         .collect();
-    let (best, least) = latencies.iter().min_by(|(_, one), (_, other)| one.total_cmp(other))?;
-    let (worst, most) = latencies.iter().max_by(|(_, one), (_, other)| one.total_cmp(other))?;
+    latencies.sort_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));
+    let ((best, least), (worst, most)) = (latencies.first()?, latencies.last()?);
     Some(format!(
-        "A small message there and back takes {least:.1} µs at the median with {best}, {most:.1} with {worst}."
+        "A small message there and back takes {:.1} µs at the median with {best}, {:.1} with {worst}{}.",
+        least.median,
+        most.median,
+        doubt(*least, latencies[1..].iter().cloned())
     ))
 }

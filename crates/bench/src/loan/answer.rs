@@ -68,7 +68,7 @@ fn over_sendfile(report: &Report) -> Option<String> {
     } else if ratio.is_below(1.0) {
         "Lending costs the sending host less than sendfile"
     } else {
-        "Lending cannot be told from sendfile"
+        "No difference between lending and sendfile was shown"
     };
     Some(format!(
         "{gain}: at its best it costs {:.2} × as much ({}, {} at a time over TCP). What it gains everywhere is that the bytes need not be in a file.",
@@ -84,9 +84,10 @@ fn waiting(report: &Report) -> Option<String> {
         .filter_map(|row| {
             let pipelined =
                 rows(report, To::Tcp, "lend").find(|other| other.piece_bytes == row.piece_bytes)?;
-            let (waited, sent_on) =
-                (row.throughput_bits_per_second?.median, pipelined.throughput_bits_per_second?.median);
-            Some((row.piece_bytes, sent_on / waited))
+            let (waited, sent_on) = (row.throughput_bits_per_second?, pipelined.throughput_bits_per_second?);
+            // Only where it was shown to be slower.
+            let is_slower = waited.is_conclusive() && sent_on.is_above(waited.high);
+            is_slower.then(|| (row.piece_bytes, sent_on.median / waited.median))
         })
         .max_by(|(_, one), (_, other)| one.total_cmp(other))?;
     Some(format!(

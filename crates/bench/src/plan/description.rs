@@ -106,7 +106,8 @@ pub fn describe_tests(plan: &Plan) -> String {
 /// How many of the sender's cores a rate takes by each path, for people.
 pub fn describe_rate(plan: &Plan, rate: Rate) -> String {
     let mut text = format!(
-        "Cores of the sending host for {rate} in long transfers, by what was measured of one connection:\n"
+        "Cores of the sending host for {rate} in long transfers, by what was measured of one connection that the receive window \
+         holds back. A sender that is slower than its receiver pays 1.5 to 3 times as much:\n"
     );
     for (source, name) in [(SourceKind::File, "files"), (SourceKind::Memory, "memory")] {
         for (path, Spread { median, low, high }) in plan.ranking(Condition { source, offloads: true }) {

@@ -119,7 +119,7 @@ pub(super) fn answer(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -
         )
     });
     let own = format!(
-        "The {host}: {:.1} % load{read}, of which {}. Removing any of these altogether would save that much and no more. \
+        "The {host}: {:.1} % load{read}, of which {}. Removing any of these altogether would save about that much of what the kernel's ticks see (not the hypervisor's exits). \
          No group claims {:.1} % of the kernel's ticks.",
         counted.load_percent(),
         largest.join(", "),

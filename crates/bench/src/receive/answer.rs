@@ -2,6 +2,7 @@
 
 use super::{Report, Row};
 use crate::stats::Figure;
+use crate::verdict::doubt;
 
 /// Below this share of mapped bytes the rest is a copy with more calls.
 const MAPPED_PERCENT: f64 = 90.0;
@@ -25,16 +26,16 @@ fn cheapest(report: &Report) -> Option<String> {
         .min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
     let cost = best.receiver_us_per_mib?;
     let beside = match best.receiver_us_ratio {
-        Some(ratio) if best.path != "read" && !ratio.is_below(1.0) => {
-            ", which cannot be told from read".into()
-        }
         Some(ratio) if best.path != "read" => {
             format!(", {:.2} × read ({})", ratio.median, ratio.interval(2))
         }
         _ => String::new(),
     };
+    let others =
+        rows().filter(|row| row.path != best.path && !matches!(row.path.as_str(), "discard" | "auto"));
+    let doubt = doubt(cost, others.filter_map(|row| Some((row.path.clone(), row.receiver_us_per_mib?))));
     Some(format!(
-        "Cheapest to receive with, taken by hand ({condition}): {}, {:.0} µs of the receiving host's CPU per MiB ({}){beside}.",
+        "Cheapest to receive with, taken by hand ({condition}): {}, {:.0} µs of the receiving host's CPU per MiB ({}){beside}{doubt}.",
         best.path,
         cost.median,
         cost.interval(0)
