@@ -149,7 +149,7 @@ pub fn run(
         cache_line_round_trip_ns: apart.map(Figure::exactly),
         ..LabFacts::of(&run, &congestion, None)
     };
-    let mut report = Report::new("profile", started, run.host, Some(facts));
+    let mut report = Report::new("profile", started, run.host, Some(facts)).with_reading(Reading::Held);
     report.warnings = run.warnings;
     let mut pictures = Vec::new();
     let owners = recorder.take_owners();

@@ -109,6 +109,14 @@ impl<R> Report<R> {
         let facts = LabFacts::of(&run, congestion, rate);
         Self { rows, warnings: run.warnings, ..Self::new(experiment, started, run.host, Some(facts)) }
     }
+
+    /// The same, of receiving programs that read so.
+    pub(crate) fn with_reading(mut self, reading: Reading) -> Self {
+        if let Some(lab) = &mut self.lab {
+            lab.reading = Some(reading);
+        }
+        self
+    }
 }
 
 impl LabFacts {

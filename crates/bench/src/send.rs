@@ -138,10 +138,8 @@ pub fn run(
     run.warn(&rows, |candidate| warnings::name(&candidate.cell), |round| round.costs.sender_us_per_mib);
     run.warnings.extend(warnings::of(&rows, plan.rate, sends.reading, observer.as_ref()));
     let rows = rows.iter().map(|series| rows::row(series, &rows, &sends)).collect();
-    let mut report = Report::of_run("send", started, run, &sends.congestion, plan.rate, rows);
-    if let Some(lab) = &mut report.lab {
-        lab.reading = Some(sends.reading);
-    }
+    let mut report = Report::of_run("send", started, run, &sends.congestion, plan.rate, rows)
+        .with_reading(sends.reading);
     report.observer = observer;
     report.answers = answer::of(&report);
     if let Some(planned) = &plan.planned {
