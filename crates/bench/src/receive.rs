@@ -241,8 +241,8 @@ pub fn run(
         ..row::of(series, &rows)
     };
     let rows = rows.iter().map(row).collect();
-    let mut report = Report::of_run("receive", started, run, &receives.congestion, None, rows)
-        .with_reading(Reading::Held);
+    let mut report =
+        Report::of_run("receive", started, run, &receives.congestion, None, rows).with_reading(Reading::Held);
     report.answers = answer::of(&report);
     Ok(report)
 }

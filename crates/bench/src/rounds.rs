@@ -8,12 +8,12 @@ use crate::warning::{Kind, Warning};
 use crate::{BenchError, HostFacts};
 use haul_lab::CpuPair;
 use haul_soak::Meter;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 mod costs;
 mod distances;
 mod disturbances;
+mod pace;
 mod regimes;
 mod warnings;
 
@@ -21,6 +21,8 @@ pub(crate) use costs::Costs;
 use distances::Distances;
 use disturbances::Disturbances;
 pub(crate) use disturbances::OTHERS_PERCENT_MAX;
+pub(crate) use pace::Steps;
+pub use pace::{Pace, Progress};
 pub(crate) use warnings::{LOW_LOAD_PERCENT, list, too_few_rounds, unsteady};
 
 /// How long the machine is kept quiet before and after each round to calibrate the meter.
@@ -32,66 +34,6 @@ const DISTURBED_AGAIN_MAX: usize = 2;
 const SLIPPED_AGAIN_MAX: usize = 9;
 /// Rounds that are added, at most, where some were left out and too few remain for a verdict.
 const ADDED_ROUNDS_MAX: usize = 10;
-/// The most rounds that make sense.
-const ROUNDS_MAX: usize = 1000;
-
-/// How often and how long to measure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
-    /// How often each row is measured.
-    pub rounds: usize,
-    /// How long each row is measured in each round.
-    pub window: Duration,
-}
-
-impl Pace {
-    /// Twenty-one rounds.
-    pub const FULL: Self = Self { rounds: 21, window: Duration::from_millis(50) };
-    /// Fifteen rounds with shorter windows.
-    ///
-    /// Many short windows tell more than few long ones: a machine's speed moves by a fifth within a second, and the ratios of
-    /// neighbouring windows do not depend on those before them (ARCHITECTURE.md).
-    pub const QUICK: Self = Self { rounds: 15, window: Duration::from_millis(30) };
-
-    pub(crate) fn check(self) -> Result<(), BenchError> {
-        if (1..=ROUNDS_MAX).contains(&self.rounds) {
-            return Ok(());
-        }
-        Err(BenchError::BadInput(format!("rounds must be 1 to {ROUNDS_MAX}, not {}", self.rounds)))
-    }
-}
-
-/// How far a run has come.
-#[derive(Debug, Clone)]
-pub struct Progress {
-    /// Rows measured, counting each round.
-    pub done: usize,
-    /// How many there will be.
-    pub total: usize,
-    /// What is measured next.
-    pub next: String,
-}
-
-/// Tells how far a run has come, and asks whether it is to go on.
-pub(crate) struct Steps<'a> {
-    done: usize,
-    total: usize,
-    is_stopped: &'a AtomicBool,
-    tell: &'a mut dyn FnMut(Progress),
-}
-
-impl<'a> Steps<'a> {
-    pub(crate) fn new(total: usize, is_stopped: &'a AtomicBool, tell: &'a mut dyn FnMut(Progress)) -> Self {
-        Self { done: 0, total, is_stopped, tell }
-    }
-
-    /// Says what comes next; returns whether to do it.
-    pub(crate) fn go_on(&mut self, next: &str) -> bool {
-        (self.tell)(Progress { done: self.done, total: self.total, next: next.into() });
-        self.done += 1;
-        !self.is_stopped.load(Relaxed)
-    }
-}
 
 /// What an experiment measures, a row at a time.
 pub(crate) trait Subject {
@@ -110,6 +52,11 @@ pub(crate) trait Subject {
     /// Rows that differ in this need a change of the machine between them, and are measured one after the other.
     fn block(&self, _cell: &Self::Cell) -> usize {
         0
+    }
+
+    /// Whether a round was in the regime that was asked for.
+    fn is_in_regime(&self, _round: &Self::Round) -> bool {
+        true
     }
 
     /// What both hosts paid, where rounds of one regime are to be kept ([`crate::regime`]).
@@ -260,6 +207,11 @@ impl<'a> Run<'a> {
         }
         self.warnings.extend(notes.disturbances.keep_clean(rows, |cell| subject.name(cell)));
         self.warnings.extend(notes.distances.keep_one(rows));
+        self.warnings.extend(regimes::keep_asked_for(
+            rows,
+            |round| subject.is_in_regime(round),
+            |cell| subject.name(cell),
+        ));
         self.warnings.extend(regimes::keep_one(rows, S::costs, |cell| subject.name(cell)));
         self.distances.push(notes.distances);
         Ok(is_complete)

@@ -33,6 +33,9 @@ pub use row::Row;
 /// The result of `send`.
 pub type Report = crate::report::Report<Row>;
 
+/// The share of a window in which the peer's window must hold the sender back, where it is to.
+const WINDOW_LIMITED_MIN: f64 = 0.8;
+
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -138,8 +141,8 @@ pub fn run(
     run.warn(&rows, |candidate| warnings::name(&candidate.cell), |round| round.costs.sender_us_per_mib);
     run.warnings.extend(warnings::of(&rows, plan.rate, sends.reading, observer.as_ref()));
     let rows = rows.iter().map(|series| rows::row(series, &rows, &sends)).collect();
-    let mut report = Report::of_run("send", started, run, &sends.congestion, plan.rate, rows)
-        .with_reading(sends.reading);
+    let mut report =
+        Report::of_run("send", started, run, &sends.congestion, plan.rate, rows).with_reading(sends.reading);
     report.observer = observer;
     report.answers = answer::of(&report);
     if let Some(planned) = &plan.planned {
@@ -285,6 +288,11 @@ impl Subject for Sends<'_> {
     /// Switching a device's offloads takes milliseconds.
     fn block(&self, candidate: &Candidate) -> usize {
         usize::from(candidate.cell.condition.offloads == Offloads::Off)
+    }
+
+    /// Held back by the window, where the receiver holds the rate.
+    fn is_in_regime(&self, round: &Round) -> bool {
+        self.reading == Reading::Free || round.window_limited >= WINDOW_LIMITED_MIN
     }
 
     fn costs(round: &Round) -> Option<&Costs> {

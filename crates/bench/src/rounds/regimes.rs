@@ -38,6 +38,30 @@ pub(super) fn keep_one<C, R>(
     })
 }
 
+/// Leaves out rounds that were not in the regime that was asked for, where enough others remain; says what was left out.
+pub(super) fn keep_asked_for<C, R>(
+    rows: &mut [Series<C, R>],
+    is_in_regime: impl Fn(&R) -> bool,
+    name: impl Fn(&C) -> String,
+) -> Option<Warning> {
+    let (mut left_out, mut names) = (0, Vec::new());
+    for row in rows.iter_mut() {
+        let kept = row.rounds.iter().filter(|(_, round)| is_in_regime(round)).count();
+        if kept >= ROUNDS_MIN && kept < row.rounds.len() {
+            left_out += row.rounds.len() - kept;
+            row.rounds.retain(|(_, round)| is_in_regime(round));
+            names.push(name(&row.cell));
+        }
+    }
+    (left_out > 0).then(|| {
+        let words = format!(
+            "in {left_out} rounds the receive window did not hold the sender back; these rounds are left out (of {})",
+            list(&names)
+        );
+        Warning::new(Kind::Regime, words)
+    })
+}
+
 /// What tells the rounds of the larger regime, where there are two: far apart as a whole, with a gap between.
 fn larger_regime(counts: &[f64]) -> Option<impl Fn(f64) -> bool> {
     let mut sorted = counts.to_vec();
@@ -67,6 +91,20 @@ mod tests {
     fn the_larger_regime_is_kept() {
         assert_eq!(kept(&[6.0, 5.5, 6.2, 38.0, 6.1, 41.0]), [6.0, 5.5, 6.2, 6.1]);
         assert_eq!(kept(&[40.0, 41.0, 39.0, 5.0]), [40.0, 41.0, 39.0]);
+    }
+
+    #[test]
+    fn rounds_of_the_regime_that_was_asked_for_are_kept_where_they_are_enough() {
+        let kept = |counts: &[f64]| {
+            let mut row = Series::new("sendfile");
+            row.rounds = counts.iter().copied().enumerate().collect();
+            let mut rows = [row];
+            let warning = keep_asked_for(&mut rows, |&count: &f64| count < 10.0, |&name| name.into());
+            (rows[0].rounds.len(), warning.is_some())
+        };
+        assert_eq!(kept(&[30.0, 6.0, 31.0, 6.0, 29.0, 6.0, 33.0]), (3, true));
+        assert_eq!(kept(&[30.0, 6.0, 31.0, 6.0]), (4, false));
+        assert_eq!(kept(&[6.0, 6.0, 6.0]), (3, false));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What in a run of `send` deserves a warning, beyond what does in any.
 
 use super::copies::copies_of;
-use super::{Kind, Measured, Warning, rows};
+use super::{Kind, Measured, WINDOW_LIMITED_MIN, Warning, rows};
 use crate::matrix::Cell;
 use crate::quantity::Rate;
 use crate::regime::Reading;
@@ -17,8 +17,6 @@ const BUSY_PERCENT: f64 = 85.0;
 const RATE_HELD: f64 = 0.95;
 /// `getrusage` may miss this share of the sender's cost before it is worth a word.
 const UNCHARGED: f64 = 0.15;
-/// The share of a window in which the peer's window must hold the sender back, where it is to.
-const WINDOW_LIMITED_MIN: f64 = 0.8;
 /// The meter may change the throughput by this share.
 const OBSERVER: f64 = 0.03;
 
