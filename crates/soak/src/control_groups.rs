@@ -4,8 +4,8 @@
 //! `cpu.weight` and `cpu.idle` of version 2): Kubernetes gives pods without requests 2 of 1024. Programs of such a group
 //! share a CPU with the spinner and read low. Deeper groups compete within their parents and not with the spinner.
 
-use crate::process::{ORDINARY_WEIGHT, SPINNER_WEIGHT};
 use crate::report::Warning;
+use crate::weight::{ORDINARY_WEIGHT, SPINNER_WEIGHT};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -30,6 +30,7 @@ pub mod process;
 mod reading;
 pub mod report;
 mod spinner;
+mod weight;
 
 pub use meter::{Interval, Meter, SLICE, Snapshot};
 pub use proc_stat::{CpuTimes, ProcStat};

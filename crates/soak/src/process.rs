@@ -47,11 +47,8 @@ const SHORT: Duration = Duration::from_secs(1);
 const START_MAX: Duration = Duration::from_secs(10);
 /// A measurement may be longer or shorter by this share of what was asked for.
 const LATE_SHARE: f64 = 0.05;
-/// The nice value of the least weight of a group, and that weight (`sched_prio_to_weight` of kernel/sched/core.c; an
-/// ordinary group has 1024).
+/// The nice value of a session of the least weight ([`crate::weight::SPINNER_WEIGHT`]).
 const NICE_MAX: &str = "19";
-pub(crate) const SPINNER_WEIGHT: f64 = 15.0;
-pub(crate) const ORDINARY_WEIGHT: f64 = 1024.0;
 
 /// What a spinner shares with the process that reads: so many counters each, one spinner after the other.
 mod slot {

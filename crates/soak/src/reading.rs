@@ -1,7 +1,7 @@
 //! From counters to load.
 
 use crate::meter::{CpuInterval, Interval};
-use crate::process::{ORDINARY_WEIGHT, SPINNER_WEIGHT};
+use crate::weight::{ORDINARY_WEIGHT, SPINNER_WEIGHT};
 use serde::{Deserialize, Serialize};
 
 /// The most that an assumed baseline may take off, in points. A timer tick of 1000 Hz costs a guest about
