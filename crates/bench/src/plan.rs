@@ -73,7 +73,7 @@ pub fn make(
 ) -> Result<Made, BenchError> {
     if rounds < ROUNDS {
         return Err(BenchError::BadInput(format!(
-            "a plan is made of rows that support a verdict, which take {ROUNDS} rounds or more, not {rounds}"
+            "--rounds {rounds} is too few: a plan takes {ROUNDS} rounds or more"
         )));
     }
     let pace = Pace { rounds, ..Pace::QUICK };

@@ -89,7 +89,8 @@ fn measure(rounds: usize) -> Result<Plan, Failure> {
     Ok(made.plan)
 }
 
-fn load(file: &Path) -> Result<Plan, Failure> {
+/// The plan of a file.
+pub fn load(file: &Path) -> Result<Plan, Failure> {
     if !file.exists() {
         return Err(Failure::bad_input(format!(
             "there is no {}: make a plan with `haul plan`",

@@ -100,8 +100,8 @@ impl SoakReport {
             warn(
                 "uncharged",
                 format!(
-                    "{:.0} % of the {seconds:.3} CPU-seconds were charged to no process of the program: \
-                     interrupts, kernel threads, other programs",
+                    "the machine used {seconds:.3} CPU-seconds meanwhile, of which {:.0} % were charged to no process of the \
+                     program: interrupts, kernel threads, other programs",
                     100.0 * uncharged
                 ),
             );

@@ -85,7 +85,7 @@ impl Distances {
         Some(Warning::new(
             Kind::Moved,
             format!(
-                "the CPUs were not always equally far apart (a hypervisor moves them): a cache line went from one to the other and back in {near:.0} to {far:.0} ns, which changes what copies cost; rounds at {here:.0} ns are kept, {left_out} of {total} at another distance are left out{rest}"
+                "the CPUs were not always equally far apart (a hypervisor moves them): a cache line went from one to the other and back in {near:.0} to {far:.0} ns, which changes what copies cost; rounds at {here:.0} ns are kept, {left_out} of {total} row measurements at another distance are left out{rest}"
             ),
         ))
     }

@@ -55,8 +55,8 @@ impl Disturbances {
         let mut warnings = Vec::new();
         if left_out > 0 {
             let words = format!(
-                "other programs used up to {worst:.0} % of a host's CPU inside a window; {left_out} such rounds are left out \
-                 (a verdict takes {VERDICT_ROUNDS_MIN} that are left)"
+                "other programs used up to {worst:.0} % of a host's CPU inside a window; {left_out} row measurements are left out \
+                 (a verdict takes {VERDICT_ROUNDS_MIN} that remain)"
             );
             warnings.push(Warning::new(Kind::Disturbed, words));
         }
@@ -94,7 +94,7 @@ mod tests {
             [3, 4, 5, 6, 7, 8, 9]
         );
         assert_eq!(rows[0].disturbed_percent, None);
-        assert!(warnings.len() == 1 && warnings[0].detail.contains("3 such rounds"), "{warnings:?}");
+        assert!(warnings.len() == 1 && warnings[0].detail.contains("3 row measurements"), "{warnings:?}");
     }
 
     #[test]

@@ -107,7 +107,12 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
         [] => String::new(),
         ties => format!("; no difference from it was shown for {}", ties.join(", ")),
     };
-    Some(format!("{head}{saving}{equals}."))
+    let paced = if rows.iter().any(|row| row.paced.is_some()) {
+        "; rows that are paced include the cost of timers, and do not compare with rows that are not"
+    } else {
+        ""
+    };
+    Some(format!("{head}{saving}{equals}{paced}."))
 }
 
 fn distance_to_floor(rows: &[&Row]) -> Option<String> {
@@ -122,7 +127,7 @@ fn distance_to_floor(rows: &[&Row]) -> Option<String> {
         "was not shown to cost more".into()
     };
     Some(format!(
-        "The network stack alone, with no data moved, costs {:.0} µs per MiB ({}): {} {distance}.",
+        "The network stack alone, sending the same few pages again and again, costs {:.0} µs per MiB ({}): {} {distance}.",
         figure.median,
         figure.interval(0),
         best.path

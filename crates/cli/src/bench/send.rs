@@ -24,7 +24,7 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failur
         && cork.is_empty()
         && offloads.is_empty());
     let plain = Selection::plain();
-    let planned = plan.as_ref().map(haul_bench::plan::Plan::load).transpose().map_err(Failure::bad_input)?;
+    let planned = plan.as_ref().map(|file| crate::plan::load(file)).transpose()?;
     if let (Some(file), Some(planned)) = (plan, &planned) {
         crate::plan::warn_of_changes(file, planned);
     }
