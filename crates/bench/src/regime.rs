@@ -88,6 +88,7 @@ impl<K: Clone + Eq + Hash> FullSpeeds<K> {
 pub(crate) fn full_speed(flow: &Flow<'_>) -> Result<f64, FlowError> {
     let mut speeds = Vec::new();
     for _ in 0..FULL_SPEED_WINDOWS {
+        // A rate does not depend on the window's length, so slips are not worth a warning here.
         let sample = at_most_again(&mut 0, || flow.run(None))?;
         speeds.extend(sample.outcomes.first().map(Outcome::bytes_per_second));
     }

@@ -19,6 +19,7 @@ mod warnings;
 
 pub(crate) use costs::Costs;
 use distances::Distances;
+pub(crate) use distances::MOVED;
 use disturbances::Disturbances;
 pub(crate) use disturbances::OTHERS_PERCENT_MAX;
 pub(crate) use pace::Steps;

@@ -19,7 +19,7 @@ pub enum Who {
 pub struct Usage {
     /// Time in user mode.
     pub user: Duration,
-    /// Time in the kernel on the caller's behalf. Work done in interrupts is charged to nobody.
+    /// Time in the kernel on the caller's behalf. Work done in interrupts is charged to no process.
     pub system: Duration,
     /// How often the CPU was given up, by waiting for something, or lost to somebody else.
     pub context_switches: u64,

@@ -1,6 +1,7 @@
 //! Each feature, limit and setting that decides what paths cost, or whether they work.
 
 use super::{DeviceFacts, Finding, Verdict, sockets};
+use crate::congestion::paces;
 use haul_lab::LabError;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
@@ -122,7 +123,7 @@ fn mtu(device: &DeviceFacts) -> Option<Finding> {
 
 fn congestion() -> Finding {
     let name = sysctl("net.ipv4.tcp_congestion_control").unwrap_or_default();
-    if name == "bbr" {
+    if paces(&name) {
         bad(
             "congestion control",
             name,

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 /// CPUs whose distance changes by this factor were moved: readings in one place differ by a tenth.
-const MOVED: f64 = 2.0;
+pub(crate) const MOVED: f64 = 2.0;
 /// A row with fewer rounds at the one distance keeps all it has.
 const ROUNDS_MIN: usize = 2;
 

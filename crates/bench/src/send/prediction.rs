@@ -5,13 +5,11 @@ use crate::MIB;
 use crate::congestion::paces;
 use crate::quantity::Rate;
 use crate::regime::Reading;
+use crate::rounds::MOVED;
 use crate::stats::Figure;
 use crate::workload::Workload;
 use haul::Plan;
 use haul::plan::{Condition, Network, SourceKind, Spread, Test};
-
-/// A cache line's round trip that differs by this factor is of CPUs that were moved.
-const DISTANCE_FACTOR: f64 = 2.0;
 
 /// The plan's prediction for a row's workload beside what the row measured; `None` where the plan has no cost for it, or
 /// nothing was measured.
@@ -48,7 +46,7 @@ pub(crate) fn network(report: &Report) -> Option<Network> {
 /// Whether two round trips of a cache line in ns are of CPUs at one distance, as far as they are known.
 pub(crate) fn is_same_distance(one: Option<f64>, other: Option<f64>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return true };
-    one < DISTANCE_FACTOR * other && other < DISTANCE_FACTOR * one
+    one < MOVED * other && other < MOVED * one
 }
 
 /// A sentence for each measured row that a plan has chosen for: the prediction and the measurement.

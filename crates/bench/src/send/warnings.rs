@@ -46,7 +46,9 @@ pub(super) fn of(
             }
             Kind::NotSaturated => "neither host was busy, something else bounds the throughput in",
             Kind::RateNotHeld => "the rate was not held in",
-            _ => "getrusage misses over 15 % of the sending host's cost (interrupts, charged to nobody) in",
+            _ => {
+                "getrusage misses over 15 % of the sending host's cost (interrupts, charged to no process) in"
+            }
         };
         warnings.push(Warning::new(kind, format!("{what} {}", list(&rows))));
     }

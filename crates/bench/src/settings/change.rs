@@ -1,5 +1,6 @@
 //! The settings: how each is changed in a lab, by which command on a machine, and what that risks.
 
+use crate::congestion::paces;
 use crate::quantity::Size;
 use haul_lab::{CpuPair, Kind, Lab, LabError, Offloads, Reception, Settings};
 use std::fmt;
@@ -219,7 +220,7 @@ impl Change {
     /// What may go wrong.
     pub(super) fn risk(&self) -> &'static str {
         match self {
-            Self::Congestion(name) if name == "bbr" => {
+            Self::Congestion(name) if paces(name) => {
                 "timers pace every send, which costs CPU; beside flows that yield to loss it may take more than its share"
             }
             Self::Congestion(_) => "over long or lossy paths it is slower than bbr",
