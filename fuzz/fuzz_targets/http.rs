@@ -2,10 +2,13 @@
 //! the file, and a chunked body that is the same however it is cut.
 #![cfg_attr(not(test), no_main)]
 
-use haul_serve::wire::{
-    Chunked, Coding, Credentials, Parsed, Piece, Target, Validators, Wanted, choose, encode_path, judge, parse,
-    parse_range, range_applies,
-};
+use haul_http::chunked::{Chunked, Piece};
+use haul_http::conditional::{Validators, judge, range_applies};
+use haul_http::credentials::Credentials;
+use haul_http::encoding::{Coding, choose};
+use haul_http::range::{Wanted, parse as parse_range};
+use haul_http::request::{Parsed, parse};
+use haul_http::target::{Target, encode_path};
 use std::time::SystemTime;
 
 const HEAD_BYTES_MAX: usize = 1024;

@@ -80,7 +80,8 @@ fn finish(command: &str, result: Result<(), String>) -> ExitCode {
 fn run_chart(report: &Path) -> ExitCode {
     let text = std::fs::read(report).map_err(|error| error.to_string());
     let parsed = text.and_then(|text| {
-        serde_json::from_slice::<haul_bench::send::Report>(&text).map_err(|error| error.to_string())
+        serde_json::from_slice::<haul_bench::send::SendReport>(&text)
+            .map_err(|error| error.to_string())
     });
     match parsed {
         Ok(report) => {
@@ -122,7 +123,9 @@ fn peers_send(rounds: usize, congestion: &str) -> Result<(), BenchError> {
             number(row.receiver_us_per_mib, 1.0),
         );
     }
-    println!("reported: by iperf3 itself, for haul by getrusage; {rounds} rounds, interleaved, medians");
+    println!(
+        "reported: by iperf3 itself, for haul by getrusage; {rounds} rounds, interleaved, medians"
+    );
     Ok(())
 }
 

@@ -50,15 +50,20 @@ pub fn bare(arguments: &BareArguments) -> Result<(), String> {
 /// Builds haul as it is shipped and measures the servers in turn.
 pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
     let ServeArguments { rounds, congestion, trials, against, variant } = arguments;
-    if let Some(unknown) = trials.iter().find(|name| TRIALS.iter().all(|trial| trial.name != **name)) {
+    if let Some(unknown) =
+        trials.iter().find(|name| TRIALS.iter().all(|trial| trial.name != **name))
+    {
         return Err(format!("there is no trial {unknown}"));
     }
     let peers = [Kind::Nginx, Kind::Lighttpd, Kind::Caddy, Kind::Apache];
     let known = [&peers[..], &[Kind::Bare]].concat();
-    if let Some(unknown) = against.iter().find(|name| known.iter().all(|kind| kind.name() != **name)) {
+    if let Some(unknown) =
+        against.iter().find(|name| known.iter().all(|kind| kind.name() != **name))
+    {
         return Err(format!("there is no server {unknown}"));
     }
-    let is_wanted = |wanted: &[String], name: &str| wanted.is_empty() || wanted.iter().any(|one| one == name);
+    let is_wanted =
+        |wanted: &[String], name: &str| wanted.is_empty() || wanted.iter().any(|one| one == name);
     let mut kinds = vec![Kind::Haul];
     if against.is_empty() {
         kinds.extend(peers);
@@ -85,8 +90,9 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
 
 /// The released command.
 fn build() -> Result<PathBuf, String> {
-    let built =
-        Command::new(env!("CARGO")).args(["build", "--release", "--locked", "-p", "haul-cli"]).status();
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--release", "--locked", "-p", "haul-cli"])
+        .status();
     match built {
         Ok(status) if status.success() => {}
         Ok(status) => return Err(format!("cargo build: {status}")),
@@ -94,6 +100,7 @@ fn build() -> Result<PathBuf, String> {
     }
     // This program lies in target/debug or target/release.
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
-    let target = own.parent().and_then(Path::parent).ok_or("this program lies in no target folder")?;
+    let target =
+        own.parent().and_then(Path::parent).ok_or("this program lies in no target folder")?;
     Ok(target.join("release/haul"))
 }

@@ -98,7 +98,8 @@ pub fn run() -> Result<(), VmError> {
     let folder = tempfile::tempdir().map_err(step("making a folder"))?;
     let initramfs = folder.path().join("initramfs");
     fs::write(&initramfs, build_initramfs()?).map_err(step("writing the initramfs"))?;
-    haul_lab::become_lab_user().map_err(|error| step("making a namespace")(io::Error::other(error)))?;
+    haul_lab::become_lab_user()
+        .map_err(|error| step("making a namespace")(io::Error::other(error)))?;
     // A thread of its own: what it does to its namespace concerns nobody else.
     thread::scope(|scope| {
         let guest = scope.spawn(|| boot(&initramfs));
@@ -123,9 +124,11 @@ fn boot(initramfs: &Path) -> Result<(), VmError> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let mut qemu =
-        haul_sys::child::dies_with_parent(&mut qemu).spawn().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => VmError::Missing("qemu-system-x86_64".into()),
-            _ => step("starting qemu")(error),
+        haul_sys::child::dies_with_parent(&mut qemu).spawn().map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::NotFound => VmError::Missing("qemu-system-x86_64".into()),
+                _ => step("starting qemu")(error),
+            }
         })?;
     let heard = configure_tap().and_then(|()| listen(&mut qemu));
     // It has said all it had to say.
@@ -140,7 +143,9 @@ fn configure_tap() -> Result<(), VmError> {
     let address = format!("{HOST}/24");
     while !ip(&["link", "set", TAP, "up"])? {
         if Instant::now() >= deadline {
-            return Err(VmError::Guest("qemu made no tap: is /dev/net/tun there, and allowed?".into()));
+            return Err(VmError::Guest(
+                "qemu made no tap: is /dev/net/tun there, and allowed?".into(),
+            ));
         }
         thread::sleep(Duration::from_millis(50));
     }
@@ -220,15 +225,20 @@ fn build_initramfs() -> Result<Vec<u8>, VmError> {
 }
 
 /// A module, after those that it names as what it stands on.
-fn add_module(archive: &mut Archive, name: &str, in_order: &mut Vec<String>) -> Result<(), VmError> {
+fn add_module(
+    archive: &mut Archive,
+    name: &str,
+    in_order: &mut Vec<String>,
+) -> Result<(), VmError> {
     const STANDS_ON: &[u8] = b"\0depends=";
     if in_order.iter().any(|other| other == name) {
         return Ok(());
     }
     let tree = kernel_folder().join("lib/modules");
     // A module's file may be spelt with either.
-    let path =
-        find(&tree, |file| file.strip_suffix(".ko").is_some_and(|stem| stem.replace('-', "_") == name))?;
+    let path = find(&tree, |file| {
+        file.strip_suffix(".ko").is_some_and(|stem| stem.replace('-', "_") == name)
+    })?;
     let content = fs::read(&path).map_err(step(format!("reading {}", path.display())))?;
     let at = content.windows(STANDS_ON.len()).position(|window| window == STANDS_ON);
     let names = at.map_or(&[][..], |at| &content[at + STANDS_ON.len()..]);
@@ -288,6 +298,7 @@ fn find(folder: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Result<PathBuf, V
         }
         None
     }
-    search(folder, is_it)
-        .ok_or_else(|| VmError::Missing(format!("a file of Debian's kernel in {}", folder.display())))
+    search(folder, is_it).ok_or_else(|| {
+        VmError::Missing(format!("a file of Debian's kernel in {}", folder.display()))
+    })
 }

@@ -15,25 +15,25 @@ mod answer;
 mod row;
 mod work;
 
-pub use row::Row;
+pub use row::ChecksumRow;
 use work::Work;
 
 /// The result of `checksum`.
-pub type Report = crate::report::Report<Row>;
+pub type ChecksumReport = crate::report::Report<ChecksumRow>;
 
 /// The largest stretch that can be asked for.
 const SIZE_MAX: Size = Size(4 << 30);
 
 /// What to run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct ChecksumPlan {
     /// How many bytes a call works on, over and over: what fits a cache stays there.
     pub sizes: Vec<Size>,
     /// How often.
     pub pace: Pace,
 }
 
-impl Plan {
+impl ChecksumPlan {
     /// From 64 bytes over each level of cache to memory.
     pub fn new(pace: Pace) -> Self {
         let sizes = [64, 1 << 10, 16 << 10, 256 << 10, 4 << 20, 128 << 20].map(Size);
@@ -48,10 +48,10 @@ impl Plan {
 
 /// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then reported.
 pub fn run(
-    plan: &Plan,
+    plan: &ChecksumPlan,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Report, BenchError> {
+) -> Result<ChecksumReport, BenchError> {
     /// How long a row is measured in each round, at least one call.
     const TURN: Duration = Duration::from_millis(4);
     plan.pace.check()?;
@@ -60,18 +60,20 @@ pub fn run(
         return Err(BenchError::BadInput(format!("sizes must be 1B to {SIZE_MAX}")));
     }
     let started = crate::now();
-    let mut report = Report::new("checksum", started, HostFacts::here(), None);
+    let mut report = ChecksumReport::new("checksum", started, HostFacts::here(), None);
     let mut memory = work::Memory::new(largest.0 as usize).map_err(|error| {
         BenchError::BadInput(format!("{largest} twice is more memory than there is: {error}"))
     })?;
     let works = Work::all();
-    let mut steps = Steps::new(plan.pace.rounds * works.len() * plan.sizes.len(), is_stopped, progress);
+    let mut steps =
+        Steps::new(plan.pace.rounds * works.len() * plan.sizes.len(), is_stopped, progress);
     let mut sizes = plan.sizes.clone();
     sizes.sort();
     sizes.dedup();
     let mut is_complete = true;
     for size in sizes {
-        let mut rows: Vec<Series<Work, f64>> = works.iter().map(|&work| Series::new(work)).collect();
+        let mut rows: Vec<Series<Work, f64>> =
+            works.iter().map(|&work| Series::new(work)).collect();
         'rounds: for round in 0..plan.pace.rounds {
             // Every other round backwards, so that a drift weighs on no row twice.
             let mut order: Vec<usize> = (0..rows.len()).collect();
@@ -80,11 +82,12 @@ pub fn run(
             }
             for index in order {
                 let row = &mut rows[index];
-                if !steps.go_on(row.cell.name()) {
+                if !steps.go_on(row.case.name()) {
                     is_complete = false;
                     break 'rounds;
                 }
-                row.rounds.push((round, seconds_per_call(row.cell, &mut memory, size.0 as usize, TURN)));
+                row.rounds
+                    .push((round, seconds_per_call(row.case, &mut memory, size.0 as usize, TURN)));
             }
         }
         report.rows.extend(rows.iter().map(|row| row::of(row, size, &rows)));

@@ -1,7 +1,7 @@
 //! Which congestion control the sockets get.
 
 use crate::BenchError;
-use crate::site::Site;
+use crate::topology::Topology;
 use rustix::net::{AddressFamily, SocketType, ipproto, socket, sockopt};
 use std::fs;
 use std::io;
@@ -21,7 +21,10 @@ pub(crate) fn paces(name: &str) -> bool {
 ///
 /// Tried on a socket of the lab, since a name can be wrong, and outside a namespace of his own an ordinary
 /// user may set only some.
-pub(crate) fn choose<'a>(site: impl Into<Site<'a>>, named: Option<&str>) -> Result<String, BenchError> {
+pub(crate) fn choose<'a>(
+    site: impl Into<Topology<'a>>,
+    named: Option<&str>,
+) -> Result<String, BenchError> {
     let site = site.into();
     let candidates = named.map_or(UNPACED.to_vec(), |name| vec![name]);
     let mut refusals = Vec::new();
@@ -41,12 +44,20 @@ pub(crate) fn choose<'a>(site: impl Into<Site<'a>>, named: Option<&str>) -> Resu
                 return Ok(name.into());
             }
             Ok(()) => {
-                refusals.push(format!("congestion control {name:?} cannot be set on the other machine"));
+                refusals.push(format!(
+                    "congestion control {name:?} cannot be set on the other machine"
+                ));
             }
-            Err(error) => refusals.push(format!("congestion control {name:?} cannot be set: {error}")),
+            Err(error) => {
+                refusals.push(format!("congestion control {name:?} cannot be set: {error}"))
+            }
         }
     }
-    Err(BenchError::BadInput(format!("{} (available: {})", refusals.join("; "), available().join(" "))))
+    Err(BenchError::BadInput(format!(
+        "{} (available: {})",
+        refusals.join("; "),
+        available().join(" ")
+    )))
 }
 
 /// All that may be set on a socket of this process.

@@ -47,7 +47,8 @@ impl Counters {
 fn of_cpu(table: &str, cpu: usize, is_wanted: impl Fn(&str) -> bool) -> u64 {
     let mut lines = table.lines();
     let heads = lines.next().unwrap_or_default();
-    let Some(column) = heads.split_ascii_whitespace().position(|head| head == format!("CPU{cpu}")) else {
+    let Some(column) = heads.split_ascii_whitespace().position(|head| head == format!("CPU{cpu}"))
+    else {
         return 0;
     };
     lines

@@ -6,8 +6,8 @@
 //! share.
 
 use crate::counters::Counters;
+use crate::endpoint::Endpoint;
 use crate::kernel_threads::{KernelThreads, charges_interrupts_apart};
-use crate::place::Place;
 use crate::worker::receiver::Receiving;
 use crate::worker::sender::Sending;
 use crate::worker::socket::SocketOptions;
@@ -38,7 +38,7 @@ const WINDOW_TOLERANCE: f64 = 0.25;
 #[derive(Debug, Clone)]
 pub(crate) struct Part<'a> {
     /// On which host.
-    pub host: Place<'a>,
+    pub host: Endpoint<'a>,
     /// What it does there.
     pub task: Task,
 }
@@ -100,8 +100,8 @@ impl Sample {
 impl<'a> Flow<'a> {
     /// One stream from a host to another, at its steady pace before it is measured.
     pub(crate) fn stream(
-        (from, sending): (Place<'a>, Sending),
-        (to, receiving): (Place<'a>, Receiving),
+        (from, sending): (Endpoint<'a>, Sending),
+        (to, receiving): (Endpoint<'a>, Receiving),
         socket: SocketOptions,
         window: Duration,
     ) -> Self {
@@ -115,8 +115,8 @@ impl<'a> Flow<'a> {
     /// The CPUs of the lab's hosts that take part, each once.
     fn cpus(&self) -> Vec<usize> {
         let of_lab = |part: &Part<'_>| match part.host {
-            Place::Lab(host) => Some(host.cpu()),
-            Place::Here(_) | Place::There(_) => None,
+            Endpoint::Lab(host) => Some(host.cpu()),
+            Endpoint::Here(_) | Endpoint::There(_) => None,
         };
         let mut cpus: Vec<usize> = self.parts.iter().filter_map(of_lab).collect();
         cpus.sort_unstable();
@@ -134,16 +134,20 @@ impl<'a> Flow<'a> {
     ) -> Vec<CpuAccount> {
         let seconds = (after.at - before.at).as_secs_f64();
         let of = |(index, &cpu): (usize, &usize)| {
-            let is_here = |part: &Part<'_>| matches!(part.host, Place::Lab(host) if host.cpu() == cpu);
+            let is_here =
+                |part: &Part<'_>| matches!(part.host, Endpoint::Lab(host) if host.cpu() == cpu);
             let parts = self.parts.iter().zip(outcomes).filter(|(part, _)| is_here(part));
-            let by_parts: f64 = parts.map(|(_, outcome)| outcome.cpu_seconds() / outcome.seconds).sum();
+            let by_parts: f64 =
+                parts.map(|(_, outcome)| outcome.cpu_seconds() / outcome.seconds).sum();
             let by_threads = after.kernel_threads.as_ref().zip(before.kernel_threads.as_ref());
-            let by_threads = by_threads.map(|(after, before)| after[index].saturating_sub(before[index]));
+            let by_threads =
+                by_threads.map(|(after, before)| after[index].saturating_sub(before[index]));
             CpuAccount {
                 cpu,
                 seconds,
                 counters: after.counters[index].since(&before.counters[index]),
-                used_percent: by_threads.map(|used| 100.0 * (by_parts + used.as_secs_f64() / seconds)),
+                used_percent: by_threads
+                    .map(|used| 100.0 * (by_parts + used.as_secs_f64() / seconds)),
             }
         };
         cpus.iter().enumerate().map(of).collect()
@@ -202,13 +206,15 @@ impl<'a> Flow<'a> {
             let seconds = start.elapsed().as_secs_f64();
             workers.wait_until_all_have_looked()?;
             // The other machine's meter must have looked, too, before anybody ends.
-            let is_there = |part: &Part<'_>| matches!(part.host, Place::There(_));
+            let is_there = |part: &Part<'_>| matches!(part.host, Endpoint::There(_));
             let has_there = self.parts.iter().any(is_there);
             let there = has_there.then(|| workers.wait_for_measurement()).transpose()?;
             workers.tell(Word::End)?;
             let outcomes = workers.wait_for_outcomes()?;
             let wall_there = there.as_ref().map(|interval| interval.wall.as_secs_f64());
-            for seconds in outcomes.iter().map(|outcome| outcome.seconds).chain([seconds]).chain(wall_there) {
+            for seconds in
+                outcomes.iter().map(|outcome| outcome.seconds).chain([seconds]).chain(wall_there)
+            {
                 if (seconds / self.window.as_secs_f64() - 1.0).abs() > WINDOW_TOLERANCE {
                     return Err(FlowError::Slipped { seconds });
                 }

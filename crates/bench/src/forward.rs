@@ -9,14 +9,14 @@ use crate::pair::Pair;
 use crate::quantity::{Rate, Size};
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
-use crate::site::{Loads, Site};
-use crate::way::Way;
+use crate::tested_method::TestedMethod;
+use crate::topology::{Loads, Topology};
 use crate::worker::forwarder::Forwarding;
 use crate::worker::messages::{Answering, Asking, Latency};
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
-use haul::Path;
+use haul::SendMethod;
 use haul_lab::{Lab, Settings};
 use haul_soak::Meter;
 use std::collections::HashMap;
@@ -26,15 +26,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 mod answer;
+pub mod method;
 mod proof;
 mod row;
-pub mod way;
 
-pub use row::Row;
-use way::ForwardBy;
+use method::TestedForwardMethod;
+pub use row::ForwardRow;
 
 /// The result of `forward`.
-pub type Report = crate::report::Report<Row>;
+pub type ForwardReport = crate::report::Report<ForwardRow>;
 
 /// What the source sends over and over in a bulk transfer: memory that stays in its cache.
 const SENT: Size = Size(1 << 20);
@@ -56,9 +56,9 @@ pub enum Traffic {
 
 /// One row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Cell {
+pub struct ForwardCase {
     /// The way.
-    pub way: ForwardBy,
+    pub way: TestedForwardMethod,
     /// The size of the pipe or the buffer; `None` where there is none or the library chooses.
     pub buffer: Option<Size>,
     /// What passes through.
@@ -67,9 +67,9 @@ pub struct Cell {
 
 /// What to run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct ForwardPlan {
     /// The ways.
-    pub ways: Vec<ForwardBy>,
+    pub ways: Vec<TestedForwardMethod>,
     /// Sizes of pipes and buffers.
     pub buffers: Vec<Size>,
     /// What passes through.
@@ -86,11 +86,11 @@ pub struct Plan {
     pub congestion: Option<String>,
 }
 
-impl Plan {
+impl ForwardPlan {
     /// What `haul bench forward` runs unless told otherwise.
     pub fn new(pace: Pace) -> Self {
         Self {
-            ways: ForwardBy::ALL.into(),
+            ways: TestedForwardMethod::ALL.into(),
             buffers: vec![Size(16 << 10), Size(64 << 10), Size(256 << 10), Size(1 << 20)],
             traffic: vec![
                 Traffic::Bulk,
@@ -115,8 +115,8 @@ impl Plan {
         }
     }
 
-    fn cells(&self) -> Vec<Cell> {
-        let mut cells = Vec::new();
+    fn cases(&self) -> Vec<ForwardCase> {
+        let mut cases = Vec::new();
         for &traffic in &self.traffic {
             for &way in &self.ways {
                 let buffers = match traffic {
@@ -128,24 +128,32 @@ impl Plan {
                         vec![fits.or(self.buffers.last()).copied()]
                     }
                 };
-                cells.extend(buffers.into_iter().map(|buffer| Cell { way, buffer, traffic }));
+                cases.extend(buffers.into_iter().map(|buffer| ForwardCase {
+                    way,
+                    buffer,
+                    traffic,
+                }));
             }
         }
-        cells
+        cases
     }
 
     fn check(&self) -> Result<(), BenchError> {
         self.pace.check()?;
         for buffer in &self.buffers {
             if !(Size(4 << 10)..=BUFFER_MAX).contains(buffer) {
-                return Err(BenchError::BadInput(format!("buffer {buffer} is outside 4KiB to {BUFFER_MAX}")));
+                return Err(BenchError::BadInput(format!(
+                    "buffer {buffer} is outside 4KiB to {BUFFER_MAX}"
+                )));
             }
         }
         for traffic in &self.traffic {
             if let Traffic::Messages(size) = traffic
                 && !(Size(1)..=MESSAGE_MAX).contains(size)
             {
-                return Err(BenchError::BadInput(format!("message {size} is outside 1B to {MESSAGE_MAX}")));
+                return Err(BenchError::BadInput(format!(
+                    "message {size} is outside 1B to {MESSAGE_MAX}"
+                )));
             }
         }
         Ok(())
@@ -155,41 +163,44 @@ impl Plan {
 /// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then
 /// reported.
 pub fn run(
-    plan: &Plan,
+    plan: &ForwardPlan,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Report, BenchError> {
+) -> Result<ForwardReport, BenchError> {
     plan.check()?;
     let started = crate::now();
     let lab;
     let site = if let Some(pair) = plan.peer.as_deref() {
-        Site::TurnedPair(pair)
+        Topology::TurnedPair(pair)
     } else {
         lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
-        Site::Lab(&lab)
+        Topology::Lab(&lab)
     };
     let congestion = congestion::choose(site, plan.congestion.as_deref())?;
     let mut run = Run::new(site, plan.pace)?;
     // The other machine's sockets are out of reach for a proof.
     let proved = site.lab().map_or_else(HashMap::new, |lab| proof::of(lab, &plan.ways));
     let workload = Workload::Memory(SENT).open()?;
-    let mut forwards = Forwards { site, workload, congestion, plan, full_speeds: FullSpeeds::default() };
-    let mut rows: Vec<Series<Cell, Round>> = plan.cells().into_iter().map(Series::new).collect();
+    let mut forwards =
+        Forwards { site, workload, congestion, plan, full_speeds: FullSpeeds::default() };
+    let mut rows: Vec<Series<ForwardCase, ForwardRound>> =
+        plan.cases().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut forwards, &mut rows, &mut steps)?;
-    run.warn(&rows, Cell::to_string, Round::cost);
-    let row = |series: &Series<Cell, Round>| Row {
-        full_speed_bits_per_second: forwards.full_speeds.bits_per_second(&series.cell),
+    run.warn(&rows, ForwardCase::to_string, ForwardRound::cost);
+    let row = |series: &Series<ForwardCase, ForwardRound>| ForwardRow {
+        full_speed_bits_per_second: forwards.full_speeds.bits_per_second(&series.case),
         ..row::of(series, &rows, &proved)
     };
     let rows = rows.iter().map(row).collect();
-    let mut report = Report::of_run("forward", started, run, &forwards.congestion, plan.rate, rows);
+    let mut report =
+        ForwardReport::of_run("forward", started, run, &forwards.congestion, plan.rate, rows);
     report.answers = answer::of(&report);
     Ok(report)
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Round {
+struct ForwardRound {
     /// The forwarder's host is the lab's sender, the other's its receiver. The bytes are those that went through
     /// once; a message that comes back counts once.
     costs: Costs,
@@ -198,7 +209,7 @@ struct Round {
     messages_per_second: f64,
 }
 
-impl Round {
+impl ForwardRound {
     fn us_per_message(&self) -> f64 {
         self.costs.sender.load_percent / 100.0 * 1e6 / self.messages_per_second
     }
@@ -211,27 +222,28 @@ impl Round {
 
 /// What forwards.
 struct Forwards<'a> {
-    site: Site<'a>,
+    site: Topology<'a>,
     workload: Opened,
     congestion: String,
-    plan: &'a Plan,
-    full_speeds: FullSpeeds<Cell>,
+    plan: &'a ForwardPlan,
+    full_speeds: FullSpeeds<ForwardCase>,
 }
 
 impl Subject for Forwards<'_> {
-    type Cell = Cell;
-    type Round = Round;
+    type Case = ForwardCase;
+    type Round = ForwardRound;
 
-    fn name(&self, cell: &Cell) -> String {
-        cell.way.name().into()
+    fn name(&self, case: &ForwardCase) -> String {
+        case.way.name().into()
     }
 
-    fn measure(&mut self, cell: &Cell, meter: &Meter) -> Result<Sample, FlowError> {
-        let forwarding = Forwarding { by: cell.way, buffer_bytes: cell.buffer.map(|size| size.0 as usize) };
-        let (last, first) = match cell.traffic {
+    fn measure(&mut self, case: &ForwardCase, meter: &Meter) -> Result<Sample, FlowError> {
+        let forwarding =
+            Forwarding { by: case.way, buffer_bytes: case.buffer.map(|size| size.0 as usize) };
+        let (last, first) = match case.traffic {
             Traffic::Bulk => {
                 let sending = Sending {
-                    path: Way::from(Path::ReadSend).name().into(),
+                    path: TestedMethod::from(SendMethod::ReadSend).name().into(),
                     chunk_bytes: CHUNK_BYTES,
                     cork: false,
                     rate_bits_per_second: self.plan.rate.map(|rate| rate.0),
@@ -240,12 +252,13 @@ impl Subject for Forwards<'_> {
                 };
                 (None, Task::Send(sending))
             }
-            Traffic::Messages(size) => {
-                (Some(Task::Answer(Answering {})), Task::Ask(Asking { message_bytes: size.0 as usize }))
-            }
+            Traffic::Messages(size) => (
+                Some(Task::Answer(Answering {})),
+                Task::Ask(Asking { message_bytes: size.0 as usize }),
+            ),
         };
         let (site, window) = (self.site, self.plan.pace.window);
-        let socket = match cell.traffic {
+        let socket = match case.traffic {
             Traffic::Bulk => Reading::Held.socket(&self.congestion),
             Traffic::Messages(_) => Reading::Free.socket(&self.congestion),
         };
@@ -265,7 +278,7 @@ impl Subject for Forwards<'_> {
             None if self.plan.rate.is_some() => flow(Task::Receive(Receiving::plainly())),
             None => {
                 let receiving = |receiving| flow(Task::Receive(receiving));
-                let full_speed = self.full_speeds.of(cell, &receiving(Receiving::plainly()))?;
+                let full_speed = self.full_speeds.of(case, &receiving(Receiving::plainly()))?;
                 // There are two connections to fill.
                 let warm_up = 2 * regime::warm_up(full_speed);
                 Flow { warm_up, ..receiving(regime::held(&Receiving::plainly(), full_speed)) }
@@ -275,26 +288,31 @@ impl Subject for Forwards<'_> {
     }
 
     /// Messages have no interrupts for each MiB that could be compared.
-    fn costs(round: &Round) -> Option<&Costs> {
+    fn costs(round: &ForwardRound) -> Option<&Costs> {
         round.latency.is_none().then_some(&round.costs)
     }
 
-    fn judge(&self, cell: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
+    fn judge(&self, case: &ForwardCase, sample: &Sample, loads: &Loads) -> Option<ForwardRound> {
         let [last, forwarded, first] = sample.outcomes.as_slice() else { return None };
         let bytes_per_second = last.bytes_per_second();
-        let messages_per_second = match cell.traffic {
+        let messages_per_second = match case.traffic {
             Traffic::Bulk => 0.0,
             Traffic::Messages(size) => bytes_per_second / size.0 as f64,
         };
         let costs = Costs::of(loads, bytes_per_second)?;
-        if cell.traffic != Traffic::Bulk && first.latency.is_none() {
+        if case.traffic != Traffic::Bulk && first.latency.is_none() {
             return None;
         }
-        Some(Round { costs, forwarded: *forwarded, latency: first.latency, messages_per_second })
+        Some(ForwardRound {
+            costs,
+            forwarded: *forwarded,
+            latency: first.latency,
+            messages_per_second,
+        })
     }
 }
 
-impl fmt::Display for Cell {
+impl fmt::Display for ForwardCase {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { way, buffer, traffic } = self;
         match buffer {
@@ -317,7 +335,8 @@ impl FromStr for Traffic {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("unknown traffic {text:?}: write bulk or messages:SIZE (messages:64B)");
+        let wrong =
+            || format!("unknown traffic {text:?}: write bulk or messages:SIZE (messages:64B)");
         match text.split_once(':') {
             None if text == "bulk" => Ok(Self::Bulk),
             Some(("messages", size)) => size.parse().map(Self::Messages).map_err(|_| wrong()),

@@ -34,7 +34,11 @@ pub(crate) fn devices() -> Vec<String> {
         .flatten()
         .filter_map(|entry| {
             let driver = fs::read_link(entry.path().join("device/driver")).ok()?;
-            Some(format!("{} {}", entry.file_name().to_string_lossy(), driver.file_name()?.to_string_lossy()))
+            Some(format!(
+                "{} {}",
+                entry.file_name().to_string_lossy(),
+                driver.file_name()?.to_string_lossy()
+            ))
         })
         .collect();
     devices.sort();

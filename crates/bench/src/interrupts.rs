@@ -6,19 +6,19 @@
 //! packets, and that is what is counted here, with whatever else interrupts it but the clock.
 
 use crate::counters::Counters;
+use crate::endpoint::Endpoint;
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
-use crate::place::Place;
 use crate::quantity::Size;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
-use crate::site::Loads;
-use crate::way::Way;
+use crate::tested_method::TestedMethod;
+use crate::topology::Loads;
 use crate::worker::giver::{Beat, Giving, Hand};
 use crate::worker::messages::{Answering, Asking, Latency};
 use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending, taker::Taking};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
-use haul::Path;
+use haul::SendMethod;
 use haul_lab::{Lab, Reception, Settings};
 use haul_soak::Meter;
 use std::sync::atomic::AtomicBool;
@@ -26,10 +26,10 @@ use std::sync::atomic::AtomicBool;
 mod answer;
 mod row;
 
-pub use row::Row;
+pub use row::InterruptsRow;
 
 /// The result of `interrupts`.
-pub type Report = crate::report::Report<Row>;
+pub type InterruptsReport = crate::report::Report<InterruptsRow>;
 
 /// What an Ethernet packet carries after the headers of IPv4 and UDP.
 const DATAGRAM_BYTES: u16 = 1472;
@@ -102,7 +102,7 @@ pub(crate) enum Traffic {
 
 /// One row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Cell {
+pub(crate) struct InterruptsCase {
     setting: Setting,
     traffic: Traffic,
 }
@@ -112,29 +112,33 @@ const HANDS: [Hand; 5] = [Hand::Send, Hand::Lend, Hand::Group, Hand::Segments, H
 
 /// What to run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct InterruptsPlan {
     /// How often and how long.
     pub pace: Pace,
     /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
     pub congestion: Option<String>,
 }
 
-fn cells() -> Vec<Cell> {
-    let transmit = HANDS.map(|hand| Cell { setting: SETTINGS[0], traffic: Traffic::Transmit(hand) });
-    let receive = [Traffic::Datagrams, Traffic::Stream, Traffic::Messages].into_iter().flat_map(|traffic| {
-        let cells = SETTINGS.map(|setting| Cell { setting, traffic });
-        // Only a taker of datagrams has a socket that can be told to poll.
-        cells.into_iter().filter(move |cell| cell.setting.busy_poll_us == 0 || traffic == Traffic::Datagrams)
-    });
+fn cases() -> Vec<InterruptsCase> {
+    let transmit =
+        HANDS.map(|hand| InterruptsCase { setting: SETTINGS[0], traffic: Traffic::Transmit(hand) });
+    let receive =
+        [Traffic::Datagrams, Traffic::Stream, Traffic::Messages].into_iter().flat_map(|traffic| {
+            let cases = SETTINGS.map(|setting| InterruptsCase { setting, traffic });
+            // Only a taker of datagrams has a socket that can be told to poll.
+            cases
+                .into_iter()
+                .filter(move |case| case.setting.busy_poll_us == 0 || traffic == Traffic::Datagrams)
+        });
     transmit.into_iter().chain(receive).collect()
 }
 
 /// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then reported.
 pub fn run(
-    plan: &Plan,
+    plan: &InterruptsPlan,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Report, BenchError> {
+) -> Result<InterruptsReport, BenchError> {
     plan.pace.check()?;
     let started = crate::now();
     let lab = Lab::open(&Settings { mtu: 1500, cpus: None })?;
@@ -142,17 +146,23 @@ pub fn run(
     let mut run = Run::new(&lab, plan.pace)?;
     let memory = Workload::Memory(SENT).open()?;
     let mut packets = Packets { lab: &lab, memory, congestion, pace: plan.pace };
-    let mut rows: Vec<Series<Cell, Round>> = cells().into_iter().map(Series::new).collect();
+    let mut rows: Vec<Series<InterruptsCase, InterruptsRound>> =
+        cases().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut packets, &mut rows, &mut steps)?;
-    run.warn(&rows, |cell| format!("{} ({})", cell.name(), cell.traffic.name()), Round::cost);
+    run.warn(
+        &rows,
+        |case| format!("{} ({})", case.name(), case.traffic.name()),
+        InterruptsRound::cost,
+    );
     let rows = rows.iter().map(|series| row::of(series, &rows)).collect();
-    let mut report = Report::of_run("interrupts", started, run, &packets.congestion, None, rows);
+    let mut report =
+        InterruptsReport::of_run("interrupts", started, run, &packets.congestion, None, rows);
     report.answers = answer::of(&report);
     Ok(report)
 }
 
-impl Cell {
+impl InterruptsCase {
     fn name(&self) -> String {
         match self.traffic {
             Traffic::Transmit(hand) => row::hand_name(hand).into(),
@@ -162,7 +172,7 @@ impl Cell {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Round {
+struct InterruptsRound {
     costs: Costs,
     /// What was sent and what was taken; they differ where datagrams are lost.
     sent_per_second: f64,
@@ -175,7 +185,7 @@ struct Round {
     is_transmit: bool,
 }
 
-impl Round {
+impl InterruptsRound {
     /// For 1000 packets that were sent.
     fn sender_us_per_1000(&self) -> f64 {
         self.costs.sender.load_percent / 100.0 * 1e6 / (self.sent_per_second / 1000.0)
@@ -201,7 +211,7 @@ struct Packets<'a> {
 
 impl Packets<'_> {
     /// Who takes and who gives.
-    fn tasks(&self, cell: &Cell) -> (Task, Task) {
+    fn tasks(&self, case: &InterruptsCase) -> (Task, Task) {
         let giving = |by, datagrams: usize, beat| {
             Task::Give(Giving {
                 is_tcp: false,
@@ -212,8 +222,8 @@ impl Packets<'_> {
                 beat,
             })
         };
-        let taking = || Task::Take(Taking { busy_poll_us: cell.setting.busy_poll_us });
-        match cell.traffic {
+        let taking = || Task::Take(Taking { busy_poll_us: case.setting.busy_poll_us });
+        match case.traffic {
             // The same datagrams at the same moments, in as many calls as the way takes.
             Traffic::Transmit(by) => {
                 let is_single = matches!(by, Hand::Send | Hand::Lend | Hand::LendAndWait);
@@ -221,13 +231,14 @@ impl Packets<'_> {
                 let beat = Beat::Batches { pieces: pieces as u32, per_second: GROUPS_PER_SECOND };
                 (taking(), giving(by, datagrams, beat))
             }
-            Traffic::Datagrams => {
-                (taking(), giving(Hand::Send, 1, Beat::Exact { pieces_per_second: DATAGRAMS_PER_SECOND }))
-            }
+            Traffic::Datagrams => (
+                taking(),
+                giving(Hand::Send, 1, Beat::Exact { pieces_per_second: DATAGRAMS_PER_SECOND }),
+            ),
             Traffic::Stream => (
                 Task::Receive(Receiving::plainly()),
                 Task::Send(Sending {
-                    path: Way::from(Path::ReadSend).name().into(),
+                    path: TestedMethod::from(SendMethod::ReadSend).name().into(),
                     chunk_bytes: 64 << 10,
                     cork: false,
                     rate_bits_per_second: None,
@@ -235,37 +246,38 @@ impl Packets<'_> {
                     plan: None,
                 }),
             ),
-            Traffic::Messages => {
-                (Task::Answer(Answering {}), Task::Ask(Asking { message_bytes: MESSAGE.0 as usize }))
-            }
+            Traffic::Messages => (
+                Task::Answer(Answering {}),
+                Task::Ask(Asking { message_bytes: MESSAGE.0 as usize }),
+            ),
         }
     }
 }
 
 impl Subject for Packets<'_> {
-    type Cell = Cell;
-    type Round = Round;
+    type Case = InterruptsCase;
+    type Round = InterruptsRound;
 
-    fn name(&self, cell: &Cell) -> String {
-        cell.name()
+    fn name(&self, case: &InterruptsCase) -> String {
+        case.name()
     }
 
-    fn measure(&mut self, cell: &Cell, meter: &Meter) -> Result<Sample, FlowError> {
+    fn measure(&mut self, case: &InterruptsCase, meter: &Meter) -> Result<Sample, FlowError> {
         let receiver = &self.lab.receiver;
         if self.lab.kind() == haul_lab::Kind::Loopback {
             return Err(FlowError::Refused("loopback has no device to set".into()));
         }
         let refused = |error: haul_lab::LabError| FlowError::Refused(error.to_string());
-        receiver.set_reception(cell.setting.reception).map_err(refused)?;
+        receiver.set_reception(case.setting.reception).map_err(refused)?;
         // A veth that segments passes large packets on as they are, and its peer then neither polls nor puts any together.
-        let is_transmit = matches!(cell.traffic, Traffic::Transmit(_));
+        let is_transmit = matches!(case.traffic, Traffic::Transmit(_));
         self.lab.set_segmentation(is_transmit).map_err(refused)?;
-        let (taker, giver) = self.tasks(cell);
+        let (taker, giver) = self.tasks(case);
         let flow = Flow {
             socket: SocketOptions::with_congestion(&self.congestion),
             parts: vec![
-                Part { host: Place::Lab(receiver), task: taker },
-                Part { host: Place::Lab(&self.lab.sender), task: giver },
+                Part { host: Endpoint::Lab(receiver), task: taker },
+                Part { host: Endpoint::Lab(&self.lab.sender), task: giver },
             ],
             warm_up: WARM_UP,
             window: self.pace.window,
@@ -273,20 +285,26 @@ impl Subject for Packets<'_> {
         flow.run(Some(meter))
     }
 
-    fn judge(&self, cell: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
+    fn judge(
+        &self,
+        case: &InterruptsCase,
+        sample: &Sample,
+        loads: &Loads,
+    ) -> Option<InterruptsRound> {
         let [taken, sent] = sample.outcomes.as_slice() else { return None };
-        let is_transmit = matches!(cell.traffic, Traffic::Transmit(_));
-        let (sent_per_second, taken_per_second) = match cell.traffic {
-            Traffic::Transmit(_) | Traffic::Datagrams => {
-                (sent.bytes_per_second() / f64::from(DATAGRAM_BYTES), taken.messages as f64 / taken.seconds)
-            }
+        let is_transmit = matches!(case.traffic, Traffic::Transmit(_));
+        let (sent_per_second, taken_per_second) = match case.traffic {
+            Traffic::Transmit(_) | Traffic::Datagrams => (
+                sent.bytes_per_second() / f64::from(DATAGRAM_BYTES),
+                taken.messages as f64 / taken.seconds,
+            ),
             Traffic::Stream => [taken.bytes_per_second() / SEGMENT_BYTES; 2].into(),
             Traffic::Messages => [taken.bytes_per_second() / MESSAGE.0 as f64; 2].into(),
         };
         let bytes_per_second =
             if taken.bytes > 0 { taken.bytes_per_second() } else { sent.bytes_per_second() };
         let account = sample.account_of(self.lab.receiver.cpu())?;
-        Some(Round {
+        Some(InterruptsRound {
             costs: Costs::of(loads, bytes_per_second)?,
             sent_per_second,
             taken_per_second,

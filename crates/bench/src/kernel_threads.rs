@@ -25,7 +25,8 @@ impl KernelThreads {
     /// Those that last ran on one of `cpus`; `None` where they are not shown, as in a container with process numbers of its
     /// own.
     pub(crate) fn on(cpus: &[usize]) -> Option<Self> {
-        let is_kthreadd = fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd");
+        let is_kthreadd =
+            fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd");
         let children = fs::read_to_string(KERNEL_THREADS).ok().filter(|_| is_kthreadd)?;
         let threads = children.split_ascii_whitespace().filter_map(|process| {
             let process = process.parse().ok()?;
@@ -41,8 +42,10 @@ impl KernelThreads {
     pub(crate) fn used(&self, count: usize) -> Vec<Duration> {
         let mut used = vec![Duration::ZERO; count];
         for Thread { process, index } in &self.0 {
-            let account = fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap_or_default();
-            let ns = account.split_ascii_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
+            let account =
+                fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap_or_default();
+            let ns =
+                account.split_ascii_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
             used[*index] += Duration::from_nanos(ns);
         }
         used

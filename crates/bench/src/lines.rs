@@ -41,7 +41,8 @@ pub(crate) fn read_line<T: DeserializeOwned>(
         return Ok(Line::End);
     }
     let word = serde_json::from_slice(&line);
-    Ok(word.map_or_else(|_| Line::Strange(String::from_utf8_lossy(&line).trim().into()), Line::Said))
+    Ok(word
+        .map_or_else(|_| Line::Strange(String::from_utf8_lossy(&line).trim().into()), Line::Said))
 }
 
 /// Writes a word and the end of its line.

@@ -6,18 +6,18 @@
 //! drops them: there what is lent is really not copied, so it shows what lending is worth where it works. TCP needs a
 //! peer that answers, so only datagrams go there.
 
+use crate::endpoint::Endpoint;
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
-use crate::place::Place;
 use crate::quantity::Size;
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
-use crate::site::Loads;
-use crate::way::Way;
+use crate::tested_method::TestedMethod;
+use crate::topology::Loads;
 use crate::worker::giver::{Beat, Giving, Hand};
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending, taker::Taking};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
-use haul::Path;
+use haul::SendMethod;
 use haul_lab::{Lab, Settings};
 use haul_soak::Meter;
 use std::fmt;
@@ -27,10 +27,10 @@ use std::sync::atomic::AtomicBool;
 mod answer;
 mod row;
 
-pub use row::Row;
+pub use row::LoanRow;
 
 /// The result of `loan`.
-pub type Report = crate::report::Report<Row>;
+pub type LoanReport = crate::report::Report<LoanRow>;
 
 /// What a datagram carries at MTU 9000 after the headers of IPv4 and UDP.
 const DATAGRAM_BYTES: u16 = 8972;
@@ -64,7 +64,7 @@ pub(crate) enum By {
 
 /// One row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Cell {
+pub(crate) struct LoanCase {
     to: To,
     by: By,
     piece: Size,
@@ -72,7 +72,7 @@ pub(crate) struct Cell {
 
 /// What to run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct LoanPlan {
     /// Sizes of a loan.
     pub pieces: Vec<Size>,
     /// How often and how long.
@@ -81,7 +81,7 @@ pub struct Plan {
     pub congestion: Option<String>,
 }
 
-impl Plan {
+impl LoanPlan {
     /// From less than a page to a MiB.
     pub fn new(pace: Pace) -> Self {
         let pieces = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20].map(Size);
@@ -93,8 +93,8 @@ impl Plan {
         Self { pieces: [4 << 10, 64 << 10].map(Size).into(), ..Self::new(pace) }
     }
 
-    fn cells(&self) -> Vec<Cell> {
-        let mut cells = Vec::new();
+    fn cases(&self) -> Vec<LoanCase> {
+        let mut cases = Vec::new();
         let mut pieces = self.pieces.clone();
         pieces.sort();
         for to in [To::Tcp, To::Udp, To::Sink] {
@@ -109,27 +109,28 @@ impl Plan {
                         _ => None,
                     },
                 };
-                let hands = [Hand::Send, Hand::Lend, Hand::LendAndWait].into_iter().filter_map(fits);
+                let hands =
+                    [Hand::Send, Hand::Lend, Hand::LendAndWait].into_iter().filter_map(fits);
                 let sendfile = (to == To::Tcp).then_some(By::Sendfile);
                 let size = if to == To::Tcp { piece } else { piece.min(CUT_BYTES) };
                 for by in hands.chain(sendfile) {
-                    let cell = Cell { to, by, piece: size };
-                    if !cells.contains(&cell) {
-                        cells.push(cell);
+                    let case = LoanCase { to, by, piece: size };
+                    if !cases.contains(&case) {
+                        cases.push(case);
                     }
                 }
             }
         }
-        cells
+        cases
     }
 }
 
 /// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then reported.
 pub fn run(
-    plan: &Plan,
+    plan: &LoanPlan,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Report, BenchError> {
+) -> Result<LoanReport, BenchError> {
     plan.pace.check()?;
     if let Some(piece) = plan.pieces.iter().find(|piece| !(Size(1)..=PIECE_MAX).contains(piece)) {
         return Err(BenchError::BadInput(format!("piece {piece} is outside 1B to {PIECE_MAX}")));
@@ -138,27 +139,36 @@ pub fn run(
     let lab = Lab::open(&Settings::default())?;
     let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
     let mut run = Run::new(&lab, plan.pace)?;
-    let sink =
-        lab.add_sink().map(|address| SocketAddr::new(address, PORT)).map_err(|error| error.to_string());
+    let sink = lab
+        .add_sink()
+        .map(|address| SocketAddr::new(address, PORT))
+        .map_err(|error| error.to_string());
     let file = Workload::Files { count: 1, average: PIECE_MAX }.open()?;
-    let mut loans =
-        Loans { lab: &lab, sink, file, congestion, pace: plan.pace, full_speeds: FullSpeeds::default() };
-    let mut rows: Vec<Series<Cell, Round>> = plan.cells().into_iter().map(Series::new).collect();
+    let mut loans = Loans {
+        lab: &lab,
+        sink,
+        file,
+        congestion,
+        pace: plan.pace,
+        full_speeds: FullSpeeds::default(),
+    };
+    let mut rows: Vec<Series<LoanCase, LoanRound>> =
+        plan.cases().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut loans, &mut rows, &mut steps)?;
-    run.warn(&rows, Cell::to_string, |round| round.costs.sender_us_per_mib);
-    let row = |series: &Series<Cell, Round>| Row {
-        full_speed_bits_per_second: loans.full_speeds.bits_per_second(&series.cell),
+    run.warn(&rows, LoanCase::to_string, |round| round.costs.sender_us_per_mib);
+    let row = |series: &Series<LoanCase, LoanRound>| LoanRow {
+        full_speed_bits_per_second: loans.full_speeds.bits_per_second(&series.case),
         ..row::of(series, &rows)
     };
     let rows = rows.iter().map(row).collect();
-    let mut report = Report::of_run("loan", started, run, &loans.congestion, None, rows);
+    let mut report = LoanReport::of_run("loan", started, run, &loans.congestion, None, rows);
     report.answers = answer::of(&report);
     Ok(report)
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Round {
+struct LoanRound {
     costs: Costs,
     sent: Outcome,
     /// Of the bytes that were sent.
@@ -172,40 +182,40 @@ struct Loans<'a> {
     file: Opened,
     congestion: String,
     pace: Pace,
-    full_speeds: FullSpeeds<Cell>,
+    full_speeds: FullSpeeds<LoanCase>,
 }
 
 impl Subject for Loans<'_> {
-    type Cell = Cell;
-    type Round = Round;
+    type Case = LoanCase;
+    type Round = LoanRound;
 
-    fn name(&self, cell: &Cell) -> String {
-        cell.by.name().into()
+    fn name(&self, case: &LoanCase) -> String {
+        case.by.name().into()
     }
 
-    fn measure(&mut self, cell: &Cell, meter: &Meter) -> Result<Sample, FlowError> {
-        let to = match cell.to {
+    fn measure(&mut self, case: &LoanCase, meter: &Meter) -> Result<Sample, FlowError> {
+        let to = match case.to {
             To::Sink => Some(self.sink.clone().map_err(FlowError::Refused)?),
             _ => None,
         };
-        let giver = match cell.by {
+        let giver = match case.by {
             By::Sendfile => Task::Send(Sending {
-                path: Way::from(Path::Sendfile).name().into(),
-                chunk_bytes: cell.piece.0 as usize,
+                path: TestedMethod::from(SendMethod::Sendfile).name().into(),
+                chunk_bytes: case.piece.0 as usize,
                 cork: false,
                 rate_bits_per_second: None,
                 pieces: self.file.handed_over(),
                 plan: None,
             }),
             By::Hand(by) => Task::Give(Giving {
-                is_tcp: cell.to == To::Tcp,
+                is_tcp: case.to == To::Tcp,
                 by,
-                piece_bytes: cell.piece.0 as usize,
+                piece_bytes: case.piece.0 as usize,
                 datagram_bytes: DATAGRAM_BYTES,
                 to,
-                beat: match cell.to {
+                beat: match case.to {
                     To::Udp => Beat::Batches {
-                        pieces: (CUT_BYTES.0 / cell.piece.0).max(1) as u32,
+                        pieces: (CUT_BYTES.0 / case.piece.0).max(1) as u32,
                         per_second: BATCHES_PER_SECOND,
                     },
                     _ => Beat::Free,
@@ -215,15 +225,15 @@ impl Subject for Loans<'_> {
         let (lab, window) = (self.lab, self.pace.window);
         let socket = Reading::Held.socket(&self.congestion);
         let flow = |taker: Option<Task>| {
-            let taker = taker.map(|task| Part { host: Place::Lab(&lab.receiver), task });
-            let giver = Part { host: Place::Lab(&lab.sender), task: giver.clone() };
+            let taker = taker.map(|task| Part { host: Endpoint::Lab(&lab.receiver), task });
+            let giver = Part { host: Endpoint::Lab(&lab.sender), task: giver.clone() };
             let parts = taker.into_iter().chain([giver]).collect();
             Flow { parts, socket: socket.clone(), warm_up: WARM_UP, window }
         };
-        match cell.to {
+        match case.to {
             To::Tcp => {
                 let receiving = |receiving| flow(Some(Task::Receive(receiving)));
-                let full_speed = self.full_speeds.of(cell, &receiving(Receiving::plainly()))?;
+                let full_speed = self.full_speeds.of(case, &receiving(Receiving::plainly()))?;
                 let warm_up = regime::warm_up(full_speed);
                 Flow { warm_up, ..receiving(regime::held(&Receiving::plainly(), full_speed)) }
             }
@@ -233,14 +243,18 @@ impl Subject for Loans<'_> {
         .run(Some(meter))
     }
 
-    fn costs(round: &Round) -> Option<&Costs> {
+    fn costs(round: &LoanRound) -> Option<&Costs> {
         Some(&round.costs)
     }
 
-    fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
+    fn judge(&self, _: &LoanCase, sample: &Sample, loads: &Loads) -> Option<LoanRound> {
         let (sent, taken) = (sample.outcomes.last()?, sample.outcomes.first()?);
         let costs = Costs::of(loads, sent.bytes_per_second())?;
-        Some(Round { costs, sent: *sent, delivered: taken.bytes_per_second() / sent.bytes_per_second() })
+        Some(LoanRound {
+            costs,
+            sent: *sent,
+            delivered: taken.bytes_per_second() / sent.bytes_per_second(),
+        })
     }
 }
 
@@ -266,7 +280,7 @@ impl To {
     }
 }
 
-impl fmt::Display for Cell {
+impl fmt::Display for LoanCase {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} {} {}", self.to.name(), self.piece, self.by.name())
     }

@@ -2,16 +2,16 @@
 
 use crate::BenchError;
 use crate::quantity::Size;
-use crate::way::Way;
+use crate::tested_method::TestedMethod;
 use crate::workload::{Opened, Workload};
-use haul::Path;
+use haul::SendMethod;
 use haul_lab::Offloads;
 
 /// A product of conditions: every path at every chunk size with every workload, and so on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Selection {
+pub struct SendSelection {
     /// The paths.
-    pub paths: Vec<Way>,
+    pub paths: Vec<TestedMethod>,
     /// The chunk sizes.
     pub chunks: Vec<Size>,
     /// The workloads.
@@ -24,7 +24,7 @@ pub struct Selection {
 
 /// The conditions of a row, apart from its path: rows that share them can be compared.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Condition {
+pub struct SendCondition {
     /// The workload.
     pub workload: Workload,
     /// At most how much a call.
@@ -37,21 +37,21 @@ pub struct Condition {
 
 /// One row.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Cell {
+pub struct SendCase {
     /// The path, or the choice.
-    pub path: Way,
+    pub path: TestedMethod,
     /// Its conditions.
-    pub condition: Condition,
+    pub condition: SendCondition,
 }
 
 /// 64 KiB, the chunk of the original measurement.
 pub const CHUNK_DEFAULT: Size = Size(64 * 1024);
 
-impl Selection {
+impl SendSelection {
     /// Every path, 64 KiB chunks, 63 files averaging 350 kB, no cork, offloads on.
     pub fn plain() -> Self {
         Self {
-            paths: Way::all(),
+            paths: TestedMethod::all(),
             chunks: vec![CHUNK_DEFAULT],
             workloads: vec![Workload::USUAL],
             corks: vec![false],
@@ -62,17 +62,28 @@ impl Selection {
     /// What `haul bench send` runs unless told otherwise: the original table (every path with offloads on and
     /// off, `TCP_CORK` on the classic ones), the same at a small and a large chunk, and memory.
     pub fn default_set() -> Vec<Self> {
-        let files: Vec<Way> =
-            [Path::ReadWrite, Path::ReadSend, Path::Sendfile, Path::Splice].map(Way::from).into();
-        let with_auto = |paths: &[Way]| [paths, &[Way::Auto]].concat();
-        let memory: Vec<Way> =
-            [Path::ReadSend, Path::Vmsplice, Path::Zerocopy, Path::UringSend, Path::UringZerocopy]
-                .map(Way::from)
+        let files: Vec<TestedMethod> =
+            [SendMethod::ReadWrite, SendMethod::ReadSend, SendMethod::Sendfile, SendMethod::Splice]
+                .map(TestedMethod::from)
                 .into();
+        let with_auto = |paths: &[TestedMethod]| [paths, &[TestedMethod::Auto]].concat();
+        let memory: Vec<TestedMethod> = [
+            SendMethod::ReadSend,
+            SendMethod::Vmsplice,
+            SendMethod::Zerocopy,
+            SendMethod::UringSend,
+            SendMethod::UringZerocopy,
+        ]
+        .map(TestedMethod::from)
+        .into();
         vec![
             Self { offloads: vec![Offloads::On, Offloads::Off], ..Self::plain() },
             Self { paths: files[..3].to_vec(), corks: vec![true], ..Self::plain() },
-            Self { paths: with_auto(&files), chunks: vec![Size(4 << 10), Size(1 << 20)], ..Self::plain() },
+            Self {
+                paths: with_auto(&files),
+                chunks: vec![Size(4 << 10), Size(1 << 20)],
+                ..Self::plain()
+            },
             Self {
                 paths: with_auto(&memory),
                 workloads: vec![Workload::Memory(Size(16 << 20))],
@@ -82,14 +93,15 @@ impl Selection {
     }
 
     /// Its rows, in the order of conditions first, so that rows to be compared run next to each other.
-    fn cells(&self) -> impl Iterator<Item = Cell> {
+    fn cases(&self) -> impl Iterator<Item = SendCase> {
         self.offloads.iter().flat_map(move |&offloads| {
             self.workloads.iter().flat_map(move |workload| {
                 self.chunks.iter().flat_map(move |&chunk| {
                     self.corks.iter().flat_map(move |&cork| {
                         self.paths.iter().map(move |&path| {
-                            let condition = Condition { workload: workload.clone(), chunk, cork, offloads };
-                            Cell { path, condition }
+                            let condition =
+                                SendCondition { workload: workload.clone(), chunk, cork, offloads };
+                            SendCase { path, condition }
                         })
                     })
                 })
@@ -99,16 +111,16 @@ impl Selection {
 }
 
 /// Every row of several selections, each once.
-pub fn cells(selections: &[Selection]) -> Vec<Cell> {
-    let mut cells: Vec<Cell> = Vec::new();
-    for cell in selections.iter().flat_map(Selection::cells) {
-        if !cells.contains(&cell) {
-            cells.push(cell);
+pub fn cases(selections: &[SendSelection]) -> Vec<SendCase> {
+    let mut cases: Vec<SendCase> = Vec::new();
+    for case in selections.iter().flat_map(SendSelection::cases) {
+        if !cases.contains(&case) {
+            cases.push(case);
         }
     }
     // Switching offloads is the one change that disturbs the lab, so it happens once a round.
-    cells.sort_by_key(|cell| cell.condition.offloads);
-    cells
+    cases.sort_by_key(|case| case.condition.offloads);
+    cases
 }
 
 /// The largest chunk that makes sense: paths keep a few of them in memory.
@@ -143,16 +155,18 @@ mod tests {
 
     #[test]
     fn selections_that_overlap_give_each_row_once() {
-        let one = cells(&[Selection::plain()]);
-        assert_eq!(one.len(), Way::all().len());
-        assert_eq!(cells(&[Selection::plain(), Selection::plain()]), one);
+        let one = cases(&[SendSelection::plain()]);
+        assert_eq!(one.len(), TestedMethod::all().len());
+        assert_eq!(cases(&[SendSelection::plain(), SendSelection::plain()]), one);
     }
 
     #[test]
     fn rows_are_sorted_so_that_offloads_switch_once() {
-        let cells = cells(&Selection::default_set());
-        let switches =
-            cells.windows(2).filter(|pair| pair[0].condition.offloads != pair[1].condition.offloads).count();
+        let cases = cases(&SendSelection::default_set());
+        let switches = cases
+            .windows(2)
+            .filter(|pair| pair[0].condition.offloads != pair[1].condition.offloads)
+            .count();
         assert_eq!(switches, 1);
     }
 }

@@ -290,8 +290,10 @@ impl Listening<'_> {
         let deadline = Some(Instant::now() + SILENCE_MAX);
         match read_line(&mut *self.reader, LINE_BYTES_MAX, deadline).map_err(lost)? {
             Line::Said(reply @ Reply::Measured(_)) => {
-                let asked_for =
-                    self.pair.windows_open.fetch_update(Relaxed, Relaxed, |open| open.checked_sub(1));
+                let asked_for = self
+                    .pair
+                    .windows_open
+                    .fetch_update(Relaxed, Relaxed, |open| open.checked_sub(1));
                 if asked_for.is_ok() { Ok(reply) } else { Err(self.pair.out_of_turn(&reply)) }
             }
             Line::Said(reply) => Ok(shown_reply(reply)),
@@ -319,7 +321,10 @@ fn cut(text: &str) -> String {
 
 /// What a peer said, as it may be shown on a terminal.
 fn shown(text: &str) -> String {
-    cut(text).chars().map(|character| if character.is_control() { '?' } else { character }).collect()
+    cut(text)
+        .chars()
+        .map(|character| if character.is_control() { '?' } else { character })
+        .collect()
 }
 
 fn shown_reply(reply: Reply) -> Reply {
@@ -346,7 +351,8 @@ fn reach(peer: &str) -> Result<(TcpStream, SocketAddr), PairError> {
             Err(source) => failure = Some(PairError::Unreachable { peer: address, source }),
         }
     }
-    let nothing = || PairError::Unknown { peer: peer.into(), source: io::ErrorKind::NotFound.into() };
+    let nothing =
+        || PairError::Unknown { peer: peer.into(), source: io::ErrorKind::NotFound.into() };
     Err(failure.unwrap_or_else(nothing))
 }
 
@@ -379,7 +385,8 @@ mod tests {
 
     #[test]
     fn what_a_peer_says_can_be_shown() {
-        let Reply::Refused(reason) = shown_reply(Reply::Refused("\x1b]0;title\x07 no\r\n".into())) else {
+        let Reply::Refused(reason) = shown_reply(Reply::Refused("\x1b]0;title\x07 no\r\n".into()))
+        else {
             panic!("a refusal stays one");
         };
         assert_eq!(reason, "?]0;title? no??");
@@ -388,7 +395,10 @@ mod tests {
 
     #[test]
     fn meters_on_one_cpu_read_each_other() {
-        let meter = |boot_id: &str, cpus: &[usize]| MeterFacts { boot_id: boot_id.into(), cpus: cpus.into() };
+        let meter = |boot_id: &str, cpus: &[usize]| MeterFacts {
+            boot_id: boot_id.into(),
+            cpus: cpus.into(),
+        };
         assert!(meter("a", &[0, 1]).overlaps(&meter("a", &[1])));
         assert!(!meter("a", &[0]).overlaps(&meter("a", &[1])), "two hosts of a lab");
         assert!(!meter("a", &[0]).overlaps(&meter("b", &[0])), "two machines");

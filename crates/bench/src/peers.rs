@@ -1,15 +1,15 @@
 //! The usual tools beside haul: what they report, and what the meter saw of them.
 
+use crate::endpoint::Endpoint;
 use crate::flow::Flow;
-use crate::place::Place;
 use crate::quantity::Size;
 use crate::rounds::{CALIBRATION, Costs};
-use crate::site::Loads;
+use crate::topology::Loads;
 use crate::worker::socket::SocketOptions;
 use crate::worker::{receiver::Receiving, sender::Sending};
 use crate::workload::Workload;
 use crate::{BenchError, Figure};
-use haul::Path;
+use haul::SendMethod;
 use haul_lab::{Lab, Running, Settings};
 use haul_soak::{Interval, Meter};
 use serde_json::Value;
@@ -47,7 +47,7 @@ pub struct PeerRow {
 
 /// Who sends.
 enum Contestant {
-    Haul(Path),
+    Haul(SendMethod),
     Iperf { name: &'static str, flags: &'static [&'static str] },
 }
 
@@ -70,9 +70,9 @@ pub fn send(
 ) -> Result<Vec<PeerRow>, BenchError> {
     let contestants = [
         Contestant::Iperf { name: "iperf3", flags: &[] },
-        Contestant::Haul(Path::ReadSend),
+        Contestant::Haul(SendMethod::ReadSend),
         Contestant::Iperf { name: "iperf3 -Z", flags: &["-Z"] },
-        Contestant::Haul(Path::Sendfile),
+        Contestant::Haul(SendMethod::Sendfile),
     ];
     // iperf3 sends one buffer over and over, and with -Z the file that this buffer is.
     let workload = Workload::Memory(CHUNK).open()?;
@@ -94,9 +94,9 @@ pub fn send(
                         pieces: workload.handed_over(),
                         plan: None,
                     };
-                    let to = (Place::Lab(&lab.receiver), Receiving::plainly());
+                    let to = (Endpoint::Lab(&lab.receiver), Receiving::plainly());
                     let flow = Flow::stream(
-                        (Place::Lab(&lab.sender), sending),
+                        (Endpoint::Lab(&lab.sender), sending),
                         to,
                         SocketOptions::with_congestion(congestion),
                         WINDOW,
@@ -127,7 +127,7 @@ pub fn send(
 impl Contestant {
     fn name(&self) -> String {
         match self {
-            Self::Haul(Path::ReadSend) => "haul read+send (memory)".into(),
+            Self::Haul(SendMethod::ReadSend) => "haul read+send (memory)".into(),
             Self::Haul(path) => format!("haul {path} (memory)"),
             Self::Iperf { name, .. } => (*name).into(),
         }
@@ -152,9 +152,13 @@ fn trouble(program: &str, problem: impl std::fmt::Display) -> BenchError {
 
 /// Starts the server and waits until it listens.
 fn start_iperf_server(lab: &Lab) -> Result<Running, BenchError> {
-    let is_missing = Command::new("iperf3").arg("--version").stdout(Stdio::null()).status().is_err();
+    let is_missing =
+        Command::new("iperf3").arg("--version").stdout(Stdio::null()).status().is_err();
     if is_missing {
-        return Err(trouble("iperf3", "is missing: ci/install installs it (Debian: apt-get install iperf3)"));
+        return Err(trouble(
+            "iperf3",
+            "is missing: ci/install installs it (Debian: apt-get install iperf3)",
+        ));
     }
     let mut command = Command::new("iperf3");
     command.arg("-s").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -177,7 +181,8 @@ fn is_listening() -> bool {
         let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
         text.lines().any(|line| {
             let words: Vec<&str> = line.split_ascii_whitespace().collect();
-            words.get(1).is_some_and(|address| address.ends_with(&port)) && words.get(3) == Some(&LISTEN)
+            words.get(1).is_some_and(|address| address.ends_with(&port))
+                && words.get(3) == Some(&LISTEN)
         })
     })
 }
@@ -192,14 +197,22 @@ fn iperf(
 ) -> Result<(Option<Interval>, f64, f64), BenchError> {
     let mut command = Command::new("iperf3");
     command
-        .args(["-J", "-c", &lab.receiver.address().to_string(), "-t", IPERF_SECONDS, "-C", congestion])
+        .args([
+            "-J",
+            "-c",
+            &lab.receiver.address().to_string(),
+            "-t",
+            IPERF_SECONDS,
+            "-C",
+            congestion,
+        ])
         .args(["-l", &CHUNK.0.to_string()])
         .args(flags)
         .stdin(Stdio::null());
     let received = || lab.receiver.run(|| received_bytes(lab.receiver.device()));
     thread::scope(|scope| {
-        let client =
-            scope.spawn(|| lab.sender.run(|| haul_sys::child::dies_with_parent(&mut command).output()));
+        let client = scope
+            .spawn(|| lab.sender.run(|| haul_sys::child::dies_with_parent(&mut command).output()));
         thread::sleep(IPERF_WARM_UP);
         let received_before = received()?;
         let before = meter.snapshot()?;
@@ -212,13 +225,15 @@ fn iperf(
             .map_err(|error| trouble("iperf3", error))?;
         let reported = reported_percent(&output)?;
         let interval = after.since(&before);
-        let bytes_per_second = (received_after - received_before) as f64 / interval.wall.as_secs_f64();
+        let bytes_per_second =
+            (received_after - received_before) as f64 / interval.wall.as_secs_f64();
         Ok((Some(interval), bytes_per_second, reported))
     })
 }
 
 fn reported_percent(output: &Output) -> Result<f64, BenchError> {
-    let report: Value = serde_json::from_slice(&output.stdout).map_err(|error| trouble("iperf3", error))?;
+    let report: Value =
+        serde_json::from_slice(&output.stdout).map_err(|error| trouble("iperf3", error))?;
     if let Some(error) = report["error"].as_str() {
         return Err(trouble("iperf3", error));
     }

@@ -4,18 +4,18 @@
 //! what is measured together is alike in ways that the next day is not.
 
 use crate::congestion::{DEFAULT_CONGESTION_FILE, paces};
-use crate::matrix::{CHUNK_DEFAULT, Selection};
+use crate::matrix::{CHUNK_DEFAULT, SendSelection};
 use crate::quantity::Size;
 use crate::send::prediction::{self, is_same_distance};
-use crate::send::{Report, Row};
+use crate::send::{SendReport, SendRow};
+use crate::tested_method::TestedMethod;
 use crate::warning::Kind;
-use crate::way::Way;
 use crate::workload::Workload;
 use crate::{BenchError, HostFacts, Pace, Progress, send};
 pub use description::{describe, describe_rate, describe_tests};
 use fit::is_clean;
 pub use fit::of;
-use haul::Path;
+use haul::SendMethod;
 pub use haul::plan::Plan;
 use haul::plan::{Network, call_bytes};
 use haul_lab::Offloads;
@@ -62,7 +62,7 @@ pub struct Made {
     /// The plan, with its tests and the measurement's warnings.
     pub plan: Plan,
     /// What it was made of.
-    pub report: Report,
+    pub report: SendReport,
 }
 
 /// Measures what a plan needs, makes it and puts it to the test; [`ROUNDS`] take about four minutes.
@@ -77,19 +77,23 @@ pub fn make(
         )));
     }
     let pace = Pace { rounds, ..Pace::QUICK };
-    let measured = send::Plan { pace, observer_pairs: 0, ..send::Plan::new(selections()) };
+    let measured = send::SendPlan { pace, observer_pairs: 0, ..send::SendPlan::new(selections()) };
     let report = send::run(&measured, is_stopped, progress)?;
     let mut plan =
         of(&report).ok_or_else(|| BenchError::Failed("no row could be measured cleanly".into()))?;
-    let tests = TESTS.map(|workload| Selection {
-        paths: vec![Way::Planned],
+    let tests = TESTS.map(|workload| SendSelection {
+        paths: vec![TestedMethod::Planned],
         // The planned way makes calls of its own size; a chunk beyond the file would be refused all the same.
         chunks: vec![Size(workload.sizes()[0]).min(CHUNK_DEFAULT)],
         workloads: vec![workload],
-        ..Selection::plain()
+        ..SendSelection::plain()
     });
-    let tested =
-        send::Plan { pace, observer_pairs: 0, planned: Some(plan.clone()), ..send::Plan::new(tests.into()) };
+    let tested = send::SendPlan {
+        pace,
+        observer_pairs: 0,
+        planned: Some(plan.clone()),
+        ..send::SendPlan::new(tests.into())
+    };
     let mut result = send::run(&tested, is_stopped, progress)?;
     for _ in 0..TEST_REPEATS_MAX {
         if are_alike(&report, &result) {
@@ -102,9 +106,15 @@ pub fn make(
         let words = "the hypervisor had moved the hosts' CPUs when the plan was tested: its tests are of another machine";
         plan.warnings.push(format!("{}: {words}", Kind::Moved));
     }
-    let measured =
-        |row: &&Row| is_clean(row) && row.sender_us_per_mib.is_some_and(|figure| figure.has_interval());
-    plan.tests = tested.rows.iter().filter(measured).filter_map(|row| prediction::test(&plan, row)).collect();
+    let measured = |row: &&SendRow| {
+        is_clean(row) && row.sender_us_per_mib.is_some_and(|figure| figure.has_interval())
+    };
+    plan.tests = tested
+        .rows
+        .iter()
+        .filter(measured)
+        .filter_map(|row| prediction::test(&plan, row))
+        .collect();
     // The tests' distance is warned of above.
     let of_tests = tested.warnings.iter().filter(|warning| warning.kind != Kind::Plan);
     let warnings = report.warnings.iter().chain(of_tests);
@@ -114,33 +124,49 @@ pub fn make(
 }
 
 /// Whether two runs were at the same distance of the CPUs, as far as that is known.
-fn are_alike(one: &Report, other: &Report) -> bool {
-    let ns = |report: &Report| Some(report.lab.as_ref()?.cache_line_round_trip_ns?.median);
+fn are_alike(one: &SendReport, other: &SendReport) -> bool {
+    let ns = |report: &SendReport| Some(report.lab.as_ref()?.cache_line_round_trip_ns?.median);
     is_same_distance(ns(one), ns(other))
 }
 
 /// The rows that a plan is made of.
-fn selections() -> Vec<Selection> {
-    let row = |path: Path, workload: Workload, size: Size, offloads| Selection {
+fn selections() -> Vec<SendSelection> {
+    let row = |path: SendMethod, workload: Workload, size: Size, offloads| SendSelection {
         paths: vec![path.into()],
         chunks: vec![Size(call_bytes(path) as u64).min(size)],
         workloads: vec![workload],
         corks: vec![false],
         offloads: vec![offloads],
     };
-    let of_files =
-        [Path::ReadWrite, Path::ReadSend, Path::MmapSend, Path::Sendfile, Path::Splice, Path::Vmsplice];
-    let of_memory = [Path::ReadWrite, Path::ReadSend, Path::Sendfile, Path::Splice, Path::Vmsplice];
+    let of_files = [
+        SendMethod::ReadWrite,
+        SendMethod::ReadSend,
+        SendMethod::MmapSend,
+        SendMethod::Sendfile,
+        SendMethod::Splice,
+        SendMethod::Vmsplice,
+    ];
+    let of_memory = [
+        SendMethod::ReadWrite,
+        SendMethod::ReadSend,
+        SendMethod::Sendfile,
+        SendMethod::Splice,
+        SendMethod::Vmsplice,
+    ];
     let mut selections = Vec::new();
     for (index, (count, size)) in FILES.into_iter().enumerate() {
         // Without offloads two sizes will do: few network cards are like that.
-        for offloads in if index % 4 == 1 { &[Offloads::On, Offloads::Off][..] } else { &[Offloads::On] } {
+        for offloads in
+            if index % 4 == 1 { &[Offloads::On, Offloads::Off][..] } else { &[Offloads::On] }
+        {
             let files = || Workload::Equal { count, size };
             selections.extend(of_files.iter().map(|&path| row(path, files(), size, *offloads)));
         }
     }
     for (index, size) in MEMORY.into_iter().enumerate() {
-        for offloads in if index % 4 == 1 { &[Offloads::On, Offloads::Off][..] } else { &[Offloads::On] } {
+        for offloads in
+            if index % 4 == 1 { &[Offloads::On, Offloads::Off][..] } else { &[Offloads::On] }
+        {
             let memory = || Workload::Memory(size);
             selections.extend(of_memory.iter().map(|&path| row(path, memory(), size, *offloads)));
         }
@@ -151,7 +177,8 @@ fn selections() -> Vec<Selection> {
 /// How many of a plan's tests it missed, and how many there were; a test that could not be measured cleanly counts as
 /// missed.
 pub fn misses(plan: &Plan) -> (usize, usize) {
-    let met = plan.tests.iter().filter(|test| test.error_percent().abs() <= ERROR_PERCENT_MAX).count();
+    let met =
+        plan.tests.iter().filter(|test| test.error_percent().abs() <= ERROR_PERCENT_MAX).count();
     (TESTS.len() - met.min(TESTS.len()), TESTS.len())
 }
 
@@ -173,7 +200,8 @@ pub fn changes(plan: &Plan) -> Vec<String> {
     };
     compare("kernel", &plan.kernel, &here.kernel);
     compare("CPU", &plan.cpu, &here.cpu);
-    let list = |devices: &[String]| if devices.is_empty() { "none".into() } else { devices.join(", ") };
+    let list =
+        |devices: &[String]| if devices.is_empty() { "none".into() } else { devices.join(", ") };
     compare("network cards", &list(&plan.devices), &list(&devices));
     changes
 }
@@ -181,7 +209,10 @@ pub fn changes(plan: &Plan) -> Vec<String> {
 /// The reason why a plan's costs may not be those of this host's sockets: its default congestion control paces them, and the
 /// plan was measured without pacing.
 pub fn pacing_note(plan: &Plan) -> Option<String> {
-    pacing_note_for(plan.network.as_ref()?, fs::read_to_string(DEFAULT_CONGESTION_FILE).ok()?.trim())
+    pacing_note_for(
+        plan.network.as_ref()?,
+        fs::read_to_string(DEFAULT_CONGESTION_FILE).ok()?.trim(),
+    )
 }
 
 fn pacing_note_for(Network { congestion, .. }: &Network, default: &str) -> Option<String> {

@@ -4,18 +4,20 @@
 //! A timer looks at each CPU some thousand times a second. What it finds in the meter's own thread is an idle CPU,
 //! unless an interrupt was at work on top of it. The groups are in `profile/groups.txt`.
 
+use crate::endpoint::Endpoint;
 use crate::flow::{Flow, Moment};
-use crate::place::Place;
 use crate::regime::{self, Reading};
 use crate::report::LabFacts;
 use crate::rounds::{CALIBRATION, Costs, OTHERS_PERCENT_MAX, Pace, Progress, Run, Steps};
-use crate::site::Loads;
 use crate::stats::Figure;
+use crate::topology::Loads;
 use crate::view::Picture;
 use crate::warning::{Kind, Warning};
 use crate::worker::{receiver::Receiving, sender::Sending};
 use crate::workload::Workload;
-use crate::{BenchError, HostFacts, congestion, receive::way::ReceiveWay, way::Way};
+use crate::{
+    BenchError, HostFacts, congestion, receive::method::ReceiveMethod, tested_method::TestedMethod,
+};
 use haul_lab::{Lab, Settings};
 use std::collections::HashSet;
 use std::process::{Command, ExitStatus};
@@ -34,11 +36,11 @@ use count::Counted;
 use groups::Groups;
 use owner::Owners;
 use record::Recorder;
-pub use row::{Kind as RowKind, Row};
+pub use row::{Kind as RowKind, ProfileRow};
 use symbols::Symbols;
 
 /// The result of `profile`.
-pub type Report = crate::report::Report<Row>;
+pub type ProfileReport = crate::report::Report<ProfileRow>;
 
 /// What the sender sends in a call, and the receiver's buffer.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -51,11 +53,11 @@ const SECONDS_MAX: f64 = 600.0;
 
 /// What to watch.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct ProfilePlan {
     /// How it is sent.
-    pub send: Way,
+    pub send: TestedMethod,
     /// How it is received.
-    pub receive: ReceiveWay,
+    pub receive: ReceiveMethod,
     /// What is sent.
     pub workload: Workload,
     /// For how long.
@@ -70,14 +72,14 @@ pub struct Plan {
 #[derive(Debug, Clone)]
 pub struct Profile {
     /// The figures.
-    pub report: Report,
+    pub report: ProfileReport,
     /// Where the time went, drawn.
     pub pictures: Vec<Picture>,
 }
 
 /// Watches both hosts while one sends to the other.
 pub fn run(
-    plan: &Plan,
+    plan: &ProfilePlan,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Profile, BenchError> {
@@ -103,10 +105,10 @@ pub fn run(
     };
     let socket = Reading::Held.socket(&congestion);
     let flow = |receiving: Receiving, window| {
-        let to = (Place::Lab(&lab.receiver), receiving);
-        Flow::stream((Place::Lab(&lab.sender), sending.clone()), to, socket.clone(), window)
+        let to = (Endpoint::Lab(&lab.receiver), receiving);
+        Flow::stream((Endpoint::Lab(&lab.sender), sending.clone()), to, socket.clone(), window)
     };
-    let flow = if plan.receive == ReceiveWay::Read {
+    let flow = if plan.receive == ReceiveMethod::Read {
         let full_speed = regime::full_speed(&flow(Receiving::plainly(), PILOT_WINDOW))?;
         Flow {
             warm_up: regime::warm_up(full_speed),
@@ -149,7 +151,8 @@ pub fn run(
         cache_line_round_trip_ns: apart.map(Figure::exactly),
         ..LabFacts::of(&run, &congestion, None)
     };
-    let mut report = Report::new("profile", started, run.host, Some(facts)).with_reading(Reading::Held);
+    let mut report =
+        ProfileReport::new("profile", started, run.host, Some(facts)).with_reading(Reading::Held);
     report.warnings = run.warnings;
     let mut pictures = Vec::new();
     let owners = recorder.take_owners();
@@ -197,7 +200,7 @@ pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitSta
         lost += seen.lost;
     }
     let what = format!("machine, {} CPUs for {seconds:.1} s", cpus.len());
-    let mut report = Report::new("profile", started, HostFacts::here(), None);
+    let mut report = ProfileReport::new("profile", started, HostFacts::here(), None);
     warn_of_losses(&mut report, &what, lost);
     if all.busy() < TICKS_ENOUGH {
         let words = format!("{} looks at busy CPUs: too few for shares that mean much", all.busy());
@@ -205,7 +208,8 @@ pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitSta
     }
     report.rows = row::rows(&what, &all, None);
     report.answers = row::answer(&what, &all, None);
-    let picture = Picture { title: format!("Where the time of {what} goes"), svg: flame::draw(&all) };
+    let picture =
+        Picture { title: format!("Where the time of {what} goes"), svg: flame::draw(&all) };
     Ok(Ok((Profile { report, pictures: vec![picture] }, status)))
 }
 
@@ -215,14 +219,16 @@ fn watch(cpus: &[usize]) -> Result<(Recorder, Symbols), BenchError> {
             "the kernel does not let this user watch CPUs ({error}): run as root, or sysctl -w kernel.perf_event_paranoid=0 kernel.kptr_restrict=0"
         ))
     })?;
-    let symbols =
-        Symbols::read().map_err(|error| BenchError::BadInput(format!("/proc/kallsyms: {error}")))?;
+    let symbols = Symbols::read()
+        .map_err(|error| BenchError::BadInput(format!("/proc/kallsyms: {error}")))?;
     Ok((recorder, symbols))
 }
 
-fn warn_of_losses(report: &mut Report, what: &str, lost: u64) {
+fn warn_of_losses(report: &mut ProfileReport, what: &str, lost: u64) {
     if lost > 0 {
-        let words = format!("{what}: {lost} looks were lost, because the machine was too busy to keep them");
+        let words = format!(
+            "{what}: {lost} looks were lost, because the machine was too busy to keep them"
+        );
         report.warnings.push(Warning::new(Kind::AccountsDisagree, words));
     }
 }

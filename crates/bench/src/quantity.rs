@@ -42,7 +42,8 @@ impl fmt::Display for Size {
             (1_000_000, "MB"),
             (1000, "KB"),
         ];
-        let exact = UNITS.into_iter().find(|(unit, _)| self.0 >= *unit && self.0.is_multiple_of(*unit));
+        let exact =
+            UNITS.into_iter().find(|(unit, _)| self.0 >= *unit && self.0.is_multiple_of(*unit));
         match exact {
             Some((unit, name)) => formatter.pad(&format!("{}{name}", self.0 / unit)),
             None => formatter.pad(&format!("{}B", self.0)),

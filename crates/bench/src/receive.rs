@@ -10,12 +10,12 @@ use crate::pair::Pair;
 use crate::quantity::Size;
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
-use crate::site::{Loads, Site};
-use crate::way::Way;
+use crate::tested_method::TestedMethod;
+use crate::topology::{Loads, Topology};
 use crate::worker::{Outcome, receiver::Receiving, sender};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
-use haul::Path;
+use haul::SendMethod;
 use haul_lab::{HostSetting, Lab, Settings};
 use haul_soak::Meter;
 use serde::{Deserialize, Serialize};
@@ -27,14 +27,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 mod answer;
+pub mod method;
 mod row;
-pub mod way;
 
-pub use row::Row;
-use way::ReceiveWay;
+use method::ReceiveMethod;
+pub use row::ReceiveRow;
 
 /// The result of `receive`.
-pub type Report = crate::report::Report<Row>;
+pub type ReceiveReport = crate::report::Report<ReceiveRow>;
 
 /// The MTU at which a segment's payload is one page: 4096 bytes and 52 of IPv4 and TCP headers with timestamps.
 pub const MTU_OF_A_PAGE: u32 = 4148;
@@ -77,7 +77,7 @@ pub enum PageOrder {
 
 /// The conditions of a row, apart from its way: rows that share them can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Condition {
+pub struct ReceiveCondition {
     /// The link's MTU in bytes.
     pub mtu: u32,
     /// How it is sent.
@@ -92,9 +92,9 @@ pub struct Condition {
 
 /// A product of conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Selection {
+pub struct ReceiveSelection {
     /// The ways.
-    pub ways: Vec<ReceiveWay>,
+    pub ways: Vec<ReceiveMethod>,
     /// The MTUs.
     pub mtus: Vec<u32>,
     /// How it is sent.
@@ -109,18 +109,18 @@ pub struct Selection {
 
 /// One row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Cell {
+pub struct ReceiveCase {
     /// The way.
-    pub way: ReceiveWay,
+    pub way: ReceiveMethod,
     /// Its conditions.
-    pub condition: Condition,
+    pub condition: ReceiveCondition,
 }
 
 /// What to run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct ReceivePlan {
     /// The rows.
-    pub selections: Vec<Selection>,
+    pub selections: Vec<ReceiveSelection>,
     /// The machine to measure with, instead of the lab's second host.
     pub peer: Option<Arc<Pair>>,
     /// How often and how long.
@@ -129,11 +129,11 @@ pub struct Plan {
     pub congestion: Option<String>,
 }
 
-impl Selection {
+impl ReceiveSelection {
     /// Every way, on a link whose segments are a page, sent by `send`, into 128 KiB that nobody looks at.
     pub fn plain() -> Self {
         Self {
-            ways: ReceiveWay::ALL.into(),
+            ways: ReceiveMethod::ALL.into(),
             mtus: vec![MTU_OF_A_PAGE],
             sent_by: vec![SentBy::Send],
             page_orders: vec![PageOrder::Default],
@@ -146,12 +146,16 @@ impl Selection {
     /// pages can be mapped; reading and mapping with single pages, through buffers from the second-level cache
     /// to past the last, touched or not.
     pub fn default_set() -> Vec<Self> {
-        let two = vec![ReceiveWay::Read, ReceiveWay::Mapped];
-        let three = vec![ReceiveWay::Read, ReceiveWay::Mapped, ReceiveWay::Auto];
+        let two = vec![ReceiveMethod::Read, ReceiveMethod::Mapped];
+        let three = vec![ReceiveMethod::Read, ReceiveMethod::Mapped, ReceiveMethod::Auto];
         vec![
             Self { mtus: vec![Settings::default().mtu, MTU_OF_A_PAGE], ..Self::plain() },
             Self { mtus: vec![1500], ways: three.clone(), ..Self::plain() },
-            Self { sent_by: vec![SentBy::Zerocopy, SentBy::Sendfile], ways: three, ..Self::plain() },
+            Self {
+                sent_by: vec![SentBy::Zerocopy, SentBy::Sendfile],
+                ways: three,
+                ..Self::plain()
+            },
             Self { page_orders: vec![PageOrder::Single], ..Self::plain() },
             Self {
                 page_orders: vec![PageOrder::Single],
@@ -163,15 +167,17 @@ impl Selection {
         ]
     }
 
-    fn cells(&self) -> impl Iterator<Item = Cell> {
+    fn cases(&self) -> impl Iterator<Item = ReceiveCase> {
         self.page_orders.iter().flat_map(move |&page_order| {
             self.mtus.iter().flat_map(move |&mtu| {
                 self.sent_by.iter().flat_map(move |&sent_by| {
                     self.buffers.iter().flat_map(move |&buffer| {
                         self.touches.iter().flat_map(move |&touch| {
-                            let condition = Condition { mtu, sent_by, page_order, buffer, touch };
-                            let ways = self.ways.iter().filter(move |way| !touch || way.shows_bytes());
-                            ways.map(move |&way| Cell { way, condition })
+                            let condition =
+                                ReceiveCondition { mtu, sent_by, page_order, buffer, touch };
+                            let ways =
+                                self.ways.iter().filter(move |way| !touch || way.shows_bytes());
+                            ways.map(move |&way| ReceiveCase { way, condition })
                         })
                     })
                 })
@@ -181,27 +187,27 @@ impl Selection {
 }
 
 /// Every row of several selections, each once; the machine's setting changes once a round.
-fn cells(selections: &[Selection]) -> Vec<Cell> {
-    let mut cells: Vec<Cell> = Vec::new();
-    for cell in selections.iter().flat_map(Selection::cells) {
-        if !cells.contains(&cell) {
-            cells.push(cell);
+fn cases(selections: &[ReceiveSelection]) -> Vec<ReceiveCase> {
+    let mut cases: Vec<ReceiveCase> = Vec::new();
+    for case in selections.iter().flat_map(ReceiveSelection::cases) {
+        if !cases.contains(&case) {
+            cases.push(case);
         }
     }
-    cells.sort_by_key(|cell| cell.condition.page_order);
-    cells
+    cases.sort_by_key(|case| case.condition.page_order);
+    cases
 }
 
 /// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then
 /// reported.
 pub fn run(
-    plan: &Plan,
+    plan: &ReceivePlan,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Report, BenchError> {
+) -> Result<ReceiveReport, BenchError> {
     plan.pace.check()?;
-    let cells = cells(&plan.selections);
-    for Cell { condition: Condition { buffer, .. }, .. } in &cells {
+    let cases = cases(&plan.selections);
+    for ReceiveCase { condition: ReceiveCondition { buffer, .. }, .. } in &cases {
         if !(BUFFER_MIN..=BUFFER_MAX).contains(buffer) {
             return Err(BenchError::BadInput(format!(
                 "buffer {buffer} is outside {BUFFER_MIN} to {BUFFER_MAX}"
@@ -210,7 +216,7 @@ pub fn run(
     }
     let started = crate::now();
     let mut labs: BTreeMap<u32, Lab> = BTreeMap::new();
-    let mtus = cells.iter().map(|cell| cell.condition.mtu).filter(|_| plan.peer.is_none());
+    let mtus = cases.iter().map(|case| case.condition.mtu).filter(|_| plan.peer.is_none());
     for mtu in mtus {
         if !labs.contains_key(&mtu) {
             // All on the same two CPUs.
@@ -219,7 +225,7 @@ pub fn run(
         }
     }
     let sites = Sites { labs: &labs, pair: plan.peer.as_deref() };
-    let site = cells.first().and_then(|cell| sites.of(cell.condition.mtu));
+    let site = cases.first().and_then(|case| sites.of(case.condition.mtu));
     let site = site.ok_or_else(|| BenchError::BadInput("there is nothing to measure".into()))?;
     let congestion = congestion::choose(site, plan.congestion.as_deref())?;
     let mut receives = Receives {
@@ -232,23 +238,25 @@ pub fn run(
         full_speeds: FullSpeeds::default(),
     };
     let mut run = Run::new(site, plan.pace)?;
-    let mut rows: Vec<Series<Cell, Round>> = cells.into_iter().map(Series::new).collect();
+    let mut rows: Vec<Series<ReceiveCase, ReceiveRound>> =
+        cases.into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.all(&mut receives, &mut rows, &mut steps)?;
-    run.warn(&rows, Cell::to_string, |round| round.costs.receiver_us_per_mib);
-    let row = |series: &Series<Cell, Round>| Row {
-        full_speed_bits_per_second: receives.full_speeds.bits_per_second(&series.cell),
+    run.warn(&rows, ReceiveCase::to_string, |round| round.costs.receiver_us_per_mib);
+    let row = |series: &Series<ReceiveCase, ReceiveRound>| ReceiveRow {
+        full_speed_bits_per_second: receives.full_speeds.bits_per_second(&series.case),
         ..row::of(series, &rows)
     };
     let rows = rows.iter().map(row).collect();
     let mut report =
-        Report::of_run("receive", started, run, &receives.congestion, None, rows).with_reading(Reading::Held);
+        ReceiveReport::of_run("receive", started, run, &receives.congestion, None, rows)
+            .with_reading(Reading::Held);
     report.answers = answer::of(&report);
     Ok(report)
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Round {
+struct ReceiveRound {
     costs: Costs,
     received: Outcome,
 }
@@ -272,10 +280,10 @@ struct Sites<'a> {
 }
 
 impl<'a> Sites<'a> {
-    fn of(self, mtu: u32) -> Option<Site<'a>> {
+    fn of(self, mtu: u32) -> Option<Topology<'a>> {
         match self.pair {
-            Some(pair) => Some(Site::Pair(pair)),
-            None => self.labs.get(&mtu).map(Site::Lab),
+            Some(pair) => Some(Topology::Pair(pair)),
+            None => self.labs.get(&mtu).map(Topology::Lab),
         }
     }
 }
@@ -288,7 +296,7 @@ struct Receives<'a> {
     congestion: String,
     pace: Pace,
     page_order: Settled,
-    full_speeds: FullSpeeds<Cell>,
+    full_speeds: FullSpeeds<ReceiveCase>,
 }
 
 impl Receives<'_> {
@@ -296,7 +304,8 @@ impl Receives<'_> {
         let value = if wanted == PageOrder::Single { "1" } else { "0" };
         if let Settled::Untouched = self.page_order {
             // A kernel before 5.14 has no such setting, and is as if it were 0.
-            let now = fs::read_to_string(PAGE_ORDER_FILE).map_or("0".into(), |text| text.trim().to_owned());
+            let now = fs::read_to_string(PAGE_ORDER_FILE)
+                .map_or("0".into(), |text| text.trim().to_owned());
             if now == value {
                 return Ok(());
             }
@@ -316,27 +325,27 @@ impl Receives<'_> {
 }
 
 impl Subject for Receives<'_> {
-    type Cell = Cell;
-    type Round = Round;
+    type Case = ReceiveCase;
+    type Round = ReceiveRound;
 
-    fn name(&self, cell: &Cell) -> String {
-        cell.way.name().into()
+    fn name(&self, case: &ReceiveCase) -> String {
+        case.way.name().into()
     }
 
-    fn measure(&mut self, cell: &Cell, meter: &Meter) -> Result<Sample, FlowError> {
-        let Cell { way, condition } = *cell;
+    fn measure(&mut self, case: &ReceiveCase, meter: &Meter) -> Result<Sample, FlowError> {
+        let ReceiveCase { way, condition } = *case;
         if self.sites.pair.is_none() {
             self.set_page_order(condition.page_order)?;
         }
         let no_site = || FlowError::Refused(format!("there is no link of MTU {}", condition.mtu));
         let site = self.sites.of(condition.mtu).ok_or_else(no_site)?;
         let (path, workload) = match condition.sent_by {
-            SentBy::Send => (Path::ReadSend, &self.memory),
-            SentBy::Zerocopy => (Path::Zerocopy, &self.memory),
-            SentBy::Sendfile => (Path::Sendfile, &self.file),
+            SentBy::Send => (SendMethod::ReadSend, &self.memory),
+            SentBy::Zerocopy => (SendMethod::Zerocopy, &self.memory),
+            SentBy::Sendfile => (SendMethod::Sendfile, &self.file),
         };
         let sending = sender::Sending {
-            path: Way::from(path).name().into(),
+            path: TestedMethod::from(path).name().into(),
             chunk_bytes: CHUNK_BYTES,
             cork: false,
             rate_bits_per_second: None,
@@ -346,41 +355,42 @@ impl Subject for Receives<'_> {
         let buffer_bytes = condition.buffer.0 as usize;
         let low_water_bytes = buffer_bytes / LOW_WATER_DIVISOR;
         let touch = condition.touch;
-        let receiving = Receiving { way, buffer_bytes, touch, low_water_bytes, ..Receiving::plainly() };
+        let receiving =
+            Receiving { way, buffer_bytes, touch, low_water_bytes, ..Receiving::plainly() };
         let socket = Reading::Held.socket(&self.congestion);
         let window = self.pace.window;
         let flow = |receiving| {
             let (from, to) = ((site.sender(), sending.clone()), (site.receiver(), receiving));
             Flow::stream(from, to, socket.clone(), window)
         };
-        let full_speed = self.full_speeds.of(cell, &flow(receiving.clone()))?;
+        let full_speed = self.full_speeds.of(case, &flow(receiving.clone()))?;
         let warm_up = regime::warm_up(full_speed);
         Flow { warm_up, ..flow(regime::held(&receiving, full_speed)) }.run(Some(meter))
     }
 
     /// The machine's setting of the page order is changed once a round.
-    fn block(&self, cell: &Cell) -> usize {
-        usize::from(cell.condition.page_order == PageOrder::Single)
+    fn block(&self, case: &ReceiveCase) -> usize {
+        usize::from(case.condition.page_order == PageOrder::Single)
     }
 
-    fn costs(round: &Round) -> Option<&Costs> {
+    fn costs(round: &ReceiveRound) -> Option<&Costs> {
         Some(&round.costs)
     }
 
-    fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
+    fn judge(&self, _: &ReceiveCase, sample: &Sample, loads: &Loads) -> Option<ReceiveRound> {
         let received = *sample.outcomes.first()?;
         let costs = Costs::of(loads, received.bytes_per_second())?;
-        Some(Round { costs, received })
+        Some(ReceiveRound { costs, received })
     }
 }
 
-impl fmt::Display for Cell {
+impl fmt::Display for ReceiveCase {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} ({})", self.way, self.condition)
     }
 }
 
-impl fmt::Display for Condition {
+impl fmt::Display for ReceiveCondition {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mtu, sent_by, page_order, buffer, touch } = self;
         write!(formatter, "MTU {mtu}, sent by {sent_by}, into {buffer}")?;
@@ -429,15 +439,18 @@ mod tests {
 
     #[test]
     fn rows_that_nobody_could_look_at_are_not_touched() {
-        let touched = Selection { touches: vec![true], ..Selection::plain() };
-        let ways: Vec<ReceiveWay> = cells(&[touched]).iter().map(|cell| cell.way).collect();
-        assert!(!ways.contains(&ReceiveWay::Discard) && ways.contains(&ReceiveWay::Mapped), "{ways:?}");
+        let touched = ReceiveSelection { touches: vec![true], ..ReceiveSelection::plain() };
+        let ways: Vec<ReceiveMethod> = cases(&[touched]).iter().map(|case| case.way).collect();
+        assert!(
+            !ways.contains(&ReceiveMethod::Discard) && ways.contains(&ReceiveMethod::Mapped),
+            "{ways:?}"
+        );
     }
 
     #[test]
     fn the_machines_setting_changes_once_a_round() {
-        let cells = cells(&Selection::default_set());
-        let changes = cells
+        let cases = cases(&ReceiveSelection::default_set());
+        let changes = cases
             .windows(2)
             .filter(|pair| pair[0].condition.page_order != pair[1].condition.page_order)
             .count();

@@ -93,7 +93,11 @@ pub(crate) fn full_speed(flow: &Flow<'_>) -> Result<f64, FlowError> {
         speeds.extend(sample.outcomes.first().map(Outcome::bytes_per_second));
     }
     let speed = Figure::of(&speeds).map_or(0.0, |figure| figure.median);
-    if speed > 0.0 { Ok(speed) } else { Err(FlowError::Worker("nothing was received at full speed".into())) }
+    if speed > 0.0 {
+        Ok(speed)
+    } else {
+        Err(FlowError::Worker("nothing was received at full speed".into()))
+    }
 }
 
 /// The same reader at the rate that is held beside a path of this full speed.

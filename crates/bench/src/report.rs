@@ -80,7 +80,12 @@ pub struct Observer {
 
 impl<R> Report<R> {
     /// A report of an experiment that began at `started`, with nothing measured yet.
-    pub(crate) fn new(experiment: &str, started: String, host: HostFacts, lab: Option<LabFacts>) -> Self {
+    pub(crate) fn new(
+        experiment: &str,
+        started: String,
+        host: HostFacts,
+        lab: Option<LabFacts>,
+    ) -> Self {
         Self {
             schema: SCHEMA.into(),
             experiment: experiment.into(),
@@ -107,7 +112,11 @@ impl<R> Report<R> {
         rows: Vec<R>,
     ) -> Self {
         let facts = LabFacts::of(&run, congestion, rate);
-        Self { rows, warnings: run.warnings, ..Self::new(experiment, started, run.host, Some(facts)) }
+        Self {
+            rows,
+            warnings: run.warnings,
+            ..Self::new(experiment, started, run.host, Some(facts))
+        }
     }
 
     /// The same, of receiving programs that read so.

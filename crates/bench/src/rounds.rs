@@ -2,8 +2,8 @@
 
 use crate::counters::Counters;
 use crate::flow::{FlowError, Sample};
-use crate::site::{Loads, Quiet, Site};
 use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
+use crate::topology::{Loads, Quiet, Topology};
 use crate::warning::{Kind, Warning};
 use crate::{BenchError, HostFacts};
 use haul_lab::CpuPair;
@@ -39,19 +39,19 @@ const ADDED_ROUNDS_MAX: usize = 10;
 /// What an experiment measures, a row at a time.
 pub(crate) trait Subject {
     /// What tells a row from the others.
-    type Cell;
+    type Case;
     /// What one round of a row comes to.
     type Round;
 
     /// What the row is called while it is measured.
-    fn name(&self, cell: &Self::Cell) -> String;
+    fn name(&self, case: &Self::Case) -> String;
     /// Measures a row once.
-    fn measure(&mut self, cell: &Self::Cell, meter: &Meter) -> Result<Sample, FlowError>;
+    fn measure(&mut self, case: &Self::Case, meter: &Meter) -> Result<Sample, FlowError>;
     /// Turns counters into costs; `None` where they say nothing.
-    fn judge(&self, cell: &Self::Cell, sample: &Sample, loads: &Loads) -> Option<Self::Round>;
+    fn judge(&self, case: &Self::Case, sample: &Sample, loads: &Loads) -> Option<Self::Round>;
 
     /// Rows that differ in this need a change of the machine between them, and are measured one after the other.
-    fn block(&self, _cell: &Self::Cell) -> usize {
+    fn block(&self, _cell: &Self::Case) -> usize {
         0
     }
 
@@ -70,20 +70,29 @@ pub(crate) trait Subject {
 /// side by side though one has failed.
 #[derive(Debug)]
 pub(crate) struct Series<C, R> {
-    pub cell: C,
+    pub case: C,
     /// Why nothing was measured, and never will be here.
     pub refused: Option<String>,
     pub rounds: Vec<(usize, R)>,
     /// What other programs used of a host's CPU, in percent, where too few rounds were clean. Such a row has no intervals,
     /// so that nothing is concluded from it.
     pub disturbed_percent: Option<f64>,
+    /// Whether most rounds were in another regime than the one asked for ([`crate::regime`]).
+    pub is_out_of_regime: bool,
     /// Why rounds are missing.
     failures: Vec<String>,
 }
 
 impl<C, R> Series<C, R> {
-    pub(crate) fn new(cell: C) -> Self {
-        Self { cell, refused: None, rounds: Vec::new(), disturbed_percent: None, failures: Vec::new() }
+    pub(crate) fn new(case: C) -> Self {
+        Self {
+            case,
+            refused: None,
+            rounds: Vec::new(),
+            disturbed_percent: None,
+            is_out_of_regime: false,
+            failures: Vec::new(),
+        }
     }
 
     /// One value a round, as a figure.
@@ -107,13 +116,37 @@ impl<C, R> Series<C, R> {
         self.figure(of).map_or(0.0, |figure| figure.median)
     }
 
+    /// A value over that of another method in the same round, with an interval for other runs too
+    /// ([`Figure::widened_by_runs`]).
+    pub(crate) fn ratio_to_method(&self, other: &Self, of: impl Fn(&R) -> f64) -> Option<Figure> {
+        self.ratio_among_methods(other, 1, of)
+    }
+
+    /// The same as one of `count` comparisons of which the best is picked ([`Figure::of_one_among`]).
+    pub(crate) fn ratio_among_methods(
+        &self,
+        other: &Self,
+        count: usize,
+        of: impl Fn(&R) -> f64,
+    ) -> Option<Figure> {
+        let figure = self.ratio_among(other, count, of)?;
+        Some(if std::ptr::eq(self, other) {
+            figure
+        } else if self.is_out_of_regime != other.is_out_of_regime {
+            // The ratio compares two regimes rather than two methods.
+            figure.without_its_interval()
+        } else {
+            figure.widened_by_runs(count)
+        })
+    }
+
     /// A value over another row's in the same round.
     pub(crate) fn ratio_to(&self, other: &Self, of: impl Fn(&R) -> f64) -> Option<Figure> {
         self.ratio_among(other, 1, of)
     }
 
     /// The same as one of `count` comparisons of which the best is picked ([`Figure::of_one_among`]).
-    pub(crate) fn ratio_among(&self, other: &Self, count: usize, of: impl Fn(&R) -> f64) -> Option<Figure> {
+    fn ratio_among(&self, other: &Self, count: usize, of: impl Fn(&R) -> f64) -> Option<Figure> {
         let ratios: Vec<f64> = self
             .rounds
             .iter()
@@ -122,7 +155,8 @@ impl<C, R> Series<C, R> {
                 Some(of(round) / of(same))
             })
             .collect();
-        let figure = if count > 1 { Figure::of_one_among(&ratios, count) } else { Figure::of(&ratios) };
+        let figure =
+            if count > 1 { Figure::of_one_among(&ratios, count) } else { Figure::of(&ratios) };
         figure.map(|figure| other.doubted(self.doubted(figure)))
     }
 
@@ -135,7 +169,7 @@ impl<C, R> Series<C, R> {
 
 /// A run in the lab: the meter, and what was noticed on the way.
 pub(crate) struct Run<'a> {
-    pub site: Site<'a>,
+    pub site: Topology<'a>,
     pub meter: Meter,
     pub host: HostFacts,
     pub warnings: Vec<Warning>,
@@ -153,11 +187,13 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(site: impl Into<Site<'a>>, pace: Pace) -> Result<Self, BenchError> {
+    pub(crate) fn new(site: impl Into<Topology<'a>>, pace: Pace) -> Result<Self, BenchError> {
         let site = site.into();
         let mut cpus = match site.cpus() {
             Some(CpuPair { sender, receiver }) => vec![sender, receiver],
-            None => haul_lab::allowed_cpus().map_err(FlowError::at("asking for this process's CPUs"))?,
+            None => {
+                haul_lab::allowed_cpus().map_err(FlowError::at("asking for this process's CPUs"))?
+            }
         };
         cpus.dedup();
         Ok(Self {
@@ -183,7 +219,7 @@ impl<'a> Run<'a> {
     pub(crate) fn all<S: Subject>(
         &mut self,
         subject: &mut S,
-        rows: &mut [Series<S::Cell, S::Round>],
+        rows: &mut [Series<S::Case, S::Round>],
         steps: &mut Steps<'_>,
     ) -> Result<bool, BenchError> {
         let mut is_complete = true;
@@ -206,14 +242,14 @@ impl<'a> Run<'a> {
             is_complete = false;
             break;
         }
-        self.warnings.extend(notes.disturbances.keep_clean(rows, |cell| subject.name(cell)));
+        self.warnings.extend(notes.disturbances.keep_clean(rows, |case| subject.name(case)));
         self.warnings.extend(notes.distances.keep_one(rows));
         self.warnings.extend(regimes::keep_asked_for(
             rows,
             |round| subject.is_in_regime(round),
-            |cell| subject.name(cell),
+            |case| subject.name(case),
         ));
-        self.warnings.extend(regimes::keep_one(rows, S::costs, |cell| subject.name(cell)));
+        self.warnings.extend(regimes::keep_one(rows, S::costs, |case| subject.name(case)));
         self.distances.push(notes.distances);
         Ok(is_complete)
     }
@@ -231,7 +267,7 @@ impl<'a> Run<'a> {
         &mut self,
         number: usize,
         subject: &mut S,
-        rows: &mut [Series<S::Cell, S::Round>],
+        rows: &mut [Series<S::Case, S::Round>],
         steps: &mut Steps<'_>,
         notes: &mut Notes,
     ) -> Result<bool, BenchError> {
@@ -241,20 +277,20 @@ impl<'a> Run<'a> {
             None => self.calibrate()?,
         };
         let mut samples = Vec::new();
-        let blocks: Vec<usize> = rows.iter().map(|row| subject.block(&row.cell)).collect();
+        let blocks: Vec<usize> = rows.iter().map(|row| subject.block(&row.case)).collect();
         let order = order(number, &blocks);
         let (mut is_complete, mut lost) = (true, None);
         let mut apart_before = self.site.cache_line_round_trip()?;
         for index in order {
             let row = &mut rows[index];
-            if !steps.go_on(&subject.name(&row.cell)) {
+            if !steps.go_on(&subject.name(&row.case)) {
                 is_complete = false;
                 break;
             }
             if row.refused.is_some() {
                 continue;
             }
-            let measured = self.measure(subject, &row.cell);
+            let measured = self.measure(subject, &row.case);
             let apart = [apart_before, self.site.cache_line_round_trip()?];
             apart_before = apart[1];
             match measured {
@@ -285,7 +321,7 @@ impl<'a> Run<'a> {
         let quiet = before.middle(&after);
         notes.quiet = Some(after);
         for (index, sample, apart) in samples {
-            if let Some(round) = self.judge(subject, &rows[index].cell, &sample, &quiet) {
+            if let Some(round) = self.judge(subject, &rows[index].case, &sample, &quiet) {
                 rows[index].rounds.push((number, round));
                 notes.distances.note(index, number, apart);
             }
@@ -295,11 +331,15 @@ impl<'a> Run<'a> {
 
     /// Measures a window until it is clean: of its length, and without other programs in it. After a few tries the one that
     /// they used least of has to do.
-    fn measure<S: Subject>(&mut self, subject: &mut S, cell: &S::Cell) -> Result<Sample, FlowError> {
+    fn measure<S: Subject>(
+        &mut self,
+        subject: &mut S,
+        case: &S::Case,
+    ) -> Result<Sample, FlowError> {
         let mut best: Option<(f64, Sample)> = None;
         for attempt in 0..=DISTURBED_AGAIN_MAX {
             self.repeats += usize::from(attempt > 0);
-            let measured = at_most_again(&mut self.slips, || subject.measure(cell, &self.meter));
+            let measured = at_most_again(&mut self.slips, || subject.measure(case, &self.meter));
             let sample = match measured {
                 // A window that was disturbed is better than none.
                 Err(FlowError::Slipped { .. }) if best.is_some() => break,
@@ -313,25 +353,34 @@ impl<'a> Run<'a> {
                 break;
             }
         }
-        best.map(|(_, sample)| sample).ok_or_else(|| FlowError::Worker("nothing was measured".into()))
+        best.map(|(_, sample)| sample)
+            .ok_or_else(|| FlowError::Worker("nothing was measured".into()))
     }
 
     /// What other programs used of a host's CPU in a window, of the host where it was more.
     fn others_percent(&self, sample: &Sample) -> f64 {
         let loads = self.site.loads(sample, &Quiet::default());
-        let accounts = loads.iter().flat_map(|loads| [loads.sender.account, loads.receiver.account]);
+        let accounts =
+            loads.iter().flat_map(|loads| [loads.sender.account, loads.receiver.account]);
         accounts.flatten().map(|account| account.others_percent).fold(0.0, f64::max)
     }
 
     /// Learns what quiet machines look like, both at once where there are two.
     fn calibrate(&self) -> Result<Quiet, BenchError> {
         let Some(pair) = self.site.pair() else {
-            let cpus: Vec<usize> =
-                self.site.cpus().into_iter().flat_map(|cpus| [cpus.sender, cpus.receiver]).collect();
+            let cpus: Vec<usize> = self
+                .site
+                .cpus()
+                .into_iter()
+                .flat_map(|cpus| [cpus.sender, cpus.receiver])
+                .collect();
             let (start, before) = (Instant::now(), Counters::read(&cpus));
             let here = self.meter.calibrate(CALIBRATION);
             let after = Counters::read(&cpus);
-            let ticks = after.iter().zip(&before).map(|(after, before)| after.since(before).timer_interrupts);
+            let ticks = after
+                .iter()
+                .zip(&before)
+                .map(|(after, before)| after.since(before).timer_interrupts);
             let ticks_per_second = ticks.max().unwrap_or(0) as f64 / start.elapsed().as_secs_f64();
             return Ok(Quiet { here, ticks_per_second, ..Quiet::default() });
         };
@@ -343,13 +392,13 @@ impl<'a> Run<'a> {
     fn judge<S: Subject>(
         &mut self,
         subject: &S,
-        cell: &S::Cell,
+        case: &S::Case,
         sample: &Sample,
         quiet: &Quiet,
     ) -> Option<S::Round> {
         let loads = self.site.loads(sample, quiet)?;
         self.host.steal_percent = self.host.steal_percent.max(loads.steal_percent);
-        subject.judge(cell, sample, &loads)
+        subject.judge(case, sample, &loads)
     }
 
     /// How far apart the CPUs were, where rows were kept.
@@ -374,7 +423,9 @@ impl Notes {
         let usable = |(index, row): (usize, &Series<C, R>)| {
             let numbers = row.rounds.iter().map(|(number, _)| *number);
             numbers
-                .filter(|&number| self.disturbances.is_clean(index, number) && is_at_one(index, number))
+                .filter(|&number| {
+                    self.disturbances.is_clean(index, number) && is_at_one(index, number)
+                })
                 .count()
         };
         rows.iter().enumerate().filter(|(_, row)| !row.rounds.is_empty()).map(usable).min()
@@ -420,9 +471,15 @@ mod tests {
             let mut sorted = order.clone();
             sorted.sort_unstable();
             assert_eq!(sorted, (0..8).collect::<Vec<_>>());
-            assert_eq!(order.windows(2).filter(|pair| blocks[pair[0]] != blocks[pair[1]]).count(), 1);
+            assert_eq!(
+                order.windows(2).filter(|pair| blocks[pair[0]] != blocks[pair[1]]).count(),
+                1
+            );
         }
-        assert!(orders.iter().any(|order| order[0] % 2 == 0) && orders.iter().any(|order| order[0] % 2 == 1));
+        assert!(
+            orders.iter().any(|order| order[0] % 2 == 0)
+                && orders.iter().any(|order| order[0] % 2 == 1)
+        );
         assert_ne!(orders[0], orders[1]);
         assert_eq!(order(3, &blocks), order(3, &blocks));
     }

@@ -71,7 +71,10 @@ pub struct Packets {
 }
 
 /// Runs the self-check, on the CPUs that a lab would use. Takes about 20 seconds.
-pub fn run(is_stopped: &AtomicBool, progress: &mut dyn FnMut(&str)) -> Result<SelfCheck, BenchError> {
+pub fn run(
+    is_stopped: &AtomicBool,
+    progress: &mut dyn FnMut(&str),
+) -> Result<SelfCheck, BenchError> {
     let lab = Lab::open(&Settings::default())?;
     let cpu = lab.receiver.cpu();
     let mut cpus = vec![lab.sender.cpu(), cpu];
@@ -127,7 +130,8 @@ fn observe<T, End: FnOnce() -> T>(
     let result = end();
     let baseline = before.middle(&meter.calibrate(CALIBRATION));
     let loads: Vec<Load> = slices.iter().map(|slice| slice.load(&baseline)).collect();
-    let load = first.and_then(|first| Ok(Load::median_of(&loads, &last?.since(&first).load(&baseline))));
+    let load =
+        first.and_then(|first| Ok(Load::median_of(&loads, &last?.since(&first).load(&baseline))));
     Observed { load, baseline, result }
 }
 
@@ -186,8 +190,10 @@ fn work_in_turns(cpu: usize, share: f64, is_over: &AtomicBool) -> f64 {
 
 /// Sends packets to a socket that nobody reads: all the work on the receiving CPU is interrupt work.
 fn packets(meter: &Meter, lab: &Lab, rate: u32) -> Result<Packets, BenchError> {
-    let failed = |error: std::io::Error| BenchError::Failed(format!("sending packets in the lab: {error}"));
-    let sink = lab.receiver.run(|| UdpSocket::bind((lab.receiver.address(), 0)))?.map_err(failed)?;
+    let failed =
+        |error: std::io::Error| BenchError::Failed(format!("sending packets in the lab: {error}"));
+    let sink =
+        lab.receiver.run(|| UdpSocket::bind((lab.receiver.address(), 0)))?.map_err(failed)?;
     let to = sink.local_addr().map_err(failed)?;
     let is_over = AtomicBool::new(false);
     let Observed { load, result, .. } = thread::scope(|scope| {

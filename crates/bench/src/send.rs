@@ -1,20 +1,20 @@
 //! The experiment `send`: what each way of putting files or memory into a socket costs the two hosts.
 
 use crate::flow::{Flow, FlowError, Sample};
-use crate::matrix::{self, Cell, Condition, Selection};
+use crate::matrix::{self, SendCase, SendCondition, SendSelection};
 use crate::pair::Pair;
 use crate::quantity::Rate;
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::report::Observer;
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
-use crate::site::{Loads, Site};
 use crate::stats::Figure;
+use crate::tested_method::TestedMethod;
+use crate::topology::{Loads, Topology};
 use crate::warning::{Kind, Warning};
-use crate::way::Way;
 use crate::worker::{Outcome, Paced, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion};
-use haul::Path;
+use haul::SendMethod;
 use haul_lab::{Lab, Offloads, Settings};
 use haul_soak::Meter;
 use std::collections::HashMap;
@@ -28,19 +28,19 @@ mod row;
 mod rows;
 mod warnings;
 
-pub use row::Row;
+pub use row::SendRow;
 
 /// The result of `send`.
-pub type Report = crate::report::Report<Row>;
+pub type SendReport = crate::report::Report<SendRow>;
 
 /// The share of a window in which the peer's window must hold the sender back, where it is to.
 const WINDOW_LIMITED_MIN: f64 = 0.8;
 
 /// What to run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct SendPlan {
     /// The rows.
-    pub selections: Vec<Selection>,
+    pub selections: Vec<SendSelection>,
     /// How often and how long.
     pub pace: Pace,
     /// The rate to hold, or full speed.
@@ -59,10 +59,10 @@ pub struct Plan {
     pub observer_pairs: usize,
 }
 
-impl Plan {
+impl SendPlan {
     /// The default: twenty-one rounds, MTU 9000, cubic or reno, a reader that holds the rate. BBR, the default on some hosts,
     /// paces every send with timers, which would be read as the path's cost.
-    pub fn new(selections: Vec<Selection>) -> Self {
+    pub fn new(selections: Vec<SendSelection>) -> Self {
         Self {
             selections,
             pace: Pace::FULL,
@@ -77,7 +77,7 @@ impl Plan {
     }
 
     /// A quick look: fifteen short rounds of the plain rows.
-    pub fn quick(selections: Vec<Selection>) -> Self {
+    pub fn quick(selections: Vec<SendSelection>) -> Self {
         Self { pace: Pace::QUICK, observer_pairs: 15, ..Self::new(selections) }
     }
 }
@@ -85,23 +85,23 @@ impl Plan {
 /// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then
 /// reported.
 pub fn run(
-    plan: &Plan,
+    plan: &SendPlan,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Report, BenchError> {
+) -> Result<SendReport, BenchError> {
     plan.pace.check()?;
-    let cells = matrix::cells(&plan.selections);
-    if plan.planned.is_none() && cells.iter().any(|cell| cell.path == Way::Planned) {
+    let cases = matrix::cases(&plan.selections);
+    if plan.planned.is_none() && cases.iter().any(|case| case.path == TestedMethod::Planned) {
         return Err(BenchError::BadInput("planned needs a plan to choose by: --plan FILE".into()));
     }
-    let workloads = open_workloads(&cells)?;
+    let workloads = open_workloads(&cases)?;
     let started = crate::now();
     let lab;
     let site = if let Some(pair) = plan.peer.as_deref() {
-        Site::Pair(pair)
+        Topology::Pair(pair)
     } else {
         lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
-        Site::Lab(&lab)
+        Topology::Lab(&lab)
     };
     let congestion = congestion::choose(site, plan.congestion.as_deref())?;
     let mut run = Run::new(site, plan.pace)?;
@@ -117,11 +117,11 @@ pub fn run(
         pace: plan.pace,
         offloads: None,
     };
-    let proved = copies::prove(&mut sends, &cells);
-    let mut rows: Vec<Measured> = cells
+    let proved = copies::prove(&mut sends, &cases);
+    let mut rows: Vec<SendSeries> = cases
         .into_iter()
         .zip(proved)
-        .map(|(cell, proved_copied_percent)| Series::new(Candidate { cell, proved_copied_percent }))
+        .map(|(case, proved_copied_percent)| Series::new(Candidate { case, proved_copied_percent }))
         .collect();
     // The other machine's meter cannot be paused.
     let has_observer = plan.rate.is_none() && site.lab().is_some();
@@ -138,11 +138,15 @@ pub fn run(
         run.warnings.push(Warning::new(Kind::Observer, unknown));
         None
     });
-    run.warn(&rows, |candidate| warnings::name(&candidate.cell), |round| round.costs.sender_us_per_mib);
+    run.warn(
+        &rows,
+        |candidate| warnings::name(&candidate.case),
+        |round| round.costs.sender_us_per_mib,
+    );
     run.warnings.extend(warnings::of(&rows, plan.rate, sends.reading, observer.as_ref()));
     let rows = rows.iter().map(|series| rows::row(series, &rows, &sends)).collect();
-    let mut report =
-        Report::of_run("send", started, run, &sends.congestion, plan.rate, rows).with_reading(sends.reading);
+    let mut report = SendReport::of_run("send", started, run, &sends.congestion, plan.rate, rows)
+        .with_reading(sends.reading);
     report.observer = observer;
     report.answers = answer::of(&report);
     if let Some(planned) = &plan.planned {
@@ -152,9 +156,9 @@ pub fn run(
     Ok(report)
 }
 
-fn open_workloads(cells: &[Cell]) -> Result<HashMap<Workload, Opened>, BenchError> {
+fn open_workloads(cases: &[SendCase]) -> Result<HashMap<Workload, Opened>, BenchError> {
     let mut workloads = HashMap::new();
-    for Condition { workload, chunk, .. } in cells.iter().map(|cell| &cell.condition) {
+    for SendCondition { workload, chunk, .. } in cases.iter().map(|case| &case.condition) {
         matrix::check_chunk(*chunk)?;
         if !workloads.contains_key(workload) {
             workloads.insert(workload.clone(), workload.open()?);
@@ -166,15 +170,15 @@ fn open_workloads(cells: &[Cell]) -> Result<HashMap<Workload, Opened>, BenchErro
 
 /// A row to be measured.
 struct Candidate {
-    cell: Cell,
+    case: SendCase,
     proved_copied_percent: Option<f64>,
 }
 
 /// A row and its rounds.
-type Measured = Series<Candidate, Round>;
+type SendSeries = Series<Candidate, SendRound>;
 
 #[derive(Clone, Copy)]
-struct Round {
+struct SendRound {
     costs: Costs,
     rusage_us_per_mib: f64,
     syscalls_per_mib: f64,
@@ -183,18 +187,18 @@ struct Round {
     window_limited: f64,
     zero_copied_bytes: u64,
     copied_bytes: u64,
-    taken: Option<Path>,
+    taken: Option<SendMethod>,
     paced: Option<Paced>,
 }
 
 /// What sends.
 struct Sends<'a> {
-    site: Site<'a>,
+    site: Topology<'a>,
     workloads: HashMap<Workload, Opened>,
     congestion: String,
     rate: Option<Rate>,
     reading: Reading,
-    full_speeds: FullSpeeds<Cell>,
+    full_speeds: FullSpeeds<SendCase>,
     planned: Option<&'a haul::Plan>,
     pace: Pace,
     /// How the sending device stands.
@@ -212,7 +216,9 @@ impl Sends<'_> {
                 lab.set_offloads(wanted).map_err(|error| FlowError::Refused(error.to_string()))?;
             }
             None if wanted != Offloads::On => {
-                return Err(FlowError::Refused("a real device's offloads are left as they are".into()));
+                return Err(FlowError::Refused(
+                    "a real device's offloads are left as they are".into(),
+                ));
             }
             _ => {}
         }
@@ -220,8 +226,8 @@ impl Sends<'_> {
         Ok(())
     }
 
-    fn flow(&self, cell: &Cell, receiving: Receiving) -> Flow<'_> {
-        let Cell { path, condition } = cell;
+    fn flow(&self, case: &SendCase, receiving: Receiving) -> Flow<'_> {
+        let SendCase { path, condition } = case;
         let sending = Sending {
             path: path.name().into(),
             chunk_bytes: condition.chunk.0 as usize,
@@ -240,39 +246,40 @@ impl Sends<'_> {
     }
 
     /// The flow of a row as it is measured.
-    fn measured_flow(&mut self, cell: &Cell) -> Result<Flow<'_>, FlowError> {
+    fn measured_flow(&mut self, case: &SendCase) -> Result<Flow<'_>, FlowError> {
         if self.reading == Reading::Free {
-            return Ok(self.flow(cell, Receiving::plainly()));
+            return Ok(self.flow(case, Receiving::plainly()));
         }
         let mut full_speeds = std::mem::take(&mut self.full_speeds);
-        let full_speed = full_speeds.of(cell, &self.flow(cell, Receiving::plainly()));
+        let full_speed = full_speeds.of(case, &self.flow(case, Receiving::plainly()));
         self.full_speeds = full_speeds;
         let full_speed = full_speed?;
         let warm_up = regime::warm_up(full_speed);
-        Ok(Flow { warm_up, ..self.flow(cell, regime::held(&Receiving::plainly(), full_speed)) })
+        Ok(Flow { warm_up, ..self.flow(case, regime::held(&Receiving::plainly(), full_speed)) })
     }
 }
 
 impl Subject for Sends<'_> {
-    type Cell = Candidate;
-    type Round = Round;
+    type Case = Candidate;
+    type Round = SendRound;
 
     fn name(&self, candidate: &Candidate) -> String {
-        candidate.cell.path.name().into()
+        candidate.case.path.name().into()
     }
 
     fn measure(&mut self, candidate: &Candidate, meter: &Meter) -> Result<Sample, FlowError> {
-        self.set_offloads(candidate.cell.condition.offloads)?;
-        self.measured_flow(&candidate.cell)?.run(Some(meter))
+        self.set_offloads(candidate.case.condition.offloads)?;
+        self.measured_flow(&candidate.case)?.run(Some(meter))
     }
 
-    fn judge(&self, _: &Candidate, sample: &Sample, loads: &Loads) -> Option<Round> {
+    fn judge(&self, _: &Candidate, sample: &Sample, loads: &Loads) -> Option<SendRound> {
         let [received, sent] = sample.outcomes.as_slice() else { return None };
         let mut costs = Costs::of(loads, received.bytes_per_second())?;
         // The buffers between both ends are not equally full at both ends of a window. What the sender did is between what it
         // was given and what arrived.
-        costs.sender_us_per_mib *= 2.0 / (1.0 + sent.bytes_per_second() / received.bytes_per_second());
-        (sent.bytes > 0).then(|| Round {
+        costs.sender_us_per_mib *=
+            2.0 / (1.0 + sent.bytes_per_second() / received.bytes_per_second());
+        (sent.bytes > 0).then(|| SendRound {
             costs,
             rusage_us_per_mib: sent.cpu_seconds() * 1e6 / sent.mib(),
             syscalls_per_mib: sent.calls as f64 / sent.mib(),
@@ -287,15 +294,15 @@ impl Subject for Sends<'_> {
 
     /// Switching a device's offloads takes milliseconds.
     fn block(&self, candidate: &Candidate) -> usize {
-        usize::from(candidate.cell.condition.offloads == Offloads::Off)
+        usize::from(candidate.case.condition.offloads == Offloads::Off)
     }
 
     /// Held back by the window, where the receiver holds the rate.
-    fn is_in_regime(&self, round: &Round) -> bool {
+    fn is_in_regime(&self, round: &SendRound) -> bool {
         self.reading == Reading::Free || round.window_limited >= WINDOW_LIMITED_MIN
     }
 
-    fn costs(round: &Round) -> Option<&Costs> {
+    fn costs(round: &SendRound) -> Option<&Costs> {
         Some(&round.costs)
     }
 }
@@ -304,20 +311,21 @@ impl Subject for Sends<'_> {
 fn observer_effect(
     sends: &mut Sends<'_>,
     meter: &Meter,
-    rows: &[Measured],
+    rows: &[SendSeries],
     pairs: usize,
     steps: &mut Steps<'_>,
 ) -> Result<Option<Observer>, BenchError> {
-    let measured = || rows.iter().filter(|row| !row.rounds.is_empty()).map(|row| &row.cell.cell);
-    let is_sendfile = |cell: &&Cell| cell.path == Path::Sendfile.into();
-    let Some(cell) = measured().find(is_sendfile).or_else(|| measured().next()) else {
+    let measured = || rows.iter().filter(|row| !row.rounds.is_empty()).map(|row| &row.case.case);
+    let is_sendfile = |case: &&SendCase| case.path == SendMethod::Sendfile.into();
+    let Some(case) = measured().find(is_sendfile).or_else(|| measured().next()) else {
         return Ok(None);
     };
-    if sends.set_offloads(cell.condition.offloads).is_err() {
+    if sends.set_offloads(case.condition.offloads).is_err() {
         return Ok(None);
     }
-    let flow = sends.flow(cell, Receiving::plainly());
-    let rate = |sample: &Sample| sample.outcomes.first().map_or(f64::NAN, Outcome::bytes_per_second);
+    let flow = sends.flow(case, Receiving::plainly());
+    let rate =
+        |sample: &Sample| sample.outcomes.first().map_or(f64::NAN, Outcome::bytes_per_second);
     let mut ratios = Vec::new();
     for pair in 0..pairs {
         if !steps.go_on("the meter's own effect") {
@@ -336,7 +344,7 @@ fn observer_effect(
         ratios.push(rate(&with) / rate(&without));
     }
     let observer = Figure::of(&ratios).map(|throughput_ratio| Observer {
-        path: cell.path.name().into(),
+        path: case.path.name().into(),
         pairs: ratios.len(),
         throughput_ratio,
     });

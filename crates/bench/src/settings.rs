@@ -8,19 +8,19 @@
 //! What it cannot show: a veth passes segments on uncut, so that an MTU costs less here than where a card or the stack cuts them;
 //! and it has neither delay nor loss, for which buffers are large and congestion controls differ.
 
+use crate::endpoint::Endpoint;
 use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix;
-use crate::place::Place;
 use crate::quantity::{Rate, Size};
 use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
-use crate::site::Loads;
 use crate::stats::Figure;
-use crate::way::Way;
+use crate::tested_method::TestedMethod;
+use crate::topology::Loads;
 use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
 use crate::{BenchError, congestion, doctor};
-use haul::Path;
+use haul::SendMethod;
 use haul_lab::{CpuPair, Lab};
 use haul_soak::Meter;
 use serde::{Deserialize, Serialize};
@@ -33,19 +33,19 @@ mod row;
 
 pub use change::Name;
 use change::{Change, Tuning};
-pub use row::Row;
+pub use row::SettingRow;
 
 /// The result of `settings`.
-pub type Report = crate::report::Report<Row>;
+pub type SettingsReport = crate::report::Report<SettingRow>;
 
 /// At most how much a call sends.
 const CHUNK: Size = Size(64 << 10);
 
 /// What to run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct SettingsPlan {
     /// How it is sent.
-    pub paths: Vec<Way>,
+    pub paths: Vec<TestedMethod>,
     /// Which settings to change.
     pub settings: Vec<Name>,
     /// What is sent.
@@ -58,11 +58,11 @@ pub struct Plan {
     pub congestion: Option<String>,
 }
 
-impl Plan {
+impl SettingsPlan {
     /// Every setting, by the path that copies and by the one that usually is the cheapest.
     pub fn new(pace: Pace) -> Self {
         Self {
-            paths: [Path::ReadWrite, Path::Sendfile].map(Way::from).into(),
+            paths: [SendMethod::ReadWrite, SendMethod::Sendfile].map(TestedMethod::from).into(),
             settings: Name::ALL.into(),
             workload: Workload::USUAL,
             rate: None,
@@ -73,7 +73,7 @@ impl Plan {
 
     /// A quick look: one path.
     pub fn quick(pace: Pace) -> Self {
-        Self { paths: vec![Path::Sendfile.into()], ..Self::new(pace) }
+        Self { paths: vec![SendMethod::Sendfile.into()], ..Self::new(pace) }
     }
 }
 
@@ -93,13 +93,13 @@ pub enum Role {
 
 /// One row: a path, and all that is changed for it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Cell {
-    path: Way,
+pub(crate) struct SettingCase {
+    path: TestedMethod,
     changes: Vec<Change>,
     role: Role,
 }
 
-impl Cell {
+impl SettingCase {
     /// What it is compared with: all but the last change, or nothing changed at all.
     fn beside(&self) -> &[Change] {
         match self.role {
@@ -111,12 +111,12 @@ impl Cell {
 
 /// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then reported.
 pub fn run(
-    plan: &Plan,
+    plan: &SettingsPlan,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Report, BenchError> {
+) -> Result<SettingsReport, BenchError> {
     plan.pace.check()?;
-    if plan.paths.contains(&Way::Planned) {
+    if plan.paths.contains(&TestedMethod::Planned) {
         return Err(BenchError::BadInput(
             "planned needs a plan to choose by: use haul bench send --plan".into(),
         ));
@@ -128,10 +128,16 @@ pub fn run(
     let lab = basis.open(None)?;
     let congestion = congestion::choose(&lab, Some(&basis.congestion))?;
     let changes = change::rows(&plan.settings, &basis);
-    let mut tunings =
-        Tunings { basis, cpus: lab.cpus(), labs: Vec::new(), workload, rate: plan.rate, pace: plan.pace };
+    let mut tunings = Tunings {
+        basis,
+        cpus: lab.cpus(),
+        labs: Vec::new(),
+        workload,
+        rate: plan.rate,
+        pace: plan.pace,
+    };
     let mut run = Run::new(&lab, plan.pace)?;
-    let mut rows: Vec<Measured> = Vec::new();
+    let mut rows: Vec<SettingsSeries> = Vec::new();
     for &path in &plan.paths {
         rows.extend([series(path, &[], Role::Basis), series(path, &[], Role::Control)]);
         rows.extend(changes.iter().map(|changes| series(path, changes, Role::Setting)));
@@ -142,7 +148,8 @@ pub fn run(
         for &path in &plan.paths {
             let paid = paid(path, &rows);
             if paid.len() > 1 {
-                together.extend([series(path, &[], Role::Basis), series(path, &paid, Role::Together)]);
+                together
+                    .extend([series(path, &[], Role::Basis), series(path, &paid, Role::Together)]);
             }
         }
         if !together.is_empty() {
@@ -151,34 +158,35 @@ pub fn run(
     }
     let choice = choice(&plan.paths, &rows);
     let device = device();
-    let mut reported: Vec<Row> =
+    let mut reported: Vec<SettingRow> =
         rows.iter().map(|series| row::of(series, &rows, &tunings.basis, &device)).collect();
-    let of_together = together.iter().filter(|series| series.cell.role == Role::Together);
+    let of_together = together.iter().filter(|series| series.case.role == Role::Together);
     reported.extend(of_together.map(|series| row::of(series, &together, &tunings.basis, &device)));
     rows.extend(together);
-    run.warn(&rows, Cell::to_string, Round::us_per_mib);
-    let mut report = Report::of_run("settings", started, run, &congestion, plan.rate, reported);
+    run.warn(&rows, SettingCase::to_string, SettingRound::us_per_mib);
+    let mut report =
+        SettingsReport::of_run("settings", started, run, &congestion, plan.rate, reported);
     report.answers = answer::of(&report, choice.as_ref());
     Ok(report)
 }
 
-type Measured = Series<Cell, Round>;
+type SettingsSeries = Series<SettingCase, SettingRound>;
 
-fn series(path: Way, changes: &[Change], role: Role) -> Measured {
-    Series::new(Cell { path, changes: changes.to_vec(), role })
+fn series(path: TestedMethod, changes: &[Change], role: Role) -> SettingsSeries {
+    Series::new(SettingCase { path, changes: changes.to_vec(), role })
 }
 
 /// Of each setting the value that surely cost less with this path, and did not cost throughput.
-fn paid(path: Way, rows: &[Measured]) -> Vec<Change> {
+fn paid(path: TestedMethod, rows: &[SettingsSeries]) -> Vec<Change> {
     let mut paid: Vec<(f64, &Change)> = Vec::new();
-    let of_path = || rows.iter().filter(|row| row.cell.path == path);
-    let control = of_path().find(|row| row.cell.role == Role::Control);
-    let equal = control.and_then(|control| row::ratio(control, rows, Round::us_per_mib));
+    let of_path = || rows.iter().filter(|row| row.case.path == path);
+    let control = of_path().find(|row| row.case.role == Role::Control);
+    let equal = control.and_then(|control| row::ratio(control, rows, SettingRound::us_per_mib));
     for row in of_path() {
         // What takes another change first is not a choice by itself.
         let ([change], Some(ratio), Some(throughput)) = (
-            row.cell.changes.as_slice(),
-            row::ratio(row, rows, Round::us_per_mib),
+            row.case.changes.as_slice(),
+            row::ratio(row, rows, SettingRound::us_per_mib),
             row::ratio(row, rows, |round| round.costs.bytes_per_second),
         ) else {
             continue;
@@ -197,27 +205,31 @@ fn paid(path: Way, rows: &[Measured]) -> Vec<Change> {
 
 /// The cheapest path's cost over the dearest's, with nothing changed.
 struct Choice {
-    cheap: Way,
-    dear: Way,
+    cheap: TestedMethod,
+    dear: TestedMethod,
     ratio: Figure,
 }
 
-fn choice(paths: &[Way], rows: &[Measured]) -> Option<Choice> {
-    let basis = |path: Way| rows.iter().find(|row| row.cell.path == path && row.cell.role == Role::Basis);
-    let cost = |path: &Way| basis(*path).map_or(f64::NAN, |row| row.median(Round::us_per_mib));
+fn choice(paths: &[TestedMethod], rows: &[SettingsSeries]) -> Option<Choice> {
+    let basis = |path: TestedMethod| {
+        rows.iter().find(|row| row.case.path == path && row.case.role == Role::Basis)
+    };
+    let cost = |path: &TestedMethod| {
+        basis(*path).map_or(f64::NAN, |row| row.median(SettingRound::us_per_mib))
+    };
     let cheap = *paths.iter().min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
     let dear = *paths.iter().max_by(|one, other| cost(one).total_cmp(&cost(other)))?;
-    let ratio = basis(cheap)?.ratio_to(basis(dear)?, Round::us_per_mib)?;
+    let ratio = basis(cheap)?.ratio_to(basis(dear)?, SettingRound::us_per_mib)?;
     (cheap != dear).then_some(Choice { cheap, dear, ratio })
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Round {
+struct SettingRound {
     costs: Costs,
     received: Outcome,
 }
 
-impl Round {
+impl SettingRound {
     /// What both hosts paid.
     fn us_per_mib(&self) -> f64 {
         self.costs.sender_us_per_mib + self.costs.receiver_us_per_mib
@@ -239,7 +251,8 @@ impl Tunings {
     fn lab(&mut self, changes: &[Change]) -> Result<&Lab, FlowError> {
         let known = self.labs.iter().position(|(other, _)| other == changes);
         let index = known.unwrap_or_else(|| {
-            let made = self.basis.with(changes).open(Some(self.cpus)).map_err(|error| error.to_string());
+            let made =
+                self.basis.with(changes).open(Some(self.cpus)).map_err(|error| error.to_string());
             self.labs.push((changes.to_vec(), made));
             self.labs.len() - 1
         });
@@ -248,17 +261,17 @@ impl Tunings {
 }
 
 impl Subject for Tunings {
-    type Cell = Cell;
-    type Round = Round;
+    type Case = SettingCase;
+    type Round = SettingRound;
 
-    fn name(&self, cell: &Cell) -> String {
-        cell.to_string()
+    fn name(&self, case: &SettingCase) -> String {
+        case.to_string()
     }
 
-    fn measure(&mut self, cell: &Cell, meter: &Meter) -> Result<Sample, FlowError> {
-        let tuning = self.basis.with(&cell.changes);
+    fn measure(&mut self, case: &SettingCase, meter: &Meter) -> Result<Sample, FlowError> {
+        let tuning = self.basis.with(&case.changes);
         let sending = Sending {
-            path: cell.path.name().into(),
+            path: case.path.name().into(),
             chunk_bytes: CHUNK.0 as usize,
             cork: false,
             rate_bits_per_second: self.rate.map(|rate| rate.0),
@@ -276,19 +289,20 @@ impl Subject for Tunings {
             ..SocketOptions::with_congestion(tuning.congestion)
         };
         let window = self.pace.window;
-        let lab = self.lab(&cell.changes)?;
-        let (from, to) = ((Place::Lab(&lab.sender), sending), (Place::Lab(&lab.receiver), receiving));
+        let lab = self.lab(&case.changes)?;
+        let (from, to) =
+            ((Endpoint::Lab(&lab.sender), sending), (Endpoint::Lab(&lab.receiver), receiving));
         Flow::stream(from, to, socket, window).run(Some(meter))
     }
 
-    fn judge(&self, _: &Cell, sample: &Sample, loads: &Loads) -> Option<Round> {
+    fn judge(&self, _: &SettingCase, sample: &Sample, loads: &Loads) -> Option<SettingRound> {
         let received = *sample.outcomes.first()?;
         let costs = Costs::of(loads, received.bytes_per_second())?;
-        Some(Round { costs, received })
+        Some(SettingRound { costs, received })
     }
 }
 
-impl fmt::Display for Cell {
+impl fmt::Display for SettingCase {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let changes: Vec<String> = self.changes.iter().map(Change::to_string).collect();
         let words = match self.role {

@@ -4,8 +4,10 @@
 //! `1 − 2·P(Binomial(n, ½) < k)`, whatever the rounds' distribution. So the coverage is computed, not estimated: 3 rounds
 //! give 75 %, 5 give 93.8 %, and 95 % takes at least 6.
 //!
-//! What an interval cannot know: rounds that depend on one another carry less information than their number says, and a
-//! machine that differs tomorrow is no part of any of them.
+//! The rounds of one run share what changes slowly: neighbours in the last-level cache, the distance of the CPUs, the
+//! pages that the kernel handed out. A ratio of two methods therefore differs more from run to run than its rounds show.
+//! [`Figure::widened_by_runs`] adds that part, which was measured over many runs. Metrology calls the part that a run's
+//! own rounds show type A, and the part that is known from elsewhere type B (JCGM 100:2008, section 4.3).
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -16,6 +18,10 @@ const INTERVAL_ROUNDS_MIN: usize = 3;
 /// Fewer rounds give no verdict. Nine are the first whose interval of 95 % leaves out the extremes (coverage 96.1 %), so
 /// that one odd round decides nothing.
 pub(crate) const VERDICT_ROUNDS_MIN: usize = 9;
+/// Standard deviation, from run to run, of the logarithm of a ratio of two methods. Source: docs/findings.md, "Does it
+/// repeat?": in four sessions of 17 to 32 runs on a shared virtual machine, this much brings the coverage of the
+/// intervals to 93 to 97 %.
+const RUN_TO_RUN_DEVIATION: f64 = 0.07;
 
 /// A median with its interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -63,7 +69,8 @@ impl Figure {
     }
 
     fn with_confidence(rounds: &[f64], confidence: f64, rounds_min: usize) -> Option<Self> {
-        let mut rounds: Vec<f64> = rounds.iter().copied().filter(|round| round.is_finite()).collect();
+        let mut rounds: Vec<f64> =
+            rounds.iter().copied().filter(|round| round.is_finite()).collect();
         if rounds.is_empty() {
             return None;
         }
@@ -80,6 +87,19 @@ impl Figure {
             rounds: count,
             coverage_percent: 100.0 * coverage(count, k),
         })
+    }
+
+    /// The same ratio with an interval that also covers what a ratio of two methods differs by from run to run. `count` is
+    /// the number of comparisons of which the best is picked.
+    ///
+    /// The two parts are independent, so the half widths add as squares, on the logarithmic scale of a ratio.
+    pub(crate) fn widened_by_runs(self, count: usize) -> Self {
+        if !self.has_interval() || self.low <= 0.0 {
+            return self;
+        }
+        let runs = RUN_TO_RUN_DEVIATION * normal_quantile(count);
+        let factor = |end: f64| (end / self.median).ln().hypot(runs).exp();
+        Self { low: self.median / factor(self.low), high: self.median * factor(self.high), ..self }
     }
 
     /// The same median, of rounds that an interval would promise too much of.
@@ -136,11 +156,21 @@ fn coverage(count: usize, k: usize) -> f64 {
     1.0 - 2.0 * tail
 }
 
+/// How many standard deviations to each side hold a normal value with 95 %, or all of `count` such values: then by the
+/// bound `P(|Z| > z) ≤ 2·exp(−z²/2)`, which is too wide by a fifth rather than too narrow.
+fn normal_quantile(count: usize) -> f64 {
+    if count <= 1 { 1.96 } else { (2.0 * (2.0 * count as f64 / (1.0 - CONFIDENCE)).ln()).sqrt() }
+}
+
 /// The middle value, or the mean of the two in the middle. Sorts its argument, which must not be empty.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
+    if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        f64::midpoint(values[middle - 1], values[middle])
+    }
 }
 
 fn null_is_minus_infinity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
@@ -181,7 +211,10 @@ mod tests {
             (31, 10.0, 22.0, 97.056),
         ] {
             let figure = Figure::of(&counted(count)).unwrap();
-            assert!((figure.low - low).abs() < 1e-9 && (figure.high - high).abs() < 1e-9, "{figure:?}");
+            assert!(
+                (figure.low - low).abs() < 1e-9 && (figure.high - high).abs() < 1e-9,
+                "{figure:?}"
+            );
             assert!((figure.coverage_percent - percent).abs() < 1e-3, "{figure:?}");
         }
     }
@@ -193,7 +226,9 @@ mod tests {
         assert_eq!(two.interval(1), "no interval of 2 rounds");
         assert!(!Figure::of(&counted(8)).unwrap().is_below(100.0));
         let nine = Figure::of(&counted(9)).unwrap();
-        assert!(nine.is_below(8.5) && !nine.is_below(8.0) && nine.is_above(1.5) && !nine.is_above(2.0));
+        assert!(
+            nine.is_below(8.5) && !nine.is_below(8.0) && nine.is_above(1.5) && !nine.is_above(2.0)
+        );
     }
 
     #[test]
@@ -206,13 +241,33 @@ mod tests {
     }
 
     #[test]
+    fn an_interval_for_other_runs_is_wider_on_both_sides() {
+        let rounds: Vec<f64> = (0..9).map(|round| 0.98 + 0.005 * f64::from(round)).collect();
+        let within = Figure::of(&rounds).unwrap();
+        let across = within.widened_by_runs(1);
+        // 1.96 standard deviations of 0.07, and the rounds' own 1.5 % beside it.
+        assert!(
+            (0.86..0.872).contains(&across.low) && (1.147..1.16).contains(&across.high),
+            "{across:?}"
+        );
+        assert!(across.widened_by_runs(1).low < across.low);
+        assert!(
+            within.widened_by_runs(10).low < across.low
+                && within.widened_by_runs(10).is_conclusive()
+        );
+        let none = Figure::of(&[1.0, 2.0]).unwrap();
+        assert_eq!(none.widened_by_runs(1), none);
+    }
+
+    #[test]
     fn an_interval_that_is_none_survives_its_report() {
         let none = Figure::of(&[1.0]).unwrap();
         let text = serde_json::to_string(&none).unwrap();
         assert!(text.contains("\"low\":null"), "{text}");
         assert_eq!(serde_json::from_str::<Figure>(&text).unwrap(), none);
         // A report of an earlier version has neither rounds nor coverage, and supports no verdict.
-        let old: Figure = serde_json::from_str("{\"median\":1.0,\"low\":0.5,\"high\":0.6}").unwrap();
+        let old: Figure =
+            serde_json::from_str("{\"median\":1.0,\"low\":0.5,\"high\":0.6}").unwrap();
         assert!(old.has_interval() && !old.is_below(1.0));
     }
 
@@ -231,7 +286,10 @@ mod tests {
                 stated = figure.coverage_percent;
             }
             let percent = 100.0 * held as f64 / SAMPLES as f64;
-            assert!((percent - stated).abs() < 1.0, "{count} rounds: {percent} instead of {stated}");
+            assert!(
+                (percent - stated).abs() < 1.0,
+                "{count} rounds: {percent} instead of {stated}"
+            );
         }
     }
 

@@ -10,7 +10,9 @@ use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
 pub(crate) fn doubt(least: Figure, others: impl IntoIterator<Item = (String, Figure)>) -> String {
     if !least.is_conclusive() {
         let rounds = least.rounds;
-        return format!("; no verdict: it takes {VERDICT_ROUNDS_MIN} usable rounds, and there are {rounds}");
+        return format!(
+            "; no verdict: it takes {VERDICT_ROUNDS_MIN} usable rounds, and there are {rounds}"
+        );
     }
     let is_shown = |other: &Figure| other.is_above(least.high);
     let equals: Vec<String> =
@@ -37,6 +39,8 @@ mod tests {
         assert_eq!(doubt(around(100.0, 15), others(200.0)), "");
         assert!(doubt(around(100.0, 15), others(105.0)).ends_with("was shown for copy"));
         assert!(doubt(around(100.0, 3), others(200.0)).contains("there are 3"));
-        assert!(doubt(around(100.0, 15), [("splice".to_owned(), around(200.0, 3))]).contains("splice"));
+        assert!(
+            doubt(around(100.0, 15), [("splice".to_owned(), around(200.0, 3))]).contains("splice")
+        );
     }
 }

@@ -224,8 +224,11 @@ fn machine(host: &HostFacts) -> String {
 fn observer(observer: &Observer) -> String {
     let ratio = observer.throughput_ratio;
     let (low, high) = (100.0 * (ratio.low - 1.0), 100.0 * (ratio.high - 1.0));
-    let interval =
-        if ratio.has_interval() { format!("{low:+.1} to {high:+.1}") } else { "no interval".into() };
+    let interval = if ratio.has_interval() {
+        format!("{low:+.1} to {high:+.1}")
+    } else {
+        "no interval".into()
+    };
     format!(
         "The meter's own effect: with it the throughput of {} differs by {:+.1} % ({interval}, {} pairs).",
         observer.path,
@@ -236,7 +239,9 @@ fn observer(observer: &Observer) -> String {
 
 /// A remark on rows that copied against their name.
 pub(crate) fn copied_after_all(percent: Option<f64>) -> String {
-    percent.filter(|&percent| percent > 1.0).map_or(String::new(), |percent| format!("copied {percent:.0} %"))
+    percent
+        .filter(|&percent| percent > 1.0)
+        .map_or(String::new(), |percent| format!("copied {percent:.0} %"))
 }
 
 pub(crate) fn number(figure: Option<Figure>, unit: f64, digits: usize) -> String {

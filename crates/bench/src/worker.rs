@@ -9,7 +9,7 @@
 
 use crate::lines::write_line;
 use haul::pacing::is_pacing;
-use haul::{Error, Path};
+use haul::{Error, SendMethod};
 use haul_sys::rusage::{self, Usage, Who};
 use haul_sys::tcp_info::{TcpInfo, tcp_info};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -117,7 +117,7 @@ pub struct Outcome {
     /// Bytes of the whole flow that it copied although it was to go without.
     pub copied_bytes: u64,
     /// The path that most of what was sent took.
-    pub taken: Option<Path>,
+    pub taken: Option<SendMethod>,
     /// How long messages took.
     pub latency: Option<messages::Latency>,
     /// Packets that came to the connection: of a sender the acknowledgements.
@@ -238,7 +238,11 @@ impl Tally {
             messages: self.messages.load(Relaxed),
             calls: self.calls.load(Relaxed),
             usage: rusage::usage(Who::Process)?,
-            connection: self.socket.get().and_then(|socket| tcp_info(socket).ok()).unwrap_or_default(),
+            connection: self
+                .socket
+                .get()
+                .and_then(|socket| tcp_info(socket).ok())
+                .unwrap_or_default(),
         })
     }
 
@@ -257,7 +261,11 @@ impl Tally {
             user_seconds: end.usage.user.saturating_sub(start.usage.user).as_secs_f64(),
             system_seconds: end.usage.system.saturating_sub(start.usage.system).as_secs_f64(),
             context_switches: end.usage.context_switches - start.usage.context_switches,
-            segments_in: end.connection.segments_in.wrapping_sub(start.connection.segments_in).into(),
+            segments_in: end
+                .connection
+                .segments_in
+                .wrapping_sub(start.connection.segments_in)
+                .into(),
             window_limited_seconds: end
                 .connection
                 .window_limited_us
@@ -357,8 +365,9 @@ fn poll_busily(socket: impl AsFd, busy_poll_us: u32) -> Result<(), Message> {
     if busy_poll_us == 0 {
         return Ok(());
     }
-    haul_sys::sockopt::set_busy_poll(socket, busy_poll_us)
-        .map_err(|error| Message::Refused(format!("busy polling is refused: {error} (run as root)")))
+    haul_sys::sockopt::set_busy_poll(socket, busy_poll_us).map_err(|error| {
+        Message::Refused(format!("busy polling is refused: {error} (run as root)"))
+    })
 }
 
 fn say(message: &Message) -> io::Result<()> {
@@ -377,8 +386,10 @@ fn wait_until(ns: u64) -> io::Result<()> {
         if left == 0 {
             return Ok(());
         }
-        let timeout =
-            Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };
+        let timeout = Timespec {
+            tv_sec: (left / 1_000_000_000) as i64,
+            tv_nsec: (left % 1_000_000_000) as i64,
+        };
         let input = io::stdin();
         let mut wanted = [PollFd::new(&input, PollFlags::IN)];
         match poll(&mut wanted, Some(&timeout)) {

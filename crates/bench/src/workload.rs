@@ -89,7 +89,8 @@ impl FromStr for Workload {
 
     fn from_str(text: &str) -> Result<Self, WorkloadError> {
         let size = |part: &str| {
-            part.parse::<Size>().map_err(|source| WorkloadError::Size { workload: text.into(), source })
+            part.parse::<Size>()
+                .map_err(|source| WorkloadError::Size { workload: text.into(), source })
         };
         let workload = if let Some(path) = text.strip_prefix("file:") {
             return if path.is_empty() {
@@ -106,7 +107,9 @@ impl FromStr for Workload {
                 (Some((number, average)), _) => {
                     Self::Files { count: count(number)?, average: size(average)? }
                 }
-                (None, Some((number, each))) => Self::Equal { count: count(number)?, size: size(each)? },
+                (None, Some((number, each))) => {
+                    Self::Equal { count: count(number)?, size: size(each)? }
+                }
                 (None, None) => return Err(unknown()),
             }
         };
@@ -201,7 +204,10 @@ impl Opened {
                 Piece::File(file, _) => (file, false),
                 Piece::Memory(memory) => (memory.file(), true),
             };
-            HandedOver { path: format!("/proc/{process}/fd/{}", file.as_raw_fd()).into(), is_memory }
+            HandedOver {
+                path: format!("/proc/{process}/fd/{}", file.as_raw_fd()).into(),
+                is_memory,
+            }
         };
         self.pieces.iter().map(hand_over).collect()
     }
@@ -211,7 +217,8 @@ impl HandedOver {
     /// The piece again.
     pub(crate) fn take(&self) -> Result<Piece, WorkloadError> {
         let open = |source| WorkloadError::Open { path: self.path.clone(), source };
-        let unsuited = |source| WorkloadError::Source { workload: self.path.display().to_string(), source };
+        let unsuited =
+            |source| WorkloadError::Source { workload: self.path.display().to_string(), source };
         if self.is_memory {
             let file = File::options().read(true).write(true).open(&self.path).map_err(open)?;
             Memory::of_file(file).map(Piece::Memory).map_err(unsuited)
@@ -255,8 +262,8 @@ impl Workload {
                     .collect::<Result<_, _>>()?
             }
             Self::File(path) => {
-                let file =
-                    File::open(path).map_err(|source| WorkloadError::Open { path: path.clone(), source })?;
+                let file = File::open(path)
+                    .map_err(|source| WorkloadError::Open { path: path.clone(), source })?;
                 vec![Piece::of_file(file).map_err(unsuited)?]
             }
             Self::Memory(size) => {

@@ -9,7 +9,8 @@ use crate::store::{CACHED, NONE, STREAMED};
 use std::arch::x86_64::{
     __m256i, _mm_add_epi32, _mm_cvtsi128_si32, _mm_sfence, _mm_shuffle_epi32, _mm256_add_epi32,
     _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_madd_epi16,
-    _mm256_set1_epi16, _mm256_setzero_si256, _mm256_storeu_si256, _mm256_stream_si256, _mm256_xor_si256,
+    _mm256_set1_epi16, _mm256_setzero_si256, _mm256_storeu_si256, _mm256_stream_si256,
+    _mm256_xor_si256,
 };
 
 /// Bytes of a vector.
@@ -90,7 +91,8 @@ unsafe fn run<const STORE: u8>(from: &[u8], to: *mut u8) -> u64 {
         }
         let [one, two, three, four] = lanes;
         let lanes = _mm256_add_epi32(_mm256_add_epi32(one, two), _mm256_add_epi32(three, four));
-        let four = _mm_add_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256::<1>(lanes));
+        let four =
+            _mm_add_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256::<1>(lanes));
         let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
         let one = _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)));
         // Each word gave up 32768; so exact, and never below 0.

@@ -7,9 +7,9 @@
 use crate::joined;
 use crate::store::{CACHED, NONE, STREAMED};
 use std::arch::x86_64::{
-    __m512i, _mm_sfence, _mm512_add_epi32, _mm512_dpwssd_epi32, _mm512_loadu_si512, _mm512_mask_storeu_epi8,
-    _mm512_maskz_loadu_epi8, _mm512_reduce_add_epi32, _mm512_set1_epi16, _mm512_setzero_si512,
-    _mm512_storeu_si512, _mm512_stream_si512, _mm512_xor_si512,
+    __m512i, _mm_sfence, _mm512_add_epi32, _mm512_dpwssd_epi32, _mm512_loadu_si512,
+    _mm512_mask_storeu_epi8, _mm512_maskz_loadu_epi8, _mm512_reduce_add_epi32, _mm512_set1_epi16,
+    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_stream_si512, _mm512_xor_si512,
 };
 
 /// Bytes of a vector.
@@ -111,7 +111,11 @@ unsafe fn run<const STORE: u8>(from: &[u8], to: *mut u8) -> u64 {
 #[target_feature(enable = "avx512bw,avx512vnni")]
 #[inline]
 fn added(lane: __m512i, vector: __m512i) -> __m512i {
-    _mm512_dpwssd_epi32(lane, _mm512_xor_si512(vector, _mm512_set1_epi16(i16::MIN)), _mm512_set1_epi16(1))
+    _mm512_dpwssd_epi32(
+        lane,
+        _mm512_xor_si512(vector, _mm512_set1_epi16(i16::MIN)),
+        _mm512_set1_epi16(1),
+    )
 }
 
 /// # Safety

@@ -50,7 +50,10 @@ impl Sum {
     #[must_use]
     pub fn then(self, next: Self) -> Self {
         let added = if self.is_odd { next.folded.swap_bytes() } else { next.folded };
-        Self { folded: fold(u64::from(self.folded) + u64::from(added)), is_odd: self.is_odd != next.is_odd }
+        Self {
+            folded: fold(u64::from(self.folded) + u64::from(added)),
+            is_odd: self.is_odd != next.is_odd,
+        }
     }
 
     /// What goes into a header's checksum field: the complement, as a number.
@@ -89,10 +92,13 @@ pub fn copy(from: &[u8], to: &mut [u8]) -> Sum {
     if from.len() >= STREAMED_BYTES_MIN {
         return kernel().copy(from, to, Writes::Streamed);
     }
-    from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)).fold(Sum::default(), |sum, (from, to)| {
-        to.copy_from_slice(from);
-        sum.then(Sum::of(from))
-    })
+    from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)).fold(
+        Sum::default(),
+        |sum, (from, to)| {
+            to.copy_from_slice(from);
+            sum.then(Sum::of(from))
+        },
+    )
 }
 
 /// Ways of summing; all give the same.
@@ -140,7 +146,9 @@ impl Kernel {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => is_x86_feature_detected!("avx2"),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni"),
+            Self::Avx512 => {
+                is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni")
+            }
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx2 | Self::Avx512 => false,
         }
@@ -224,7 +232,9 @@ mod tests {
     }
 
     fn noise(seed: u64, len: usize) -> Vec<u8> {
-        (0..len as u64).map(|i| ((i + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
+        (0..len as u64)
+            .map(|i| ((i + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
+            .collect()
     }
 
     #[test]
@@ -253,10 +263,17 @@ mod tests {
                         for writes in [Writes::Cached, Writes::Streamed] {
                             to.fill(0xEE);
                             let sum = kernel.copy(from, &mut to[to_start..to_start + len], writes);
-                            assert_eq!(sum, reference(from), "{kernel:?} {start}+{len} to {to_start}");
+                            assert_eq!(
+                                sum,
+                                reference(from),
+                                "{kernel:?} {start}+{len} to {to_start}"
+                            );
                             assert_eq!(&to[to_start..to_start + len], from);
                             let around = to[..to_start].iter().chain(&to[to_start + len..]);
-                            assert!(around.copied().all(|byte| byte == 0xEE), "{kernel:?} wrote beside it");
+                            assert!(
+                                around.copied().all(|byte| byte == 0xEE),
+                                "{kernel:?} wrote beside it"
+                            );
                         }
                     }
                 }

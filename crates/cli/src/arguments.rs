@@ -4,13 +4,13 @@ use crate::output::{Destination, Failure};
 use crate::serve::ServeArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use haul_bench::forward::Traffic;
-use haul_bench::forward::way::ForwardBy;
+use haul_bench::forward::method::TestedForwardMethod;
 use haul_bench::quantity::{Rate, Size};
-use haul_bench::receive::way::ReceiveWay;
+use haul_bench::receive::method::ReceiveMethod;
 use haul_bench::receive::{PageOrder, SentBy};
 use haul_bench::regime::Reading;
 use haul_bench::settings;
-use haul_bench::way::Way;
+use haul_bench::tested_method::TestedMethod;
 use haul_bench::workload::Workload;
 use haul_lab::{Loss, Offloads};
 use std::ffi::OsString;
@@ -117,7 +117,7 @@ pub struct SendArguments {
     /// read+write, read+send, mmap+send, sendfile, splice, vmsplice, zerocopy, uring-send, uring-zerocopy,
     /// uring-chain, floor, auto
     #[arg(long, value_delimiter = ',', value_name = "PATH,…", hide_possible_values = true)]
-    pub paths: Vec<Way>,
+    pub paths: Vec<TestedMethod>,
     /// The most that one call sends [default: 64KiB]
     #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
     pub chunk: Vec<Size>,
@@ -125,10 +125,22 @@ pub struct SendArguments {
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD,…")]
     pub workload: Vec<Workload>,
     /// Hold partial packets back inside each file with `TCP_CORK` [default: off]
-    #[arg(long, value_delimiter = ',', value_name = "off,on", value_enum, hide_possible_values = true)]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "off,on",
+        value_enum,
+        hide_possible_values = true
+    )]
     pub cork: Vec<Switch>,
     /// Scatter-gather and checksum offload of the sending device [default: on]
-    #[arg(long, value_delimiter = ',', value_name = "on,off", value_enum, hide_possible_values = true)]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "on,off",
+        value_enum,
+        hide_possible_values = true
+    )]
     pub offloads: Vec<Switch>,
     /// Hold this rate, such as 4gbit, instead of sending at full speed
     #[arg(long)]
@@ -151,7 +163,7 @@ pub struct ReceiveArguments {
     ///
     /// read, mapped, splice-to-file, uring-read, discard, auto
     #[arg(long, value_delimiter = ',', value_name = "PATH,…")]
-    pub paths: Vec<ReceiveWay>,
+    pub paths: Vec<ReceiveMethod>,
     /// The link's MTU in bytes; at 4148 a segment carries one page [default: 4148]
     #[arg(long, value_delimiter = ',', value_name = "BYTES,…")]
     pub mtu: Vec<u32>,
@@ -168,7 +180,13 @@ pub struct ReceiveArguments {
     #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
     pub buffer: Vec<Size>,
     /// Whether the program looks at every byte [default: off]
-    #[arg(long, value_delimiter = ',', value_name = "off,on", value_enum, hide_possible_values = true)]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "off,on",
+        value_enum,
+        hide_possible_values = true
+    )]
     pub touch: Vec<Switch>,
 }
 
@@ -178,7 +196,7 @@ pub struct ForwardArguments {
     ///
     /// copy, splice, sockmap, auto
     #[arg(long, value_delimiter = ',', value_name = "PATH,…")]
-    pub paths: Vec<ForwardBy>,
+    pub paths: Vec<TestedForwardMethod>,
     /// Sizes of the pipe or the buffer [default: 16KiB,64KiB,256KiB,1MiB]
     #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
     pub buffer: Vec<Size>,
@@ -197,10 +215,10 @@ pub struct ForwardArguments {
 pub struct ProfileArguments {
     /// How it is sent
     #[arg(long, value_name = "PATH", default_value = "sendfile", hide_possible_values = true)]
-    pub send: Way,
+    pub send: TestedMethod,
     /// How it is received
     #[arg(long, value_name = "PATH", default_value = "read")]
-    pub receive: ReceiveWay,
+    pub receive: ReceiveMethod,
     /// What to send: COUNTxSIZE files of mixed sizes, COUNT=SIZE files of one size, file:PATH, or memory:SIZE
     #[arg(long, value_name = "WORKLOAD", default_value = "63x350KB")]
     pub workload: Workload,
@@ -219,7 +237,7 @@ pub struct ProfileArguments {
 pub struct SettingsArguments {
     /// How it is sent [default: read+write,sendfile, with --quick sendfile]
     #[arg(long, value_delimiter = ',', value_name = "PATH,…", hide_possible_values = true)]
-    pub paths: Vec<Way>,
+    pub paths: Vec<TestedMethod>,
     /// Settings to change, separated by commas [default: all]
     ///
     /// congestion, mtu, big-tcp, send-buffer, receive-buffer, notsent-lowat, socket-buffers, rcvlowat, read-pause, offloads, gro, busy-poll
@@ -264,9 +282,9 @@ impl FromStr for Listen {
         match text.parse() {
             _ if text == EVERYWHERE => Ok(Self::Everywhere),
             Ok(address) => Ok(Self::At(address)),
-            Err(_) => {
-                Err(format!("{text:?} is not an address and a port, such as 10.0.0.2:4285 or [::]:4285"))
-            }
+            Err(_) => Err(format!(
+                "{text:?} is not an address and a port, such as 10.0.0.2:4285 or [::]:4285"
+            )),
         }
     }
 }
@@ -359,7 +377,8 @@ pub struct LabArguments {
 /// Every experiment as if it had been named without a flag.
 pub fn every_experiment() -> Result<Vec<Experiment>, Failure> {
     let words = |name: &str| Arguments::try_parse_from(["haul", "bench", name]);
-    let names = ["send", "receive", "forward", "profile", "interrupts", "settings", "loan", "checksum"];
+    let names =
+        ["send", "receive", "forward", "profile", "interrupts", "settings", "loan", "checksum"];
     let parsed = names.map(|name| match words(name).map(|arguments| arguments.command) {
         Ok(Command::Bench(arguments)) => arguments.experiment.ok_or(name),
         _ => Err(name),
@@ -380,7 +399,9 @@ pub fn parse() -> Result<Arguments, Failure> {
         let lines = text
             .lines()
             .map(str::trim)
-            .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+            .take_while(|line| {
+                !line.starts_with("Usage:") && !line.starts_with("For more information")
+            })
             .filter(|line| !line.is_empty());
         let line = lines.collect::<Vec<_>>().join("; ").replace(":; ", ": ");
         Failure::bad_input(line.strip_prefix("error: ").unwrap_or(&line))

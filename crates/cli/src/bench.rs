@@ -49,8 +49,14 @@ impl Finished {
 impl<R: Tabled + Serialize> From<Report<R>> for Finished {
     fn from(report: Report<R>) -> Self {
         // Where nobody asked for an end, something was lost.
-        let code = u8::from(report.warnings.iter().any(|warning| warning.kind == Kind::Interrupted));
-        Self { view: report.view(), json: export::json(&report), experiment: report.experiment, code }
+        let code =
+            u8::from(report.warnings.iter().any(|warning| warning.kind == Kind::Interrupted));
+        Self {
+            view: report.view(),
+            json: export::json(&report),
+            experiment: report.experiment,
+            code,
+        }
     }
 }
 
@@ -114,7 +120,9 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
             // What one experiment lacks (permission, a feature) is no reason to go without the others.
             Err(_) if stop.load(Relaxed) && !finished.is_empty() => break,
             Err(failure) if is_everything => {
-                context.bar.suspend(|| eprintln!("haul: {} is left out: {failure}", experiment.name()));
+                context
+                    .bar
+                    .suspend(|| eprintln!("haul: {} is left out: {failure}", experiment.name()));
             }
             Err(failure) => return Err(failure),
         }
@@ -149,7 +157,8 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
 fn wait_for_peers(listen: Listen) -> Result<ExitCode, Failure> {
     let stop = output::stop_flag()?;
     // Where there is no IPv6 the other one will do.
-    let everywhere = [(Ipv6Addr::UNSPECIFIED, pair::PORT).into(), (Ipv4Addr::UNSPECIFIED, pair::PORT).into()];
+    let everywhere =
+        [(Ipv6Addr::UNSPECIFIED, pair::PORT).into(), (Ipv4Addr::UNSPECIFIED, pair::PORT).into()];
     let addresses = match listen {
         Listen::Everywhere => everywhere.to_vec(),
         Listen::At(address) => vec![address],
@@ -208,7 +217,11 @@ impl Experiment {
 }
 
 /// Prints the tables, unless a report is to have standard output, and writes what was asked for.
-fn write(finished: &[Finished], common: &CommonArguments, is_everything: bool) -> Result<(), Failure> {
+fn write(
+    finished: &[Finished],
+    common: &CommonArguments,
+    is_everything: bool,
+) -> Result<(), Failure> {
     let views: Vec<View> = finished.iter().map(|report| report.view.clone()).collect();
     let title = match views.as_slice() {
         [one] => one.title.clone(),
@@ -216,12 +229,19 @@ fn write(finished: &[Finished], common: &CommonArguments, is_everything: bool) -
     };
     let json = match finished {
         [one] => one.json.clone(),
-        all => format!("[{}]\n", all.iter().map(|one| one.json.trim_end()).collect::<Vec<_>>().join(",\n")),
+        all => format!(
+            "[{}]\n",
+            all.iter().map(|one| one.json.trim_end()).collect::<Vec<_>>().join(",\n")
+        ),
     };
     if !destinations(common).any(|to| *to == Destination::StandardOutput) {
         for (index, view) in views.iter().enumerate() {
             if views.len() > 1 {
-                output::print(&format!("{}== {} ==\n", if index > 0 { "\n" } else { "" }, view.title))?;
+                output::print(&format!(
+                    "{}== {} ==\n",
+                    if index > 0 { "\n" } else { "" },
+                    view.title
+                ))?;
             }
             output::print(&export::terminal::render(view, output::width()))?;
         }
@@ -241,10 +261,12 @@ fn write(finished: &[Finished], common: &CommonArguments, is_everything: bool) -
     if is_everything {
         let folder = Path::new(FOLDER);
         for report in finished {
-            Destination::File(folder.join(format!("{}.json", report.experiment))).write(&report.json)?;
+            Destination::File(folder.join(format!("{}.json", report.experiment)))
+                .write(&report.json)?;
         }
         Destination::File(folder.join("report.md")).write(&export::markdown::render(&views))?;
-        Destination::File(folder.join("index.html")).write(&export::html::render(&title, &views))?;
+        Destination::File(folder.join("index.html"))
+            .write(&export::html::render(&title, &views))?;
     }
     Ok(())
 }

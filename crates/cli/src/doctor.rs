@@ -24,7 +24,9 @@ pub fn run(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
 fn text(diagnosis: &Diagnosis, width: usize) -> String {
     let device = &diagnosis.device;
     let towards = match (&device.peer, &device.address) {
-        (Some(peer), Some(address)) if peer != address => format!("towards {peer} ({address}) through"),
+        (Some(peer), Some(address)) if peer != address => {
+            format!("towards {peer} ({address}) through")
+        }
         (Some(peer), _) => format!("towards {peer} through"),
         _ => "through".into(),
     };

@@ -8,10 +8,11 @@ use std::process::{Command, ExitCode, Stdio};
 
 pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
     haul_lab::become_lab_user().map_err(Failure::failed)?;
-    let lab = Lab::veth(&Settings { mtu: arguments.mtu, cpus: None }).map_err(|error| match error {
-        LabError::Mtu(_) => Failure::bad_input(error),
-        error => Failure::failed(error),
-    })?;
+    let lab =
+        Lab::veth(&Settings { mtu: arguments.mtu, cpus: None }).map_err(|error| match error {
+            LabError::Mtu(_) => Failure::bad_input(error),
+            error => Failure::failed(error),
+        })?;
     if let Some(name) = &arguments.congestion {
         lab.set_default_congestion(name).map_err(|error| {
             let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
@@ -52,8 +53,9 @@ pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
     if let Some(status) = receiver_status.filter(|status| !status.success()) {
         eprintln!("haul: the receiving host's command failed before COMMAND ended: {status}");
     }
-    let status =
-        status.map_err(|error| Failure::bad_input(format!("cannot run {}: {error}", program.display())))?;
+    let status = status.map_err(|error| {
+        Failure::bad_input(format!("cannot run {}: {error}", program.display()))
+    })?;
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     Ok(ExitCode::from(code as u8))
 }

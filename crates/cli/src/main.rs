@@ -17,7 +17,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // A run starts this program again: as the sending process, as the meter.
-    if let Some(code) = haul_bench::worker::run_if_asked().or_else(haul_soak::process::run_if_asked) {
+    if let Some(code) = haul_bench::worker::run_if_asked().or_else(haul_soak::process::run_if_asked)
+    {
         return code;
     }
     let result = match arguments::parse() {

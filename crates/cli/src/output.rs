@@ -97,7 +97,10 @@ impl Destination {
     pub fn check(&self) -> Result<(), Failure> {
         let Self::File(path) = self else { return Ok(()) };
         if path.is_dir() {
-            return Err(Failure::bad_input(format!("cannot write {}: it is a folder", path.display())));
+            return Err(Failure::bad_input(format!(
+                "cannot write {}: it is a folder",
+                path.display()
+            )));
         }
         check_folder(folder_of(path))
     }
@@ -106,8 +109,9 @@ impl Destination {
     pub fn write(&self, text: &str) -> Result<(), Failure> {
         match self {
             Self::StandardOutput => print(text),
-            Self::File(path) => write_whole(path, text)
-                .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display()))),
+            Self::File(path) => haul_fs::replace(path, text.as_bytes()).map_err(|error| {
+                Failure::failed(format!("cannot write {}: {error}", path.display()))
+            }),
         }
     }
 }
@@ -115,24 +119,16 @@ impl Destination {
 /// Whether files can be made in `folder`.
 pub fn check_folder(folder: &Path) -> Result<(), Failure> {
     let refused = |error: io::Error| {
-        Failure::bad_input(format!("cannot write into {}: {error} (choose another folder)", folder.display()))
+        Failure::bad_input(format!(
+            "cannot write into {}: {error} (choose another folder)",
+            folder.display()
+        ))
     };
     if !fs::metadata(folder).map_err(refused)?.is_dir() {
         return Err(refused(io::ErrorKind::NotADirectory.into()));
     }
-    rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(|errno| refused(errno.into()))
-}
-
-/// Writes aside, syncs, renames: a reader sees the old file or the new one, never half of it.
-fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let mut aside = tempfile::Builder::new()
-        .permissions(fs::Permissions::from_mode(0o644))
-        .tempfile_in(folder_of(path))?;
-    aside.write_all(text.as_bytes())?;
-    aside.as_file().sync_all()?;
-    aside.persist(path).map_err(|error| error.error)?;
-    Ok(())
+    rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|errno| refused(errno.into()))
 }
 
 fn folder_of(path: &Path) -> &Path {

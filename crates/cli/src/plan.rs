@@ -5,7 +5,7 @@ use crate::output::{self, Destination, Failure};
 use haul_bench::export;
 use haul_bench::plan::{self, Plan};
 use haul_bench::report::SCHEMA;
-use haul_bench::send::Report;
+use haul_bench::send::SendReport;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -41,7 +41,10 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
         }
         (None, rate) => {
             if rate.is_some() {
-                eprintln!("haul: there is no {} yet: measuring for about four minutes", file.display());
+                eprintln!(
+                    "haul: there is no {} yet: measuring for about four minutes",
+                    file.display()
+                );
             }
             (measure(arguments.rounds.unwrap_or(plan::ROUNDS))?, true)
         }
@@ -141,8 +144,10 @@ fn from_report(path: &Path) -> Result<Plan, Failure> {
             "cannot open {name}: {error} (name a report of `haul bench send --json FILE`, or measure with plain `haul plan`)"
         ))
     })?;
-    let report: Report = serde_json::from_reader(BufReader::new(file.take(REPORT_BYTES_MAX)))
-        .map_err(|error| Failure::bad_input(format!("{name} is no report of `haul bench send`: {error}")))?;
+    let report: SendReport = serde_json::from_reader(BufReader::new(file.take(REPORT_BYTES_MAX)))
+        .map_err(|error| {
+        Failure::bad_input(format!("{name} is no report of `haul bench send`: {error}"))
+    })?;
     if report.schema != SCHEMA {
         let found = &report.schema;
         return Err(Failure::bad_input(format!(
@@ -150,12 +155,14 @@ fn from_report(path: &Path) -> Result<Plan, Failure> {
         )));
     }
     warn(&report);
-    plan::of(&report)
-        .ok_or_else(|| Failure::bad_input(format!("{name} has no measured row to make a plan from")))
+    plan::of(&report).ok_or_else(|| {
+        Failure::bad_input(format!("{name} has no measured row to make a plan from"))
+    })
 }
 
-fn warn(report: &Report) {
-    let kinds: BTreeSet<String> = report.warnings.iter().map(|warning| warning.kind.to_string()).collect();
+fn warn(report: &SendReport) {
+    let kinds: BTreeSet<String> =
+        report.warnings.iter().map(|warning| warning.kind.to_string()).collect();
     if !kinds.is_empty() {
         let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
         eprintln!(

@@ -60,7 +60,9 @@ fn with_file(options: Options, file: Option<&Path>) -> Result<Options, Failure> 
     let wrong = |problem: String| Failure::bad_input(format!("{}: {problem}", path.display()));
     let file = std::fs::File::open(path).map_err(|error| wrong(error.to_string()))?;
     let mut text = String::new();
-    file.take(CONFIG_BYTES_MAX).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
+    file.take(CONFIG_BYTES_MAX)
+        .read_to_string(&mut text)
+        .map_err(|error| wrong(error.to_string()))?;
     Ok(options.or(Options::parse(&text).map_err(wrong)?))
 }
 
@@ -85,7 +87,10 @@ fn serve(
             return Ok(ExitCode::SUCCESS);
         }
         Err(haul_serve::Error::Listen { address: Address::Systemd, .. }) if check => {
-            println!("{} can be served, at the sockets that systemd will hand over", config.root.display());
+            println!(
+                "{} can be served, at the sockets that systemd will hand over",
+                config.root.display()
+            );
             return Ok(ExitCode::SUCCESS);
         }
         server => server.map_err(failed)?,
@@ -115,7 +120,10 @@ fn serve(
         && !content.index.iter().any(|name| config.root.join(name).exists())
         && content.fallback.is_none()
     {
-        warn!("there is no {} there, so / answers 404; --listing lists folders", content.index.join(" or "));
+        warn!(
+            "there is no {} there, so / answers 404; --listing lists folders",
+            content.index.join(" or ")
+        );
     }
     // Without systemd there is nobody to tell.
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
@@ -151,8 +159,9 @@ fn obey_signals(handle: Handle) -> std::io::Result<()> {
         signal_hook::low_level::pipe::register(signal, reload_teller.try_clone()?)?;
     }
     let reloading = handle.clone();
-    let spawn =
-        |work: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name("haul-signals".into()).spawn(work);
+    let spawn = |work: Box<dyn FnOnce() + Send>| {
+        std::thread::Builder::new().name("haul-signals".into()).spawn(work)
+    };
     spawn(Box::new(move || {
         while reloads.read_exact(&mut [0]).is_ok() {
             match reloading.reload() {

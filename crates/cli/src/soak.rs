@@ -28,9 +28,10 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
         Some((program, rest)) => {
             let mut command = Command::new(program);
             command.args(rest);
-            let (report, status) = process::during(&mut command)
-                .map_err(Failure::failed)?
-                .map_err(|error| Failure::bad_input(format!("cannot run {}: {error}", program.display())))?;
+            let (report, status) =
+                process::during(&mut command).map_err(Failure::failed)?.map_err(|error| {
+                    Failure::bad_input(format!("cannot run {}: {error}", program.display()))
+                })?;
             // As a shell says it: the program's own code, or 128 and the signal that ended it.
             let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
             (report, ExitCode::from(code as u8))
@@ -68,7 +69,8 @@ fn write(report: &impl Serialize, words: &str, json: Option<&Destination>) -> Re
 }
 
 fn text(report: &SoakReport) -> String {
-    let mut text = String::from("CPU   load %   taken  interrupted   interference  /proc/stat  steal\n");
+    let mut text =
+        String::from("CPU   load %   taken  interrupted   interference  /proc/stat  steal\n");
     for cpu in &report.cpus {
         let CpuLoad { cpu: number, load_percent, taken_percent, interrupted_percent, .. } = cpu;
         let _ = writeln!(
@@ -98,7 +100,8 @@ fn text(report: &SoakReport) -> String {
     }
     for warning in &report.warnings {
         let options = textwrap::Options::new(usize::from(output::width())).subsequent_indent("  ");
-        let _ = writeln!(text, "{}", textwrap::fill(&format!("warning: {}", warning.detail), options));
+        let _ =
+            writeln!(text, "{}", textwrap::fill(&format!("warning: {}", warning.detail), options));
     }
     text
 }
@@ -120,7 +123,9 @@ fn self_check_text(check: &SelfCheck) -> String {
         );
     }
     let _ = writeln!(text, "{}", verdict(check));
-    text.push_str("\npackets to a CPU whose processes sleep: who sees the load, in percent of that CPU\n");
+    text.push_str(
+        "\npackets to a CPU whose processes sleep: who sees the load, in percent of that CPU\n",
+    );
     text.push_str("packets/s   meter  (taken + interrupted)  /proc/stat  getrusage\n");
     for packets in &check.packets {
         let read = &packets.read;
@@ -149,7 +154,9 @@ fn verdict(check: &SelfCheck) -> String {
     let others = most(|duty| duty.others_percent);
     let error = most(|duty| (duty.read_percent - duty.expected_percent).abs());
     if others > QUIET_PERCENT {
-        format!("not judged: other processes took up to {others:.0} % of the CPU; repeat on a quiet machine")
+        format!(
+            "not judged: other processes took up to {others:.0} % of the CPU; repeat on a quiet machine"
+        )
     } else if error > 1.0 {
         format!("the largest error is {error:.2} points, more than the 1 point that is promised")
     } else {

@@ -81,7 +81,10 @@ fn flags_that_make_no_sense() {
         (&["serve", "/tmp", "--plan", "/no/such/plan"], "/no/such/plan"),
         (&["serve", "/tmp", "--congestion", "vegan", "--listen", "127.0.0.1:0"], "vegan"),
         (&["serve", "/tmp", "--user", "nobody-here", "--listen", "127.0.0.1:0"], "nobody-here"),
-        (&["serve", "/tmp", "--access-log", "/no/such/log", "--listen", "127.0.0.1:0"], "/no/such/log"),
+        (
+            &["serve", "/tmp", "--access-log", "/no/such/log", "--listen", "127.0.0.1:0"],
+            "/no/such/log",
+        ),
         (&["serve", "/tmp", "--idle-timeout", "soon"], "soon"),
         (&["serve", "--config", "/no/such/file"], "/no/such/file"),
         (&["bench", "--listen", "192.0.2.7:4285"], "192.0.2.7:4285"),

@@ -21,7 +21,9 @@ fn the_seven_rows_are_there_at_every_size() {
         assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7]);
         for row in of_size {
             assert_eq!(row["rounds"], 2);
-            for field in ["ns_per_kib", "gigabytes_per_second", "read_bandwidth_share", "memcpy_ratio"] {
+            for field in
+                ["ns_per_kib", "gigabytes_per_second", "read_bandwidth_share", "memcpy_ratio"]
+            {
                 assert!(row[field]["median"].as_f64().unwrap() > 0.0, "{field} of {row}");
             }
         }

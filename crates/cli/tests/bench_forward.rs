@@ -29,26 +29,36 @@ fn each_way_says_what_it_copied_and_how_long_messages_took() {
             eprintln!("SKIPPED: {}", row["refused"]);
             continue;
         }
-        for field in
-            ["throughput_bits_per_second", "forwarder_us_per_mib", "peers_us_per_mib", "copied_percent"]
-        {
+        for field in [
+            "throughput_bits_per_second",
+            "forwarder_us_per_mib",
+            "peers_us_per_mib",
+            "copied_percent",
+        ] {
             assert!(!row[field].is_null(), "{field} of {row}");
         }
         let has_messages = row["traffic"] != "bulk";
-        for field in ["forwarder_us_per_message", "messages_per_second", "latency_p50_us", "latency_p99_us"] {
+        for field in
+            ["forwarder_us_per_message", "messages_per_second", "latency_p50_us", "latency_p99_us"]
+        {
             assert_eq!(!row[field].is_null(), has_messages, "{field} of {row}");
         }
     }
     let copied = |path, traffic| row(&report, path, traffic)["copied_percent"].as_f64().unwrap();
     assert!(copied("copy", "bulk") > 99.0 && copied("splice", "bulk") < 1.0, "{}", report["rows"]);
     // The choice copies what is small and splices what is large.
-    assert!(copied("auto", "bulk") < 50.0 && copied("auto", "messages:64B") > 99.0, "{}", report["rows"]);
+    assert!(
+        copied("auto", "bulk") < 50.0 && copied("auto", "messages:64B") > 99.0,
+        "{}",
+        report["rows"]
+    );
 }
 
 #[test]
 fn an_ordinary_user_gets_every_row_but_the_kernels_own() {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = ["bench", "forward", "--quick", "--rounds", "1", "--traffic", "bulk", "--json", "-"];
+    let arguments =
+        ["bench", "forward", "--quick", "--rounds", "1", "--traffic", "bulk", "--json", "-"];
     let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
     let report = json(&mut command);
     assert!(row(&report, "splice", "bulk")["refused"].is_null());

@@ -22,7 +22,8 @@ fn median(row: &Value, field: &str) -> f64 {
 
 #[test]
 fn grouping_shows_in_calls_interrupts_and_arrivals() {
-    let report = json(&mut haul(&["bench", "interrupts", "--quick", "--rounds", "2", "--json", "-"]));
+    let report =
+        json(&mut haul(&["bench", "interrupts", "--quick", "--rounds", "2", "--json", "-"]));
     if report["lab"]["kind"] != "veth" {
         return eprintln!("SKIPPED: no two hosts here: {}", report["warnings"]);
     }
@@ -31,7 +32,9 @@ fn grouping_shows_in_calls_interrupts_and_arrivals() {
             eprintln!("SKIPPED: {row}");
             continue;
         }
-        for field in ["packets_per_second", "packets_per_poll", "receiver_us_per_1000_packets", "ratio"] {
+        for field in
+            ["packets_per_second", "packets_per_poll", "receiver_us_per_1000_packets", "ratio"]
+        {
             assert!(median(row, field) > 0.0, "{field} of {row}");
         }
     }
@@ -45,7 +48,11 @@ fn grouping_shows_in_calls_interrupts_and_arrivals() {
     assert!((median(row(&report, "datagrams", "plain"), "packets_per_call") - 1.0).abs() < 0.2);
     // A packet that is cut on arrival interrupts once for all its datagrams.
     let grouped = median(transmit("UDP_SEGMENT"), "packets_per_interrupt");
-    assert!(grouped > 2.0 * median(transmit("one a call"), "packets_per_interrupt"), "{}", report["rows"]);
+    assert!(
+        grouped > 2.0 * median(transmit("one a call"), "packets_per_interrupt"),
+        "{}",
+        report["rows"]
+    );
     assert!(!transmit("UDP_SEGMENT, lent")["copied_percent"].is_null());
     for field in ["latency_p50_us", "latency_p99_us"] {
         assert!(median(row(&report, "messages", "plain"), field) > 0.0);

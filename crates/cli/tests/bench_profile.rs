@@ -14,7 +14,8 @@ use std::collections::BTreeSet;
 
 fn rows<'a>(report: &'a Value, host: &str, kind: &str) -> Vec<&'a Value> {
     let rows = report["rows"].as_array().unwrap().iter();
-    rows.filter(|row| row["host"].as_str().unwrap().starts_with(host) && row["kind"] == kind).collect()
+    rows.filter(|row| row["host"].as_str().unwrap().starts_with(host) && row["kind"] == kind)
+        .collect()
 }
 
 fn ticks(rows: &[&Value]) -> u64 {
@@ -23,7 +24,8 @@ fn ticks(rows: &[&Value]) -> u64 {
 
 /// Whether CPUs may be watched here; a loud word if not.
 fn may_watch() -> bool {
-    let (output, words) = run(&mut haul(&["bench", "profile", "--duration", "100ms", "--", "true"]));
+    let (output, words) =
+        run(&mut haul(&["bench", "profile", "--duration", "100ms", "--", "true"]));
     if !output.status.success() {
         eprintln!("SKIPPED: {words}");
     }
@@ -37,20 +39,29 @@ fn the_groups_claim_nearly_all_of_the_kernel_on_both_hosts() {
     }
     let report = json(&mut haul(&["bench", "profile", "--duration", "2s", "--json", "-"]));
     assert_eq!(report["experiment"], "profile");
-    let hosts: BTreeSet<&str> =
-        report["rows"].as_array().unwrap().iter().map(|row| row["host"].as_str().unwrap()).collect();
+    let hosts: BTreeSet<&str> = report["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["host"].as_str().unwrap())
+        .collect();
     for host in hosts {
         let [total] = rows(&report, host, "total")[..] else { panic!("{host}") };
         let (groups, functions) = (rows(&report, host, "group"), rows(&report, host, "function"));
         assert!(ticks(&[total]) > 100 && !total["meter_load_percent"].is_null(), "{total}");
         // Every tick of a busy CPU is in one group; those in the kernel are in one function.
         assert_eq!(ticks(&groups), ticks(&[total]), "{host}");
-        let programs: Vec<&Value> = groups.iter().copied().filter(|row| row["name"] == "programs").collect();
+        let programs: Vec<&Value> =
+            groups.iter().copied().filter(|row| row["name"] == "programs").collect();
         assert_eq!(ticks(&functions), ticks(&groups) - ticks(&programs), "{host}");
-        let other: Vec<&Value> = functions.iter().copied().filter(|row| row["group"] == "other").collect();
+        let other: Vec<&Value> =
+            functions.iter().copied().filter(|row| row["group"] == "other").collect();
         assert!(20 * ticks(&other) < ticks(&functions), "{host}: {other:?}");
         for row in functions {
-            assert!(!row["normalised_load"].is_null() && !row["bound_us_per_mib"].is_null(), "{row}");
+            assert!(
+                !row["normalised_load"].is_null() && !row["bound_us_per_mib"].is_null(),
+                "{row}"
+            );
         }
     }
 }
@@ -63,12 +74,24 @@ fn a_command_is_watched_and_drawn() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("page.html");
     let copy = "head -c 300M /dev/zero | cat > /dev/null";
-    let arguments =
-        ["bench", "profile", "--html", page.to_str().unwrap(), "--json", "-", "--", "sh", "-c", copy];
+    let arguments = [
+        "bench",
+        "profile",
+        "--html",
+        page.to_str().unwrap(),
+        "--json",
+        "-",
+        "--",
+        "sh",
+        "-c",
+        copy,
+    ];
     let report = json(&mut haul(&arguments));
     assert!(report["lab"].is_null());
-    let names: Vec<&str> =
-        rows(&report, "machine", "function").iter().map(|row| row["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = rows(&report, "machine", "function")
+        .iter()
+        .map(|row| row["name"].as_str().unwrap())
+        .collect();
     assert!(names.iter().any(|name| name.contains("pipe")), "{names:?}");
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.contains("<svg class=\"flame\"") && page.contains("everything"), "no flame graph");

@@ -31,7 +31,10 @@ fn has_two_hosts(report: &Value) -> bool {
     if report["lab"]["kind"] == "veth" {
         return true;
     }
-    eprintln!("SKIPPED: no two hosts here, so copies and offloads are not checked: {}", report["warnings"]);
+    eprintln!(
+        "SKIPPED: no two hosts here, so copies and offloads are not checked: {}",
+        report["warnings"]
+    );
     false
 }
 
@@ -88,8 +91,14 @@ fn the_report_keeps_its_contract_and_says_who_copied() {
             // Beside other tests a sender may get no CPU in its only window.
             assert!(row[figure]["median"].is_number(), "{figure} in {row}");
             // One round has no interval: its coverage is 0.
-            assert!(row[figure]["low"].is_null() && row[figure]["high"].is_null(), "{figure} in {row}");
-            assert_eq!((&row[figure]["rounds"], &row[figure]["coverage_percent"]), (&1.into(), &0.0.into()));
+            assert!(
+                row[figure]["low"].is_null() && row[figure]["high"].is_null(),
+                "{figure} in {row}"
+            );
+            assert_eq!(
+                (&row[figure]["rounds"], &row[figure]["coverage_percent"]),
+                (&1.into(), &0.0.into())
+            );
         }
     }
     if !has_two_hosts(&report) {
@@ -99,7 +108,11 @@ fn the_report_keeps_its_contract_and_says_who_copied() {
     assert!(round_trip_ns > 0.0);
     for path in ["sendfile", "splice", "vmsplice", "floor"] {
         assert_eq!(row(&report, path, "on")["copied_percent"], 0.0, "{path}");
-        assert_eq!(row(&report, path, "off")["copied_percent"], 100.0, "{path} without scatter-gather");
+        assert_eq!(
+            row(&report, path, "off")["copied_percent"],
+            100.0,
+            "{path} without scatter-gather"
+        );
     }
     for path in ["zerocopy", "uring-zerocopy"] {
         let row = row(&report, path, "on");
@@ -137,11 +150,12 @@ fn a_path_that_makes_no_sense_is_a_row_that_says_why() {
 fn a_held_rate_is_held() {
     let _alone = lock_cpus();
     let report = json(&mut haul(&[
-        "bench", "send", "--quick", "--rounds", "1", "--paths", "sendfile", "--rate", "500mbit", "--json",
-        "-",
+        "bench", "send", "--quick", "--rounds", "1", "--paths", "sendfile", "--rate", "500mbit",
+        "--json", "-",
     ]));
     assert_eq!(report["lab"]["rate_bits_per_second"], 500_000_000);
-    let throughput = row(&report, "sendfile", "on")["throughput_bits_per_second"]["median"].as_f64().unwrap();
+    let throughput =
+        row(&report, "sendfile", "on")["throughput_bits_per_second"]["median"].as_f64().unwrap();
     // Not faster; how much slower is the machine's affair.
     assert!(throughput < 560e6, "{throughput}");
 }
@@ -150,14 +164,16 @@ fn a_held_rate_is_held() {
 fn every_form_of_the_report_is_written_whole() {
     let _alone = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
-    let (output, words) = run(haul(&["bench", "--quick", "--rounds", "1"]).current_dir(folder.path()));
+    let (output, words) =
+        run(haul(&["bench", "--quick", "--rounds", "1"]).current_dir(folder.path()));
     assert!(output.status.success(), "{words}");
     assert!(
         words.contains("No verdict on the cheapest path for 63x350KB")
             && words.contains("haul-report/index.html"),
         "{words}"
     );
-    let read = |name: &str| fs::read_to_string(folder.path().join("haul-report").join(name)).unwrap();
+    let read =
+        |name: &str| fs::read_to_string(folder.path().join("haul-report").join(name)).unwrap();
     for experiment in EXPERIMENTS {
         let report: Value = serde_json::from_str(&read(&format!("{experiment}.json"))).unwrap();
         assert_eq!(report["experiment"], experiment);
@@ -177,12 +193,16 @@ fn every_form_of_the_report_is_written_whole() {
 fn an_ordinary_user_gets_the_same_table() {
     let _alone = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
-    let arguments = ["bench", "send", "--quick", "--rounds", "1", "--json", "-", "--offloads", "on,off"];
+    let arguments =
+        ["bench", "send", "--quick", "--rounds", "1", "--json", "-", "--offloads", "on,off"];
     let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
     let report = json(&mut command);
     if has_two_hosts(&report) {
         // Every path and the choice, with offloads on and off.
-        assert_eq!(report["rows"].as_array().unwrap().len(), 2 * haul_bench::way::Way::all().len());
+        assert_eq!(
+            report["rows"].as_array().unwrap().len(),
+            2 * haul_bench::tested_method::TestedMethod::all().len()
+        );
         assert_eq!(row(&report, "sendfile", "off")["copied_percent"], 100.0);
     }
 }
@@ -191,12 +211,24 @@ fn an_ordinary_user_gets_the_same_table() {
 fn with_one_cpu_it_falls_back_and_says_so() {
     let _alone = lock_cpus();
     let mut command = Command::new("taskset");
-    command.args(["-c", "0", env!("CARGO_BIN_EXE_haul"), "bench", "send", "--quick", "--rounds", "1"]);
+    command.args([
+        "-c",
+        "0",
+        env!("CARGO_BIN_EXE_haul"),
+        "bench",
+        "send",
+        "--quick",
+        "--rounds",
+        "1",
+    ]);
     command.args(["--paths", "read+write,sendfile", "--json", "-"]);
     let report = json(&mut command);
     assert_eq!(report["lab"]["kind"], "loopback");
     let warnings = report["warnings"].to_string();
-    assert!(warnings.contains("only CPU 0 is allowed") && warnings.contains("share CPU 0"), "{warnings}");
+    assert!(
+        warnings.contains("only CPU 0 is allowed") && warnings.contains("share CPU 0"),
+        "{warnings}"
+    );
     assert!(row(&report, "sendfile", "on")["receiver_us_per_mib"].is_null());
 }
 
@@ -238,7 +270,8 @@ fn ctrl_c_prints_what_was_measured_so_far() {
     let _alone = lock_cpus();
     // As a terminal does it: the signal goes to the whole process group, at whatever moment.
     for pause_ms in [1500, 1600, 1730] {
-        let mut command = haul(&["bench", "send", "--paths", "read+write,sendfile", "--rounds", "900"]);
+        let mut command =
+            haul(&["bench", "send", "--paths", "read+write,sendfile", "--rounds", "900"]);
         let mut child =
             command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         wait_for_worker(child.id());
@@ -249,7 +282,10 @@ fn ctrl_c_prints_what_was_measured_so_far() {
         let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let text = lines.collect::<Vec<_>>().join("\n");
         assert_eq!(status.code(), Some(130), "{text}");
-        assert!(text.contains("stopped before it was complete") && text.contains(" sendfile "), "{text}");
+        assert!(
+            text.contains("stopped before it was complete") && text.contains(" sendfile "),
+            "{text}"
+        );
     }
 }
 
@@ -268,7 +304,9 @@ fn kill_9_leaves_nothing_behind() {
     let own = network_namespaces(&[child.id()]);
     let host = fs::read_link("/proc/self/ns/net").unwrap();
     if own.iter().all(|namespace| *namespace == host) {
-        eprintln!("SKIPPED: there is no lab here that could be left behind, only processes and files");
+        eprintln!(
+            "SKIPPED: there is no lab here that could be left behind, only processes and files"
+        );
     }
     // A worker lives a quarter of a second: kill in the middle of a fresh one.
     let first = wait_for_worker(child.id());
@@ -300,7 +338,8 @@ fn wait_for_worker(parent: u32) -> u32 {
     loop {
         for process in processes() {
             let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-            let after_name = stat.rsplit_once(')').map(|(_, rest)| rest.to_owned()).unwrap_or_default();
+            let after_name =
+                stat.rsplit_once(')').map(|(_, rest)| rest.to_owned()).unwrap_or_default();
             if after_name.split_ascii_whitespace().nth(1) == Some(&parent.to_string()) {
                 return process;
             }
@@ -322,7 +361,11 @@ fn network_namespaces(processes: &[u32]) -> BTreeSet<PathBuf> {
         for folder in [format!("/proc/{process}/task"), format!("/proc/{process}/fd")] {
             let Ok(entries) = fs::read_dir(&folder) else { continue };
             for entry in entries.flatten() {
-                let path = if folder.ends_with("task") { entry.path().join("ns/net") } else { entry.path() };
+                let path = if folder.ends_with("task") {
+                    entry.path().join("ns/net")
+                } else {
+                    entry.path()
+                };
                 let target = fs::read_link(path).ok();
                 found.extend(target.filter(|target| target.to_string_lossy().starts_with("net:[")));
             }

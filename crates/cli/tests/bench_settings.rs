@@ -44,7 +44,10 @@ fn each_setting_says_how_to_set_it_and_what_it_risks() {
             eprintln!("SKIPPED: {}", row["refused"]);
         }
         let own = row["changes"].as_array().unwrap().last().unwrap();
-        assert!(!own["command"].as_str().unwrap().is_empty() && !own["risk"].as_str().unwrap().is_empty());
+        assert!(
+            !own["command"].as_str().unwrap().is_empty()
+                && !own["risk"].as_str().unwrap().is_empty()
+        );
         names.push(own["name"].as_str().unwrap().to_owned());
     }
     names.dedup();
@@ -90,8 +93,17 @@ fn settings_take_effect() {
 fn an_ordinary_user_gets_the_rows() {
     let _alone = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
-    let arguments =
-        ["bench", "settings", "--quick", "--rounds", "1", "--settings", "big-tcp,send-buffer", "--json", "-"];
+    let arguments = [
+        "bench",
+        "settings",
+        "--quick",
+        "--rounds",
+        "1",
+        "--settings",
+        "big-tcp,send-buffer",
+        "--json",
+        "-",
+    ];
     let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
     let report = json(&mut command);
     for row in rows(&report, "setting") {

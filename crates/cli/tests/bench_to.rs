@@ -93,7 +93,10 @@ fn two_machines_measure_together_and_each_its_own_load() {
                 let load = row[load]["median"].as_f64().unwrap();
                 assert!(load > 5.0 && load < 101.0, "{row}");
             }
-            assert!(row["copied_percent"].is_null(), "what leaves through a wire cannot be proved: {row}");
+            assert!(
+                row["copied_percent"].is_null(),
+                "what leaves through a wire cannot be proved: {row}"
+            );
         }
         assert_says(&mut words, "has come");
         assert_says(&mut words, "has gone");
@@ -109,11 +112,16 @@ fn no_machines_load_is_taken_for_the_others() {
         let report = lab.sender.run(|| json(&mut towards(&lab, &arguments))).unwrap();
         report["rows"][0].clone()
     };
-    let cost = |row: &Value, of: &str| row[of]["median"].as_f64().unwrap_or_else(|| panic!("{of} of {row}"));
+    let cost = |row: &Value, of: &str| {
+        row[of]["median"].as_f64().unwrap_or_else(|| panic!("{of} of {row}"))
+    };
     let sent = row(&["send", "--paths", "read+write", "--chunk", "4KiB"]);
     assert!(cost(&sent, "sender_us_per_mib") > cost(&sent, "receiver_us_per_mib"), "{sent}");
     let forwarded = row(&["forward", "--paths", "copy", "--buffer", "4KiB", "--traffic", "bulk"]);
-    assert!(cost(&forwarded, "forwarder_us_per_mib") > cost(&forwarded, "peers_us_per_mib"), "{forwarded}");
+    assert!(
+        cost(&forwarded, "forwarder_us_per_mib") > cost(&forwarded, "peers_us_per_mib"),
+        "{forwarded}"
+    );
 }
 
 #[test]
@@ -132,7 +140,8 @@ fn bytes_are_taken_from_nobody_else() {
     let Some((lab, _listener, _words)) = listening() else { return };
     let receive = json!({"Receive": {"way": "Read", "buffer_bytes": 65536, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0, "read_bytes_per_second": null, "read_pause_us": 0}});
     let start = json!({"Start": {"task": receive, "socket": {"congestion": null, "buffer_bytes": null}, "peer": null}}).to_string();
-    let mut asking = lab.sender.run(|| TcpStream::connect((lab.receiver.address(), PORT)).unwrap()).unwrap();
+    let mut asking =
+        lab.sender.run(|| TcpStream::connect((lab.receiver.address(), PORT)).unwrap()).unwrap();
     asking.write_all(format!("{}\n{start}\n", hello()).as_bytes()).unwrap();
     let mut answers = BufReader::new(asking.try_clone().unwrap());
     assert_says(&mut answers, "Hello");
@@ -143,7 +152,11 @@ fn bytes_are_taken_from_nobody_else() {
     assert_eq!(stranger.read(&mut [0]).unwrap(), 0, "a stranger is served");
     let mut peer = lab.sender.run(connect).unwrap();
     peer.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    assert_eq!(peer.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "the peer is hung up on");
+    assert_eq!(
+        peer.read(&mut [0]).unwrap_err().kind(),
+        io::ErrorKind::WouldBlock,
+        "the peer is hung up on"
+    );
 }
 
 /// `haul bench --listen 2>&1 | head -1` serves on though nobody hears it any more.
@@ -198,7 +211,8 @@ fn whoever_asks_for_more_than_measuring_is_refused() {
     ] {
         let start = json!({"Start": {"task": task, "socket": socket, "peer": peer}}).to_string();
         let answers = conversation(&lab, &[hello(), start], 3);
-        let refusal = answers.get(1).and_then(|answer| answer["Refused"].as_str()).unwrap_or_default();
+        let refusal =
+            answers.get(1).and_then(|answer| answer["Refused"].as_str()).unwrap_or_default();
         assert!(refusal.contains(why) && answers[2] == "Ended", "{why:?} in {answers:?}");
     }
     // Whoever does not speak the protocol hears which one it is, and nothing more.
@@ -256,7 +270,8 @@ fn wait_for_flows(lab: &Lab, count: usize) {
     let seen = || {
         [&lab.sender, &lab.receiver]
             .map(|host| {
-                let sockets = host.run(|| fs::read_to_string("/proc/thread-self/net/tcp").unwrap()).unwrap();
+                let sockets =
+                    host.run(|| fs::read_to_string("/proc/thread-self/net/tcp").unwrap()).unwrap();
                 sockets.matches(port.as_str()).count()
             })
             .into_iter()
@@ -272,8 +287,10 @@ fn wait_for_flows(lab: &Lab, count: usize) {
 #[test]
 fn what_was_measured_before_the_other_machine_was_lost_is_kept() {
     let Some((lab, mut listener, _words)) = listening() else { return };
-    let mut command =
-        towards(&lab, &["bench", "send", "--paths", "sendfile,splice", "--rounds", "1000", "--json", "-"]);
+    let mut command = towards(
+        &lab,
+        &["bench", "send", "--paths", "sendfile,splice", "--rounds", "1000", "--json", "-"],
+    );
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let output = thread::scope(|scope| {
         let measuring = scope.spawn(|| lab.sender.run(|| command.output().unwrap()).unwrap());

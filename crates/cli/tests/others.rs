@@ -32,7 +32,9 @@ fn doctor_names_every_path_and_says_how_to_mend_what_is_wrong() {
 #[test]
 fn doctor_and_lab_agree_on_what_an_ordinary_user_may() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(mut command) = as_ordinary_user(folder.path(), &["doctor", "--json", "-"]) else { return };
+    let Some(mut command) = as_ordinary_user(folder.path(), &["doctor", "--json", "-"]) else {
+        return;
+    };
     let diagnosis = json(&mut command);
     let settings = diagnosis["settings"].as_array().unwrap();
     let namespaces = settings.iter().find(|setting| setting["name"] == "namespaces").unwrap();
@@ -44,8 +46,9 @@ fn doctor_and_lab_agree_on_what_an_ordinary_user_may() {
 #[test]
 fn doctor_sees_a_device_without_scatter_gather() {
     let program = env!("CARGO_BIN_EXE_haul");
-    let script =
-        format!("ethtool -K haul0 tx off sg off >&2 && exec {program} doctor --peer $HAUL_PEER --json -");
+    let script = format!(
+        "ethtool -K haul0 tx off sg off >&2 && exec {program} doctor --peer $HAUL_PEER --json -"
+    );
     let (output, words) = run(&mut haul(&["lab", "--", "sh", "-c", &script]));
     if words.contains("ethtool: not found") {
         return eprintln!("SKIPPED: ethtool is missing");
@@ -60,7 +63,8 @@ fn doctor_sees_a_device_without_scatter_gather() {
 
 #[test]
 fn the_lab_runs_programs_on_both_hosts() {
-    let (output, words) = run(&mut haul(&["lab", "--", "sh", "-c", "echo peer $HAUL_PEER; exit 5"]));
+    let (output, words) =
+        run(&mut haul(&["lab", "--", "sh", "-c", "echo peer $HAUL_PEER; exit 5"]));
     assert_eq!(output.status.code(), Some(5), "{words}");
     assert!(words.contains("peer 10.77.0.2"), "{words}");
     let (output, words) = run(&mut haul(&["lab", "--receiver", "sleep 1000", "--", "true"]));
@@ -72,7 +76,8 @@ fn the_lab_runs_programs_on_both_hosts() {
     assert!(std::process::Command::new("sh").args(["-c", &make]).status().unwrap().success());
     let (receiver, sender) =
         (format!("exec > {}; exit 7", fifo.display()), format!("cat {}", fifo.display()));
-    let (output, words) = run(&mut haul(&["lab", "--receiver", &receiver, "--", "sh", "-c", &sender]));
+    let (output, words) =
+        run(&mut haul(&["lab", "--receiver", &receiver, "--", "sh", "-c", &sender]));
     assert!(output.status.success() && words.contains("exit status: 7"), "{words}");
 }
 
@@ -125,7 +130,8 @@ fn a_plan_comes_out_of_a_report_and_names_what_it_chose() {
         return assert_eq!(output.status.code(), Some(2), "{words}");
     }
     assert!(output.status.success() && words.contains("a file, offloads on, "), "{words}");
-    let loaded: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap();
+    let loaded: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap();
     assert_eq!(loaded["schema"], "haul.plan/1");
     let costs = loaded["costs"].as_array().unwrap();
     let paths: BTreeSet<&str> = costs.iter().map(|cost| cost["path"].as_str().unwrap()).collect();
@@ -142,7 +148,9 @@ fn a_plan_is_measured_put_to_the_test_and_kept() {
     let in_folder = |arguments: &[&str]| run(haul(arguments).current_dir(folder.path()));
     let (output, words) = in_folder(&["plan", "--force"]);
     assert!(output.status.success(), "{words}");
-    for part in ["a file, offloads on", "memory, offloads on", "Put to the test", "KB: ", "haul-plan.json"] {
+    for part in
+        ["a file, offloads on", "memory, offloads on", "Put to the test", "KB: ", "haul-plan.json"]
+    {
         assert!(words.contains(part), "{part:?} in {words}");
     }
     // What it was put to the test with is no part of it: six paths for files, five for memory, with offloads on and, unless
@@ -184,8 +192,12 @@ fn a_plan_is_measured_put_to_the_test_and_kept() {
         "-",
     ];
     let report = json(haul(&arguments).current_dir(folder.path()));
-    let paths: Vec<&str> =
-        report["rows"].as_array().unwrap().iter().map(|row| row["path"].as_str().unwrap()).collect();
+    let paths: Vec<&str> = report["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["path"].as_str().unwrap())
+        .collect();
     assert_eq!(paths, ["auto", "planned"]);
     // Which path was taken is said, and it is one that the plan knows.
     let taken = &report["rows"][1]["taken"];
@@ -197,7 +209,10 @@ fn a_plan_is_measured_put_to_the_test_and_kept() {
     assert!(words.contains("kernel: 2.4.2 when it was measured"), "{words}");
     // A plan of another machine is used, and says so.
     let (output, words) = in_folder(&["plan", "--rate", "1gbit"]);
-    assert!(output.status.success() && words.contains("was made before this machine changed"), "{words}");
+    assert!(
+        output.status.success() && words.contains("was made before this machine changed"),
+        "{words}"
+    );
     std::fs::write(folder.path().join("haul-plan.json"), &text[..text.len() / 2]).unwrap();
     for arguments in [&["plan", "--check"][..], &["plan", "--rate", "1gbit"], &arguments] {
         let (output, words) = in_folder(arguments);

@@ -31,8 +31,12 @@ struct Serving {
 
 impl Serving {
     fn start(command: &mut Command) -> Self {
-        let mut process =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut process = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut errors = BufReader::new(process.stderr.take().unwrap());
         let mut words = String::new();
         errors.read_line(&mut words).unwrap();
@@ -55,7 +59,8 @@ impl Serving {
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
-        rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal).unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal)
+            .unwrap();
     }
 
     /// Waits for its end; returns its exit code and what it said on the way.
@@ -82,7 +87,8 @@ fn serve(folder: &Path, options: &[&str]) -> Command {
 #[test]
 fn it_serves_says_where_and_ends_when_told() {
     let folder = folder();
-    let serving = Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "2"]));
+    let serving =
+        Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "2"]));
     assert!(serving.words.contains("with 2 loops"), "{}", serving.words);
     for _ in 0..8 {
         let response = serving.get("/a.txt");
@@ -132,8 +138,10 @@ fn what_happens_is_said_in_json_for_programs() {
     let (code, rest) = serving.end();
     assert_eq!(code, Some(0), "{rest}");
     first.push_str(&rest);
-    let said: Vec<serde_json::Value> =
-        first.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect();
+    let said: Vec<serde_json::Value> = first
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}")))
+        .collect();
     assert_eq!(said[0]["folder"], folder.path().to_str().unwrap());
     assert!(said.iter().all(|one| one["timestamp"].is_string() && one["message"].is_string()));
     let find = |words: &str| {
@@ -158,7 +166,9 @@ fn passwords_are_read_again_by_whoever_has_given_up_other_files() {
     let mut serving = Serving::start(&mut serve(folder.path(), &options));
     let ask = |serving: &Serving| {
         let mut stream = TcpStream::connect(serving.address()).unwrap();
-        stream.write_all(b"GET /a.txt HTTP/1.0\r\nAuthorization: Basic YW5uOnNlc2FtZQ==\r\n\r\n").unwrap();
+        stream
+            .write_all(b"GET /a.txt HTTP/1.0\r\nAuthorization: Basic YW5uOnNlc2FtZQ==\r\n\r\n")
+            .unwrap();
         let mut response = String::new();
         stream.read_to_string(&mut response).unwrap();
         response[9..12].to_owned()
@@ -206,7 +216,10 @@ fn a_file_has_the_same_options_and_flags_come_first() {
     drop(serving);
 
     let (output, words) = run(&mut haul(&["serve", "--config", file, "--check"]));
-    assert!(output.status.success() && words.contains("can be served at http://127.0.0.1:"), "{words}");
+    assert!(
+        output.status.success() && words.contains("can be served at http://127.0.0.1:"),
+        "{words}"
+    );
     for (wrong, names) in [
         ("lisen = [\"127.0.0.1:0\"]\n", "lisen"),
         ("workers = \"many\"\n", "line 7"),
@@ -233,10 +246,15 @@ fn a_port_that_is_taken_is_said_to_be() {
     let address = taken.local_addr().unwrap().to_string();
     let (output, words) = run(&mut serve(folder.path(), &["--listen", &address]));
     assert_eq!(output.status.code(), Some(2), "{words}");
-    assert!(words.contains(&address) && words.contains("somebody listens there already"), "{words}");
+    assert!(
+        words.contains(&address) && words.contains("somebody listens there already"),
+        "{words}"
+    );
     // Another one of the same kind shares a port only by mistake.
-    let first = Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "2"]));
-    let (output, words) = run(&mut serve(folder.path(), &["--listen", first.address(), "--workers", "2"]));
+    let first =
+        Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "2"]));
+    let (output, words) =
+        run(&mut serve(folder.path(), &["--listen", first.address(), "--workers", "2"]));
     assert_eq!(output.status.code(), Some(2), "{words}");
     // A running service's file can be checked.
     let elsewhere = tempfile::tempdir().unwrap();
@@ -269,7 +287,10 @@ fn sockets_are_taken_from_the_service_manager() {
     assert!(serving.get("/a.txt").ends_with("content"));
     drop(serving);
     let (output, words) = run(&mut serve(folder.path(), &["--listen", "systemd", "--check"]));
-    assert!(output.status.success() && words.contains("systemd"), "a unit's file can be checked: {words}");
+    assert!(
+        output.status.success() && words.contains("systemd"),
+        "a unit's file can be checked: {words}"
+    );
     let (output, words) = run(&mut serve(folder.path(), &["--listen", "systemd"]));
     assert_eq!(output.status.code(), Some(2), "{words}");
     assert!(words.contains("LISTEN_FDS"), "{words}");
@@ -279,11 +300,16 @@ fn sockets_are_taken_from_the_service_manager() {
 fn a_shortage_of_descriptors_passes() {
     use rustix::process::{Pid, Resource, Rlimit};
     let folder = folder();
-    let serving = Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "1"]));
+    let serving =
+        Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "1"]));
     let process = Some(Pid::from_child(&serving.process));
     let before = rustix::process::getrlimit(Resource::Nofile);
-    rustix::process::prlimit(process, Resource::Nofile, Rlimit { current: Some(3), maximum: before.maximum })
-        .unwrap();
+    rustix::process::prlimit(
+        process,
+        Resource::Nofile,
+        Rlimit { current: Some(3), maximum: before.maximum },
+    )
+    .unwrap();
     let mut waiting = TcpStream::connect(serving.address()).unwrap();
     write!(waiting, "GET /a.txt HTTP/1.0\r\n\r\n").unwrap();
     waiting.set_read_timeout(Some(std::time::Duration::from_millis(500))).unwrap();

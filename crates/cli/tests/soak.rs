@@ -86,20 +86,36 @@ fn soak_measures_when_it_is_asked_on_a_full_machine() {
 fn a_niced_program_is_no_disagreement() {
     let _alone = lock_cpus();
     let mut niced = std::process::Command::new("setsid")
-        .args(["nice", "-n", "19", "taskset", "-c", "0", "timeout", "6", "sh", "-c", "while :; do :; done"])
+        .args([
+            "nice",
+            "-n",
+            "19",
+            "taskset",
+            "-c",
+            "0",
+            "timeout",
+            "6",
+            "sh",
+            "-c",
+            "while :; do :; done",
+        ])
         .spawn()
         .unwrap();
     let report = json(&mut haul(&["soak", "--duration", "2s", "--json", "-"]));
     niced.wait().unwrap();
     let cpu = report["cpus"].as_array().unwrap().iter().find(|cpu| cpu["cpu"] == 0).unwrap();
-    assert!(cpu["proc_stat_percent"].as_f64().unwrap() > 80.0, "/proc/stat counts it under nice: {cpu}");
+    assert!(
+        cpu["proc_stat_percent"].as_f64().unwrap() > 80.0,
+        "/proc/stat counts it under nice: {cpu}"
+    );
 }
 
 /// A group of little weight loses a part of its CPU to the spinner, and reads low.
 #[test]
 fn a_control_group_that_the_meter_starves_is_named() {
     let _alone = lock_cpus();
-    let group = std::path::Path::new("/sys/fs/cgroup/cpu").join(format!("haul-test-{}", std::process::id()));
+    let group = std::path::Path::new("/sys/fs/cgroup/cpu")
+        .join(format!("haul-test-{}", std::process::id()));
     let usage = std::path::Path::new("/sys/fs/cgroup/cpuacct").join(group.file_name().unwrap());
     let made = [&group, &usage].map(|folder| {
         std::fs::create_dir(folder).or_else(|error| match error.kind() {
@@ -116,7 +132,8 @@ fn a_control_group_that_the_meter_starves_is_named() {
         group.display(),
         usage.display()
     );
-    let mut starved = std::process::Command::new("setsid").args(["sh", "-c", &script]).spawn().unwrap();
+    let mut starved =
+        std::process::Command::new("setsid").args(["sh", "-c", &script]).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(300));
     let report = json(&mut haul(&["soak", "--duration", "2s", "--json", "-"]));
     starved.wait().unwrap();
@@ -126,9 +143,15 @@ fn a_control_group_that_the_meter_starves_is_named() {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
     }
-    let named =
-        report["warnings"].as_array().unwrap().iter().find(|one| one["kind"] == "starved-control-group");
-    assert!(named.is_some_and(|one| one["detail"].as_str().unwrap().contains("haul-test-")), "{report}");
+    let named = report["warnings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|one| one["kind"] == "starved-control-group");
+    assert!(
+        named.is_some_and(|one| one["detail"].as_str().unwrap().contains("haul-test-")),
+        "{report}"
+    );
 }
 
 #[test]
@@ -140,7 +163,10 @@ fn the_self_check_reads_seven_known_loads_and_sees_interrupt_work() {
     let read = |duty: &serde_json::Value| duty["read_percent"].as_f64().unwrap();
     // Other tests share these CPUs, so only the great difference is checked.
     assert!(read(&duties[6]) > 80.0 && read(&duties[6]) <= 100.0, "{check}");
-    assert!(duties.iter().all(|duty| read(duty) > 0.5 * duty["made_percent"].as_f64().unwrap()), "{check}");
+    assert!(
+        duties.iter().all(|duty| read(duty) > 0.5 * duty["made_percent"].as_f64().unwrap()),
+        "{check}"
+    );
     for packets in check["packets"].as_array().unwrap() {
         // Processes on that CPU sleep: what the scheduler knows of is not where the load is. How much it is,
         // is the machine's affair.

@@ -33,7 +33,10 @@ fn send(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     sender.lend_segments(buffer, SEGMENT_BYTES)?;
     let held = sender.settle(Duration::from_secs(1))?;
     for back in sender.reclaim()? {
-        println!("{} bytes sent, {:?}; nobody says whether they arrived", back.sent_bytes, back.outcome);
+        println!(
+            "{} bytes sent, {:?}; nobody says whether they arrived",
+            back.sent_bytes, back.outcome
+        );
     }
     println!("sends still out: {held}");
     Ok(())

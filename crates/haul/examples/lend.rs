@@ -37,8 +37,8 @@ fn lend(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     let held = sender.settle(Duration::from_secs(10))?;
     copied += sender.reclaim()?.filter(|back| back.outcome == Outcome::Copied).count();
     println!("loans that were copied after all: {copied}; sends still out: {held}");
-    for demotion in sender.report().demotions {
-        println!("{demotion}");
+    for fallback in sender.report().fallbacks {
+        println!("{fallback}");
     }
     Ok(())
 }

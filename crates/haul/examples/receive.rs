@@ -27,12 +27,14 @@ fn receive(port: u16) -> Result<(), Box<dyn std::error::Error>> {
             Err(end) if end.kind() == ErrorKind::UnexpectedEof => break,
             read => read?,
         }
-        let (len, mut left, mut sum) = (u64::from_le_bytes(header), u64::from_le_bytes(header), 0u64);
+        let (len, mut left, mut sum) =
+            (u64::from_le_bytes(header), u64::from_le_bytes(header), 0u64);
         // So much is sure to come: the socket may wake us for larger pieces.
         receiver.expect(left)?;
         while left > 0 {
             let limit = usize::try_from(left).unwrap_or(usize::MAX);
-            let chunk = receiver.receive_up_to(limit)?.ok_or("the stream ended within a message")?;
+            let chunk =
+                receiver.receive_up_to(limit)?.ok_or("the stream ended within a message")?;
             sum += chunk.iter().map(|&byte| u64::from(byte)).sum::<u64>();
             left -= chunk.len() as u64;
         }

@@ -28,8 +28,8 @@ fn send(path: &str, address: &str) -> Result<(), Box<dyn std::error::Error>> {
     for (path, counts) in &report.files {
         println!("{path}: {} bytes in {} calls", counts.bytes, counts.calls);
     }
-    for demotion in &report.demotions {
-        println!("{demotion}");
+    for fallback in &report.fallbacks {
+        println!("{fallback}");
     }
     Ok(())
 }

@@ -29,7 +29,9 @@ fn serve(port: u16) -> Result<(), Box<dyn std::error::Error>> {
         // Dropped buffers go back to the pool. Before every wait: some are back without any notice.
         sender.reclaim()?.for_each(drop);
         let moved = match pool.take() {
-            Ok(buffer) if unlent > 0 => sender.lend(buffer).map(|_| unlent -= 1).map_err(Error::from),
+            Ok(buffer) if unlent > 0 => {
+                sender.lend(buffer).map(|_| unlent -= 1).map_err(Error::from)
+            }
             Ok(_) => sender.flush(),
             Err(empty) => sender.flush().and(Err(empty)),
         };

@@ -141,7 +141,11 @@ impl Pool {
         Self::with_pages(buffer_bytes, buffers_max, true)
     }
 
-    fn with_pages(buffer_bytes: usize, buffers_max: usize, huge_pages: bool) -> Result<Self, Error> {
+    fn with_pages(
+        buffer_bytes: usize,
+        buffers_max: usize,
+        huge_pages: bool,
+    ) -> Result<Self, Error> {
         // A page is the least that a buffer takes of the machine's memory.
         let fits = buffer_bytes.checked_next_multiple_of(page_bytes()).is_some();
         if buffer_bytes == 0 || buffers_max == 0 || !fits {

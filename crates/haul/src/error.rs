@@ -6,7 +6,7 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel does not do it, here or for this socket. Another path may work:
-    /// [`crate::Path::steps_down_to`].
+    /// [`crate::SendMethod::fallback`].
     #[error("the kernel refuses {call}: {source}{}", advice(.call, .source))]
     Refused {
         /// The call that was refused.
@@ -29,7 +29,9 @@ pub enum Error {
         found: &'static str,
     },
     /// The source ended before the range did: the range is too long, or the file was truncated.
-    #[error("the file ends at byte {at}, before the range does: ask for less, or see who truncated it")]
+    #[error(
+        "the file ends at byte {at}, before the range does: ask for less, or see who truncated it"
+    )]
     Ended {
         /// Where it ends, or rather where nothing more could be read.
         at: u64,

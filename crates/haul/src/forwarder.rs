@@ -1,9 +1,9 @@
 //! Two sockets joined: what comes from the one goes to the other, both ways, until both have ended.
 
 use crate::buffer::Pool;
-use crate::demotion::Demotion;
 use crate::error::{Error, failed};
-use crate::path::Counts;
+use crate::fallback::Fallback;
+use crate::method::Counts;
 use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
 use crate::socket;
 use rustix::event::{PollFd, PollFlags};
@@ -63,7 +63,7 @@ struct Stock {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForwardSettings {
     /// By which way.
-    pub way: ForwardWay,
+    pub way: ForwardMethod,
     /// How many pipes are kept at hand. Each takes two descriptors.
     pub idle_pipes_max: usize,
     /// What a pipe is to hold. An ordinary user may have 64 MiB of pipes in all (`fs.pipe-user-pages-soft`).
@@ -74,7 +74,7 @@ pub struct ForwardSettings {
 
 /// By which way a forwarder moves what comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ForwardWay {
+pub enum ForwardMethod {
     /// Copies what is small and splices what is large.
     Adaptive,
     /// Copies everything.
@@ -87,7 +87,7 @@ impl Default for ForwardSettings {
     /// Adaptive; pipes of 256 KiB, of which an ordinary user may have 256; copies of 16 KiB.
     fn default() -> Self {
         Self {
-            way: ForwardWay::Adaptive,
+            way: ForwardMethod::Adaptive,
             idle_pipes_max: 2,
             pipe_bytes: SOCKET_PIPE_BYTES,
             buffer_bytes: direction::BUFFER_BYTES,
@@ -139,7 +139,7 @@ pub struct DirectionReport {
     /// How often it changed from the one to the other.
     pub changes: u64,
     /// Every step down, in order.
-    pub demotions: Vec<Demotion>,
+    pub fallbacks: Vec<Fallback>,
 }
 
 impl<A: AsFd, B: AsFd> Forwarder<A, B> {
@@ -178,7 +178,8 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     /// Moves what can be moved now; for sockets that are non-blocking and polled by the caller.
     pub fn step(&mut self) -> Result<Step, Error> {
         for socket in [self.from.as_fd(), self.to.as_fd()] {
-            let flags = rustix::fs::fcntl_getfl(socket).map_err(|errno| failed("fcntl")(errno.into()))?;
+            let flags =
+                rustix::fs::fcntl_getfl(socket).map_err(|errno| failed("fcntl")(errno.into()))?;
             if !flags.contains(OFlags::NONBLOCK) {
                 return Err(Error::Unsuited(
                     "a step needs non-blocking sockets: one would wait for the other",
@@ -218,7 +219,9 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
             match self.step_nonblocking()? {
                 Step::Done => return Ok(()),
                 Step::Again => {}
-                Step::Wait { from, to } => wait([(self.from.as_fd(), from), (self.to.as_fd(), to)])?,
+                Step::Wait { from, to } => {
+                    wait([(self.from.as_fd(), from), (self.to.as_fd(), to)])?
+                }
             }
         }
     }
@@ -248,7 +251,8 @@ impl ForwardPool {
 
     fn take_pipe(&self) -> Result<Pipe, Error> {
         let idle = self.pipes().pop();
-        let fresh = || Pipe::new(self.0.settings.pipe_bytes).map_err(|errno| failed("pipe2")(errno.into()));
+        let fresh =
+            || Pipe::new(self.0.settings.pipe_bytes).map_err(|errno| failed("pipe2")(errno.into()));
         idle.map_or_else(fresh, Ok)
     }
 
@@ -287,7 +291,8 @@ fn wait(sockets: [(BorrowedFd<'_>, Readiness); 2]) -> Result<(), Error> {
         .collect();
     match rustix::event::poll(&mut descriptors, None) {
         Ok(_) => {
-            let events = descriptors.iter().fold(PollFlags::empty(), |all, one| all | one.revents());
+            let events =
+                descriptors.iter().fold(PollFlags::empty(), |all, one| all | one.revents());
             if events == PollFlags::ERR {
                 // Notices for somebody else wait in an error queue, and would wake us for ever.
                 std::thread::sleep(ERROR_QUEUE_INTERVAL);

@@ -1,22 +1,22 @@
 //! Loans: buffers that the kernel sends from while their owner keeps his hands off.
 //!
 //! A loan is a move: the buffer goes in and comes out when the kernel has said that it is done with the
-//! pages. Everything here is arithmetic over what a [`Wire`] says, so that tests can put any kernel under it.
+//! pages. Everything here is arithmetic over what a [`ZeroCopySocket`] says, so that tests can put any kernel under it.
 
 mod reaper;
 #[cfg(test)]
 mod simulation;
 mod wire;
 
-pub(crate) use wire::SocketWire;
+pub(crate) use wire::OsSocket;
 
-use crate::book::Book;
 use crate::buffer::Buffer;
-use crate::demotion::Demotion;
+use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
+use crate::fallback::Fallback;
 use crate::loan::{LendError, Limits, LoanId, Outcome, Returned};
-use crate::path::{Counts, Path};
-use haul_sys::error_queue::Notice;
+use crate::method::{Counts, SendMethod};
+use haul_sys::error_queue::Completion;
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use std::collections::btree_map::Entry;
@@ -26,22 +26,27 @@ use std::os::fd::AsFd;
 
 /// Bytes that the kernel may copy although they were lent, with none sent as they are, before lending is given
 /// up for plain sends.
-const COPIED_BYTES_BEFORE_DEMOTION: u64 = 1 << 20;
+const COPIED_BYTES_BEFORE_FALLBACK: u64 = 1 << 20;
 /// Sends that may be out before the notices are looked at, so that they come pipelined and not one by one.
 const OPEN_BEFORE_REAPING: usize = 16;
 /// The most that one call is given: TCP counts in 32 bits.
 const CALL_BYTES_MAX: usize = 1 << 30;
 
 /// The kernel, as far as loans go.
-pub(crate) trait Wire {
+pub(crate) trait ZeroCopySocket {
     /// Sends a beginning of `bytes`; with `zerocopy` from the caller's pages.
-    fn send(&mut self, bytes: &[u8], segment_bytes: Option<u16>, zerocopy: bool) -> io::Result<usize>;
+    fn send(
+        &mut self,
+        bytes: &[u8],
+        segment_bytes: Option<u16>,
+        zerocopy: bool,
+    ) -> io::Result<usize>;
     /// Makes `zerocopy` possible.
     fn enable_zerocopy(&mut self) -> Result<(), Error>;
     /// The next notice, never blocking.
-    fn next_notice(&mut self) -> io::Result<Option<Notice>>;
+    fn next_completion(&mut self) -> io::Result<Option<Completion>>;
     /// Waits until there may be a notice; false where this wire does not wait, or not any longer.
-    fn wait_for_notice(&mut self) -> io::Result<bool>;
+    fn wait_for_completion(&mut self) -> io::Result<bool>;
     /// Whether a zero-copy send that fails may have got a number all the same.
     fn numbers_failed_sends(&self) -> bool;
 }
@@ -72,8 +77,8 @@ pub(crate) struct Lending {
     zerocopy_bytes_min: usize,
     mode: Mode,
     /// The kernel counts this socket's zero-copy sends, and the count is this book's for good.
-    owns_notices: bool,
-    book: Book<LoanId>,
+    owns_completions: bool,
+    book: CompletionTracker<LoanId>,
     inside: BTreeMap<LoanId, Loan>,
     next: u64,
     bytes_out: usize,
@@ -91,7 +96,7 @@ pub(crate) struct Lending {
     gives_up_copying: bool,
     /// How often the kernel had no room to keep account of a loan.
     no_room: u64,
-    demotions: Vec<Demotion>,
+    fallbacks: Vec<Fallback>,
     process: u32,
 }
 
@@ -102,8 +107,8 @@ impl Lending {
             limits,
             zerocopy_bytes_min,
             mode: Mode::Untried,
-            owns_notices: false,
-            book: Book::default(),
+            owns_completions: false,
+            book: CompletionTracker::default(),
             inside: BTreeMap::new(),
             next: 0,
             bytes_out: 0,
@@ -115,7 +120,7 @@ impl Lending {
             told_copied_bytes: 0,
             gives_up_copying: true,
             no_room: 0,
-            demotions: Vec::new(),
+            fallbacks: Vec::new(),
             process,
         }
     }
@@ -129,7 +134,7 @@ impl Lending {
     /// Takes a buffer in and sends as much of it as the wire takes.
     pub fn lend(
         &mut self,
-        wire: &mut impl Wire,
+        wire: &mut impl ZeroCopySocket,
         buffer: Buffer,
         segment_bytes: Option<u16>,
     ) -> Result<LoanId, LendError> {
@@ -139,7 +144,10 @@ impl Lending {
         let id = LoanId(self.next);
         self.next += 1;
         self.bytes_out += buffer.len();
-        self.inside.insert(id, Loan { buffer, segment_bytes, sent_bytes: 0, open_sends: 0, copied: false });
+        self.inside.insert(
+            id,
+            Loan { buffer, segment_bytes, sent_bytes: 0, open_sends: 0, copied: false },
+        );
         self.pending = Some(id);
         match self.push(wire) {
             Ok(()) => Ok(id),
@@ -162,7 +170,7 @@ impl Lending {
     }
 
     /// Sends what is left of the youngest loan. Everything else that a sender sends must wait for that.
-    pub fn flush(&mut self, wire: &mut impl Wire) -> Result<(), Error> {
+    pub fn flush(&mut self, wire: &mut impl ZeroCopySocket) -> Result<(), Error> {
         if let Some(error) = self.deferred.take() {
             return Err(error);
         }
@@ -183,7 +191,7 @@ impl Lending {
     }
 
     /// Hears what the kernel has to say. Never blocks.
-    pub fn hear(&mut self, wire: &mut impl Wire) -> Result<(), Error> {
+    pub fn hear(&mut self, wire: &mut impl ZeroCopySocket) -> Result<(), Error> {
         self.check_process()?;
         self.reap(wire).map(drop)
     }
@@ -194,11 +202,14 @@ impl Lending {
     }
 
     /// Reads notices until there is none; returns whether there was any.
-    fn reap(&mut self, wire: &mut impl Wire) -> Result<bool, Error> {
+    fn reap(&mut self, wire: &mut impl ZeroCopySocket) -> Result<bool, Error> {
         let mut any = false;
         while self.book.open() > 0 {
             self.counts.calls += 1;
-            let Some(notice) = wire.next_notice().map_err(failed("recvmsg MSG_ERRQUEUE"))? else { break };
+            let Some(notice) = wire.next_completion().map_err(failed("recvmsg MSG_ERRQUEUE"))?
+            else {
+                break;
+            };
             any = true;
             self.settle(notice);
         }
@@ -235,20 +246,20 @@ impl Lending {
         self.no_room
     }
 
-    pub fn demotions(&self) -> &[Demotion] {
-        &self.demotions
+    pub fn fallbacks(&self) -> &[Fallback] {
+        &self.fallbacks
     }
 
     /// Whether notices of this socket are this book's. Then nobody else may send with `MSG_ZEROCOPY`.
-    pub fn owns_notices(&self) -> bool {
-        self.owns_notices
+    pub fn owns_completions(&self) -> bool {
+        self.owns_completions
     }
 
     /// Never lends again: plain sends from now on.
     pub fn give_up(&mut self, reason: String) {
         if self.mode != Mode::Copying {
             self.mode = Mode::Copying;
-            self.demotions.push(Demotion { from: Path::Zerocopy.name(), to: "send", reason });
+            self.fallbacks.push(Fallback { from: SendMethod::Zerocopy.name(), to: "send", reason });
         }
     }
 
@@ -260,7 +271,7 @@ impl Lending {
             return;
         }
         self.pending = None;
-        let _ = self.reap(&mut SocketWire::of(socket.as_fd(), SocketType::STREAM));
+        let _ = self.reap(&mut OsSocket::of(socket.as_fd(), SocketType::STREAM));
         if self.book.open() > 0 {
             reaper::keep(socket, self);
         }
@@ -272,7 +283,7 @@ impl Lending {
     }
 
     /// Checks a loan against what may be out, waiting for others to come back where the wire waits.
-    fn make_room(&mut self, wire: &mut impl Wire, buffer: &Buffer) -> Result<(), Error> {
+    fn make_room(&mut self, wire: &mut impl ZeroCopySocket, buffer: &Buffer) -> Result<(), Error> {
         self.check_process()?;
         if buffer.is_empty() {
             return Err(Error::LoanEmpty);
@@ -289,23 +300,25 @@ impl Lending {
             match wire.enable_zerocopy() {
                 Ok(()) => {
                     self.mode = Mode::Zerocopy;
-                    self.owns_notices = true;
+                    self.owns_completions = true;
                 }
                 Err(reason) => self.give_up(reason.to_string()),
             }
         }
         loop {
-            if self.inside.len() < self.limits.loans_max && self.bytes_out + buffer.len() <= bytes_max {
+            if self.inside.len() < self.limits.loans_max
+                && self.bytes_out + buffer.len() <= bytes_max
+            {
                 return Ok(());
             }
-            if !self.reap(wire)? && !wire.wait_for_notice().map_err(failed("poll"))? {
+            if !self.reap(wire)? && !wire.wait_for_completion().map_err(failed("poll"))? {
                 return Err(Error::LoansOut);
             }
         }
     }
 
     /// Sends the pending loan until it is gone or the wire refuses.
-    fn push(&mut self, wire: &mut impl Wire) -> Result<(), Error> {
+    fn push(&mut self, wire: &mut impl ZeroCopySocket) -> Result<(), Error> {
         while let Some(zerocopy) = self.sends_next_from_its_pages() {
             let Err(error) = self.push_piece(wire, zerocopy) else { continue };
             let error = match Errno::from_io_error(&error) {
@@ -338,8 +351,9 @@ impl Lending {
     }
 
     /// Sends the next piece of the pending loan in one call, and enters it.
-    fn push_piece(&mut self, wire: &mut impl Wire, zerocopy: bool) -> io::Result<()> {
-        let Some((id, loan)) = self.pending.and_then(|id| Some((id, self.inside.get_mut(&id)?))) else {
+    fn push_piece(&mut self, wire: &mut impl ZeroCopySocket, zerocopy: bool) -> io::Result<()> {
+        let Some((id, loan)) = self.pending.and_then(|id| Some((id, self.inside.get_mut(&id)?)))
+        else {
             return Ok(());
         };
         let left = &loan.buffer[loan.sent_bytes..];
@@ -369,12 +383,12 @@ impl Lending {
     }
 
     /// The rest of the youngest loan cannot be sent. Datagrams do not miss it; a stream has a hole.
-    fn abandon_pending(&mut self, wire: &impl Wire) {
+    fn abandon_pending(&mut self, wire: &impl ZeroCopySocket) {
         self.is_torn |= self.unsent_bytes() > 0 && !wire.numbers_failed_sends();
         self.finish_pending();
     }
 
-    fn settle(&mut self, notice: Notice) {
+    fn settle(&mut self, notice: Completion) {
         let mut settled = Vec::new();
         self.book.settle(notice, |sent| settled.push(sent));
         for sent in settled {
@@ -406,8 +420,8 @@ impl Lending {
 
     /// Lending that only ever copies costs more than a plain send.
     fn give_up_copying(&mut self) {
-        let all_copied =
-            self.told_copied_bytes >= COPIED_BYTES_BEFORE_DEMOTION && self.counts.zero_copied_bytes == 0;
+        let all_copied = self.told_copied_bytes >= COPIED_BYTES_BEFORE_FALLBACK
+            && self.counts.zero_copied_bytes == 0;
         if self.mode == Mode::Zerocopy && self.gives_up_copying && all_copied {
             self.give_up("the kernel copied all that was lent".into());
         }

@@ -36,7 +36,7 @@
 //!
 //! Each way is tried by using it. What the kernel, a container or the socket refuses, what turns out to copy and what
 //! turns out dearer is stepped down from, to plain reads and writes in the end. Every step down is in the report
-//! with its reason ([`Demotion`]): what a program cannot see it cannot trust.
+//! with its reason ([`Fallback`]): what a program cannot see it cannot trust.
 //!
 //! # Blocking or not
 //!
@@ -52,47 +52,48 @@
 //!
 //! # The ways themselves
 //!
-//! Each way of sending is a [`Path`]: it can be tried ([`probe`]), put to the proof of whether it copies ([`prove`]),
-//! and used as it is ([`Path::open`]). Which one is cheapest is arithmetic over a [`Plan`], measured by `haul bench`
+//! Each way of sending is a [`SendMethod`]: it can be tried ([`probe`]), put to the proof of whether it copies ([`prove`]),
+//! and used as it is ([`SendMethod::open`]). Which one is cheapest is arithmetic over a [`Plan`], measured by `haul bench`
 //! and made by `haul plan`.
 //!
 //! What the library cannot do yet: TLS.
 
 #![forbid(unsafe_code)]
 
-mod book;
 mod buffer;
-mod demotion;
+mod completion;
 mod error;
-mod files;
+mod fallback;
 mod forwarder;
 mod lending;
 mod loan;
+mod method;
 pub mod pacing;
-mod path;
 mod pipe;
 pub mod plan;
 mod proof;
 mod receiver;
+mod selector;
 mod sender;
 mod settings;
 mod socket;
 mod source;
 
 pub use buffer::{Buffer, Pool, PooledBuffer};
-pub use demotion::Demotion;
 pub use error::Error;
+pub use fallback::Fallback;
 pub use forwarder::{
-    DirectionReport, ForwardPool, ForwardReport, ForwardSettings, ForwardWay, Forwarder, Readiness, Step,
+    DirectionReport, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, Forwarder,
+    Readiness, Step,
 };
 pub use haul_checksum as checksum;
 pub use loan::{LendError, Limits, LoanId, Outcome, Returned};
-pub use path::{Copying, Counts, Options, Path, SendPath, UnknownPath};
+pub use method::{BoundMethod, Copying, Counts, MethodOptions, SendMethod, UnknownMethod};
 pub use plan::Plan;
 pub use proof::{ProofError, Proved, probe, prove};
 pub use receiver::{Chunk, Mapping, ReceiveReport, ReceiveSettings, Receiver};
-pub use sender::{Report, Sender};
-pub use settings::{Choice, Settings};
+pub use sender::{SendReport, Sender};
+pub use settings::{MethodChoice, SendSettings};
 pub use source::{Memory, Source, SourceError, file_len};
 
 /// What the README and the guide show compiles.

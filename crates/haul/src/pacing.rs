@@ -60,8 +60,12 @@ pub enum Pacing {
 impl std::fmt::Display for Pacing {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::MaxRate(bytes) => write!(formatter, "paced to {bytes} bytes a second (SO_MAX_PACING_RATE)"),
-            Self::CongestionControl(name) => write!(formatter, "paced by its congestion control, {name}"),
+            Self::MaxRate(bytes) => {
+                write!(formatter, "paced to {bytes} bytes a second (SO_MAX_PACING_RATE)")
+            }
+            Self::CongestionControl(name) => {
+                write!(formatter, "paced by its congestion control, {name}")
+            }
             Self::Leftover { congestion, earlier } => write!(
                 formatter,
                 "paced although its congestion control is {congestion}: {earlier} was set up at the handshake, so set \
@@ -191,7 +195,8 @@ pub fn timer_interrupts(table: &str, cpu: usize) -> Option<u64> {
     let head = format!("CPU{cpu}");
     // CPUs that are offline have no column.
     let column = lines.next()?.split_ascii_whitespace().position(|name| name == head)?;
-    let line = lines.find(|line| line.trim_start().starts_with("LOC:") || line.ends_with("arch_timer"))?;
+    let line =
+        lines.find(|line| line.trim_start().starts_with("LOC:") || line.ends_with("arch_timer"))?;
     line.split_ascii_whitespace().nth(1 + column)?.parse().ok()
 }
 
@@ -239,8 +244,7 @@ mod tests {
 
     #[test]
     fn the_timers_of_a_cpu_are_found() {
-        let x86 =
-            "           CPU0       CPU2\n  1:  10  20  IO-APIC  1-edge  i8042\nLOC:  5  6  Local timer\n";
+        let x86 = "           CPU0       CPU2\n  1:  10  20  IO-APIC  1-edge  i8042\nLOC:  5  6  Local timer\n";
         assert_eq!((timer_interrupts(x86, 2), timer_interrupts(x86, 1)), (Some(6), None));
         let arm = "    CPU0  CPU1\n 11:  41  42  GICv3  27 Level     arch_timer\n";
         assert_eq!(timer_interrupts(arm, 1), Some(42));

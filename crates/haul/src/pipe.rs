@@ -68,7 +68,8 @@ impl Pipe {
     /// Takes up to `len` bytes of what a socket has; returns how many. 0 is the end of the stream, or an urgent
     /// byte, before which splicing stops.
     pub fn fill(&mut self, from: BorrowedFd<'_>, len: usize, flags: SpliceFlags) -> Result<usize> {
-        let count = retry_on_intr(|| rustix::pipe::splice(from, None, &self.write_end, None, len, flags))?;
+        let count =
+            retry_on_intr(|| rustix::pipe::splice(from, None, &self.write_end, None, len, flags))?;
         self.held_bytes += count;
         Ok(count)
     }

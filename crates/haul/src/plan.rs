@@ -6,12 +6,11 @@
 //! memory. Paths that need much of those for each socket (a ring, registered buffers) are therefore never
 //! chosen, only taken by hand; so is `zerocopy`, whose notices a sender's loans need for themselves.
 
-use crate::path::Path;
+use crate::method::SendMethod;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::path::{Path as FilePath, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
 mod builtin;
 mod provenance;
@@ -24,8 +23,6 @@ pub const SCHEMA: &str = "haul.plan/1";
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Costs that differ by less than this cannot be told apart, and the path with fewer needs is taken.
 const TIE: f64 = 0.03;
-/// Tells the files apart that are written aside.
-static NEXT_ASIDE: AtomicU64 = AtomicU64::new(0);
 const MIB: f64 = (1u64 << 20) as f64;
 /// Up to a page a call costs more than its bytes. Where nothing so small was measured, the line has to do.
 const SMALL_BYTES: u64 = 4096;
@@ -33,14 +30,20 @@ const SMALL_BYTES: u64 = 4096;
 const LONG_BYTES: u64 = 64 << 20;
 
 /// The paths that a plan chooses from; of equals, the first: `sendfile` needs no pipe and no buffer.
-const CANDIDATES: [Path; 6] =
-    [Path::Sendfile, Path::ReadSend, Path::ReadWrite, Path::Splice, Path::Vmsplice, Path::MmapSend];
+const CANDIDATES: [SendMethod; 6] = [
+    SendMethod::Sendfile,
+    SendMethod::ReadSend,
+    SendMethod::ReadWrite,
+    SendMethod::Splice,
+    SendMethod::Vmsplice,
+    SendMethod::MmapSend,
+];
 
 /// How much a path is given in one call where a plan chooses: a path that needs no buffer takes as much as
 /// pays, one that does as much as stays in a second-level cache.
-pub fn call_bytes(path: Path) -> usize {
+pub fn call_bytes(path: SendMethod) -> usize {
     match path {
-        Path::ReadWrite | Path::ReadSend => 64 << 10,
+        SendMethod::ReadWrite | SendMethod::ReadSend => 64 << 10,
         _ => 1 << 20,
     }
 }
@@ -77,7 +80,7 @@ pub struct Plan {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// The path.
-    pub path: Path,
+    pub path: SendMethod,
     /// Under which condition.
     #[serde(flatten)]
     pub condition: Condition,
@@ -164,37 +167,46 @@ impl Plan {
         &self,
         condition: Condition,
         bytes: u64,
-        is_allowed: impl Fn(Path) -> bool,
-    ) -> Option<Path> {
+        is_allowed: impl Fn(SendMethod) -> bool,
+    ) -> Option<SendMethod> {
         let costs = CANDIDATES.map(|path| {
-            let known = self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
+            let known =
+                self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
             is_allowed(path).then(|| known.us_for(bytes.max(1)))
         });
         let cheapest = costs.into_iter().flatten().min_by(f64::total_cmp)?;
-        let equal = costs.iter().position(|cost| cost.is_some_and(|us| us <= cheapest * (1.0 + TIE)))?;
+        let equal =
+            costs.iter().position(|cost| cost.is_some_and(|us| us <= cheapest * (1.0 + TIE)))?;
         Some(CANDIDATES[equal])
     }
 
     /// The candidates under `condition` for a long transfer in calls of their own size, the cheapest first, with what a
     /// MiB of it costs.
-    pub fn ranking(&self, condition: Condition) -> Vec<(Path, Spread)> {
-        let of = |path: Path| {
-            let known = self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
+    pub fn ranking(&self, condition: Condition) -> Vec<(SendMethod, Spread)> {
+        let of = |path: SendMethod| {
+            let known =
+                self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
             // As much as a long transfer, and a whole number of every path's calls.
             Some((path, known.spread_for(LONG_BYTES).scaled(MIB / LONG_BYTES as f64)))
         };
-        let mut ranking: Vec<(Path, Spread)> = CANDIDATES.into_iter().filter_map(of).collect();
+        let mut ranking: Vec<(SendMethod, Spread)> =
+            CANDIDATES.into_iter().filter_map(of).collect();
         ranking.sort_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));
         ranking
     }
 
     /// What it costs to send pieces of these lengths in µs of CPU, each by the path that is chosen for it; `None` where
     /// there is none.
-    pub fn predict(&self, condition: Condition, pieces: impl IntoIterator<Item = u64>) -> Option<Spread> {
+    pub fn predict(
+        &self,
+        condition: Condition,
+        pieces: impl IntoIterator<Item = u64>,
+    ) -> Option<Spread> {
         let mut sum = Spread { median: 0.0, low: 0.0, high: 0.0 };
         for bytes in pieces {
             let path = self.choose(condition, bytes, |_| true)?;
-            let known = self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
+            let known =
+                self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
             let spread = known.spread_for(bytes);
             sum.median += spread.median;
             sum.low += spread.low;
@@ -204,7 +216,7 @@ impl Plan {
     }
 
     /// Reads a plan file.
-    pub fn load(path: impl AsRef<FilePath>) -> Result<Self, PlanError> {
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, PlanError> {
         let path = path.as_ref();
         let failed = |source| PlanError::File { path: path.into(), source };
         let malformed = |problem| PlanError::Malformed { path: path.into(), problem };
@@ -221,7 +233,10 @@ impl Plan {
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let plan: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if plan.schema != SCHEMA {
-            return Err(format!("its schema is {:?}, and this version reads {SCHEMA:?}", plan.schema));
+            return Err(format!(
+                "its schema is {:?}, and this version reads {SCHEMA:?}",
+                plan.schema
+            ));
         }
         if plan.costs.is_empty() {
             return Err("it has no costs".into());
@@ -230,7 +245,10 @@ impl Plan {
             if cost.points.windows(2).any(|pair| pair[0].bytes >= pair[1].bytes)
                 || cost.points.first().is_some_and(|point| point.bytes == 0)
             {
-                return Err(format!("{}: its points are not in the order of their sizes", cost.path));
+                return Err(format!(
+                    "{}: its points are not in the order of their sizes",
+                    cost.path
+                ));
             }
             let of_points = cost.points.iter().map(|point| point.us);
             for spread in [cost.us_per_call, cost.us_per_mib].into_iter().chain(of_points) {
@@ -243,24 +261,13 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Writes the plan file: aside, synced, then in place of what was there.
-    pub fn save(&self, path: impl AsRef<FilePath>) -> Result<(), PlanError> {
+    /// Writes the plan file atomically: readers see the old plan or the new one.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), PlanError> {
         let path = path.as_ref();
         let failed = |source| PlanError::File { path: path.into(), source };
         let mut text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
         text.push('\n');
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(format!(".{}.{}.new", std::process::id(), NEXT_ASIDE.fetch_add(1, Relaxed)));
-        let written = (|| {
-            let mut file = File::create(&aside)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&aside, path)
-        })();
-        written.map_err(|source| {
-            let _ = fs::remove_file(&aside);
-            failed(source)
-        })
+        haul_fs::replace(path, text.as_bytes()).map_err(failed)
     }
 }
 
@@ -316,10 +323,11 @@ impl Spread {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::fs;
 
     const FILE: Condition = Condition { source: SourceKind::File, offloads: true };
 
-    fn cost(path: Path, us_per_call: f64, us_per_mib: f64) -> Cost {
+    fn cost(path: SendMethod, us_per_call: f64, us_per_mib: f64) -> Cost {
         let exactly = |median| Spread { median, low: median, high: median };
         Cost {
             path,
@@ -352,12 +360,18 @@ mod tests {
 
     #[test]
     fn the_cheapest_at_this_size_is_chosen() {
-        let plan = plan(vec![cost(Path::ReadSend, 1.0, 500.0), cost(Path::Splice, 5.0, 200.0)]);
+        let plan = plan(vec![
+            cost(SendMethod::ReadSend, 1.0, 500.0),
+            cost(SendMethod::Splice, 5.0, 200.0),
+        ]);
         // They meet at 4 µs ÷ 300 µs/MiB: 13,981 bytes.
-        assert_eq!(plan.choose(FILE, 0, |_| true), Some(Path::ReadSend));
-        assert_eq!(plan.choose(FILE, 10_000, |_| true), Some(Path::ReadSend));
-        assert_eq!(plan.choose(FILE, 20_000, |_| true), Some(Path::Splice));
-        assert_eq!(plan.choose(FILE, 20_000, |path| path != Path::Splice), Some(Path::ReadSend));
+        assert_eq!(plan.choose(FILE, 0, |_| true), Some(SendMethod::ReadSend));
+        assert_eq!(plan.choose(FILE, 10_000, |_| true), Some(SendMethod::ReadSend));
+        assert_eq!(plan.choose(FILE, 20_000, |_| true), Some(SendMethod::Splice));
+        assert_eq!(
+            plan.choose(FILE, 20_000, |path| path != SendMethod::Splice),
+            Some(SendMethod::ReadSend)
+        );
         assert_eq!(plan.choose(FILE, 20_000, |_| false), None);
         let memory = Condition { source: SourceKind::Memory, ..FILE };
         assert_eq!(plan.choose(memory, 20_000, |_| true), None);
@@ -365,22 +379,32 @@ mod tests {
 
     #[test]
     fn a_prediction_adds_up_calls_and_bytes_by_the_path_that_is_chosen() {
-        let plan = plan(vec![cost(Path::ReadSend, 1.0, 500.0), cost(Path::Splice, 5.0, 200.0)]);
+        let plan = plan(vec![
+            cost(SendMethod::ReadSend, 1.0, 500.0),
+            cost(SendMethod::Splice, 5.0, 200.0),
+        ]);
         // Half a KiB by read+send in one call, 2.5 MiB by splice in three.
         let predicted = plan.predict(FILE, [512, 5 << 19]).unwrap();
-        assert!((predicted.median - (1.0 + 500.0 / 2048.0 + 15.0 + 500.0)).abs() < 1e-9, "{predicted:?}");
+        assert!(
+            (predicted.median - (1.0 + 500.0 / 2048.0 + 15.0 + 500.0)).abs() < 1e-9,
+            "{predicted:?}"
+        );
         let ranking = plan.ranking(FILE);
-        assert_eq!(ranking[0].0, Path::Splice);
-        assert!((ranking[0].1.median - 205.0).abs() < 1e-9 && (ranking[1].1.median - 516.0).abs() < 1e-9);
+        assert_eq!(ranking[0].0, SendMethod::Splice);
+        assert!(
+            (ranking[0].1.median - 205.0).abs() < 1e-9
+                && (ranking[1].1.median - 516.0).abs() < 1e-9
+        );
         assert!(plan.predict(Condition { offloads: false, ..FILE }, [1]).is_none());
     }
 
     #[test]
     fn between_measured_sizes_a_cost_is_a_line() {
-        let point = |bytes, us| Point { bytes, us: Spread { median: us, low: us / 2.0, high: us * 2.0 } };
+        let point =
+            |bytes, us| Point { bytes, us: Spread { median: us, low: us / 2.0, high: us * 2.0 } };
         let known = Cost {
             points: vec![point(1000, 10.0), point(3000, 20.0), point(10_000, 90.0)],
-            ..cost(Path::Sendfile, 1e3, 1e3)
+            ..cost(SendMethod::Sendfile, 1e3, 1e3)
         };
         for (bytes, us) in
             [(1, 10.0), (1000, 10.0), (2000, 15.0), (3000, 20.0), (6500, 55.0), (20_000, 180.0)]
@@ -388,11 +412,18 @@ mod tests {
             assert!((known.us_for(bytes) - us).abs() < 1e-9, "{bytes}: {}", known.us_for(bytes));
         }
         let points = vec![point(1 << 20, 100.0), point(2 << 20, 200.0)];
-        let large = Cost { points, ..cost(Path::Sendfile, 3.0, 90.0) };
-        assert!((large.us_for(1 << 10) - (3.0 + 90.0 / 1024.0)).abs() < 1e-9, "{}", large.us_for(1 << 10));
+        let large = Cost { points, ..cost(SendMethod::Sendfile, 3.0, 90.0) };
+        assert!(
+            (large.us_for(1 << 10) - (3.0 + 90.0 / 1024.0)).abs() < 1e-9,
+            "{}",
+            large.us_for(1 << 10)
+        );
         let spread = known.spread_for(2000);
         assert!((spread.low - 7.5).abs() < 1e-9 && (spread.high - 30.0).abs() < 1e-9, "{spread:?}");
-        let unordered = Cost { points: vec![point(5, 1.0), point(5, 2.0)], ..cost(Path::Sendfile, 1.0, 1.0) };
+        let unordered = Cost {
+            points: vec![point(5, 1.0), point(5, 2.0)],
+            ..cost(SendMethod::Sendfile, 1.0, 1.0)
+        };
         let text = serde_json::to_vec(&plan(vec![unordered])).unwrap();
         assert!(Plan::parse(&text).unwrap_err().contains("order of their sizes"));
     }
@@ -400,21 +431,24 @@ mod tests {
     #[test]
     fn a_path_without_a_buffer_is_judged_by_larger_calls() {
         // Dearer by the call and by the MiB, but with a sixteenth of the calls.
-        let plan = plan(vec![cost(Path::ReadSend, 20.0, 300.0), cost(Path::Sendfile, 21.0, 310.0)]);
-        assert_eq!(plan.choose(FILE, 60_000, |_| true), Some(Path::ReadSend));
-        assert_eq!(plan.choose(FILE, 10 << 20, |_| true), Some(Path::Sendfile));
+        let plan = plan(vec![
+            cost(SendMethod::ReadSend, 20.0, 300.0),
+            cost(SendMethod::Sendfile, 21.0, 310.0),
+        ]);
+        assert_eq!(plan.choose(FILE, 60_000, |_| true), Some(SendMethod::ReadSend));
+        assert_eq!(plan.choose(FILE, 10 << 20, |_| true), Some(SendMethod::Sendfile));
     }
 
     #[test]
     fn of_equals_the_one_with_fewer_needs_is_chosen_and_some_never_are() {
         let plan = plan(vec![
-            cost(Path::Splice, 0.0, 199.0),
-            cost(Path::Sendfile, 0.0, 200.0),
-            cost(Path::UringZerocopy, 0.0, 1.0),
-            cost(Path::Zerocopy, 0.0, 1.0),
-            cost(Path::Floor, 0.0, 1.0),
+            cost(SendMethod::Splice, 0.0, 199.0),
+            cost(SendMethod::Sendfile, 0.0, 200.0),
+            cost(SendMethod::UringZerocopy, 0.0, 1.0),
+            cost(SendMethod::Zerocopy, 0.0, 1.0),
+            cost(SendMethod::Floor, 0.0, 1.0),
         ]);
-        assert_eq!(plan.choose(FILE, 65_536, |_| true), Some(Path::Sendfile));
+        assert_eq!(plan.choose(FILE, 65_536, |_| true), Some(SendMethod::Sendfile));
     }
 
     #[test]
@@ -423,7 +457,8 @@ mod tests {
         assert_eq!(&Plan::parse(&text).unwrap(), Plan::builtin());
         for source in [SourceKind::File, SourceKind::Memory] {
             for offloads in [true, false] {
-                let choice = Plan::builtin().choose(Condition { source, offloads }, 65_536, |_| true);
+                let choice =
+                    Plan::builtin().choose(Condition { source, offloads }, 65_536, |_| true);
                 assert!(choice.is_some(), "{source:?} {offloads}");
             }
         }

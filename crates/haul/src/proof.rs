@@ -6,7 +6,7 @@
 //! while receiving.
 
 use crate::error::Error;
-use crate::path::{Options, Path};
+use crate::method::{MethodOptions, SendMethod};
 use crate::source::{Memory, Source, SourceError};
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -44,7 +44,7 @@ impl Proved {
 pub enum ProofError {
     /// The path did not send.
     #[error(transparent)]
-    Path(#[from] Error),
+    SendMethod(#[from] Error),
     /// The scratch source could not be made.
     #[error("making the scratch source: {0}")]
     Source(#[from] SourceError),
@@ -57,7 +57,9 @@ pub enum ProofError {
         source: io::Error,
     },
     /// The bytes did not reach the peer's socket in time.
-    #[error("only {arrived} of {PROOF_BYTES} bytes reached the peer's socket within {ARRIVAL_MAX:?}")]
+    #[error(
+        "only {arrived} of {PROOF_BYTES} bytes reached the peer's socket within {ARRIVAL_MAX:?}"
+    )]
     Late {
         /// How many did.
         arrived: u64,
@@ -74,9 +76,10 @@ pub enum ProofError {
 
 /// Tries `path` between two sockets on loopback. On loopback, as on veth, `zerocopy` copies; a network device
 /// may not.
-pub fn probe(path: Path) -> Result<Proved, ProofError> {
+pub fn probe(path: SendMethod) -> Result<Proved, ProofError> {
     let failed = |step| move |source| ProofError::Connection { step, source };
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("listening on loopback"))?;
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("listening on loopback"))?;
     let address = listener.local_addr().map_err(failed("listening on loopback"))?;
     let from = TcpStream::connect(address).map_err(failed("connecting on loopback"))?;
     let (to, _) = listener.accept().map_err(failed("accepting on loopback"))?;
@@ -87,18 +90,20 @@ pub fn probe(path: Path) -> Result<Proved, ProofError> {
 ///
 /// Both ends must be on this machine, blocking, and unused. For a path that reads into a buffer the answer is
 /// that it copies.
-pub fn prove(path: Path, from: &TcpStream, to: &TcpStream) -> Result<Proved, ProofError> {
+pub fn prove(path: SendMethod, from: &TcpStream, to: &TcpStream) -> Result<Proved, ProofError> {
     let failed = |step| move |source| ProofError::Connection { step, source };
     let memory = Memory::new(io::repeat(BEFORE), PROOF_BYTES)?;
-    let source = if path.takes_memory() { Source::from(&memory) } else { Source::from(memory.file()) };
-    let mut sender = path.open(from.as_fd(), &Options::default())?;
+    let source =
+        if path.takes_memory() { Source::from(&memory) } else { Source::from(memory.file()) };
+    let mut sender = path.open(from.as_fd(), &MethodOptions::default())?;
     let mut sent = 0;
     while sent < memory.len() {
         sent += sender.send(from.as_fd(), source, sent..memory.len())?;
     }
     let deadline = Instant::now() + ARRIVAL_MAX;
     loop {
-        let arrived = haul_sys::sockopt::bytes_to_read(to).map_err(failed("asking for what arrived"))?;
+        let arrived =
+            haul_sys::sockopt::bytes_to_read(to).map_err(failed("asking for what arrived"))?;
         if arrived >= PROOF_BYTES as u64 {
             break;
         }

@@ -1,8 +1,8 @@
 //! A socket to receive from: by mapping its pages where they can be mapped and that pays, by reading the rest.
 
-use crate::demotion::Demotion;
 use crate::error::{Error, failed};
-use crate::path::Counts;
+use crate::fallback::Fallback;
+use crate::method::Counts;
 use crate::socket;
 use haul_sys::pages::Pages;
 use haul_sys::receive_window::{Moved, ReceiveWindow};
@@ -153,7 +153,7 @@ pub struct ReceiveReport {
     /// Thrown away.
     pub discarded: Counts,
     /// Every step down, in order.
-    pub demotions: Vec<Demotion>,
+    pub fallbacks: Vec<Fallback>,
 }
 
 /// What stands ready for the caller.
@@ -173,7 +173,9 @@ impl<S: AsFd> Receiver<S> {
     pub fn with(socket: S, settings: ReceiveSettings) -> Result<Self, Error> {
         socket::must_be_stream(socket::kind(&socket)?)?;
         if settings.window_bytes < page_bytes() || settings.buffer_bytes == 0 {
-            return Err(Error::Unsuited("a window holds at least a page, and a buffer at least a byte"));
+            return Err(Error::Unsuited(
+                "a window holds at least a page, and a buffer at least a byte",
+            ));
         }
         let is_tcp = socket::is_tcp(&socket);
         let mut receiver = Self {
@@ -217,7 +219,9 @@ impl<S: AsFd> Receiver<S> {
         Ok(match ready {
             Ready::Ended => None,
             Ready::Mapped => self.window.as_ref().map(|window| Chunk::Mapped(window.bytes())),
-            Ready::Copied(count) => self.buffer.as_ref().map(|buffer| Chunk::Copied(&buffer[..count])),
+            Ready::Copied(count) => {
+                self.buffer.as_ref().map(|buffer| Chunk::Copied(&buffer[..count]))
+            }
         })
     }
 
@@ -248,11 +252,12 @@ impl<S: AsFd> Receiver<S> {
             return Ok(0);
         }
         let Self { into_file, held, report, .. } = self;
-        let moved = into_file.receive(held.socket.as_fd(), file.as_fd(), &range, &mut report.into_file);
+        let moved =
+            into_file.receive(held.socket.as_fd(), file.as_fd(), &range, &mut report.into_file);
         let count = match moved {
             Err(reason) if reason.is_refusal() => {
                 let reason = reason.to_string();
-                self.report.demotions.push(Demotion { from: "splice-to-file", to: "read", reason });
+                self.report.fallbacks.push(Fallback { from: "splice-to-file", to: "read", reason });
                 self.into_file.give_up();
                 self.copy_into_file(file, &range)?
             }
@@ -273,7 +278,8 @@ impl<S: AsFd> Receiver<S> {
         }
         let count = if self.is_tcp && !self.into_file.holds_bytes() {
             self.report.discarded.calls += 1;
-            sockopt::discard(&self.held.socket, len.min(1 << 30)).map_err(failed("recv MSG_TRUNC"))?
+            sockopt::discard(&self.held.socket, len.min(1 << 30))
+                .map_err(failed("recv MSG_TRUNC"))?
         } else {
             self.read_into_buffer(len, |report| &mut report.discarded)?
         };
@@ -300,8 +306,10 @@ impl<S: AsFd> Receiver<S> {
         }
         let (mut has_waited, mut must_pass_by) = (false, false);
         loop {
-            let must_read =
-                self.into_file.holds_bytes() || self.must_read > 0 || at_most < page_bytes() || must_pass_by;
+            let must_read = self.into_file.holds_bytes()
+                || self.must_read > 0
+                || at_most < page_bytes()
+                || must_pass_by;
             if must_read || !self.trial.maps() {
                 let limit = if self.must_read > 0 { self.must_read.min(at_most) } else { at_most };
                 let started = self.trial.clock();
@@ -368,10 +376,19 @@ impl<S: AsFd> Receiver<S> {
         let limit = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         let count = self.read_into_buffer(limit, |report| &mut report.into_file)?;
         let Some(buffer) = &self.buffer else { return Ok(0) };
-        self.into_file.write(file.as_fd(), range.start, &buffer[..count], &mut self.report.into_file)
+        self.into_file.write(
+            file.as_fd(),
+            range.start,
+            &buffer[..count],
+            &mut self.report.into_file,
+        )
     }
 
-    fn account(&mut self, count: usize, counts: fn(&mut ReceiveReport) -> &mut Counts) -> Result<(), Error> {
+    fn account(
+        &mut self,
+        count: usize,
+        counts: fn(&mut ReceiveReport) -> &mut Counts,
+    ) -> Result<(), Error> {
         counts(&mut self.report).bytes += count as u64;
         self.account_bytes(count as u64)
     }
@@ -388,7 +405,8 @@ impl<S: AsFd> Receiver<S> {
 
     /// Wakes for as much as a call can take, and never for more than is sure to come.
     fn adjust_low_water(&mut self) -> Result<(), Error> {
-        let most = if self.trial.maps() { self.settings.window_bytes } else { self.settings.buffer_bytes };
+        let most =
+            if self.trial.maps() { self.settings.window_bytes } else { self.settings.buffer_bytes };
         // An eighth of it: the peer should be sending while this side works. A sender that waits for room also cuts its
         // pages where the room ends, after which they cannot be mapped (93 to 100 % at a half, 100 at an eighth).
         let wanted = usize::try_from(self.expected).unwrap_or(usize::MAX).min(most / 8).max(1);
@@ -422,7 +440,7 @@ impl<S: AsFd> Receiver<S> {
     /// Reads from now on. The window stays until the next call: its bytes may be about to be handed out.
     fn stop_mapping(&mut self, reason: String) {
         self.trial.never_map();
-        self.report.demotions.push(Demotion { from: "mapped", to: "read", reason });
+        self.report.fallbacks.push(Fallback { from: "mapped", to: "read", reason });
     }
 }
 
@@ -449,7 +467,8 @@ fn wait(socket: impl AsFd, low_water: usize) -> Result<bool, Error> {
 
 /// `recv`; 0 at the end of the stream.
 fn read(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Error> {
-    let received = rustix::io::retry_on_intr(|| rustix::net::recv(&socket, &mut *buffer, RecvFlags::empty()));
+    let received =
+        rustix::io::retry_on_intr(|| rustix::net::recv(&socket, &mut *buffer, RecvFlags::empty()));
     received.map(|(_, count)| count).map_err(|errno| failed("recv")(errno.into()))
 }
 

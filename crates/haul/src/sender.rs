@@ -1,14 +1,14 @@
 //! A socket to send through: bytes, files and loans, each by the cheapest way that this socket allows.
 
 use crate::buffer::Buffer;
-use crate::demotion::Demotion;
 use crate::error::{Error, failed};
-use crate::files::Files;
-use crate::lending::{Lending, SocketWire};
+use crate::fallback::Fallback;
+use crate::lending::{Lending, OsSocket};
 use crate::loan::{LendError, Limits, LoanId, Returned};
+use crate::method::{Counts, SendMethod};
 use crate::pacing::{Pacing, Watch};
-use crate::path::{Counts, Path};
-use crate::settings::{Choice, Settings};
+use crate::selector::MethodSelector;
+use crate::settings::{MethodChoice, SendSettings};
 use crate::socket;
 use crate::source::Source;
 use rustix::net::{SendFlags, SocketType};
@@ -59,9 +59,9 @@ pub struct Sender<S: AsFd + Send + 'static> {
     socket: Option<S>,
     kind: SocketType,
     process: u32,
-    settings: Arc<Settings>,
+    settings: Arc<SendSettings>,
     /// From the first file on. A server has thousands of connections that have never sent one, and touches each one's memory often.
-    files: Option<Box<Files>>,
+    files: Option<Box<MethodSelector>>,
     /// From the first loan on.
     lending: Option<Box<Lending>>,
     sent: Counts,
@@ -71,11 +71,11 @@ pub struct Sender<S: AsFd + Send + 'static> {
 
 /// What a sender has done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct SendReport {
     /// By [`Sender::send`] and its kin: always copied.
     pub sent: Counts,
     /// By [`Sender::send_file`], for each path that was used, in the order of their use.
-    pub files: Vec<(Path, Counts)>,
+    pub files: Vec<(SendMethod, Counts)>,
     /// By [`Sender::lend`] and its kin.
     pub loans: Counts,
     /// Loans that have not been reclaimed.
@@ -84,29 +84,33 @@ pub struct Report {
     /// `net.core.optmem_max` or `RLIMIT_MEMLOCK` (`ulimit -l`).
     pub no_room: u64,
     /// Every step down, those of files before those of loans.
-    pub demotions: Vec<Demotion>,
+    pub fallbacks: Vec<Fallback>,
 }
 
 impl<S: AsFd + Send + 'static> Sender<S> {
-    /// A sender with [`Settings::default`].
+    /// A sender with [`SendSettings::default`].
     pub fn new(socket: S) -> Result<Self, Error> {
-        Self::with(socket, Settings::default())
+        Self::with(socket, SendSettings::default())
     }
 
     /// A sender that works as told. The socket may be a stream (TCP, Unix) or a connected datagram socket,
-    /// which takes loans and single messages but no files. Settings in an [`Arc`] are shared with other senders.
-    pub fn with(socket: S, settings: impl Into<Arc<Settings>>) -> Result<Self, Error> {
+    /// which takes loans and single messages but no files. SendSettings in an [`Arc`] are shared with other senders.
+    pub fn with(socket: S, settings: impl Into<Arc<SendSettings>>) -> Result<Self, Error> {
         let settings = settings.into();
         let kind = socket::kind(&socket)?;
-        if settings.choice == Choice::Path(Path::Floor) {
-            return Err(Error::Unsuited("floor sends other bytes than the file's: it is for measuring"));
+        if settings.choice == MethodChoice::Method(SendMethod::Floor) {
+            return Err(Error::Unsuited(
+                "floor sends other bytes than the file's: it is for measuring",
+            ));
         }
         let Limits { loans_max, bytes_max } = settings.limits;
         if loans_max == 0 || bytes_max == 0 {
             return Err(Error::Unsuited("limits of 0 allow no loan at all"));
         }
         if settings.options.chunk_bytes == 0 {
-            return Err(Error::Unsuited("chunk_bytes is 0: a path must take at least a byte at a time"));
+            return Err(Error::Unsuited(
+                "chunk_bytes is 0: a path must take at least a byte at a time",
+            ));
         }
         Ok(Self {
             socket: Some(socket),
@@ -167,7 +171,11 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     ///
     /// A path that the kernel refuses, or that copies although it should not, is stepped down from, and the
     /// same bytes go through the next one. To go on, call again with what is left of the range.
-    pub fn send_file<'a>(&mut self, source: impl Into<Source<'a>>, range: Range<u64>) -> Result<u64, Error> {
+    pub fn send_file<'a>(
+        &mut self,
+        source: impl Into<Source<'a>>,
+        range: Range<u64>,
+    ) -> Result<u64, Error> {
         self.flush()?;
         socket::must_be_stream(self.kind)?;
         if range.start > range.end {
@@ -177,11 +185,13 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             return Ok(0);
         }
         let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-        let files = self.files.get_or_insert_with(|| Box::new(Files::new(Arc::clone(&self.settings))));
-        if self.lending.as_ref().is_some_and(|lending| lending.owns_notices()) {
-            files.leave_notices();
+        let files = self
+            .files
+            .get_or_insert_with(|| Box::new(MethodSelector::new(Arc::clone(&self.settings))));
+        if self.lending.as_ref().is_some_and(|lending| lending.owns_completions()) {
+            files.leave_completions();
         }
-        if files.owns_notices() && self.process != std::process::id() {
+        if files.owns_completions() && self.process != std::process::id() {
             return Err(Error::Forked);
         }
         let sent = files.send(socket.as_fd(), source.into(), &range)?;
@@ -233,7 +243,8 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     ) -> Result<LoanId, LendError> {
         let buffer = buffer.into();
         if self.kind != SocketType::DGRAM {
-            let error = Error::WrongSocket { needed: "a datagram socket", found: "a stream socket" };
+            let error =
+                Error::WrongSocket { needed: "a datagram socket", found: "a stream socket" };
             return Err(LendError { error, buffer });
         }
         if !socket::is_inet(self.socket()) {
@@ -248,16 +259,19 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     }
 
     fn lend_as(&mut self, buffer: Buffer, segment_bytes: Option<u16>) -> Result<LoanId, LendError> {
-        let Some(socket) = &self.socket else { return Err(LendError { error: Error::NotASocket, buffer }) };
+        let Some(socket) = &self.socket else {
+            return Err(LendError { error: Error::NotASocket, buffer });
+        };
         let lending = self.lending.get_or_insert_with(|| {
-            let Settings { limits, zerocopy_bytes_min, lends_on_when_copied, .. } = *self.settings;
+            let SendSettings { limits, zerocopy_bytes_min, lends_on_when_copied, .. } =
+                *self.settings;
             let lending = Lending::new(limits, zerocopy_bytes_min, self.process);
             Box::new(if lends_on_when_copied { lending.lends_on() } else { lending })
         });
-        if self.files.as_ref().is_some_and(|files| files.owns_notices()) {
+        if self.files.as_ref().is_some_and(|files| files.owns_completions()) {
             lending.give_up("the socket's zero-copy notices belong to the path zerocopy".into());
         }
-        lending.lend(&mut SocketWire::of(socket.as_fd(), self.kind), buffer, segment_bytes)
+        lending.lend(&mut OsSocket::of(socket.as_fd(), self.kind), buffer, segment_bytes)
     }
 
     /// Takes back the buffers that the kernel is done with, without waiting.
@@ -270,7 +284,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         match (&self.socket, &mut self.lending) {
             // That looks whose process it is by itself, and this is called after every loan.
             (Some(socket), Some(lending)) => {
-                lending.hear(&mut SocketWire::of(socket.as_fd(), self.kind))?;
+                lending.hear(&mut OsSocket::of(socket.as_fd(), self.kind))?;
             }
             _ => self.check_process()?,
         }
@@ -290,7 +304,9 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// Sends what is left of a loan that was taken in part. [`Error::WouldBlock`] while some is left.
     pub fn flush(&mut self) -> Result<(), Error> {
         match (&self.socket, &mut self.lending) {
-            (Some(socket), Some(lending)) => lending.flush(&mut SocketWire::of(socket.as_fd(), self.kind)),
+            (Some(socket), Some(lending)) => {
+                lending.flush(&mut OsSocket::of(socket.as_fd(), self.kind))
+            }
             _ => Ok(()),
         }
     }
@@ -311,7 +327,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
             let mut held = 0;
             if let Some(lending) = &mut self.lending {
-                lending.hear(&mut SocketWire::of(socket.as_fd(), self.kind))?;
+                lending.hear(&mut OsSocket::of(socket.as_fd(), self.kind))?;
                 held += lending.open_sends() + usize::from(lending.unsent_bytes() > 0);
             }
             if let Some(files) = &mut self.files {
@@ -330,18 +346,18 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     }
 
     /// What has been done so far.
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> SendReport {
         let files = self.files.as_deref();
         let lending = self.lending.as_deref();
-        let of_files = files.map_or(&[][..], Files::demotions);
-        let of_loans = lending.map_or(&[][..], Lending::demotions);
-        Report {
+        let of_files = files.map_or(&[][..], MethodSelector::fallbacks);
+        let of_loans = lending.map_or(&[][..], Lending::fallbacks);
+        SendReport {
             sent: self.sent,
-            files: files.map(Files::counts).unwrap_or_default(),
+            files: files.map(MethodSelector::counts).unwrap_or_default(),
             loans: lending.map(Lending::counts).unwrap_or_default(),
             loans_out: lending.map_or(0, Lending::out),
             no_room: lending.map_or(0, Lending::no_room),
-            demotions: of_files.iter().chain(of_loans).cloned().collect(),
+            fallbacks: of_files.iter().chain(of_loans).cloned().collect(),
         }
     }
 
@@ -356,16 +372,16 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     }
 
     /// The path that so much of a file, or of memory, would take now.
-    pub fn path_for<'a>(&self, source: impl Into<Source<'a>>, bytes: u64) -> Path {
+    pub fn path_for<'a>(&self, source: impl Into<Source<'a>>, bytes: u64) -> SendMethod {
         let (source, range) = (source.into(), 0..bytes);
         match &self.files {
             Some(files) => files.pick(source, &range),
-            None => Files::new(Arc::clone(&self.settings)).pick(source, &range),
+            None => MethodSelector::new(Arc::clone(&self.settings)).pick(source, &range),
         }
     }
 
     /// The path that [`Sender::send_file`] last took.
-    pub fn latest_path(&self) -> Option<Path> {
+    pub fn latest_path(&self) -> Option<SendMethod> {
         self.files.as_ref()?.latest()
     }
 
@@ -379,8 +395,10 @@ impl<S: AsFd + Send + 'static> Sender<S> {
 
     /// The socket, when nothing is out any more; else the sender as it is: reclaim and flush first.
     pub fn into_inner(mut self) -> Result<S, Box<Self>> {
-        let is_idle =
-            self.lending.as_ref().is_none_or(|lending| lending.out() == 0 && lending.open_sends() == 0);
+        let is_idle = self
+            .lending
+            .as_ref()
+            .is_none_or(|lending| lending.out() == 0 && lending.open_sends() == 0);
         match self.socket.take_if(|_| is_idle) {
             Some(socket) => Ok(socket),
             None => Err(Box::new(self)),

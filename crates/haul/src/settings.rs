@@ -1,17 +1,17 @@
 //! How a sender is to work.
 
 use crate::loan::Limits;
-use crate::path::{Options, Path};
+use crate::method::{MethodOptions, SendMethod};
 use crate::plan::Plan;
 use std::sync::Arc;
 
 /// How a sender is to work.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct SendSettings {
     /// The path for files.
-    pub choice: Choice,
+    pub choice: MethodChoice,
     /// How a path works that was chosen by hand; a plan has its own call sizes.
-    pub options: Options,
+    pub options: MethodOptions,
     /// What may be lent at a time.
     pub limits: Limits,
     /// Smaller loans are copied: keeping account of pages costs more than copying few bytes.
@@ -21,12 +21,12 @@ pub struct Settings {
     pub lends_on_when_copied: bool,
 }
 
-impl Default for Settings {
+impl Default for SendSettings {
     /// The path for files by the built-in plan; loans from 4 KiB, a page, up.
     fn default() -> Self {
         Self {
-            choice: Choice::Builtin,
-            options: Options::default(),
+            choice: MethodChoice::Builtin,
+            options: MethodOptions::default(),
             limits: Limits::default(),
             zerocopy_bytes_min: 4096,
             lends_on_when_copied: false,
@@ -36,11 +36,11 @@ impl Default for Settings {
 
 /// How the path is chosen.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Choice {
+pub enum MethodChoice {
     /// The cheapest by the built-in plan.
     Builtin,
     /// The cheapest by this plan.
     Plan(Arc<Plan>),
     /// This one, or what it steps down to.
-    Path(Path),
+    Method(SendMethod),
 }

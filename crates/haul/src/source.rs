@@ -67,7 +67,9 @@ pub enum SourceError {
     #[error("it is not a regular file: only those can be sent without passing through the program")]
     NotAFile,
     /// There is nothing in it.
-    #[error("it is empty, or the kernel makes its content up as it is read: there is nothing to send")]
+    #[error(
+        "it is empty, or the kernel makes its content up as it is read: there is nothing to send"
+    )]
     Empty,
     /// The kernel refused a step.
     #[error("{step}: {source}")]
@@ -114,8 +116,8 @@ impl Memory {
         let mut file = rustix::fs::memfd_create("haul-source", MemfdFlags::CLOEXEC)
             .map(File::from)
             .map_err(|errno| failed("making a memory file")(errno.into()))?;
-        let written =
-            io::copy(&mut content.take(len as u64), &mut file).map_err(failed("filling a memory file"))?;
+        let written = io::copy(&mut content.take(len as u64), &mut file)
+            .map_err(failed("filling a memory file"))?;
         if written < len as u64 {
             return Err(failed("filling a memory file")(io::ErrorKind::UnexpectedEof.into()));
         }

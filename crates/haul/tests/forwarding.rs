@@ -1,6 +1,6 @@
 //! Forwarding between real sockets: both ways at once, with half-close, by copying and by splicing.
 
-use haul::{Error, ForwardPool, ForwardReport, ForwardSettings, ForwardWay, Forwarder, Step};
+use haul::{Error, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, Forwarder, Step};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
@@ -126,9 +126,10 @@ fn a_direction_changes_its_way_with_what_comes() {
 /// By the one way whatever comes, through pipes and buffers of an odd size.
 #[test]
 fn a_way_that_is_asked_for_is_kept() {
-    for (way, is_spliced) in [(ForwardWay::Copy, false), (ForwardWay::Splice, true)] {
+    for (way, is_spliced) in [(ForwardMethod::Copy, false), (ForwardMethod::Splice, true)] {
         let ((client, from), (to, server)) = (pair(), pair());
-        let settings = ForwardSettings { way, pipe_bytes: 20_000, buffer_bytes: 777, ..Default::default() };
+        let settings =
+            ForwardSettings { way, pipe_bytes: 20_000, buffer_bytes: 777, ..Default::default() };
         let pool = ForwardPool::with(settings).unwrap();
         let forwarding = thread::spawn(move || {
             let mut forwarder = Forwarder::with_pool(from, to, pool).unwrap();
@@ -218,7 +219,9 @@ fn unix_and_tcp_sockets_are_joined_step_by_step() {
     assert!(matches!(blocking, Error::Unsuited(_)), "{blocking}");
     from.set_nonblocking(true).unwrap();
     to.set_nonblocking(true).unwrap();
-    let Step::Wait { from: client_side, to: server_side } = forwarder.step().unwrap() else { panic!() };
+    let Step::Wait { from: client_side, to: server_side } = forwarder.step().unwrap() else {
+        panic!()
+    };
     assert!(client_side.read && server_side.read && !client_side.write && !server_side.write);
     let bytes = pattern(7, 2 << 20);
     let sending = thread::spawn({
@@ -239,7 +242,10 @@ fn unix_and_tcp_sockets_are_joined_step_by_step() {
     }
     sending.join().unwrap().unwrap();
     assert!(received.join().unwrap() == bytes);
-    assert_eq!(forwarder.report().there.spliced.bytes + forwarder.report().there.copied.bytes, 2 << 20);
+    assert_eq!(
+        forwarder.report().there.spliced.bytes + forwarder.report().there.copied.bytes,
+        2 << 20
+    );
 }
 
 #[test]

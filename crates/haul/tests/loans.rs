@@ -1,6 +1,8 @@
 //! Loans over real sockets: whole, in order, back when the kernel is done and not before.
 
-use haul::{Buffer, Choice, Error, Limits, Outcome, Path, Pool, Returned, Sender, Settings};
+use haul::{
+    Buffer, Error, Limits, MethodChoice, Outcome, Pool, Returned, SendMethod, SendSettings, Sender,
+};
 use std::io::{IoSlice, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
@@ -50,7 +52,9 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn loans_arrive_whole_and_come_back_over_both_families() {
-    for address in [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), SocketAddr::from((Ipv6Addr::LOCALHOST, 0))] {
+    for address in
+        [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), SocketAddr::from((Ipv6Addr::LOCALHOST, 0))]
+    {
         let (from, to) = connected(address);
         let received = receive_all(to);
         let mut sender = Sender::new(from).unwrap();
@@ -72,7 +76,7 @@ fn loans_arrive_whole_and_come_back_over_both_families() {
         );
         let report = sender.report();
         assert_eq!((report.loans.bytes, report.loans_out), (expected.len() as u64, 0));
-        assert!(report.demotions.iter().any(|step| step.reason.contains("copied")), "{report:?}");
+        assert!(report.fallbacks.iter().any(|step| step.reason.contains("copied")), "{report:?}");
         drop(sender);
         assert!(received.join().unwrap() == expected, "{address}");
     }
@@ -107,7 +111,10 @@ fn everything_a_sender_sends_arrives_in_the_order_of_the_calls() {
 fn a_non_blocking_socket_takes_a_loan_in_parts_and_bounds_what_is_out() {
     let (from, to) = on_loopback();
     from.set_nonblocking(true).unwrap();
-    let settings = Settings { limits: Limits { loans_max: 8, bytes_max: 64 << 20 }, ..Settings::default() };
+    let settings = SendSettings {
+        limits: Limits { loans_max: 8, bytes_max: 64 << 20 },
+        ..SendSettings::default()
+    };
     let mut sender = Sender::with(Arc::new(from), settings).unwrap();
     let mut expected: Vec<u8> = Vec::new();
     let mut lent = 0;
@@ -140,7 +147,10 @@ fn a_non_blocking_socket_takes_a_loan_in_parts_and_bounds_what_is_out() {
 fn a_blocking_socket_waits_for_room_instead_of_taking_more() {
     let (from, to) = on_loopback();
     let pool = Pool::new(64 << 10, 100).unwrap();
-    let settings = Settings { limits: Limits { loans_max: 3, bytes_max: 1 << 20 }, ..Settings::default() };
+    let settings = SendSettings {
+        limits: Limits { loans_max: 3, bytes_max: 1 << 20 },
+        ..SendSettings::default()
+    };
     let mut sender = Sender::with(from, settings).unwrap();
     let received = receive_all(to);
     for loan in 0..100 {
@@ -208,7 +218,9 @@ fn a_reset_gives_every_buffer_back_and_later_calls_fail() {
     let error = loop {
         match sender.lend(vec![1; 10_000]) {
             Ok(_) => {}
-            Err(error) if matches!(error.error, Error::WouldBlock) => thread::sleep(Duration::from_millis(1)),
+            Err(error) if matches!(error.error, Error::WouldBlock) => {
+                thread::sleep(Duration::from_millis(1))
+            }
             Err(error) => break error,
         }
         assert!(Instant::now() < deadline);
@@ -261,7 +273,7 @@ fn a_unix_stream_copies_what_is_lent_and_says_why() {
     file.write_all(&bytes_of(1, 100_000)).unwrap();
     sender.send_file_all(&file, 0..100_000).unwrap();
     assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, Outcome::Copied);
-    assert!(sender.report().demotions[0].reason.contains("SO_ZEROCOPY"), "{:?}", sender.report());
+    assert!(sender.report().fallbacks[0].reason.contains("SO_ZEROCOPY"), "{:?}", sender.report());
     drop(sender);
     assert!(received.join().unwrap() == [bytes_of(0, 300_000), bytes_of(1, 100_000)].concat());
 }
@@ -270,14 +282,23 @@ fn a_unix_stream_copies_what_is_lent_and_says_why() {
 fn bad_loans_come_back_in_the_error_and_the_sender_goes_on() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
-    let settings = Settings { limits: Limits { loans_max: 4, bytes_max: 10_000 }, ..Settings::default() };
+    let settings = SendSettings {
+        limits: Limits { loans_max: 4, bytes_max: 10_000 },
+        ..SendSettings::default()
+    };
     let mut sender = Sender::with(from, settings).unwrap();
     let empty = sender.lend(Vec::new()).unwrap_err();
     assert!(matches!(empty.error, Error::LoanEmpty), "{empty}");
     let large = sender.lend(vec![0; 10_001]).unwrap_err();
-    assert!(matches!(large.error, Error::LoanTooLarge { bytes: 10_001, bytes_max: 10_000 }), "{large}");
+    assert!(
+        matches!(large.error, Error::LoanTooLarge { bytes: 10_001, bytes_max: 10_000 }),
+        "{large}"
+    );
     assert_eq!(large.buffer.len(), 10_001);
-    assert!(matches!(sender.lend_segments(vec![1], 0).unwrap_err().error, Error::WrongSocket { .. }));
+    assert!(matches!(
+        sender.lend_segments(vec![1], 0).unwrap_err().error,
+        Error::WrongSocket { .. }
+    ));
     // Memory that begins anywhere, shared memory and the program's own are as good as pages.
     let shared: Arc<[u8]> = bytes_of(1, 5000).into();
     sender.lend(Arc::clone(&shared)).unwrap();
@@ -285,7 +306,8 @@ fn bad_loans_come_back_in_the_error_and_the_sender_goes_on() {
     let mut back = reclaim_all(&mut sender);
     back.sort_by_key(|back| back.id);
     assert!(
-        matches!(back[0].buffer, Buffer::Shared(_)) && matches!(back[1].buffer, Buffer::Static(b"static"))
+        matches!(back[0].buffer, Buffer::Shared(_))
+            && matches!(back[1].buffer, Buffer::Static(b"static"))
     );
     drop(sender);
     assert!(received.join().unwrap() == [&shared[..], b"static"].concat());
@@ -302,7 +324,7 @@ fn what_is_no_socket_or_sends_for_others_too_is_told_apart() {
     let mut sender = Sender::new(from).unwrap();
     sender.lend(vec![1; 100_000]).unwrap();
     assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, Outcome::Copied);
-    assert!(sender.report().demotions[0].reason.contains("somebody else"), "{:?}", sender.report());
+    assert!(sender.report().fallbacks[0].reason.contains("somebody else"), "{:?}", sender.report());
     drop(sender);
     assert_eq!(received.join().unwrap().len(), 100_000);
 }
@@ -313,7 +335,7 @@ fn too_much_lent_is_another_error_than_a_full_socket() {
     let (from, to) = on_loopback();
     from.set_nonblocking(true).unwrap();
     let limits = Limits { loans_max: 2, bytes_max: 1 << 20 };
-    let settings = Settings { limits, zerocopy_bytes_min: 0, ..Settings::default() };
+    let settings = SendSettings { limits, zerocopy_bytes_min: 0, ..SendSettings::default() };
     let mut sender = Sender::with(from, settings).unwrap();
     sender.lend(vec![1; 100]).unwrap();
     sender.lend(vec![2; 100]).unwrap();
@@ -330,7 +352,10 @@ fn too_much_lent_is_another_error_than_a_full_socket() {
     };
     assert!(matches!(error.error, Error::WouldBlock | Error::LoansOut), "{error}");
     let unsent = sender.unsent_bytes();
-    assert!(matches!(error.error, Error::LoansOut) || unsent > 0, "{error} with {unsent} bytes to send");
+    assert!(
+        matches!(error.error, Error::LoansOut) || unsent > 0,
+        "{error} with {unsent} bytes to send"
+    );
     // Settling counts what is not sent yet, and sends it once it can.
     assert!(sender.settle(Duration::from_millis(20)).unwrap() > 0);
     let mut sender = sender.into_inner().unwrap_err();
@@ -346,9 +371,13 @@ fn too_much_lent_is_another_error_than_a_full_socket() {
 #[test]
 fn what_makes_no_sense_is_refused() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    assert!(matches!(Sender::new(listener), Err(Error::WrongSocket { found: "a listening one", .. })));
+    assert!(matches!(
+        Sender::new(listener),
+        Err(Error::WrongSocket { found: "a listening one", .. })
+    ));
     let (from, _to) = on_loopback();
-    let floor = Settings { choice: Choice::Path(Path::Floor), ..Settings::default() };
+    let floor =
+        SendSettings { choice: MethodChoice::Method(SendMethod::Floor), ..SendSettings::default() };
     let error = Sender::with(from.try_clone().unwrap(), floor).unwrap_err();
     assert!(error.to_string().contains("other bytes"), "{error}");
     let mut sender = Sender::new(from).unwrap();
@@ -394,7 +423,10 @@ fn nothing_overtakes_the_rest_of_a_loan() {
 fn the_path_zerocopy_leaves_the_notices_to_loans_that_came_first() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
-    let settings = Settings { choice: Choice::Path(Path::Zerocopy), ..Settings::default() };
+    let settings = SendSettings {
+        choice: MethodChoice::Method(SendMethod::Zerocopy),
+        ..SendSettings::default()
+    };
     let mut sender = Sender::with(from, settings).unwrap();
     for _ in 0..3 {
         sender.lend(vec![1; 1 << 20]).unwrap();
@@ -405,7 +437,10 @@ fn the_path_zerocopy_leaves_the_notices_to_loans_that_came_first() {
     sender.send_file_all(&file, 0..100_000).unwrap();
     // A timeout beyond what a clock can say is as good as none.
     assert_eq!(sender.settle(Duration::MAX).unwrap(), 0);
-    assert!(sender.report().files.iter().all(|(path, _)| *path != Path::Zerocopy), "{sender:?}");
+    assert!(
+        sender.report().files.iter().all(|(path, _)| *path != SendMethod::Zerocopy),
+        "{sender:?}"
+    );
     drop(sender);
     assert_eq!(received.join().unwrap().len(), (3 << 20) + 100_000);
 }
@@ -414,14 +449,17 @@ fn the_path_zerocopy_leaves_the_notices_to_loans_that_came_first() {
 fn loans_leave_the_notices_to_the_path_zerocopy_that_came_first() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
-    let settings = Settings { choice: Choice::Path(Path::Zerocopy), ..Settings::default() };
+    let settings = SendSettings {
+        choice: MethodChoice::Method(SendMethod::Zerocopy),
+        ..SendSettings::default()
+    };
     let mut sender = Sender::with(from, settings).unwrap();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&vec![2; 100_000]).unwrap();
     sender.send_file_all(&file, 0..100_000).unwrap();
     sender.lend(vec![1; 100_000]).unwrap();
     assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, Outcome::Copied);
-    assert!(sender.report().demotions[0].reason.contains("belong to the path"), "{sender:?}");
+    assert!(sender.report().fallbacks[0].reason.contains("belong to the path"), "{sender:?}");
     assert_eq!(sender.settle(PATIENCE).unwrap(), 0);
     drop(sender);
     assert_eq!(received.join().unwrap().len(), 200_000);
@@ -447,6 +485,7 @@ fn a_failed_datagram_costs_no_other_loan() {
     let (one, _other) = std::os::unix::net::UnixDatagram::pair().unwrap();
     let refused = Sender::new(one).unwrap().lend_segments(vec![1; 3000], 1000).unwrap_err();
     assert!(matches!(refused.error, Error::WrongSocket { .. }), "{refused}");
-    let none = Settings { limits: Limits { loans_max: 0, bytes_max: 1 }, ..Settings::default() };
+    let none =
+        SendSettings { limits: Limits { loans_max: 0, bytes_max: 1 }, ..SendSettings::default() };
     assert!(matches!(Sender::with(on_loopback().0, none), Err(Error::Unsuited(_))));
 }

@@ -1,6 +1,6 @@
 //! Loans over a link that loses packets, and with hardly any room for notices.
 
-use haul::{Limits, Outcome, Pool, Sender, Settings};
+use haul::{Limits, Outcome, Pool, SendSettings, Sender};
 use haul_lab::{Lab, LabError};
 use std::fs;
 use std::io::Read;
@@ -114,7 +114,8 @@ fn with_hardly_any_room_for_notices_nothing_hangs() {
     let (from, to) = lab.connect().unwrap();
     let receiving = receive_and_check(to);
     let limits = Limits { loans_max: 39, ..Limits::default() };
-    let mut sender = Sender::with(from, Settings { limits, ..Settings::default() }).unwrap();
+    let mut sender =
+        Sender::with(from, SendSettings { limits, ..SendSettings::default() }).unwrap();
     let (copied, _) = lend_and_overwrite(&mut sender, TOTAL);
     let report = sender.report();
     assert!(copied > 0 && report.no_room > 0, "the limit was not felt: {report:?}");

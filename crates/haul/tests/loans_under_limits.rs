@@ -1,7 +1,7 @@
 //! Loans where the process has little to lend with, and where it ends before they do. In a binary of its own,
 //! because limits are a process's.
 
-use haul::{Error, Pool, Report, Sender};
+use haul::{Error, Pool, SendReport, Sender};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::io::Read;
@@ -20,7 +20,7 @@ fn contents(buffer: usize) -> u8 {
 }
 
 /// Lends every buffer of a pool; returns what the sender says of it.
-fn lend_all(to: TcpStream) -> Report {
+fn lend_all(to: TcpStream) -> SendReport {
     let pool = Pool::new(BUFFER_BYTES, BUFFERS).unwrap();
     let mut sender = Sender::new(to).unwrap();
     let mut back = 0;
@@ -40,7 +40,10 @@ fn check_all(mut from: TcpStream) {
     let mut received = vec![0; BUFFER_BYTES];
     for number in 0..BUFFERS {
         from.read_exact(&mut received).unwrap();
-        assert!(received.iter().all(|&byte| byte == contents(number)), "buffer {number} arrived changed");
+        assert!(
+            received.iter().all(|&byte| byte == contents(number)),
+            "buffer {number} arrived changed"
+        );
     }
     assert_eq!(from.read(&mut received).unwrap(), 0);
 }
@@ -119,7 +122,9 @@ fn a_forked_child_leaves_the_loans_to_its_parent() {
         // In part or not at all: the parent's loan goes before anything of the child's.
         let is_refused = matches!(refused, Err(Error::Forked));
         i32::from(
-            !(is_refused && matches!(reclaimed, Err(Error::Forked)) && matches!(settled, Err(Error::Forked))),
+            !(is_refused
+                && matches!(reclaimed, Err(Error::Forked))
+                && matches!(settled, Err(Error::Forked))),
         )
     });
     assert_eq!(code.unwrap(), Some(0), "the child was allowed to lend, reclaim or settle");
@@ -128,7 +133,10 @@ fn a_forked_child_leaves_the_loans_to_its_parent() {
         let (mut to, mut received) = (to, vec![0; BUFFER_BYTES]);
         for number in 0..lent {
             to.read_exact(&mut received).unwrap();
-            assert!(received.iter().all(|&byte| byte == contents(number)), "buffer {number} arrived changed");
+            assert!(
+                received.iter().all(|&byte| byte == contents(number)),
+                "buffer {number} arrived changed"
+            );
         }
     });
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
@@ -146,7 +154,10 @@ fn a_forked_child_leaves_the_notices_of_files_to_its_parent() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let mut to = listener.accept().unwrap().0;
-    let settings = haul::Settings { choice: haul::Choice::Path(haul::Path::Zerocopy), ..Default::default() };
+    let settings = haul::SendSettings {
+        choice: haul::MethodChoice::Method(haul::SendMethod::Zerocopy),
+        ..Default::default()
+    };
     let mut sender = Sender::with(from, settings).unwrap();
     let memory = haul::Memory::new(vec![7; 65536].as_slice(), 65536).unwrap();
     sender.send_file_all(&memory, 0..65536).unwrap();

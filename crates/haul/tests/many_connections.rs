@@ -1,7 +1,7 @@
 //! Ten thousand connections that lend at once. In a binary of its own, because it needs nearly all the
 //! descriptors that a process may have; the peers are a process of their own.
 
-use haul::{Limits, Pool, Sender, Settings};
+use haul::{Limits, Pool, SendSettings, Sender};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -24,7 +24,8 @@ fn byte_of(connection: u32, part: usize) -> u8 {
 
 /// Connects, waits for a word on standard input, reads everything and checks it.
 fn be_the_peers(listener: SocketAddr) {
-    let mut peers: Vec<TcpStream> = (0..CONNECTIONS).map(|_| TcpStream::connect(listener).unwrap()).collect();
+    let mut peers: Vec<TcpStream> =
+        (0..CONNECTIONS).map(|_| TcpStream::connect(listener).unwrap()).collect();
     std::io::stdin().read_exact(&mut [0]).unwrap();
     let mut received = vec![0; LOANS_MAX * BUFFER_BYTES];
     for peer in &mut peers {
@@ -40,7 +41,8 @@ fn be_the_peers(listener: SocketAddr) {
 #[test]
 fn ten_thousand_connections_lend_within_their_bounds_and_finish() {
     let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), ..limit }) {
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), ..limit })
+    {
         return eprintln!(
             "SKIPPED: {CONNECTIONS} connections need {DESCRIPTORS} descriptors (ulimit -Hn): {error}"
         );
@@ -64,7 +66,8 @@ fn ten_thousand_connections_lend_within_their_bounds_and_finish() {
     let mut senders = Vec::new();
     for (number, socket) in (0u32..).zip(sockets) {
         socket.set_nonblocking(true).unwrap();
-        let mut sender = Sender::with(socket, Settings { limits, ..Settings::default() }).unwrap();
+        let mut sender =
+            Sender::with(socket, SendSettings { limits, ..SendSettings::default() }).unwrap();
         sender.send_all(&number.to_le_bytes()).unwrap();
         for part in 0..LOANS_MAX {
             let mut buffer = pool.take().unwrap();

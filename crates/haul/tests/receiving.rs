@@ -1,7 +1,10 @@
 //! Receiving over real sockets: whatever the sender does and whatever mixture of calls takes it, each byte
 //! comes out once and in order.
 
-use haul::{Chunk, Error, Mapping, Memory, Options, Path, ReceiveReport, ReceiveSettings, Receiver};
+use haul::{
+    Chunk, Error, Mapping, Memory, MethodOptions, ReceiveReport, ReceiveSettings, Receiver,
+    SendMethod,
+};
 use haul_lab::{Lab, LabError, Settings};
 use rustix::net::SendFlags;
 use std::collections::VecDeque;
@@ -30,7 +33,10 @@ fn stretch(from: u64, len: usize) -> Vec<u8> {
 }
 
 fn check(position: u64, bytes: &[u8]) {
-    assert!(bytes == stretch(position, bytes.len()), "bytes {position} and on are not what was sent");
+    assert!(
+        bytes == stretch(position, bytes.len()),
+        "bytes {position} and on are not what was sent"
+    );
 }
 
 fn receiver(socket: TcpStream, mapping: Mapping) -> Receiver<TcpStream> {
@@ -98,7 +104,7 @@ fn send_mixture(from: &TcpStream, total: u64, seed: u64) -> VecDeque<Vec<u8>> {
                 0
             });
         }
-        while haul_sys::error_queue::next_notice(from).unwrap().is_some() {}
+        while haul_sys::error_queue::next_completion(from).unwrap().is_some() {}
         position += bytes.len() as u64;
         kept_bytes += bytes.len();
         kept.push_back(bytes);
@@ -170,7 +176,8 @@ fn any_mixture_of_sends_and_receives_arrives_whole() {
         for mapping in [Mapping::Always, Mapping::Measured] {
             let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
             // The second way takes a fresh connection.
-            let (from, to) = if mapping == Mapping::Always { (from, to) } else { lab.connect().unwrap() };
+            let (from, to) =
+                if mapping == Mapping::Always { (from, to) } else { lab.connect().unwrap() };
             let total = if loss == "0" { mixture_bytes() } else { mixture_bytes() / 4 };
             let sending = thread::spawn(move || send_mixture(&from, total, u64::from(mtu)));
             let mut receiver = receiver(to, mapping);
@@ -180,7 +187,7 @@ fn any_mixture_of_sends_and_receives_arrives_whole() {
             let mapped_percent = 100 * report.mapped.bytes / total;
             eprintln!(
                 "MTU {mtu}, loss {loss}, {mapping:?}: {mapped_percent} % mapped, {:?}",
-                report.demotions
+                report.fallbacks
             );
             // A short stream may happen to have few writes of whole pages.
             let must_map = (mtu, mapping) == (4148, Mapping::Always) && total >= 16 << 20;
@@ -198,8 +205,8 @@ fn nearly_all_is_mapped_where_segments_are_pages() {
     let total: u64 = 64 << 20;
     let memory = Memory::new(stretch(0, total as usize).as_slice(), total as usize).unwrap();
     let sending = thread::spawn(move || {
-        let options = Options { chunk_bytes: 15 * 4096, ..Options::default() };
-        let mut path = Path::Zerocopy.open(from.as_fd(), &options).unwrap();
+        let options = MethodOptions { chunk_bytes: 15 * 4096, ..MethodOptions::default() };
+        let mut path = SendMethod::Zerocopy.open(from.as_fd(), &options).unwrap();
         let mut range = 0..total;
         while !range.is_empty() {
             range.start += path.send(from.as_fd(), (&memory).into(), range.clone()).unwrap();
@@ -235,8 +242,8 @@ fn a_connection_whose_pages_cannot_be_mapped_is_read_and_says_why() {
     drop(sending.join().unwrap());
     assert_eq!(position, 16 << 20);
     let report = receiver.report();
-    assert_eq!((report.demotions[0].from, report.demotions[0].to), ("mapped", "read"));
-    assert!(report.demotions[0].reason.contains("only 0 %"), "{report:?}");
+    assert_eq!((report.fallbacks[0].from, report.fallbacks[0].to), ("mapped", "read"));
+    assert!(report.fallbacks[0].reason.contains("only 0 %"), "{report:?}");
 }
 
 #[test]
@@ -326,7 +333,7 @@ fn a_file_that_refuses_splice_is_written_to() {
     }
     assert_eq!(position, 200_000);
     check(0, &std::fs::read(&path).unwrap());
-    let steps = &receiver.report().demotions;
+    let steps = &receiver.report().fallbacks;
     assert_eq!(steps.iter().filter(|step| step.from == "splice-to-file").count(), 1, "{steps:?}");
 }
 
@@ -343,7 +350,7 @@ fn a_unix_stream_is_read_and_other_sockets_are_refused() {
     receiver.read_to_end(&mut rest).unwrap();
     check(2000, &rest);
     assert_eq!(rest.len(), 48_000);
-    assert!(receiver.report().demotions[0].reason.contains("TCP"), "{:?}", receiver.report());
+    assert!(receiver.report().fallbacks[0].reason.contains("TCP"), "{:?}", receiver.report());
     let datagram = Receiver::new(UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap_err();
     assert!(matches!(datagram, Error::WrongSocket { .. }), "{datagram}");
     assert!(matches!(Receiver::new(tempfile::tempfile().unwrap()), Err(Error::NotASocket)));

@@ -51,5 +51,6 @@ impl CpuPair {
 
 /// The CPUs that share a core with `cpu`, as the kernel lists them; `None` where it does not say.
 fn siblings(cpu: usize) -> Option<String> {
-    fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
+    fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
+        .ok()
 }

@@ -33,7 +33,8 @@ impl Lab {
             let answering = scope.spawn(|| self.receiver.run(|| answer(&flag)));
             let asked = self.sender.run(|| ask(&flag));
             // Ends by itself: each wait has its own deadline.
-            let answered = answering.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let answered =
+                answering.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             answered?;
             asked
         })
@@ -89,7 +90,9 @@ mod tests {
         let lab = match Lab::veth(&crate::Settings::default()) {
             Ok(lab) => lab,
             Err(error) => {
-                return eprintln!("SKIPPED: CPUs' distance is not tested, there is no lab: {error}");
+                return eprintln!(
+                    "SKIPPED: CPUs' distance is not tested, there is no lab: {error}"
+                );
             }
         };
         // A reading says nothing where a CPU was kept away; ten in a row would be two seconds of that.

@@ -63,10 +63,14 @@ impl Host {
     /// Makes the calling thread a thread of this host, for good: its namespace, its CPU.
     pub fn enter(&self) -> Result<(), LabError> {
         if let Some(namespace) = &self.namespace {
-            rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
-                .map_err(|errno| no_namespaces(errno.into()))?;
+            rustix::thread::move_into_link_name_space(
+                namespace.as_fd(),
+                Some(LinkNameSpaceType::Network),
+            )
+            .map_err(|errno| no_namespaces(errno.into()))?;
         }
-        cpus::pin_to(self.cpu).map_err(LabError::step(format!("pinning a thread to CPU {}", self.cpu)))
+        cpus::pin_to(self.cpu)
+            .map_err(LabError::step(format!("pinning a thread to CPU {}", self.cpu)))
     }
 
     /// Runs `work` on a fresh thread of this host and waits for it.
@@ -101,9 +105,11 @@ impl Host {
         let program = command.get_program().to_string_lossy().into_owned();
         let (started_out, started) = mpsc::channel();
         let namespace = match &self.namespace {
-            Some(namespace) => {
-                Some(namespace.try_clone().map_err(LabError::step("duplicating a namespace's descriptor"))?)
-            }
+            Some(namespace) => Some(
+                namespace
+                    .try_clone()
+                    .map_err(LabError::step("duplicating a namespace's descriptor"))?,
+            ),
             None => None,
         };
         let host = Self { namespace, ..*self };
@@ -185,12 +191,14 @@ impl Running {
             let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
             // The name, in parentheses, may hold anything; after it come the state, the parent and the group.
             let fields = stat.rsplit(')').next().unwrap_or_default();
-            fields.split_ascii_whitespace().nth(2).and_then(|field| field.parse().ok()) == Some(group)
+            fields.split_ascii_whitespace().nth(2).and_then(|field| field.parse().ok())
+                == Some(group)
         });
         let kib = processes.map(|entry| {
             let rollup = fs::read_to_string(entry.path().join("smaps_rollup")).unwrap_or_default();
             let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
-            line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+            line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok())
+                .unwrap_or(0)
         });
         kib.sum::<u64>() * 1024
     }

@@ -46,13 +46,15 @@ pub(crate) fn set_loss(loss: Loss) -> Result<(), LabError> {
     };
     let rules = format!("{forget}{rule}");
     let problem = |problem: String| LabError::Program { program: "nft", problem };
-    let mut child =
-        Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(
-            |error| match error.kind() {
-                io::ErrorKind::NotFound => problem("is missing: apt-get install nftables".into()),
-                _ => problem(error.to_string()),
-            },
-        )?;
+    let mut child = Command::new("nft")
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => problem("is missing: apt-get install nftables".into()),
+            _ => problem(error.to_string()),
+        })?;
     let written = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(rules.as_bytes()));
     let output = child.wait_with_output().map_err(|error| problem(error.to_string()))?;
     match (written, output.status.success()) {
@@ -73,7 +75,11 @@ const BURST_BYTES: u32 = 256 * 1024;
 const QUEUE_BYTES: u32 = 4 * 1024 * 1024;
 
 /// Puts a token bucket on `device`, or takes it away.
-pub(crate) fn set_rate(device: &str, mtu: u32, bits_per_second: Option<u64>) -> Result<(), LabError> {
+pub(crate) fn set_rate(
+    device: &str,
+    mtu: u32,
+    bits_per_second: Option<u64>,
+) -> Result<(), LabError> {
     let Some(bits_per_second) = bits_per_second else {
         return netlink::remove_qdisc(device);
     };

@@ -60,7 +60,9 @@ pub enum LabError {
         advice: &'static str,
     },
     /// The process may run on one CPU only.
-    #[error("only CPU {cpu} is allowed to this process: give it two (taskset, cpuset) for separate hosts")]
+    #[error(
+        "only CPU {cpu} is allowed to this process: give it two (taskset, cpuset) for separate hosts"
+    )]
     OneCpu {
         /// The CPU.
         cpu: usize,
@@ -161,7 +163,8 @@ impl Lab {
             None => CpuPair::choose()?,
         };
         let sender = Host::in_new_namespace(cpus.sender, IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)))?;
-        let receiver = Host::in_new_namespace(cpus.receiver, IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2)))?;
+        let receiver =
+            Host::in_new_namespace(cpus.receiver, IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2)))?;
         link::join(&sender, &receiver, settings.mtu)?;
         let mut caveats = Vec::new();
         if cpus.share_a_core() {
@@ -189,7 +192,9 @@ impl Lab {
             Ok(cpus) => (cpus, Vec::new()),
             Err(LabError::OneCpu { cpu }) => (
                 CpuPair { sender: cpu, receiver: cpu },
-                vec![format!("both hosts share CPU {cpu}: the sender's figures include the receiver's work")],
+                vec![format!(
+                    "both hosts share CPU {cpu}: the sender's figures include the receiver's work"
+                )],
             ),
             Err(error) => return Err(error),
         };
@@ -200,7 +205,8 @@ impl Lab {
             sender: Host::here(cpus.sender, address),
             receiver: Host::here(cpus.receiver, address),
             kind: Kind::Loopback,
-            mtu: haul_sys::interface::mtu("lo").map_err(LabError::step("asking for the MTU of lo"))?,
+            mtu: haul_sys::interface::mtu("lo")
+                .map_err(LabError::step("asking for the MTU of lo"))?,
             caveats,
         })
     }
@@ -211,10 +217,13 @@ impl Lab {
     pub fn open(settings: &Settings) -> Result<Self, LabError> {
         match Self::veth(settings) {
             Err(
-                reason @ (LabError::NoNamespaces { .. } | LabError::OneCpu { .. } | LabError::Step { .. }),
+                reason @ (LabError::NoNamespaces { .. }
+                | LabError::OneCpu { .. }
+                | LabError::Step { .. }),
             ) => {
                 let mut lab = Self::loopback()?;
-                lab.caveats.insert(0, format!("no two hosts here, measuring on loopback: {reason}"));
+                lab.caveats
+                    .insert(0, format!("no two hosts here, measuring on loopback: {reason}"));
                 Ok(lab)
             }
             made => made,
@@ -225,8 +234,10 @@ impl Lab {
     /// one.
     pub fn connect(&self) -> Result<(TcpStream, TcpStream), LabError> {
         let address = self.receiver.address();
-        let listener =
-            self.receiver.run(|| TcpListener::bind((address, 0)))?.map_err(LabError::step("listening"))?;
+        let listener = self
+            .receiver
+            .run(|| TcpListener::bind((address, 0)))?
+            .map_err(LabError::step("listening"))?;
         let to = listener.local_addr().map_err(LabError::step("listening"))?;
         let from = self
             .sender

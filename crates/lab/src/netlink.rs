@@ -70,20 +70,26 @@ pub(crate) fn set_up(device: &str) -> Result<(), LabError> {
     message.header.index = index_of(device)?;
     message.header.flags = LinkFlags::Up;
     message.header.change_mask = LinkFlags::Up;
-    request(RouteNetlinkMessage::SetLink(message), 0).map_err(LabError::step(format!("setting {device} up")))
+    request(RouteNetlinkMessage::SetLink(message), 0)
+        .map_err(LabError::step(format!("setting {device} up")))
 }
 
 /// Lets IPv4 packets of up to so much be made and be put together on `device` (BIG TCP, Linux 6.3).
 pub(crate) fn set_segment_bytes(device: &str, bytes: u32) -> Result<(), LabError> {
     let mut message = LinkMessage::default();
     message.header.index = index_of(device)?;
-    message.attributes = vec![LinkAttribute::GsoIpv4MaxSize(bytes), LinkAttribute::GroIpv4MaxSize(bytes)];
+    message.attributes =
+        vec![LinkAttribute::GsoIpv4MaxSize(bytes), LinkAttribute::GroIpv4MaxSize(bytes)];
     request(RouteNetlinkMessage::SetLink(message), 0)
         .map_err(LabError::step(format!("letting {device} have segments of {bytes} bytes")))
 }
 
 /// Puts a queueing discipline at the root of `device`, in place of what is there.
-pub(crate) fn replace_qdisc(device: &str, kind: &str, options: Vec<DefaultNla>) -> Result<(), LabError> {
+pub(crate) fn replace_qdisc(
+    device: &str,
+    kind: &str,
+    options: Vec<DefaultNla>,
+) -> Result<(), LabError> {
     let mut message = root_qdisc(device)?;
     message.attributes = vec![
         TcAttribute::Kind(kind.into()),
@@ -135,6 +141,8 @@ fn request(message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
             None => Ok(()),
             Some(_) => Err(error.to_io()),
         },
-        other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("unexpected answer {other:?}"))),
+        other => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, format!("unexpected answer {other:?}")))
+        }
     }
 }

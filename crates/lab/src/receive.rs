@@ -26,7 +26,8 @@ impl Host {
     pub fn set_reception(&self, wanted: Reception) -> Result<(), LabError> {
         let at = |what: &str| LabError::step(format!("setting {what} of {}", self.device()));
         self.run(|| {
-            ethtool::set_offload(self.device(), Offload::GenericReceive, wanted.gro).map_err(at("GRO"))?;
+            ethtool::set_offload(self.device(), Offload::GenericReceive, wanted.gro)
+                .map_err(at("GRO"))?;
             let attributes = [
                 ("napi_defer_hard_irqs", wanted.defer_hard_irqs.to_string()),
                 ("gro_flush_timeout", wanted.flush_timeout_ns.to_string()),
@@ -38,9 +39,8 @@ impl Host {
             let needs_nothing = wanted == Reception { gro: wanted.gro, ..Reception::default() };
             match written {
                 Err(error) if !needs_nothing => Err(at("NAPI (it needs root)")(error)),
-                _ if wanted.threaded => {
-                    pin_pollers(self.device(), &before, self.cpu()).map_err(at("the polling thread's CPU"))
-                }
+                _ if wanted.threaded => pin_pollers(self.device(), &before, self.cpu())
+                    .map_err(at("the polling thread's CPU")),
                 _ => Ok(()),
             }
         })?
@@ -66,7 +66,8 @@ fn pollers(device: &str) -> Vec<i32> {
     processes
         .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
         .filter(|process| {
-            fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|name| name.starts_with(&prefix))
+            fs::read_to_string(format!("/proc/{process}/comm"))
+                .is_ok_and(|name| name.starts_with(&prefix))
         })
         .collect()
 }

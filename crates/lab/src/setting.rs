@@ -33,13 +33,20 @@ impl HostSetting {
         let for_guard = OpenOptions::new().write(true).open(&file).map_err(refused)?;
         // The guard's descriptor is this one, so it holds the lock until it has put the value back.
         flock(&for_guard, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            refused(io::Error::new(io::ErrorKind::ResourceBusy, "another run is using it, wait for its end"))
+            refused(io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "another run is using it, wait for its end",
+            ))
         })?;
         // Read under the lock: before it, the value could be another run's.
         let value = fs::read_to_string(&file).map_err(refused)?;
         let value = value.trim().to_owned();
         let mut command = Command::new("sh");
-        command.args(["-c", GUARD, &value]).stdin(Stdio::piped()).stdout(for_guard).stderr(Stdio::null());
+        command
+            .args(["-c", GUARD, &value])
+            .stdin(Stdio::piped())
+            .stdout(for_guard)
+            .stderr(Stdio::null());
         // Nobody ends it together with this process's group.
         let guard = haul_sys::child::in_new_session(&mut command)
             .spawn()
@@ -49,7 +56,8 @@ impl HostSetting {
 
     /// Changes it.
     pub fn set(&self, value: &str) -> Result<(), LabError> {
-        fs::write(&self.file, value).map_err(|source| LabError::Setting { name: self.name.clone(), source })
+        fs::write(&self.file, value)
+            .map_err(|source| LabError::Setting { name: self.name.clone(), source })
     }
 }
 
@@ -59,7 +67,10 @@ impl Drop for HostSetting {
         // It ends by itself now; an error means that it is gone.
         let _ = self.guard.wait();
         if fs::read_to_string(&self.file).is_ok_and(|now| now.trim() != self.value) {
-            eprintln!("haul: host setting {} was not put back: sysctl -w {0}={}", self.name, self.value);
+            eprintln!(
+                "haul: host setting {} was not put back: sysctl -w {0}={}",
+                self.name, self.value
+            );
         }
     }
 }
@@ -80,7 +91,9 @@ mod tests {
         let before = value();
         let setting = match HostSetting::hold(HARMLESS) {
             Ok(setting) => setting,
-            Err(error) => return eprintln!("SKIPPED: host settings cannot be changed here: {error}"),
+            Err(error) => {
+                return eprintln!("SKIPPED: host settings cannot be changed here: {error}");
+            }
         };
         setting.set("7").unwrap();
         assert_eq!(value().trim(), "7");

@@ -56,7 +56,8 @@ fn mask(cpu: usize) -> String {
 }
 
 fn is_mask_of(text: &str, cpu: usize) -> bool {
-    let significant = |text: &str| text.trim().replace(',', "").trim_start_matches('0').to_ascii_lowercase();
+    let significant =
+        |text: &str| text.trim().replace(',', "").trim_start_matches('0').to_ascii_lowercase();
     significant(text) == significant(&mask(cpu))
 }
 
@@ -78,7 +79,9 @@ mod tests {
     fn a_device_can_be_steered_by_sysfs() {
         let lab = match crate::Lab::veth(&crate::Settings::default()) {
             Ok(lab) => lab,
-            Err(error) => return eprintln!("SKIPPED: steering is not tested, there is no lab: {error}"),
+            Err(error) => {
+                return eprintln!("SKIPPED: steering is not tested, there is no lab: {error}");
+            }
         };
         let host = &lab.receiver;
         match host.run(|| steer_by_sysfs(host.device(), lab.sender.cpu())).unwrap() {

@@ -43,8 +43,9 @@ fn two_hosts_reach_each_other_and_each_has_its_cpu() {
 /// tenth column in hexadecimal.
 fn handed_packets(cpu: usize) -> u64 {
     let text = fs::read_to_string("/proc/net/softnet_stat").unwrap();
-    let column =
-        |line: &str, index: usize| u64::from_str_radix(line.split(' ').nth(index).unwrap(), 16).unwrap();
+    let column = |line: &str, index: usize| {
+        u64::from_str_radix(line.split(' ').nth(index).unwrap(), 16).unwrap()
+    };
     // The CPU's number is the thirteenth column (Linux 5.10); lines of CPUs that are offline are left out.
     text.lines().find(|line| column(line, 12) == cpu as u64).map_or(0, |line| column(line, 9))
 }
@@ -54,7 +55,8 @@ fn packets_are_handed_to_the_host_they_arrive_at() {
     let Some(lab) = lab(&Settings::default()) else { return };
     let before = [&lab.sender, &lab.receiver].map(|host| handed_packets(host.cpu()));
     let (mut from, mut to) = lab.connect().unwrap();
-    let received = std::thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
+    let received =
+        std::thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
     lab.sender.run(move || from.write_all(&vec![0; 64 << 20]).unwrap()).unwrap();
     assert_eq!(received.join().unwrap(), 64 << 20);
     for (host, before) in [&lab.sender, &lab.receiver].into_iter().zip(before) {
@@ -68,9 +70,12 @@ fn packets_are_handed_to_the_host_they_arrive_at() {
 #[test]
 fn the_hosts_have_no_other_devices_and_vanish_with_the_lab() {
     let Some(lab) = lab(&Settings::default()) else { return };
-    let devices = lab.sender.run(|| fs::read_to_string("/proc/thread-self/net/dev").unwrap()).unwrap();
-    let names: Vec<&str> =
-        devices.lines().filter_map(|line| line.split_once(':').map(|(name, _)| name.trim())).collect();
+    let devices =
+        lab.sender.run(|| fs::read_to_string("/proc/thread-self/net/dev").unwrap()).unwrap();
+    let names: Vec<&str> = devices
+        .lines()
+        .filter_map(|line| line.split_once(':').map(|(name, _)| name.trim()))
+        .collect();
     assert!(names.contains(&"haul0") && names.contains(&"lo"), "{names:?}");
     assert!(!names.contains(&"eth0"), "{names:?}");
     let own = fs::read_to_string("/proc/self/net/dev").unwrap();
@@ -98,7 +103,8 @@ fn offloads_are_really_switched() {
 fn the_mtu_bounds_what_a_packet_carries() {
     for mtu in [1500, 4148] {
         let Some(lab) = lab(&Settings { mtu, cpus: None }) else { return };
-        let device_mtu = lab.sender.run(|| haul_sys::interface::mtu(lab.sender.device()).unwrap()).unwrap();
+        let device_mtu =
+            lab.sender.run(|| haul_sys::interface::mtu(lab.sender.device()).unwrap()).unwrap();
         assert_eq!((lab.mtu(), device_mtu), (mtu, mtu));
         drop(lab.connect().unwrap());
     }
@@ -110,7 +116,8 @@ fn the_mtu_bounds_what_a_packet_carries() {
 /// Bytes and packets that a host's device has sent, as the device counts them: whole segments on a veth.
 fn sent(host: &haul_lab::Host) -> (u64, u64) {
     let counts = host.run(|| fs::read_to_string("/proc/thread-self/net/dev").unwrap()).unwrap();
-    let line = counts.lines().find_map(|line| line.trim().strip_prefix("haul0:")).unwrap().to_owned();
+    let line =
+        counts.lines().find_map(|line| line.trim().strip_prefix("haul0:")).unwrap().to_owned();
     let column = |index: usize| line.split_whitespace().nth(index).unwrap().parse().unwrap();
     // Eight columns of what came, then those of what went.
     (column(8), column(9))
@@ -122,7 +129,8 @@ fn bytes_per_packet(lab: &Lab) -> u64 {
     // One that paces makes small segments.
     rustix::net::sockopt::set_tcp_congestion(&from, "reno").unwrap();
     let before = sent(&lab.sender);
-    let received = std::thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
+    let received =
+        std::thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
     lab.sender.run(move || from.write_all(&vec![0; 64 << 20]).unwrap()).unwrap();
     assert_eq!(received.join().unwrap(), 64 << 20);
     let after = sent(&lab.sender);
@@ -189,7 +197,8 @@ fn a_lossy_link_drops_and_everything_still_arrives() {
     }
     let (mut from, mut to) = lab.connect().unwrap();
     lab.set_loss("2%".parse().unwrap()).unwrap();
-    let bytes: Vec<u8> = (0..16u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let bytes: Vec<u8> =
+        (0..16u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let sent = std::thread::spawn({
         let bytes = bytes.clone();
         move || from.write_all(&bytes).unwrap()

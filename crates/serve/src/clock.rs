@@ -33,10 +33,12 @@ impl Clock {
     pub fn tick(&mut self) {
         self.ticked = Instant::now();
         self.now = SystemTime::now();
-        let second = self.now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let second =
+            self.now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         if second != self.second {
             self.second = second;
-            self.date_field = format!("Date: {}\r\n", httpdate::fmt_http_date(self.now)).into_bytes();
+            self.date_field =
+                format!("Date: {}\r\n", httpdate::fmt_http_date(self.now)).into_bytes();
             let local = jiff::Timestamp::from_second(second as i64)
                 .unwrap_or(jiff::Timestamp::UNIX_EPOCH)
                 .to_zoned(jiff::tz::TimeZone::system());

@@ -1,6 +1,7 @@
 //! How a file service is to work.
 
-use haul::Choice;
+use haul::MethodChoice;
+use haul_fs::Symlinks;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -39,7 +40,7 @@ pub struct Config {
     /// What a client may take.
     pub limits: Limits,
     /// The path that file bodies take to the socket.
-    pub choice: Choice,
+    pub choice: MethodChoice,
     /// The sockets' congestion control; `None` for the machine's own.
     pub congestion: Option<String>,
 }
@@ -95,18 +96,6 @@ pub struct ExtraFields {
     pub cache_control: Vec<(String, String)>,
     /// Origins whose scripts may read responses; `*` is everybody's.
     pub cors: Vec<String>,
-}
-
-/// Where symbolic links may lead.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Symlinks {
-    /// Anywhere below the root.
-    #[default]
-    Inside,
-    /// Nowhere: what lies behind one is not found.
-    Never,
-    /// Out of the root too: whoever can make one below it can publish any file that the server can read.
-    Anywhere,
 }
 
 /// Where and how requests are logged.
@@ -170,7 +159,7 @@ impl Config {
             user: None,
             confine: false,
             limits: Limits::default(),
-            choice: Choice::Builtin,
+            choice: MethodChoice::Builtin,
             congestion: None,
         }
     }
@@ -264,8 +253,9 @@ impl FromStr for Address {
         if let Some(Ok(port)) = text.strip_prefix("*:").map(str::parse) {
             return Ok(everywhere(port));
         }
-        let text =
-            text.strip_prefix("localhost:").map_or(text.to_owned(), |port| format!("127.0.0.1:{port}"));
+        let text = text
+            .strip_prefix("localhost:")
+            .map_or(text.to_owned(), |port| format!("127.0.0.1:{port}"));
         text.parse().map(Self::Tcp).map_err(|_| {
             format!("{text:?} is no place to listen at: write 8080, 127.0.0.1:8080, [::1]:8080, unix:/run/haul.sock or systemd")
         })

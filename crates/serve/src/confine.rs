@@ -3,11 +3,12 @@
 //! Both hold for the calling thread and for threads that it starts afterwards, so this comes after everything that needs more
 //! (ports below 1024, the certificate's key) and before any other thread is there.
 
-use crate::config::{Config, Symlinks};
+use crate::config::Config;
 use crate::error::Error;
+use haul_fs::Symlinks;
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetStatus,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetStatus,
 };
 use rustix::process::{Gid, Uid};
 use std::fs;
@@ -27,7 +28,8 @@ struct Identity {
 /// Becomes another user for good, with no group but that user's own.
 pub fn become_user(name: &str) -> Result<(), Error> {
     let wrong = |problem: String| Error::User { name: name.into(), problem };
-    let passwd = fs::read_to_string("/etc/passwd").map_err(|error| wrong(format!("/etc/passwd: {error}")))?;
+    let passwd = fs::read_to_string("/etc/passwd")
+        .map_err(|error| wrong(format!("/etc/passwd: {error}")))?;
     let identity = find(&passwd, name).ok_or_else(|| wrong("there is no such user".into()))?;
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     let refused = |errno: rustix::io::Errno| {
@@ -68,8 +70,11 @@ pub fn give_up_files(config: &Config) -> Result<Option<String>, Error> {
             .map_err(|error| failed(error.to_string()))?;
         Ok(())
     };
-    let writes =
-        AccessFs::WriteFile | AccessFs::Truncate | AccessFs::MakeReg | AccessFs::RemoveFile | AccessFs::Refer;
+    let writes = AccessFs::WriteFile
+        | AccessFs::Truncate
+        | AccessFs::MakeReg
+        | AccessFs::RemoveFile
+        | AccessFs::Refer;
     let puts = if config.put_bytes_max.is_some() { writes } else { landlock::BitFlags::empty() };
     allow(&config.root, AccessFs::from_read(WANTED) | puts)?;
     // They are read again by name, after whoever renews them has replaced them: what counts is the folder, and the one that a
@@ -96,7 +101,9 @@ pub fn give_up_files(config: &Config) -> Result<Option<String>, Error> {
     let status = ruleset.restrict_self().map_err(|error| failed(error.to_string()))?;
     Ok(match status.ruleset {
         RulesetStatus::FullyEnforced => None,
-        RulesetStatus::PartiallyEnforced => Some("this kernel knows only some of Landlock's rules".into()),
+        RulesetStatus::PartiallyEnforced => {
+            Some("this kernel knows only some of Landlock's rules".into())
+        }
         RulesetStatus::NotEnforced => {
             Some("this kernel has no Landlock, so every file stays in reach".into())
         }
@@ -108,8 +115,9 @@ pub fn unreadable(config: &Config) -> Option<String> {
     let unreadable = read_again(config).filter(|path| fs::File::open(path).is_err());
     let names: Vec<_> = unreadable.map(|path| path.display().to_string()).collect();
     let names = names.join(" and ");
-    (!names.is_empty())
-        .then(|| format!("{names} cannot be read any more: SIGHUP will not renew it, restart instead"))
+    (!names.is_empty()).then(|| {
+        format!("{names} cannot be read any more: SIGHUP will not renew it, restart instead")
+    })
 }
 
 /// Files that are read again when the service is told to reload.
@@ -150,8 +158,7 @@ mod tests {
 
     #[test]
     fn users_are_found_by_their_whole_name() {
-        let passwd =
-            "root:x:0:0:root:/root:/bin/sh\nbroken\nwww:x:33:34::/:/bin/false\nwww-data:x:35:36::/:/x\n";
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nbroken\nwww:x:33:34::/:/bin/false\nwww-data:x:35:36::/:/x\n";
         assert_eq!(find(passwd, "www"), Some(Identity { uid: 33, gid: 34 }));
         assert_eq!(find(passwd, "www-data"), Some(Identity { uid: 35, gid: 36 }));
         assert_eq!(find(passwd, "ww"), None);

@@ -2,15 +2,17 @@
 //!
 //! Only the loop itself adds; others read. So an addition is a load and a store, not a locked instruction.
 
-use crate::http::status::Status;
-use haul::Path;
+use haul::SendMethod;
+use haul_http::status::Status;
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// The upper ends of the latency histogram's classes, in microseconds; one more class has none.
-pub const LATENCY_CLASSES_US: [u64; 12] =
-    [100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000];
+pub const LATENCY_CLASSES_US: [u64; 12] = [
+    100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000,
+    30_000_000,
+];
 
 /// A number that one thread adds to and others read.
 #[derive(Debug, Default)]
@@ -43,17 +45,17 @@ pub enum Way {
     /// From the server's memory, encrypted in the kernel.
     KernelTls,
     /// A file, by this path of the library.
-    Path(Path),
+    SendMethod(SendMethod),
     /// A file, by this path of the library, encrypted in the kernel.
-    KernelTlsPath(Path),
+    KernelTlsMethod(SendMethod),
 }
 
 impl Way {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        let paths = || Path::ALL.into_iter();
+        let paths = || SendMethod::ALL.into_iter();
         let others = [Self::Memory, Self::Tls, Self::KernelTls].into_iter();
-        others.chain(paths().map(Self::Path)).chain(paths().map(Self::KernelTlsPath))
+        others.chain(paths().map(Self::SendMethod)).chain(paths().map(Self::KernelTlsMethod))
     }
 
     /// Its name in metrics.
@@ -62,20 +64,20 @@ impl Way {
             Self::Memory => "memory".into(),
             Self::Tls => "tls".into(),
             Self::KernelTls => "ktls".into(),
-            Self::Path(path) => path.name().into(),
-            Self::KernelTlsPath(path) => format!("ktls+{path}").into(),
+            Self::SendMethod(path) => path.name().into(),
+            Self::KernelTlsMethod(path) => format!("ktls+{path}").into(),
         }
     }
 
     /// Its place among [`Way::all`].
     fn index(self) -> usize {
-        let of = |path| Path::ALL.iter().position(|&other| other == path).unwrap_or(0);
+        let of = |path| SendMethod::ALL.iter().position(|&other| other == path).unwrap_or(0);
         match self {
             Self::Memory => 0,
             Self::Tls => 1,
             Self::KernelTls => 2,
-            Self::Path(path) => 3 + of(path),
-            Self::KernelTlsPath(path) => 3 + Path::ALL.len() + of(path),
+            Self::SendMethod(path) => 3 + of(path),
+            Self::KernelTlsMethod(path) => 3 + SendMethod::ALL.len() + of(path),
         }
     }
 }
@@ -101,9 +103,9 @@ pub struct Counters {
     /// How long all of them took, in microseconds.
     pub latency_us: Counter,
     /// Bytes by the way they took.
-    ways: [WayCounters; 3 + 2 * Path::ALL.len()],
+    ways: [WayCounters; 3 + 2 * SendMethod::ALL.len()],
     /// Times that a path was stepped down from.
-    pub demotions: Counter,
+    pub fallbacks: Counter,
     /// Connections that were accepted.
     pub accepted: Counter,
     /// Connections that are open.
@@ -132,7 +134,10 @@ impl Counters {
     /// Counts how long a response took.
     pub fn took(&self, time: Duration) {
         let us = time.as_micros() as u64;
-        let class = LATENCY_CLASSES_US.iter().position(|&end| us <= end).unwrap_or(LATENCY_CLASSES_US.len());
+        let class = LATENCY_CLASSES_US
+            .iter()
+            .position(|&end| us <= end)
+            .unwrap_or(LATENCY_CLASSES_US.len());
         self.latencies[class].add(1);
         self.latency_us.add(us);
     }

@@ -35,7 +35,7 @@ pub enum Error {
     #[error(
         "path {0}: a server takes read+write, read+send, mmap+send, sendfile, splice or vmsplice, or chooses itself"
     )]
-    Path(haul::Path),
+    Method(haul::SendMethod),
     /// Nowhere to listen.
     #[error("there is no address to listen at: name one")]
     NoAddress,

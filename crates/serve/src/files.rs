@@ -4,6 +4,4 @@ pub mod cache;
 pub mod listing;
 pub mod object;
 pub mod resource;
-pub mod root;
 pub mod service;
-pub mod upload;

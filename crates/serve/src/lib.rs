@@ -26,7 +26,6 @@ mod counters;
 mod error;
 mod event_loop;
 mod files;
-mod http;
 mod join;
 mod log;
 mod metrics;
@@ -36,20 +35,9 @@ mod secrets;
 mod server;
 
 pub use config::{
-    AccessLog, Address, BasicAuth, Config, Content, ExtraFields, Limits, LogFormat, Symlinks, Tls,
+    AccessLog, Address, BasicAuth, Config, Content, ExtraFields, Limits, LogFormat, Tls,
 };
 pub use counters::{Counter, Counters, LATENCY_CLASSES_US, Way, WayCounters};
 pub use error::Error;
+pub use haul_fs::Symlinks;
 pub use server::{Handle, Server};
-
-/// What hostile bytes meet first, for the fuzz targets.
-#[doc(hidden)]
-pub mod wire {
-    pub use crate::http::chunked::{Chunked, Piece};
-    pub use crate::http::conditional::{Validators, judge, range_applies};
-    pub use crate::http::credentials::Credentials;
-    pub use crate::http::encoding::{Coding, choose};
-    pub use crate::http::range::{Wanted, parse as parse_range};
-    pub use crate::http::request::{BodyLength, Fields, Method, Parsed, Request, parse};
-    pub use crate::http::target::{Target, encode_path};
-}

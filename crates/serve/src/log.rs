@@ -7,10 +7,10 @@ use crate::clock::Clock;
 use crate::config::{AccessLog, LogFormat};
 use crate::counters::Counter;
 use crate::error::Error;
-use crate::http::credentials::Credentials;
-use crate::http::request::{self, Parsed};
-use crate::http::status::Status;
 use crate::join::join_soon;
+use haul_http::credentials::Credentials;
+use haul_http::request::{self, Parsed};
+use haul_http::status::Status;
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 use std::fs::File;
@@ -136,14 +136,16 @@ impl Writer {
 /// Opens a log, or says why it cannot be written.
 pub fn open(log: &AccessLog) -> Result<File, Error> {
     let path = log.path.as_ref();
-    open_path(path).map_err(|source| Error::Log { path: path.cloned().unwrap_or_else(|| "-".into()), source })
+    open_path(path)
+        .map_err(|source| Error::Log { path: path.cloned().unwrap_or_else(|| "-".into()), source })
 }
 
 fn open_path(path: Option<&PathBuf>) -> io::Result<File> {
     match path {
         None => Ok(rustix::io::fcntl_dupfd_cloexec(io::stdout(), 0)?.into()),
         Some(path) => {
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY;
+            let flags =
+                OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY;
             Ok(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP)?.into())
         }
     }
@@ -186,7 +188,8 @@ impl Log {
             Parsed::Whole(request, _) => Some(request),
             _ => None,
         };
-        let user = request.as_ref().and_then(|request| Credentials::parse(request.fields.authorization?));
+        let user =
+            request.as_ref().and_then(|request| Credentials::parse(request.fields.authorization?));
         let user = user.map(|credentials| credentials.user).filter(|user| !user.is_empty());
         let refused_line =
             Some(first_line(&logged.head)).filter(|line| request.is_none() && !line.is_empty());
@@ -194,8 +197,9 @@ impl Log {
         let peer = logged.peer.map(|peer| peer.ip());
         match self.format {
             LogFormat::Json => {
-                let text =
-                    |value: Option<&[u8]>| value.map(|value| String::from_utf8_lossy(value).into_owned());
+                let text = |value: Option<&[u8]>| {
+                    value.map(|value| String::from_utf8_lossy(value).into_owned())
+                };
                 let line = JsonLine {
                     time: jiff::Timestamp::try_from(clock.now())
                         .map(|now| now.to_string())
@@ -211,7 +215,9 @@ impl Log {
                     body_bytes: logged.body_bytes,
                     duration_us: logged.started.elapsed().as_micros() as u64,
                     referer: text(request.as_ref().and_then(|request| request.fields.referer)),
-                    user_agent: text(request.as_ref().and_then(|request| request.fields.user_agent)),
+                    user_agent: text(
+                        request.as_ref().and_then(|request| request.fields.user_agent),
+                    ),
                     refused_line: text(refused_line),
                 };
                 let _ = serde_json::to_writer(&mut *out, &line);
@@ -282,7 +288,7 @@ pub fn first_line(head: &[u8]) -> &[u8] {
     line[..line.len().min(UNREAD_BYTES_MAX)].trim_ascii_end()
 }
 
-/// Text for a quoted place: what could end the quotes, or a terminal's patience, as `\xHH`.
+/// Text for a quoted place: what could end the quotes, or a terminal's blocking, as `\xHH`.
 fn quote(out: &mut Vec<u8>, text: &[u8]) {
     for &byte in text {
         if byte == b'"' || byte == b'\\' || !(0x20..0x7f).contains(&byte) {
@@ -328,7 +334,8 @@ mod tests {
         String::from_utf8(log.lines).unwrap()
     }
 
-    const HEAD: &[u8] = b"GET /a\"b HTTP/1.1\r\nHost: h\r\nReferer: r\r\nUser-Agent: a\\\x1b[31m\"\r\n\r\n";
+    const HEAD: &[u8] =
+        b"GET /a\"b HTTP/1.1\r\nHost: h\r\nReferer: r\r\nUser-Agent: a\\\x1b[31m\"\r\n\r\n";
 
     #[test]
     fn lines_are_what_the_formats_say_and_nothing_breaks_out_of_them() {
@@ -337,7 +344,10 @@ mod tests {
         assert!(common.ends_with("] \"GET /a HTTP/1.0\" 200 42\n"), "{common}");
         // httparse refuses a control character, so only the first line of such a head is written.
         let combined = line(LogFormat::Combined, HEAD);
-        assert!(combined.ends_with("] \"GET /a\\x22b HTTP/1.1\" 200 42 \"-\" \"-\"\n"), "{combined}");
+        assert!(
+            combined.ends_with("] \"GET /a\\x22b HTTP/1.1\" 200 42 \"-\" \"-\"\n"),
+            "{combined}"
+        );
         let nothing = line(LogFormat::Combined, b"\r\n\r\n");
         assert!(nothing.ends_with("] \"-\" 200 42 \"-\" \"-\"\n"), "{nothing}");
         let json = line(LogFormat::Json, b"\x16\x03 hello\r\nx");
@@ -346,13 +356,16 @@ mod tests {
             (&json["target"], &json["refused_line"]),
             (&serde_json::Value::Null, &"\x16\x03 hello".into())
         );
-        let combined =
-            line(LogFormat::Combined, b"GET /a\"b HTTP/1.1\r\nHost: h\r\nUser-Agent: \\\"\xe4\r\n\r\n");
+        let combined = line(
+            LogFormat::Combined,
+            b"GET /a\"b HTTP/1.1\r\nHost: h\r\nUser-Agent: \\\"\xe4\r\n\r\n",
+        );
         assert!(
             combined.ends_with("\"GET /a\\x22b HTTP/1.1\" 200 42 \"-\" \"\\x5C\\x22\\xE4\"\n"),
             "{combined}"
         );
-        let json = line(LogFormat::Json, b"GET /a\"b HTTP/1.1\r\nHost: h\r\nUser-Agent: \"\r\n\r\n");
+        let json =
+            line(LogFormat::Json, b"GET /a\"b HTTP/1.1\r\nHost: h\r\nUser-Agent: \"\r\n\r\n");
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(
             (&json["target"], &json["status"], &json["peer"]),

@@ -6,7 +6,7 @@
 use crate::config::Address;
 use crate::counters::{Counter, Counters, LATENCY_CLASSES_US, Way};
 use crate::error::Error;
-use crate::http::request::{self, Parsed};
+use haul_http::request::{self, Parsed};
 use rustix::net::Shutdown;
 use std::fmt::Write as _;
 use std::io::{self, Read, Write as _};
@@ -74,10 +74,15 @@ impl Drop for Metrics {
 
 /// Listens for those who ask.
 pub fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
-    TcpListener::bind(address).map_err(|source| Error::Listen { address: Address::Tcp(address), source })
+    TcpListener::bind(address)
+        .map_err(|source| Error::Listen { address: Address::Tcp(address), source })
 }
 
-fn answer(mut stream: TcpStream, counters: &[Arc<Counters>], unwritten: Option<&Counter>) -> io::Result<()> {
+fn answer(
+    mut stream: TcpStream,
+    counters: &[Arc<Counters>],
+    unwritten: Option<&Counter>,
+) -> io::Result<()> {
     stream.set_read_timeout(Some(ASKER_TIMEOUT))?;
     stream.set_write_timeout(Some(ASKER_TIMEOUT))?;
     let mut head = Vec::new();
@@ -95,8 +100,11 @@ fn answer(mut stream: TcpStream, counters: &[Arc<Counters>], unwritten: Option<&
             }
         }
     };
-    let body =
-        if status == "200 OK" { text(counters, unwritten) } else { format!("{status}: ask for /metrics\n") };
+    let body = if status == "200 OK" {
+        text(counters, unwritten)
+    } else {
+        format!("{status}: ask for /metrics\n")
+    };
     write!(
         stream,
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
@@ -109,7 +117,9 @@ fn answer(mut stream: TcpStream, counters: &[Arc<Counters>], unwritten: Option<&
 type Single = (&'static str, &'static str, &'static str, fn(&Counters) -> &Counter);
 
 const SINGLES: [Single; 8] = [
-    ("haul_connections_accepted_total", "counter", "Connections accepted.", |counters| &counters.accepted),
+    ("haul_connections_accepted_total", "counter", "Connections accepted.", |counters| {
+        &counters.accepted
+    }),
     ("haul_connections", "gauge", "Connections open now.", |counters| &counters.open),
     (
         "haul_connections_crowded_out_total",
@@ -129,7 +139,12 @@ const SINGLES: [Single; 8] = [
         "Responses ended because their file changed while it was sent.",
         |counters| &counters.cut_short,
     ),
-    ("haul_demotions_total", "counter", "Paths stepped down from.", |counters| &counters.demotions),
+    (
+        "haul_fallbacks_total",
+        "counter",
+        "Send methods that the kernel refused and that were replaced by another.",
+        |counters| &counters.fallbacks,
+    ),
     ("haul_disk_waits_total", "counter", "Times that the disk was waited for.", |counters| {
         &counters.disk_waits
     }),
@@ -150,16 +165,20 @@ fn text(loops: &[Arc<Counters>], unwritten: Option<&Counter>) -> String {
     let _ = write_text(&mut text, loops);
     if let Some(unwritten) = unwritten {
         let name = "haul_log_lines_unwritten_total";
-        let help =
-            "Lines of the access log that could not be written: no space, or nobody reads them any more.";
-        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {}\n", unwritten.get());
+        let help = "Lines of the access log that could not be written: no space, or nobody reads them any more.";
+        let _ = write!(
+            text,
+            "# HELP {name} {help}\n# TYPE {name} counter\n{name} {}\n",
+            unwritten.get()
+        );
     }
     text
 }
 
 fn write_text(text: &mut String, loops: &[Arc<Counters>]) -> std::fmt::Result {
-    let sum =
-        |of: &dyn Fn(&Counters) -> u64| loops.iter().map(|counters| of(counters)).fold(0, u64::wrapping_add);
+    let sum = |of: &dyn Fn(&Counters) -> u64| {
+        loops.iter().map(|counters| of(counters)).fold(0, u64::wrapping_add)
+    };
     let about = |text: &mut String, name: &str, kind: &str, help: &str| {
         writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}")
     };
@@ -175,12 +194,16 @@ fn write_text(text: &mut String, loops: &[Arc<Counters>]) -> std::fmt::Result {
     let ways: Vec<Way> =
         Way::all().filter(|&way| sum(&|counters| counters.by(way).bytes.get()) > 0).collect();
     let by_way: [ByWay; 3] = [
-        ("haul_sent_bytes_total", "Bytes that sockets took, by the path they took.", |counters, way| {
-            counters.by(way).bytes.get() as f64
-        }),
-        ("haul_timed_bytes_total", "Of those, the bytes whose sending was timed.", |counters, way| {
-            counters.by(way).timed_bytes.get() as f64
-        }),
+        (
+            "haul_sent_bytes_total",
+            "Bytes that sockets took, by the path they took.",
+            |counters, way| counters.by(way).bytes.get() as f64,
+        ),
+        (
+            "haul_timed_bytes_total",
+            "Of those, the bytes whose sending was timed.",
+            |counters, way| counters.by(way).timed_bytes.get() as f64,
+        ),
         (
             "haul_timed_cpu_microseconds_total",
             "CPU time of the event loop for the timed bytes, interrupts not included.",

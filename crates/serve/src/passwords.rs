@@ -3,8 +3,8 @@
 //! bcrypt takes milliseconds to seconds on purpose, so no event loop calls [`Passwords::accept`]: a thread of its own does.
 //! It knows no other kind of hash: those that web servers have used besides are broken within hours once the file is stolen.
 
-use crate::http::credentials::Credentials;
 use bcrypt::HashParts;
+use haul_http::credentials::Credentials;
 use lru::LruCache;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -37,11 +37,14 @@ impl Passwords {
             let wrong = |problem: &str| format!("line {}: {problem}", number + 1);
             let named = line.split_once(':').filter(|(user, _)| !user.is_empty());
             let (user, hash) = named.ok_or_else(|| wrong("it has no NAME:HASH"))?;
-            let parts: HashParts = hash
-                .parse()
-                .map_err(|_| wrong("the hash is not bcrypt's ($2y$…): write it with htpasswd -B"))?;
+            let parts: HashParts = hash.parse().map_err(|_| {
+                wrong("the hash is not bcrypt's ($2y$…): write it with htpasswd -B")
+            })?;
             if !(4..=COST_MAX).contains(&parts.get_cost()) {
-                return Err(wrong(&format!("its cost, {}, is not from 4 to {COST_MAX}", parts.get_cost())));
+                return Err(wrong(&format!(
+                    "its cost, {}, is not from 4 to {COST_MAX}",
+                    parts.get_cost()
+                )));
             }
             if hashes.insert(user.to_owned(), hash.to_owned()).is_some() {
                 return Err(wrong(&format!("{user:?} is there already")));
@@ -49,7 +52,8 @@ impl Passwords {
         }
         // `$2y$`, two digits of cost.
         let costliest = hashes.values().max_by_key(|hash| hash.get(4..6));
-        let stranger = costliest.ok_or("there is nobody in it: add somebody with htpasswd -B")?.clone();
+        let stranger =
+            costliest.ok_or("there is nobody in it: add somebody with htpasswd -B")?.clone();
         Ok(Self { hashes, stranger, known: Mutex::new(LruCache::new(KNOWN_MAX)) })
     }
 
@@ -71,7 +75,8 @@ impl Passwords {
     /// Whether somebody is who he says. Takes as long as the hash's cost makes it, known or not.
     pub fn accept(&self, credentials: &Credentials) -> bool {
         let hash = self.hashes.get(&credentials.user);
-        let fits = bcrypt::verify(&credentials.password, hash.unwrap_or(&self.stranger)).unwrap_or(false);
+        let fits =
+            bcrypt::verify(&credentials.password, hash.unwrap_or(&self.stranger)).unwrap_or(false);
         fits && hash.is_some()
     }
 }

@@ -51,7 +51,8 @@ impl Secrets {
         if let Some(auth) = &config.basic_auth {
             match load_passwords(auth, &config.root) {
                 // Whoever was let in by the same passwords need not show his again.
-                Ok(fresh) if self.passwords.as_ref().is_some_and(|held| held.has_same_users(&fresh)) => {}
+                Ok(fresh)
+                    if self.passwords.as_ref().is_some_and(|held| held.has_same_users(&fresh)) => {}
                 Ok(fresh) => self.passwords = Some(fresh),
                 Err(error) => wrong.push(error),
             }
@@ -64,7 +65,8 @@ fn load_tls(tls: &Tls, root: &Path) -> Result<Arc<ServerConfig>, Error> {
     if is_below(&tls.key, root) {
         return Err(Error::Tls { path: tls.key.clone(), problem: SERVED.into() });
     }
-    let read = |path: &PathBuf| read(path).map_err(|problem| Error::Tls { path: path.clone(), problem });
+    let read =
+        |path: &PathBuf| read(path).map_err(|problem| Error::Tls { path: path.clone(), problem });
     tls::configure(tls, &read(&tls.certificate)?, &read(&tls.key)?)
 }
 
@@ -73,8 +75,8 @@ fn load_passwords(auth: &BasicAuth, root: &Path) -> Result<Arc<Passwords>, Error
     if is_below(&auth.file, root) {
         return Err(wrong(SERVED.into()));
     }
-    let text =
-        String::from_utf8(read(&auth.file).map_err(wrong)?).map_err(|error| wrong(error.to_string()))?;
+    let text = String::from_utf8(read(&auth.file).map_err(wrong)?)
+        .map_err(|error| wrong(error.to_string()))?;
     Passwords::parse(&text).map(Arc::new).map_err(wrong)
 }
 

@@ -14,7 +14,7 @@ use crate::files::service::Service;
 use crate::log::{self, Log, Writer};
 use crate::metrics::{self, Metrics};
 use crate::secrets::Secrets;
-use haul::{Choice, Path};
+use haul::{MethodChoice, SendMethod};
 use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -28,8 +28,14 @@ const HELPERS: usize = 8;
 const WORKERS_MAX: usize = 4096;
 /// The paths that a server can take. The others need a ring or pinned buffers for each connection, and wait for something else than
 /// room in the socket.
-const PATHS: [Path; 6] =
-    [Path::ReadWrite, Path::ReadSend, Path::MmapSend, Path::Sendfile, Path::Splice, Path::Vmsplice];
+const PATHS: [SendMethod; 6] = [
+    SendMethod::ReadWrite,
+    SendMethod::ReadSend,
+    SendMethod::MmapSend,
+    SendMethod::Sendfile,
+    SendMethod::Splice,
+    SendMethod::Vmsplice,
+];
 /// Descriptors for everything but connections and cached files: loops, listening sockets, logs, files being opened.
 const DESCRIPTORS_RESERVED: usize = 128;
 
@@ -64,10 +70,10 @@ impl Server {
         if !(1..=WORKERS_MAX).contains(&workers) {
             return Err(Error::Workers { workers, workers_max: WORKERS_MAX });
         }
-        if let Choice::Path(path) = config.choice
+        if let MethodChoice::Method(path) = config.choice
             && !PATHS.contains(&path)
         {
-            return Err(Error::Path(path));
+            return Err(Error::Method(path));
         }
         let config = &within_descriptor_limit(config);
         let service = Arc::new(Service::new(config)?);
@@ -95,7 +101,9 @@ impl Server {
         if config.basic_auth.is_some()
             && let Some(address) = config.listen.iter().find(|address| address.is_public())
         {
-            caveats.push(format!("passwords travel to {address} for everybody on the way to read: use TLS"));
+            caveats.push(format!(
+                "passwords travel to {address} for everybody on the way to read: use TLS"
+            ));
         }
         if config.confine {
             caveats.extend(confine::give_up_files(config)?);
@@ -108,7 +116,10 @@ impl Server {
             .map_err(failed("starting a thread"))?;
         let log = log.map(Arc::new);
         let mut handle = Handle {
-            orders: Arc::new(Orders { drain: AtomicBool::new(false), secrets: Mutex::new(secrets.clone()) }),
+            orders: Arc::new(Orders {
+                drain: AtomicBool::new(false),
+                secrets: Mutex::new(secrets.clone()),
+            }),
             config: Arc::new(config.clone()),
             log: log.clone(),
             wakes: Vec::new(),
@@ -120,20 +131,35 @@ impl Server {
             let wake = Arc::new(Wake::new().map_err(failed("making an event loop"))?);
             let inbox = Inbox::new(Arc::clone(&wake));
             let lines = log.as_deref().map_or_else(Log::off, Writer::log);
-            let context =
-                Context::new(config, workers, Arc::clone(&service), secrets.clone(), kernel_tls, lines);
+            let context = Context::new(
+                config,
+                workers,
+                Arc::clone(&service),
+                secrets.clone(),
+                kernel_tls,
+                lines,
+            );
             handle.wakes.push(Arc::clone(&wake));
             handle.counters.push(Arc::clone(&context.counters));
             let asker = helpers.asker(&inbox);
             let orders = Arc::clone(&handle.orders);
             let connections_max = config.limits.connections_max.div_ceil(workers);
-            let worker = Worker::new(listeners.clone(), wake, inbox, asker, orders, context, connections_max);
+            let worker = Worker::new(
+                listeners.clone(),
+                wake,
+                inbox,
+                asker,
+                orders,
+                context,
+                connections_max,
+            );
             loops.push(worker.map_err(failed("making an event loop"))?);
         }
         let counters = handle.counters.clone();
         let unwritten = log.as_ref().map(|log| Arc::clone(log.unwritten()));
-        let metrics =
-            metrics_listener.map(|listener| Metrics::start(listener, counters, unwritten)).transpose()?;
+        let metrics = metrics_listener
+            .map(|listener| Metrics::start(listener, counters, unwritten))
+            .transpose()?;
         let mut listeners = listeners;
         // The loops have them, and let go of them when they drain.
         listeners.by_worker.clear();
@@ -182,7 +208,8 @@ impl Server {
         }
         let mut result = Ok(());
         for thread in threads {
-            let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a loop has panicked")));
+            let ended =
+                thread.join().unwrap_or_else(|_| Err(io::Error::other("a loop has panicked")));
             result = result.and(ended.map_err(failed("waiting for events")));
         }
         drop((helpers, metrics, listeners));

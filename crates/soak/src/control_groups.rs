@@ -105,7 +105,9 @@ impl Hierarchy {
             let path = entry.path();
             let weight = weight(&path)?;
             let usage_file = match self {
-                Self::First { cpuacct, .. } => cpuacct.join(entry.file_name()).join("cpuacct.usage"),
+                Self::First { cpuacct, .. } => {
+                    cpuacct.join(entry.file_name()).join("cpuacct.usage")
+                }
                 Self::Second(_) => path.join("cpu.stat"),
             };
             let used = used(&usage_file)?;
@@ -175,13 +177,18 @@ mod tests {
             let mut names: Vec<(String, i64)> = hierarchy
                 .low_weights()
                 .iter()
-                .map(|group| (group.path.file_name().unwrap().to_string_lossy().into(), group.weight as i64))
+                .map(|group| {
+                    (group.path.file_name().unwrap().to_string_lossy().into(), group.weight as i64)
+                })
                 .collect();
             names.sort();
             names
         };
         let root = folder.path().to_owned();
-        assert_eq!(names(&Hierarchy::Second(root.clone())), [("idle".into(), 3), ("low".into(), 10)]);
+        assert_eq!(
+            names(&Hierarchy::Second(root.clone())),
+            [("idle".into(), 3), ("low".into(), 10)]
+        );
         let first = Hierarchy::First { cpu: root.clone(), cpuacct: root.clone() };
         assert_eq!(names(&first), [("pods".into(), 2)]);
         let seen = LowWeights { at: Instant::now(), groups: first.low_weights() };

@@ -48,7 +48,8 @@ impl Meter {
     /// Runs `work` while no spinner runs, to see what it does without the meter. Intervals that reach into
     /// this time mean nothing.
     pub fn paused<T>(&self, work: impl FnOnce() -> T) -> T {
-        let set_paused = |is_paused| self.spinners.iter().for_each(|spinner| spinner.set_paused(is_paused));
+        let set_paused =
+            |is_paused| self.spinners.iter().for_each(|spinner| spinner.set_paused(is_paused));
         set_paused(true);
         let result = work();
         set_paused(false);
@@ -103,7 +104,8 @@ impl Meter {
 
     fn glance(&self) -> Snapshot {
         let at = Instant::now();
-        let counts = self.spinners.iter().map(|spinner| (spinner.cpu(), spinner.counts())).collect();
+        let counts =
+            self.spinners.iter().map(|spinner| (spinner.cpu(), spinner.counts())).collect();
         Snapshot { at, counts, stat: ProcStat::default() }
     }
 }

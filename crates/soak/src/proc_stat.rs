@@ -30,7 +30,8 @@ pub struct CpuTimes {
 impl CpuTimes {
     /// All ticks. Guest time is part of `user` already.
     pub fn total(&self) -> u64 {
-        let all = [self.user, self.nice, self.system, self.idle, self.irq, self.softirq, self.steal];
+        let all =
+            [self.user, self.nice, self.system, self.idle, self.irq, self.softirq, self.steal];
         all.into_iter().fold(0, u64::saturating_add)
     }
 
@@ -53,8 +54,9 @@ impl CpuTimes {
     /// The load that the kernel claims, in percent: everything but idle, steal and the meter's own spinner, which is niced and
     /// had `own_percent` of the time.
     pub fn load_percent(&self, own_percent: f64) -> f64 {
-        let unniced =
-            [self.user, self.system, self.irq, self.softirq].into_iter().fold(0, u64::saturating_add);
+        let unniced = [self.user, self.system, self.irq, self.softirq]
+            .into_iter()
+            .fold(0, u64::saturating_add);
         percent(unniced, self.total()) + (percent(self.nice, self.total()) - own_percent).max(0.0)
     }
 
@@ -95,7 +97,10 @@ fn parse_line(line: &str) -> Option<(usize, CpuTimes)> {
     // Columns that old kernels lack count as none.
     let (iowait, irq, softirq, steal) =
         (next().unwrap_or(0), next().unwrap_or(0), next().unwrap_or(0), next().unwrap_or(0));
-    Some((cpu, CpuTimes { user, nice, system, idle: idle.saturating_add(iowait), irq, softirq, steal }))
+    Some((
+        cpu,
+        CpuTimes { user, nice, system, idle: idle.saturating_add(iowait), irq, softirq, steal },
+    ))
 }
 
 #[cfg(test)]

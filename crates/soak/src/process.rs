@@ -134,13 +134,15 @@ impl Spinners {
         let failed = |step| move |source| SoakError::Process { step, source };
         let cpus = rustix::thread::sched_getaffinity(None)
             .map_err(|errno| failed("asking for the allowed CPUs")(errno.into()))?;
-        let cpus: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)).collect();
-        let counters =
-            SharedCounters::create(cpus.len() * slot::COUNT).map_err(failed("making shared memory"))?;
+        let cpus: Vec<usize> =
+            (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)).collect();
+        let counters = SharedCounters::create(cpus.len() * slot::COUNT)
+            .map_err(failed("making shared memory"))?;
         for (place, &cpu) in cpus.iter().enumerate() {
             counters.get(place * slot::COUNT + slot::CPU).store(cpu as u64, Relaxed);
         }
-        let output = counters.as_fd().try_clone_to_owned().map_err(failed("making shared memory"))?;
+        let output =
+            counters.as_fd().try_clone_to_owned().map_err(failed("making shared memory"))?;
         let mut command = Command::new("/proc/self/exe");
         // The spinners keep none of the caller's pipes open: on a full machine a killed spinner takes long to end, and a
         // program that reads the caller's output to its end would wait for it. They report errors in their state.
@@ -151,15 +153,22 @@ impl Spinners {
         let deadline = Instant::now() + START_MAX;
         for (place, &cpu) in cpus.iter().enumerate() {
             spinners.wait_until_lowered(place, cpu, deadline)?;
-            let process = spinners.counters.get(place * slot::COUNT + slot::PROCESS).load(Relaxed) as u32;
-            let clock = ProcessClock::of(process).map_err(|source| SoakError::Spinner { cpu, source })?;
+            let process =
+                spinners.counters.get(place * slot::COUNT + slot::PROCESS).load(Relaxed) as u32;
+            let clock =
+                ProcessClock::of(process).map_err(|source| SoakError::Spinner { cpu, source })?;
             spinners.clocks.push((cpu, clock));
             spinners.processes.push(process);
         }
         Ok(spinners)
     }
 
-    fn wait_until_lowered(&self, place: usize, cpu: usize, deadline: Instant) -> Result<(), SoakError> {
+    fn wait_until_lowered(
+        &self,
+        place: usize,
+        cpu: usize,
+        deadline: Instant,
+    ) -> Result<(), SoakError> {
         loop {
             let source = match self.counters.get(place * slot::COUNT + slot::STATE).load(Acquire) {
                 LOWERED => return Ok(()),
@@ -175,7 +184,11 @@ impl Spinners {
     }
 
     /// Measures while `work` runs, between slices that tell what the machine does when it is quietest.
-    fn measure<T>(&self, slices_around: usize, work: impl FnOnce() -> T) -> Result<Measured<T>, SoakError> {
+    fn measure<T>(
+        &self,
+        slices_around: usize,
+        work: impl FnOnce() -> T,
+    ) -> Result<Measured<T>, SoakError> {
         let mut slices = self.slices(|taken| taken < slices_around)?;
         let low_weights = LowWeights::read();
         let is_over = AtomicBool::new(false);
@@ -195,7 +208,8 @@ impl Spinners {
         let baseline = Baseline::assumed_from(&slices).unwrap_or_default();
         let load = last.since(&first).load(&baseline).with_a_fair_share_given_back();
         let mut report = SoakReport::new(&load);
-        report.resolution_percent = Resolution::of(&slices, &baseline).map(|Resolution(percent)| percent);
+        report.resolution_percent =
+            Resolution::of(&slices, &baseline).map(|Resolution(percent)| percent);
         report.warnings.extend(starved);
         Ok(Measured { report, result })
     }
@@ -205,7 +219,8 @@ impl Spinners {
         for (process, (cpu, _)) in self.processes.iter().zip(&self.clocks) {
             let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
             // The state stands behind the name, which is in parentheses and may hold anything.
-            let state = stat.rsplit_once(')').and_then(|(_, fields)| fields.trim_start().chars().next());
+            let state =
+                stat.rsplit_once(')').and_then(|(_, fields)| fields.trim_start().chars().next());
             if matches!(state, None | Some('Z' | 'X')) {
                 let source = io::Error::other("it was killed while it measured");
                 return Err(SoakError::Spinner { cpu: *cpu, source });
@@ -293,7 +308,8 @@ pub fn run_if_asked() -> Option<ExitCode> {
         return None;
     }
     let place = arguments.next();
-    let Ok(counters) = io::stdout().as_fd().try_clone_to_owned().and_then(SharedCounters::open) else {
+    let Ok(counters) = io::stdout().as_fd().try_clone_to_owned().and_then(SharedCounters::open)
+    else {
         eprintln!("haul: {ARGUMENT} is for haul soak alone");
         return Some(ExitCode::FAILURE);
     };

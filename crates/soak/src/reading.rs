@@ -121,7 +121,11 @@ impl Baseline {
     pub fn drift_percent(&self, later: &Self) -> f64 {
         // A spinner that had no time at all has no speed: others were in the way, which is told elsewhere.
         let drift = |(one, other): (&CpuBaseline, &CpuBaseline)| {
-            if one.speed > 0.0 && other.speed > 0.0 { 100.0 * (other.speed / one.speed - 1.0) } else { 0.0 }
+            if one.speed > 0.0 && other.speed > 0.0 {
+                100.0 * (other.speed / one.speed - 1.0)
+            } else {
+                0.0
+            }
         };
         self.cpus
             .iter()
@@ -190,10 +194,13 @@ impl Resolution {
         if slices.len() < Self::SLICES_MIN {
             return None;
         }
-        let loads: Vec<Load> =
-            slices.iter().map(|slice| slice.load(baseline).with_a_fair_share_given_back()).collect();
+        let loads: Vec<Load> = slices
+            .iter()
+            .map(|slice| slice.load(baseline).with_a_fair_share_given_back())
+            .collect();
         let of_cpu = |index: usize| {
-            let mut of_slices: Vec<f64> = loads.iter().map(|load| load.cpus[index].load_percent).collect();
+            let mut of_slices: Vec<f64> =
+                loads.iter().map(|load| load.cpus[index].load_percent).collect();
             of_slices.sort_by(f64::total_cmp);
             of_slices[of_slices.len() / 4] - of_slices[0]
         };
@@ -331,7 +338,8 @@ mod tests {
 
     #[test]
     fn an_assumed_baseline_never_hides_more_than_a_point() {
-        let assumed = Baseline::assumed_from(&[interval(1000, 90, 1), interval(1000, 80, 1)]).unwrap();
+        let assumed =
+            Baseline::assumed_from(&[interval(1000, 90, 1), interval(1000, 80, 1)]).unwrap();
         let load = interval(1000, 85, 1).load(&assumed);
         assert!((load.of(3).unwrap().load_percent - 7.5).abs() < 1e-9);
     }
@@ -352,7 +360,8 @@ mod tests {
     fn the_resolution_is_what_quiet_slices_differ_by() {
         let quiet = Baseline::from_quiet(&[interval(1000, 0, 1000)]);
         let busy = (0..6).map(|_| interval(300, 0, 300));
-        let slices: Vec<Interval> = busy.chain([interval(999, 0, 1), interval(995, 0, 1)]).collect();
+        let slices: Vec<Interval> =
+            busy.chain([interval(999, 0, 1), interval(995, 0, 1)]).collect();
         let Resolution(percent) = Resolution::of(&slices[..], &quiet).unwrap();
         assert!((percent - 69.9).abs() < 1e-9, "{percent}");
         let calm: Vec<Interval> = (0..9).map(|index| interval(999 - index, 0, 1)).collect();

@@ -62,7 +62,8 @@ impl SoakReport {
     }
 
     pub(crate) fn with_warnings(mut self) -> Self {
-        let mut warn = |kind: &str, detail| self.warnings.push(Warning { kind: kind.into(), detail });
+        let mut warn =
+            |kind: &str, detail| self.warnings.push(Warning { kind: kind.into(), detail });
         for &CpuLoad {
             cpu,
             load_percent,
@@ -76,7 +77,9 @@ impl SoakReport {
             if steal_percent > STEAL_PERCENT {
                 warn(
                     "steal",
-                    format!("the hypervisor took {steal_percent:.1} % of CPU {cpu}; it is counted as load"),
+                    format!(
+                        "the hypervisor took {steal_percent:.1} % of CPU {cpu}; it is counted as load"
+                    ),
                 );
             }
             if (load_percent - proc_stat_percent).abs() > DISAGREEMENT_POINTS {

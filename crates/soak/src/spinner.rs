@@ -154,7 +154,10 @@ pub(crate) fn set_up(cpu: usize) -> io::Result<(ThreadClock, u32)> {
     set.set(cpu);
     rustix::thread::sched_setaffinity(None, &set)?;
     haul_sys::sched::run_at_idle_priority()?;
-    Ok((ThreadClock::of_this_thread()?, rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()))
+    Ok((
+        ThreadClock::of_this_thread()?,
+        rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs(),
+    ))
 }
 
 /// Spins until it is stopped.

@@ -61,7 +61,8 @@ mod tests {
 
     #[test]
     fn the_clock_of_another_process_advances_while_it_runs() {
-        let mut child = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let mut child =
+            std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
         let clock = ProcessClock::of(child.id()).unwrap();
         let first = clock.read().unwrap();
         while clock.read().unwrap() <= first {

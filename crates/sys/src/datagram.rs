@@ -65,7 +65,10 @@ const GROUP_MAX: usize = 1024;
 /// `InvalidInput` for datagrams of no bytes.
 pub fn send_group(socket: impl AsFd, bytes: &[u8], datagram_bytes: usize) -> io::Result<usize> {
     if datagram_bytes == 0 {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a datagram must hold at least a byte"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a datagram must hold at least a byte",
+        ));
     }
     let mut parts: Vec<libc::iovec> = bytes
         .chunks(datagram_bytes)
@@ -85,8 +88,12 @@ pub fn send_group(socket: impl AsFd, bytes: &[u8], datagram_bytes: usize) -> io:
     let fd = socket.as_fd().as_raw_fd();
     // SAFETY: each message names a part of `bytes`, which the kernel only reads; parts and messages outlive the call.
     crate::checked(|| unsafe {
-        libc::sendmmsg(fd, messages.as_mut_ptr(), messages.len() as libc::c_uint, libc::MSG_NOSIGNAL)
-            as libc::ssize_t
+        libc::sendmmsg(
+            fd,
+            messages.as_mut_ptr(),
+            messages.len() as libc::c_uint,
+            libc::MSG_NOSIGNAL,
+        ) as libc::ssize_t
     })
 }
 

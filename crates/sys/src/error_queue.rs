@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd};
 /// The kernel is done with the sends numbered `first..=last` (the counter wraps, so `last` may be below
 /// `first`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Notice {
+pub struct Completion {
     /// The first send that is done.
     pub first: u32,
     /// The last one.
@@ -32,7 +32,7 @@ const CONTROL_BYTES: usize = 128;
 struct Control([u8; CONTROL_BYTES]);
 
 /// Takes the next zero-copy notice off the queue, never blocking; `None` when there is none left.
-pub fn next_notice(socket: impl AsFd) -> io::Result<Option<Notice>> {
+pub fn next_completion(socket: impl AsFd) -> io::Result<Option<Completion>> {
     let fd = socket.as_fd().as_raw_fd();
     loop {
         let mut control = Control([0; CONTROL_BYTES]);
@@ -58,7 +58,7 @@ pub fn next_notice(socket: impl AsFd) -> io::Result<Option<Notice>> {
 /// Finds the zero-copy notice among control messages, as the kernel lays them out in memory.
 ///
 /// Plain byte arithmetic on a slice, so that any bytes at all are safe to pass.
-pub fn parse(mut control: &[u8]) -> Option<Notice> {
+pub fn parse(mut control: &[u8]) -> Option<Completion> {
     /// `struct cmsghdr` on a 64-bit kernel ABI: length (including the header), level, type.
     const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
     const LENGTH_BYTES: usize = size_of::<usize>();
@@ -78,13 +78,13 @@ pub fn parse(mut control: &[u8]) -> Option<Notice> {
 }
 
 /// `struct sock_extended_err`: errno u32, origin u8, type u8, code u8, pad u8, info u32, data u32.
-fn parse_extended_error(body: &[u8]) -> Option<Notice> {
+fn parse_extended_error(body: &[u8]) -> Option<Completion> {
     let errno = i32_at(body, 0)?;
     let (origin, code) = (*body.get(4)?, *body.get(6)?);
     if errno != 0 || origin != ORIGIN_ZEROCOPY {
         return None;
     }
-    Some(Notice {
+    Some(Completion {
         first: i32_at(body, 8)? as u32,
         last: i32_at(body, 12)? as u32,
         copied: code & CODE_ZEROCOPY_COPIED != 0,
@@ -120,10 +120,12 @@ mod tests {
 
     #[test]
     fn both_families_deliver_notices_and_other_messages_are_skipped() {
-        for (level, kind) in [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)] {
+        for (level, kind) in
+            [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)]
+        {
             let mut bytes = control(libc::SOL_SOCKET, libc::SO_TIMESTAMP, &[0; 16]);
             bytes.extend(control(level, kind, &extended_error(0, 5, 1, 7, 9)));
-            assert_eq!(parse(&bytes), Some(Notice { first: 7, last: 9, copied: true }));
+            assert_eq!(parse(&bytes), Some(Completion { first: 7, last: 9, copied: true }));
         }
         let icmp = control(libc::SOL_IP, libc::IP_RECVERR, &extended_error(111, 2, 1, 7, 9));
         assert_eq!(parse(&icmp), None);
@@ -139,7 +141,7 @@ mod tests {
         fn every_notice_survives(first: u32, last: u32, copied: bool) {
             let body = extended_error(0, 5, u8::from(copied), first, last);
             let bytes = control(libc::SOL_IPV6, libc::IPV6_RECVERR, &body);
-            prop_assert_eq!(parse(&bytes), Some(Notice { first, last, copied }));
+            prop_assert_eq!(parse(&bytes), Some(Completion { first, last, copied }));
         }
     }
 }

@@ -115,7 +115,12 @@ fn request<T>(device: &str, payload: &mut T) -> io::Result<()> {
 
 /// A socket to make device requests on.
 pub(crate) fn any_socket() -> io::Result<OwnedFd> {
-    Ok(rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+    Ok(rustix::net::socket_with(
+        AddressFamily::INET,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
 }
 
 /// An empty request that names `device`; `ENODEV` for a name that no device can have.

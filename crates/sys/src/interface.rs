@@ -28,19 +28,22 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
         // SAFETY: as above.
-        let address = match unsafe { entry.ifa_addr.as_ref() }.map(|address| i32::from(address.sa_family)) {
-            Some(libc::AF_INET) => {
-                // SAFETY: an AF_INET address is a sockaddr_in.
-                let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
-                IpAddr::V4(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)))
-            }
-            Some(libc::AF_INET6) => {
-                // SAFETY: an AF_INET6 address is a sockaddr_in6.
-                let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
-                IpAddr::V6(Ipv6Addr::from(address.sin6_addr.s6_addr))
-            }
-            _ => continue,
-        };
+        let address =
+            match unsafe { entry.ifa_addr.as_ref() }.map(|address| i32::from(address.sa_family)) {
+                Some(libc::AF_INET) => {
+                    // SAFETY: an AF_INET address is a sockaddr_in.
+                    let address =
+                        unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+                    IpAddr::V4(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)))
+                }
+                Some(libc::AF_INET6) => {
+                    // SAFETY: an AF_INET6 address is a sockaddr_in6.
+                    let address =
+                        unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+                    IpAddr::V6(Ipv6Addr::from(address.sin6_addr.s6_addr))
+                }
+                _ => continue,
+            };
         // SAFETY: as above.
         let device = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
         found.push(InterfaceAddress { device, address });

@@ -113,8 +113,13 @@ pub fn install(
         }
         Keys::ChaCha20Poly1305(key, iv) => {
             let info = info(libc::TLS_CIPHER_CHACHA20_POLY1305);
-            let value =
-                libc::tls12_crypto_info_chacha20_poly1305 { info, iv: *iv, key: *key, salt: [], rec_seq };
+            let value = libc::tls12_crypto_info_chacha20_poly1305 {
+                info,
+                iv: *iv,
+                key: *key,
+                salt: [],
+                rec_seq,
+            };
             set(socket, direction, &value)
         }
     }
@@ -134,12 +139,17 @@ fn set<T: Copy>(socket: impl AsFd, direction: Direction, value: &T) -> io::Resul
     let fd = socket.as_fd().as_raw_fd();
     let bytes = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel reads `bytes` bytes from `value`, which outlives the call.
-    let result = unsafe { libc::setsockopt(fd, SOL_TLS, option, std::ptr::from_ref(value).cast(), bytes) };
+    let result =
+        unsafe { libc::setsockopt(fd, SOL_TLS, option, std::ptr::from_ref(value).cast(), bytes) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Sends a record that is no data, never blocking. Its bytes are few: they go all or not at all.
-pub fn send_record(socket: impl AsFd, content_type: ContentType, bytes: &[u8]) -> io::Result<usize> {
+pub fn send_record(
+    socket: impl AsFd,
+    content_type: ContentType,
+    bytes: &[u8],
+) -> io::Result<usize> {
     let mut control = Control([0; CONTROL_BYTES]);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
@@ -180,7 +190,8 @@ pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<(ContentTy
     message.msg_controllen = CONTROL_BYTES as _;
     let fd = socket.as_fd().as_raw_fd();
     // SAFETY: `message` names one part and a control buffer of the stated lengths; the kernel writes there, and both outlive the call.
-    let count = crate::checked(|| unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
+    let count =
+        crate::checked(|| unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
     // SAFETY: the kernel has written `msg_controllen` bytes of control messages into the aligned buffer that `message` names.
     let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message).as_ref() };
     let content_type = match header {
@@ -235,7 +246,9 @@ mod tests {
             Keys::Aes256Gcm(&[3; 32], &[4; 12]),
             Keys::ChaCha20Poly1305(&[5; 32], &[6; 12]),
         ];
-        for (version, keys) in [Version::V1_2, Version::V1_3].into_iter().flat_map(|v| keys.map(|k| (v, k))) {
+        for (version, keys) in
+            [Version::V1_2, Version::V1_3].into_iter().flat_map(|v| keys.map(|k| (v, k)))
+        {
             let (mut one, other) = pair();
             for socket in [&one, &other] {
                 if let Err(error) = crate::sockopt::set_upper_layer_protocol(socket, "tls") {

@@ -37,18 +37,26 @@ impl Pages {
         let pages = Self::mapped(len, HUGE_PAGE_BYTES)?;
         // SAFETY: the range is this value's own mapping, and the advice changes no content.
         let _ = unsafe {
-            rustix::mm::madvise(pages.mapping.as_ptr().cast(), pages.mapping_len, Advice::LinuxHugepage)
+            rustix::mm::madvise(
+                pages.mapping.as_ptr().cast(),
+                pages.mapping_len,
+                Advice::LinuxHugepage,
+            )
         };
         Ok(pages)
     }
 
     fn mapped(len: usize, alignment: usize) -> io::Result<Self> {
         if len == 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "memory of no bytes cannot be mapped"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "memory of no bytes cannot be mapped",
+            ));
         }
         // The kernel aligns mappings to pages; for more there must be room to move.
         let room = if alignment > crate::region::page_bytes() { alignment } else { 0 };
-        let mapping_len = len.checked_add(room).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let mapping_len =
+            len.checked_add(room).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is replaced.
         let mapping = unsafe {
             rustix::mm::mmap_anonymous(
@@ -58,8 +66,8 @@ impl Pages {
                 MapFlags::PRIVATE,
             )
         }?;
-        let mapping =
-            NonNull::new(mapping.cast::<u8>()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let mapping = NonNull::new(mapping.cast::<u8>())
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let before = mapping.as_ptr().align_offset(alignment);
         // SAFETY: `before` is less than `room` where the mapping is unaligned, and 0 where it is aligned.
         let start = unsafe { mapping.add(before) };

@@ -134,7 +134,8 @@ impl Sampler {
         if ring == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let ring = NonNull::new(ring.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let ring =
+            NonNull::new(ring.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         Ok(Self { _event: event, ring, map_bytes, data_bytes, lost: 0 })
     }
 
@@ -193,12 +194,23 @@ pub fn parse(mut records: &[u8]) -> (Vec<Tick>, u64) {
         };
         match kind {
             PERF_RECORD_SAMPLE => {
-                let (Some(address), Some(ids), Some(depth)) = (word(0), word(1), word(2)) else { continue };
-                let stack = (0..depth.min(body.len() as u64)).map_while(|index| word(3 + index as usize));
+                let (Some(address), Some(ids), Some(depth)) = (word(0), word(1), word(2)) else {
+                    continue;
+                };
+                let stack =
+                    (0..depth.min(body.len() as u64)).map_while(|index| word(3 + index as usize));
                 ticks.push(Tick {
                     // Two 32-bit numbers in the order of memory: process, thread.
-                    process: if cfg!(target_endian = "little") { ids as u32 } else { (ids >> 32) as u32 },
-                    thread: if cfg!(target_endian = "little") { (ids >> 32) as u32 } else { ids as u32 },
+                    process: if cfg!(target_endian = "little") {
+                        ids as u32
+                    } else {
+                        (ids >> 32) as u32
+                    },
+                    thread: if cfg!(target_endian = "little") {
+                        (ids >> 32) as u32
+                    } else {
+                        ids as u32
+                    },
                     in_kernel: misc & MISC_MODE == MISC_KERNEL,
                     address,
                     kernel_stack: stack.filter(|&address| address < CONTEXT_MIN).collect(),
@@ -230,12 +242,17 @@ mod tests {
         let kernel_mark = u64::MAX - 127;
         assert_eq!(
             parse(
-                &[record(PERF_RECORD_LOST, 0, &[1, u64::MAX]), record(PERF_RECORD_LOST, 0, &[1, 2])].concat()
+                &[
+                    record(PERF_RECORD_LOST, 0, &[1, u64::MAX]),
+                    record(PERF_RECORD_LOST, 0, &[1, 2])
+                ]
+                .concat()
             )
             .1,
             u64::MAX
         );
-        let mut records = record(PERF_RECORD_SAMPLE, MISC_KERNEL, &[100, ids, 3, kernel_mark, 100, 200]);
+        let mut records =
+            record(PERF_RECORD_SAMPLE, MISC_KERNEL, &[100, ids, 3, kernel_mark, 100, 200]);
         records.extend(record(3, 0, &[1, 2]));
         records.extend(record(PERF_RECORD_LOST, 0, &[1, 5]));
         records.extend(record(PERF_RECORD_SAMPLE, 2, &[300, ids, 0]));
@@ -243,8 +260,13 @@ mod tests {
         records.extend(&record(PERF_RECORD_SAMPLE, 0, &[1, 2, 3])[..12]);
         let (ticks, lost) = parse(&records);
         assert_eq!(lost, 5);
-        let expected =
-            Tick { process: 7, thread: 9, in_kernel: true, address: 100, kernel_stack: vec![100, 200] };
+        let expected = Tick {
+            process: 7,
+            thread: 9,
+            in_kernel: true,
+            address: 100,
+            kernel_stack: vec![100, 200],
+        };
         assert_eq!(ticks[0], expected);
         assert_eq!(
             ticks[1],

@@ -58,9 +58,17 @@ impl ReceiveWindow {
         let len = len.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is replaced.
         let start = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, socket, 0)
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                socket,
+                0,
+            )
         }?;
-        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let start =
+            NonNull::new(start.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         Ok(Self { start, len, mapped: 0 })
     }
 
@@ -70,9 +78,13 @@ impl ReceiveWindow {
     /// reset is not told here but by the `recv` that follows [`Moved::Nothing`].
     pub fn receive(&mut self, socket: impl AsFd, limit: usize) -> io::Result<Moved> {
         self.mapped = 0;
-        let wanted = limit.min(self.len) / crate::region::page_bytes() * crate::region::page_bytes();
+        let wanted =
+            limit.min(self.len) / crate::region::page_bytes() * crate::region::page_bytes();
         if wanted == 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "less than a page cannot be mapped"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "less than a page cannot be mapped",
+            ));
         }
         let mut request = Request {
             address: self.start.as_ptr() as u64,
@@ -95,7 +107,11 @@ impl ReceiveWindow {
         if result != 0 {
             let error = io::Error::last_os_error();
             // EIO is how it says that the stream has ended and nothing is left of it.
-            return if error.raw_os_error() == Some(libc::EIO) { Ok(Moved::Ended) } else { Err(error) };
+            return if error.raw_os_error() == Some(libc::EIO) {
+                Ok(Moved::Ended)
+            } else {
+                Err(error)
+            };
         }
         let moved = interpret(wanted, request.length, request.recv_skip_hint);
         if let Moved::Mapped(mapped) = moved {
@@ -149,7 +165,9 @@ mod tests {
         let page = crate::region::page_bytes();
         let mut window = match ReceiveWindow::new(&to, 4 * page) {
             Ok(window) => window,
-            Err(error) => return eprintln!("SKIPPED: received pages cannot be mapped here: {error}"),
+            Err(error) => {
+                return eprintln!("SKIPPED: received pages cannot be mapped here: {error}");
+            }
         };
         assert_eq!(window.receive(&to, page).unwrap(), Moved::Nothing);
         assert_eq!(window.receive(&to, page - 1).unwrap_err().kind(), io::ErrorKind::InvalidInput);

@@ -45,7 +45,12 @@ impl Region {
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is replaced.
         let start = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags)
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+            )
         }?;
         Self::mapped(start, len)
     }
@@ -63,15 +68,23 @@ impl Region {
         Self::of_descriptor(file, 0, len, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    fn of_descriptor(file: impl AsFd, offset: u64, len: usize, protection: ProtFlags) -> io::Result<Self> {
+    fn of_descriptor(
+        file: impl AsFd,
+        offset: u64,
+        len: usize,
+        protection: ProtFlags,
+    ) -> io::Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is replaced.
-        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, offset) }?;
+        let start = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, offset)
+        }?;
         Self::mapped(start, len)
     }
 
     fn mapped(start: *mut c_void, len: usize) -> io::Result<Self> {
-        let start = NonNull::new(start).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let start =
+            NonNull::new(start).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         Ok(Self { start, len })
     }
 
@@ -102,14 +115,21 @@ impl Region {
         let (start, len) = self.slice(&range)?;
         // SAFETY: the kernel writes at most `len` bytes at `start`, inside the mapping; nobody reads it in
         // Rust.
-        crate::checked(|| unsafe { libc::pread(file.as_fd().as_raw_fd(), start, len, offset as libc::off_t) })
+        crate::checked(|| unsafe {
+            libc::pread(file.as_fd().as_raw_fd(), start, len, offset as libc::off_t)
+        })
     }
 
     /// `send` of `range` into a socket; returns the bytes it took. Never raises `SIGPIPE`.
     ///
     /// `EFAULT` where the file behind the region has shrunk. With [`SendMode::Zerocopy`]: `ENOBUFS` when
     /// `net.core.optmem_max` or `RLIMIT_MEMLOCK` is reached.
-    pub fn send(&self, socket: impl AsFd, range: Range<usize>, mode: SendMode) -> io::Result<usize> {
+    pub fn send(
+        &self,
+        socket: impl AsFd,
+        range: Range<usize>,
+        mode: SendMode,
+    ) -> io::Result<usize> {
         let (start, len) = self.slice(&range)?;
         let flags = match mode {
             SendMode::Copy => libc::MSG_NOSIGNAL,
@@ -132,13 +152,20 @@ impl Region {
     /// took.
     ///
     /// **No completion exists.** Whoever writes to the memory afterwards changes what the peer receives.
-    pub fn vmsplice(&self, pipe: impl AsFd, range: Range<usize>, nonblock: bool) -> io::Result<usize> {
+    pub fn vmsplice(
+        &self,
+        pipe: impl AsFd,
+        range: Range<usize>,
+        nonblock: bool,
+    ) -> io::Result<usize> {
         let (start, len) = self.slice(&range)?;
         let flags = if nonblock { libc::SPLICE_F_NONBLOCK } else { 0 };
         let pages = libc::iovec { iov_base: start, iov_len: len };
         // SAFETY: `pages` lies inside the mapping. The pipe takes page references of its own, so the
         // pages outlive the mapping; without SPLICE_F_GIFT they stay ours.
-        crate::checked(|| unsafe { libc::vmsplice(pipe.as_fd().as_raw_fd(), &raw const pages, 1, flags) })
+        crate::checked(|| unsafe {
+            libc::vmsplice(pipe.as_fd().as_raw_fd(), &raw const pages, 1, flags)
+        })
     }
 }
 

@@ -45,7 +45,8 @@ pub fn usage(who: Who) -> io::Result<Usage> {
     if unsafe { libc::getrusage(who, &raw mut raw) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let duration = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+    let duration =
+        |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
     Ok(Usage {
         user: duration(raw.ru_utime),
         system: duration(raw.ru_stime),

@@ -51,8 +51,8 @@ impl SharedCounters {
         if memory == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let counters =
-            NonNull::new(memory.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let counters = NonNull::new(memory.cast())
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         Ok(Self { fd, counters, count: bytes / size_of::<AtomicU64>() })
     }
 

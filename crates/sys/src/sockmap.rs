@@ -121,7 +121,12 @@ fn load_redirect_to(map: &OwnedFd) -> io::Result<OwnedFd> {
     };
     let program = [
         // BPF_LD | BPF_IMM | BPF_DW: a 64-bit number in two instructions.
-        Instruction { code: 0x18, registers: 2 | PSEUDO_MAP_FD << 4, offset: 0, immediate: map.as_raw_fd() },
+        Instruction {
+            code: 0x18,
+            registers: 2 | PSEUDO_MAP_FD << 4,
+            offset: 0,
+            immediate: map.as_raw_fd(),
+        },
         Instruction { code: 0, registers: 0, offset: 0, immediate: 0 },
         set(3, 0),
         set(4, 0),
@@ -182,7 +187,8 @@ fn bpf<T>(command: libc::c_int, request: &T) -> io::Result<usize> {
     // SAFETY: the kernel reads `size_of::<T>()` bytes of the request and, through the addresses in it, memory that the
     // caller holds until this returns. It writes none of them with these commands.
     crate::checked(|| unsafe {
-        libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(request), size_of::<T>()) as libc::ssize_t
+        libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(request), size_of::<T>())
+            as libc::ssize_t
     })
 }
 
@@ -203,7 +209,9 @@ mod tests {
         client.write_all(b"before").unwrap();
         let joined = match Sockmap::join(&from, &to) {
             Ok(joined) => joined,
-            Err(error) => return eprintln!("SKIPPED: sockets cannot be joined in the kernel here: {error}"),
+            Err(error) => {
+                return eprintln!("SKIPPED: sockets cannot be joined in the kernel here: {error}");
+            }
         };
         client.write_all(b" and after").unwrap();
         let mut received = [0; 16];

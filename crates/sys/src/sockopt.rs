@@ -55,7 +55,9 @@ pub fn set_max_pacing_rate(socket: impl AsFd, bytes_per_second: u64) -> io::Resu
 /// With `CAP_NET_ADMIN` beyond `net.core.wmem_max` and `rmem_max` too; without it those are the limits, silently.
 pub fn set_buffers(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     let value = i32::try_from(bytes).unwrap_or(i32::MAX).to_ne_bytes();
-    for (force, plain) in [(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF), (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)] {
+    for (force, plain) in
+        [(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF), (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)]
+    {
         match set(socket.as_fd(), libc::SOL_SOCKET, force, &value) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 set(socket.as_fd(), libc::SOL_SOCKET, plain, &value)?;
@@ -95,8 +97,9 @@ fn get(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<i32> {
     let mut value: libc::c_int = 0;
     let mut len = size_of_val(&value) as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `value`.
-    let result =
-        unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut len) };
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut len)
+    };
     if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -25,7 +25,7 @@ const COMPLETIONS: u32 = 1024;
 
 /// The kernel is done with the memory of a zero-copy send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RingNotice {
+pub struct RingCompletion {
     /// The send, by the number that [`Ring::send_zerocopy`] gave it.
     pub send: u64,
     /// The kernel copied the data after all.
@@ -41,7 +41,7 @@ pub struct Ring {
     registered: Option<Arc<Region>>,
     lent: HashMap<u64, Arc<Region>>,
     results: HashMap<u64, i32>,
-    notices: Vec<RingNotice>,
+    notices: Vec<RingCompletion>,
     send_flags: i32,
     next: u64,
     without_result: usize,
@@ -151,8 +151,9 @@ impl Ring {
         range: Range<usize>,
     ) -> io::Result<(io::Result<usize>, io::Result<usize>)> {
         let (read, send) = (self.number(), self.number());
-        let first =
-            read_entry(file, offset, region, range.clone())?.flags(squeue::Flags::IO_LINK).user_data(read);
+        let first = read_entry(file, offset, region, range.clone())?
+            .flags(squeue::Flags::IO_LINK)
+            .user_data(read);
         let second = send_entry(socket, region, range, self.send_flags)?.user_data(send);
         self.run(&[(first, region), (second, region)])?;
         Ok((self.result(read), self.result(send)))
@@ -191,7 +192,7 @@ impl Ring {
     }
 
     /// Takes the notices that have come.
-    pub fn take_notices(&mut self) -> Vec<RingNotice> {
+    pub fn take_completions(&mut self) -> Vec<RingCompletion> {
         self.collect();
         std::mem::take(&mut self.notices)
     }
@@ -251,11 +252,14 @@ impl Ring {
     /// Sorts completions into results and notices, and lets go of the memory that the kernel is done with.
     fn collect(&mut self) {
         for completion in self.uring.completion() {
-            let (id, result, flags) = (completion.user_data(), completion.result(), completion.flags());
+            let (id, result, flags) =
+                (completion.user_data(), completion.result(), completion.flags());
             if io_uring::cqueue::notif(flags) {
                 self.lent.remove(&id);
-                self.notices
-                    .push(RingNotice { send: id, copied: result as u32 & NOTIF_USAGE_ZC_COPIED != 0 });
+                self.notices.push(RingCompletion {
+                    send: id,
+                    copied: result as u32 & NOTIF_USAGE_ZC_COPIED != 0,
+                });
                 continue;
             }
             self.without_result -= 1;

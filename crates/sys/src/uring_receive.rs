@@ -54,7 +54,9 @@ impl ReceiveRing {
         let (address, _) = entries.slice(&(0..entries.len()))?;
         // SAFETY: the region is mapped, page-aligned and large enough for `count` entries, and it stays mapped
         // until the ring is gone (`drop`).
-        unsafe { uring.submitter().register_buf_ring_with_flags(address as u64, count as u16, GROUP, 0) }?;
+        unsafe {
+            uring.submitter().register_buf_ring_with_flags(address as u64, count as u16, GROUP, 0)
+        }?;
         let mut ring = Self {
             uring,
             socket: socket.as_fd().try_clone_to_owned()?,
@@ -78,8 +80,9 @@ impl ReceiveRing {
     pub fn receive(&mut self, mut see: impl FnMut(&[u8])) -> io::Result<usize> {
         loop {
             if !self.is_armed {
-                let entry =
-                    opcode::RecvMulti::new(types::Fd(self.socket.as_raw_fd()), GROUP).build().user_data(1);
+                let entry = opcode::RecvMulti::new(types::Fd(self.socket.as_raw_fd()), GROUP)
+                    .build()
+                    .user_data(1);
                 // SAFETY: the request's memory is the buffer ring's, which outlives it (`drop`); its socket is
                 // this ring's own descriptor.
                 unsafe { self.uring.submission().push(&entry) }
@@ -136,7 +139,8 @@ impl ReceiveRing {
     fn buffer(&self, index: u16, len: usize) -> io::Result<&[u8]> {
         let start = usize::from(index) * self.buffer_bytes;
         let range = start..start + len.min(self.buffer_bytes);
-        let (address, len) = self.buffers.as_ref().ok_or(io::ErrorKind::NotConnected)?.slice(&range)?;
+        let (address, len) =
+            self.buffers.as_ref().ok_or(io::ErrorKind::NotConnected)?.slice(&range)?;
         // SAFETY: the kernel has completed this buffer and writes it again only after `give`, which takes
         // `&mut self` and so ends this borrow. The region was zero from the start, so all of it is initialised.
         Ok(unsafe { std::slice::from_raw_parts(address.cast(), len) })
@@ -163,7 +167,8 @@ impl ReceiveRing {
         let first = self.entry(0)?;
         // SAFETY: the tail overlays the reserved field of the first entry (`struct io_uring_buf_ring`), which is
         // mapped, aligned, and otherwise only read by the kernel.
-        unsafe { AtomicU16::from_ptr(types::BufRingEntry::tail(first).cast_mut()) }.store(self.tail, Release);
+        unsafe { AtomicU16::from_ptr(types::BufRingEntry::tail(first).cast_mut()) }
+            .store(self.tail, Release);
         Ok(())
     }
 

@@ -77,7 +77,9 @@ pub fn serve(root: &Path, listen: SocketAddr) -> io::Result<()> {
         }
         for event in &events {
             if event.data.u64() == LISTENER {
-                while let Ok(socket) = accept_with(&listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+                while let Ok(socket) =
+                    accept_with(&listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
+                {
                     let index = vacant.pop().unwrap_or(connections.len());
                     let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
                     epoll::add(&epoll, &socket, EventData::new_u64(index as u64), flags)?;
@@ -134,10 +136,15 @@ impl Connection {
             Err(Errno::AGAIN) => return true,
             Err(_) => return false,
         }
-        let name = request.strip_prefix(b"GET /").and_then(|rest| rest.split(|&byte| byte == b' ').next());
-        let response = name.filter(|_| request.ends_with(b"\r\n\r\n")).and_then(|name| responses.get(name));
-        self.sending =
-            response.map(|response| Sending { response: Rc::clone(response), of_ready: 0, of_file: 0 });
+        let name =
+            request.strip_prefix(b"GET /").and_then(|rest| rest.split(|&byte| byte == b' ').next());
+        let response =
+            name.filter(|_| request.ends_with(b"\r\n\r\n")).and_then(|name| responses.get(name));
+        self.sending = response.map(|response| Sending {
+            response: Rc::clone(response),
+            of_ready: 0,
+            of_file: 0,
+        });
         self.sending.is_some()
     }
 

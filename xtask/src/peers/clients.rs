@@ -38,9 +38,12 @@ pub fn wrk(host: &Host, url: &str, connections: usize, seconds: u32) -> Result<R
     let output = host
         .run(|| haul_sys::child::dies_with_parent(&mut command).output())
         .map_err(|error| error.to_string())?
-        .map_err(|error| format!("wrk: {error}: ci/install installs it (Debian: apt-get install wrk)"))?;
+        .map_err(|error| {
+            format!("wrk: {error}: ci/install installs it (Debian: apt-get install wrk)")
+        })?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let problem = text.lines().find(|line| line.contains("Non-2xx") || line.contains("Socket errors"));
+    let problem =
+        text.lines().find(|line| line.contains("Non-2xx") || line.contains("Socket errors"));
     if let Some(problem) = problem {
         return Err(format!("wrk {url}: {}", problem.trim()));
     }
@@ -98,7 +101,11 @@ pub fn p99(server: SocketAddr, file: &str, until: Instant) -> Result<Duration, S
 }
 
 /// Opens so many connections, asks for `file` on each and takes the answer; returns them open.
-pub fn ask_once(server: SocketAddr, file: &str, connections: usize) -> Result<Vec<TcpStream>, String> {
+pub fn ask_once(
+    server: SocketAddr,
+    file: &str,
+    connections: usize,
+) -> Result<Vec<TcpStream>, String> {
     let failed = |error: std::io::Error| format!("connecting to {server}: {error}");
     let mut idle = Vec::with_capacity(connections);
     for _ in 0..connections {

@@ -2,7 +2,9 @@
 //! at a time.
 
 use rustix::net::sockopt::{Timeout, set_socket_recv_buffer_size, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
+};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -38,7 +40,8 @@ struct Client {
 impl Crowd {
     /// Connects so many of each kind, from the calling thread's host; the readers want `file`.
     pub fn gather(server: SocketAddr, file: &str, of_each: usize) -> Result<Self, String> {
-        let failed = |error: rustix::io::Errno| format!("connecting a slow client to {server}: {error}");
+        let failed =
+            |error: rustix::io::Errno| format!("connecting a slow client to {server}: {error}");
         let whole = format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n");
         let begun = format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\nX: ");
         let mut clients = Vec::with_capacity(2 * of_each);
@@ -56,7 +59,8 @@ impl Crowd {
             send(&socket, words.as_bytes(), SendFlags::NOSIGNAL).map_err(failed)?;
             clients.push(Client { socket, reads });
         }
-        let (is_over, turned_away) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (is_over, turned_away) =
+            (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (over, away) = (Arc::clone(&is_over), Arc::clone(&turned_away));
         let work = move || go_on(clients, &over, &away);
         let thread = std::thread::Builder::new().name("crowd".into()).spawn(work);
@@ -102,7 +106,9 @@ impl Client {
     /// Says or takes a little; whether the server goes along.
     fn is_still_served(&self) -> bool {
         let mut some = [0; 512];
-        if !self.reads && send(&self.socket, b"a", SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_err() {
+        if !self.reads
+            && send(&self.socket, b"a", SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_err()
+        {
             return false;
         }
         match recv(&self.socket, &mut some, RecvFlags::DONTWAIT) {

@@ -24,8 +24,10 @@ impl Handed {
     /// A line for each CPU that is there. Hexadecimal: packets first, interrupts tenth, the CPU's number thirteenth.
     fn parse(text: &str, cpu: usize) -> Option<Self> {
         text.lines().find_map(|line| {
-            let field = |index| u32::from_str_radix(line.split_ascii_whitespace().nth(index)?, 16).ok();
-            (field(12)? as usize == cpu).then_some(Self { packets: field(0)?, interrupts: field(9)? })
+            let field =
+                |index| u32::from_str_radix(line.split_ascii_whitespace().nth(index)?, 16).ok();
+            (field(12)? as usize == cpu)
+                .then_some(Self { packets: field(0)?, interrupts: field(9)? })
         })
     }
 }
@@ -52,7 +54,8 @@ pub struct Traffic {
 impl Traffic {
     /// That of so many requests or MiB.
     pub fn of(to_client: Handed, to_server: Handed, count: f64) -> Self {
-        let all = [to_client.packets, to_client.interrupts, to_server.packets, to_server.interrupts];
+        let all =
+            [to_client.packets, to_client.interrupts, to_server.packets, to_server.interrupts];
         Self { figures: all.map(|number| f64::from(number) / count) }
     }
 
@@ -85,7 +88,8 @@ mod tests {
         let line = |packets: &str, interrupts: &str, cpu: &str| {
             format!("{packets} 0 0 0 0 0 0 0 0 {interrupts} 0 0 {cpu} 0 0\n")
         };
-        let text = line("0000ffff", "00000010", "00000000") + &line("00000002", "00000001", "00000003");
+        let text =
+            line("0000ffff", "00000010", "00000000") + &line("00000002", "00000001", "00000003");
         let handed = Handed::parse(&text, 3).unwrap();
         assert_eq!((handed.packets, handed.interrupts), (2, 1));
         assert_eq!(Handed::parse(&text, 0).unwrap().packets, 0xffff);
@@ -93,6 +97,9 @@ mod tests {
         let later = Handed { packets: 1, interrupts: 5 };
         let since = later - Handed { packets: u32::MAX, interrupts: 1 };
         let text = Traffic::of(since, since, 2.0).to_string();
-        assert_eq!(text, "packets 1.00 out 1.00 in, interrupts 2.00 out 2.00 in", "counters wrap around");
+        assert_eq!(
+            text, "packets 1.00 out 1.00 in, interrupts 2.00 out 2.00 in",
+            "counters wrap around"
+        );
     }
 }

@@ -147,7 +147,8 @@ pub fn run(plan: &Plan) -> Result<(), String> {
     }
     thread::sleep(settled.saturating_duration_since(Instant::now()));
     for trial in &plan.trials {
-        let contestants: Vec<_> = servers.iter().filter(|serving| serving.service == trial.service).collect();
+        let contestants: Vec<_> =
+            servers.iter().filter(|serving| serving.service == trial.service).collect();
         run_trial(&lab, trial, &contestants, plan.rounds)?;
     }
     Ok(())
@@ -174,7 +175,12 @@ fn wait_until_it_listens(lab: &Lab, serving: &Serving) -> Result<(), String> {
     Err(format!("{} does not listen at {}", serving.name, serving.address))
 }
 
-fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) -> Result<(), String> {
+fn run_trial(
+    lab: &Lab,
+    trial: &Trial,
+    contestants: &[&Serving],
+    rounds: usize,
+) -> Result<(), String> {
     let failed = |error: haul_soak::SoakError| error.to_string();
     let mut all = vec![Vec::new(); contestants.len()];
     let mut kept = all.clone();
@@ -197,7 +203,8 @@ fn run_trial(lab: &Lab, trial: &Trial, contestants: &[&Serving], rounds: usize) 
                 let mut measure = |load| {
                     let measured = measure(lab, &meter, trial.file, load, serving);
                     if load == trial.load {
-                        traffic[index].extend(measured.as_ref().ok().map(|measured| measured.traffic));
+                        traffic[index]
+                            .extend(measured.as_ref().ok().map(|measured| measured.traffic));
                     }
                     or_nothing(serving, measured.map(|measured| measured.figure))
                 };
@@ -315,7 +322,13 @@ impl Moment {
     }
 }
 
-fn measure(lab: &Lab, meter: &Meter, file: &str, load: Load, serving: &Serving) -> Result<Measured, String> {
+fn measure(
+    lab: &Lab,
+    meter: &Meter,
+    file: &str,
+    load: Load,
+    serving: &Serving,
+) -> Result<Measured, String> {
     let calibration = meter.calibrate(CALIBRATION);
     let mut before = Moment::now(lab, meter)?;
     let mut after = None;
@@ -333,7 +346,8 @@ fn measure(lab: &Lab, meter: &Meter, file: &str, load: Load, serving: &Serving) 
                 after = Some(Moment::now(lab, meter)?);
                 bytes_in_window = Some(received_bytes(lab)? - bytes_before);
             }
-            let count = wrk.join().map_err(|_| "wrk's thread has panicked".to_owned())??.count as f64;
+            let count =
+                wrk.join().map_err(|_| "wrk's thread has panicked".to_owned())??.count as f64;
             // Every response is as long as every other.
             let bytes = received_bytes(lab)? - bytes_at_start;
             Ok::<f64, String>(count * bytes_in_window.unwrap_or(bytes) / bytes)
@@ -374,7 +388,12 @@ fn received_bytes(lab: &Lab) -> Result<f64, String> {
 }
 
 /// Memory in MiB that the server has while so many connections that have each asked once lie idle.
-fn idle_memory(lab: &Lab, trial: &Trial, serving: &Serving, connections: usize) -> Result<f64, String> {
+fn idle_memory(
+    lab: &Lab,
+    trial: &Trial,
+    serving: &Serving,
+    connections: usize,
+) -> Result<f64, String> {
     let idle = lab.receiver.run(|| clients::ask_once(serving.address, trial.file, connections));
     let idle = idle.map_err(|error| error.to_string())??;
     // Long enough for a server that frees memory on a timer, well within everybody's keep-alive.
@@ -420,7 +439,8 @@ fn print(
         };
         let ratio = with_spread(&ratios).unwrap_or_default();
         let kept = with_spread(&kept[index]);
-        let kept = kept.map_or(String::new(), |kept| format!("; of its own with {FEW_CONNECTIONS}: {kept}"));
+        let kept = kept
+            .map_or(String::new(), |kept| format!("; of its own with {FEW_CONNECTIONS}: {kept}"));
         let traffic = Traffic::median(&traffic[index]);
         let traffic = traffic.map_or(String::new(), |traffic| format!("; {traffic}"));
         println!(

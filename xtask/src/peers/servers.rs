@@ -64,11 +64,24 @@ const APACHE: &str = "/usr/lib/apache2/modules";
 /// Makes a certificate that nobody has to believe.
 pub fn make_certificate(scratch: &Path) -> Result<(), String> {
     let mut command = Command::new("openssl");
-    command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]);
+    command.args([
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+    ]);
     command.args(["-days", "2", "-subj", "/CN=haul", "-out"]).arg(scratch.join(CERTIFICATE));
     command.arg("-keyout").arg(scratch.join(KEY)).stdin(Stdio::null());
-    let output = command.output().map_err(|error| format!("openssl: {error}: ci/install installs it"))?;
-    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+    let output =
+        command.output().map_err(|error| format!("openssl: {error}: ci/install installs it"))?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
 }
 
 impl Kind {
@@ -114,7 +127,8 @@ impl Kind {
         fs::write(&files.configuration, self.configuration(&setup, &files))
             .map_err(|error| format!("{}: {error}", files.configuration.display()))?;
         let mut command = self.command(&setup, &files);
-        let errors = fs::File::create(&files.errors).map_err(|error| format!("making a log: {error}"))?;
+        let errors =
+            fs::File::create(&files.errors).map_err(|error| format!("making a log: {error}"))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
         let running = host.start_program(command).map_err(|error| error.to_string())?;
         Ok(Serving { kind: self, name, address: setup.address, service: setup.service, running })
@@ -129,16 +143,22 @@ impl Kind {
                 command.arg("serve").arg("--config").arg(configuration);
                 command.args(setup.options.split_ascii_whitespace())
             }
-            Self::Nginx => {
-                command.arg("-p").arg(setup.scratch).arg("-c").arg(configuration).arg("-e").arg(&files.errors)
-            }
+            Self::Nginx => command
+                .arg("-p")
+                .arg(setup.scratch)
+                .arg("-c")
+                .arg(configuration)
+                .arg("-e")
+                .arg(&files.errors),
             Self::Lighttpd => command.arg("-D").arg("-f").arg(configuration),
             Self::Caddy => {
                 command.args(["run", "--adapter", "caddyfile", "--config"]).arg(configuration);
                 command.env("HOME", setup.scratch).env("GOMAXPROCS", "1")
             }
             Self::Apache => command.arg("-DFOREGROUND").arg("-f").arg(configuration),
-            Self::Bare => command.args(["peers", "bare"]).arg(setup.root).arg(setup.address.to_string()),
+            Self::Bare => {
+                command.args(["peers", "bare"]).arg(setup.root).arg(setup.address.to_string())
+            }
         };
         command
     }
@@ -167,8 +187,9 @@ struct Files {
 
 impl Files {
     fn of(kind: Kind, setup: &Setup<'_>) -> Self {
-        let path =
-            |what: &str| setup.scratch.join(format!("{}-{}.{what}", kind.name(), setup.address.port()));
+        let path = |what: &str| {
+            setup.scratch.join(format!("{}-{}.{what}", kind.name(), setup.address.port()))
+        };
         let text = |path: PathBuf| path.display().to_string();
         Self {
             configuration: path("conf"),
@@ -193,8 +214,11 @@ fn haul(setup: &Setup<'_>, files: &Files) -> String {
         _ => "listen",
     };
     let logged = only(setup, Service::Logged, format!("access-log = \"{log}\"\n"));
-    let tls =
-        only(setup, Service::Tls, format!("tls-certificate = \"{certificate}\"\ntls-key = \"{key}\"\n"));
+    let tls = only(
+        setup,
+        Service::Tls,
+        format!("tls-certificate = \"{certificate}\"\ntls-key = \"{key}\"\n"),
+    );
     format!(
         "dir = \"{}\"\n{listen} = [\"{}\"]\nworkers = 1\n{logged}{tls}",
         setup.root.display(),
@@ -209,7 +233,9 @@ fn nginx(setup: &Setup<'_>, files: &Files) -> String {
         _ => "off".into(),
     };
     let (ssl, tls) = match setup.service {
-        Service::Tls => (" ssl", format!("ssl_certificate {certificate}; ssl_certificate_key {key};")),
+        Service::Tls => {
+            (" ssl", format!("ssl_certificate {certificate}; ssl_certificate_key {key};"))
+        }
         _ => ("", String::new()),
     };
     format!(

@@ -51,8 +51,9 @@ impl Archive {
         let listed = Command::new("ldd").arg(path).output().map_err(step("running ldd"))?;
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
         // "libc.so.6 => /lib/libc.so.6 (0x…)" and "/lib64/ld-linux-x86-64.so.2 (0x…)".
-        for library in
-            listed.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+        for library in listed
+            .lines()
+            .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
         {
             self.file(Path::new(library), library.trim_start_matches('/'))?;
         }
@@ -100,14 +101,23 @@ mod tests {
         archive.file(file.path(), "some/where/file").unwrap();
         archive.file(file.path(), "some/where/file").unwrap();
         archive.folder("some/else");
-        let mut cpio =
-            match Command::new("cpio").arg("-t").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() {
-                Ok(cpio) => cpio,
-                Err(error) => return eprintln!("SKIPPED: the archive is not read back: {error} (cpio)"),
-            };
+        let mut cpio = match Command::new("cpio")
+            .arg("-t")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+        {
+            Ok(cpio) => cpio,
+            Err(error) => {
+                return eprintln!("SKIPPED: the archive is not read back: {error} (cpio)");
+            }
+        };
         cpio.stdin.take().unwrap().write_all(&archive.finish()).unwrap();
         let output = cpio.wait_with_output().unwrap();
         assert!(output.status.success());
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "some\nsome/where\nsome/where/file\nsome/else\n");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "some\nsome/where\nsome/where/file\nsome/else\n"
+        );
     }
 }

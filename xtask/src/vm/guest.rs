@@ -2,7 +2,7 @@
 
 use super::peer::{GO, READ_LATER, READ_NOW, byte_at};
 use super::{FAILED, GUEST, HOST, MODULES_IN_ORDER, PASSED, TESTS, VmError, step};
-use haul::{Buffer, Outcome, Pool, Report, Sender};
+use haul::{Buffer, Outcome, Pool, SendReport, Sender};
 use rustix::mount::MountFlags;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -33,15 +33,17 @@ pub fn run_if_first_process() -> Option<ExitCode> {
 
 /// Mounts, modules, the network.
 fn prepare() -> Result<(), VmError> {
-    for (kind, folder) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", "/tmp")] {
+    for (kind, folder) in
+        [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", "/tmp")]
+    {
         rustix::mount::mount(kind, folder, kind, MountFlags::empty(), None)
             .map_err(|errno| step(format!("mounting {folder}"))(errno.into()))?;
     }
-    let modules =
-        fs::read_to_string(format!("/{MODULES_IN_ORDER}")).map_err(step("reading the list of modules"))?;
+    let modules = fs::read_to_string(format!("/{MODULES_IN_ORDER}"))
+        .map_err(step("reading the list of modules"))?;
     for name in modules.lines() {
-        let file =
-            File::open(format!("/modules/{name}.ko")).map_err(step(format!("opening module {name}")))?;
+        let file = File::open(format!("/modules/{name}.ko"))
+            .map_err(step(format!("opening module {name}")))?;
         match rustix::system::finit_module(&file, c"", 0) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(errno) => return Err(step(format!("loading module {name}"))(errno.into())),
@@ -63,12 +65,16 @@ fn run(port: u16) -> Result<(), VmError> {
             "loans of {buffer_bytes} bytes to the host: {} without a copy, {copied} copied; {} bytes arrived as lent",
             outcomes.zero_copied, report.loans.bytes
         );
-        check(copied == 0 && report.demotions.is_empty(), || format!("loans were copied: {report:?}"))?;
+        check(copied == 0 && report.fallbacks.is_empty(), || {
+            format!("loans were copied: {report:?}")
+        })?;
     }
     held_loans(port)?;
     dropped_sender(port)?;
     datagrams(port)?;
-    for trouble in ["loss 2%", "delay 2ms reorder 25% 50%", "duplicate 5%", "delay 1ms loss 1% reorder 20%"] {
+    for trouble in
+        ["loss 2%", "delay 2ms reorder 25% 50%", "duplicate 5%", "delay 1ms loss 1% reorder 20%"]
+    {
         let words: Vec<&str> = ["qdisc", "replace", "dev", "eth0", "root", "netem"]
             .into_iter()
             .chain(trouble.split(' '))
@@ -107,13 +113,14 @@ struct Outcomes {
 }
 
 fn connect(port: u16, command: u8) -> Result<TcpStream, VmError> {
-    let mut connection = TcpStream::connect((HOST, port)).map_err(step("connecting to the host"))?;
+    let mut connection =
+        TcpStream::connect((HOST, port)).map_err(step("connecting to the host"))?;
     connection.write_all(&[command]).map_err(step("beginning a connection"))?;
     Ok(connection)
 }
 
 /// Lends the whole stream from buffers that are written over as soon as they are back.
-fn lend(port: u16, total: u64, buffer_bytes: usize) -> Result<(Report, Outcomes), VmError> {
+fn lend(port: u16, total: u64, buffer_bytes: usize) -> Result<(SendReport, Outcomes), VmError> {
     let connection = connect(port, READ_NOW)?;
     let mut answers = connection.try_clone().map_err(step("cloning a socket"))?;
     let mut sender = sender(connection)?;
@@ -153,7 +160,9 @@ fn held_loans(port: u16) -> Result<(), VmError> {
     connect(port, GO)?;
     let deadline = Instant::now() + PATIENCE;
     while sender.flush().is_err() || sender.settle(Duration::from_millis(10)).map_err(wrong)? > 0 {
-        check(Instant::now() < deadline, || format!("loans never came back: {:?}", sender.report()))?;
+        check(Instant::now() < deadline, || {
+            format!("loans never came back: {:?}", sender.report())
+        })?;
         take_back(&mut sender, &mut outcomes)?;
     }
     take_back(&mut sender, &mut outcomes)?;
@@ -226,8 +235,11 @@ fn datagrams(port: u16) -> Result<(), VmError> {
 fn kernel_tls() -> Result<(), VmError> {
     let file = "/proc/sys/net/ipv4/tcp_available_ulp";
     let available = fs::read_to_string(file).map_err(step(format!("reading {file}")))?;
-    check(available.split_whitespace().any(|name| name == "tls"), || format!("{file}: {available}"))?;
-    let diagnosis = haul_bench::doctor::examine(None).map_err(|error| VmError::Guest(error.to_string()))?;
+    check(available.split_whitespace().any(|name| name == "tls"), || {
+        format!("{file}: {available}")
+    })?;
+    let diagnosis =
+        haul_bench::doctor::examine(None).map_err(|error| VmError::Guest(error.to_string()))?;
     let finding = diagnosis.settings.iter().find(|finding| finding.name.contains("TLS"));
     let Some(finding) = finding else {
         return Err(VmError::Guest("the doctor does not look for kTLS".into()));

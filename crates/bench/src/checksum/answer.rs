@@ -1,28 +1,29 @@
 //! The answer in plain words: whether not copying is still a gain where every byte must be looked at anyway.
 
-use super::{Report, Row};
+use super::{ChecksumReport, ChecksumRow};
 use crate::quantity::Size;
 use crate::stats::Figure;
 
 /// The sentences that a report's rows support: for the smallest, the middle and the largest size.
-pub(super) fn of(report: &Report) -> Vec<String> {
+pub(super) fn of(report: &ChecksumReport) -> Vec<String> {
     let mut sizes: Vec<u64> = report.rows.iter().map(|row| row.bytes).collect();
     sizes.dedup();
     let (Some(&first), Some(&last)) = (sizes.first(), sizes.last()) else { return Vec::new() };
     let mut told = vec![first, sizes[sizes.len() / 2], last];
     told.dedup();
-    let mut sentences: Vec<String> = told.into_iter().filter_map(|bytes| fold(report, bytes)).collect();
+    let mut sentences: Vec<String> =
+        told.into_iter().filter_map(|bytes| fold(report, bytes)).collect();
     sentences.extend(dearer_sums(report, last));
     sentences.extend(bandwidth(report, last));
     sentences
 }
 
-fn time(report: &Report, path: &str, bytes: u64) -> Option<Figure> {
-    report.rows.iter().find(|row: &&Row| row.path == path && row.bytes == bytes)?.ns_per_kib
+fn time(report: &ChecksumReport, path: &str, bytes: u64) -> Option<Figure> {
+    report.rows.iter().find(|row: &&ChecksumRow| row.path == path && row.bytes == bytes)?.ns_per_kib
 }
 
 /// One size: the sum alone, the copy alone, both in one pass and in two.
-fn fold(report: &Report, bytes: u64) -> Option<String> {
+fn fold(report: &ChecksumReport, bytes: u64) -> Option<String> {
     let ns = |path| time(report, path, bytes).map(|figure| figure.median);
     let (sum, copy, both) = (ns("checksum")?, ns("memcpy")?, ns("checksum-copy auto")?);
     let two = ns("checksum, memcpy")?;
@@ -36,7 +37,7 @@ fn fold(report: &Report, bytes: u64) -> Option<String> {
 }
 
 /// The sums of today, which take longer than a copy.
-fn dearer_sums(report: &Report, bytes: u64) -> Option<String> {
+fn dearer_sums(report: &ChecksumReport, bytes: u64) -> Option<String> {
     let saved = |name: &str| {
         let alone = time(report, name, bytes)?.median;
         let with_copy = time(report, &format!("{name}, memcpy"), bytes)?.median;
@@ -49,7 +50,7 @@ fn dearer_sums(report: &Report, bytes: u64) -> Option<String> {
     ))
 }
 
-fn bandwidth(report: &Report, bytes: u64) -> Option<String> {
+fn bandwidth(report: &ChecksumReport, bytes: u64) -> Option<String> {
     let row = report.rows.iter().find(|row| row.path == "checksum" && row.bytes == bytes)?;
     let (share, speed) = (row.read_bandwidth_share?, row.gigabytes_per_second?);
     Some(format!(

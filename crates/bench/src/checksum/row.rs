@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// One way of looking at bytes and copying them, at one size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct ChecksumRow {
     /// What was done.
     pub path: String,
     /// Which of the original question's seven ways it is.
@@ -31,8 +31,8 @@ pub struct Row {
 }
 
 /// The row that a series comes to, beside all the others of its size.
-pub(super) fn of(series: &Series<Work, f64>, size: Size, all: &[Series<Work, f64>]) -> Row {
-    let of = |work: Work| all.iter().find(|other| other.cell == work);
+pub(super) fn of(series: &Series<Work, f64>, size: Size, all: &[Series<Work, f64>]) -> ChecksumRow {
+    let of = |work: Work| all.iter().find(|other| other.case == work);
     let inverse = |figure: Figure| Figure {
         median: 1.0 / figure.median,
         low: if figure.has_interval() { 1.0 / figure.high } else { figure.low },
@@ -40,10 +40,10 @@ pub(super) fn of(series: &Series<Work, f64>, size: Size, all: &[Series<Work, f64
         ..figure
     };
     let ratio_to = |work: Work| series.ratio_to(of(work)?, |&seconds| seconds);
-    let is_sum = matches!(series.cell, Work::Checksum | Work::ChecksumBy(_));
-    Row {
-        path: series.cell.name().into(),
-        number: series.cell.number(),
+    let is_sum = matches!(series.case, Work::Checksum | Work::ChecksumBy(_));
+    ChecksumRow {
+        path: series.case.name().into(),
+        number: series.case.number(),
         bytes: size.0,
         rounds: series.rounds.len(),
         ns_per_kib: series.figure(|seconds| seconds * 1e9 * 1024.0 / size.0 as f64),
@@ -54,8 +54,8 @@ pub(super) fn of(series: &Series<Work, f64>, size: Size, all: &[Series<Work, f64
     }
 }
 
-const COLUMNS: [Column<Row>; 7] = [
-    Column::narrow("way", Row::title),
+const COLUMNS: [Column<ChecksumRow>; 7] = [
+    Column::narrow("way", ChecksumRow::title),
     Column::narrow("ns/KiB", |row| precise(row.ns_per_kib)),
     Column::narrow("GB/s", |row| precise(row.gigabytes_per_second)),
     Column::narrow("× memcpy\n(interval)", |row| ratio(row.memcpy_ratio)),
@@ -70,7 +70,7 @@ fn precise(figure: Option<Figure>) -> String {
     figure.map_or("?".into(), |figure| format!("{:.1}", figure.median))
 }
 
-impl Row {
+impl ChecksumRow {
     fn title(&self) -> String {
         match self.number {
             Some(number) => format!("{number} {}", self.path),
@@ -79,11 +79,10 @@ impl Row {
     }
 }
 
-impl Tabled for Row {
+impl Tabled for ChecksumRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] = &[("sender", "time")];
-    const UNIT: &'static str =
-        "ns for each KiB. Each size has a scale of its own. The numbers are the original question's.";
+    const UNIT: &'static str = "ns for each KiB. Each size has a scale of its own. The numbers are the original question's.";
 
     fn name(&self) -> String {
         self.title()

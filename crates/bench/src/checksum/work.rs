@@ -83,7 +83,12 @@ impl Work {
             Self::Blake3,
             Self::Blake3ThenMemcpy,
         ];
-        [Self::Read].into_iter().chain(seven).chain(others.map(Self::ChecksumBy)).chain(rest).collect()
+        [Self::Read]
+            .into_iter()
+            .chain(seven)
+            .chain(others.map(Self::ChecksumBy))
+            .chain(rest)
+            .collect()
     }
 
     /// Its name in reports.
@@ -130,7 +135,9 @@ impl Work {
         match self {
             Self::Read => repeat(times, || bandwidth::read(black_box(from))),
             Self::Checksum => repeat(times, || Sum::of(black_box(from))),
-            Self::Copy => repeat(times, || kernel.copy(black_box(from), black_box(to), Writes::Cached)),
+            Self::Copy => {
+                repeat(times, || kernel.copy(black_box(from), black_box(to), Writes::Cached))
+            }
             Self::CopyStreamed => {
                 repeat(times, || kernel.copy(black_box(from), black_box(to), Writes::Streamed));
             }
@@ -149,7 +156,9 @@ impl Work {
                 black_box(&mut *to).copy_from_slice(black_box(from));
             }),
             Self::ChecksumBy(kernel) => repeat(times, || kernel.sum(black_box(from))),
-            Self::InternetChecksum => repeat(times, || internet_checksum::checksum(black_box(from))),
+            Self::InternetChecksum => {
+                repeat(times, || internet_checksum::checksum(black_box(from)))
+            }
             Self::Crc32c => repeat(times, || crc32c(black_box(from))),
             Self::Crc32cThenMemcpy => repeat(times, || {
                 black_box(crc32c(black_box(from)));

@@ -1,18 +1,23 @@
 //! Each path: does the kernel do it, and would it avoid the copy through this device?
 
 use super::{DeviceFacts, PathFinding};
-use haul::{Copying, Path};
+use haul::{Copying, SendMethod};
 use std::fs;
 
 /// Drivers that hand a packet to another part of this kernel, where the pages of `MSG_ZEROCOPY` must not go
 /// (`skb_orphan_frags` in their transmit functions).
-const LOCAL_DRIVERS: [&str; 8] = ["veth", "tun", "bridge", "macvlan", "ipvlan", "netkit", "dummy", "vhost"];
+const LOCAL_DRIVERS: [&str; 8] =
+    ["veth", "tun", "bridge", "macvlan", "ipvlan", "netkit", "dummy", "vhost"];
 
 pub(super) fn examine(device: &DeviceFacts) -> Vec<PathFinding> {
-    Path::ALL.into_iter().filter(|&path| path != Path::Floor).map(|path| finding(path, device)).collect()
+    SendMethod::ALL
+        .into_iter()
+        .filter(|&path| path != SendMethod::Floor)
+        .map(|path| finding(path, device))
+        .collect()
 }
 
-fn finding(path: Path, device: &DeviceFacts) -> PathFinding {
+fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
     let found = |available, avoids_copy, why: String, mend: Option<String>| PathFinding {
         path: path.name().into(),
         available,
@@ -25,7 +30,12 @@ fn finding(path: Path, device: &DeviceFacts) -> PathFinding {
     }
     let name = &device.name;
     if path.copying() == Copying::Always {
-        return found(true, false, "copies by nature, through a buffer or from a mapping".into(), None);
+        return found(
+            true,
+            false,
+            "copies by nature, through a buffer or from a mapping".into(),
+            None,
+        );
     }
     if device.scatter_gather == Some(false) || device.transmit_checksum == Some(false) {
         return found(
@@ -36,7 +46,12 @@ fn finding(path: Path, device: &DeviceFacts) -> PathFinding {
         );
     }
     if path.copying() == Copying::Pages {
-        return found(true, true, format!("the file's or the memory's own pages go to {name}"), None);
+        return found(
+            true,
+            true,
+            format!("the file's or the memory's own pages go to {name}"),
+            None,
+        );
     }
     let is_local = name == "lo"
         || device
@@ -58,23 +73,26 @@ fn finding(path: Path, device: &DeviceFacts) -> PathFinding {
         return found(
             true,
             false,
-            "a packet socket listens (tcpdump, a DHCP client): what it might see is copied first".into(),
+            "a packet socket listens (tcpdump, a DHCP client): what it might see is copied first"
+                .into(),
             Some("stop what /proc/net/packet lists".into()),
         );
     }
     let why = match path {
-        Path::UringZerocopy => format!("memory goes to {name} as it is; a file is read into a buffer first"),
+        SendMethod::UringZerocopy => {
+            format!("memory goes to {name} as it is; a file is read into a buffer first")
+        }
         _ => format!("the pages go to {name}; the notices will tell"),
     };
     found(true, true, why, None)
 }
 
-fn mend_of_refusal(path: Path) -> Option<String> {
+fn mend_of_refusal(path: SendMethod) -> Option<String> {
     match path {
-        Path::UringSend | Path::UringZerocopy | Path::UringChain => Some(
+        SendMethod::UringSend | SendMethod::UringZerocopy | SendMethod::UringChain => Some(
             "sysctl kernel.io_uring_disabled=0, and allow io_uring in the container's seccomp profile".into(),
         ),
-        Path::Splice | Path::Vmsplice | Path::Sendfile => {
+        SendMethod::Splice | SendMethod::Vmsplice | SendMethod::Sendfile => {
             Some("allow splice, vmsplice and sendfile in the container's seccomp profile".into())
         }
         _ => None,

@@ -62,13 +62,14 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
         .ip();
     let unreachable = |source| PeerError::Unreachable { peer: peer.into(), address, source };
     let local = local_address_towards(address).map_err(unreachable)?;
-    let answered = match TcpStream::connect_timeout(&SocketAddr::new(address, DISCARD_PORT), ANSWER_MAX) {
-        Ok(_) => true,
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => true,
-        // Silence may be a firewall's: what can be said of the way there is said.
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => false,
-        Err(error) => return Err(unreachable(error)),
-    };
+    let answered =
+        match TcpStream::connect_timeout(&SocketAddr::new(address, DISCARD_PORT), ANSWER_MAX) {
+            Ok(_) => true,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => true,
+            // Silence may be a firewall's: what can be said of the way there is said.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => false,
+            Err(error) => return Err(unreachable(error)),
+        };
     // What goes to one of this host's own addresses never leaves it.
     let name = if local == address { "lo".into() } else { device_with(local)? };
     Ok(DeviceFacts {

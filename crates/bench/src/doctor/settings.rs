@@ -85,7 +85,8 @@ fn offloads(device: &DeviceFacts) -> Finding {
         word("tso", device.segmentation),
     ]
     .join(", ");
-    if [device.scatter_gather, device.transmit_checksum, device.segmentation].contains(&Some(false)) {
+    if [device.scatter_gather, device.transmit_checksum, device.segmentation].contains(&Some(false))
+    {
         let mend = format!("ethtool -K {} tx on sg on tso on", device.name);
         bad(
             "offloads",
@@ -162,10 +163,14 @@ fn pacing() -> Finding {
                  net.ipv4.tcp_congestion_control=cubic",
             )
         }
-        Ok(_) => {
-            good(name, "none seen", "no busy connection shows the timers of an earlier congestion control")
+        Ok(_) => good(
+            name,
+            "none seen",
+            "no busy connection shows the timers of an earlier congestion control",
+        ),
+        Err(error) => {
+            good(name, "unknown", format!("the kernel has no socket diagnostics here: {error}"))
         }
-        Err(error) => good(name, "unknown", format!("the kernel has no socket diagnostics here: {error}")),
     }
 }
 
@@ -262,7 +267,8 @@ fn mapped_receive() -> Finding {
 
 fn kernel_tls() -> Finding {
     let name = "kernel TLS";
-    let installed = pair().map(|(one, _other)| haul_sys::sockopt::set_upper_layer_protocol(&one, "tls"));
+    let installed =
+        pair().map(|(one, _other)| haul_sys::sockopt::set_upper_layer_protocol(&one, "tls"));
     match installed {
         Some(Ok(())) => good(name, "available", "TCP_ULP tls could be installed on a connection"),
         Some(Err(error)) => bad(
@@ -285,7 +291,9 @@ fn kernel_tls() -> Finding {
 fn steering() -> Finding {
     let name = "packet steering";
     match sysctl("net.core.rps_default_mask") {
-        Some(_) => good(name, "available", "each host of the lab can have its packets on its own CPU"),
+        Some(_) => {
+            good(name, "available", "each host of the lab can have its packets on its own CPU")
+        }
         None => bad(
             name,
             "no rps_default_mask",
@@ -299,7 +307,9 @@ fn steering() -> Finding {
 fn namespaces(user: &User) -> Finding {
     let name = "namespaces";
     let reason = match &user.lab {
-        Ok(()) => haul_lab::Lab::veth(&haul_lab::Settings::default()).err().map(|error| error.to_string()),
+        Ok(()) => {
+            haul_lab::Lab::veth(&haul_lab::Settings::default()).err().map(|error| error.to_string())
+        }
         Err(error) => Some(error.to_string()),
     };
     match reason {

@@ -78,7 +78,9 @@ pub(super) fn leftover_pacing() -> io::Result<Leftover> {
     let ticks = TICKS_PER_SECOND_MAX * start.elapsed().as_secs_f64();
     let (mut suspected_bytes, mut other_bytes, mut names) = (0, 0, Vec::new());
     for connection in &after {
-        let Some(earlier) = before.iter().find(|other| other.cookie == connection.cookie) else { continue };
+        let Some(earlier) = before.iter().find(|other| other.cookie == connection.cookie) else {
+            continue;
+        };
         let sent = connection.info.sent_bytes.saturating_sub(earlier.info.sent_bytes);
         let has_rate = connection.info.pacing_rate_bytes_per_second_max != u64::MAX;
         if has_rate || is_pacing(&connection.congestion) {
@@ -176,7 +178,8 @@ fn connection(body: &[u8]) -> Option<Connection> {
         std::net::SocketAddr::new(address(24), port(6))
     );
     let cookie = u64::from_ne_bytes(*message[44..52].first_chunk()?);
-    let mut connection = Connection { cookie, name, congestion: String::new(), info: TcpInfo::default() };
+    let mut connection =
+        Connection { cookie, name, congestion: String::new(), info: TcpInfo::default() };
     let mut attributes = body.get(MESSAGE_BYTES..)?;
     while let Some(header) = attributes.first_chunk::<4>() {
         let len = usize::from(u16::from_ne_bytes([header[0], header[1]]));
@@ -184,7 +187,8 @@ fn connection(body: &[u8]) -> Option<Connection> {
         match u16::from_ne_bytes([header[2], header[3]]) {
             INET_DIAG_INFO => connection.info = TcpInfo::from_bytes(value),
             INET_DIAG_CONG => {
-                connection.congestion = String::from_utf8_lossy(value).trim_end_matches('\0').into();
+                connection.congestion =
+                    String::from_utf8_lossy(value).trim_end_matches('\0').into();
             }
             _ => {}
         }

@@ -20,7 +20,8 @@ pub fn render(title: &str, views: &[View]) -> String {
     if views.len() > 1 {
         page.push_str("<nav><ul>\n");
         for (number, view) in views.iter().enumerate() {
-            let _ = writeln!(page, "<li><a href=\"#report-{number}\">{}</a></li>", escape(&view.title));
+            let _ =
+                writeln!(page, "<li><a href=\"#report-{number}\">{}</a></li>", escape(&view.title));
         }
         page.push_str("</ul></nav>\n");
     }
@@ -45,7 +46,11 @@ fn body(page: &mut String, view: &View) {
     for (class, what) in &view.legend {
         let _ = writeln!(page, "<span class=\"key {class}\"></span> {}", escape(what));
     }
-    let _ = writeln!(page, "— {} The thin line is the 95 % interval of the median.</p>", escape(view.unit));
+    let _ = writeln!(
+        page,
+        "— {} The thin line is the 95 % interval of the median.</p>",
+        escape(view.unit)
+    );
     for group in &view.groups {
         let _ = writeln!(page, "<section>\n<h3>{}</h3>", escape(&group.title));
         if group.lines.iter().any(is_drawn) {
@@ -55,7 +60,12 @@ fn body(page: &mut String, view: &View) {
         page.push_str("</section>\n");
     }
     for picture in &view.pictures {
-        let _ = writeln!(page, "<section>\n<h3>{}</h3>\n{}</section>", escape(&picture.title), picture.svg);
+        let _ = writeln!(
+            page,
+            "<section>\n<h3>{}</h3>\n{}</section>",
+            escape(&picture.title),
+            picture.svg
+        );
     }
     if view.notes.len() + view.warnings.len() > 0 {
         page.push_str("<h3>What to know about the figures</h3>\n");
@@ -72,16 +82,24 @@ fn is_drawn(line: &Line) -> bool {
 fn chart(page: &mut String, group: &Group) {
     page.push_str("<div class=\"chart\">\n");
     for line in group.lines.iter().filter(|line| is_drawn(line)) {
-        let _ = writeln!(page, "<div class=\"name\">{}</div>\n<div class=\"bars\">", escape(&line.name));
+        let _ = writeln!(
+            page,
+            "<div class=\"name\">{}</div>\n<div class=\"bars\">",
+            escape(&line.name)
+        );
         if let Some(reason) = &line.refused {
             let _ = writeln!(page, "<span class=\"refused\">{}</span>", escape(reason));
         }
         for Bar { class, figure, remark } in &line.bars {
             let percent = |value: f64| (100.0 * value / group.full).clamp(0.0, 100.0);
-            let remark = if remark.is_empty() { String::new() } else { format!(" · {}", escape(remark)) };
+            let remark =
+                if remark.is_empty() { String::new() } else { format!(" · {}", escape(remark)) };
             let interval = if figure.has_interval() {
                 let (low, high) = (percent(figure.low), percent(figure.high));
-                format!("<div class=\"interval\" style=\"left:{low:.2}%;width:{:.2}%\"></div>", high - low)
+                format!(
+                    "<div class=\"interval\" style=\"left:{low:.2}%;width:{:.2}%\"></div>",
+                    high - low
+                )
             } else {
                 String::new()
             };
@@ -103,8 +121,10 @@ fn chart(page: &mut String, group: &Group) {
 fn table(page: &mut String, view: &View, group: &Group) {
     // Without a chart the table is all there is to see.
     let state = if group.lines.iter().any(is_drawn) { "" } else { " open" };
-    let _ =
-        write!(page, "<details{state}>\n<summary>All figures</summary>\n<div class=\"scroll\"><table>\n<tr>");
+    let _ = write!(
+        page,
+        "<details{state}>\n<summary>All figures</summary>\n<div class=\"scroll\"><table>\n<tr>"
+    );
     for head in &view.heads {
         let _ = write!(page, "<th>{}</th>", escape(head).replace('\n', "<br>"));
     }
@@ -148,6 +168,9 @@ mod tests {
 
     #[test]
     fn no_text_becomes_markup() {
-        assert_eq!(escape("<a href=\"x\" b='&'>"), "&lt;a href=&quot;x&quot; b=&#39;&amp;&#39;&gt;");
+        assert_eq!(
+            escape("<a href=\"x\" b='&'>"),
+            "&lt;a href=&quot;x&quot; b=&#39;&amp;&#39;&gt;"
+        );
     }
 }

@@ -19,7 +19,8 @@ fn one(view: &View) -> String {
     }
     for group in &view.groups {
         let _ = writeln!(text, "\n## {}\n", escape(&group.title));
-        let heads: Vec<String> = view.heads.iter().map(|head| escape(&head.replace('\n', " "))).collect();
+        let heads: Vec<String> =
+            view.heads.iter().map(|head| escape(&head.replace('\n', " "))).collect();
         let _ = writeln!(text, "| {} |", heads.join(" | "));
         let _ = writeln!(text, "|---|{}", "---:|".repeat(heads.len() - 1));
         for line in &group.lines {

@@ -17,7 +17,8 @@ pub fn render(view: &View) -> String {
     let mut body = String::new();
     let mut y = 22.0;
     let mut text = |y: f64, class: &str, words: &str| {
-        let _ = writeln!(body, "<text x=\"0\" y=\"{y}\" class=\"{class}\">{}</text>", escape(words));
+        let _ =
+            writeln!(body, "<text x=\"0\" y=\"{y}\" class=\"{class}\">{}</text>", escape(words));
     };
     if let Some(group) = view.groups.first() {
         text(y, "t", &format!("{}: {}", view.title, group.title));
@@ -50,8 +51,11 @@ fn bars(body: &mut String, group: &Group, mut y: f64) -> f64 {
         );
         for bar in &line.bars {
             let width = (BAR_WIDTH * bar.figure.median / group.full).clamp(0.0, BAR_WIDTH);
-            let remark =
-                if bar.remark.is_empty() { String::new() } else { format!(" · {}", escape(&bar.remark)) };
+            let remark = if bar.remark.is_empty() {
+                String::new()
+            } else {
+                format!(" · {}", escape(&bar.remark))
+            };
             let _ = writeln!(
                 body,
                 "<rect x=\"{BAR_LEFT}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{:.1}\" class=\"{}\"/>\

@@ -4,7 +4,8 @@ use crate::view::{Line, View};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 
 /// One line, under the heads.
-const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+const STYLE: TableStyle =
+    TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// The report as text for a terminal `width` columns wide: more columns where there is room.
 pub fn render(view: &View, width: u16) -> String {
@@ -22,7 +23,11 @@ pub fn render(view: &View, width: u16) -> String {
             page.table(view, &measured);
         }
         for line in refused {
-            page.paragraph(&format!("{}: {}", line.name, line.refused.as_deref().unwrap_or_default()));
+            page.paragraph(&format!(
+                "{}: {}",
+                line.name,
+                line.refused.as_deref().unwrap_or_default()
+            ));
         }
     }
     page.paragraph("");

@@ -35,10 +35,14 @@ impl Started {
 
     /// Passes on what it says until it ends.
     pub(crate) fn hear(&mut self, mut tell: impl FnMut(Message)) -> Result<(), FlowError> {
-        for line in self.output.take().into_iter().flat_map(|output| BufReader::new(output).lines()) {
+        for line in self.output.take().into_iter().flat_map(|output| BufReader::new(output).lines())
+        {
             let line = line.map_err(FlowError::at("hearing a process"))?;
             let message = serde_json::from_str(&line);
-            tell(message.unwrap_or_else(|error| Message::Failed(format!("it said {line:?}: {error}"))));
+            tell(
+                message
+                    .unwrap_or_else(|error| Message::Failed(format!("it said {line:?}: {error}"))),
+            );
         }
         self.process.wait().map(drop).map_err(FlowError::at("waiting for a process"))
     }

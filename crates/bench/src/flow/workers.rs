@@ -2,9 +2,9 @@
 
 use super::FlowError;
 use super::start::Started;
+use crate::endpoint::Endpoint;
 use crate::lines::write_line;
 use crate::pair::{Pair, Reply, Request};
-use crate::place::Place;
 use crate::worker::{Job, Message, Outcome, Window, now_ns};
 use haul_soak::Interval;
 use std::net::SocketAddr;
@@ -104,7 +104,9 @@ impl<'a> Workers<'a> {
         while let Ok((index, message)) = self.next() {
             match message {
                 Message::Refused(reason) => return Some(FlowError::Refused(reason)),
-                Message::Failed(reason) if worst.as_ref().is_none_or(|(other, _)| index > *other) => {
+                Message::Failed(reason)
+                    if worst.as_ref().is_none_or(|(other, _)| index > *other) =>
+                {
                     worst = Some((index, reason));
                 }
                 _ => {}
@@ -136,12 +138,16 @@ impl<'a> Workers<'a> {
         let failed = || FlowError::at("telling a process when to look");
         for input in self.inputs.iter_mut().flatten() {
             match (input, word) {
-                (Input::Here(pipe), Word::Window(window)) => write_line(pipe, &window).map_err(failed())?,
+                (Input::Here(pipe), Word::Window(window)) => {
+                    write_line(pipe, &window).map_err(failed())?
+                }
                 (Input::Here(pipe), Word::End) => write_line(pipe, &"end").map_err(failed())?,
-                (Input::There(There(pair)), Word::Window(window)) => pair.say(&Request::Window {
-                    start_in_ns: window.start_ns.saturating_sub(now_ns()),
-                    length_ns: window.end_ns - window.start_ns,
-                })?,
+                (Input::There(There(pair)), Word::Window(window)) => {
+                    pair.say(&Request::Window {
+                        start_in_ns: window.start_ns.saturating_sub(now_ns()),
+                        length_ns: window.end_ns - window.start_ns,
+                    })?
+                }
                 (Input::There(There(pair)), Word::End) => pair.say(&Request::End)?,
             }
         }
@@ -191,13 +197,20 @@ fn out_of_turn() -> FlowError {
 
 /// Starts a worker on its host, gives it its job and passes on what it says until it ends. It is tied to the
 /// thread that starts it, so that thread stays.
-pub(super) fn hold<'a>(place: Place<'a>, job: &Job, index: usize, events: &Sender<(usize, Event<'a>)>) {
+pub(super) fn hold<'a>(
+    place: Endpoint<'a>,
+    job: &Job,
+    index: usize,
+    events: &Sender<(usize, Event<'a>)>,
+) {
     // Nobody listens any more only when the run has failed, and that is reported.
     let tell = |event| drop(events.send((index, event)));
     let result = match place {
-        Place::Lab(host) => host.enter().map_err(FlowError::from).and_then(|()| hold_here(job, &tell)),
-        Place::Here(_) => hold_here(job, &tell),
-        Place::There(pair) => hold_there(pair, job, &tell),
+        Endpoint::Lab(host) => {
+            host.enter().map_err(FlowError::from).and_then(|()| hold_here(job, &tell))
+        }
+        Endpoint::Here(_) => hold_here(job, &tell),
+        Endpoint::There(pair) => hold_there(pair, job, &tell),
     };
     if let Err(error) = result {
         tell(Event::Failed(error));

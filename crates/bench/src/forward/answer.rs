@@ -1,11 +1,11 @@
 //! The answer in plain words: what to forward with, and what it does to small messages.
 
-use super::{Report, Row};
+use super::{ForwardReport, ForwardRow};
 use crate::stats::Figure;
 use crate::verdict::doubt;
 
 /// The sentences that a report's rows support.
-pub(super) fn of(report: &Report) -> Vec<String> {
+pub(super) fn of(report: &ForwardReport) -> Vec<String> {
     let mut kinds: Vec<&str> = Vec::new();
     for row in report.rows.iter().filter(|row| row.cost().is_some()) {
         if !kinds.contains(&row.traffic.as_str()) {
@@ -15,29 +15,40 @@ pub(super) fn of(report: &Report) -> Vec<String> {
     kinds
         .into_iter()
         .filter_map(|traffic| {
-            let rows: Vec<&Row> = report
+            let rows: Vec<&ForwardRow> = report
                 .rows
                 .iter()
-                .filter(|row| row.traffic == traffic && row.path != crate::way::AUTO && row.cost().is_some())
+                .filter(|row| {
+                    row.traffic == traffic
+                        && row.path != crate::tested_method::AUTO
+                        && row.cost().is_some()
+                })
                 .collect();
             if traffic == "bulk" { bulk(&rows) } else { messages(traffic, &rows) }
         })
         .collect()
 }
 
-fn least<'a>(rows: &[&'a Row], of: impl Fn(&Row) -> Option<Figure>) -> Option<(&'a Row, Figure)> {
+fn least<'a>(
+    rows: &[&'a ForwardRow],
+    of: impl Fn(&ForwardRow) -> Option<Figure>,
+) -> Option<(&'a ForwardRow, Figure)> {
     rows.iter()
         .filter_map(|row| Some((*row, of(row)?)))
         .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median))
 }
 
 /// The figures of all rows but one.
-fn others(rows: &[&Row], best: &Row, of: impl Fn(&Row) -> Option<Figure>) -> Vec<(String, Figure)> {
+fn others(
+    rows: &[&ForwardRow],
+    best: &ForwardRow,
+    of: impl Fn(&ForwardRow) -> Option<Figure>,
+) -> Vec<(String, Figure)> {
     let others = rows.iter().filter(|row| row.title() != best.title());
     others.filter_map(|row| Some((row.title(), of(row)?))).collect()
 }
 
-fn bulk(rows: &[&Row]) -> Option<String> {
+fn bulk(rows: &[&ForwardRow]) -> Option<String> {
     let (best, cost) = least(rows, |row| row.forwarder_us_per_mib)?;
     let beside = match best.forwarder_us_ratio {
         Some(ratio) if best.path != "copy" => {
@@ -54,12 +65,13 @@ fn bulk(rows: &[&Row]) -> Option<String> {
     ))
 }
 
-fn messages(traffic: &str, rows: &[&Row]) -> Option<String> {
+fn messages(traffic: &str, rows: &[&ForwardRow]) -> Option<String> {
     let size = traffic.split_once(':')?.1;
     let (cheapest, cost) = least(rows, |row| row.forwarder_us_per_message)?;
     let (fastest, latency) = least(rows, |row| row.latency_p50_us)?;
     let of_way = |path: &str| {
-        let of_path: Vec<&Row> = rows.iter().copied().filter(|row| row.path == path).collect();
+        let of_path: Vec<&ForwardRow> =
+            rows.iter().copied().filter(|row| row.path == path).collect();
         least(&of_path, |row| row.latency_p50_us).map(|(_, figure)| figure.median)
     };
     let raised = match (of_way("copy"), of_way("splice")) {

@@ -1,7 +1,7 @@
 //! Whether a way of forwarding copied, put to the proof with the forwarder in the middle.
 
-use super::way::ForwardBy;
-use haul::{ForwardPool, ForwardSettings, ForwardWay, Forwarder, Path};
+use super::method::TestedForwardMethod;
+use haul::{ForwardMethod, ForwardPool, ForwardSettings, Forwarder, SendMethod};
 use haul_lab::{Lab, LabError};
 use haul_sys::sockmap::Sockmap;
 use std::collections::HashMap;
@@ -14,15 +14,16 @@ use std::thread;
 /// Pages of a file are sent through the forwarder by `sendfile` and written over once they have all arrived behind
 /// it: what then comes out changed was copied nowhere. The library's own choice copies what is small, as the proof's
 /// bytes are, so it is judged by its own report instead.
-pub(super) fn of(lab: &Lab, ways: &[ForwardBy]) -> HashMap<ForwardBy, f64> {
+pub(super) fn of(lab: &Lab, ways: &[TestedForwardMethod]) -> HashMap<TestedForwardMethod, f64> {
     ways.iter().filter_map(|&way| Some((way, copied_percent(lab, way).ok()??))).collect()
 }
 
-fn copied_percent(lab: &Lab, way: ForwardBy) -> Result<Option<f64>, LabError> {
+fn copied_percent(lab: &Lab, way: TestedForwardMethod) -> Result<Option<f64>, LabError> {
     let Some(middle) = Middle::of(way) else { return Ok(None) };
     let failed = |source| LabError::Step { step: "proving a copy".into(), source };
     // The client and the server are on one host, the forwarder's two ends on the other.
-    let listener = lab.sender.run(|| TcpListener::bind((lab.sender.address(), 0)))?.map_err(failed)?;
+    let listener =
+        lab.sender.run(|| TcpListener::bind((lab.sender.address(), 0)))?.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let client = lab.receiver.run(|| TcpStream::connect(address))?.map_err(failed)?;
     let (from, _) = listener.accept().map_err(failed)?;
@@ -39,7 +40,7 @@ fn copied_percent(lab: &Lab, way: ForwardBy) -> Result<Option<f64>, LabError> {
             }
             Middle::Kernel => Some(Sockmap::join(&from, &to).map_err(failed)?),
         };
-        let proved = haul::prove(Path::Sendfile, &client, &server).map_err(io::Error::other);
+        let proved = haul::prove(SendMethod::Sendfile, &client, &server).map_err(io::Error::other);
         drop(joined);
         for end in [&client, &server] {
             // Ends the forwarder, however far it came.
@@ -57,13 +58,13 @@ enum Middle {
 }
 
 impl Middle {
-    fn of(way: ForwardBy) -> Option<Self> {
+    fn of(way: TestedForwardMethod) -> Option<Self> {
         let by = |way| Some(Self::Forwarder(ForwardSettings { way, ..ForwardSettings::default() }));
         match way {
-            ForwardBy::Copy => by(ForwardWay::Copy),
-            ForwardBy::Splice => by(ForwardWay::Splice),
-            ForwardBy::Sockmap => Some(Self::Kernel),
-            ForwardBy::Auto => None,
+            TestedForwardMethod::Copy => by(ForwardMethod::Copy),
+            TestedForwardMethod::Splice => by(ForwardMethod::Splice),
+            TestedForwardMethod::Sockmap => Some(Self::Kernel),
+            TestedForwardMethod::Auto => None,
         }
     }
 }

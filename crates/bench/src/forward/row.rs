@@ -1,7 +1,7 @@
 //! A row of `forward`: the contract, and how people are shown it.
 
-use super::way::ForwardBy;
-use super::{Cell, Round, Traffic};
+use super::method::TestedForwardMethod;
+use super::{ForwardCase, ForwardRound, Traffic};
 use crate::quantity::Size;
 use crate::rounds::Series;
 use crate::stats::Figure;
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 /// One way of forwarding one kind of traffic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct ForwardRow {
     /// The way's name.
     pub path: String,
     /// The size of the pipe or the buffer; `null` where there is none or the library chooses.
@@ -59,16 +59,20 @@ pub struct Row {
 
 /// The row that a series comes to, beside all the others.
 pub(super) fn of(
-    series: &Series<Cell, Round>,
-    all: &[Series<Cell, Round>],
-    proved: &HashMap<ForwardBy, f64>,
-) -> Row {
-    let Cell { way, buffer, traffic } = series.cell;
+    series: &Series<ForwardCase, ForwardRound>,
+    all: &[Series<ForwardCase, ForwardRound>],
+    proved: &HashMap<TestedForwardMethod, f64>,
+) -> ForwardRow {
+    let ForwardCase { way, buffer, traffic } = series.case;
     let is_bulk = traffic == Traffic::Bulk;
     let plain = all.iter().find(|other| {
-        other.cell.way == ForwardBy::Copy && other.cell.traffic == traffic && !other.rounds.is_empty()
+        other.case.way == TestedForwardMethod::Copy
+            && other.case.traffic == traffic
+            && !other.rounds.is_empty()
     });
-    let passed = |of: fn(&Round) -> u64| series.rounds.iter().map(|(_, round)| of(round)).sum::<u64>() as f64;
+    let passed = |of: fn(&ForwardRound) -> u64| {
+        series.rounds.iter().map(|(_, round)| of(round)).sum::<u64>() as f64
+    };
     let (bytes, spliced) =
         (passed(|round| round.forwarded.bytes), passed(|round| round.forwarded.spliced_bytes));
     let is_measured = !series.rounds.is_empty();
@@ -77,7 +81,7 @@ pub(super) fn of(
         None if bytes > 0.0 => (Some(100.0 * (1.0 - spliced / bytes)), Some("program".to_owned())),
         _ => (None, None),
     };
-    Row {
+    ForwardRow {
         path: way.name().into(),
         buffer_bytes: buffer.map(|size| size.0),
         traffic: traffic.to_string(),
@@ -92,23 +96,26 @@ pub(super) fn of(
         forwarder_load_percent: series.figure(|round| round.costs.sender.load_percent),
         forwarder_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
         peers_us_per_mib: series.figure(|round| round.costs.receiver_us_per_mib),
-        forwarder_us_per_message: series.figure(Round::us_per_message).filter(|_| !is_bulk),
+        forwarder_us_per_message: series.figure(ForwardRound::us_per_message).filter(|_| !is_bulk),
         messages_per_second: series.figure(|round| round.messages_per_second).filter(|_| !is_bulk),
         latency_p50_us: series.figure_of_some(|round| Some(round.latency?.p50_us)),
         latency_p99_us: series.figure_of_some(|round| Some(round.latency?.p99_us)),
         syscalls_per_mib: series
             .figure_of_some(|round| {
-                let Round { forwarded, .. } = round;
+                let ForwardRound { forwarded, .. } = round;
                 (forwarded.bytes > 0).then(|| forwarded.calls as f64 / forwarded.mib())
             })
             .map(|figure| figure.median),
-        forwarder_us_ratio: plain.and_then(|plain| series.ratio_to(plain, Round::cost)),
+        forwarder_us_ratio: plain
+            .and_then(|plain| series.ratio_to_method(plain, ForwardRound::cost)),
     }
 }
 
-const COLUMNS: [Column<Row>; 13] = [
-    Column::narrow("path", Row::title),
-    Column::narrow("forwarder\ncost, µs", |row| number(row.cost(), 1.0, usize::from(row.traffic != "bulk"))),
+const COLUMNS: [Column<ForwardRow>; 13] = [
+    Column::narrow("path", ForwardRow::title),
+    Column::narrow("forwarder\ncost, µs", |row| {
+        number(row.cost(), 1.0, usize::from(row.traffic != "bulk"))
+    }),
     Column::narrow("× copy\n(interval)", |row| ratio(row.forwarder_us_ratio)),
     Column::narrow("Gbit/s", |row| number(row.throughput_bits_per_second, 1e9, 2)),
     Column::narrow("p50\nµs", |row| number(row.latency_p50_us, 1.0, 1)),
@@ -117,12 +124,14 @@ const COLUMNS: [Column<Row>; 13] = [
     Column::wide("forwarder\nµs/MiB", |row| number(row.forwarder_us_per_mib, 1.0, 0)),
     Column::wide("forwarder\nload %", |row| number(row.forwarder_load_percent, 1.0, 1)),
     Column::wide("peers\nµs/MiB", |row| number(row.peers_us_per_mib, 1.0, 0)),
-    Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
+    Column::wide("calls\n/MiB", |row| {
+        row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))
+    }),
     Column::wide("inter-\nrupts", |row| number(row.interrupts_per_mib, 1.0, 0)),
     Column::wide("full speed\nGbit/s", |row| speed(row.full_speed_bits_per_second)),
 ];
 
-impl Row {
+impl ForwardRow {
     /// The way and the size of its pipe or buffer.
     pub fn title(&self) -> String {
         match self.buffer_bytes {
@@ -137,7 +146,7 @@ impl Row {
     }
 }
 
-impl Tabled for Row {
+impl Tabled for ForwardRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "the forwarder's host"), ("receiver", "latency of a message, median")];

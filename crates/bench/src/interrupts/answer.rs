@@ -1,11 +1,11 @@
 //! The answer in plain words: what grouping packets saves, on either side, and what it does to messages.
 
-use super::{Report, Row};
+use super::{InterruptsReport, InterruptsRow};
 use crate::stats::Figure;
 use crate::verdict::doubt;
 
 /// The sentences that a report's rows support.
-pub(super) fn of(report: &Report) -> Vec<String> {
+pub(super) fn of(report: &InterruptsReport) -> Vec<String> {
     ["transmit", "datagrams", "stream"]
         .into_iter()
         .filter_map(|traffic| cheapest(report, traffic))
@@ -13,14 +13,18 @@ pub(super) fn of(report: &Report) -> Vec<String> {
         .collect()
 }
 
-fn of_traffic<'a>(report: &'a Report, traffic: &'a str) -> impl Iterator<Item = &'a Row> {
+fn of_traffic<'a>(
+    report: &'a InterruptsReport,
+    traffic: &'a str,
+) -> impl Iterator<Item = &'a InterruptsRow> {
     report.rows.iter().filter(move |row| row.traffic == traffic && row.ratio.is_some())
 }
 
-fn cheapest(report: &Report, traffic: &str) -> Option<String> {
+fn cheapest(report: &InterruptsReport, traffic: &str) -> Option<String> {
     let first = of_traffic(report, traffic).next()?;
-    let median = |row: &Row| row.ratio.map_or(f64::INFINITY, |ratio| ratio.median);
-    let best = of_traffic(report, traffic).min_by(|one, other| median(one).total_cmp(&median(other)))?;
+    let median = |row: &InterruptsRow| row.ratio.map_or(f64::INFINITY, |ratio| ratio.median);
+    let best =
+        of_traffic(report, traffic).min_by(|one, other| median(one).total_cmp(&median(other)))?;
     let ratio = best.ratio?;
     let what = match traffic {
         "transmit" => "Sending datagrams",
@@ -28,7 +32,7 @@ fn cheapest(report: &Report, traffic: &str) -> Option<String> {
         _ => "Receiving a stream",
     };
     let median = |figure: Option<Figure>| figure.map_or(0.0, |figure| figure.median);
-    let grouped = |row: &Row| match traffic {
+    let grouped = |row: &InterruptsRow| match traffic {
         "transmit" => format!("{:.0} a call", median(row.packets_per_call)),
         "stream" => format!("{:.1} to a poll", median(row.packets_per_poll)),
         _ => format!("{:.1} packets to an interrupt", median(row.packets_per_interrupt)),
@@ -48,7 +52,7 @@ fn cheapest(report: &Report, traffic: &str) -> Option<String> {
     })
 }
 
-fn fastest(report: &Report) -> Option<String> {
+fn fastest(report: &InterruptsReport) -> Option<String> {
     let mut latencies: Vec<(String, Figure)> = of_traffic(report, "messages")
         .filter_map(|row| Some((row.path.clone(), row.latency_p50_us?)))
         .collect();

@@ -1,6 +1,9 @@
 //! A row of `interrupts`: the contract, and how people are shown it.
 
-use super::{Cell, DATAGRAMS_PER_SECOND, GROUP, GROUPS_PER_SECOND, Hand, Round, SETTINGS, Traffic};
+use super::{
+    DATAGRAMS_PER_SECOND, GROUP, GROUPS_PER_SECOND, Hand, InterruptsCase, InterruptsRound,
+    SETTINGS, Traffic,
+};
 use crate::rounds::Series;
 use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio};
@@ -8,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// One way of grouping packets, under one kind of traffic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct InterruptsRow {
     /// How packets were grouped.
     pub path: String,
     /// What came: `transmit`, `datagrams`, `stream` or `messages`.
@@ -73,21 +76,30 @@ impl Traffic {
 }
 
 /// The row that a series comes to, beside all the others.
-pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> Row {
-    let Cell { setting, traffic } = series.cell;
-    let first =
-        all.iter().find(|other| other.cell.traffic.name() == traffic.name() && !other.rounds.is_empty());
+pub(super) fn of(
+    series: &Series<InterruptsCase, InterruptsRound>,
+    all: &[Series<InterruptsCase, InterruptsRound>],
+) -> InterruptsRow {
+    let InterruptsCase { setting, traffic } = series.case;
+    let first = all
+        .iter()
+        .find(|other| other.case.traffic.name() == traffic.name() && !other.rounds.is_empty());
     let is_transmit = matches!(traffic, Traffic::Transmit(_));
     let is_datagrams = is_transmit || traffic == Traffic::Datagrams;
-    let told: u64 =
-        series.rounds.iter().map(|(_, round)| round.sent.copied_bytes + round.sent.zero_copied_bytes).sum();
+    let told: u64 = series
+        .rounds
+        .iter()
+        .map(|(_, round)| round.sent.copied_bytes + round.sent.zero_copied_bytes)
+        .sum();
     let copied: u64 = series.rounds.iter().map(|(_, round)| round.sent.copied_bytes).sum();
     // Rates over counts: both are of the same window.
-    let per = |packets: fn(&Round) -> f64, of: fn(&Round) -> u64| {
-        series.figure(move |round| packets(round) * round.counted_seconds / (of(round) as f64).max(1.0))
+    let per = |packets: fn(&InterruptsRound) -> f64, of: fn(&InterruptsRound) -> u64| {
+        series.figure(move |round| {
+            packets(round) * round.counted_seconds / (of(round) as f64).max(1.0)
+        })
     };
-    Row {
-        path: series.cell.name(),
+    InterruptsRow {
+        path: series.case.name(),
         traffic: traffic.name().into(),
         setting: (!is_transmit).then(|| setting.how.into()),
         rounds: series.rounds.len(),
@@ -96,13 +108,16 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         packets_per_second: series.figure(|round| round.taken_per_second),
         interrupts_per_second: series
             .figure(|round| round.counters.interrupts as f64 / round.counted_seconds),
-        packets_per_interrupt: per(|round| round.taken_per_second, |round| round.counters.interrupts),
+        packets_per_interrupt: per(
+            |round| round.taken_per_second,
+            |round| round.counters.interrupts,
+        ),
         packets_per_poll: per(|round| round.taken_per_second, |round| round.counters.polls),
         receiver_load_percent: series.figure(|round| round.costs.receiver.load_percent),
-        receiver_us_per_1000_packets: series.figure(Round::receiver_us_per_1000),
+        receiver_us_per_1000_packets: series.figure(InterruptsRound::receiver_us_per_1000),
         // A giver that keeps to the moment of each datagram is busy all the while.
         sender_us_per_1000_packets: series
-            .figure(Round::sender_us_per_1000)
+            .figure(InterruptsRound::sender_us_per_1000)
             .filter(|_| traffic != Traffic::Datagrams),
         packets_per_call: per(|round| round.sent_per_second, |round| round.sent.calls)
             .filter(|_| is_datagrams),
@@ -112,11 +127,11 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         copied_percent: (told > 0).then(|| 100.0 * copied as f64 / told as f64),
         latency_p50_us: series.figure_of_some(|round| Some(round.latency?.p50_us)),
         latency_p99_us: series.figure_of_some(|round| Some(round.latency?.p99_us)),
-        ratio: first.and_then(|first| series.ratio_to(first, Round::cost)),
+        ratio: first.and_then(|first| series.ratio_to(first, InterruptsRound::cost)),
     }
 }
 
-const COLUMNS: [Column<Row>; 13] = [
+const COLUMNS: [Column<InterruptsRow>; 13] = [
     Column::narrow("way", |row| row.path.clone()),
     Column::narrow("packets/\ninterrupt", |row| number(row.packets_per_interrupt, 1.0, 1)),
     Column::narrow("sender\nµs/1000", |row| number(row.sender_us_per_1000_packets, 1.0, 0)),
@@ -134,7 +149,7 @@ const COLUMNS: [Column<Row>; 13] = [
     Column::wide("interrupts\n/s", |row| number(row.interrupts_per_second, 1.0, 0)),
 ];
 
-impl Tabled for Row {
+impl Tabled for InterruptsRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
@@ -147,9 +162,14 @@ impl Tabled for Row {
     fn group(&self) -> String {
         match self.traffic.as_str() {
             "transmit" => {
-                format!("sending {} datagrams of 1472 bytes a second", GROUPS_PER_SECOND * GROUP as u32)
+                format!(
+                    "sending {} datagrams of 1472 bytes a second",
+                    GROUPS_PER_SECOND * GROUP as u32
+                )
             }
-            "datagrams" => format!("receiving {DATAGRAMS_PER_SECOND} datagrams of 1472 bytes a second"),
+            "datagrams" => {
+                format!("receiving {DATAGRAMS_PER_SECOND} datagrams of 1472 bytes a second")
+            }
             "stream" => "receiving a TCP stream at MTU 1500".into(),
             _ => "one message of 64 bytes at a time, there and back".into(),
         }
@@ -173,7 +193,11 @@ impl Tabled for Row {
 
     fn bars(&self) -> Vec<Bar> {
         [
-            Bar::of("sender", self.sender_us_per_1000_packets, copied_after_all(self.copied_percent)),
+            Bar::of(
+                "sender",
+                self.sender_us_per_1000_packets,
+                copied_after_all(self.copied_percent),
+            ),
             Bar::of("receiver", self.receiver_us_per_1000_packets, String::new()),
         ]
         .into_iter()
@@ -182,7 +206,9 @@ impl Tabled for Row {
     }
 
     fn notes(_: &[Self]) -> Vec<String> {
-        let how = |name: &str| SETTINGS.iter().find(|setting| setting.name == name).map_or("", |one| one.how);
+        let how = |name: &str| {
+            SETTINGS.iter().find(|setting| setting.name == name).map_or("", |one| one.how)
+        };
         vec![
             format!("gro: {}. deferred: {} (later packets wait for it). threaded: {}. busy polling: {} (the CPU is busy all the while).",
                 how("gro"), how("gro, deferred"), how("gro, threaded"), how("gro, busy polling")),

@@ -1,11 +1,11 @@
 //! The answer in plain words: at which sizes lending pays, and what it gains over `sendfile`.
 
-use super::{Report, Row, To};
+use super::{LoanReport, LoanRow, To};
 use crate::quantity::Size;
 use crate::stats::Figure;
 
 /// The sentences that a report's rows support.
-pub(super) fn of(report: &Report) -> Vec<String> {
+pub(super) fn of(report: &LoanReport) -> Vec<String> {
     let mut sentences: Vec<String> =
         [To::Sink, To::Tcp, To::Udp].into_iter().filter_map(|to| break_even(report, to)).collect();
     sentences.extend(over_sendfile(report));
@@ -13,13 +13,16 @@ pub(super) fn of(report: &Report) -> Vec<String> {
     sentences
 }
 
-fn rows<'a>(report: &'a Report, to: To, path: &'a str) -> impl Iterator<Item = &'a Row> {
-    report.rows.iter().filter(move |row| row.to == to.name() && row.path == path && row.send_ratio.is_some())
+fn rows<'a>(report: &'a LoanReport, to: To, path: &'a str) -> impl Iterator<Item = &'a LoanRow> {
+    report
+        .rows
+        .iter()
+        .filter(move |row| row.to == to.name() && row.path == path && row.send_ratio.is_some())
 }
 
 /// At which sizes lending costs the sending host less, at which more, and what the other host pays.
-fn break_even(report: &Report, to: To) -> Option<String> {
-    let lent: Vec<&Row> = rows(report, to, "lend").collect();
+fn break_even(report: &LoanReport, to: To) -> Option<String> {
+    let lent: Vec<&LoanRow> = rows(report, to, "lend").collect();
     let sizes = |is_wanted: &dyn Fn(Figure) -> bool| {
         let wanted = lent.iter().filter(|row| row.send_ratio.is_some_and(is_wanted));
         let sizes: Vec<String> = wanted.map(|row| Size(row.piece_bytes).to_string()).collect();
@@ -58,7 +61,7 @@ fn break_even(report: &Report, to: To) -> Option<String> {
 }
 
 /// The open question of the original: what does lending gain over `sendfile`?
-fn over_sendfile(report: &Report) -> Option<String> {
+fn over_sendfile(report: &LoanReport) -> Option<String> {
     let best = rows(report, To::Tcp, "lend")
         .filter_map(|row| Some((row, row.sendfile_ratio?)))
         .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median))?;
@@ -79,12 +82,13 @@ fn over_sendfile(report: &Report) -> Option<String> {
 }
 
 /// What it costs to wait for each loan instead of sending on.
-fn waiting(report: &Report) -> Option<String> {
+fn waiting(report: &LoanReport) -> Option<String> {
     let dearest = rows(report, To::Tcp, "lend, waiting for each")
         .filter_map(|row| {
             let pipelined =
                 rows(report, To::Tcp, "lend").find(|other| other.piece_bytes == row.piece_bytes)?;
-            let (waited, sent_on) = (row.throughput_bits_per_second?, pipelined.throughput_bits_per_second?);
+            let (waited, sent_on) =
+                (row.throughput_bits_per_second?, pipelined.throughput_bits_per_second?);
             // Only where it was shown to be slower.
             let is_slower = waited.is_conclusive() && sent_on.is_above(waited.high);
             is_slower.then(|| (row.piece_bytes, sent_on.median / waited.median))

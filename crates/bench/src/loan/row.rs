@@ -1,6 +1,6 @@
 //! A row of `loan`: the contract, and how people are shown it.
 
-use super::{By, Cell, Round};
+use super::{By, LoanCase, LoanRound};
 use crate::quantity::Size;
 use crate::rounds::Series;
 use crate::stats::Figure;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// One way of giving pieces of one size to one destination.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct LoanRow {
     /// `send`, `lend`, `lend, waiting for each` or `sendfile`.
     pub path: String,
     /// `tcp`, `udp`, or `udp to a sink`.
@@ -50,19 +50,29 @@ pub struct Row {
 }
 
 /// The row that a series comes to, beside all the others.
-pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> Row {
-    let Cell { to, by, piece } = series.cell;
+pub(super) fn of(
+    series: &Series<LoanCase, LoanRound>,
+    all: &[Series<LoanCase, LoanRound>],
+) -> LoanRow {
+    let LoanCase { to, by, piece } = series.case;
     let peer = |name: &str| {
         all.iter().find(|other| {
-            let cell = other.cell;
-            cell.to == to && cell.piece == piece && cell.by.name() == name && !other.rounds.is_empty()
+            let case = other.case;
+            case.to == to
+                && case.piece == piece
+                && case.by.name() == name
+                && !other.rounds.is_empty()
         })
     };
     let ratio_to = |name: &str| {
-        peer(name).and_then(|other| series.ratio_to(other, |round| round.costs.sender_us_per_mib))
+        peer(name)
+            .and_then(|other| series.ratio_to_method(other, |round| round.costs.sender_us_per_mib))
     };
-    let sum = |of: fn(&Round) -> u64| series.rounds.iter().map(|(_, round)| of(round)).sum::<u64>() as f64;
-    let (copied, shared) = (sum(|round| round.sent.copied_bytes), sum(|round| round.sent.zero_copied_bytes));
+    let sum = |of: fn(&LoanRound) -> u64| {
+        series.rounds.iter().map(|(_, round)| of(round)).sum::<u64>() as f64
+    };
+    let (copied, shared) =
+        (sum(|round| round.sent.copied_bytes), sum(|round| round.sent.zero_copied_bytes));
     let copied_percent = match by {
         By::Hand(Hand::Send | Hand::Segments | Hand::Group) => Some(100.0),
         // A veth passes a file's pages on; `haul bench send` has the proof.
@@ -70,7 +80,7 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         By::Hand(_) => (copied + shared > 0.0).then(|| 100.0 * copied / (copied + shared)),
     };
     let has_receiver = to != super::To::Sink;
-    Row {
+    LoanRow {
         path: by.name().into(),
         to: to.name().into(),
         piece_bytes: piece.0,
@@ -86,7 +96,9 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
             .filter(|_| to == super::To::Udp),
         throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
         sender_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
-        receiver_us_per_mib: series.figure(|round| round.costs.receiver_us_per_mib).filter(|_| has_receiver),
+        receiver_us_per_mib: series
+            .figure(|round| round.costs.receiver_us_per_mib)
+            .filter(|_| has_receiver),
         syscalls_per_mib: series
             .figure(|round| round.sent.calls as f64 / round.sent.mib())
             .map(|figure| figure.median),
@@ -95,7 +107,7 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
     }
 }
 
-const COLUMNS: [Column<Row>; 11] = [
+const COLUMNS: [Column<LoanRow>; 11] = [
     Column::narrow("way", |row| row.path.clone()),
     Column::narrow("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
     Column::narrow("× send\n(interval)", |row| ratio(row.send_ratio)),
@@ -106,12 +118,14 @@ const COLUMNS: [Column<Row>; 11] = [
     }),
     Column::wide("receiver\nµs/MiB", |row| number(row.receiver_us_per_mib, 1.0, 0)),
     Column::wide("arrived\n%", |row| number(row.delivered_percent, 1.0, 0)),
-    Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
+    Column::wide("calls\n/MiB", |row| {
+        row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))
+    }),
     Column::wide("inter-\nrupts", |row| number(row.interrupts_per_mib, 1.0, 0)),
     Column::wide("full speed\nGbit/s", |row| speed(row.full_speed_bits_per_second)),
 ];
 
-impl Tabled for Row {
+impl Tabled for LoanRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];

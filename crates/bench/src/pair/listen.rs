@@ -63,7 +63,9 @@ pub fn listen(
     let listener = TcpListener::bind(addresses).map_err(|error| taken(&first, error))?;
     let address = listener.local_addr().map_err(|error| taken(&first, error))?;
     let Some(port) = address.port().checked_add(1) else {
-        return Err(BenchError::BadInput("port 65535 has none after it, which bytes would come to".into()));
+        return Err(BenchError::BadInput(
+            "port 65535 has none after it, which bytes would come to".into(),
+        ));
     };
     let for_bytes = SocketAddr::new(address.ip(), port);
     // Whether it can be had is better known now than in the first row.
@@ -86,7 +88,8 @@ pub fn listen(
                 thread::sleep(Duration::from_millis(10));
             }
             if lock().is_some() {
-                let _ = refuse(&stream, "it is taken by another machine now; wait for the end of that");
+                let _ =
+                    refuse(&stream, "it is taken by another machine now; wait for the end of that");
                 tell(&format!("{} was refused: another is served", peer.ip().to_canonical()));
                 continue;
             }
@@ -124,7 +127,9 @@ fn words(error: &FlowError) -> String {
     match error {
         FlowError::Worker(words) => words.clone(),
         FlowError::Process { source, .. } => match source.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it said nothing for too long".into(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                "it said nothing for too long".into()
+            }
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => "it hung up".into(),
             _ => error.to_string(),
         },
@@ -167,7 +172,8 @@ impl Session {
         match read_line(&mut reader, REQUEST_BYTES_MAX, deadline).map_err(at("greeting"))? {
             Line::Said(Request::Hello { schema, .. }) if schema == SCHEMA => {}
             _ => {
-                let reason = format!("this is haul {}, which speaks {SCHEMA}", env!("CARGO_PKG_VERSION"));
+                let reason =
+                    format!("this is haul {}, which speaks {SCHEMA}", env!("CARGO_PKG_VERSION"));
                 refuse(stream, &reason).map_err(at("greeting"))?;
                 return Err(FlowError::Worker("it does not speak this version's protocol".into()));
             }
@@ -201,7 +207,9 @@ impl Session {
             }
             match line {
                 Line::Said(request) => session.answer(request)?,
-                Line::Strange(_) => return Err(FlowError::Worker("it said something strange".into())),
+                Line::Strange(_) => {
+                    return Err(FlowError::Worker("it said something strange".into()));
+                }
                 Line::End => return Ok(()),
             }
         }
@@ -250,17 +258,26 @@ impl Session {
     }
 
     /// The job that is asked for, or why it is not done.
-    fn checked(&self, task: Task, socket: SocketOptions, peer: Option<SocketAddr>) -> Result<Job, String> {
+    fn checked(
+        &self,
+        task: Task,
+        socket: SocketOptions,
+        peer: Option<SocketAddr>,
+    ) -> Result<Job, String> {
         let buffer_bytes = match &task {
             Task::Receive(receiving) => receiving.buffer_bytes,
             Task::Forward(forwarding) => forwarding.buffer_bytes.unwrap_or(0),
             _ => return Err("this end only receives and forwards".into()),
         };
         if buffer_bytes > BUFFER_BYTES_MAX {
-            return Err(format!("a buffer of {buffer_bytes} bytes is more than {BUFFER_BYTES_MAX}"));
+            return Err(format!(
+                "a buffer of {buffer_bytes} bytes is more than {BUFFER_BYTES_MAX}"
+            ));
         }
         if socket.buffer_bytes.is_some_and(|bytes| bytes > SOCKET_BYTES_MAX) {
-            return Err(format!("socket buffers of more than {SOCKET_BYTES_MAX} bytes are not set here"));
+            return Err(format!(
+                "socket buffers of more than {SOCKET_BYTES_MAX} bytes are not set here"
+            ));
         }
         // The kernel would look for a module of any name.
         if socket.congestion.as_ref().is_some_and(|name| !congestion::settable().contains(name)) {
@@ -279,10 +296,12 @@ impl Session {
         if address != self.peer {
             return Err(format!("bytes are forwarded to {} alone, who asks for it", self.peer));
         }
-        let is_own =
-            haul_sys::interface::addresses().map_or(true, |own| own.iter().any(|own| own.address == address));
+        let is_own = haul_sys::interface::addresses()
+            .map_or(true, |own| own.iter().any(|own| own.address == address));
         if address.is_loopback() || is_own {
-            return Err(format!("{address} is this machine's own, and nothing is forwarded to itself"));
+            return Err(format!(
+                "{address} is this machine's own, and nothing is forwarded to itself"
+            ));
         }
         if to.port() < PORT_MIN {
             return Err(format!("port {} is a service's", to.port()));

@@ -29,7 +29,8 @@ pub(crate) struct MeterFacts {
 impl MeterFacts {
     /// Of a meter on every CPU that this process may use.
     pub(super) fn here() -> Self {
-        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let boot_id =
+            std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self { boot_id: boot_id.trim().into(), cpus: haul_lab::allowed_cpus().unwrap_or_default() }
     }
 

@@ -4,13 +4,16 @@ use super::{ERROR_PERCENT_MAX, misses};
 use crate::MIB;
 use crate::quantity::{Rate, Size};
 use haul::plan::{Condition, Plan, SourceKind, Spread};
-use haul::{Copying, Path};
+use haul::{Copying, SendMethod};
 use std::fmt::Write;
 
 /// What the plan says, for people: which path for which size, and what it is expected to cost.
 pub fn describe(plan: &Plan) -> String {
-    let cards =
-        if plan.devices.is_empty() { String::new() } else { format!(", {}", plan.devices.join(", ")) };
+    let cards = if plan.devices.is_empty() {
+        String::new()
+    } else {
+        format!(", {}", plan.devices.join(", "))
+    };
     let mut text = format!("Measured on Linux {}, {}{cards}\n", plan.kernel, plan.cpu);
     for (source, name) in [(SourceKind::File, "a file"), (SourceKind::Memory, "memory")] {
         for offloads in [true, false] {
@@ -31,8 +34,8 @@ pub fn describe(plan: &Plan) -> String {
 }
 
 /// The paths that are chosen from the smallest piece to the largest, each with the sizes it is chosen for.
-fn choices(plan: &Plan, condition: Condition) -> Vec<(String, Path)> {
-    let mut runs: Vec<(u64, Path)> = Vec::new();
+fn choices(plan: &Plan, condition: Condition) -> Vec<(String, SendMethod)> {
+    let mut runs: Vec<(u64, SendMethod)> = Vec::new();
     for bytes in (10..=24).map(|power| 1u64 << power) {
         let chosen = plan.choose(condition, bytes, |_| true);
         if let Some(path) = chosen.filter(|path| runs.last().is_none_or(|(_, last)| last != path)) {
@@ -40,19 +43,22 @@ fn choices(plan: &Plan, condition: Condition) -> Vec<(String, Path)> {
         }
     }
     let ends = runs.iter().skip(1).map(|(bytes, _)| Some(Size(*bytes))).chain([None]);
-    let sizes = runs.iter().zip(ends).enumerate().map(|(index, ((from, _), end))| match (index, end) {
-        (0, None) => "of any size".into(),
-        (0, Some(end)) => format!("under {end}"),
-        (_, None) => format!("from {}", Size(*from)),
-        (_, Some(end)) => format!("from {} to {end}", Size(*from)),
-    });
+    let sizes =
+        runs.iter().zip(ends).enumerate().map(|(index, ((from, _), end))| match (index, end) {
+            (0, None) => "of any size".into(),
+            (0, Some(end)) => format!("under {end}"),
+            (_, None) => format!("from {}", Size(*from)),
+            (_, Some(end)) => format!("from {} to {end}", Size(*from)),
+        });
     sizes.zip(runs.iter().map(|(_, path)| *path)).collect()
 }
 
 /// How sure the choice is: how far the next path is, and whether their intervals touch.
-fn confidence(plan: &Plan, condition: Condition, path: Path) -> String {
+fn confidence(plan: &Plan, condition: Condition, path: SendMethod) -> String {
     let ranking = plan.ranking(condition);
-    let Some((_, own)) = ranking.iter().find(|(other, _)| *other == path) else { return "alone".into() };
+    let Some((_, own)) = ranking.iter().find(|(other, _)| *other == path) else {
+        return "alone".into();
+    };
     let next = ranking
         .iter()
         .filter(|(other, _)| *other != path)
@@ -68,9 +74,11 @@ fn confidence(plan: &Plan, condition: Condition, path: Path) -> String {
     }
 }
 
-fn expectation(plan: &Plan, condition: Condition, path: Path) -> String {
+fn expectation(plan: &Plan, condition: Condition, path: SendMethod) -> String {
     let copies = if path.copying() == Copying::Always { "copies" } else { "moves pages" };
-    let Some(cost) = plan.costs.iter().find(|cost| cost.path == path && cost.condition == condition) else {
+    let Some(cost) =
+        plan.costs.iter().find(|cost| cost.path == path && cost.condition == condition)
+    else {
         return path.to_string();
     };
     let Spread { median, low, high } = cost.us_per_mib;
@@ -110,7 +118,9 @@ pub fn describe_rate(plan: &Plan, rate: Rate) -> String {
          holds back. A sender that is slower than its receiver pays 1.5 to 3 times as much:\n"
     );
     for (source, name) in [(SourceKind::File, "files"), (SourceKind::Memory, "memory")] {
-        for (path, Spread { median, low, high }) in plan.ranking(Condition { source, offloads: true }) {
+        for (path, Spread { median, low, high }) in
+            plan.ranking(Condition { source, offloads: true })
+        {
             let cores = |us_per_mib: f64| rate.0 as f64 / 8.0 / MIB * us_per_mib / 1e6;
             let _ = writeln!(
                 text,

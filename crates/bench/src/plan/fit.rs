@@ -2,10 +2,10 @@
 
 use crate::MIB;
 use crate::send::prediction::network;
-use crate::send::{Report, Row};
+use crate::send::{SendReport, SendRow};
 use crate::stats::Figure;
 use crate::workload::Workload;
-use haul::Path;
+use haul::SendMethod;
 use haul::plan::{Condition, Cost, Plan, Point, SCHEMA, SourceKind, Spread, call_bytes};
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ type End = fn(Figure) -> f64;
 ///
 /// Rows of files of one size, or of memory, are points: what one such file costs. Of other rows, and for people, there is a
 /// line over calls for each MiB: its slope is the cost of a call.
-pub fn of(report: &Report) -> Option<Plan> {
+pub fn of(report: &SendReport) -> Option<Plan> {
     /// A path, whether it is memory, whether offloads are on.
-    type Key = (Path, bool, bool);
-    let mut rows: BTreeMap<Key, Vec<(&Row, Figure)>> = BTreeMap::new();
+    type Key = (SendMethod, bool, bool);
+    let mut rows: BTreeMap<Key, Vec<(&SendRow, Figure)>> = BTreeMap::new();
     for row in report.rows.iter().filter(|row| !row.cork && is_clean(row)) {
         let Some(path) = path_of(row) else { continue };
         let Some(figure) = row.sender_us_per_mib.filter(Figure::has_interval) else { continue };
@@ -59,12 +59,12 @@ pub fn of(report: &Report) -> Option<Plan> {
 }
 
 /// Whether a row is the path's cost alone: without other programs, and without pacing.
-pub(super) fn is_clean(row: &Row) -> bool {
+pub(super) fn is_clean(row: &SendRow) -> bool {
     row.disturbed_percent.is_none() && row.paced.is_none()
 }
 
 /// What one file, or one piece of memory, of a row costs, where all are of one size.
-fn point(row: &Row, figure: Figure) -> Option<Point> {
+fn point(row: &SendRow, figure: Figure) -> Option<Point> {
     let bytes = match row.workload.parse().ok()? {
         Workload::Equal { size, .. } | Workload::Memory(size) => size.0,
         Workload::Files { .. } | Workload::File(_) => return None,
@@ -77,8 +77,9 @@ fn point(row: &Row, figure: Figure) -> Option<Point> {
 }
 
 /// How many calls a row makes for a MiB: each file's last one is as short as what is left of it.
-fn calls_per_mib(row: &Row) -> f64 {
-    let sizes = row.workload.parse::<Workload>().map(|workload| workload.sizes()).unwrap_or_default();
+fn calls_per_mib(row: &SendRow) -> f64 {
+    let sizes =
+        row.workload.parse::<Workload>().map(|workload| workload.sizes()).unwrap_or_default();
     let calls: u64 = sizes.iter().map(|size| size.div_ceil(row.chunk_bytes)).sum();
     let mib = sizes.iter().sum::<u64>() as f64 / MIB;
     // Of a file that is not known here all calls count as full.
@@ -86,14 +87,15 @@ fn calls_per_mib(row: &Row) -> f64 {
 }
 
 /// The row's path, if it is one to choose: `floor` sends nothing, and `auto` is the choice.
-fn path_of(row: &Row) -> Option<Path> {
-    row.path.parse().ok().filter(|&path| path != Path::Floor)
+fn path_of(row: &SendRow) -> Option<SendMethod> {
+    row.path.parse().ok().filter(|&path| path != SendMethod::Floor)
 }
 
-fn cost(path: Path, condition: Condition, points: &[(f64, Figure)]) -> Cost {
+fn cost(path: SendMethod, condition: Condition, points: &[(f64, Figure)]) -> Cost {
     let ends: [End; 3] = [|figure| figure.median, |figure| figure.low, |figure| figure.high];
-    let [middle, low, high] = ends
-        .map(|end| line(&points.iter().map(|(calls, figure)| (*calls, end(*figure))).collect::<Vec<_>>()));
+    let [middle, low, high] = ends.map(|end| {
+        line(&points.iter().map(|(calls, figure)| (*calls, end(*figure))).collect::<Vec<_>>())
+    });
     // Lines through the ends of intervals may cross the one through the middles.
     let spread = |median: f64, low: f64, high: f64| Spread {
         median,
@@ -120,8 +122,11 @@ fn line(points: &[(f64, f64)]) -> (f64, f64) {
     let (xx, xy) = (sum(&|calls, _| calls * calls), sum(&|calls, us| calls * us));
     let determinant = n * xx - x * x;
     let has_one_size = points.windows(2).all(|pair| pair[0].0.total_cmp(&pair[1].0).is_eq());
-    let slope =
-        if has_one_size || determinant <= 0.0 { 0.0 } else { ((n * xy - x * y) / determinant).max(0.0) };
+    let slope = if has_one_size || determinant <= 0.0 {
+        0.0
+    } else {
+        ((n * xy - x * y) / determinant).max(0.0)
+    };
     let rest = (y - slope * x) / n;
     if rest < 0.0 { (xy / xx, 0.0) } else { (slope, rest) }
 }

@@ -63,7 +63,8 @@ impl Counted {
         let names = || tick.kernel_stack.iter().filter_map(|&address| symbols.find(address));
         let group = groups.of(name);
         // The meter's thread enters the kernel by itself only to read its own clock; an interrupt may come on top of that.
-        let entry = names().find(|outer| outer.name == "do_syscall_64" || outer.name.starts_with("asm_"));
+        let entry =
+            names().find(|outer| outer.name == "do_syscall_64" || outer.name.starts_with("asm_"));
         let is_meters =
             is_own && (!tick.in_kernel || entry.is_some_and(|entry| entry.name == "do_syscall_64"));
         if is_meters || group == IDLE && tick.in_kernel {

@@ -52,7 +52,8 @@ fn boxes(svg: &mut String, name: &str, frame: &Frame<'_>, x: f64, y: f64, scale:
     }
     let share = 100.0 * frame.ticks as f64 / all as f64;
     let letters = ((width - 4.0) / LETTER_WIDTH) as usize;
-    let shown: String = if letters >= 3 { name.chars().take(letters).collect() } else { String::new() };
+    let shown: String =
+        if letters >= 3 { name.chars().take(letters).collect() } else { String::new() };
     // Kernel names hold no character that means something in markup.
     let _ = writeln!(
         svg,

@@ -65,7 +65,8 @@ mod tests {
 
     #[test]
     fn the_longest_pattern_decides() {
-        let groups = Groups::parse("# remark\none: tcp_* *_copy\n  exact\ntwo: tcp_ack* *middle*\n");
+        let groups =
+            Groups::parse("# remark\none: tcp_* *_copy\n  exact\ntwo: tcp_ack* *middle*\n");
         for (function, group) in [
             ("tcp_sendmsg", "one"),
             ("tcp_ack_update", "two"),

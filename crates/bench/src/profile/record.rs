@@ -40,8 +40,10 @@ pub(super) struct Recorder {
 impl Recorder {
     /// Starts watching; the error is why that is not allowed.
     pub(super) fn start(cpus: &[usize]) -> io::Result<Self> {
-        let samplers: Vec<Sampler> =
-            cpus.iter().map(|&cpu| Sampler::start(cpu, HERTZ, RING_BYTES)).collect::<io::Result<_>>()?;
+        let samplers: Vec<Sampler> = cpus
+            .iter()
+            .map(|&cpu| Sampler::start(cpu, HERTZ, RING_BYTES))
+            .collect::<io::Result<_>>()?;
         let rings = samplers.into_iter().map(|sampler| (sampler, Seen::default())).collect();
         let rings = Rings { rings, owners: Owners::default() };
         let (rings, is_over) = (Arc::new(Mutex::new(rings)), Arc::new(AtomicBool::new(false)));

@@ -26,7 +26,7 @@ pub enum Kind {
 
 /// Where some of the time went.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct ProfileRow {
     /// Which host, doing what.
     pub host: String,
     /// What the row is about.
@@ -53,9 +53,9 @@ pub struct Row {
 }
 
 /// The rows of one host; `meter` is its load in percent and its cost in µs per MiB.
-pub(super) fn rows(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -> Vec<Row> {
+pub(super) fn rows(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -> Vec<ProfileRow> {
     let busy = counted.busy().max(1) as f64;
-    let row = |kind, name: &str, group: &str, ticks: u64, rank| Row {
+    let row = |kind, name: &str, group: &str, ticks: u64, rank| ProfileRow {
         host: host.into(),
         kind,
         name: name.into(),
@@ -68,21 +68,22 @@ pub(super) fn rows(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -> 
         meter_load_percent: None,
         rank,
     };
-    let total = Row {
+    let total = ProfileRow {
         meter_load_percent: meter.map(|(load_percent, _)| load_percent),
         ..row(Kind::Total, "all of it", "", counted.busy(), 1)
     };
     let groups = counted.groups().into_iter().enumerate();
-    let groups = groups.map(|(index, (group, ticks))| row(Kind::Group, group, group, ticks, index + 1));
+    let groups =
+        groups.map(|(index, (group, ticks))| row(Kind::Group, group, group, ticks, index + 1));
     let mut functions: Vec<_> = counted.functions.iter().collect();
     functions.sort_by_key(|(name, function)| (Reverse(function.ticks), name.as_str()));
-    let functions = functions.into_iter().enumerate().map(|(index, (name, function))| Row {
+    let functions = functions.into_iter().enumerate().map(|(index, (name, function))| ProfileRow {
         normalised_load: Some(function.ticks as f64 / function.size_bytes.max(1) as f64),
         ..row(Kind::Function, name, function.group, function.ticks, index + 1)
     });
     let mut others: Vec<_> = counted.others.iter().collect();
     others.sort_by_key(|(name, ticks)| (Reverse(**ticks), name.as_str()));
-    let others = others.into_iter().enumerate().map(|(index, (name, ticks))| Row {
+    let others = others.into_iter().enumerate().map(|(index, (name, ticks))| ProfileRow {
         bound_percent: 0.0,
         bound_us_per_mib: None,
         ..row(Kind::Other, name, OTHER_PROGRAMS, *ticks, index + 1)
@@ -103,14 +104,20 @@ pub(super) fn answer(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -
         .map(|(group, ticks)| format!("{group} {:.0} %", 100.0 * *ticks as f64 / busy))
         .collect();
     let read = meter.map_or(String::new(), |(load, _)| format!(" (the meter read {load:.1} %)"));
-    let other: u64 =
-        counted.functions.values().filter(|function| function.group == OTHER).map(|f| f.ticks).sum();
+    let other: u64 = counted
+        .functions
+        .values()
+        .filter(|function| function.group == OTHER)
+        .map(|f| f.ticks)
+        .sum();
     let kernel = counted.kernel().max(1) as f64;
     let others: Vec<String> = counted
         .others
         .iter()
         .filter(|(_, ticks)| 100 * **ticks > counted.total)
-        .map(|(name, ticks)| format!("{name} {:.0} %", 100.0 * *ticks as f64 / counted.total.max(1) as f64))
+        .map(|(name, ticks)| {
+            format!("{name} {:.0} %", 100.0 * *ticks as f64 / counted.total.max(1) as f64)
+        })
         .collect();
     let others = (!others.is_empty()).then(|| {
         format!(
@@ -128,20 +135,25 @@ pub(super) fn answer(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -
     [own].into_iter().chain(others).collect()
 }
 
-const COLUMNS: [Column<Row>; 6] = [
+const COLUMNS: [Column<ProfileRow>; 6] = [
     Column::narrow("where", |row| row.name.clone()),
     Column::narrow("ticks", |row| row.ticks.to_string()),
     Column::narrow("% of the\nload", |row| format!("{:.1}", row.bound_percent)),
-    Column::narrow("µs/MiB", |row| row.bound_us_per_mib.map_or("?".into(), |us| format!("{us:.1}"))),
+    Column::narrow("µs/MiB", |row| {
+        row.bound_us_per_mib.map_or("?".into(), |us| format!("{us:.1}"))
+    }),
     Column::narrow("ticks per\nbyte of code", |row| {
         row.normalised_load.map_or(String::new(), |load| format!("{load:.4}"))
     }),
-    Column::narrow("group", |row| if row.kind == Kind::Function { row.group.clone() } else { String::new() }),
+    Column::narrow("group", |row| {
+        if row.kind == Kind::Function { row.group.clone() } else { String::new() }
+    }),
 ];
 
-impl Tabled for Row {
+impl Tabled for ProfileRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
-    const LEGEND: &'static [(&'static str, &'static str)] = &[("sender", "share of the host's load")];
+    const LEGEND: &'static [(&'static str, &'static str)] =
+        &[("sender", "share of the host's load")];
     const UNIT: &'static str = "percent: the most that any change there could save.";
 
     fn name(&self) -> String {
@@ -173,7 +185,8 @@ impl Tabled for Row {
 
     fn notes(rows: &[Self]) -> Vec<String> {
         let is_long = rows.iter().any(|row| row.rank > SHOWN);
-        let more = format!("The JSON report has every function; here are the first {SHOWN} of each host.");
+        let more =
+            format!("The JSON report has every function; here are the first {SHOWN} of each host.");
         let late = "The looks come from a timer, which waits while interrupts are off: what happens then is counted where \
              they come on again (_raw_spin_unlock_irqrestore and its like).";
         is_long.then_some(more).into_iter().chain([late.into()]).collect()

@@ -1,6 +1,6 @@
 //! The answer in plain words: what to receive with, when pages can be mapped, and whether that pays.
 
-use super::{Report, Row};
+use super::{ReceiveReport, ReceiveRow};
 use crate::stats::Figure;
 use crate::verdict::doubt;
 
@@ -8,19 +8,23 @@ use crate::verdict::doubt;
 const MAPPED_PERCENT: f64 = 90.0;
 
 /// The sentences that a report's rows support.
-pub(super) fn of(report: &Report) -> Vec<String> {
-    [cheapest(report), mappable(report), verdict(report), floor(report)].into_iter().flatten().collect()
+pub(super) fn of(report: &ReceiveReport) -> Vec<String> {
+    [cheapest(report), mappable(report), verdict(report), floor(report)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
-fn measured(report: &Report) -> impl Iterator<Item = &Row> {
+fn measured(report: &ReceiveReport) -> impl Iterator<Item = &ReceiveRow> {
     report.rows.iter().filter(|row| row.receiver_us_per_mib.is_some())
 }
 
 /// The cheapest way to get the bytes under the first conditions, where all ways were run.
-fn cheapest(report: &Report) -> Option<String> {
+fn cheapest(report: &ReceiveReport) -> Option<String> {
     let condition = measured(report).next()?.condition();
     let rows = || measured(report).filter(|row| row.condition() == condition);
-    let cost = |row: &Row| row.receiver_us_per_mib.map_or(f64::INFINITY, |figure| figure.median);
+    let cost =
+        |row: &ReceiveRow| row.receiver_us_per_mib.map_or(f64::INFINITY, |figure| figure.median);
     let best = rows()
         .filter(|row| !matches!(row.path.as_str(), "discard" | "auto"))
         .min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
@@ -31,9 +35,10 @@ fn cheapest(report: &Report) -> Option<String> {
         }
         _ => String::new(),
     };
-    let others =
-        rows().filter(|row| row.path != best.path && !matches!(row.path.as_str(), "discard" | "auto"));
-    let doubt = doubt(cost, others.filter_map(|row| Some((row.path.clone(), row.receiver_us_per_mib?))));
+    let others = rows()
+        .filter(|row| row.path != best.path && !matches!(row.path.as_str(), "discard" | "auto"));
+    let doubt =
+        doubt(cost, others.filter_map(|row| Some((row.path.clone(), row.receiver_us_per_mib?))));
     Some(format!(
         "Cheapest to receive with, taken by hand ({condition}): {}, {:.0} µs of the receiving host's CPU per MiB ({}){beside}{doubt}.",
         best.path,
@@ -43,16 +48,18 @@ fn cheapest(report: &Report) -> Option<String> {
 }
 
 /// Under which conditions nearly everything was mapped.
-fn mappable(report: &Report) -> Option<String> {
-    let mapped: Vec<&Row> = measured(report).filter(|row| row.path == "mapped").collect();
+fn mappable(report: &ReceiveReport) -> Option<String> {
+    let mapped: Vec<&ReceiveRow> = measured(report).filter(|row| row.path == "mapped").collect();
     if mapped.is_empty() {
         return None;
     }
     let words = |is_mapped: bool| {
-        let conditions = mapped.iter().filter(|row| (row.mapped_percent > Some(MAPPED_PERCENT)) == is_mapped);
+        let conditions =
+            mapped.iter().filter(|row| (row.mapped_percent > Some(MAPPED_PERCENT)) == is_mapped);
         let mut words: Vec<String> = conditions
             .map(|row| {
-                let pages = if row.page_order == super::PageOrder::Single { ", single pages" } else { "" };
+                let pages =
+                    if row.page_order == super::PageOrder::Single { ", single pages" } else { "" };
                 format!("MTU {} sent by {}{pages}", row.mtu, row.sent_by)
             })
             .collect();
@@ -68,12 +75,13 @@ fn mappable(report: &Report) -> Option<String> {
 }
 
 /// Whether mapping paid where it worked.
-fn verdict(report: &Report) -> Option<String> {
+fn verdict(report: &ReceiveReport) -> Option<String> {
     let mut verdicts: Vec<(Figure, String)> = measured(report)
         .filter(|row| row.path == "mapped" && row.mapped_percent > Some(MAPPED_PERCENT))
         .filter_map(|row| {
             let ratio = row.receiver_us_ratio?;
-            let words = format!("{:.2} × read ({}; {})", ratio.median, ratio.interval(2), row.condition());
+            let words =
+                format!("{:.2} × read ({}; {})", ratio.median, ratio.interval(2), row.condition());
             Some((ratio, words))
         })
         .collect();
@@ -88,7 +96,7 @@ fn verdict(report: &Report) -> Option<String> {
     Some(format!("{paid} {best}; at its worst {worst}."))
 }
 
-fn floor(report: &Report) -> Option<String> {
+fn floor(report: &ReceiveReport) -> Option<String> {
     let row = measured(report).find(|row| row.path == "discard")?;
     let cost = row.receiver_us_per_mib?;
     Some(format!(

@@ -1,7 +1,7 @@
 //! A row of `receive`: the contract, and how people are shown it.
 
-use super::way::ReceiveWay;
-use super::{Cell, Condition, PageOrder, Round, SentBy};
+use super::method::ReceiveMethod;
+use super::{PageOrder, ReceiveCase, ReceiveCondition, ReceiveRound, SentBy};
 use crate::quantity::Size;
 use crate::rounds::Series;
 use crate::stats::Figure;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// One way of receiving under one condition.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct ReceiveRow {
     /// The way's name.
     pub path: String,
     /// The link's MTU in bytes.
@@ -67,21 +67,31 @@ pub struct Row {
 }
 
 /// The row that a series comes to, beside all the others.
-pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> Row {
-    let Cell { way, condition } = series.cell;
-    let sum = |of: &dyn Fn(&Round) -> f64| series.rounds.iter().fold(0.0, |sum, (_, round)| sum + of(round));
-    let (mib, mapped) =
-        (sum(&|round| round.received.mib()), sum(&|round| round.received.mapped_bytes as f64 / crate::MIB));
+pub(super) fn of(
+    series: &Series<ReceiveCase, ReceiveRound>,
+    all: &[Series<ReceiveCase, ReceiveRound>],
+) -> ReceiveRow {
+    let ReceiveCase { way, condition } = series.case;
+    let sum = |of: &dyn Fn(&ReceiveRound) -> f64| {
+        series.rounds.iter().fold(0.0, |sum, (_, round)| sum + of(round))
+    };
+    let (mib, mapped) = (
+        sum(&|round| round.received.mib()),
+        sum(&|round| round.received.mapped_bytes as f64 / crate::MIB),
+    );
     let mapped_percent = (mib > 0.0).then(|| 100.0 * mapped / mib);
     let copied_percent = mapped_percent.map(|mapped| match way {
-        ReceiveWay::Discard => 0.0,
+        ReceiveMethod::Discard => 0.0,
         _ => 100.0 - mapped,
     });
     let plain = all.iter().find(|other| {
-        other.cell.way == ReceiveWay::Read && other.cell.condition == condition && !other.rounds.is_empty()
+        other.case.way == ReceiveMethod::Read
+            && other.case.condition == condition
+            && !other.rounds.is_empty()
     });
-    let per_mib = |of: fn(&Round) -> f64| series.figure(|round| of(round) / round.received.mib());
-    Row {
+    let per_mib =
+        |of: fn(&ReceiveRound) -> f64| series.figure(|round| of(round) / round.received.mib());
+    ReceiveRow {
         path: way.name().into(),
         mtu: condition.mtu,
         sent_by: condition.sent_by,
@@ -107,15 +117,16 @@ pub(super) fn of(series: &Series<Cell, Round>, all: &[Series<Cell, Round>]) -> R
         system_us_per_mib: per_mib(|round| round.received.system_seconds * 1e6),
         context_switches_per_mib: per_mib(|round| round.received.context_switches as f64),
         syscalls_per_mib: per_mib(|round| round.received.calls as f64).map(|figure| figure.median),
-        receiver_us_ratio: plain
-            .and_then(|plain| series.ratio_to(plain, |round| round.costs.receiver_us_per_mib)),
+        receiver_us_ratio: plain.and_then(|plain| {
+            series.ratio_to_method(plain, |round| round.costs.receiver_us_per_mib)
+        }),
     }
 }
 
-impl Row {
+impl ReceiveRow {
     /// What the row was measured under.
-    pub fn condition(&self) -> Condition {
-        Condition {
+    pub fn condition(&self) -> ReceiveCondition {
+        ReceiveCondition {
             mtu: self.mtu,
             sent_by: self.sent_by,
             page_order: self.page_order,
@@ -125,7 +136,7 @@ impl Row {
     }
 }
 
-const COLUMNS: [Column<Row>; 16] = [
+const COLUMNS: [Column<ReceiveRow>; 16] = [
     Column::narrow("path", |row| row.path.clone()),
     Column::narrow("receiver\nµs/MiB", |row| number(row.receiver_us_per_mib, 1.0, 0)),
     Column::narrow("× read\n(interval)", |row| ratio(row.receiver_us_ratio)),
@@ -139,12 +150,14 @@ const COLUMNS: [Column<Row>; 16] = [
     Column::wide("seconds", |row| format!("{:.2}", row.seconds)),
     Column::wide("receiver µs/MiB\ninterval", |row| interval(row.receiver_us_per_mib)),
     Column::wide("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
-    Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
+    Column::wide("calls\n/MiB", |row| {
+        row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))
+    }),
     Column::wide("inter-\nrupts", |row| number(row.interrupts_per_mib, 1.0, 0)),
     Column::wide("full speed\nGbit/s", |row| speed(row.full_speed_bits_per_second)),
 ];
 
-impl Tabled for Row {
+impl Tabled for ReceiveRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];

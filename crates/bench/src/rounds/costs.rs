@@ -1,7 +1,7 @@
 //! What both hosts paid for what was moved, in CPU time and in interrupts.
 
 use crate::MIB;
-use crate::site::{HostAccount, HostLoad, Loads};
+use crate::topology::{HostAccount, HostLoad, Loads};
 
 /// What both hosts paid for what was moved.
 #[derive(Debug, Clone, Copy)]
@@ -18,7 +18,8 @@ impl Costs {
     pub(crate) fn of(loads: &Loads, bytes_per_second: f64) -> Option<Self> {
         let Loads { sender, receiver, .. } = *loads;
         // Rates, not sums: each process has a window by its own clock.
-        let us_per_mib = |host: &HostLoad| host.load_percent / 100.0 * 1e6 / (bytes_per_second / MIB);
+        let us_per_mib =
+            |host: &HostLoad| host.load_percent / 100.0 * 1e6 / (bytes_per_second / MIB);
         (bytes_per_second > 0.0).then(|| Self {
             bytes_per_second,
             sender_us_per_mib: us_per_mib(&sender),
@@ -32,7 +33,8 @@ impl Costs {
 impl Costs {
     /// A count a second of the sending host, and of the receiving one, for each MiB; `None` where hosts are machines.
     fn each_per_mib(&self, of: impl Fn(&HostAccount) -> f64) -> Option<(f64, f64)> {
-        let per_mib = |host: &HostLoad| Some(of(host.account.as_ref()?) / (self.bytes_per_second / MIB));
+        let per_mib =
+            |host: &HostLoad| Some(of(host.account.as_ref()?) / (self.bytes_per_second / MIB));
         Some((per_mib(&self.sender)?, per_mib(&self.receiver)?))
     }
 

@@ -42,8 +42,9 @@ impl Distances {
             return None;
         }
         let middle = (near * far).sqrt();
-        let count =
-            |is_far| self.readings.values().filter(|readings| is_at(readings, middle, is_far)).count();
+        let count = |is_far| {
+            self.readings.values().filter(|readings| is_at(readings, middle, is_far)).count()
+        };
         Some(Majority { near, far, middle, is_far: count(true) > count(false) })
     }
 
@@ -64,7 +65,9 @@ impl Distances {
         let (mut total, mut left_out, mut mixed) = (0, 0, 0);
         for (index, row) in rows.iter_mut().enumerate().filter(|(_, row)| !row.rounds.is_empty()) {
             let is_kept = |number: usize| {
-                self.readings.get(&(index, number)).is_some_and(|readings| is_at(readings, middle, is_far))
+                self.readings
+                    .get(&(index, number))
+                    .is_some_and(|readings| is_at(readings, middle, is_far))
             };
             total += row.rounds.len();
             if row.rounds.iter().filter(|(number, _)| is_kept(*number)).count() < ROUNDS_MIN {
@@ -127,7 +130,8 @@ mod tests {
     #[test]
     fn rounds_at_the_distance_of_most_are_kept() {
         let (mut distances, mut rows) = (Distances::default(), rows(5));
-        for (round, before, after) in [(0, 60, 55), (1, 60, 310), (2, 300, 310), (3, 300, 320), (4, 305, 300)]
+        for (round, before, after) in
+            [(0, 60, 55), (1, 60, 310), (2, 300, 310), (3, 300, 320), (4, 305, 300)]
         {
             note(&mut distances, round, before, after);
         }

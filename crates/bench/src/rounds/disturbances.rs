@@ -41,15 +41,17 @@ impl Disturbances {
         for (index, row) in rows.iter_mut().enumerate() {
             let clean = self.clean_rounds(index, row);
             let disturbed = row.rounds.len() - clean;
-            let percents = row.rounds.iter().filter_map(|(number, _)| self.0.get(&(index, *number)).copied());
-            let percents: Vec<f64> = percents.filter(|&percent| percent > OTHERS_PERCENT_MAX).collect();
+            let percents =
+                row.rounds.iter().filter_map(|(number, _)| self.0.get(&(index, *number)).copied());
+            let percents: Vec<f64> =
+                percents.filter(|&percent| percent > OTHERS_PERCENT_MAX).collect();
             worst = percents.iter().copied().fold(worst, f64::max);
             if disturbed > 0 && clean >= ROUNDS_MIN.min(row.rounds.len()) {
                 row.rounds.retain(|(number, _)| self.is_clean(index, *number));
                 left_out += disturbed;
             } else if disturbed > 0 {
                 row.disturbed_percent = crate::Figure::of(&percents).map(|figure| figure.median);
-                marked.push(name(&row.cell));
+                marked.push(name(&row.case));
             }
         }
         let mut warnings = Vec::new();
@@ -94,7 +96,10 @@ mod tests {
             [3, 4, 5, 6, 7, 8, 9]
         );
         assert_eq!(rows[0].disturbed_percent, None);
-        assert!(warnings.len() == 1 && warnings[0].detail.contains("3 row measurements"), "{warnings:?}");
+        assert!(
+            warnings.len() == 1 && warnings[0].detail.contains("3 row measurements"),
+            "{warnings:?}"
+        );
     }
 
     #[test]

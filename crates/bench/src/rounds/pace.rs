@@ -53,7 +53,11 @@ pub(crate) struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    pub(crate) fn new(total: usize, is_stopped: &'a AtomicBool, tell: &'a mut dyn FnMut(Progress)) -> Self {
+    pub(crate) fn new(
+        total: usize,
+        is_stopped: &'a AtomicBool,
+        tell: &'a mut dyn FnMut(Progress),
+    ) -> Self {
         Self { done: 0, total, is_stopped, tell }
     }
 

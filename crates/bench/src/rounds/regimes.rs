@@ -21,12 +21,13 @@ pub(super) fn keep_one<C, R>(
     let interrupts = |round: &R| costs(round)?.both_interrupts_per_mib();
     let (mut left_out, mut names) = (0, Vec::new());
     for row in rows.iter_mut() {
-        let counts: Vec<f64> = row.rounds.iter().filter_map(|(_, round)| interrupts(round)).collect();
+        let counts: Vec<f64> =
+            row.rounds.iter().filter_map(|(_, round)| interrupts(round)).collect();
         let Some(is_of_most) = larger_regime(&counts) else { continue };
         let before = row.rounds.len();
         row.rounds.retain(|(_, round)| interrupts(round).is_none_or(&is_of_most));
         left_out += before - row.rounds.len();
-        names.push(name(&row.cell));
+        names.push(name(&row.case));
     }
     (left_out > 0).then(|| {
         let words = format!(
@@ -39,6 +40,7 @@ pub(super) fn keep_one<C, R>(
 }
 
 /// Leaves out rounds that were not in the regime that was asked for, where enough others remain; says what was left out.
+/// A row that keeps them is marked ([`Series::is_out_of_regime`]).
 pub(super) fn keep_asked_for<C, R>(
     rows: &mut [Series<C, R>],
     is_in_regime: impl Fn(&R) -> bool,
@@ -50,7 +52,9 @@ pub(super) fn keep_asked_for<C, R>(
         if kept >= ROUNDS_MIN && kept < row.rounds.len() {
             left_out += row.rounds.len() - kept;
             row.rounds.retain(|(_, round)| is_in_regime(round));
-            names.push(name(&row.cell));
+            names.push(name(&row.case));
+        } else {
+            row.is_out_of_regime = kept < row.rounds.len();
         }
     }
     (left_out > 0).then(|| {
@@ -84,7 +88,11 @@ mod tests {
 
     fn kept(counts: &[f64]) -> Vec<f64> {
         let is_of_most = larger_regime(counts);
-        counts.iter().copied().filter(|&count| is_of_most.as_ref().is_none_or(|is| is(count))).collect()
+        counts
+            .iter()
+            .copied()
+            .filter(|&count| is_of_most.as_ref().is_none_or(|is| is(count)))
+            .collect()
     }
 
     #[test]
@@ -99,19 +107,24 @@ mod tests {
             let mut row = Series::new("sendfile");
             row.rounds = counts.iter().copied().enumerate().collect();
             let mut rows = [row];
-            let warning = keep_asked_for(&mut rows, |&count: &f64| count < 10.0, |&name| name.into());
-            (rows[0].rounds.len(), warning.is_some())
+            let warning =
+                keep_asked_for(&mut rows, |&count: &f64| count < 10.0, |&name| name.into());
+            (rows[0].rounds.len(), warning.is_some(), rows[0].is_out_of_regime)
         };
-        assert_eq!(kept(&[30.0, 6.0, 31.0, 6.0, 29.0, 6.0, 33.0]), (3, true));
-        assert_eq!(kept(&[30.0, 6.0, 31.0, 6.0]), (4, false));
-        assert_eq!(kept(&[6.0, 6.0, 6.0]), (3, false));
+        assert_eq!(kept(&[30.0, 6.0, 31.0, 6.0, 29.0, 6.0, 33.0]), (3, true, false));
+        assert_eq!(kept(&[30.0, 6.0, 31.0, 6.0]), (4, false, true));
+        assert_eq!(kept(&[6.0, 6.0, 6.0]), (3, false, false));
     }
 
     #[test]
     fn one_regime_keeps_all_and_too_few_rounds_decide_nothing() {
-        for all in
-            [&[5.0, 6.0, 7.5, 9.0][..], &[3.0, 4.0, 5.0, 6.0, 7.5, 8.0], &[5.0, 40.0], &[], &[0.0, 1.0, 9.0]]
-        {
+        for all in [
+            &[5.0, 6.0, 7.5, 9.0][..],
+            &[3.0, 4.0, 5.0, 6.0, 7.5, 8.0],
+            &[5.0, 40.0],
+            &[],
+            &[0.0, 1.0, 9.0],
+        ] {
             assert_eq!(kept(all), all);
         }
     }

@@ -1,8 +1,8 @@
 //! What in any run deserves a warning, whatever was measured.
 
 use super::{Run, Series};
-use crate::site::Quiet;
 use crate::stats::VERDICT_ROUNDS_MIN;
+use crate::topology::Quiet;
 use crate::warning::{Kind, Warning};
 use haul_soak::Baseline;
 
@@ -21,12 +21,14 @@ const SPREAD: f64 = 0.10;
 impl Run<'_> {
     /// What a pair of calibrations says about the machine.
     pub(super) fn note_calibration(&mut self, before: &Quiet, after: &Quiet) {
-        let drift = most(before.here.drift_percent(&after.here), before.there.drift_percent(&after.there));
+        let drift =
+            most(before.here.drift_percent(&after.here), before.there.drift_percent(&after.there));
         if drift.abs() > DRIFT_PERCENT {
             self.drifts.push(drift);
         }
         let readings = [&before.here, &after.here, &before.there, &after.there];
-        let disturbance = readings.into_iter().map(Baseline::disturbance_percent).fold(0.0, f64::max);
+        let disturbance =
+            readings.into_iter().map(Baseline::disturbance_percent).fold(0.0, f64::max);
         if disturbance > DISTURBANCE_PERCENT {
             self.disturbances.push(disturbance);
         }
@@ -90,7 +92,7 @@ impl Run<'_> {
         warnings.extend(unsteady(rows, &name, &cost));
         for row in measured() {
             if let Some(last) = row.failures.last() {
-                let (name, count) = (name(&row.cell), row.failures.len());
+                let (name, count) = (name(&row.case), row.failures.len());
                 let words = format!("{name}: rounds that failed: {count}, the last: {last}");
                 warnings.push(Warning::new(Kind::Unsteady, words));
             }
@@ -120,8 +122,10 @@ pub(crate) fn unsteady<C, R>(
     name: impl Fn(&C) -> String,
     cost: impl Fn(&R) -> f64,
 ) -> Option<Warning> {
-    let is_unsteady = |row: &&Series<C, R>| row.figure(&cost).is_some_and(|figure| figure.spread() > SPREAD);
-    let unsteady: Vec<String> = rows.iter().filter(is_unsteady).map(|row| name(&row.cell)).collect();
+    let is_unsteady =
+        |row: &&Series<C, R>| row.figure(&cost).is_some_and(|figure| figure.spread() > SPREAD);
+    let unsteady: Vec<String> =
+        rows.iter().filter(is_unsteady).map(|row| name(&row.case)).collect();
     (!unsteady.is_empty()).then(|| {
         let words = format!("cost differs by more than 10 % between rounds in {}", list(&unsteady));
         Warning::new(Kind::Unsteady, words)

@@ -1,13 +1,13 @@
 //! The answer in plain words: what to use here, what it saves and how surely, what silently copied, which
 //! setting costs most.
 
-use super::{Report, Row};
+use super::{SendReport, SendRow};
 use crate::quantity::Size;
 use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
 use std::collections::BTreeSet;
 
 /// The sentences that a report's rows support.
-pub(super) fn of(report: &Report) -> Vec<String> {
+pub(super) fn of(report: &SendReport) -> Vec<String> {
     let mut sentences = Vec::new();
     let mut workloads = BTreeSet::new();
     for row in measured(report) {
@@ -33,13 +33,13 @@ pub(super) fn of(report: &Report) -> Vec<String> {
     sentences
 }
 
-fn measured(report: &Report) -> impl Iterator<Item = &Row> {
+fn measured(report: &SendReport) -> impl Iterator<Item = &SendRow> {
     report.rows.iter().filter(|row| row.sender_us_per_mib.is_some())
 }
 
 /// The rows of a workload under its plainest conditions: offloads on, no cork, the chunk nearest to 64 KiB.
-fn plainest<'a>(report: &'a Report, workload: &str) -> Option<Vec<&'a Row>> {
-    let plainness = |row: &&Row| {
+fn plainest<'a>(report: &'a SendReport, workload: &str) -> Option<Vec<&'a SendRow>> {
+    let plainness = |row: &&SendRow| {
         let distance = (row.chunk_bytes as f64 / 65_536.0).log2().abs();
         (row.offloads != "on", row.cork, (distance * 1000.0) as u64)
     };
@@ -48,16 +48,16 @@ fn plainest<'a>(report: &'a Report, workload: &str) -> Option<Vec<&'a Row>> {
     Some(measured(report).filter(|row| row.condition() == condition).collect())
 }
 
-fn cost(row: &Row) -> Option<Figure> {
+fn cost(row: &SendRow) -> Option<Figure> {
     row.sender_us_per_mib
 }
 
-fn median_cost(row: &Row) -> f64 {
+fn median_cost(row: &SendRow) -> f64 {
     cost(row).map_or(f64::INFINITY, |cost| cost.median)
 }
 
 /// The cheapest way of really sending something.
-fn best<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
+fn best<'a>(rows: &[&'a SendRow]) -> Option<&'a SendRow> {
     rows.iter()
         .filter(|row| !matches!(row.path.as_str(), "floor" | "auto" | "planned"))
         .min_by(|one, other| median_cost(one).total_cmp(&median_cost(other)))
@@ -66,7 +66,7 @@ fn best<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
 
 /// The cheapest path, what it saves, and which others were not shown to cost more. Without enough rounds there is no
 /// verdict.
-fn cheapest(rows: &[&Row]) -> Option<String> {
+fn cheapest(rows: &[&SendRow]) -> Option<String> {
     let best = best(rows)?;
     let figure = cost(best)?;
     let what = format!("{} in chunks of {}", best.workload, Size(best.chunk_bytes));
@@ -82,11 +82,14 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
         figure.median,
         figure.interval(0)
     );
-    let plain =
-        rows.iter().find(|row| row.path == "read+write").or(rows.iter().find(|row| row.path == "read+send"));
+    let plain = rows
+        .iter()
+        .find(|row| row.path == "read+write")
+        .or(rows.iter().find(|row| row.path == "read+send"));
     let saving = match (best.sender_us_ratio, plain.filter(|plain| plain.path != best.path)) {
         (Some(ratio), Some(plain)) => {
-            let words = format!("; that is {:.2} × {} ({})", ratio.median, plain.path, ratio.interval(2));
+            let words =
+                format!("; that is {:.2} × {} ({})", ratio.median, plain.path, ratio.interval(2));
             let is_sure = plain.cheapest_us_ratio.is_some_and(|ratio| ratio.is_above(1.0));
             if is_sure {
                 format!("{words} and saves {:.0} %", 100.0 * (1.0 - ratio.median))
@@ -96,10 +99,12 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
         }
         _ => String::new(),
     };
-    let is_tied = |row: &&&Row| !row.cheapest_us_ratio.is_some_and(|ratio| ratio.is_above(1.0));
+    let is_tied = |row: &&&SendRow| !row.cheapest_us_ratio.is_some_and(|ratio| ratio.is_above(1.0));
     let ties: Vec<&str> = rows
         .iter()
-        .filter(|row| row.path != best.path && !matches!(row.path.as_str(), "floor" | "auto" | "planned"))
+        .filter(|row| {
+            row.path != best.path && !matches!(row.path.as_str(), "floor" | "auto" | "planned")
+        })
         .filter(is_tied)
         .map(|row| row.path.as_str())
         .collect();
@@ -115,7 +120,7 @@ fn cheapest(rows: &[&Row]) -> Option<String> {
     Some(format!("{head}{saving}{equals}{paced}."))
 }
 
-fn distance_to_floor(rows: &[&Row]) -> Option<String> {
+fn distance_to_floor(rows: &[&SendRow]) -> Option<String> {
     let (best, floor) = (best(rows)?, rows.iter().find(|row| row.path == "floor")?);
     let (figure, ratio) = (cost(floor)?, floor.cheapest_us_ratio?);
     if !figure.is_conclusive() {
@@ -134,7 +139,7 @@ fn distance_to_floor(rows: &[&Row]) -> Option<String> {
     ))
 }
 
-fn copied_after_all(rows: &[&Row]) -> Option<String> {
+fn copied_after_all(rows: &[&SendRow]) -> Option<String> {
     let copied: Vec<String> = rows
         .iter()
         .filter(|row| row.path.ends_with("zerocopy"))
@@ -149,7 +154,7 @@ fn copied_after_all(rows: &[&Row]) -> Option<String> {
     if copied.is_empty() {
         return None;
     }
-    let receiver = |wanted: &dyn Fn(&Row) -> bool| {
+    let receiver = |wanted: &dyn Fn(&SendRow) -> bool| {
         let costs: Vec<f64> = rows
             .iter()
             .filter(|row| wanted(row))
@@ -171,9 +176,11 @@ fn copied_after_all(rows: &[&Row]) -> Option<String> {
 }
 
 /// Paths that move pages, under conditions where the pages were copied all the same.
-fn pages_copied(report: &Report) -> Option<String> {
+fn pages_copied(report: &SendReport) -> Option<String> {
     let mut paths: Vec<&str> = measured(report)
-        .filter(|row| row.copied_known_by.as_deref() == Some("proof") && row.copied_percent > Some(1.0))
+        .filter(|row| {
+            row.copied_known_by.as_deref() == Some("proof") && row.copied_percent > Some(1.0)
+        })
         .map(|row| row.path.as_str())
         .collect();
     paths.sort_unstable();
@@ -187,7 +194,7 @@ fn pages_copied(report: &Report) -> Option<String> {
 }
 
 /// The one setting, and the one chunk size, that makes the best path dearest when nothing else changes.
-fn dearest_setting(report: &Report) -> Vec<String> {
+fn dearest_setting(report: &SendReport) -> Vec<String> {
     let Some((rows, best)) = measured(report).next().and_then(|first| {
         let rows = plainest(report, &first.workload)?;
         let best = best(&rows)?;
@@ -195,14 +202,14 @@ fn dearest_setting(report: &Report) -> Vec<String> {
     }) else {
         return Vec::new();
     };
-    let same_path: Vec<&Row> = measured(report)
+    let same_path: Vec<&SendRow> = measured(report)
         .filter(|row| row.path == best.path && row.workload == best.workload)
         .filter(|row| !rows.iter().any(|plain| std::ptr::eq(*plain, *row)))
         .collect();
-    let differs = |row: &Row| {
+    let differs = |row: &SendRow| {
         (row.offloads != best.offloads, row.cork != best.cork, row.chunk_bytes != best.chunk_bytes)
     };
-    let dearest = |name: &dyn Fn(&Row) -> Option<String>| {
+    let dearest = |name: &dyn Fn(&SendRow) -> Option<String>| {
         let (row, name) = same_path
             .iter()
             .filter_map(|row| Some((*row, name(row)?)))
@@ -226,7 +233,8 @@ fn dearest_setting(report: &Report) -> Vec<String> {
         _ => None,
     });
     let chunk = dearest(&|row| {
-        (differs(row) == (false, false, true)).then(|| format!("chunks of {}", Size(row.chunk_bytes)))
+        (differs(row) == (false, false, true))
+            .then(|| format!("chunks of {}", Size(row.chunk_bytes)))
     });
     let sentence = |what: &str, dearest: Option<String>| match dearest {
         Some(dearest) => format!("The {what} that costs most, of those tried: {dearest}."),

@@ -1,9 +1,9 @@
 //! Which rows copied on the sending host, and how that is known.
 
-use super::{Candidate, Measured, Sends};
-use crate::matrix::Cell;
+use super::{Candidate, SendSeries, Sends};
+use crate::matrix::SendCase;
 use crate::workload::Workload;
-use haul::{Copying, Path, ProofError};
+use haul::{Copying, ProofError, SendMethod};
 use haul_lab::{Lab, Offloads};
 use std::collections::HashMap;
 use std::io;
@@ -16,15 +16,15 @@ pub(super) struct Copies {
 }
 
 /// Puts each path that may go without a copy to the proof, once for each state of the offloads: the share that
-/// was copied, for each cell, where that is known. Between two machines nothing is: what has left through a wire cannot
+/// was copied, for each case, where that is known. Between two machines nothing is: what has left through a wire cannot
 /// be changed any more.
-pub(super) fn prove(sends: &mut Sends<'_>, cells: &[Cell]) -> Vec<Option<f64>> {
-    let Some(lab) = sends.site.lab() else { return vec![None; cells.len()] };
-    let mut proved: HashMap<(Path, Offloads), Option<f64>> = HashMap::new();
-    cells
+pub(super) fn prove(sends: &mut Sends<'_>, cases: &[SendCase]) -> Vec<Option<f64>> {
+    let Some(lab) = sends.site.lab() else { return vec![None; cases.len()] };
+    let mut proved: HashMap<(SendMethod, Offloads), Option<f64>> = HashMap::new();
+    cases
         .iter()
-        .map(|cell| {
-            let (path, offloads) = (proved_path(cell), cell.condition.offloads);
+        .map(|case| {
+            let (path, offloads) = (proved_path(case), case.condition.offloads);
             if path.copying() == Copying::Always || sends.set_offloads(offloads).is_err() {
                 return None;
             }
@@ -35,7 +35,7 @@ pub(super) fn prove(sends: &mut Sends<'_>, cells: &[Cell]) -> Vec<Option<f64>> {
         .collect()
 }
 
-fn prove_path(lab: &Lab, path: Path) -> Result<haul::Proved, ProofError> {
+fn prove_path(lab: &Lab, path: SendMethod) -> Result<haul::Proved, ProofError> {
     let failed = |step| move |source| ProofError::Connection { step, source };
     let (from, to) =
         lab.connect().map_err(|error| failed("connecting the hosts")(io::Error::other(error)))?;
@@ -43,35 +43,39 @@ fn prove_path(lab: &Lab, path: Path) -> Result<haul::Proved, ProofError> {
 }
 
 /// The path that stands for the row in a proof.
-fn proved_path(cell: &Cell) -> Path {
-    cell.path.proved_path(matches!(cell.condition.workload, Workload::Memory(_)))
+fn proved_path(case: &SendCase) -> SendMethod {
+    case.path.proved_path(matches!(case.condition.workload, Workload::Memory(_)))
 }
 
 impl Candidate {
     /// Whether the row's path copies by nature.
     pub(super) fn copying(&self) -> Copying {
-        proved_path(&self.cell).copying()
+        proved_path(&self.case).copying()
     }
 }
 
-pub(super) fn copies_of(series: &Measured) -> Option<Copies> {
+pub(super) fn copies_of(series: &SendSeries) -> Option<Copies> {
     if series.rounds.is_empty() {
         return None;
     }
-    match series.cell.copying() {
+    match series.case.copying() {
         Copying::Always => Some(Copies { percent: 100.0, known_by: "program" }),
         Copying::Pages => {
-            series.cell.proved_copied_percent.map(|percent| Copies { percent, known_by: "proof" })
+            series.case.proved_copied_percent.map(|percent| Copies { percent, known_by: "proof" })
         }
         Copying::KernelTells => {
             let copied: u64 = series.rounds.iter().map(|(_, round)| round.copied_bytes).sum();
-            let zero_copied: u64 = series.rounds.iter().map(|(_, round)| round.zero_copied_bytes).sum();
+            let zero_copied: u64 =
+                series.rounds.iter().map(|(_, round)| round.zero_copied_bytes).sum();
             let told = copied + zero_copied;
-            let notice = Copies { percent: 100.0 * copied as f64 / told.max(1) as f64, known_by: "notice" };
+            let notice =
+                Copies { percent: 100.0 * copied as f64 / told.max(1) as f64, known_by: "notice" };
             // Without scatter-gather the stack copies packets together after it has promised not to, and
             // the notice does not say so. Where the two differ, what was seen stands.
-            match series.cell.proved_copied_percent {
-                Some(percent) if percent > notice.percent => Some(Copies { percent, known_by: "proof" }),
+            match series.case.proved_copied_percent {
+                Some(percent) if percent > notice.percent => {
+                    Some(Copies { percent, known_by: "proof" })
+                }
                 _ => (told > 0).then_some(notice),
             }
         }

@@ -1,6 +1,6 @@
 //! A plan beside what its rows cost: what it predicts of a workload, and where it was measured on another network.
 
-use super::{Kind, Report, Row, Warning};
+use super::{Kind, SendReport, SendRow, Warning};
 use crate::MIB;
 use crate::congestion::paces;
 use crate::quantity::Rate;
@@ -13,7 +13,7 @@ use haul::plan::{Condition, Network, SourceKind, Spread, Test};
 
 /// The plan's prediction for a row's workload beside what the row measured; `None` where the plan has no cost for it, or
 /// nothing was measured.
-pub(crate) fn test(plan: &Plan, row: &Row) -> Option<Test> {
+pub(crate) fn test(plan: &Plan, row: &SendRow) -> Option<Test> {
     let measured = row.sender_us_per_mib.filter(|figure| figure.median > 0.0)?;
     let predicted_us_per_mib = predict(plan, &row.workload.parse().ok()?, row.offloads == "on")?;
     let Figure { median, low, high, .. } = measured;
@@ -24,7 +24,8 @@ pub(crate) fn test(plan: &Plan, row: &Row) -> Option<Test> {
 /// The CPU time in µs that a plan predicts for a MiB of a workload; `None` where the plan has no cost for it, or the sizes are
 /// not known.
 fn predict(plan: &Plan, workload: &Workload, offloads: bool) -> Option<f64> {
-    let source = if matches!(workload, Workload::Memory(_)) { SourceKind::Memory } else { SourceKind::File };
+    let source =
+        if matches!(workload, Workload::Memory(_)) { SourceKind::Memory } else { SourceKind::File };
     let sizes = workload.sizes();
     let mib = sizes.iter().sum::<u64>() as f64 / MIB;
     let predicted = plan.predict(Condition { source, offloads }, sizes).filter(|_| mib > 0.0)?;
@@ -32,14 +33,16 @@ fn predict(plan: &Plan, workload: &Workload, offloads: bool) -> Option<f64> {
 }
 
 /// The network that a report was measured on; `None` where it does not tell.
-pub(crate) fn network(report: &Report) -> Option<Network> {
+pub(crate) fn network(report: &SendReport) -> Option<Network> {
     let lab = report.lab.as_ref()?;
     Some(Network {
         congestion: lab.congestion.clone(),
         mtu: lab.mtu,
         rate_bits_per_second: lab.rate_bits_per_second,
         cache_line_round_trip_ns: lab.cache_line_round_trip_ns.map(|figure| figure.median),
-        reading: lab.reading.map(|reading| if reading == Reading::Held { "held" } else { "free" }.into()),
+        reading: lab
+            .reading
+            .map(|reading| if reading == Reading::Held { "held" } else { "free" }.into()),
     })
 }
 
@@ -50,9 +53,9 @@ pub(crate) fn is_same_distance(one: Option<f64>, other: Option<f64>) -> bool {
 }
 
 /// A sentence for each measured row that a plan has chosen for: the prediction and the measurement.
-pub(super) fn sentences(plan: &Plan, report: &Report) -> Vec<String> {
+pub(super) fn sentences(plan: &Plan, report: &SendReport) -> Vec<String> {
     let planned = report.rows.iter().filter(|row| row.path == "planned" && !row.cork);
-    let sentence = |row: &Row| {
+    let sentence = |row: &SendRow| {
         let test = test(plan, row)?;
         Some(format!(
             "The plan predicts {:.0} µs of the sending host's CPU per MiB of {}, offloads {}; {:.0} ({}) were measured: the \
@@ -69,10 +72,11 @@ pub(super) fn sentences(plan: &Plan, report: &Report) -> Vec<String> {
 }
 
 /// A warning where the plan was measured under other conditions than the report.
-pub(super) fn warning(plan: &Plan, report: &Report) -> Option<Warning> {
+pub(super) fn warning(plan: &Plan, report: &SendReport) -> Option<Warning> {
     let differences = differences(plan.network.as_ref()?, &network(report)?);
     (!differences.is_empty()).then(|| {
-        let words = format!("the plan was measured under other conditions ({})", differences.join(", "));
+        let words =
+            format!("the plan was measured under other conditions ({})", differences.join(", "));
         Warning::new(Kind::Plan, format!("{words}: its predictions may not apply here"))
     })
 }
@@ -120,7 +124,11 @@ mod tests {
 
     #[test]
     fn only_what_changes_costs_is_a_difference() {
-        let like = Network { congestion: "reno".into(), cache_line_round_trip_ns: Some(66.0), ..network() };
+        let like = Network {
+            congestion: "reno".into(),
+            cache_line_round_trip_ns: Some(66.0),
+            ..network()
+        };
         assert!(differences(&network(), &like).is_empty());
         let unlike = Network {
             congestion: "bbr".into(),
@@ -130,9 +138,12 @@ mod tests {
             reading: Some("free".into()),
         };
         let words = differences(&network(), &unlike).join("; ");
-        for part in
-            ["MTU 9000 there, 1500 here", "no rate there, 4gbit here", "cubic there, bbr here", "300 ns here"]
-        {
+        for part in [
+            "MTU 9000 there, 1500 here",
+            "no rate there, 4gbit here",
+            "cubic there, bbr here",
+            "300 ns here",
+        ] {
             assert!(words.contains(part), "{part} in {words}");
         }
         let unknown = Network { cache_line_round_trip_ns: None, reading: None, ..network() };

@@ -3,14 +3,14 @@
 use crate::quantity::Size;
 use crate::regime::HELD;
 use crate::stats::Figure;
+use crate::tested_method::AUTO;
 use crate::view::{Bar, Column, Tabled, copied_after_all, interval, number, ratio, share, speed};
-use crate::way::AUTO;
 use crate::worker::Paced;
 use serde::{Deserialize, Serialize};
 
 /// One path under one condition.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct SendRow {
     /// The path's name.
     pub path: String,
     /// At most how much a call.
@@ -87,7 +87,7 @@ pub struct Row {
     pub disturbed_percent: Option<f64>,
 }
 
-impl Row {
+impl SendRow {
     /// What a row is compared under: rows with the same conditions differ in their path only.
     pub fn condition(&self) -> (&str, u64, bool, &str) {
         (&self.workload, self.chunk_bytes, self.cork, &self.offloads)
@@ -95,7 +95,7 @@ impl Row {
 }
 
 /// The columns that fit a narrow terminal, then those for more room.
-const COLUMNS: [Column<Row>; 16] = [
+const COLUMNS: [Column<SendRow>; 16] = [
     Column::narrow("path", |row| {
         let taken = row.taken.as_ref().map_or(String::new(), |taken| format!(" ({taken})"));
         let paced = row.paced.map_or("", |_| ", paced");
@@ -115,7 +115,9 @@ const COLUMNS: [Column<Row>; 16] = [
     Column::wide("sender µs/MiB\ninterval", |row| interval(row.sender_us_per_mib)),
     Column::wide("receiver\nload %", |row| number(row.receiver_load_percent, 1.0, 1)),
     Column::wide("getrusage\nµs/MiB", |row| number(row.rusage_us_per_mib, 1.0, 0)),
-    Column::wide("calls\n/MiB", |row| row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))),
+    Column::wide("calls\n/MiB", |row| {
+        row.syscalls_per_mib.map_or("?".into(), |calls| format!("{calls:.1}"))
+    }),
     Column::wide("held\nGbit/s", |row| number(row.throughput_bits_per_second, 1e9, 1)),
     Column::wide("full speed\nGbit/s", |row| speed(row.full_speed_bits_per_second)),
     Column::wide("acks\n/MiB", |row| number(row.acknowledgements_per_mib, 1.0, 1)),
@@ -123,7 +125,7 @@ const COLUMNS: [Column<Row>; 16] = [
     Column::wide("copied,\nknown by", |row| row.copied_known_by.clone().unwrap_or_default()),
 ];
 
-impl Tabled for Row {
+impl Tabled for SendRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
@@ -173,8 +175,7 @@ impl Tabled for Row {
 
     fn notes(rows: &[Self]) -> Vec<String> {
         let is_chosen = rows.iter().any(|row| row.path == AUTO && row.rounds > 0);
-        let auto =
-            "auto is the library's own choice, in calls of the size it chooses: the chunk does not bind it.";
+        let auto = "auto is the library's own choice, in calls of the size it chooses: the chunk does not bind it.";
         let is_held = rows.iter().any(|row| row.full_speed_bits_per_second.is_some());
         is_chosen.then(|| auto.into()).into_iter().chain(is_held.then(|| HELD.into())).collect()
     }

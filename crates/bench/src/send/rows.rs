@@ -1,23 +1,24 @@
 //! From rounds to the rows of a report.
 
-use super::{Measured, Round, Row, Sends, copies};
-use crate::matrix::Cell;
+use super::{SendRound, SendRow, SendSeries, Sends, copies};
+use crate::matrix::SendCase;
 use crate::stats::Figure;
-use crate::way::Way;
+use crate::tested_method::TestedMethod;
 use crate::worker::Paced;
-use haul::Path;
+use haul::SendMethod;
 use haul_lab::Offloads;
 
 /// The row that a series comes to, beside all the others.
-pub(super) fn row(series: &Measured, all: &[Measured], sends: &Sends<'_>) -> Row {
-    let cell = &series.cell.cell;
-    let Cell { path, condition } = cell;
+pub(super) fn row(series: &SendSeries, all: &[SendSeries], sends: &Sends<'_>) -> SendRow {
+    let case = &series.case.case;
+    let SendCase { path, condition } = case;
     let copies = copies::copies_of(series);
     let has_receiver = sends.site.has_two_hosts();
-    let figure = |of: &dyn Fn(&Round) -> f64| series.figure(of);
-    let interrupts =
-        |of: fn((f64, f64)) -> f64| series.figure_of_some(|round| round.costs.interrupts_per_mib().map(of));
-    Row {
+    let figure = |of: &dyn Fn(&SendRound) -> f64| series.figure(of);
+    let interrupts = |of: fn((f64, f64)) -> f64| {
+        series.figure_of_some(|round| round.costs.interrupts_per_mib().map(of))
+    };
+    SendRow {
         path: path.name().into(),
         chunk_bytes: condition.chunk.0,
         workload: condition.workload.to_string(),
@@ -33,10 +34,13 @@ pub(super) fn row(series: &Measured, all: &[Measured], sends: &Sends<'_>) -> Row
         copied_known_by: copies.map(|copies| copies.known_by.into()),
         throughput_bits_per_second: figure(&|round| round.costs.bytes_per_second * 8.0),
         sender_load_percent: figure(&|round| round.costs.sender.load_percent),
-        receiver_load_percent: figure(&|round| round.costs.receiver.load_percent).filter(|_| has_receiver),
+        receiver_load_percent: figure(&|round| round.costs.receiver.load_percent)
+            .filter(|_| has_receiver),
         sender_us_per_mib: figure(&|round| round.costs.sender_us_per_mib),
-        receiver_us_per_mib: figure(&|round| round.costs.receiver_us_per_mib).filter(|_| has_receiver),
-        sender_interference_percent: series.figure_of_some(|round| round.costs.sender.interference_percent),
+        receiver_us_per_mib: figure(&|round| round.costs.receiver_us_per_mib)
+            .filter(|_| has_receiver),
+        sender_interference_percent: series
+            .figure_of_some(|round| round.costs.sender.interference_percent),
         receiver_interference_percent: series
             .figure_of_some(|round| round.costs.receiver.interference_percent)
             .filter(|_| has_receiver),
@@ -49,15 +53,15 @@ pub(super) fn row(series: &Measured, all: &[Measured], sends: &Sends<'_>) -> Row
         sender_timer_interrupts_per_mib: series
             .figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0)),
         acknowledgements_per_mib: figure(&|round| round.acknowledgements_per_mib),
-        full_speed_bits_per_second: sends.full_speeds.bits_per_second(cell),
+        full_speed_bits_per_second: sends.full_speeds.bits_per_second(case),
         paced: paced(series),
         disturbed_percent: series.disturbed_percent,
     }
 }
 
 /// The path that the choice took, or each of several where rounds differ.
-fn taken(series: &Measured) -> Option<String> {
-    if matches!(series.cell.cell.path, Way::Path(_)) {
+fn taken(series: &SendSeries) -> Option<String> {
+    if matches!(series.case.case.path, TestedMethod::Method(_)) {
         return None;
     }
     let mut taken: Vec<&str> =
@@ -72,7 +76,7 @@ fn taken(series: &Measured) -> Option<String> {
 const PACED_TIMERS_PER_MIB: f64 = 1.0;
 
 /// Why packets left by timers, where they did.
-pub(super) fn paced(series: &Measured) -> Option<Paced> {
+pub(super) fn paced(series: &SendSeries) -> Option<Paced> {
     let told = series.rounds.iter().filter_map(|(_, round)| round.paced).max();
     let timers = series.figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0));
     let has_timers = timers.is_some_and(|timers| timers.median > PACED_TIMERS_PER_MIB);
@@ -80,37 +84,46 @@ pub(super) fn paced(series: &Measured) -> Option<Paced> {
 }
 
 /// The rows of one condition that really send something, in ways that a program can choose.
-fn candidates<'a>(series: &'a Measured, all: &'a [Measured]) -> impl Iterator<Item = &'a Measured> {
-    let is_path = |other: &&Measured| match other.cell.cell.path {
-        Way::Path(path) => path != Path::Floor,
+fn candidates<'a>(
+    series: &'a SendSeries,
+    all: &'a [SendSeries],
+) -> impl Iterator<Item = &'a SendSeries> {
+    let is_path = |other: &&SendSeries| match other.case.case.path {
+        TestedMethod::Method(path) => path != SendMethod::Floor,
         _ => false,
     };
     all.iter()
-        .filter(|other| other.cell.cell.condition == series.cell.cell.condition && !other.rounds.is_empty())
+        .filter(|other| {
+            other.case.case.condition == series.case.case.condition && !other.rounds.is_empty()
+        })
         .filter(is_path)
 }
 
 /// The row's cost over that of the cheapest row under the same conditions, round by round, with an interval that allows for
 /// the cheapest having been picked among many: whichever row is the cheapest in truth, all comparisons with it hold together
 /// with 95 %, so that it is called dearer than another with 5 % at most (Hsu's multiple comparisons with the best).
-fn cheapest_ratio(series: &Measured, all: &[Measured]) -> Option<Figure> {
-    let cost = |row: &Measured| row.median(|round| round.costs.sender_us_per_mib);
-    let cheapest = candidates(series, all).min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
+fn cheapest_ratio(series: &SendSeries, all: &[SendSeries]) -> Option<Figure> {
+    let cost = |row: &SendSeries| row.median(|round| round.costs.sender_us_per_mib);
+    let cheapest =
+        candidates(series, all).min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
     if std::ptr::eq(cheapest, series) {
         return None;
     }
     let comparisons = candidates(series, all).count().saturating_sub(1);
-    series.ratio_among(cheapest, comparisons, |round| round.costs.sender_us_per_mib)
+    series.ratio_among_methods(cheapest, comparisons, |round| round.costs.sender_us_per_mib)
 }
 
 /// The row's cost over that of the plain way under the same conditions, round by round.
-fn ratio(series: &Measured, all: &[Measured]) -> Option<Figure> {
-    let plain = [Path::ReadWrite, Path::ReadSend].map(Way::from).into_iter().find_map(|path| {
+fn ratio(series: &SendSeries, all: &[SendSeries]) -> Option<Figure> {
+    let plain = [SendMethod::ReadWrite, SendMethod::ReadSend]
+        .map(TestedMethod::from)
+        .into_iter()
+        .find_map(|path| {
         all.iter().find(|other| {
-            other.cell.cell.path == path
-                && other.cell.cell.condition == series.cell.cell.condition
+            other.case.case.path == path
+                && other.case.case.condition == series.case.case.condition
                 && !other.rounds.is_empty()
         })
     })?;
-    series.ratio_to(plain, |round| round.costs.sender_us_per_mib)
+    series.ratio_to_method(plain, |round| round.costs.sender_us_per_mib)
 }

@@ -1,8 +1,8 @@
 //! What in a run of `send` deserves a warning, beyond what does in any.
 
 use super::copies::copies_of;
-use super::{Kind, Measured, WINDOW_LIMITED_MIN, Warning, rows};
-use crate::matrix::Cell;
+use super::{Kind, SendSeries, WINDOW_LIMITED_MIN, Warning, rows};
+use crate::matrix::SendCase;
 use crate::quantity::Rate;
 use crate::regime::Reading;
 use crate::report::Observer;
@@ -22,7 +22,7 @@ const OBSERVER: f64 = 0.03;
 
 /// What the figures say about themselves: one warning of a kind for all the rows it concerns, naming them.
 pub(super) fn of(
-    rows: &[Measured],
+    rows: &[SendSeries],
     rate: Option<Rate>,
     reading: Reading,
     observer: Option<&Observer>,
@@ -30,7 +30,7 @@ pub(super) fn of(
     let mut concerned: BTreeMap<Kind, Vec<String>> = BTreeMap::new();
     for row in rows.iter().filter(|row| !row.rounds.is_empty()) {
         for kind in concerns(row, rate, reading) {
-            concerned.entry(kind).or_default().push(name(&row.cell.cell));
+            concerned.entry(kind).or_default().push(name(&row.case.case));
         }
     }
     let mut warnings = Vec::new();
@@ -61,18 +61,19 @@ fn of_observer(observer: &Observer) -> Option<Warning> {
     // Only where the whole interval lies beyond; a wider one is noise.
     (ratio.is_below(1.0 - OBSERVER) || ratio.is_above(1.0 + OBSERVER)).then(|| {
         let effect = 100.0 * (ratio.median - 1.0);
-        let words = format!("with the meter the throughput differs by {effect:+.1} % from that without");
+        let words =
+            format!("with the meter the throughput differs by {effect:+.1} % from that without");
         Warning::new(Kind::Observer, words)
     })
 }
 
-fn concerns(row: &Measured, rate: Option<Rate>, reading: Reading) -> Vec<Kind> {
+fn concerns(row: &SendSeries, rate: Option<Rate>, reading: Reading) -> Vec<Kind> {
     let mut kinds = Vec::new();
     if row.median(|round| round.costs.sender.load_percent) < LOW_LOAD_PERCENT {
         kinds.push(Kind::Disturbed);
     }
     let copied = copies_of(row).is_some_and(|copies| copies.percent > 50.0);
-    if copied && row.cell.copying() != Copying::Always {
+    if copied && row.case.copying() != Copying::Always {
         kinds.push(Kind::Copied);
     }
     if rows::paced(row).is_some_and(|paced| paced != Paced::Rate || rate.is_none()) {
@@ -85,8 +86,9 @@ fn concerns(row: &Measured, rate: Option<Rate>, reading: Reading) -> Vec<Kind> {
             }
         }
         None => {
-            let busiest =
-                |round: &super::Round| round.costs.sender.load_percent.max(round.costs.receiver.load_percent);
+            let busiest = |round: &super::SendRound| {
+                round.costs.sender.load_percent.max(round.costs.receiver.load_percent)
+            };
             if row.median(busiest) < BUSY_PERCENT {
                 kinds.push(Kind::NotSaturated);
             }
@@ -97,16 +99,17 @@ fn concerns(row: &Measured, rate: Option<Rate>, reading: Reading) -> Vec<Kind> {
             }
         }
     }
-    if row.median(|round| round.rusage_us_per_mib / round.costs.sender_us_per_mib) < 1.0 - UNCHARGED {
+    if row.median(|round| round.rusage_us_per_mib / round.costs.sender_us_per_mib) < 1.0 - UNCHARGED
+    {
         kinds.push(Kind::AccountsDisagree);
     }
     kinds
 }
 
 /// What a row is called in a warning.
-pub(super) fn name(cell: &Cell) -> String {
-    let condition = &cell.condition;
-    let mut name = format!("{} {} {}", cell.path, condition.workload, condition.chunk);
+pub(super) fn name(case: &SendCase) -> String {
+    let condition = &case.condition;
+    let mut name = format!("{} {} {}", case.path, condition.workload, condition.chunk);
     if condition.cork {
         name.push_str(" cork");
     }

@@ -138,14 +138,16 @@ pub(super) fn rows(names: &[Name], basis: &Tuning) -> Vec<Vec<Change>> {
         Change::NoOffloads,
         Change::NoSegmentation,
     ];
-    let single = others.map(|name| Change::Congestion(name.into())).chain(single).map(|change| vec![change]);
+    let single =
+        others.map(|name| Change::Congestion(name.into())).chain(single).map(|change| vec![change]);
     // A veth polls only with GRO, and puts together only what came in pieces.
     let in_pieces = [
         vec![Change::NoSegmentation, Change::Gro],
         vec![Change::NoSegmentation, Change::Gro, Change::BusyPoll(BUSY_POLL_US)],
     ];
     let all: Vec<Vec<Change>> = single.chain(in_pieces).collect();
-    let is_named = |changes: &[Change]| changes.last().is_some_and(|last| names.contains(&last.name()));
+    let is_named =
+        |changes: &[Change]| changes.last().is_some_and(|last| names.contains(&last.name()));
     // A row is needed also where a named one is compared with it.
     let is_wanted =
         |changes: &[Change]| all.iter().any(|other| is_named(other) && other.starts_with(changes));
@@ -180,7 +182,9 @@ impl Change {
             Self::Congestion(name) => format!("sysctl -w net.ipv4.tcp_congestion_control={name}"),
             Self::Mtu(mtu) => format!("ip link set dev {device} mtu {mtu}"),
             Self::BigTcp(bytes) => {
-                format!("ip link set dev {device} gso_ipv4_max_size {bytes} gro_ipv4_max_size {bytes}")
+                format!(
+                    "ip link set dev {device} gso_ipv4_max_size {bytes} gro_ipv4_max_size {bytes}"
+                )
             }
             Self::Rcvlowat(bytes) => {
                 format!("in the receiving program: setsockopt(SO_RCVLOWAT, {})", bytes.0)
@@ -248,7 +252,9 @@ impl Change {
             }
             Self::NoSegmentation | Self::NoOffloads => "none but the CPU it costs",
             Self::Gro => "a router or bridge passes on larger packets than came",
-            Self::BusyPoll(_) => "the CPU is busy all the while a program waits: it buys latency, not load",
+            Self::BusyPoll(_) => {
+                "the CPU is busy all the while a program waits: it buys latency, not load"
+            }
         }
     }
 }
@@ -419,21 +425,39 @@ mod tests {
         let (plain, set) = match (basis.open(None), basis.with(&changes).open(None)) {
             (Ok(plain), Ok(set)) if plain.kind() == Kind::Veth => (plain, set),
             (plain, set) => {
-                return eprintln!("SKIPPED: there is no lab to set: {:?} {:?}", plain.err(), set.err());
+                return eprintln!(
+                    "SKIPPED: there is no lab to set: {:?} {:?}",
+                    plain.err(),
+                    set.err()
+                );
             }
         };
         let read = |host: &haul_lab::Host, name: &str| {
-            host.run(|| fs::read_to_string(format!("{SYSCTLS}/{name}")).unwrap_or_default()).unwrap()
+            host.run(|| fs::read_to_string(format!("{SYSCTLS}/{name}")).unwrap_or_default())
+                .unwrap()
         };
         for host in [&set.sender, &set.receiver] {
-            assert_eq!(host.run(|| haul_sys::interface::mtu(host.device()).unwrap()).unwrap(), 9000);
-            assert!(read(host, "tcp_wmem").trim().ends_with("\t262144"), "{}", read(host, "tcp_wmem"));
-            assert!(read(host, "tcp_rmem").trim().ends_with("\t1048576"), "{}", read(host, "tcp_rmem"));
+            assert_eq!(
+                host.run(|| haul_sys::interface::mtu(host.device()).unwrap()).unwrap(),
+                9000
+            );
+            assert!(
+                read(host, "tcp_wmem").trim().ends_with("\t262144"),
+                "{}",
+                read(host, "tcp_wmem")
+            );
+            assert!(
+                read(host, "tcp_rmem").trim().ends_with("\t1048576"),
+                "{}",
+                read(host, "tcp_rmem")
+            );
             assert_eq!(read(host, "tcp_notsent_lowat").trim(), "16384");
         }
         let segments = |lab: &Lab| {
             let offload = haul_sys::ethtool::Offload::TcpSegmentation;
-            lab.sender.run(|| haul_sys::ethtool::offload(lab.sender.device(), offload).unwrap()).unwrap()
+            lab.sender
+                .run(|| haul_sys::ethtool::offload(lab.sender.device(), offload).unwrap())
+                .unwrap()
         };
         assert!(segments(&plain) && !segments(&set));
         assert_ne!(read(&plain.sender, "tcp_wmem"), read(&set.sender, "tcp_wmem"));
@@ -447,7 +471,10 @@ mod tests {
         let basis = Tuning::as_it_is(Some("none".into()));
         for name in Name::ALL {
             let rows = rows(&[name], &basis);
-            assert!(rows.iter().any(|row| row.last().is_some_and(|last| last.name() == name)), "{name}");
+            assert!(
+                rows.iter().any(|row| row.last().is_some_and(|last| last.name() == name)),
+                "{name}"
+            );
             assert_eq!(name.to_string().parse(), Ok(name));
         }
     }

@@ -1,14 +1,14 @@
 //! A row of `settings`: the contract, and how people are shown it.
 
 use super::change::{Change, Name, Tuning};
-use super::{Cell, Measured, Role, Round};
+use super::{Role, SettingCase, SettingRound, SettingsSeries};
 use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, number};
 use serde::{Deserialize, Serialize};
 
 /// One setting, with one path.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct SettingRow {
     /// How it was sent.
     pub path: String,
     /// What it is for.
@@ -69,15 +69,19 @@ pub struct Setting {
 }
 
 /// A value over that of the row without the change, in the same rounds.
-pub(super) fn ratio(series: &Measured, all: &[Measured], of: impl Fn(&Round) -> f64) -> Option<Figure> {
-    let cell = &series.cell;
-    let is_other = |other: &&Measured| {
-        other.cell.path == cell.path
-            && other.cell.changes == cell.beside()
-            && other.cell.role != Role::Control
+pub(super) fn ratio(
+    series: &SettingsSeries,
+    all: &[SettingsSeries],
+    of: impl Fn(&SettingRound) -> f64,
+) -> Option<Figure> {
+    let case = &series.case;
+    let is_other = |other: &&SettingsSeries| {
+        other.case.path == case.path
+            && other.case.changes == case.beside()
+            && other.case.role != Role::Control
     };
     let other = all.iter().find(is_other)?;
-    if cell.role == Role::Basis { None } else { series.ratio_to(other, of) }
+    if case.role == Role::Basis { None } else { series.ratio_to(other, of) }
 }
 
 /// Settings do not pay that cost more throughput than this.
@@ -108,8 +112,13 @@ pub(super) fn is_above(ratio: Figure, equal: Option<Figure>) -> bool {
 }
 
 /// The row that a series comes to, beside all the others.
-pub(super) fn of(series: &Measured, all: &[Measured], basis: &Tuning, device: &str) -> Row {
-    let Cell { path, changes, role } = &series.cell;
+pub(super) fn of(
+    series: &SettingsSeries,
+    all: &[SettingsSeries],
+    basis: &Tuning,
+    device: &str,
+) -> SettingRow {
+    let SettingCase { path, changes, role } = &series.case;
     let setting = |change: &Change| Setting {
         name: change.name().to_string(),
         value: change.to_string(),
@@ -117,11 +126,11 @@ pub(super) fn of(series: &Measured, all: &[Measured], basis: &Tuning, device: &s
         risk: change.risk().into(),
     };
     let calls = series.figure(|round| round.received.calls as f64 / round.received.mib());
-    Row {
+    SettingRow {
         path: path.name().into(),
         role: *role,
         changes: changes.iter().map(setting).collect(),
-        changes_compared: series.cell.beside().len(),
+        changes_compared: series.case.beside().len(),
         basis: basis.words(),
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
@@ -131,17 +140,17 @@ pub(super) fn of(series: &Measured, all: &[Measured], basis: &Tuning, device: &s
         receiver_load_percent: series.figure(|round| round.costs.receiver.load_percent),
         sender_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
         receiver_us_per_mib: series.figure(|round| round.costs.receiver_us_per_mib),
-        us_per_mib: series.figure(Round::us_per_mib),
+        us_per_mib: series.figure(SettingRound::us_per_mib),
         sender_us_ratio: ratio(series, all, |round| round.costs.sender_us_per_mib),
         receiver_us_ratio: ratio(series, all, |round| round.costs.receiver_us_per_mib),
-        us_ratio: ratio(series, all, Round::us_per_mib),
+        us_ratio: ratio(series, all, SettingRound::us_per_mib),
         throughput_ratio: ratio(series, all, |round| round.costs.bytes_per_second),
         interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
         receiver_syscalls_per_mib: calls.map(|figure| figure.median),
     }
 }
 
-impl Row {
+impl SettingRow {
     /// The changes that it has beyond what it is compared with, in words.
     pub(super) fn own(&self) -> String {
         let own: Vec<&str> = self.changes[self.changes_compared.min(self.changes.len())..]
@@ -153,11 +162,11 @@ impl Row {
 }
 
 /// A ratio; nothing for a row that is compared with none.
-fn ratio_or_nothing(row: &Row, figure: Option<Figure>) -> String {
+fn ratio_or_nothing(row: &SettingRow, figure: Option<Figure>) -> String {
     if row.role == Role::Basis { "1".into() } else { crate::view::ratio(figure) }
 }
 
-const COLUMNS: [Column<Row>; 11] = [
+const COLUMNS: [Column<SettingRow>; 11] = [
     Column::narrow("setting", Tabled::name),
     Column::narrow("both\nµs/MiB", |row| number(row.us_per_mib, 1.0, 0)),
     Column::narrow("× without\n(interval)", |row| ratio_or_nothing(row, row.us_ratio)),
@@ -171,7 +180,7 @@ const COLUMNS: [Column<Row>; 11] = [
     Column::wide("receiver\nload %", |row| number(row.receiver_load_percent, 1.0, 0)),
 ];
 
-impl Tabled for Row {
+impl Tabled for SettingRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
@@ -223,9 +232,11 @@ impl Tabled for Row {
         // Nobody wants to switch offloads off; that row is there to show what they are worth.
         settings.retain(|setting| setting.name != Name::Offloads.to_string());
         // Values of one setting that risk the same share the line on that.
-        let alike = |one: &&Setting, other: &&Setting| one.name == other.name && one.risk == other.risk;
+        let alike =
+            |one: &&Setting, other: &&Setting| one.name == other.name && one.risk == other.risk;
         let how = settings.chunk_by(alike).flat_map(|alike| {
-            let values = alike.iter().map(|setting| format!("{}: {}", setting.value, setting.command));
+            let values =
+                alike.iter().map(|setting| format!("{}: {}", setting.value, setting.command));
             values.chain([format!("  {} risks: {}", alike[0].name, alike[0].risk)])
         });
         let about = "× without compares both hosts' cost with that of the row that lacks the setting; + stands before what is set besides the row above; unchanged shows by how much two equal rows differ; together is measured after the others, beside the hosts as they are once more. The commands hold until the next start.";
@@ -251,6 +262,8 @@ mod tests {
         assert!(!pays(figure(0.9, 0.97, 1.01), as_fast, None));
         assert!(!pays(figure(0.6, 0.7, 0.8), figure(0.5, 0.6, 0.7), equal), "it is slower");
         // As much to one side as to the other.
-        assert!(is_above(figure(1.09, 1.1, 1.2), equal) && !is_above(figure(1.07, 1.1, 1.2), equal));
+        assert!(
+            is_above(figure(1.09, 1.1, 1.2), equal) && !is_above(figure(1.07, 1.1, 1.2), equal)
+        );
     }
 }

@@ -1,8 +1,11 @@
 //! The process in the middle: accepts a connection, makes one, and passes on what comes from either.
 
 use super::{Message, Outcome, Tally, failed, stopped};
-use crate::forward::way::ForwardBy;
-use haul::{Counts, DirectionReport, ForwardPool, ForwardSettings, ForwardWay, Forwarder, Readiness, Step};
+use crate::forward::method::TestedForwardMethod;
+use haul::{
+    Counts, DirectionReport, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Readiness,
+    Step,
+};
 use haul_sys::sockmap::Sockmap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -13,25 +16,30 @@ use std::sync::atomic::Ordering::Relaxed;
 /// How to forward.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Forwarding {
-    pub by: ForwardBy,
+    pub by: TestedForwardMethod,
     /// The pipe's or the buffer's size; `None` for the library's own.
     pub buffer_bytes: Option<usize>,
 }
 
 impl Forwarding {
     /// Forwards until both sides have ended.
-    pub(super) fn run(&self, from: &TcpStream, to: &TcpStream, tally: &Tally) -> Result<Outcome, Message> {
+    pub(super) fn run(
+        &self,
+        from: &TcpStream,
+        to: &TcpStream,
+        tally: &Tally,
+    ) -> Result<Outcome, Message> {
         for socket in [from, to] {
             super::set_nodelay(socket)?;
         }
         let way = match self.by {
-            ForwardBy::Sockmap => {
+            TestedForwardMethod::Sockmap => {
                 join_in_kernel(from, to)?;
                 return tally.outcome();
             }
-            ForwardBy::Copy => ForwardWay::Copy,
-            ForwardBy::Splice => ForwardWay::Splice,
-            ForwardBy::Auto => ForwardWay::Adaptive,
+            TestedForwardMethod::Copy => ForwardMethod::Copy,
+            TestedForwardMethod::Splice => ForwardMethod::Splice,
+            TestedForwardMethod::Auto => ForwardMethod::Adaptive,
         };
         let basis = ForwardSettings::default();
         let settings = ForwardSettings {
@@ -42,9 +50,12 @@ impl Forwarding {
         };
         let pool = ForwardPool::with(settings).map_err(|error| stopped(&error))?;
         for socket in [from, to] {
-            socket.set_nonblocking(true).map_err(|error| failed("making a socket non-blocking", error))?;
+            socket
+                .set_nonblocking(true)
+                .map_err(|error| failed("making a socket non-blocking", error))?;
         }
-        let mut forwarder = Forwarder::with_pool(from, to, pool).map_err(|error| stopped(&error))?;
+        let mut forwarder =
+            Forwarder::with_pool(from, to, pool).map_err(|error| stopped(&error))?;
         loop {
             let step = forwarder.step().map_err(|error| stopped(&error))?;
             let report = forwarder.report();

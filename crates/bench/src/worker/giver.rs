@@ -1,7 +1,7 @@
 //! The process that sends memory of its own: copied, grouped, cut by the device, or lent.
 
 use super::{Job, Message, Outcome, Tally, failed, now_ns, say_started, sleep_until, stopped};
-use haul::{Buffer, Limits, Pool, Sender, Settings};
+use haul::{Buffer, Limits, Pool, SendSettings, Sender};
 use haul_sys::datagram::{self, Datagrams};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -73,7 +73,8 @@ impl Beat {
                 }
             }
             Self::Batches { pieces, per_second } => {
-                let (batch, place) = (piece / u64::from(pieces.max(1)), piece % u64::from(pieces.max(1)));
+                let (batch, place) =
+                    (piece / u64::from(pieces.max(1)), piece % u64::from(pieces.max(1)));
                 if place == 0 {
                     sleep_until(start_ns + batch * 1_000_000_000 / u64::from(per_second.max(1)));
                 }
@@ -108,7 +109,8 @@ struct Plain {
 impl Plain {
     /// The next piece, round and round.
     fn next(&mut self, piece_bytes: usize) -> (&Socket, &[u8]) {
-        self.at = if self.at + 2 * piece_bytes <= self.bytes.len() { self.at + piece_bytes } else { 0 };
+        self.at =
+            if self.at + 2 * piece_bytes <= self.bytes.len() { self.at + piece_bytes } else { 0 };
         (&self.socket, &self.bytes[self.at..self.at + piece_bytes])
     }
 }
@@ -125,8 +127,10 @@ impl AsFd for Socket {
 impl Giving {
     /// Gives until the window is over.
     pub(super) fn run(&self, job: &Job, tally: &Tally) -> Result<Outcome, Message> {
-        let peer =
-            self.to.or(job.peer).ok_or_else(|| Message::Failed("there is nobody to send to".into()))?;
+        let peer = self
+            .to
+            .or(job.peer)
+            .ok_or_else(|| Message::Failed("there is nobody to send to".into()))?;
         let mut way = self.open(job, peer, tally)?;
         let start_ns = now_ns();
         let mut pieces = 0u64;
@@ -169,7 +173,8 @@ impl Giving {
             Socket::Udp(socket)
         };
         if matches!(self.by, Hand::Send | Hand::Group | Hand::Segments) {
-            let walked_bytes = LENT_BYTES_MAX.min(BUFFERS_MAX * self.piece_bytes).max(2 * self.piece_bytes);
+            let walked_bytes =
+                LENT_BYTES_MAX.min(BUFFERS_MAX * self.piece_bytes).max(2 * self.piece_bytes);
             let bytes = vec![0x5a; walked_bytes];
             return Ok(Way::Plain(Plain { socket, bytes, at: 0 }));
         }
@@ -184,11 +189,14 @@ impl Giving {
             })
             .collect();
         let idle = idle.map_err(|error| stopped(&error))?;
-        let settings = Settings {
+        let settings = SendSettings {
             zerocopy_bytes_min: 1,
             lends_on_when_copied: true,
-            limits: Limits { loans_max: buffers, bytes_max: LENT_BYTES_MAX.max(2 * self.piece_bytes) },
-            ..Settings::default()
+            limits: Limits {
+                loans_max: buffers,
+                bytes_max: LENT_BYTES_MAX.max(2 * self.piece_bytes),
+            },
+            ..SendSettings::default()
         };
         let sender = Sender::with(socket, settings).map_err(|error| stopped(&error))?;
         Ok(Way::Lent { sender: Box::new(sender), idle, buffers })
@@ -223,7 +231,7 @@ impl Giving {
                     reclaim(sender, idle)?;
                     match idle.pop_front() {
                         Some(buffer) => break buffer,
-                        None => wait_for_notices(sender)?,
+                        None => wait_for_completions(sender)?,
                     }
                 };
                 let lent = match self.by {
@@ -232,7 +240,7 @@ impl Giving {
                 };
                 lent.map_err(|refused| stopped(&refused.error))?;
                 while self.by == Hand::LendAndWait && idle.len() < *buffers {
-                    wait_for_notices(sender)?;
+                    wait_for_completions(sender)?;
                     reclaim(sender, idle)?;
                 }
                 Ok((self.piece_bytes as u64, sender.report().loans.calls - calls_before))
@@ -248,7 +256,7 @@ fn reclaim(sender: &mut Sender<Socket>, idle: &mut VecDeque<Buffer>) -> Result<(
 }
 
 /// Waits until the kernel has something to say of loans.
-fn wait_for_notices(sender: &Sender<Socket>) -> Result<(), Message> {
+fn wait_for_completions(sender: &Sender<Socket>) -> Result<(), Message> {
     let short = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     // Errors are told whatever is asked for, and notices count as such.
     let mut wanted = [PollFd::new(sender.socket(), PollFlags::empty())];

@@ -47,8 +47,9 @@ impl Asking {
                 has_started = true;
                 say_started()?;
             }
-            let is_seen =
-                tally.planned().is_some_and(|window| start_ns >= window.start_ns && end_ns < window.end_ns);
+            let is_seen = tally
+                .planned()
+                .is_some_and(|window| start_ns >= window.start_ns && end_ns < window.end_ns);
             if is_seen && round_trips_ns.len() < ROUND_TRIPS_MAX {
                 round_trips_ns.push(end_ns - start_ns);
             }
@@ -75,7 +76,9 @@ impl Answering {
             let answered = match stream.read(&mut buffer) {
                 Ok(0) => return tally.outcome(),
                 Ok(count) => stream.write_all(&buffer[..count]).map(|()| count as u64),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return tally.outcome(),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    return tally.outcome();
+                }
                 Err(error) => Err(error),
             };
             tally.bytes.fetch_add(answered.map_err(|error| failed("answering", error))?, Relaxed);

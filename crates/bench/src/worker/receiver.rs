@@ -1,7 +1,7 @@
 //! The receiving process: one way of receiving, until the stream ends.
 
 use super::{Message, Outcome, Tally, failed, now_ns, sleep_until, stopped};
-use crate::receive::way::ReceiveWay;
+use crate::receive::method::ReceiveMethod;
 use haul::{Mapping, ReceiveSettings, Receiver};
 use haul_sys::uring_receive::ReceiveRing;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ const HELD_BYTES: u64 = 256 << 10;
 /// How to receive.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Receiving {
-    pub way: ReceiveWay,
+    pub way: ReceiveMethod,
     /// The memory that is filled, round and round: the buffer, the window, or all buffers of a ring.
     pub buffer_bytes: usize,
     /// Whether the program looks at every byte.
@@ -41,7 +41,7 @@ pub(crate) struct Receiving {
     /// The rate to read at, so that the window is what holds the sender back; full speed where `None`.
     pub read_bytes_per_second: Option<u64>,
     /// How long to wait once a read has emptied the socket, in microseconds, so that more packets come together; 0 for not
-    /// at all. Only for [`ReceiveWay::Read`].
+    /// at all. Only for [`ReceiveMethod::Read`].
     pub read_pause_us: u32,
 }
 
@@ -49,7 +49,7 @@ impl Receiving {
     /// As an ordinary program does: `recv` into one buffer, not looked at.
     pub(crate) fn plainly() -> Self {
         Self {
-            way: ReceiveWay::Read,
+            way: ReceiveMethod::Read,
             buffer_bytes: CALL_BYTES_MAX,
             touch: false,
             low_water_bytes: 1,
@@ -67,12 +67,14 @@ impl Receiving {
         }
         super::poll_busily(stream, self.busy_poll_us)?;
         match self.way {
-            ReceiveWay::Read => self.read(stream, tally).map_err(|error| failed("recv", error))?,
-            ReceiveWay::UringRead => self.read_by_ring(stream, tally)?,
-            ReceiveWay::SpliceToFile => self.splice_to_file(stream, tally)?,
-            ReceiveWay::Discard => self.discard(stream, tally)?,
-            ReceiveWay::Mapped => self.map(stream, tally, Mapping::Always)?,
-            ReceiveWay::Auto => self.map(stream, tally, Mapping::Measured)?,
+            ReceiveMethod::Read => {
+                self.read(stream, tally).map_err(|error| failed("recv", error))?
+            }
+            ReceiveMethod::UringRead => self.read_by_ring(stream, tally)?,
+            ReceiveMethod::SpliceToFile => self.splice_to_file(stream, tally)?,
+            ReceiveMethod::Discard => self.discard(stream, tally)?,
+            ReceiveMethod::Mapped => self.map(stream, tally, Mapping::Always)?,
+            ReceiveMethod::Auto => self.map(stream, tally, Mapping::Measured)?,
         }
         tally.outcome()
     }
@@ -108,8 +110,13 @@ impl Receiving {
             buffer_bytes: self.buffer_bytes.min(CALL_BYTES_MAX),
         };
         let mut receiver = Receiver::with(stream, settings).map_err(|error| stopped(&error))?;
-        if let Some(refused) = receiver.report().demotions.first().filter(|_| mapping == Mapping::Always) {
-            return Err(Message::Refused(format!("mapping does not work here: {}", refused.reason)));
+        if let Some(refused) =
+            receiver.report().fallbacks.first().filter(|_| mapping == Mapping::Always)
+        {
+            return Err(Message::Refused(format!(
+                "mapping does not work here: {}",
+                refused.reason
+            )));
         }
         receiver.expect(ENDLESS).map_err(|error| stopped(&error))?;
         let mut rate = HeldRate::new(self.read_bytes_per_second);
@@ -128,8 +135,9 @@ impl Receiving {
     fn read_by_ring(&self, stream: &TcpStream, tally: &Tally) -> Result<(), Message> {
         let buffer_bytes = (self.buffer_bytes / RING_BUFFERS_MIN).min(RING_BUFFER_BYTES_MAX);
         let count = self.buffer_bytes / buffer_bytes.max(1);
-        let mut ring = ReceiveRing::new(stream, count, buffer_bytes)
-            .map_err(|error| Message::Refused(format!("no io_uring with buffer rings here: {error}")))?;
+        let mut ring = ReceiveRing::new(stream, count, buffer_bytes).map_err(|error| {
+            Message::Refused(format!("no io_uring with buffer rings here: {error}"))
+        })?;
         let mut rate = HeldRate::new(self.read_bytes_per_second);
         loop {
             let received = ring.receive(|bytes| self.look_at(bytes));
@@ -144,7 +152,8 @@ impl Receiving {
     }
 
     fn splice_to_file(&self, stream: &TcpStream, tally: &Tally) -> Result<(), Message> {
-        let file = tempfile::tempfile().map_err(|error| failed("making a temporary file", error))?;
+        let file =
+            tempfile::tempfile().map_err(|error| failed("making a temporary file", error))?;
         let mut receiver = Receiver::new(stream).map_err(|error| stopped(&error))?;
         let mut at = 0;
         let mut rate = HeldRate::new(self.read_bytes_per_second);
@@ -179,7 +188,8 @@ impl Receiving {
     fn look_at(&self, bytes: &[u8]) {
         if self.touch {
             let (words, rest) = bytes.as_chunks::<8>();
-            let sum = words.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)));
+            let sum =
+                words.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)));
             black_box(rest.iter().fold(sum, |sum, &byte| sum.wrapping_add(byte.into())));
         }
     }
@@ -204,11 +214,12 @@ impl HeldRate {
         if self.unpaid_bytes < HELD_BYTES {
             return;
         }
-        let ns_of =
-            |bytes: u64| (u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second.max(1))) as u64;
+        let ns_of = |bytes: u64| {
+            (u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second.max(1))) as u64
+        };
         // A reader that was kept from its CPU catches up on one piece and no more: a burst is another regime.
-        self.due_ns =
-            (self.due_ns + ns_of(self.unpaid_bytes)).max(now_ns().saturating_sub(ns_of(HELD_BYTES)));
+        self.due_ns = (self.due_ns + ns_of(self.unpaid_bytes))
+            .max(now_ns().saturating_sub(ns_of(HELD_BYTES)));
         self.unpaid_bytes = 0;
         sleep_until(self.due_ns);
     }

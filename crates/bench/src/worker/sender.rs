@@ -1,9 +1,9 @@
 //! The sending process: a workload over and over, through one path.
 
 use super::{Message, Outcome, Tally, failed, say_started, stopped};
-use crate::way::{Opened, Way};
+use crate::tested_method::{Opened, TestedMethod};
 use crate::workload::{HandedOver, Piece};
-use haul::{Options, Plan};
+use haul::{MethodOptions, Plan};
 use serde::{Deserialize, Serialize};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
@@ -32,7 +32,8 @@ pub(crate) struct Sending {
 impl Sending {
     /// Sends until the window is over.
     pub(super) fn run(&self, stream: TcpStream, tally: &Tally) -> Result<Outcome, Message> {
-        let way: Way = self.path.parse().map_err(|error| failed("reading the job", error))?;
+        let way: TestedMethod =
+            self.path.parse().map_err(|error| failed("reading the job", error))?;
         let pieces = self
             .pieces
             .iter()
@@ -44,9 +45,11 @@ impl Sending {
                 .map_err(|error| failed("setting SO_MAX_PACING_RATE", error))?;
         }
         tally.watch_socket(&stream);
-        let options = Options { chunk_bytes: self.chunk_bytes, pipe_bytes: None };
-        let path = way.open(&stream, &options, self.plan.as_deref()).map_err(|error| stopped(&error))?;
-        let mut at_work = AtWork { sending: self, stream, path, tally, cork_calls: 0, has_started: false };
+        let options = MethodOptions { chunk_bytes: self.chunk_bytes, pipe_bytes: None };
+        let path =
+            way.open(&stream, &options, self.plan.as_deref()).map_err(|error| stopped(&error))?;
+        let mut at_work =
+            AtWork { sending: self, stream, path, tally, cork_calls: 0, has_started: false };
         for piece in pieces.iter().cycle() {
             at_work.send(piece)?;
             if tally.is_over() {

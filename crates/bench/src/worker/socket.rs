@@ -8,7 +8,9 @@ use super::{Message, failed};
 use haul_sys::sockopt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto, listen, socket_with};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, connect, ipproto, listen, socket_with,
+};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -35,8 +37,9 @@ impl SocketOptions {
     /// A TCP socket that has these options.
     fn socket(&self, peer: IpAddr) -> Result<OwnedFd, Message> {
         let family = if peer.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::TCP))
-            .map_err(|errno| failed("making a socket", errno))?;
+        let socket =
+            socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::TCP))
+                .map_err(|errno| failed("making a socket", errno))?;
         if let Some(name) = &self.congestion {
             rustix::net::sockopt::set_tcp_congestion(&socket, name)
                 .map_err(|errno| failed(&format!("setting congestion control {name}"), errno))?;
@@ -61,7 +64,9 @@ impl SocketOptions {
                 if poll(&mut wanted, Some(&timeout)).map_err(at)? == 0 {
                     return Err(at(Errno::TIMEDOUT));
                 }
-                rustix::net::sockopt::socket_error(&socket).and_then(|result| result).map_err(at)?;
+                rustix::net::sockopt::socket_error(&socket)
+                    .and_then(|result| result)
+                    .map_err(at)?;
             }
             Err(errno) => return Err(at(errno)),
         }

@@ -38,7 +38,10 @@ impl Taking {
                     return tally.outcome();
                 }
                 Err(error)
-                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                    ) => {}
                 Err(error) => return Err(failed("recv", error)),
             }
             tally.calls.fetch_add(1, Relaxed);

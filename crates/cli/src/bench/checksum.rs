@@ -3,11 +3,11 @@
 use super::{Context, Finished, or};
 use crate::arguments::ChecksumArguments;
 use crate::output::Failure;
-use haul_bench::checksum::{self, Plan};
+use haul_bench::checksum::{self, ChecksumPlan};
 
 pub fn run(arguments: &ChecksumArguments, context: &Context<'_>) -> Result<Finished, Failure> {
     let pace = context.pace();
-    let basis = if context.is_quick { Plan::quick(pace) } else { Plan::new(pace) };
-    let plan = Plan { sizes: or(arguments.size.clone(), basis.sizes), pace };
+    let basis = if context.is_quick { ChecksumPlan::quick(pace) } else { ChecksumPlan::new(pace) };
+    let plan = ChecksumPlan { sizes: or(arguments.size.clone(), basis.sizes), pace };
     context.run(|stop, progress| checksum::run(&plan, stop, progress))
 }

@@ -4,7 +4,7 @@ use super::{Context, Finished};
 use crate::arguments::ProfileArguments;
 use crate::output::Failure;
 use haul_bench::export;
-use haul_bench::profile::{self, Plan, Profile};
+use haul_bench::profile::{self, Profile, ProfilePlan};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub fn run(arguments: &ProfileArguments, context: &Context<'_>) -> Result<Finish
         profile
     } else {
         let window = Duration::from_secs(if context.is_quick { 2 } else { 10 });
-        let plan = Plan {
+        let plan = ProfilePlan {
             send: arguments.send,
             receive: arguments.receive,
             workload: arguments.workload.clone(),

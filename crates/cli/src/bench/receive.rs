@@ -3,7 +3,7 @@
 use super::{Context, Finished, or, refuse_with_peer};
 use crate::arguments::{ReceiveArguments, Switch};
 use crate::output::Failure;
-use haul_bench::receive::{self, PageOrder, Plan, Selection};
+use haul_bench::receive::{self, PageOrder, ReceivePlan, ReceiveSelection};
 
 pub fn run(arguments: &ReceiveArguments, context: &Context<'_>) -> Result<Finished, Failure> {
     refuse_with_peer(context, !arguments.mtu.is_empty(), "--mtu")?;
@@ -15,7 +15,7 @@ pub fn run(arguments: &ReceiveArguments, context: &Context<'_>) -> Result<Finish
             selection.page_orders = vec![PageOrder::Default];
         }
     }
-    let plan = Plan {
+    let plan = ReceivePlan {
         selections,
         pace: context.pace(),
         congestion: context.common.congestion.clone(),
@@ -25,7 +25,7 @@ pub fn run(arguments: &ReceiveArguments, context: &Context<'_>) -> Result<Finish
 }
 
 /// The rows that the flags name; the default set when they name none.
-fn selections(arguments: &ReceiveArguments, is_quick: bool) -> Vec<Selection> {
+fn selections(arguments: &ReceiveArguments, is_quick: bool) -> Vec<ReceiveSelection> {
     let ReceiveArguments { paths, mtu, sent_by, page_order, buffer, touch } = arguments;
     let is_named = !(paths.is_empty()
         && mtu.is_empty()
@@ -33,11 +33,11 @@ fn selections(arguments: &ReceiveArguments, is_quick: bool) -> Vec<Selection> {
         && page_order.is_empty()
         && buffer.is_empty()
         && touch.is_empty());
-    let plain = Selection::plain();
+    let plain = ReceiveSelection::plain();
     match (is_named, is_quick) {
-        (false, false) => Selection::default_set(),
+        (false, false) => ReceiveSelection::default_set(),
         (false, true) => vec![plain],
-        (true, _) => vec![Selection {
+        (true, _) => vec![ReceiveSelection {
             ways: or(paths.clone(), plain.ways),
             mtus: or(mtu.clone(), plain.mtus),
             sent_by: or(sent_by.clone(), plain.sent_by),

@@ -3,9 +3,9 @@
 use super::{Context, Finished, or, refuse_with_peer};
 use crate::arguments::{SendArguments, Switch};
 use crate::output::Failure;
-use haul_bench::matrix::Selection;
-use haul_bench::send::{self, Plan};
-use haul_bench::way::Way;
+use haul_bench::matrix::SendSelection;
+use haul_bench::send::{self, SendPlan};
+use haul_bench::tested_method::TestedMethod;
 use haul_lab::Offloads;
 
 pub fn run(arguments: &SendArguments, context: &Context<'_>) -> Result<Finished, Failure> {
@@ -14,8 +14,9 @@ pub fn run(arguments: &SendArguments, context: &Context<'_>) -> Result<Finished,
 }
 
 /// The rows that the flags name; the default set when they name none.
-fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failure> {
-    let SendArguments { paths, chunk, workload, cork, offloads, rate, reading, mtu, plan } = arguments;
+fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<SendPlan, Failure> {
+    let SendArguments { paths, chunk, workload, cork, offloads, rate, reading, mtu, plan } =
+        arguments;
     refuse_with_peer(context, mtu.is_some(), "--mtu")?;
     refuse_with_peer(context, !offloads.is_empty(), "--offloads")?;
     let is_named = !(paths.is_empty()
@@ -23,20 +24,23 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failur
         && workload.is_empty()
         && cork.is_empty()
         && offloads.is_empty());
-    let plain = Selection::plain();
+    let plain = SendSelection::plain();
     let planned = plan.as_ref().map(|file| crate::plan::load(file)).transpose()?;
     if let (Some(file), Some(planned)) = (plan, &planned) {
         crate::plan::warn_of_changes(file, planned);
     }
     let mut selections = match (is_named, context.is_quick) {
-        (false, false) => Selection::default_set(),
+        (false, false) => SendSelection::default_set(),
         (false, true) => vec![plain],
-        (true, _) => vec![Selection {
+        (true, _) => vec![SendSelection {
             paths: or(paths.clone(), plain.paths),
             chunks: or(chunk.clone(), plain.chunks),
             workloads: or(workload.clone(), plain.workloads),
             corks: or(cork.iter().map(|&cork| cork == Switch::On).collect(), plain.corks),
-            offloads: or(offloads.iter().map(|&offloads| offloads.into()).collect(), plain.offloads),
+            offloads: or(
+                offloads.iter().map(|&offloads| offloads.into()).collect(),
+                plain.offloads,
+            ),
         }],
     };
     if context.peer.is_some() {
@@ -46,13 +50,16 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<Plan, Failur
     }
     if planned.is_some() {
         for selection in &mut selections {
-            if selection.paths.contains(&Way::Auto) && !selection.paths.contains(&Way::Planned) {
-                selection.paths.push(Way::Planned);
+            if selection.paths.contains(&TestedMethod::Auto)
+                && !selection.paths.contains(&TestedMethod::Planned)
+            {
+                selection.paths.push(TestedMethod::Planned);
             }
         }
     }
-    let basis = if context.is_quick { Plan::quick(selections) } else { Plan::new(selections) };
-    Ok(Plan {
+    let basis =
+        if context.is_quick { SendPlan::quick(selections) } else { SendPlan::new(selections) };
+    Ok(SendPlan {
         pace: context.pace(),
         rate: *rate,
         reading: reading.unwrap_or(basis.reading),

@@ -62,7 +62,8 @@ impl Messages {
             let _ = end_out.send(());
         })?;
         let sink = Sink(sink);
-        let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::INFO).with_writer(sink.clone());
+        let builder =
+            tracing_subscriber::fmt().with_max_level(LevelFilter::INFO).with_writer(sink.clone());
         let is_first = match format {
             MessageFormat::Text => {
                 tracing::subscriber::set_global_default(builder.event_format(ForPeople).finish())
@@ -116,8 +117,8 @@ impl Drop for Message {
     }
 }
 
-impl<S: Subscriber + for<'s> LookupSpan<'s>, F: for<'w> FormatFields<'w> + 'static> FormatEvent<S, F>
-    for ForPeople
+impl<S: Subscriber + for<'s> LookupSpan<'s>, F: for<'w> FormatFields<'w> + 'static>
+    FormatEvent<S, F> for ForPeople
 {
     fn format_event(
         &self,

@@ -3,7 +3,7 @@
 use super::messages::MessageFormat;
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
-use haul::{Choice, Path, Plan};
+use haul::{MethodChoice, Plan, SendMethod};
 use haul_bench::quantity::Size;
 use haul_serve::{AccessLog, Address, BasicAuth, Config, Limits, LogFormat, Symlinks, Tls};
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -57,7 +57,13 @@ pub struct Options {
     #[arg(long, help_heading = "Files", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub hidden: Option<bool>,
     /// Where symbolic links may lead: inside the folder, nowhere (never), or anywhere [default: inside]
-    #[arg(long, help_heading = "Files", value_name = "WHERE", value_enum, hide_possible_values = true)]
+    #[arg(
+        long,
+        help_heading = "Files",
+        value_name = "WHERE",
+        value_enum,
+        hide_possible_values = true
+    )]
     pub symlinks: Option<LinkPolicy>,
     /// Send x.br, x.zst or x.gz for x to whoever accepts it
     #[arg(long, help_heading = "Files", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
@@ -201,7 +207,9 @@ impl Options {
     /// Options from the text of a file.
     pub fn parse(text: &str) -> Result<Self, String> {
         toml::from_str(text).map_err(|error| {
-            let line = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+            let line = error
+                .span()
+                .map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
             let message = error.message().replace('\n', ": ");
             line.map_or(message.clone(), |line| format!("line {line}: {message}"))
         })
@@ -258,8 +266,9 @@ impl Options {
     /// What the service takes.
     pub fn into_config(self) -> Result<Config, Failure> {
         check_pairs(&self)?;
-        let dir =
-            self.dir.ok_or_else(|| Failure::bad_input("no folder to serve: name one, haul serve DIR"))?;
+        let dir = self
+            .dir
+            .ok_or_else(|| Failure::bad_input("no folder to serve: name one, haul serve DIR"))?;
         let mut config = Config::new(dir);
         // Who names an address for TLS alone does not want another.
         if !self.listen.is_empty() || !self.tls_listen.is_empty() {
@@ -271,7 +280,8 @@ impl Options {
                 Some(Tls { listen, certificate, key, in_kernel: self.ktls.unwrap_or(true) })
             }
             _ => {
-                let needs = "tls-listen, tls-certificate and tls-key belong together: give all three";
+                let needs =
+                    "tls-listen, tls-certificate and tls-key belong together: give all three";
                 return Err(Failure::bad_input(needs));
             }
         };
@@ -297,7 +307,9 @@ impl Options {
         for text in &self.error_page {
             let (status, file) = split("error-page", text, '=', "404=/404.html")?;
             let status = status.parse().map_err(|_| {
-                Failure::bad_input(format!("error-page {text:?}: {status:?} is no status, such as 404"))
+                Failure::bad_input(format!(
+                    "error-page {text:?}: {status:?} is no status, such as 404"
+                ))
             })?;
             content.error_pages.push((status, file));
         }
@@ -337,7 +349,9 @@ impl Options {
             drain_timeout: self.drain_timeout.map_or(limits.drain_timeout, |time| time.0),
             rate_bytes_per_second: self.rate_limit.map(|size| size.0),
             cached_files_max: self.cached_files.unwrap_or(limits.cached_files_max),
-            cached_bytes_max: self.cache_memory.map_or(limits.cached_bytes_max, |size| size.0 as usize),
+            cached_bytes_max: self
+                .cache_memory
+                .map_or(limits.cached_bytes_max, |size| size.0 as usize),
         };
         config.choice = choice(self.path.as_deref(), self.plan.as_deref())?;
         config.congestion = self.congestion;
@@ -361,7 +375,9 @@ fn check_pairs(options: &Options) -> Result<(), Failure> {
         (options.put_limit.is_some() && options.allow_put != Some(true), "put-limit", "allow-put"),
     ];
     match pairs.iter().find(|(is_alone, ..)| *is_alone) {
-        Some((_, name, other)) => Err(Failure::bad_input(format!("{name} means nothing without {other}"))),
+        Some((_, name, other)) => {
+            Err(Failure::bad_input(format!("{name} means nothing without {other}")))
+        }
         None => Ok(()),
     }
 }
@@ -384,20 +400,22 @@ fn is_origin(text: &str) -> bool {
 fn split(name: &str, text: &str, at: char, example: &str) -> Result<(String, String), Failure> {
     text.split_once(at)
         .map(|(before, after)| (before.trim().to_owned(), after.trim().to_owned()))
-        .ok_or_else(|| Failure::bad_input(format!("{name} {text:?} has no {at:?}: write {example:?}")))
+        .ok_or_else(|| {
+            Failure::bad_input(format!("{name} {text:?} has no {at:?}: write {example:?}"))
+        })
 }
 
-fn choice(path: Option<&str>, plan: Option<&std::path::Path>) -> Result<Choice, Failure> {
+fn choice(path: Option<&str>, plan: Option<&std::path::Path>) -> Result<MethodChoice, Failure> {
     match (path, plan) {
-        (None | Some("auto"), None) => Ok(Choice::Builtin),
+        (None | Some("auto"), None) => Ok(MethodChoice::Builtin),
         (None | Some("auto"), Some(plan)) => {
             let plan = Plan::load(plan).map_err(Failure::bad_input)?;
-            Ok(Choice::Plan(Arc::new(plan)))
+            Ok(MethodChoice::Plan(Arc::new(plan)))
         }
         (Some(_), Some(_)) => Err(Failure::bad_input("path and plan: give one of them, not both")),
         (Some(path), None) => {
-            let path: Path = path.parse().map_err(Failure::bad_input)?;
-            Ok(Choice::Path(path))
+            let path: SendMethod = path.parse().map_err(Failure::bad_input)?;
+            Ok(MethodChoice::Method(path))
         }
     }
 }

@@ -17,7 +17,10 @@ pub fn as_ordinary_user(folder: &Path, arguments: &[&str]) -> Option<Command> {
     let program = folder.join("haul");
     std::fs::copy(env!("CARGO_BIN_EXE_haul"), &program).unwrap();
     let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(program).args(arguments);
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .arg(program)
+        .args(arguments);
     command.current_dir(folder).env("TMPDIR", folder).env("HOME", folder);
     Some(command)
 }

@@ -1,8 +1,8 @@
 //! One direction of a forwarder.
 
-use super::{DirectionReport, ForwardPool, ForwardWay};
-use crate::demotion::Demotion;
+use super::{DirectionReport, ForwardMethod, ForwardPool};
 use crate::error::{Error, failed};
+use crate::fallback::Fallback;
 use crate::pipe::Pipe;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
@@ -64,10 +64,10 @@ impl Waiting {
 }
 
 impl Direction {
-    pub fn new(way: ForwardWay) -> Self {
+    pub fn new(way: ForwardMethod) -> Self {
         Self {
-            way: if way == ForwardWay::Splice { Way::Splice } else { Way::Copy },
-            is_settled: way != ForwardWay::Adaptive,
+            way: if way == ForwardMethod::Splice { Way::Splice } else { Way::Copy },
+            is_settled: way != ForwardMethod::Adaptive,
             pipe: None,
             leftover: Vec::new(),
             streak: 0,
@@ -141,7 +141,12 @@ impl Direction {
     }
 
     /// Takes what has arrived, by the way of the moment; 0 at the end of the stream.
-    fn take(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>, pool: &ForwardPool) -> Result<usize, Error> {
+    fn take(
+        &mut self,
+        from: BorrowedFd<'_>,
+        to: BorrowedFd<'_>,
+        pool: &ForwardPool,
+    ) -> Result<usize, Error> {
         match self.way {
             Way::Copy => self.copy(from, to, pool),
             Way::Splice => match self.splice(from, pool) {
@@ -151,7 +156,7 @@ impl Direction {
                     self.change(Way::Copy);
                     self.is_settled = true;
                     let reason = reason.to_string();
-                    self.report.demotions.push(Demotion { from: "splice", to: "copy", reason });
+                    self.report.fallbacks.push(Fallback { from: "splice", to: "copy", reason });
                     self.copy(from, to, pool)
                 }
                 spliced => spliced,
@@ -159,7 +164,12 @@ impl Direction {
         }
     }
 
-    fn copy(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>, pool: &ForwardPool) -> Result<usize, Error> {
+    fn copy(
+        &mut self,
+        from: BorrowedFd<'_>,
+        to: BorrowedFd<'_>,
+        pool: &ForwardPool,
+    ) -> Result<usize, Error> {
         let mut buffer = pool.0.buffers.take()?;
         self.report.copied.calls += 1;
         let count = retry_on_intr(|| rustix::net::recv(from, &mut buffer[..], RecvFlags::DONTWAIT))

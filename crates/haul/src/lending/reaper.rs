@@ -4,7 +4,7 @@
 //! closing it would lose the notice while the pages stay in use. So socket and buffers stay here, with one
 //! thread of the process that sleeps until the kernel speaks.
 
-use super::{Lending, SocketWire};
+use super::{Lending, OsSocket};
 use rustix::event::epoll;
 use rustix::net::SocketType;
 use std::collections::HashMap;
@@ -51,7 +51,10 @@ fn reaper() -> Option<Arc<SocketReaper>> {
     }
     let fresh = Arc::new(Reaper::new(Epoll(epoll::create(epoll::CreateFlags::CLOEXEC).ok()?)));
     let working = Arc::clone(&fresh);
-    thread::Builder::new().name("haul-reaper".into()).spawn(move || while working.turn() {}).ok()?;
+    thread::Builder::new()
+        .name("haul-reaper".into())
+        .spawn(move || while working.turn() {})
+        .ok()?;
     *reaper = Some((process, Arc::clone(&fresh)));
     Some(fresh)
 }
@@ -133,7 +136,7 @@ impl<W: Watch<K>, K: Keep> Reaper<W, K> {
 impl Keep for Left {
     fn is_done(&mut self) -> bool {
         // A failed look is no reason to free what the kernel may still read.
-        let _ = self.lending.hear(&mut SocketWire::of(self.socket.as_fd(), SocketType::STREAM));
+        let _ = self.lending.hear(&mut OsSocket::of(self.socket.as_fd(), SocketType::STREAM));
         // Nobody reclaims any more: what has come back is free, and a pool has it again.
         while self.lending.take_returned().is_some() {}
         self.lending.open_sends() == 0
@@ -206,8 +209,11 @@ mod tests {
         fn happen(&self, notices: &Arc<AtomicUsize>) {
             let mut state = self.state.lock().unwrap();
             notices.fetch_add(1, SeqCst);
-            let key =
-                state.watched.iter().find(|(other, _)| Arc::ptr_eq(other, notices)).map(|(_, key)| *key);
+            let key = state
+                .watched
+                .iter()
+                .find(|(other, _)| Arc::ptr_eq(other, notices))
+                .map(|(_, key)| *key);
             state.ready.extend(key);
             self.woken.notify_all();
         }
@@ -246,7 +252,8 @@ mod tests {
             let threads: Vec<_> = (0..THINGS)
                 .flat_map(|_| {
                     let notices = Arc::new(AtomicUsize::new(0));
-                    let thing = Thing { notices: Arc::clone(&notices), dropped: Arc::clone(&dropped) };
+                    let thing =
+                        Thing { notices: Arc::clone(&notices), dropped: Arc::clone(&dropped) };
                     let (reaper, edges) = (Arc::clone(&reaper), Arc::clone(&edges));
                     [
                         shuttle::thread::spawn(move || reaper.keep(thing)),

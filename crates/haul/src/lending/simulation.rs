@@ -1,10 +1,10 @@
 //! Loans over a kernel that does whatever a kernel may do, in any order.
 
-use super::{Lending, Wire};
+use super::{Lending, ZeroCopySocket};
 use crate::buffer::Buffer;
 use crate::error::Error;
 use crate::loan::{Limits, Outcome, Returned};
-use haul_sys::error_queue::Notice;
+use haul_sys::error_queue::Completion;
 use proptest::prelude::*;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
@@ -21,7 +21,7 @@ struct Kernel {
     /// Where the pages of each open send lie, by its number counted without wrapping.
     pinned: BTreeMap<u64, (*const u8, usize)>,
     sends: u64,
-    notices: VecDeque<Notice>,
+    notices: VecDeque<Completion>,
     refuses_zerocopy: bool,
     /// A datagram socket's: a send that fails gets a number and a notice.
     numbers_failures: bool,
@@ -34,14 +34,14 @@ enum Move {
     Fail(Errno),
 }
 
-impl Wire for Kernel {
+impl ZeroCopySocket for Kernel {
     fn send(&mut self, bytes: &[u8], _: Option<u16>, zerocopy: bool) -> io::Result<usize> {
         assert!(!bytes.is_empty());
         match self.script.pop_front().unwrap_or(Move::Take(usize::MAX)) {
             // Limits on what is lent do not concern a plain send.
             Move::Fail(errno) if zerocopy || errno != Errno::NOBUFS => {
                 if zerocopy && self.numbers_failures && errno != Errno::AGAIN {
-                    self.notices.push_back(Notice {
+                    self.notices.push_back(Completion {
                         first: self.sends as u32,
                         last: self.sends as u32,
                         copied: true,
@@ -67,11 +67,11 @@ impl Wire for Kernel {
         if self.refuses_zerocopy { Err(Error::Unsuited("not here")) } else { Ok(()) }
     }
 
-    fn next_notice(&mut self) -> io::Result<Option<Notice>> {
+    fn next_completion(&mut self) -> io::Result<Option<Completion>> {
         Ok(self.notices.pop_front())
     }
 
-    fn wait_for_notice(&mut self) -> io::Result<bool> {
+    fn wait_for_completion(&mut self) -> io::Result<bool> {
         Ok(false)
     }
 
@@ -87,16 +87,23 @@ impl Kernel {
             return;
         }
         let first = *self.pinned.keys().nth(pick % self.pinned.len()).unwrap();
-        let last = (first..first + count).take_while(|send| self.pinned.contains_key(send)).last().unwrap();
+        let last = (first..first + count)
+            .take_while(|send| self.pinned.contains_key(send))
+            .last()
+            .unwrap();
         self.pinned.retain(|send, _| !(first..=last).contains(send));
-        self.notices.push_back(Notice { first: first as u32, last: last as u32, copied });
+        self.notices.push_back(Completion { first: first as u32, last: last as u32, copied });
     }
 
     /// Nothing that came back may still be read here.
     fn check(&self, returned: &Returned) {
         let buffer = returned.buffer.as_ptr_range();
         for (send, (start, _)) in &self.pinned {
-            assert!(!buffer.contains(start), "loan {:?} came back while send {send} reads it", returned.id);
+            assert!(
+                !buffer.contains(start),
+                "loan {:?} came back while send {send} reads it",
+                returned.id
+            );
         }
     }
 }
@@ -206,7 +213,7 @@ fn lending_is_given_up_where_everything_is_copied_all_the_same() {
     lending.lend(&mut kernel, Buffer::from(vec![1; 1 << 20]), None).unwrap();
     kernel.finish(0, 1, true);
     assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
-    assert!(lending.demotions()[0].reason.contains("copied"), "{:?}", lending.demotions());
+    assert!(lending.fallbacks()[0].reason.contains("copied"), "{:?}", lending.fallbacks());
     lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap();
     assert!(kernel.pinned.is_empty());
     assert_eq!(reclaim(&mut lending, &mut kernel)[0].outcome, Outcome::Copied);
@@ -214,7 +221,8 @@ fn lending_is_given_up_where_everything_is_copied_all_the_same() {
 
 #[test]
 fn an_error_after_a_part_has_gone_is_told_by_the_next_call() {
-    let mut kernel = Kernel { script: [Move::Take(10), Move::Fail(Errno::PIPE)].into(), ..Kernel::default() };
+    let mut kernel =
+        Kernel { script: [Move::Take(10), Move::Fail(Errno::PIPE)].into(), ..Kernel::default() };
     let mut lending = Lending::new(Limits::default(), 8, std::process::id());
     let id = lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     assert!(matches!(lending.flush(&mut kernel), Err(Error::Failed { .. })));
@@ -247,15 +255,16 @@ fn a_forked_child_neither_lends_nor_reclaims_nor_frees() {
 #[test]
 fn what_was_copied_here_is_no_reason_to_give_lending_up() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(Limits { loans_max: 8, bytes_max: 8 << 20 }, 4096, std::process::id());
+    let mut lending =
+        Lending::new(Limits { loans_max: 8, bytes_max: 8 << 20 }, 4096, std::process::id());
     for _ in 0..400 {
         lending.lend(&mut kernel, Buffer::from(vec![1; 4000]), None).unwrap();
         reclaim(&mut lending, &mut kernel);
     }
-    assert!(lending.counts().copied_bytes > 1 << 20 && lending.demotions().is_empty());
+    assert!(lending.counts().copied_bytes > 1 << 20 && lending.fallbacks().is_empty());
     kernel.script = [Move::Take(1 << 20), Move::Fail(Errno::NOBUFS)].into();
     lending.lend(&mut kernel, Buffer::from(vec![1; 3 << 20]), None).unwrap();
-    assert_eq!((lending.no_room(), lending.demotions().len()), (1, 0));
+    assert_eq!((lending.no_room(), lending.fallbacks().len()), (1, 0));
 }
 
 /// A failed datagram may have a number: nothing is sent from its pages after that, and what is out comes back.
@@ -276,7 +285,7 @@ fn a_failed_datagram_ends_lending_and_strikes_no_other_loan() {
     );
     kernel.finish(0, 1, false);
     assert_eq!(reclaim(&mut lending, &mut kernel)[0].buffer[0], 1);
-    assert!(lending.owns_notices());
+    assert!(lending.owns_completions());
 }
 
 #[test]
@@ -288,7 +297,7 @@ fn one_loan_that_went_without_a_copy_keeps_lending_up() {
         kernel.finish(0, 1, copied);
         assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
     }
-    assert!(lending.demotions().is_empty(), "{:?}", lending.demotions());
+    assert!(lending.fallbacks().is_empty(), "{:?}", lending.fallbacks());
 }
 
 /// Where a reap makes room, the next try goes from the pages too.

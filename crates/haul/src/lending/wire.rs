@@ -1,9 +1,9 @@
 //! Loans over a real socket.
 
-use super::Wire;
+use super::ZeroCopySocket;
 use crate::error::{Error, failed};
 use haul_sys::datagram::{self, Datagrams};
-use haul_sys::error_queue::{self, Notice};
+use haul_sys::error_queue::{self, Completion};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SocketType;
 use rustix::net::sockopt::Timeout;
@@ -15,19 +15,24 @@ use std::time::Duration;
 const HUNG_UP_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A socket, of any kind that can be sent from.
-pub(crate) struct SocketWire<'a> {
+pub(crate) struct OsSocket<'a> {
     socket: BorrowedFd<'a>,
     kind: SocketType,
 }
 
-impl<'a> SocketWire<'a> {
+impl<'a> OsSocket<'a> {
     pub fn of(socket: BorrowedFd<'a>, kind: SocketType) -> Self {
         Self { socket, kind }
     }
 }
 
-impl Wire for SocketWire<'_> {
-    fn send(&mut self, bytes: &[u8], segment_bytes: Option<u16>, zerocopy: bool) -> io::Result<usize> {
+impl ZeroCopySocket for OsSocket<'_> {
+    fn send(
+        &mut self,
+        bytes: &[u8],
+        segment_bytes: Option<u16>,
+        zerocopy: bool,
+    ) -> io::Result<usize> {
         datagram::send(self.socket, bytes, Datagrams { segment_bytes, zerocopy })
     }
 
@@ -41,11 +46,11 @@ impl Wire for SocketWire<'_> {
         haul_sys::sockopt::set_zerocopy(self.socket, true).map_err(failed("setsockopt SO_ZEROCOPY"))
     }
 
-    fn next_notice(&mut self) -> io::Result<Option<Notice>> {
-        error_queue::next_notice(self.socket)
+    fn next_completion(&mut self) -> io::Result<Option<Completion>> {
+        error_queue::next_completion(self.socket)
     }
 
-    fn wait_for_notice(&mut self) -> io::Result<bool> {
+    fn wait_for_completion(&mut self) -> io::Result<bool> {
         if rustix::fs::fcntl_getfl(self.socket)?.contains(rustix::fs::OFlags::NONBLOCK) {
             return Ok(false);
         }

@@ -4,7 +4,7 @@
 //! whoever asks next.
 
 use crate::error::{Error, failed};
-use crate::path::Counts;
+use crate::method::Counts;
 use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::SpliceFlags;
@@ -46,9 +46,12 @@ impl IntoFile {
         }
         let pipe = match &mut self.pipe {
             Some(pipe) => pipe,
-            none => none.insert(Pipe::new(SOCKET_PIPE_BYTES).map_err(|errno| failed("pipe2")(errno.into()))?),
+            none => none.insert(
+                Pipe::new(SOCKET_PIPE_BYTES).map_err(|errno| failed("pipe2")(errno.into()))?,
+            ),
         };
-        let wanted = usize::try_from(range.end - range.start).unwrap_or(usize::MAX).min(SOCKET_PIPE_BYTES);
+        let wanted =
+            usize::try_from(range.end - range.start).unwrap_or(usize::MAX).min(SOCKET_PIPE_BYTES);
         if pipe.held_bytes() == 0 {
             counts.calls += 1;
             match pipe.fill(socket, wanted, SpliceFlags::empty()) {
@@ -85,10 +88,13 @@ impl IntoFile {
         let mut written = 0;
         while written < bytes.len() {
             counts.calls += 1;
-            match retry_on_intr(|| rustix::io::pwrite(file, &bytes[written..], offset + written as u64)) {
+            match retry_on_intr(|| {
+                rustix::io::pwrite(file, &bytes[written..], offset + written as u64)
+            }) {
                 Ok(count) if count > 0 => written += count,
                 stopped => {
-                    let error = stopped.map_or_else(Into::into, |_| io::ErrorKind::WriteZero.into());
+                    let error =
+                        stopped.map_or_else(Into::into, |_| io::ErrorKind::WriteZero.into());
                     // In front of what is left already: these bytes were taken from there, or there is none.
                     self.leftover.splice(..0, bytes[written..].iter().copied());
                     if written == 0 {

@@ -82,11 +82,20 @@ impl Trial {
 
     /// Enters a call that began at `started` and moved so many bytes.
     pub fn judge(&mut self, started: Option<Duration>, mapped: usize, read: usize) -> Verdict {
-        let (State::Turn(turn, so_far), Some(started)) = (self.state, started) else { return Verdict::GoOn };
+        let (State::Turn(turn, so_far), Some(started)) = (self.state, started) else {
+            return Verdict::GoOn;
+        };
         self.enter(turn, so_far, cpu_time().saturating_sub(started), mapped, read)
     }
 
-    fn enter(&mut self, turn: u32, so_far: u64, time: Duration, mapped: usize, read: usize) -> Verdict {
+    fn enter(
+        &mut self,
+        turn: u32,
+        so_far: u64,
+        time: Duration,
+        mapped: usize,
+        read: usize,
+    ) -> Verdict {
         let cost = if turn.is_multiple_of(2) { &mut self.mapping } else { &mut self.reading };
         let bytes = (mapped + read) as u64;
         cost.bytes += bytes;
@@ -137,11 +146,17 @@ mod tests {
     fn tried(mapping_us: u64, reading_us: u64, mapped_percent: usize) -> (Trial, Verdict) {
         let mut trial = Trial::new(Mapping::Measured);
         for turn in 0..TURNS {
-            let State::Turn(at, so_far) = trial.state else { panic!("the trial is over at turn {turn}") };
+            let State::Turn(at, so_far) = trial.state else {
+                panic!("the trial is over at turn {turn}")
+            };
             assert_eq!((at, trial.maps()), (turn, turn % 2 == 0));
-            let (us, mapped) =
-                if trial.maps() { (mapping_us, (1 << 20) * mapped_percent / 100) } else { (reading_us, 0) };
-            let verdict = trial.enter(turn, so_far, Duration::from_micros(us), mapped, (1 << 20) - mapped);
+            let (us, mapped) = if trial.maps() {
+                (mapping_us, (1 << 20) * mapped_percent / 100)
+            } else {
+                (reading_us, 0)
+            };
+            let verdict =
+                trial.enter(turn, so_far, Duration::from_micros(us), mapped, (1 << 20) - mapped);
             if turn + 1 == TURNS {
                 return (trial, verdict);
             }
@@ -164,12 +179,17 @@ mod tests {
     #[test]
     fn mapping_little_does_not_pay_however_cheap_it_looks() {
         let (_, verdict) = tried(10, 100, 25);
-        assert!(matches!(&verdict, Verdict::StopMapping(reason) if reason.contains("25 %")), "{verdict:?}");
+        assert!(
+            matches!(&verdict, Verdict::StopMapping(reason) if reason.contains("25 %")),
+            "{verdict:?}"
+        );
     }
 
     #[test]
     fn who_is_told_what_to_do_does_not_try() {
-        assert!(Trial::new(Mapping::Always).maps() && Trial::new(Mapping::Always).clock().is_none());
+        assert!(
+            Trial::new(Mapping::Always).maps() && Trial::new(Mapping::Always).clock().is_none()
+        );
         assert!(!Trial::new(Mapping::Never).maps() && Trial::new(Mapping::Never).clock().is_none());
     }
 }

@@ -18,14 +18,14 @@ use crate::event_loop::sent::Sent;
 use crate::event_loop::stream::Stream;
 use crate::event_loop::transmit::{Progress, transmit};
 use crate::files::service::Found;
-use crate::files::upload::Upload;
-use crate::http::credentials::Credentials;
-use crate::http::request::{Method, Request};
-use crate::http::status::Status;
 use crate::log::{Logged, first_line};
 use crate::passwords::Passwords;
 use crate::response::answer::Answer;
 use crate::response::body::Piece;
+use haul_fs::AtomicFile;
+use haul_http::credentials::Credentials;
+use haul_http::request::{Method, Request};
+use haul_http::status::Status;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ struct Asked {
     /// What the disk gave for its target.
     found: Option<Found>,
     /// The file that the disk gave for its body, or why there is none.
-    begun: Option<Result<Box<Upload>, Status>>,
+    begun: Option<Result<Box<AtomicFile>, Status>>,
     /// Whether its password is right, or why nobody knows.
     tried: Option<Tried>,
 }
@@ -176,7 +176,9 @@ impl Connection {
                 }
                 State::Reading
             }
-            (State::Finishing(putting), Reply::Finished(status)) => State::Finished(putting, status),
+            (State::Finishing(putting), Reply::Finished(status)) => {
+                State::Finished(putting, status)
+            }
             (State::Finishing(putting), _) => State::Finished(putting, Status::INTERNAL_ERROR),
             (state, _) => state,
         };
@@ -224,7 +226,7 @@ impl Connection {
     pub fn close(mut self, context: &mut Context) {
         // Closing a socket that has something unread throws away what is held.
         self.stream.release();
-        context.counters.demotions.add(self.stream.demotions());
+        context.counters.fallbacks.add(self.stream.fallbacks());
         if let State::Sending(sending) | State::AtDisk(Some(sending)) = &mut self.state
             && let Some(mut logged) = sending.logged.take()
         {
@@ -232,9 +234,13 @@ impl Connection {
             context.log.write(&logged, &context.clock);
         }
         let unanswered = match &self.state {
-            State::Receiving(_, putting) if !context.is_draining => Some((putting, Status::BAD_REQUEST)),
+            State::Receiving(_, putting) if !context.is_draining => {
+                Some((putting, Status::BAD_REQUEST))
+            }
             // What becomes of a file that is being finished only the helper knows, which is at it still.
-            State::Receiving(_, putting) | State::Finishing(putting) => Some((putting, Status::UNAVAILABLE)),
+            State::Receiving(_, putting) | State::Finishing(putting) => {
+                Some((putting, Status::UNAVAILABLE))
+            }
             State::Finished(putting, status) => Some((putting, *status)),
             _ => None,
         };
@@ -258,7 +264,9 @@ impl Connection {
                 State::Reading if answered == TURN_REQUESTS => Some(Next::Turn),
                 // Others are held back meanwhile, and this may be about a file.
                 State::Reading
-                    if context.holds && answered > 0 && (self.is_readable || !self.input.is_empty()) =>
+                    if context.holds
+                        && answered > 0
+                        && (self.is_readable || !self.input.is_empty()) =>
                 {
                     Some(Next::Turn)
                 }
@@ -319,7 +327,9 @@ impl Connection {
                 _ => context.clock.seconds(),
             }),
             Progress::Cold(form, range) => {
-                if let State::Sending(sending) = std::mem::replace(&mut self.state, State::AtDisk(None)) {
+                if let State::Sending(sending) =
+                    std::mem::replace(&mut self.state, State::AtDisk(None))
+                {
                     self.state = State::AtDisk(Some(sending));
                 }
                 Next::Disk(Question::Warm(form, range))
@@ -357,7 +367,12 @@ impl Connection {
     }
 
     /// Makes ready what answers a request; `None` where the state has changed.
-    fn answer(&mut self, mut request: Request<'_>, head: &[u8], context: &mut Context) -> Option<Next> {
+    fn answer(
+        &mut self,
+        mut request: Request<'_>,
+        head: &[u8],
+        context: &mut Context,
+    ) -> Option<Next> {
         // A request that has been to a helper is read again, and has been waiting since.
         let started = self.asked.as_ref().map_or(context.clock.ticked(), |asked| asked.since);
         request.keeps_alive &= !context.is_draining && !self.stream.is_worn();
@@ -386,14 +401,19 @@ impl Connection {
     /// Has a helper answer something about the request that is being answered, which is read again then.
     fn ask(&mut self, question: Question, started: Instant) -> Next {
         if self.asked.is_none() {
-            self.asked = Some(Box::new(Asked { since: started, found: None, begun: None, tried: None }));
+            self.asked =
+                Some(Box::new(Asked { since: started, found: None, begun: None, tried: None }));
         }
         self.state = State::AtDisk(None);
         Next::Disk(question)
     }
 
     /// `None` where whoever asks may; else why not, or whom to ask.
-    fn admit(&mut self, request: &Request<'_>, context: &mut Context) -> Option<Result<Status, Question>> {
+    fn admit(
+        &mut self,
+        request: &Request<'_>,
+        context: &mut Context,
+    ) -> Option<Result<Status, Question>> {
         let passwords = context.secrets.passwords.as_ref()?;
         let tried = self.asked.as_mut().and_then(|asked| asked.tried.take());
         let value = request.fields.authorization.unwrap_or(b"");
@@ -405,7 +425,9 @@ impl Connection {
             context.known.put(field, ());
             return None;
         }
-        let Some(credentials) = Credentials::parse(value) else { return Some(Ok(Status::UNAUTHORIZED)) };
+        let Some(credentials) = Credentials::parse(value) else {
+            return Some(Ok(Status::UNAUTHORIZED));
+        };
         match tried {
             Some(Err(status)) => Some(Ok(status)),
             Some(Ok((by, accepted))) if Arc::ptr_eq(&by, passwords) => {
@@ -436,17 +458,23 @@ impl Connection {
     fn refuse_unread(&mut self, unread: &[u8], status: Status, context: &mut Context) {
         let answer = context.answering().refuse_unread(status);
         let started = context.clock.ticked();
-        let logged = context
-            .log
-            .is_on()
-            .then(|| Logged::new(self.peer, first_line(unread), status, answer.body.len(), started));
+        let logged = context.log.is_on().then(|| {
+            Logged::new(self.peer, first_line(unread), status, answer.body.len(), started)
+        });
         self.respond(answer, logged, started, context);
     }
 
     /// Has a response ready, whose head is in the loop's memory, to be sent when this is driven.
-    fn respond(&mut self, answer: Answer, logged: Option<Logged>, started: Instant, context: &mut Context) {
+    fn respond(
+        &mut self,
+        answer: Answer,
+        logged: Option<Logged>,
+        started: Instant,
+        context: &mut Context,
+    ) {
         context.counters.responded(answer.status);
-        self.state = State::Sending(context.ready(answer.body, !answer.keeps_alive, logged, started));
+        self.state =
+            State::Sending(context.ready(answer.body, !answer.keeps_alive, logged, started));
     }
 }
 

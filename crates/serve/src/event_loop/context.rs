@@ -6,13 +6,13 @@ use crate::counters::Counters;
 use crate::event_loop::kernel_tls::Supported;
 use crate::event_loop::sending::Sending;
 use crate::files::cache::{Cache, Moment};
-use crate::files::object::Patience;
 use crate::files::service::{Found, Service};
-use crate::http::target::Target;
 use crate::log::{Log, Logged};
 use crate::response::answer::Answering;
 use crate::response::body::Body;
 use crate::secrets::Secrets;
+use haul_fs::Blocking;
+use haul_http::target::Target;
 use lru::LruCache;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::num::NonZeroUsize;
@@ -57,7 +57,7 @@ pub struct Context {
     /// What is served.
     pub service: Arc<Service>,
     /// How sockets are sent through.
-    pub settings: Arc<haul::Settings>,
+    pub settings: Arc<haul::SendSettings>,
     /// The certificate and the passwords.
     pub secrets: Secrets,
     /// What the kernel can encrypt.
@@ -104,7 +104,8 @@ impl Context {
         log: Log,
     ) -> Self {
         let limits = config.limits;
-        let settings = haul::Settings { choice: config.choice.clone(), ..haul::Settings::default() };
+        let settings =
+            haul::SendSettings { choice: config.choice.clone(), ..haul::SendSettings::default() };
         Self {
             service,
             settings: Arc::new(settings),
@@ -186,8 +187,8 @@ impl Context {
             return Some(Found::Resource(resource));
         }
         let found = match Target::parse(target) {
-            // Without patience nothing but having to wait is an error.
-            Ok(parsed) => self.service.find(&parsed, false, Patience::None).ok()?,
+            // Without blocking nothing but having to wait is an error.
+            Ok(parsed) => self.service.find(&parsed, false, Blocking::None).ok()?,
             Err(error) => Service::refuse(error),
         };
         self.keep(target, &found);

@@ -4,16 +4,16 @@
 //! [`Inbox`], which wakes it. The locks here are taken only on that cold way.
 
 use crate::event_loop::wake::Wake;
-use crate::files::object::Patience;
 use crate::files::resource::Representation;
 use crate::files::service::{Found, Service, status_of};
-use crate::files::upload::{Finished, Upload};
-use crate::http::credentials::Credentials;
-use crate::http::request::Request;
-use crate::http::status::Status;
-use crate::http::target::Target;
 use crate::join::join_soon;
 use crate::passwords::Passwords;
+use haul_fs::Blocking;
+use haul_fs::{AtomicFile, Committed};
+use haul_http::credentials::Credentials;
+use haul_http::request::Request;
+use haul_http::status::Status;
+use haul_http::target::Target;
 use rustix::fs::Advice;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -50,7 +50,7 @@ pub enum Question {
     /// Begin a file for this target.
     Begin(String),
     /// Put a file into its place; where it must be new, not into another's.
-    Finish { upload: Box<Upload>, only_new: bool },
+    Finish { upload: Box<AtomicFile>, only_new: bool },
     /// Is it they?
     Try(Attempt),
 }
@@ -76,7 +76,7 @@ pub enum Reply {
     /// The bytes are in memory, or the file gives none: sending will tell.
     Warm,
     /// A file to write into, or why there is none.
-    Begun(Result<Box<Upload>, Status>),
+    Begun(Result<Box<AtomicFile>, Status>),
     /// What has become of it.
     Finished(Status),
     /// Whether they are in that file with that password.
@@ -193,20 +193,28 @@ impl Inbox {
 
 impl Helpers {
     /// Starts so many threads for the disk, and the other one where there are passwords.
-    pub fn start(service: &Arc<Service>, disk_threads: usize, has_passwords: bool) -> std::io::Result<Self> {
+    pub fn start(
+        service: &Arc<Service>,
+        disk_threads: usize,
+        has_passwords: bool,
+    ) -> std::io::Result<Self> {
         let shared = |jobs_max| {
             let (queue, is_filled) = (Mutex::default(), Condvar::new());
             Arc::new(Shared { service: Arc::clone(service), queue, jobs_max, is_filled })
         };
         // There is at most one question for each connection.
         let (disk, passwords) = (shared(usize::MAX), shared(UNTRIED_MAX));
-        let kinds =
-            [(&disk, "haul-disk", disk_threads), (&passwords, "haul-passwords", has_passwords.into())];
+        let kinds = [
+            (&disk, "haul-disk", disk_threads),
+            (&passwords, "haul-passwords", has_passwords.into()),
+        ];
         let mut threads = Vec::new();
         for (shared, name, count) in kinds {
             for _ in 0..count {
                 let shared = Arc::clone(shared);
-                threads.push(std::thread::Builder::new().name(name.into()).spawn(move || shared.work())?);
+                threads.push(
+                    std::thread::Builder::new().name(name.into()).spawn(move || shared.work())?,
+                );
             }
         }
         Ok(Self { disk, passwords, threads })
@@ -241,7 +249,8 @@ impl Drop for Helpers {
 impl Asker {
     /// Leaves a question; the reply comes with the same token.
     pub fn ask(&self, token: u64, question: Question) {
-        let shared = if matches!(question, Question::Try(_)) { &self.passwords } else { &self.disk };
+        let shared =
+            if matches!(question, Question::Try(_)) { &self.passwords } else { &self.disk };
         let mut queue = lock(&shared.queue);
         if queue.jobs.len() >= shared.jobs_max || queue.has_too_many_like(&question) {
             return self.inbox.put(token, Reply::Busy);
@@ -253,9 +262,9 @@ impl Asker {
 }
 
 impl Shared {
-    fn begin(&self, target: &str) -> Result<Box<Upload>, Status> {
+    fn begin(&self, target: &str) -> Result<Box<AtomicFile>, Status> {
         let target = Target::parse(target).map_err(|_| Status::NOT_FOUND)?;
-        let begun = Upload::begin(&self.service.root, &target.path);
+        let begun = AtomicFile::create_below(&self.service.root, &target.path);
         begun.map(Box::new).map_err(|error| refused_write(&target.path, &error))
     }
 
@@ -285,16 +294,16 @@ impl Shared {
             Question::Find { target, accepts_json } => Reply::Found(match Target::parse(&target) {
                 Ok(target) => self
                     .service
-                    .find(&target, accepts_json, Patience::Disk)
+                    .find(&target, accepts_json, Blocking::Disk)
                     .unwrap_or(Found::Nothing(Status::INTERNAL_ERROR)),
                 Err(error) => Service::refuse(error),
             }),
             Question::Begin(target) => Reply::Begun(self.begin(&target)),
             Question::Finish { upload, only_new } => {
                 let name = upload.name().to_owned();
-                Reply::Finished(match upload.finish(only_new) {
-                    Ok(Finished::Created) => Status::CREATED,
-                    Ok(Finished::Replaced) => Status::NO_CONTENT,
+                Reply::Finished(match upload.commit(only_new) {
+                    Ok(Committed::Created) => Status::CREATED,
+                    Ok(Committed::Replaced) => Status::NO_CONTENT,
                     Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
                         Status::PRECONDITION_FAILED
                     }
@@ -380,10 +389,17 @@ mod tests {
             (0..20).filter(|&at| takes(Some(addresses[at % addresses.len()]), at)).count()
         };
         assert_eq!(taken(&["192.0.2.1", "::ffff:192.0.2.1"]), GUESSES_BY_ONE_MAX);
-        assert_eq!(taken(&["2001:db8::1", "2001:db8::2"]), GUESSES_BY_ONE_MAX, "one customer's network");
+        assert_eq!(
+            taken(&["2001:db8::1", "2001:db8::2"]),
+            GUESSES_BY_ONE_MAX,
+            "one customer's network"
+        );
         assert_eq!(taken(&["192.0.2.2"]), GUESSES_BY_ONE_MAX);
         let same = (0..100).filter(|_| takes(Some("192.0.2.3"), 7)).count();
         assert_eq!(same, UNTRIED_BY_ONE_MAX, "a browser's connections all say the same");
-        assert!((0..20).all(|at| takes(None, at)), "behind a Unix socket nobody is told from another");
+        assert!(
+            (0..20).all(|at| takes(None, at)),
+            "behind a Unix socket nobody is told from another"
+        );
     }
 }

@@ -65,11 +65,13 @@ impl Supported {
 
     /// Whether this session's version and cipher are among them.
     pub fn takes(self, session: &ServerConnection) -> bool {
-        let (Some(version), Some(suite)) = (version(session), session.negotiated_cipher_suite()) else {
+        let (Some(version), Some(suite)) = (version(session), session.negotiated_cipher_suite())
+        else {
             return false;
         };
         let name = suite.suite().as_str().unwrap_or_default();
-        let offer = |(of, _, end): &(Version, Keys<'_>, &str)| *of == version && name.ends_with(end);
+        let offer =
+            |(of, _, end): &(Version, Keys<'_>, &str)| *of == version && name.ends_with(end);
         OFFERS.iter().position(offer).is_some_and(|at| self.0 & 1 << at != 0)
     }
 }
@@ -95,8 +97,12 @@ pub fn take_over(socket: impl AsFd, session: ServerConnection) -> io::Result<()>
     let (sent, received) = (&secrets.tx, &secrets.rx);
     let mut explicit = [0; 12];
     let keys_to_send = match (version, keys(&sent.1)?) {
-        (Version::V1_2, Keys::Aes128Gcm(key, iv)) => Keys::Aes128Gcm(key, after(iv, sent.0, &mut explicit)),
-        (Version::V1_2, Keys::Aes256Gcm(key, iv)) => Keys::Aes256Gcm(key, after(iv, sent.0, &mut explicit)),
+        (Version::V1_2, Keys::Aes128Gcm(key, iv)) => {
+            Keys::Aes128Gcm(key, after(iv, sent.0, &mut explicit))
+        }
+        (Version::V1_2, Keys::Aes256Gcm(key, iv)) => {
+            Keys::Aes256Gcm(key, after(iv, sent.0, &mut explicit))
+        }
         (_, keys) => keys,
     };
     ktls::install(&socket, Direction::Transmit, version, keys_to_send, sent.0)?;

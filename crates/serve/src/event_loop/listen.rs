@@ -3,7 +3,9 @@
 use crate::config::{Address, Config};
 use crate::error::Error;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::{
+    AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt,
+};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -83,7 +85,12 @@ impl Listeners {
         Ok(listeners)
     }
 
-    fn open_tcp(&mut self, address: SocketAddr, is_tls: bool, config: &Config) -> Result<(), Error> {
+    fn open_tcp(
+        &mut self,
+        address: SocketAddr,
+        is_tls: bool,
+        config: &Config,
+    ) -> Result<(), Error> {
         let failed = |source: io::Error| Error::Listen { address: Address::Tcp(address), source };
         let mut address = address;
         // Another server of the same user would share the port unasked; a socket that does not share finds it taken.
@@ -97,12 +104,18 @@ impl Listeners {
         for index in 0..self.by_worker.len() {
             let socket = listen_tcp(address, self.by_worker.len() > 1).map_err(failed)?;
             if let Some(name) = &config.congestion {
-                sockopt::set_tcp_congestion(&socket, name)
-                    .map_err(|errno| Error::Congestion { name: name.clone(), source: errno.into() })?;
+                sockopt::set_tcp_congestion(&socket, name).map_err(|errno| Error::Congestion {
+                    name: name.clone(),
+                    source: errno.into(),
+                })?;
             }
             let bound = rustix::net::getsockname(&socket).map_err(|errno| failed(errno.into()))?;
             address = SocketAddr::try_from(bound).map_err(|errno| failed(errno.into()))?;
-            self.by_worker[index].push(Listener { socket: Arc::new(socket), is_shared: false, is_tls });
+            self.by_worker[index].push(Listener {
+                socket: Arc::new(socket),
+                is_shared: false,
+                is_tls,
+            });
         }
         self.addresses.push((Address::Tcp(address), is_tls));
         Ok(())
@@ -141,16 +154,16 @@ impl Listeners {
             ));
         }
         for index in 0..handed.len() {
-            let (socket, address): (OwnedFd, Address) = if let Ok(Some(tcp)) = handed.take_tcp_listener(index)
-            {
-                set_inherited(&tcp)?;
-                let address = Address::Tcp(tcp.local_addr()?);
-                (tcp.into(), address)
-            } else if let Some(unix) = handed.take_unix_listener(index)? {
-                (unix.into(), Address::Systemd)
-            } else {
-                continue;
-            };
+            let (socket, address): (OwnedFd, Address) =
+                if let Ok(Some(tcp)) = handed.take_tcp_listener(index) {
+                    set_inherited(&tcp)?;
+                    let address = Address::Tcp(tcp.local_addr()?);
+                    (tcp.into(), address)
+                } else if let Some(unix) = handed.take_unix_listener(index)? {
+                    (unix.into(), Address::Systemd)
+                } else {
+                    continue;
+                };
             rustix::io::ioctl_fionbio(&socket, true)?;
             self.share(socket, address, is_tls);
         }
@@ -175,7 +188,11 @@ impl Listener {
         loop {
             match rustix::net::acceptfrom_with(&self.socket, flags) {
                 Ok((socket, peer)) => {
-                    return Ok(Some(Accepted { socket, peer: peer.and_then(inet), is_tls: self.is_tls }));
+                    return Ok(Some(Accepted {
+                        socket,
+                        peer: peer.and_then(inet),
+                        is_tls: self.is_tls,
+                    }));
                 }
                 Err(Errno::AGAIN) => return Ok(None),
                 // It was gone before it was accepted: the next one.

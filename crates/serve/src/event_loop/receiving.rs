@@ -4,11 +4,11 @@
 //! through the program's memory; else it is read and written.
 
 use crate::event_loop::stream::Stream;
-use crate::files::upload::Upload;
-use crate::http::chunked::{Chunked, Piece};
-use crate::http::request::BodyLength;
-use crate::http::status::Status;
 use haul::Receiver;
+use haul_fs::AtomicFile;
+use haul_http::chunked::{Chunked, Piece};
+use haul_http::request::BodyLength;
+use haul_http::status::Status;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// A body that is being received.
 #[derive(Debug)]
 pub struct Receiving {
-    upload: Upload,
+    upload: AtomicFile,
     way: Way,
     /// Bytes that are in the file.
     received: u64,
@@ -57,7 +57,12 @@ pub enum Progress {
 
 impl Receiving {
     /// A body of this length, at most so long.
-    pub fn new(upload: Upload, stream: &Stream, body: BodyLength, bytes_max: u64) -> io::Result<Self> {
+    pub fn new(
+        upload: AtomicFile,
+        stream: &Stream,
+        body: BodyLength,
+        bytes_max: u64,
+    ) -> io::Result<Self> {
         let way = match body {
             BodyLength::Chunked => Way::Chunked(Chunked::default()),
             BodyLength::Bytes(len) if stream.is_tls() => Way::Read { len },
@@ -71,7 +76,7 @@ impl Receiving {
     }
 
     /// What was received.
-    pub fn into_upload(self) -> Upload {
+    pub fn into_upload(self) -> AtomicFile {
         self.upload
     }
 
@@ -104,7 +109,9 @@ impl Receiving {
                 match stream.receive(input) {
                     Ok(0) => return Progress::Broken,
                     Ok(_) => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Blocked,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        return Progress::Blocked;
+                    }
                     Err(_) => return Progress::Broken,
                 }
             }

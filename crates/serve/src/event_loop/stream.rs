@@ -48,7 +48,7 @@ impl Stream {
         socket: OwnedFd,
         tls: Option<&Arc<ServerConfig>>,
         kernel: Supported,
-        settings: &Arc<haul::Settings>,
+        settings: &Arc<haul::SendSettings>,
     ) -> io::Result<Self> {
         let encryption = match tls {
             None => Encryption::None,
@@ -95,7 +95,9 @@ impl Stream {
         }
         let kernel = Encryption::Kernel { records: 0 };
         match std::mem::replace(&mut self.encryption, kernel) {
-            Encryption::Program(session) => kernel_tls::take_over(&self.sender, session.into_inner()),
+            Encryption::Program(session) => {
+                kernel_tls::take_over(&self.sender, session.into_inner())
+            }
             _ => Ok(()),
         }
     }
@@ -111,7 +113,8 @@ impl Stream {
         if let Encryption::Program(session) = &mut self.encryption {
             return session.send(self.sender.as_fd(), parts, more);
         }
-        let sent = if more { self.sender.send_more(parts) } else { self.sender.send_vectored(parts) };
+        let sent =
+            if more { self.sender.send_more(parts) } else { self.sender.send_vectored(parts) };
         self.note_records(Sent::from(sent.map(|count| count as u64)))
     }
 
@@ -125,7 +128,8 @@ impl Stream {
     }
 
     fn segment_bytes(&mut self) -> usize {
-        let ask = || max_segment(&self.sender).ok().and_then(|bytes| bytes.try_into().ok()).unwrap_or(0);
+        let ask =
+            || max_segment(&self.sender).ok().and_then(|bytes| bytes.try_into().ok()).unwrap_or(0);
         usize::from(*self.segment_bytes.get_or_insert_with(ask))
     }
 
@@ -193,7 +197,7 @@ impl Stream {
             Encryption::None => plain,
             Encryption::Program(_) => Way::Tls,
             Encryption::Kernel { .. } => match plain {
-                Way::Path(path) => Way::KernelTlsPath(path),
+                Way::SendMethod(path) => Way::KernelTlsMethod(path),
                 _ => Way::KernelTls,
             },
         }
@@ -201,7 +205,7 @@ impl Stream {
 
     /// The way that files last took.
     pub fn latest_way(&self) -> Way {
-        self.way(self.sender.latest_path().map_or(Way::Memory, Way::Path))
+        self.way(self.sender.latest_path().map_or(Way::Memory, Way::SendMethod))
     }
 
     /// Whether both sides still agree on keys.
@@ -215,11 +219,11 @@ impl Stream {
     }
 
     /// How often a path that files were to take was stepped down from.
-    pub fn demotions(&self) -> u64 {
+    pub fn fallbacks(&self) -> u64 {
         if self.sender.latest_path().is_none() {
             return 0;
         }
-        self.sender.report().demotions.len() as u64
+        self.sender.report().fallbacks.len() as u64
     }
 
     /// Says that nothing more comes, where there are words for it, so that the client can tell this end from one that somebody else
@@ -267,11 +271,15 @@ mod tests {
         let (accepted, _) = listener.accept().unwrap();
         accepted.set_nodelay(true).unwrap();
         let settings = Arc::default();
-        let mut stream = Stream::new(accepted.into(), None, Supported::default(), &settings).unwrap();
+        let mut stream =
+            Stream::new(accepted.into(), None, Supported::default(), &settings).unwrap();
         let mut buffer = [0; 8];
         loop {
             let begun = Instant::now();
-            assert_eq!(stream.hold(&[IoSlice::new(b"four"), IoSlice::new(b"more")]), Sent::Bytes(8));
+            assert_eq!(
+                stream.hold(&[IoSlice::new(b"four"), IoSlice::new(b"more")]),
+                Sent::Bytes(8)
+            );
             client.set_nonblocking(true).unwrap();
             let early = client.read(&mut buffer).map_err(|error| error.kind());
             // The kernel itself sends it after 200 ms: who looks late has seen nothing.

@@ -28,17 +28,22 @@ const READS_MAX: usize = 32;
 
 /// What is said of this server, by its certificate's chain and its key, both PEM and from the files that `tls` names.
 pub fn configure(tls: &Tls, chain: &[u8], key: &[u8]) -> Result<Arc<ServerConfig>, Error> {
-    let wrong = |path: &std::path::Path, problem: String| Error::Tls { path: path.to_owned(), problem };
+    let wrong =
+        |path: &std::path::Path, problem: String| Error::Tls { path: path.to_owned(), problem };
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(chain)
         .collect::<Result<_, _>>()
         .map_err(|error| wrong(&tls.certificate, error.to_string()))?;
     if chain.is_empty() {
-        return Err(wrong(&tls.certificate, "there is no certificate in it (PEM is needed)".into()));
+        return Err(wrong(
+            &tls.certificate,
+            "there is no certificate in it (PEM is needed)".into(),
+        ));
     }
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
-        pem::Error::NoItemsFound => {
-            wrong(&tls.key, "there is no key in it (PEM is needed, and one that needs no password)".into())
-        }
+        pem::Error::NoItemsFound => wrong(
+            &tls.key,
+            "there is no key in it (PEM is needed, and one that needs no password)".into(),
+        ),
         error => wrong(&tls.key, error.to_string()),
     })?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -52,8 +57,12 @@ pub fn configure(tls: &Tls, chain: &[u8], key: &[u8]) -> Result<Arc<ServerConfig
                 &tls.certificate,
                 format!("{error}; X.509 version 3 is needed (openssl req -x509 makes it)"),
             ),
-            rustls::Error::InconsistentKeys(_) => wrong(&tls.key, "it does not fit the certificate".into()),
-            error => wrong(&tls.key, format!("this key cannot be used (RSA needs 2048 bits): {error}")),
+            rustls::Error::InconsistentKeys(_) => {
+                wrong(&tls.key, "it does not fit the certificate".into())
+            }
+            error => {
+                wrong(&tls.key, format!("this key cannot be used (RSA needs 2048 bits): {error}"))
+            }
         })?;
     config.enable_secret_extraction = tls.in_kernel;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -118,7 +127,11 @@ impl Session {
     /// Reads what has come into the free room of `buffer`; 0 is the end.
     ///
     /// [`io::ErrorKind::Interrupted`] where much has come that was nobody's data: others are to have their turn.
-    pub fn receive(&mut self, socket: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Received> {
+    pub fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<Received> {
         if !self.has_begun {
             let mut first = [0];
             let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
@@ -141,7 +154,9 @@ impl Session {
             }
             let count = match &mut self.until_agreed {
                 None => self.tls.read_tls(&mut Socket(socket)),
-                Some(records) => self.tls.read_tls(&mut Limited { socket: Socket(socket), records }),
+                Some(records) => {
+                    self.tls.read_tls(&mut Limited { socket: Socket(socket), records })
+                }
             };
             let count = match count {
                 Ok(count) => count,
@@ -272,7 +287,10 @@ struct Socket<'s>(BorrowedFd<'s>);
 
 impl Read for Socket<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        Ok(rustix::io::retry_on_intr(|| rustix::net::recv(self.0, &mut *buffer, RecvFlags::DONTWAIT))?.0)
+        Ok(rustix::io::retry_on_intr(|| {
+            rustix::net::recv(self.0, &mut *buffer, RecvFlags::DONTWAIT)
+        })?
+        .0)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::event_loop::sent::Sent;
 use crate::event_loop::stream::Stream;
 use crate::files::resource::Representation;
 use crate::response::body::Piece;
-use haul::Path;
+use haul::SendMethod;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
@@ -75,8 +75,11 @@ pub fn transmit(
                 let follows = matches!(next, Some(Piece::File(..))) || !body.is_last();
                 let parts = [IoSlice::new(head), IoSlice::new(memory)];
                 let parts = if memory.is_empty() { &parts[..1] } else { &parts[..] };
-                let sent =
-                    if context.holds && !follows { stream.hold(parts) } else { stream.send(parts, follows) };
+                let sent = if context.holds && !follows {
+                    stream.hold(parts)
+                } else {
+                    stream.send(parts, follows)
+                };
                 (sent, stream.way(Way::Memory))
             }
         };
@@ -153,7 +156,7 @@ fn send_piece(
         };
         let more = piece.start + (copied.len() as u64) < range.end;
         let sent = stream.send(&[IoSlice::new(copied)], more);
-        (sent, stream.way(Way::Path(Path::ReadSend)))
+        (sent, stream.way(Way::SendMethod(SendMethod::ReadSend)))
     };
     if let Sent::Bytes(count) = sent {
         *budget_bytes = budget_bytes.saturating_sub(count);

@@ -166,7 +166,10 @@ impl Worker {
                 }
             }
             self.sweep();
-            if self.drain_until.is_some_and(|until| self.connections.is_empty() || Instant::now() >= until) {
+            if self
+                .drain_until
+                .is_some_and(|until| self.connections.is_empty() || Instant::now() >= until)
+            {
                 let open = self.connections.len();
                 if open > 0 {
                     warn!(open, "the time to end is over: connections that are cut off: {open}");
@@ -324,12 +327,19 @@ impl Worker {
         let generation = self.generation;
         let entry = self.connections.vacant_entry();
         let token = token(entry.key(), generation);
-        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::PRI | EventFlags::ET;
+        let flags =
+            EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::PRI | EventFlags::ET;
         if epoll::add(&self.epoll, connection.stream(), EventData::new_u64(token), flags).is_err() {
             return;
         }
         let connection = Box::new(connection);
-        entry.insert(Place { connection, generation, deadline: NEVER, driven: 0, is_runnable: false });
+        entry.insert(Place {
+            connection,
+            generation,
+            deadline: NEVER,
+            driven: 0,
+            is_runnable: false,
+        });
         self.context.counters.open.add(1);
         self.drive(token);
     }
@@ -347,7 +357,8 @@ impl Worker {
 
     fn accept_again(&mut self) -> io::Result<()> {
         for (index, listener) in self.listeners.iter().enumerate() {
-            let exclusive = if listener.is_shared { EventFlags::EXCLUSIVE } else { EventFlags::empty() };
+            let exclusive =
+                if listener.is_shared { EventFlags::EXCLUSIVE } else { EventFlags::empty() };
             let data = EventData::new_u64(LISTENER + index as u64);
             epoll::add(&self.epoll, listener, data, EventFlags::IN | exclusive)?;
         }
@@ -392,7 +403,10 @@ impl Worker {
             }
             Next::Disk(question) => {
                 place.deadline = NEVER;
-                self.context.counters.disk_waits.add(u64::from(!matches!(question, Question::Try(_))));
+                self.context
+                    .counters
+                    .disk_waits
+                    .add(u64::from(!matches!(question, Question::Try(_))));
                 self.asker.ask(token, question);
             }
             Next::Close => self.close(index(token)),
@@ -435,7 +449,8 @@ impl Worker {
             );
         }
         let expired = self.connections.iter().filter(|(_, place)| place.deadline <= now);
-        let expired: Vec<_> = expired.map(|(index, place)| token(index, place.generation)).collect();
+        let expired: Vec<_> =
+            expired.map(|(index, place)| token(index, place.generation)).collect();
         for token in expired {
             let Some((connection, context)) = self.connection(token) else { continue };
             context.counters.timed_out.add(u64::from(!connection.is_idle()));
@@ -451,13 +466,17 @@ impl Worker {
     /// A connection, if it is still there, and what it is lent.
     fn connection(&mut self, token: u64) -> Option<(&mut Connection, &mut Context)> {
         let place = self.connections.get_mut(index(token))?;
-        (place.generation == generation(token)).then_some((&mut *place.connection, &mut self.context))
+        (place.generation == generation(token))
+            .then_some((&mut *place.connection, &mut self.context))
     }
 }
 
 /// Whether the machine, or this process, lacks what another connection needs.
 fn is_shortage(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
+    )
 }
 
 fn token(index: usize, generation: u32) -> u64 {

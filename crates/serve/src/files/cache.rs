@@ -49,7 +49,13 @@ impl Moment {
 impl Cache {
     /// A cache of so many descriptors and so much memory.
     pub fn new(descriptors_max: usize, bytes_max: usize) -> Self {
-        Self { entries: LruCache::unbounded(), descriptors_max, bytes_max, descriptors: 0, bytes: 0 }
+        Self {
+            entries: LruCache::unbounded(),
+            descriptors_max,
+            bytes_max,
+            descriptors: 0,
+            bytes: 0,
+        }
     }
 
     /// What stands for a target, if it is known and unchanged. `seconds` is the loop's clock.
@@ -69,7 +75,9 @@ impl Cache {
     pub fn put(&mut self, target: &str, resource: &Arc<Resource>, seconds: u32) {
         self.remove(target);
         let bytes = resource.memory_bytes() + target.len();
-        if !resource.is_keepable() || bytes > self.bytes_max || resource.descriptors() > self.descriptors_max
+        if !resource.is_keepable()
+            || bytes > self.bytes_max
+            || resource.descriptors() > self.descriptors_max
         {
             return;
         }
@@ -77,7 +85,13 @@ impl Cache {
         self.bytes += bytes;
         self.entries.put(
             target.into(),
-            Entry { resource: Arc::clone(resource), walked: seconds, used: seconds, looked_at: None, bytes },
+            Entry {
+                resource: Arc::clone(resource),
+                walked: seconds,
+                used: seconds,
+                looked_at: None,
+                bytes,
+            },
         );
         while self.descriptors > self.descriptors_max || self.bytes > self.bytes_max {
             let Some((_, oldest)) = self.entries.pop_lru() else { break };
@@ -122,14 +136,14 @@ impl Cache {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::files::object::Patience;
     use crate::files::service::{Found, Service};
-    use crate::http::target::Target;
+    use haul_fs::Blocking;
+    use haul_http::target::Target;
     use std::fs;
     use std::time::Duration;
 
     fn find(service: &Service, target: &str) -> Arc<Resource> {
-        match service.find(&Target::parse(target).unwrap(), false, Patience::Disk).unwrap() {
+        match service.find(&Target::parse(target).unwrap(), false, Blocking::Disk).unwrap() {
             Found::Resource(resource) => resource,
             other => panic!("{other:?}"),
         }
@@ -182,9 +196,15 @@ mod tests {
         cache.put("/a", &find(&service, "/a"), 0);
         assert!(cache.get("/a", 0, moment).is_some());
         fs::remove_file(folder.path().join("a")).unwrap();
-        assert!(cache.get("/a", 0, moment).is_some(), "whoever asks for it asked before it was removed");
+        assert!(
+            cache.get("/a", 0, moment).is_some(),
+            "whoever asks for it asked before it was removed"
+        );
         moment.end();
         assert!(cache.get("/a", 0, moment).is_none());
-        assert!(cache.get("/a", 0, moment).is_none(), "what has changed is not taken for unchanged later");
+        assert!(
+            cache.get("/a", 0, moment).is_none(),
+            "what has changed is not taken for unchanged later"
+        );
     }
 }

@@ -3,9 +3,9 @@
 //! The page has no scripts: its columns are links that ask for another order. Names are escaped for HTML and for addresses, so
 //! that whoever may put a file here cannot put a script into somebody's browser.
 
-use crate::files::object::Patience;
-use crate::files::root::Root;
-use crate::http::target::{Target, encode_path, encode_segment};
+use haul_fs::Blocking;
+use haul_fs::Root;
+use haul_http::target::{Target, encode_path, encode_segment};
 use rustix::fs::{AtFlags, Dir, FileType, OFlags};
 use serde::Serialize;
 use std::fmt::Write;
@@ -66,7 +66,12 @@ struct JsonEntry<'e> {
 
 impl Listing {
     /// Reads a folder. What a symbolic link leads to is asked of `root`, so that a link out of it is not shown.
-    pub fn read(root: &Root, folder: &File, target: &Target<'_>, shows_hidden: bool) -> io::Result<Self> {
+    pub fn read(
+        root: &Root,
+        folder: &File,
+        target: &Target<'_>,
+        shows_hidden: bool,
+    ) -> io::Result<Self> {
         let mut entries = Vec::new();
         let mut is_cut = false;
         for found in Dir::read_from(folder)? {
@@ -155,7 +160,10 @@ impl Listing {
                 (true, false) => (" aria-sort=\"ascending\"", " \u{2191}"),
                 (true, true) => (" aria-sort=\"descending\"", " \u{2193}"),
             };
-            write!(html, "<th{aria}><a href=\"?sort={parameter}&amp;order={order}\">{name}{arrow}</a></th>")?;
+            write!(
+                html,
+                "<th{aria}><a href=\"?sort={parameter}&amp;order={order}\">{name}{arrow}</a></th>"
+            )?;
         }
         html.push_str("</tr></thead>\n<tbody>\n");
         if !self.path.is_empty() {
@@ -196,7 +204,8 @@ impl Entry {
         if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
             let below = if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() };
             let flags = OFlags::PATH;
-            let file = root.open_below(&below, flags, rustix::fs::Mode::empty(), Patience::Disk).ok()?;
+            let file =
+                root.open_below(&below, flags, rustix::fs::Mode::empty(), Blocking::Disk).ok()?;
             stat = rustix::fs::fstat(&file).ok()?;
         }
         let kind = FileType::from_raw_mode(stat.st_mode);
@@ -262,7 +271,7 @@ pub(crate) fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Symlinks;
+    use haul_fs::Symlinks;
     use std::fs;
 
     fn listing(folder: &std::path::Path, target: &str) -> Listing {
@@ -272,7 +281,11 @@ mod tests {
     }
 
     fn names(listing: &Listing) -> Vec<String> {
-        listing.entries.iter().map(|entry| String::from_utf8_lossy(&entry.name).into_owned()).collect()
+        listing
+            .entries
+            .iter()
+            .map(|entry| String::from_utf8_lossy(&entry.name).into_owned())
+            .collect()
     }
 
     #[test]
@@ -289,7 +302,8 @@ mod tests {
         assert_eq!(sorted("/?sort=name&order=desc"), ["z", "in", "c", "b", "a"]);
         assert_eq!(sorted("/?sort=size"), ["in", "z", "c", "b", "a"]);
         assert_eq!(sorted("/?sort=nonsense&order=<script>"), ["in", "z", "a", "b", "c"]);
-        let json: serde_json::Value = serde_json::from_slice(&listing(folder.path(), "/").to_json()).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_slice(&listing(folder.path(), "/").to_json()).unwrap();
         assert_eq!(json[2]["name"], "a");
         assert_eq!(json[2]["size"], 20);
         assert_eq!(json[1]["type"], "folder");
@@ -309,8 +323,13 @@ mod tests {
 
     #[test]
     fn sizes_are_written_for_people() {
-        let shown: Vec<_> =
-            [0, 1023, 1024, 1536, 1 << 20, (1 << 20) - 1, u64::MAX].into_iter().map(human_size).collect();
-        assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1.0 MiB", "16384.0 PiB"]);
+        let shown: Vec<_> = [0, 1023, 1024, 1536, 1 << 20, (1 << 20) - 1, u64::MAX]
+            .into_iter()
+            .map(human_size)
+            .collect();
+        assert_eq!(
+            shown,
+            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1.0 MiB", "16384.0 PiB"]
+        );
     }
 }

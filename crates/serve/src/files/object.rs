@@ -8,8 +8,9 @@
 //! What this does not see: a program that has mapped the file and goes on writing after the kernel has noted its first write to a
 //! page; that changes the bytes and no time.
 
-use crate::http::conditional::Validators;
-use rustix::fs::{FileType, Stat};
+use haul_fs::{Blocking, Root};
+use haul_http::conditional::Validators;
+use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -41,15 +42,6 @@ struct Stamp {
     links: u64,
 }
 
-/// Whether the disk may be waited for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patience {
-    /// No: what is not in memory is [`io::ErrorKind::WouldBlock`].
-    None,
-    /// Yes.
-    Disk,
-}
-
 /// What kind of thing was opened.
 #[derive(Debug)]
 pub enum Opened {
@@ -59,6 +51,18 @@ pub enum Opened {
     Folder(File),
     /// Something that has no content to serve: a device, a pipe, a socket.
     Other,
+}
+
+/// Opens what lies at `path` below the root, for reading; files of up to `content_bytes_max` are read at once.
+pub fn open(
+    root: &Root,
+    path: &[u8],
+    content_bytes_max: u64,
+    blocking: Blocking,
+) -> io::Result<Opened> {
+    // NONBLOCK: opening a FIFO without a writer must not block.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    Opened::of(root.open_below(path, flags, Mode::empty(), blocking)?, content_bytes_max, blocking)
 }
 
 /// A regular file, open.
@@ -90,7 +94,8 @@ impl Stamp {
     }
 
     fn changed_at(&self) -> SystemTime {
-        let since = Duration::new(u64::try_from(self.changed.0).unwrap_or(0), self.changed.1 as u32);
+        let since =
+            Duration::new(u64::try_from(self.changed.0).unwrap_or(0), self.changed.1 as u32);
         UNIX_EPOCH + since
     }
 
@@ -111,19 +116,24 @@ impl Stamp {
         // versions the same `mtime`, and one of them would be taken for the other.
         // A date that cannot be written (RFC 9110 has four digits for a year), or that is yet to come, says nothing.
         let modified = self.modified_seconds();
-        let is_sayable =
-            modified <= LAST_SECOND && SystemTime::now() >= UNIX_EPOCH + Duration::from_secs(modified);
-        let etag = format!("\"{:x}-{:x}-{:x}{:08x}\"", self.inode, self.len, self.changed.0, self.changed.1);
+        let is_sayable = modified <= LAST_SECOND
+            && SystemTime::now() >= UNIX_EPOCH + Duration::from_secs(modified);
+        let etag = format!(
+            "\"{:x}-{:x}-{:x}{:08x}\"",
+            self.inode, self.len, self.changed.0, self.changed.1
+        );
         Validators { etag: Some(etag.into()), modified: is_sayable.then_some(modified) }
     }
 }
 
 impl Opened {
     /// Finds out what was opened, and reads files of up to `content_bytes_max` into memory.
-    pub fn of(file: File, content_bytes_max: u64, patience: Patience) -> io::Result<Self> {
+    pub fn of(file: File, content_bytes_max: u64, blocking: Blocking) -> io::Result<Self> {
         let stat = rustix::fs::fstat(&file)?;
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => Object::of(file, &stat, content_bytes_max, patience).map(Self::File),
+            FileType::RegularFile => {
+                Object::of(file, &stat, content_bytes_max, blocking).map(Self::File)
+            }
             FileType::Directory => Ok(Self::Folder(file)),
             _ => Ok(Self::Other),
         }
@@ -131,13 +141,13 @@ impl Opened {
 }
 
 impl Object {
-    fn of(file: File, stat: &Stat, content_bytes_max: u64, patience: Patience) -> io::Result<Self> {
+    fn of(file: File, stat: &Stat, content_bytes_max: u64, blocking: Blocking) -> io::Result<Self> {
         let mut stamp = Stamp::of(stat);
         let mut content = None;
         let mut is_steady = true;
         if stamp.len <= content_bytes_max {
             for _ in 0..READS_MAX {
-                content = read_all(&file, stamp.len as usize, patience)?;
+                content = read_all(&file, stamp.len as usize, blocking)?;
                 let after = Stamp::of(&rustix::fs::fstat(&file)?);
                 is_steady = after == stamp && content.is_some();
                 if is_steady || after.len > content_bytes_max {
@@ -212,7 +222,8 @@ impl Object {
     /// `ns` is the time by the loop's clock.
     pub fn is_intact_at(&self, ns: u64) -> bool {
         let looked = self.intact_at_ns.load(Relaxed);
-        ns.checked_sub(looked).is_some_and(|age_ns| age_ns <= LOOK_GOOD_FOR_NS) || self.looks_intact_at(ns)
+        ns.checked_sub(looked).is_some_and(|age_ns| age_ns <= LOOK_GOOD_FOR_NS)
+            || self.looks_intact_at(ns)
     }
 
     /// Whether it is intact; if so, others need not look again for a moment. `ns` is a time before that.
@@ -256,10 +267,10 @@ impl Object {
 }
 
 /// The first `len` bytes, or `None` where there are fewer by now.
-fn read_all(file: impl AsFd, len: usize, patience: Patience) -> io::Result<Option<Box<[u8]>>> {
-    let flags = match patience {
-        Patience::None => ReadWriteFlags::NOWAIT,
-        Patience::Disk => ReadWriteFlags::empty(),
+fn read_all(file: impl AsFd, len: usize, blocking: Blocking) -> io::Result<Option<Box<[u8]>>> {
+    let flags = match blocking {
+        Blocking::None => ReadWriteFlags::NOWAIT,
+        Blocking::Disk => ReadWriteFlags::empty(),
     };
     let mut content = vec![0; len];
     let mut filled = 0;
@@ -270,7 +281,7 @@ fn read_all(file: impl AsFd, len: usize, patience: Patience) -> io::Result<Optio
             Ok(count) => filled += count,
             Err(Errno::INTR) => {}
             // What cannot be read without waiting, here or on this file system, is for those who may wait.
-            Err(Errno::OPNOTSUPP) if patience == Patience::None => {
+            Err(Errno::OPNOTSUPP) if blocking == Blocking::None => {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             Err(errno) => return Err(errno.into()),
@@ -286,7 +297,7 @@ mod tests {
     use std::io::Write;
 
     fn object(path: &std::path::Path) -> Object {
-        match Opened::of(File::open(path).unwrap(), 100, Patience::Disk).unwrap() {
+        match Opened::of(File::open(path).unwrap(), 100, Blocking::Disk).unwrap() {
             Opened::File(object) => object,
             other => panic!("{other:?}"),
         }
@@ -300,7 +311,9 @@ mod tests {
         let path = folder.path().join("a");
         let changes: [(&str, Change); 6] = [
             ("written", |path| fs::write(path, "other").unwrap()),
-            ("truncated", |path| File::options().write(true).open(path).unwrap().set_len(1).unwrap()),
+            ("truncated", |path| {
+                File::options().write(true).open(path).unwrap().set_len(1).unwrap()
+            }),
             ("deleted", |path| fs::remove_file(path).unwrap()),
             ("renamed", |path| fs::rename(path, path.with_extension("old")).unwrap()),
             ("replaced", |path| {
@@ -385,5 +398,14 @@ mod tests {
             tags.push(object(&path).validators().etag.clone().unwrap());
         }
         assert_ne!(tags[0], tags[1]);
+    }
+
+    #[test]
+    fn a_fifo_without_a_writer_does_not_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let root = Root::open(folder.path(), haul_fs::Symlinks::Inside).unwrap();
+        assert!(matches!(open(&root, b"pipe", 100, Blocking::Disk), Ok(Opened::Other)));
     }
 }

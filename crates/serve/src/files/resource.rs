@@ -1,8 +1,8 @@
 //! What a target stands for: a file, with the forms it can be sent in.
 
 use crate::files::object::Object;
-use crate::http::encoding::{self, Coding};
-use crate::http::request::ListField;
+use haul_http::encoding::{self, Coding};
+use haul_http::request::ListField;
 use std::sync::Arc;
 
 /// A file and the compressed forms of it that lie beside it.

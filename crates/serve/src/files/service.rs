@@ -5,13 +5,14 @@
 use crate::config::{BasicAuth, Config, Content};
 use crate::error::Error;
 use crate::files::listing::{Listing, Rendered};
-use crate::files::object::{Object, Opened, Patience};
+use crate::files::object::{self, Object, Opened};
 use crate::files::resource::{Representation, Resource};
-use crate::files::root::Root;
-use crate::http::encoding::Coding;
-use crate::http::status::Status;
-use crate::http::target::{Target, TargetError, encode_path};
 use globset::{GlobBuilder, GlobMatcher};
+use haul_fs::Blocking;
+use haul_fs::Root;
+use haul_http::encoding::Coding;
+use haul_http::status::Status;
+use haul_http::target::{Target, TargetError, encode_path};
 use httpdate::HttpDate;
 use rustix::io::Errno;
 use std::fmt::Write;
@@ -108,7 +109,8 @@ impl Service {
             return Err(Error::PutWithFallback);
         }
         if let Some(fallback) = &service.content.fallback {
-            let found = service.find_file(fallback.trim_start_matches('/').as_bytes(), Patience::Disk);
+            let found =
+                service.find_file(fallback.trim_start_matches('/').as_bytes(), Blocking::Disk);
             let problem = match found {
                 Ok(Some(_)) => None,
                 Ok(None) => Some("it is no regular file".to_owned()),
@@ -121,18 +123,23 @@ impl Service {
         Ok(service)
     }
 
-    /// What a target stands for, a listing as JSON where that is accepted. Without patience, what would have to wait for the disk is
+    /// What a target stands for, a listing as JSON where that is accepted. Without blocking, what would have to wait for the disk is
     /// [`io::ErrorKind::WouldBlock`], and nothing else is an error.
-    pub fn find(&self, target: &Target<'_>, accepts_json: bool, patience: Patience) -> io::Result<Found> {
+    pub fn find(
+        &self,
+        target: &Target<'_>,
+        accepts_json: bool,
+        blocking: Blocking,
+    ) -> io::Result<Found> {
         if target.is_hidden() && !self.content.hidden {
-            return self.find_fallback(patience);
+            return self.find_fallback(blocking);
         }
-        match self.find_below(target, accepts_json, patience) {
-            Ok(Found::Nothing(Status::NOT_FOUND)) => self.find_fallback(patience),
+        match self.find_below(target, accepts_json, blocking) {
+            Ok(Found::Nothing(Status::NOT_FOUND)) => self.find_fallback(blocking),
             Ok(found) => Ok(found),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
             Err(error) => match status_of(&error) {
-                Status::NOT_FOUND => self.find_fallback(patience),
+                Status::NOT_FOUND => self.find_fallback(blocking),
                 status => {
                     self.say_unreadable(&target.path, status, &error);
                     Ok(Found::Nothing(status))
@@ -163,32 +170,41 @@ impl Service {
         })
     }
 
-    fn find_below(&self, target: &Target<'_>, accepts_json: bool, patience: Patience) -> io::Result<Found> {
+    fn find_below(
+        &self,
+        target: &Target<'_>,
+        accepts_json: bool,
+        blocking: Blocking,
+    ) -> io::Result<Found> {
         if !target.is_folder {
-            return Ok(match self.root.find(&target.path, CONTENT_BYTES_MAX, patience)? {
-                Opened::File(object) => {
-                    Found::Resource(Arc::new(self.resource(&target.path, object, patience)?))
-                }
-                Opened::Folder(_) => Found::Redirect(match target.query {
-                    "" => format!("{}/", encode_path(&target.path)),
-                    query => format!("{}/?{query}", encode_path(&target.path)),
-                }),
-                Opened::Other => Found::Nothing(Status::NOT_FOUND),
-            });
+            return Ok(
+                match object::open(&self.root, &target.path, CONTENT_BYTES_MAX, blocking)? {
+                    Opened::File(object) => {
+                        Found::Resource(Arc::new(self.resource(&target.path, object, blocking)?))
+                    }
+                    Opened::Folder(_) => Found::Redirect(match target.query {
+                        "" => format!("{}/", encode_path(&target.path)),
+                        query => format!("{}/?{query}", encode_path(&target.path)),
+                    }),
+                    Opened::Other => Found::Nothing(Status::NOT_FOUND),
+                },
+            );
         }
         for name in &self.content.index {
             let path = join(&target.path, name.as_bytes());
-            match self.find_file(&path, patience) {
+            match self.find_file(&path, blocking) {
                 Ok(Some(resource)) => return Ok(Found::Resource(Arc::new(resource))),
                 Ok(None) => {}
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => {}
                 Err(error) => return Err(error),
             }
         }
-        match self.root.find(&target.path, 0, patience)? {
+        match object::open(&self.root, &target.path, 0, blocking)? {
             Opened::Folder(_) if !self.content.listing => Ok(Found::Nothing(Status::NOT_FOUND)),
             // Reading a folder may wait for the disk, whatever was in memory so far.
-            Opened::Folder(_) if patience == Patience::None => Err(io::ErrorKind::WouldBlock.into()),
+            Opened::Folder(_) if blocking == Blocking::None => {
+                Err(io::ErrorKind::WouldBlock.into())
+            }
             Opened::Folder(folder) => {
                 let listing = Listing::read(&self.root, &folder, target, self.content.hidden)?;
                 Ok(Found::Listing(listing.render(accepts_json)))
@@ -197,32 +213,38 @@ impl Service {
         }
     }
 
-    fn find_fallback(&self, patience: Patience) -> io::Result<Found> {
-        let Some(path) = &self.content.fallback else { return Ok(Found::Nothing(Status::NOT_FOUND)) };
-        match self.find_file(path.trim_start_matches('/').as_bytes(), patience) {
-            Ok(Some(resource)) => Ok(Found::Resource(Arc::new(Resource { is_fallback: true, ..resource }))),
+    fn find_fallback(&self, blocking: Blocking) -> io::Result<Found> {
+        let Some(path) = &self.content.fallback else {
+            return Ok(Found::Nothing(Status::NOT_FOUND));
+        };
+        match self.find_file(path.trim_start_matches('/').as_bytes(), blocking) {
+            Ok(Some(resource)) => {
+                Ok(Found::Resource(Arc::new(Resource { is_fallback: true, ..resource })))
+            }
             Ok(None) => Ok(Found::Nothing(Status::NOT_FOUND)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
             Err(error) => Ok(Found::Nothing(status_of(&error))),
         }
     }
 
-    fn find_file(&self, path: &[u8], patience: Patience) -> io::Result<Option<Resource>> {
-        match self.root.find(path, CONTENT_BYTES_MAX, patience)? {
-            Opened::File(object) => self.resource(path, object, patience).map(Some),
+    fn find_file(&self, path: &[u8], blocking: Blocking) -> io::Result<Option<Resource>> {
+        match object::open(&self.root, path, CONTENT_BYTES_MAX, blocking)? {
+            Opened::File(object) => self.resource(path, object, blocking).map(Some),
             _ => Ok(None),
         }
     }
 
-    fn resource(&self, path: &[u8], plain: Object, patience: Patience) -> io::Result<Resource> {
+    fn resource(&self, path: &[u8], plain: Object, blocking: Blocking) -> io::Result<Resource> {
         let content_type = content_type(path);
         let mut coded = Vec::new();
         if self.content.precompressed {
             for coding in Coding::ALL {
                 let beside = [path, coding.extension().as_bytes()].concat();
-                match self.root.find(&beside, CONTENT_BYTES_MAX, patience) {
+                match object::open(&self.root, &beside, CONTENT_BYTES_MAX, blocking) {
                     // An older one was made of something else.
-                    Ok(Opened::File(object)) if object.is_as_new_as(&plain) => coded.push((coding, object)),
+                    Ok(Opened::File(object)) if object.is_as_new_as(&plain) => {
+                        coded.push((coding, object))
+                    }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
                     Ok(_) | Err(_) => {}
                 }
@@ -236,7 +258,10 @@ impl Service {
         Ok(Resource {
             plain: form(plain, None),
             is_fallback: false,
-            coded: coded.into_iter().map(|(coding, object)| (coding, form(object, Some(coding)))).collect(),
+            coded: coded
+                .into_iter()
+                .map(|(coding, object)| (coding, form(object, Some(coding))))
+                .collect(),
         })
     }
 
@@ -273,11 +298,13 @@ impl Service {
             return Err(wrong("only statuses from 400 to 599 have error pages".into()));
         }
         let below = path.trim_start_matches('/').as_bytes();
-        match self.root.find(below, ERROR_PAGE_BYTES_MAX, Patience::Disk) {
+        match object::open(&self.root, below, ERROR_PAGE_BYTES_MAX, Blocking::Disk) {
             Ok(Opened::File(object)) => match object.content() {
-                Some(content) => {
-                    Ok(ErrorPage { status, content_type: content_type(below), content: content.into() })
-                }
+                Some(content) => Ok(ErrorPage {
+                    status,
+                    content_type: content_type(below),
+                    content: content.into(),
+                }),
                 None => Err(wrong("it is larger than 1 MiB".into())),
             },
             Ok(_) => Err(wrong("it is no regular file".into())),
@@ -337,9 +364,10 @@ fn content_type(path: &[u8]) -> Box<str> {
     if name.ends_with(".ts") {
         return "video/mp2t".into();
     }
-    let guess = mime_guess::from_path(Path::new(&*name)).first_raw().unwrap_or("application/octet-stream");
-    let is_text =
-        guess.starts_with("text/") || matches!(guess, "application/javascript" | "application/json");
+    let guess =
+        mime_guess::from_path(Path::new(&*name)).first_raw().unwrap_or("application/octet-stream");
+    let is_text = guess.starts_with("text/")
+        || matches!(guess, "application/javascript" | "application/json");
     if is_text { format!("{guess}; charset=utf-8").into() } else { guess.into() }
 }
 

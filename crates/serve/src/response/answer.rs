@@ -6,13 +6,13 @@ use crate::clock::Clock;
 use crate::files::listing::{Rendered, escape};
 use crate::files::resource::Representation;
 use crate::files::service::{Found, Service};
-use crate::http::conditional::{self, Verdict};
-use crate::http::range::{self, Wanted};
-use crate::http::request::{BodyLength, Method, Request};
-use crate::http::status::Status;
-use crate::http::target::Target;
 use crate::response::body::{Body, Piece};
 use crate::response::head::Head;
+use haul_http::conditional::{self, Verdict};
+use haul_http::range::{self, Wanted};
+use haul_http::request::{BodyLength, Method, Request};
+use haul_http::status::Status;
+use haul_http::target::Target;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,7 +64,9 @@ impl<'s> Answering<'s> {
     /// The response to `GET` and `HEAD`.
     pub fn with_found(&mut self, request: &Request<'_>, found: &Found) -> Answer {
         match found {
-            Found::Resource(resource) => self.file(request, resource.choose(&request.fields.accept_encoding)),
+            Found::Resource(resource) => {
+                self.file(request, resource.choose(&request.fields.accept_encoding))
+            }
             Found::Listing(listing) => self.listing(request, listing),
             Found::Redirect(location) => self.redirect(request, location),
             Found::Nothing(status) => self.refuse(request, *status),
@@ -73,7 +75,10 @@ impl<'s> Answering<'s> {
 
     /// A refusal of what could not even be read as a request; it ends the connection.
     pub fn refuse_unread(&mut self, status: Status) -> Answer {
-        self.page(status, Asked { is_head: false, keeps_alive: false, minor_version: 1, origin: None })
+        self.page(
+            status,
+            Asked { is_head: false, keeps_alive: false, minor_version: 1, origin: None },
+        )
     }
 
     /// Why a file may not be put there, where that is known before its body; `found` is what is there now.
@@ -87,12 +92,16 @@ impl<'s> Answering<'s> {
         let status = match (target, request.body) {
             (None, _) => Status::BAD_REQUEST,
             (Some(target), _) if target.is_folder => Status::CONFLICT,
-            (Some(target), _) if target.is_hidden() && !self.service.content.hidden => Status::NOT_FOUND,
+            (Some(target), _) if target.is_hidden() && !self.service.content.hidden => {
+                Status::NOT_FOUND
+            }
             (_, None) => Status::LENGTH_REQUIRED,
             // A part of a file is not the file (RFC 9110 section 14.5).
             _ if request.fields.content_range.is_some() => Status::BAD_REQUEST,
             (_, Some(BodyLength::Bytes(len))) if len > bytes_max => Status::CONTENT_TOO_LARGE,
-            _ if conditional::judge(request.method, &request.fields, current) == Verdict::Failed => {
+            _ if conditional::judge(request.method, &request.fields, current)
+                == Verdict::Failed =>
+            {
                 Status::PRECONDITION_FAILED
             }
             _ => return None,
@@ -172,9 +181,12 @@ impl<'s> Answering<'s> {
 
     fn listing(&mut self, request: &Request<'_>, listing: &Rendered) -> Answer {
         let asked = Asked::of(request);
-        let content_type = if listing.is_json { "application/json" } else { "text/html; charset=utf-8" };
+        let content_type =
+            if listing.is_json { "application/json" } else { "text/html; charset=utf-8" };
         let mut head = self.begin(Status::OK, asked);
-        head.field("Content-Type", content_type).field("Vary", "Accept").field("Cache-Control", "no-cache");
+        head.field("Content-Type", content_type)
+            .field("Vary", "Accept")
+            .field("Cache-Control", "no-cache");
         if !listing.is_json {
             head.field("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'");
         }
@@ -210,7 +222,9 @@ impl<'s> Answering<'s> {
         let wanted = fields
             .range
             .filter(|_| request.method == Method::Get)
-            .filter(|_| conditional::range_applies(fields, form.object.validators(), self.clock.now()))
+            .filter(|_| {
+                conditional::range_applies(fields, form.object.validators(), self.clock.now())
+            })
             .map_or(Wanted::Everything, |field| range::parse(field, len));
         match wanted {
             Wanted::Everything => self.everything(asked, form),
@@ -221,7 +235,8 @@ impl<'s> Answering<'s> {
                 let (content_type, content) =
                     self.shown(status, || format!("{status}: there are {len} bytes\n"));
                 let mut head = self.begin(status, asked);
-                head.field("Content-Range", format!("bytes */{len}")).field("Content-Type", content_type);
+                head.field("Content-Range", format!("bytes */{len}"))
+                    .field("Content-Type", content_type);
                 self.whole(status, asked, content)
             }
         }
@@ -236,7 +251,12 @@ impl<'s> Answering<'s> {
         Answer { status: Status::OK, body, keeps_alive: asked.keeps_alive }
     }
 
-    fn one_range(&mut self, asked: Asked<'_>, form: &Arc<Representation>, range: Range<u64>) -> Answer {
+    fn one_range(
+        &mut self,
+        asked: Asked<'_>,
+        form: &Arc<Representation>,
+        range: Range<u64>,
+    ) -> Answer {
         let status = Status::PARTIAL_CONTENT;
         let mut head = self.begin(status, asked);
         head.lines(&form.fields)
@@ -248,7 +268,12 @@ impl<'s> Answering<'s> {
     }
 
     /// RFC 9110 section 14.6.
-    fn many_ranges(&mut self, asked: Asked<'_>, form: &Arc<Representation>, ranges: &[Range<u64>]) -> Answer {
+    fn many_ranges(
+        &mut self,
+        asked: Asked<'_>,
+        form: &Arc<Representation>,
+        ranges: &[Range<u64>],
+    ) -> Answer {
         let len = form.object.len();
         let boundary = format!("haul{:016x}", RandomState::new().hash_one(len));
         let mut pieces = Vec::with_capacity(2 * ranges.len() + 1);
@@ -256,7 +281,9 @@ impl<'s> Answering<'s> {
         for range in ranges {
             let mut head = Head::again(&mut part);
             head.lines(b"\r\n--").lines(boundary.as_bytes()).lines(b"\r\n");
-            head.field("Content-Type", &*form.content_type).content_range(range, len).lines(b"\r\n");
+            head.field("Content-Type", &*form.content_type)
+                .content_range(range, len)
+                .lines(b"\r\n");
             pieces.push(Piece::of_bytes(std::mem::take(&mut part)));
             pieces.push(Piece::of_file(form, range.clone()));
         }

@@ -1,7 +1,7 @@
 //! The head of a response, written into memory that is used again.
 
 use crate::clock::Clock;
-use crate::http::status::Status;
+use haul_http::status::Status;
 
 /// A head being written.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How large files go that have not changed for a while.
-const SENDFILE: Way = Way::Path(haul::Path::Sendfile);
+const SENDFILE: Way = Way::SendMethod(haul::SendMethod::Sendfile);
 /// For how long files change: a burst of changes, and then a pause long enough for a tag, and so on.
 const DURATION: Duration = Duration::from_secs(9);
 const PAUSE: Duration = Duration::from_millis(2500);
@@ -35,7 +35,8 @@ fn change(path: &Path, version: u32, how: u32) {
         }
         // As a careless one does: over what is there, and then the rest.
         1 => {
-            let mut file = fs::File::options().write(true).create(true).truncate(false).open(path).unwrap();
+            let mut file =
+                fs::File::options().write(true).create(true).truncate(false).open(path).unwrap();
             for piece in fresh.chunks(100_000) {
                 file.write_all(piece).unwrap();
             }
@@ -57,8 +58,10 @@ fn is_of_one_version(body: &[u8]) -> bool {
 
 #[test]
 fn what_comes_whole_under_a_tag_is_that_version() {
-    let service =
-        Service::start(|root| fs::write(root.join("changing"), content(0, 2_000_000)).unwrap(), |_| {});
+    let service = Service::start(
+        |root| fs::write(root.join("changing"), content(0, 2_000_000)).unwrap(),
+        |_| {},
+    );
     let path = service.path("changing");
     let is_over = Arc::new(AtomicBool::new(false));
     let changer = {
@@ -69,8 +72,11 @@ fn what_comes_whole_under_a_tag_is_that_version() {
             while !is_over.load(Relaxed) {
                 change(&path, version, random.u32(0..4));
                 version += 1;
-                let pause =
-                    if version % 40 == 0 { PAUSE } else { Duration::from_micros(random.u64(0..30_000)) };
+                let pause = if version % 40 == 0 {
+                    PAUSE
+                } else {
+                    Duration::from_micros(random.u64(0..30_000))
+                };
                 std::thread::sleep(pause);
             }
         })
@@ -99,7 +105,8 @@ fn what_comes_whole_under_a_tag_is_that_version() {
                                     );
                                     tagged += 1;
                                     let hash = fnv(&body);
-                                    let known = *bodies.lock().unwrap().entry(etag.clone()).or_insert(hash);
+                                    let known =
+                                        *bodies.lock().unwrap().entry(etag.clone()).or_insert(hash);
                                     assert_eq!(known, hash, "two bodies under {etag}");
                                 }
                                 whole += 1;
@@ -138,9 +145,9 @@ fn try_response(client: &mut Client) -> Option<(u16, Option<String>, Vec<u8>)> {
 }
 
 fn fnv(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 #[test]
@@ -212,7 +219,9 @@ fn what_is_replaced_or_deleted_on_its_way_comes_whole_all_the_same() {
     ];
     let fresh = || {
         Service::start(
-            |root| removals.iter().for_each(|(name, _)| fs::write(root.join(name), large()).unwrap()),
+            |root| {
+                removals.iter().for_each(|(name, _)| fs::write(root.join(name), large()).unwrap())
+            },
             |_| {},
         )
     };
@@ -229,7 +238,10 @@ fn what_is_replaced_or_deleted_on_its_way_comes_whole_all_the_same() {
             eventually(|| sent() > before + 100_000);
             assert!(sent() < before + large().len() as u64, "all of it has gone already");
             remove(&service.path(name));
-            assert!(client.response_or_cut().is_some_and(|response| response.body == large()), "{name}");
+            assert!(
+                client.response_or_cut().is_some_and(|response| response.body == large()),
+                "{name}"
+            );
         }
         assert_eq!(service.handle.counters()[0].cut_short.get(), 0);
     }
@@ -237,7 +249,10 @@ fn what_is_replaced_or_deleted_on_its_way_comes_whole_all_the_same() {
 
 /// Requests for files that come and go; `HAUL_TEST_REQUESTS` asks for more than CI has time for.
 fn requests() -> usize {
-    std::env::var("HAUL_TEST_REQUESTS").ok().and_then(|requests| requests.parse().ok()).unwrap_or(20_000)
+    std::env::var("HAUL_TEST_REQUESTS")
+        .ok()
+        .and_then(|requests| requests.parse().ok())
+        .unwrap_or(20_000)
 }
 
 #[test]
@@ -302,7 +317,10 @@ fn no_descriptor_stays_behind() {
     is_over.store(true, Relaxed);
     changer.join().unwrap();
     eprintln!("{whole} whole, {gone} gone, {cut} cut short, at most {most} files of it open");
-    assert!(whole > 0 && gone > 0 && most >= 20, "{whole} whole, {gone} gone, {cut} cut, {most} open");
+    assert!(
+        whole > 0 && gone > 0 && most >= 20,
+        "{whole} whole, {gone} gone, {cut} cut, {most} open"
+    );
     // Those that are kept, one that is being sent, one that a helper is opening, the folder, and the changer's own.
     assert!(most <= 20 + 8, "{most} files stay open");
 }

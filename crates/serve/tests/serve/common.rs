@@ -179,7 +179,8 @@ impl Client {
             .map(|line| line.split_once(": ").unwrap())
             .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
             .collect();
-        let mut response = Response { status: status[9..12].parse().unwrap(), fields, body: Vec::new() };
+        let mut response =
+            Response { status: status[9..12].parse().unwrap(), fields, body: Vec::new() };
         let has_no_body = has_no_body || matches!(response.status, 100..=199 | 204 | 304);
         let length = response.field("content-length").map_or(0, |length| length.parse().unwrap());
         let length: usize = if has_no_body { 0 } else { length };

@@ -69,7 +69,8 @@ fn pipelined_requests_are_answered_in_order_however_they_are_cut() {
     let mut text = String::new();
     for at in 0..300 {
         let target = if at % 50 == 7 { "/large.bin" } else { "/ten.txt" };
-        write!(text, "GET {target} HTTP/1.1\r\nHost: h\r\nRange: bytes={}-\r\n\r\n", at % 10).unwrap();
+        write!(text, "GET {target} HTTP/1.1\r\nHost: h\r\nRange: bytes={}-\r\n\r\n", at % 10)
+            .unwrap();
     }
     for step in [1, 7, 61, 1000, text.len()] {
         let mut client = service.connect();
@@ -96,7 +97,8 @@ fn pipelined_requests_are_answered_in_order_however_they_are_cut() {
 fn whoever_has_said_all_is_still_answered() {
     let service = Service::plain();
     let mut client = service.connect();
-    client.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\nGET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
+    client
+        .send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\nGET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
     client.stream.shutdown(Shutdown::Write).unwrap();
     assert!(client.response(false).unwrap().body == large());
     assert_eq!(client.response(false).unwrap().text(), "0123456789");
@@ -110,7 +112,10 @@ fn what_could_be_cut_in_two_ways_ends_the_connection() {
         ("GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", 400),
         ("GET /ten.txt HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         ("POST /ten.txt HTTP/1.1\r\nHost: h\r\nContent-Length: 50\r\n\r\n", 405),
-        ("GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (
+            "GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            400,
+        ),
         ("GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
         ("GET / HTTP/1.1\r\nHost : h\r\n\r\n", 400),
         ("GET / HTTP/1.1\r\n\r\n", 400),
@@ -123,7 +128,11 @@ fn what_could_be_cut_in_two_ways_ends_the_connection() {
         // What follows must not be taken for a request.
         client.send(&format!("{text}GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n"));
         let response = client.response(false).unwrap();
-        assert_eq!((response.status, response.field("connection")), (status, Some("close")), "{text:?}");
+        assert_eq!(
+            (response.status, response.field("connection")),
+            (status, Some("close")),
+            "{text:?}"
+        );
         client.stream.shutdown(Shutdown::Write).unwrap();
         assert!(client.is_closed(), "{text:?}");
     }
@@ -180,7 +189,8 @@ fn slow_clients_are_given_up() {
 
 #[test]
 fn a_client_that_trickles_its_head_is_given_up_all_the_same() {
-    let service = Service::start(|_| {}, |config| config.limits.head_timeout = Duration::from_secs(2));
+    let service =
+        Service::start(|_| {}, |config| config.limits.head_timeout = Duration::from_secs(2));
     let mut client = service.connect();
     let mut half = Client::of(client.stream.try_clone().unwrap());
     let trickle = std::thread::spawn(move || {
@@ -200,7 +210,8 @@ fn a_client_that_trickles_its_head_is_given_up_all_the_same() {
 
 #[test]
 fn taking_nothing_is_no_better_for_saying_much() {
-    let service = Service::start(|_| {}, |config| config.limits.send_timeout = Duration::from_secs(1));
+    let service =
+        Service::start(|_| {}, |config| config.limits.send_timeout = Duration::from_secs(1));
     let mut stuck = service.connect();
     for _ in 0..10 {
         stuck.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -284,7 +295,8 @@ fn an_end_that_is_asked_for_lets_responses_finish() {
         assert!(response.body == large());
     }
     service.stop();
-    let refused = service.lab.receiver.run(|| std::net::TcpStream::connect(service.address)).unwrap();
+    let refused =
+        service.lab.receiver.run(|| std::net::TcpStream::connect(service.address)).unwrap();
     assert!(refused.is_err(), "nobody listens any more");
 }
 
@@ -326,7 +338,8 @@ fn whoever_is_slow_holds_nobody_else_up_and_is_served_too() {
         client.send(request);
         client
     };
-    let mut slow_to_ask: Vec<_> = (0..OF_EACH).map(|_| begin("GET /ten.txt HTTP/1.1\r\nHost: h")).collect();
+    let mut slow_to_ask: Vec<_> =
+        (0..OF_EACH).map(|_| begin("GET /ten.txt HTTP/1.1\r\nHost: h")).collect();
     let mut slow_to_take: Vec<_> =
         (0..OF_EACH).map(|_| begin("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n")).collect();
     let mut quick = service.connect();

@@ -67,11 +67,18 @@ fn a_folder_is_its_index_or_a_listing_and_ends_in_a_slash() {
         ("<p>index", Some("text/html; charset=utf-8"))
     );
     let redirect = service.get("/with%20out?sort=size");
-    assert_eq!((redirect.status, redirect.field("location")), (301, Some("/with%20out/?sort=size")));
+    assert_eq!(
+        (redirect.status, redirect.field("location")),
+        (301, Some("/with%20out/?sort=size"))
+    );
     assert_eq!(service.get("//with").field("location"), Some("/with/"), "never another host");
     let page = service.get("/with%20out/");
     assert_eq!(page.status, 200);
-    assert!(page.text().contains("&lt;b&gt;&amp;") && !page.text().contains("<b>"), "{}", page.text());
+    assert!(
+        page.text().contains("&lt;b&gt;&amp;") && !page.text().contains("<b>"),
+        "{}",
+        page.text()
+    );
     assert!(page.field("content-security-policy").unwrap().contains("default-src 'none'"));
     let json = service.ask("GET", "/with%20out/", "Accept: application/json\r\n");
     assert_eq!(json.field("content-type"), Some("application/json"));
@@ -79,7 +86,10 @@ fn a_folder_is_its_index_or_a_listing_and_ends_in_a_slash() {
     assert_eq!((&entries[0]["name"], &entries[0]["size"]), (&"<b>&".into(), &1.into()));
     let head = service.ask("HEAD", "/with%20out/", "");
     assert_eq!((head.status, head.body.len()), (200, 0));
-    assert!(Service::start(fill, |_| {}).get("/with%20out/").status == 404, "only where it is asked for");
+    assert!(
+        Service::start(fill, |_| {}).get("/with%20out/").status == 404,
+        "only where it is asked for"
+    );
 }
 
 #[test]
@@ -96,7 +106,8 @@ fn compressed_forms_are_sent_to_whoever_accepts_them() {
         |config| config.content.precompressed = true,
     )
     .aged();
-    let accepting = |codings: &str| service.ask("GET", "/a.css", &format!("Accept-Encoding: {codings}\r\n"));
+    let accepting =
+        |codings: &str| service.ask("GET", "/a.css", &format!("Accept-Encoding: {codings}\r\n"));
     let mut tags = Vec::new();
     for (codings, body, coding) in [
         ("gzip, br", "brotli", Some("br")),
@@ -129,7 +140,10 @@ fn what_was_asked_to_be_said_is_said() {
         },
         |config| {
             config.fields.headers.push(("X-Frame-Options".into(), "DENY".into()));
-            config.fields.cache_control.push(("assets/**".into(), "max-age=31536000, immutable".into()));
+            config
+                .fields
+                .cache_control
+                .push(("assets/**".into(), "max-age=31536000, immutable".into()));
             config.fields.cache_control.push(("*".into(), "no-cache".into()));
             config.fields.cors.push("https://app.example".into());
             config.content.error_pages.push((404, "/404.html".into()));
@@ -220,7 +234,8 @@ fn a_log_that_nobody_reads_holds_nobody_up() {
     let mut service = Service::start(
         |_| {},
         |config| {
-            config.access_log = Some(AccessLog { path: Some(path.clone()), format: LogFormat::Combined });
+            config.access_log =
+                Some(AccessLog { path: Some(path.clone()), format: LogFormat::Combined });
         },
     );
     let mut client = service.connect();
@@ -233,7 +248,11 @@ fn a_log_that_nobody_reads_holds_nobody_up() {
     service.handle.reload().unwrap();
     drop(client);
     service.stop();
-    assert!(started.elapsed() < Duration::from_secs(20), "it ends all the same: {:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(20),
+        "it ends all the same: {:?}",
+        started.elapsed()
+    );
 }
 
 #[test]
@@ -243,7 +262,8 @@ fn requests_are_logged_and_the_log_can_be_moved_away() {
     let mut service = Service::start(
         |_| {},
         |config| {
-            config.access_log = Some(AccessLog { path: Some(path.clone()), format: LogFormat::Json });
+            config.access_log =
+                Some(AccessLog { path: Some(path.clone()), format: LogFormat::Json });
             config.put_bytes_max = Some(1 << 20);
             config.limits.drain_timeout = Duration::from_secs(1);
         },
@@ -274,7 +294,10 @@ fn requests_are_logged_and_the_log_can_be_moved_away() {
     let (old, new) = (lines(&moved), lines(&path));
     assert_eq!((&old[0]["target"], &old[0]["user_agent"]), (&"/ten.txt".into(), &"a\"b".into()));
     assert_eq!((&old[1]["status"], &old[2]["body_bytes"]), (&404.into(), &large().len().into()));
-    assert_eq!((&old[3]["status"], &old[3]["refused_line"]), (&400.into(), &"POST /twice HTTP/1.1".into()));
+    assert_eq!(
+        (&old[3]["status"], &old[3]["refused_line"]),
+        (&400.into(), &"POST /twice HTTP/1.1".into())
+    );
     assert_eq!((&old[4]["status"], &old[4]["target"]), (&400.into(), &"/half".into()));
     assert_eq!((old.len(), new.len(), &new[0]["target"]), (5, 2, &"/empty".into()));
     let sent = new[1]["body_bytes"].as_u64().unwrap();

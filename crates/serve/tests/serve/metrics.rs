@@ -32,10 +32,11 @@ fn what_was_done_can_be_read_while_it_is_done() {
     assert_eq!(service.get("/nothing").status, 404);
     let text = ask("/metrics").text();
     let sum = |start: &str, without: &str| -> f64 {
-        let lines = text
-            .lines()
-            .filter(|line| line.starts_with(start) && (without.is_empty() || !line.contains(without)));
-        let values: Vec<f64> = lines.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+        let lines = text.lines().filter(|line| {
+            line.starts_with(start) && (without.is_empty() || !line.contains(without))
+        });
+        let values: Vec<f64> =
+            lines.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
         assert!(!values.is_empty(), "no {start} in {text}");
         values.iter().sum()
     };
@@ -45,10 +46,17 @@ fn what_was_done_can_be_read_while_it_is_done() {
     assert_eq!(count("haul_connections_accepted_total"), 5);
     assert_eq!(count("haul_response_seconds_count"), 304);
     let files = sum("haul_sent_bytes_total{", "\"memory\"") as usize;
-    assert_eq!(files, 3 * large().len(), "bodies of files, and nothing else, by the paths of files");
+    assert_eq!(
+        files,
+        3 * large().len(),
+        "bodies of files, and nothing else, by the paths of files"
+    );
     assert!(count("haul_sent_bytes_total{path=\"memory\"}") > 300 * 10);
     assert!(sum("haul_timed_cpu_microseconds_total{", "") > 0.0, "one send in 127 is timed");
-    assert!(sum("haul_timed_bytes_total{", "") < sum("haul_sent_bytes_total{", ""), "and not all are");
+    assert!(
+        sum("haul_timed_bytes_total{", "") < sum("haul_sent_bytes_total{", ""),
+        "and not all are"
+    );
     assert_eq!(ask("/").status, 404);
     assert_eq!(service.get("/metrics").status, 404, "the service's own address does not tell");
 }

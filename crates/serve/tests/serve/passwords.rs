@@ -47,7 +47,8 @@ fn start(cost: u32) -> Option<Vault> {
     let service = Service::start(
         |root| fs::write(root.join("401.html"), "ask the porter").unwrap(),
         |config| {
-            config.basic_auth = Some(BasicAuth { file: passwords.clone(), realm: "the vault".into() });
+            config.basic_auth =
+                Some(BasicAuth { file: passwords.clone(), realm: "the vault".into() });
             config.put_bytes_max = Some(100);
             config.content.error_pages = vec![(401, "/401.html".into())];
         },
@@ -65,7 +66,9 @@ fn nobody_gets_or_puts_anything_without_the_password() {
     let Some(vault) = start(QUICK) else { return };
     let service = &vault.service;
     let mut client = service.connect();
-    for fields in ["", NOT_ANN, "Authorization: Bearer YW5uOnNlc2FtZQ==\r\n", "Authorization: Basic\r\n"] {
+    for fields in
+        ["", NOT_ANN, "Authorization: Bearer YW5uOnNlc2FtZQ==\r\n", "Authorization: Basic\r\n"]
+    {
         let refused = asks(&mut client, "GET", fields);
         assert_eq!((refused.status, refused.text().as_str()), (401, "ask the porter"), "{fields}");
         let challenge = "Basic realm=\"the vault\", charset=\"UTF-8\"";
@@ -80,13 +83,18 @@ fn nobody_gets_or_puts_anything_without_the_password() {
         assert_eq!(asks(&mut client, "GET", NOT_ANN).status, 401, "on her connection, too");
     }
     assert_eq!(asks(&mut client, "GET", &format!("{ANN}Range: bytes=2-3\r\n")).text(), "23");
-    assert_eq!(asks(&mut client, "OPTIONS", "").status, 204, "browsers ask before they know the password");
+    assert_eq!(
+        asks(&mut client, "OPTIONS", "").status,
+        204,
+        "browsers ask before they know the password"
+    );
 
     let put = |fields: &str| service.ask("PUT", "/new", &format!("Content-Length: 0\r\n{fields}"));
     assert_eq!((put(""), put(NOT_ANN)).0.status, 401);
     assert!(!service.path("new").exists());
     assert_eq!(put(ANN).status, 201);
-    client.send("PUT /more HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n");
+    client
+        .send("PUT /more HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n");
     assert_eq!(client.response(false).unwrap().status, 401, "before the body, which is not read");
     assert!(client.is_closed());
 
@@ -133,7 +141,8 @@ fn whoever_guesses_keeps_nobody_from_his_files() {
     for _ in 0..100 {
         assert_eq!(asks(&mut ann, "GET", ANN).status, 200);
     }
-    let answers: Vec<_> = guessing.iter_mut().map(|client| client.response(false).unwrap()).collect();
+    let answers: Vec<_> =
+        guessing.iter_mut().map(|client| client.response(false).unwrap()).collect();
     let busy = answers.iter().filter(|answer| answer.status == 503).count();
     assert!(busy > 0, "there is a limit");
     assert!(answers.iter().all(|answer| matches!(answer.status, 401 | 503)));
@@ -161,6 +170,7 @@ fn a_file_that_clients_could_read_is_refused() {
     refused(&config);
     config.basic_auth = None;
     let listen = vec!["127.0.0.1:0".parse().unwrap()];
-    config.tls = Some(Tls { listen, certificate: passwords.clone(), key: passwords, in_kernel: false });
+    config.tls =
+        Some(Tls { listen, certificate: passwords.clone(), key: passwords, in_kernel: false });
     refused(&config);
 }

@@ -41,7 +41,12 @@ pub const TABLE: &[(&str, &str, &str, Expected)] = &[
     ("14.1.2 open end", "GET", "Range: bytes=7-\r\n", part("bytes 7-9/10", "789")),
     ("14.1.2 last beyond the end", "GET", "Range: bytes=7-99\r\n", part("bytes 7-9/10", "789")),
     ("14.1.2 suffix", "GET", "Range: bytes=-3\r\n", part("bytes 7-9/10", "789")),
-    ("14.1.2 suffix longer than all", "GET", "Range: bytes=-99\r\n", part("bytes 0-9/10", "0123456789")),
+    (
+        "14.1.2 suffix longer than all",
+        "GET",
+        "Range: bytes=-99\r\n",
+        part("bytes 0-9/10", "0123456789"),
+    ),
     ("14.1.2 units in any case", "GET", "Range: BYTES=2-4\r\n", part("bytes 2-4/10", "234")),
     ("14.2 another unit is ignored", "GET", "Range: rows=2-4\r\n", whole()),
     ("14.2 malformed may be ignored", "GET", "Range: bytes=4-2\r\n", whole()),
@@ -76,11 +81,26 @@ pub const TABLE: &[(&str, &str, &str, Expected)] = &[
     ),
     ("13.1.4 If-Unmodified-Since holds", "GET", "If-Unmodified-Since: {modified}\r\n", whole()),
     ("13.1.4 If-Unmodified-Since fails", "GET", "If-Unmodified-Since: {before}\r\n", nothing(412)),
-    ("13.1.4 If-Match comes first", "GET", "If-Match: {etag}\r\nIf-Unmodified-Since: {before}\r\n", whole()),
+    (
+        "13.1.4 If-Match comes first",
+        "GET",
+        "If-Match: {etag}\r\nIf-Unmodified-Since: {before}\r\n",
+        whole(),
+    ),
     ("13.2.2 412 before 304", "GET", "If-Match: \"a\"\r\nIf-None-Match: {etag}\r\n", nothing(412)),
-    ("13.2.2 304 before the range", "GET", "If-None-Match: {etag}\r\nRange: bytes=2-4\r\n", nothing(304)),
+    (
+        "13.2.2 304 before the range",
+        "GET",
+        "If-None-Match: {etag}\r\nRange: bytes=2-4\r\n",
+        nothing(304),
+    ),
     ("13.2.2 412 before the range", "GET", "If-Match: \"a\"\r\nRange: bytes=2-4\r\n", nothing(412)),
-    ("13.2.2 preconditions before 416", "GET", "If-None-Match: {etag}\r\nRange: bytes=10-\r\n", nothing(304)),
+    (
+        "13.2.2 preconditions before 416",
+        "GET",
+        "If-None-Match: {etag}\r\nRange: bytes=10-\r\n",
+        nothing(304),
+    ),
     (
         "13.1.5 If-Range with this tag",
         "GET",
@@ -95,9 +115,19 @@ pub const TABLE: &[(&str, &str, &str, Expected)] = &[
         "If-Range: {modified}\r\nRange: bytes=2-4\r\n",
         part("bytes 2-4/10", "234"),
     ),
-    ("13.1.5 If-Range with a later date", "GET", "If-Range: {after}\r\nRange: bytes=2-4\r\n", whole()),
+    (
+        "13.1.5 If-Range with a later date",
+        "GET",
+        "If-Range: {after}\r\nRange: bytes=2-4\r\n",
+        whole(),
+    ),
     ("13.1.5 If-Range without Range", "GET", "If-Range: {etag}\r\n", whole()),
-    ("13.1.5 If-Range with another and 416", "GET", "If-Range: \"a\"\r\nRange: bytes=10-\r\n", whole()),
+    (
+        "13.1.5 If-Range with another and 416",
+        "GET",
+        "If-Range: \"a\"\r\nRange: bytes=10-\r\n",
+        whole(),
+    ),
 ];
 
 /// The fields of a row, for a file with this tag.
@@ -114,7 +144,8 @@ fn every_row_of_the_table() {
     let service = Service::start(
         |root| {
             let file = std::fs::File::options().write(true).open(root.join("ten.txt")).unwrap();
-            file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(784_111_777)).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(784_111_777))
+                .unwrap();
         },
         |_| {},
     )
@@ -161,18 +192,24 @@ fn several_ranges_come_as_one_multipart_body() {
         let response = service.ask("GET", target, &format!("Range: bytes={ranges}\r\n"));
         assert_eq!(response.status, 206);
         assert_eq!(response.field("content-range"), None, "section 15.3.7.2");
-        let boundary =
-            response.field("content-type").unwrap().strip_prefix("multipart/byteranges; boundary=").unwrap();
+        let boundary = response
+            .field("content-type")
+            .unwrap()
+            .strip_prefix("multipart/byteranges; boundary=")
+            .unwrap();
         let delimiter = format!("\r\n--{boundary}");
         let mut at = 0;
         for (first, last) in expected {
             let text =
-                String::from_utf8_lossy(&response.body[at..response.body.len().min(at + 300)]).into_owned();
+                String::from_utf8_lossy(&response.body[at..response.body.len().min(at + 300)])
+                    .into_owned();
             assert!(text.starts_with(&format!("{delimiter}\r\n")), "{text}");
             let head_bytes = text.find("\r\n\r\n").unwrap() + 4;
             assert!(
-                text[..head_bytes]
-                    .contains(&format!("\r\nContent-Range: bytes {first}-{last}/{}\r\n", content.len())),
+                text[..head_bytes].contains(&format!(
+                    "\r\nContent-Range: bytes {first}-{last}/{}\r\n",
+                    content.len()
+                )),
                 "{text}"
             );
             assert!(text[..head_bytes].contains("\r\nContent-Type: "), "{text}");
@@ -212,7 +249,15 @@ fn methods_are_answered_as_section_9_says() {
         );
     }
     assert_eq!(service.ask("BREW", "/ten.txt", "").status, 501, "section 15.6.2");
-    assert_eq!(service.ask("get", "/ten.txt", "").status, 501, "section 9.1: methods are case-sensitive");
+    assert_eq!(
+        service.ask("get", "/ten.txt", "").status,
+        501,
+        "section 9.1: methods are case-sensitive"
+    );
     assert_eq!(service.get("*").status, 400);
-    assert_eq!(service.get("http://other.example/ten.txt").text(), "0123456789", "RFC 9112 section 3.2.2");
+    assert_eq!(
+        service.get("http://other.example/ten.txt").text(),
+        "0123456789",
+        "RFC 9112 section 3.2.2"
+    );
 }

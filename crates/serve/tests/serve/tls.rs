@@ -5,7 +5,9 @@ use haul_serve::{Tls, Way};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::version::{TLS12, TLS13};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion,
+};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -38,7 +40,14 @@ fn certificate(folder: &Path, name: &str) -> Option<()> {
         "openssl.cnf",
     ]);
     command.args(["-addext", &format!("subjectAltName=DNS:{name}")]);
-    command.args(["-subj", &format!("/CN={name}"), "-out", "certificate.pem", "-keyout", "key.pem"]);
+    command.args([
+        "-subj",
+        &format!("/CN={name}"),
+        "-out",
+        "certificate.pem",
+        "-keyout",
+        "key.pem",
+    ]);
     let made = command.current_dir(folder).stdin(Stdio::null()).output();
     match made {
         Ok(output) => {
@@ -123,11 +132,17 @@ fn the_same_comes_encrypted_and_the_certificate_can_be_changed() {
         service.lab.receiver.run(|| command.output()).unwrap()
     };
     let url = |target: &str| format!("https://{}:{PORT}{target}", service.address.ip());
-    let output =
-        match curl(&[&url("/large.bin"), &url("/ten.txt"), "-w", "%{http_version} %{num_connects}\n"]) {
-            Ok(output) => output,
-            Err(error) => return eprintln!("SKIPPED: TLS is not tested without curl (ci/install): {error}"),
-        };
+    let output = match curl(&[
+        &url("/large.bin"),
+        &url("/ten.txt"),
+        "-w",
+        "%{http_version} %{num_connects}\n",
+    ]) {
+        Ok(output) => output,
+        Err(error) => {
+            return eprintln!("SKIPPED: TLS is not tested without curl (ci/install): {error}");
+        }
+    };
     let large = large();
     assert!(output.stdout.starts_with(&large), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(
@@ -141,8 +156,9 @@ fn the_same_comes_encrypted_and_the_certificate_can_be_changed() {
     let subject = || {
         let output = curl(&[&url("/empty"), "-v"]).unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        text.lines()
-            .find_map(|line| line.trim_start_matches('*').trim().strip_prefix("subject: ").map(str::to_owned))
+        text.lines().find_map(|line| {
+            line.trim_start_matches('*').trim().strip_prefix("subject: ").map(str::to_owned)
+        })
     };
     assert_eq!(subject().as_deref(), Some("CN=first"));
     certificate(folder.path(), "second").unwrap();
@@ -176,7 +192,8 @@ fn the_same_comes_encrypted_and_the_certificate_can_be_changed() {
     let mut came = Vec::new();
     let _ = endless.stream.read_to_end(&mut came);
     assert!(!came.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&came));
-    let answered: u64 = service.handle.counters().iter().map(|counters| counters.responses[3].get()).sum();
+    let answered: u64 =
+        service.handle.counters().iter().map(|counters| counters.responses[3].get()).sum();
     assert_eq!(answered, 1, "only who spoke HTTP was answered");
     assert_eq!(service.get("/ten.txt").text(), "0123456789", "the others are served on");
 }
@@ -190,20 +207,24 @@ fn whoever_encrypts_the_bytes_are_the_same() {
     let services = [(by_program.settled(), false), (by_kernel, true)];
     for ((service, in_kernel), folder) in services.into_iter().zip(&folders) {
         if in_kernel && !kernel_has_tls() {
-            return eprintln!("SKIPPED: TLS in the kernel is not tested, which has none (modprobe tls)");
+            return eprintln!(
+                "SKIPPED: TLS in the kernel is not tested, which has none (modprobe tls)"
+            );
         }
         for version in [&TLS12, &TLS13] {
             let mut session = connect(&service, folder.path(), &[version]);
             // The first request comes with the last words of the handshake, and many at once.
-            let ask =
-                |target: &str, fields: &str| format!("GET {target} HTTP/1.1\r\nHost: h\r\n{fields}\r\n");
+            let ask = |target: &str, fields: &str| {
+                format!("GET {target} HTTP/1.1\r\nHost: h\r\n{fields}\r\n")
+            };
             let first = [ask("/ten.txt", ""), ask("/nothing", "")].concat();
             session.conn.writer().write_all(first.as_bytes()).unwrap();
             let large = large();
             let length = large.len();
             session
                 .write_all(
-                    format!("PUT /new HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n").as_bytes(),
+                    format!("PUT /new HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n")
+                        .as_bytes(),
                 )
                 .unwrap();
             for piece in large.chunks(100_000) {
@@ -229,8 +250,12 @@ fn whoever_encrypts_the_bytes_are_the_same() {
             assert!(rest.is_empty() && fs::read(service.path("new")).unwrap() == large);
         }
         let by_program = sent(&service, Way::Tls);
-        let sendfile = sent(&service, Way::KernelTlsPath(haul::Path::Sendfile));
-        assert!(if in_kernel { sendfile == bodies && by_program == 0 } else { by_program > bodies });
+        let sendfile = sent(&service, Way::KernelTlsMethod(haul::SendMethod::Sendfile));
+        assert!(if in_kernel {
+            sendfile == bodies && by_program == 0
+        } else {
+            by_program > bodies
+        });
     }
 }
 
@@ -262,18 +287,27 @@ fn the_kernel_knows_every_cipher_that_clients_may_choose() {
             let output = match service.lab.receiver.run(|| command.output()).unwrap() {
                 Ok(output) => output,
                 Err(error) => {
-                    return eprintln!("SKIPPED: ciphers are not tested without curl (ci/install): {error}");
+                    return eprintln!(
+                        "SKIPPED: ciphers are not tested without curl (ci/install): {error}"
+                    );
                 }
             };
-            assert!(output.stdout == large, "{cipher}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.stdout == large,
+                "{cipher}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
     }
     // A client may have a body before the server has counted it.
     service.stop();
-    let used = if kernel_has_tls() { Way::KernelTlsPath(haul::Path::Sendfile) } else { Way::Tls };
+    let used =
+        if kernel_has_tls() { Way::KernelTlsMethod(haul::SendMethod::Sendfile) } else { Way::Tls };
     assert!(sent(&service, used) >= 6 * large.len() as u64);
     if used == Way::Tls {
-        eprintln!("SKIPPED: ciphers were tested in the program; the kernel has no TLS (modprobe tls)");
+        eprintln!(
+            "SKIPPED: ciphers were tested in the program; the kernel has no TLS (modprobe tls)"
+        );
     }
 }
 
@@ -362,7 +396,9 @@ fn the_last_bytes_of_the_last_response_reach_whoever_is_slow() {
         let mut session = connect(&service, folder.path(), &[&TLS13]);
         rustix::net::sockopt::set_socket_recv_buffer_size(&session.sock, 16 << 10).unwrap();
         let range = format!("Range: bytes=0-{}\r\nConnection: close\r\n", end - 1);
-        session.write_all(format!("GET /large.bin HTTP/1.1\r\nHost: h\r\n{range}\r\n").as_bytes()).unwrap();
+        session
+            .write_all(format!("GET /large.bin HTTP/1.1\r\nHost: h\r\n{range}\r\n").as_bytes())
+            .unwrap();
         // The socket between fills, and the end comes upon it full.
         std::thread::sleep(Duration::from_millis(5));
         let mut came = Vec::new();

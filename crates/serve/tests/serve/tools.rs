@@ -55,7 +55,8 @@ fn nginx_answers_the_same() {
     for (section, method, fields, _) in TABLE {
         let nginx = ask_nginx(method, &asked(fields, &theirs));
         let haul = service.ask(method, "/ten.txt", &asked(fields, &ours));
-        let same = (nginx.status, nginx.field("content-range")) == (haul.status, haul.field("content-range"))
+        let same = (nginx.status, nginx.field("content-range"))
+            == (haul.status, haul.field("content-range"))
             && (nginx.status >= 400 || nginx.body == haul.body);
         if !same {
             differing.push((*section, nginx.status, haul.status));
@@ -109,10 +110,22 @@ fn a_browser_shows_a_listing_and_follows_its_links() {
     let profile = tempfile::tempdir().unwrap();
     let dom = |target: &str| {
         let mut command = Command::new("chromium");
-        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]);
-        command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
+        command.args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+        ]);
+        command.args([
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+        ]);
         command.arg(format!("--user-data-dir={}", profile.path().display()));
-        command.args(["--dump-dom", &format!("http://{}{target}", service.address)]).stdin(Stdio::null());
+        command
+            .args(["--dump-dom", &format!("http://{}{target}", service.address)])
+            .stdin(Stdio::null());
         let output = service.lab.receiver.run(|| command.output()).unwrap();
         output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
     };
@@ -120,8 +133,12 @@ fn a_browser_shows_a_listing_and_follows_its_links() {
         Ok(page) => page,
         Err(error) => return eprintln!("SKIPPED: no look with a browser (ci/install): {error}"),
     };
-    let at = |page: &str, what: &str| page.find(what).unwrap_or_else(|| panic!("no {what} in {page}"));
-    assert!(at(&page, "folder with spaces/</a>") < at(&page, "&lt;b&gt;bold &amp; \u{e4}.txt</a>"), "{page}");
+    let at =
+        |page: &str, what: &str| page.find(what).unwrap_or_else(|| panic!("no {what} in {page}"));
+    assert!(
+        at(&page, "folder with spaces/</a>") < at(&page, "&lt;b&gt;bold &amp; \u{e4}.txt</a>"),
+        "{page}"
+    );
     assert!(at(&page, "&lt;b&gt;bold") < at(&page, ">empty</a>"));
     assert!(page.contains(">4.9 KiB</td>"), "{page}");
     // The links that the page has, as a person would click them.

@@ -15,14 +15,17 @@ fn service() -> Service {
 /// What lies in a folder of the service.
 fn names(service: &Service, path: &str) -> Vec<String> {
     let entries = fs::read_dir(service.path(path)).unwrap();
-    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
 
 fn put(client: &mut Client, target: &str, fields: &str, body: &[u8]) -> u16 {
-    client
-        .send(&format!("PUT {target} HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n{fields}\r\n", body.len()));
+    client.send(&format!(
+        "PUT {target} HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n{fields}\r\n",
+        body.len()
+    ));
     client.try_send(body).unwrap();
     client.response(false).unwrap().status
 }
@@ -60,7 +63,10 @@ fn chunks_pipelines_and_expectations() {
         let answers: Vec<_> = (0..4).map(|_| client.response(false).unwrap()).collect();
         let created = if step == 1 { 204 } else { 201 };
         assert_eq!((answers[0].status, answers[2].status), (created, created));
-        assert_eq!((answers[1].text().as_str(), answers[3].text().as_str()), ("hello world", "abc"));
+        assert_eq!(
+            (answers[1].text().as_str(), answers[3].text().as_str()),
+            ("hello world", "abc")
+        );
     }
     client.send("PUT /c HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n");
     assert_eq!(client.response(false).unwrap().status, 100);
@@ -106,10 +112,16 @@ fn what_may_not_be_put_is_refused_before_its_body() {
     assert_eq!(fs::read(service.path("ten.txt")).unwrap(), b"0123456789");
     let service = service.aged();
     let etag = service.get("/ten.txt").field("etag").unwrap().to_owned();
-    assert_eq!(put(&mut service.connect(), "/ten.txt", &format!("If-Match: {etag}\r\n"), b"changed"), 204);
+    assert_eq!(
+        put(&mut service.connect(), "/ten.txt", &format!("If-Match: {etag}\r\n"), b"changed"),
+        204
+    );
     assert_eq!(service.get("/ten.txt").text(), "changed");
     // Another tag than what is there now forbids nothing.
-    assert_eq!(put(&mut service.connect(), "/ten.txt", "If-None-Match: \"other\"\r\n", b"again"), 204);
+    assert_eq!(
+        put(&mut service.connect(), "/ten.txt", "If-None-Match: \"other\"\r\n", b"again"),
+        204
+    );
     assert_eq!(service.get("/ten.txt").text(), "again");
 }
 

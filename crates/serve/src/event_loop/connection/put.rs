@@ -7,9 +7,9 @@ use super::{Connection, Next, State, end_of};
 use crate::event_loop::context::Context;
 use crate::event_loop::helper::Question;
 use crate::event_loop::receiving::{Progress, Receiving};
-use crate::http::request::{BodyLength, Request};
-use crate::http::status::Status;
 use crate::log::Logged;
+use haul_http::request::{BodyLength, Request};
+use haul_http::status::Status;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -33,7 +33,12 @@ impl Putting {
     }
 
     /// For the log.
-    pub(super) fn logged(&self, peer: Option<SocketAddr>, status: Status, body_bytes: u64) -> Logged {
+    pub(super) fn logged(
+        &self,
+        peer: Option<SocketAddr>,
+        status: Status,
+        body_bytes: u64,
+    ) -> Logged {
         Logged::new(peer, &self.head, status, body_bytes, self.started)
     }
 }
@@ -94,7 +99,10 @@ impl Connection {
         let progress = receiving.go_on(&mut self.stream, &mut self.input);
         let status = match progress {
             Progress::Blocked => {
-                return Some(Next::Event(end_of(context.clock.seconds(), context.limits.send_timeout)));
+                return Some(Next::Event(end_of(
+                    context.clock.seconds(),
+                    context.limits.send_timeout,
+                )));
             }
             Progress::Turn => return Some(Next::Turn),
             Progress::Broken => return Some(Next::Close),
@@ -103,7 +111,8 @@ impl Connection {
         };
         // Whatever came after the body has left no event behind.
         self.is_readable = true;
-        let State::Receiving(receiving, mut putting) = std::mem::replace(&mut self.state, State::Reading)
+        let State::Receiving(receiving, mut putting) =
+            std::mem::replace(&mut self.state, State::Reading)
         else {
             return None;
         };
@@ -112,15 +121,18 @@ impl Connection {
             self.state = State::Finished(putting, status);
             return None;
         }
-        let question =
-            Question::Finish { upload: Box::new(receiving.into_upload()), only_new: putting.only_new };
+        let question = Question::Finish {
+            upload: Box::new(receiving.into_upload()),
+            only_new: putting.only_new,
+        };
         self.state = State::Finishing(putting);
         Some(Next::Disk(question))
     }
 
     /// The rest of a body has not come in its time.
     pub(super) fn give_up_body(&mut self, context: &mut Context) -> Next {
-        if let State::Receiving(_, mut putting) = std::mem::replace(&mut self.state, State::Reading) {
+        if let State::Receiving(_, mut putting) = std::mem::replace(&mut self.state, State::Reading)
+        {
             putting.keeps_alive = false;
             self.state = State::Finished(putting, Status::REQUEST_TIMEOUT);
         }
@@ -129,13 +141,15 @@ impl Connection {
 
     /// Says what has become of a file that was put here.
     pub(super) fn answer_put(&mut self, context: &mut Context) {
-        let State::Finished(putting, status) = std::mem::replace(&mut self.state, State::Reading) else {
+        let State::Finished(putting, status) = std::mem::replace(&mut self.state, State::Reading)
+        else {
             return;
         };
         putting.forget(context);
         let keeps_alive = putting.keeps_alive && !context.is_draining;
         let answer = context.answering().put(status, putting.minor_version, keeps_alive);
-        let logged = context.log.is_on().then(|| putting.logged(self.peer, status, answer.body.len()));
+        let logged =
+            context.log.is_on().then(|| putting.logged(self.peer, status, answer.body.len()));
         self.respond(answer, logged, putting.started, context);
     }
 }

@@ -3,8 +3,8 @@
 use super::{Connection, Next, State, Waits, end_of};
 use crate::event_loop::context::Context;
 use crate::event_loop::transmit::send_head;
-use crate::http::request::{self, Parsed};
-use crate::http::status::Status;
+use haul_http::request::{self, Parsed};
+use haul_http::status::Status;
 use std::io;
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -72,7 +72,8 @@ impl Connection {
     /// Receives more of a request, where there may be more.
     fn read_on(&mut self, context: &mut Context) -> Led {
         let has_begun = !self.input.is_empty();
-        let is_dismissed = context.is_draining && !has_begun && matches!(self.waits, Waits::Idle(_));
+        let is_dismissed =
+            context.is_draining && !has_begun && matches!(self.waits, Waits::Idle(_));
         if self.is_at_end || (is_dismissed && !self.is_readable) {
             self.leave(false, context);
             return Led::Break(None);
@@ -83,7 +84,9 @@ impl Connection {
         match self.hear(context) {
             Ok(()) => Led::Continue(()),
             // It has had its turn, and there may be more.
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Led::Break(Some(Next::Turn)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                Led::Break(Some(Next::Turn))
+            }
             // Whoever speaks plain HTTP where TLS is spoken. What it asks for is not even read.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 self.refuse_unread(&[], Status::TLS_REQUIRED, context);
@@ -113,7 +116,8 @@ impl Connection {
             // More will be an event; but not of what was there already.
             Ok(count) => {
                 context.moment.end();
-                self.is_readable = self.stream.may_have_more(count, room) || self.has_more_than_read;
+                self.is_readable =
+                    self.stream.may_have_more(count, room) || self.has_more_than_read;
                 self.input.extend_from_slice(&buffer[self.input.len()..]);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_readable = false,
@@ -152,7 +156,11 @@ impl Connection {
                 Ok(count) if count > *left_bytes => break Next::Close,
                 Ok(count) => *left_bytes -= count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    break if *until > context.clock.seconds() { Next::Event(*until) } else { Next::Close };
+                    break if *until > context.clock.seconds() {
+                        Next::Event(*until)
+                    } else {
+                        Next::Close
+                    };
                 }
                 Err(_) => break Next::Close,
             }

@@ -1,0 +1,225 @@
+//! Atomic file replacement: write to a temporary file, sync it, rename it, sync the directory.
+//!
+//! The calls may wait for the disk, so an event loop leaves them to another thread. A killed process
+//! leaves a hidden temporary file `.NAME.haul-…` behind (without `NAME` if that would be too long).
+
+use crate::root::{Blocking, Root};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// The longest file name on Linux, in bytes (`NAME_MAX`).
+const NAME_BYTES_MAX: usize = 255;
+
+/// A temporary file that takes its final name when it is committed.
+///
+/// Dropping it removes the temporary file.
+#[derive(Debug)]
+pub struct AtomicFile {
+    directory: File,
+    name: Vec<u8>,
+    temporary_name: Vec<u8>,
+    file: File,
+    is_committed: bool,
+}
+
+/// What a committed file did to its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Committed {
+    /// The name was free.
+    Created,
+    /// The name belonged to another file, which was replaced.
+    Replaced,
+}
+
+/// Replaces the file at `path` by one with these bytes. Readers see the old file or the new one.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = AtomicFile::create(path)?;
+    file.file.write_all(bytes)?;
+    file.commit(false).map(drop)
+}
+
+impl AtomicFile {
+    /// A temporary file that will be `path`, in a directory that exists.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let name = path.file_name().ok_or(Errno::ISDIR)?;
+        let directory = match path.parent() {
+            Some(directory) if !directory.as_os_str().is_empty() => directory,
+            _ => Path::new("."),
+        };
+        Self::create_in(File::open(directory)?, name.as_bytes())
+    }
+
+    /// A temporary file that will be `path` below `root`, in a directory that exists.
+    pub fn create_below(root: &Root, path: &[u8]) -> io::Result<Self> {
+        let (directory, name) = match path.iter().rposition(|&byte| byte == b'/') {
+            Some(slash) => (&path[..slash], &path[slash + 1..]),
+            None => (&[][..], path),
+        };
+        // Checked before the lookup, so that a name that cannot be is not reported as a missing folder.
+        check_name(name)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        Self::create_in(root.open_below(directory, flags, Mode::empty(), Blocking::Disk)?, name)
+    }
+
+    fn create_in(directory: File, name: &[u8]) -> io::Result<Self> {
+        check_name(name)?;
+        if is_directory(&directory, name)? {
+            return Err(Errno::ISDIR.into());
+        }
+        let random = RandomState::new().hash_one(name);
+        let suffix = format!(".haul-{random:016x}");
+        let mut temporary_name = [b".", name, suffix.as_bytes()].concat();
+        if temporary_name.len() > NAME_BYTES_MAX {
+            temporary_name = suffix.into_bytes();
+        }
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP | Mode::ROTH | Mode::WOTH;
+        let file = rustix::fs::openat(&directory, &*temporary_name, flags, mode)?;
+        Ok(Self {
+            directory,
+            name: name.to_vec(),
+            temporary_name,
+            file: file.into(),
+            is_committed: false,
+        })
+    }
+
+    /// The final name, without its directory.
+    pub fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// The temporary file, for writing.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Syncs the file and gives it its name. If `only_new`, a name that is taken is
+    /// [`io::ErrorKind::AlreadyExists`].
+    pub fn commit(mut self, only_new: bool) -> io::Result<Committed> {
+        self.file.sync_all()?;
+        let rename = |flags| {
+            let (from, to) = (&*self.temporary_name, &*self.name);
+            rustix::fs::renameat_with(&self.directory, from, &self.directory, to, flags)
+        };
+        // The rename itself reports whether the name was free: a check before it could be outrun.
+        let committed = match rename(RenameFlags::NOREPLACE) {
+            Ok(()) => Committed::Created,
+            Err(Errno::EXIST) if !only_new => {
+                rename(RenameFlags::empty())?;
+                Committed::Replaced
+            }
+            // Some file systems (NFS, FUSE) know no flags.
+            Err(Errno::INVAL) if !only_new => {
+                rename(RenameFlags::empty())?;
+                Committed::Replaced
+            }
+            Err(errno) => return Err(errno.into()),
+        };
+        self.is_committed = true;
+        // The name survives a crash only once the directory is on the disk.
+        match self.directory.sync_all() {
+            // Some file systems cannot sync a directory.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {}
+            synced => synced?,
+        }
+        Ok(committed)
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if !self.is_committed {
+            // If it cannot be removed, it stays, hidden.
+            let _ = rustix::fs::unlinkat(&self.directory, &*self.temporary_name, AtFlags::empty());
+        }
+    }
+}
+
+fn check_name(name: &[u8]) -> io::Result<()> {
+    match name {
+        b"" | b"." | b".." => Err(Errno::ISDIR.into()),
+        name if name.len() > NAME_BYTES_MAX => Err(Errno::NAMETOOLONG.into()),
+        _ => Ok(()),
+    }
+}
+
+fn is_directory(directory: &File, name: &[u8]) -> io::Result<bool> {
+    match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Symlinks;
+    use std::fs;
+
+    fn names(path: &Path) -> Vec<std::ffi::OsString> {
+        let mut names: Vec<_> =
+            fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_appears_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let sub = folder.path().join("sub");
+        fs::create_dir(&sub).unwrap();
+        let root = Root::open(folder.path(), Symlinks::Inside).unwrap();
+        let upload = AtomicFile::create_below(&root, b"sub/a").unwrap();
+        upload.file().write_all(b"one").unwrap();
+        assert!(names(&sub)[0].to_str().unwrap().starts_with(".a.haul-"));
+        assert_eq!(upload.commit(true).unwrap(), Committed::Created);
+        assert_eq!(names(&sub), ["a"]);
+
+        let upload = AtomicFile::create_below(&root, b"sub/a").unwrap();
+        upload.file().write_all(b"two").unwrap();
+        drop(upload);
+        assert_eq!(fs::read(sub.join("a")).unwrap(), b"one");
+        let second = AtomicFile::create_below(&root, b"sub/a").unwrap();
+        assert_eq!(second.commit(true).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        let third = AtomicFile::create_below(&root, b"sub/a").unwrap();
+        third.file().write_all(b"three").unwrap();
+        assert_eq!(third.commit(false).unwrap(), Committed::Replaced);
+        assert_eq!(fs::read(sub.join("a")).unwrap(), b"three");
+        assert_eq!(names(&sub), ["a"], "no temporary file is left");
+
+        let error = |path: &[u8]| AtomicFile::create_below(&root, path).unwrap_err();
+        let refused = |path: &[u8]| Errno::from_io_error(&error(path)).unwrap();
+        assert_eq!(refused(b"sub"), Errno::ISDIR);
+        assert_eq!(refused(b""), Errno::ISDIR);
+        assert_eq!(refused(b"sub/.."), Errno::ISDIR);
+        assert_eq!(refused(b"none/a"), Errno::NOENT);
+        assert_eq!(refused(b"sub/a/b"), Errno::NOTDIR);
+        assert_eq!(refused(&[b'x'; 256]), Errno::NAMETOOLONG);
+        let longest = AtomicFile::create_below(&root, &[b'x'; 255]).unwrap();
+        assert_eq!(longest.commit(true).unwrap(), Committed::Created);
+        assert!(folder.path().join("x".repeat(255)).exists());
+    }
+
+    #[test]
+    fn a_replaced_file_keeps_its_old_bytes_for_its_readers() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        replace(&path, b"one").unwrap();
+        let mut old = File::open(&path).unwrap();
+        replace(&path, b"two").unwrap();
+        let mut text = String::new();
+        io::Read::read_to_string(&mut old, &mut text).unwrap();
+        assert_eq!((text.as_str(), fs::read(&path).unwrap()), ("one", b"two".to_vec()));
+        assert_eq!(names(folder.path()), ["a"]);
+        assert!(replace(folder.path(), b"x").is_err(), "a directory is not replaced");
+        assert!(replace(&folder.path().join("none/a"), b"x").is_err());
+    }
+}

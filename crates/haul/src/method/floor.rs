@@ -1,0 +1,90 @@
+//! `floor`: the same few hot pages spliced again and again.
+//!
+//! Not a way to send anything, but the bound of them all: the network stack's own cost with no data moved and
+//! nothing read. What the peer receives is the source's first pages over and over, as many bytes as were
+//! asked for.
+
+use super::piped::SourcePipe;
+use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, chunk_of};
+use crate::Source;
+use crate::error::{Error, failed};
+use crate::pipe::Pipe;
+use rustix::io::retry_on_intr;
+use rustix::pipe::SpliceFlags;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+/// The hot pages: 16 of them, which any first- or second-level cache holds.
+const HOT_BYTES: u64 = 64 * 1024;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "floor",
+    copying: Copying::Pages,
+    fallback: Some(SendMethod::Sendfile),
+    open: |_, options| {
+        let pipe = SourcePipe::new(options.chunk_bytes)?;
+        Ok(Box::new(Floor { pipe, options: options.clone(), counts: Counts::default() }))
+    },
+};
+
+struct Floor {
+    pipe: SourcePipe,
+    options: MethodOptions,
+    counts: Counts,
+}
+
+impl BoundMethod for Floor {
+    fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        source: Source<'_>,
+        range: Range<u64>,
+    ) -> Result<u64, Error> {
+        let hot = HOT_BYTES.min(range.end);
+        let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
+        let mut fill_calls = 0;
+        let calls = &mut self.counts.calls;
+        let sent = self.pipe.send(socket, source, offset, len, calls, |pipe, offset, len| {
+            // Fill the whole pipe before it is drained, as the paths do whose floor this is.
+            let mut filled = 0;
+            while filled < len {
+                let mut position = (offset + filled as u64) % hot;
+                let wanted = (len - filled).min((hot - position) as usize);
+                fill_calls += u64::from(filled > 0);
+                match splice_in(source, &mut position, pipe, wanted) {
+                    Ok(count) if count > 0 => filled += count,
+                    // The pipe counts slots, and is full sooner than its bytes say.
+                    Ok(_) | Err(Error::WouldBlock) if filled > 0 => break,
+                    ended_or_failed => return ended_or_failed,
+                }
+            }
+            Ok(filled)
+        })?;
+        self.counts.calls += fill_calls;
+        self.counts.bytes += sent;
+        Ok(sent)
+    }
+
+    fn counts(&self) -> Counts {
+        self.counts
+    }
+}
+
+fn splice_in(
+    source: Source<'_>,
+    position: &mut u64,
+    pipe: &Pipe,
+    len: usize,
+) -> Result<usize, Error> {
+    retry_on_intr(|| {
+        rustix::pipe::splice(
+            source.descriptor(),
+            Some(position),
+            pipe.write_end(),
+            None,
+            len,
+            SpliceFlags::NONBLOCK,
+        )
+    })
+    .map_err(|errno| failed("splice")(errno.into()))
+}

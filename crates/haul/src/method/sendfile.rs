@@ -1,0 +1,54 @@
+//! `sendfile`: file to socket in one call.
+//!
+//! The kernel moves references to the page cache, in pieces of up to 64 KiB, through a pipe of its own. It
+//! sends pages, not a snapshot: a file that is written meanwhile sends a mixture. It may wait for the disk
+//! even on a non-blocking socket. It copies where the device cannot gather (scatter-gather off), and for
+//! files without a page cache (direct access storage, some of /proc). Tried by calling it: `EINVAL` for a
+//! descriptor that cannot be spliced from.
+
+use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, pages_of};
+use crate::Source;
+use crate::error::{Error, failed};
+use rustix::io::retry_on_intr;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "sendfile",
+    copying: Copying::Pages,
+    fallback: Some(SendMethod::ReadSend),
+    open: |_, options| {
+        Ok(Box::new(Sendfile { options: options.clone(), counts: Counts::default() }))
+    },
+};
+
+struct Sendfile {
+    options: MethodOptions,
+    counts: Counts,
+}
+
+impl BoundMethod for Sendfile {
+    fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        source: Source<'_>,
+        range: Range<u64>,
+    ) -> Result<u64, Error> {
+        let (offset, len) = pages_of(&range, self.options.chunk_bytes);
+        let mut position = offset;
+        self.counts.calls += 1;
+        let sent = retry_on_intr(|| {
+            rustix::fs::sendfile(socket, source.descriptor(), Some(&mut position), len)
+        })
+        .map_err(|errno| failed("sendfile")(errno.into()))?;
+        if sent == 0 {
+            return Err(Error::Ended { at: offset });
+        }
+        self.counts.bytes += sent as u64;
+        Ok(sent as u64)
+    }
+
+    fn counts(&self) -> Counts {
+        self.counts
+    }
+}

@@ -1,0 +1,76 @@
+//! `uring-send`: io_uring reads into a buffer, io_uring sends the buffer.
+//!
+//! The same copies as `read+send`, submitted through a ring (Linux 5.6), one call each. It shows what the
+//! ring itself costs or saves on one connection; a server with many would submit for all of them at once.
+//! Memory is sent as it is. Tried by setting a ring up: `ENOSYS` without io_uring, `EPERM` where
+//! `kernel.io_uring_disabled` or seccomp forbids it.
+
+use super::{BoundMethod, Copying, Counts, Entry, SendMethod, chunk_of};
+use crate::Source;
+use crate::error::{Error, failed};
+use haul_sys::region::Region;
+use haul_sys::uring::Ring;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "uring-send",
+    copying: Copying::Always,
+    fallback: Some(SendMethod::ReadSend),
+    open: |socket, options| {
+        let ring = ring_for(socket)?;
+        let buffer = Arc::new(Region::anonymous(options.chunk_bytes).map_err(failed("mmap"))?);
+        Ok(Box::new(UringSend { ring, buffer, bytes: 0 }))
+    },
+};
+
+/// A ring that waits for `socket` exactly where the socket itself would, as its mode stands now.
+pub(super) fn ring_for(socket: BorrowedFd<'_>) -> Result<Ring, Error> {
+    let mut ring = Ring::new().map_err(failed("io_uring_setup"))?;
+    if is_nonblocking(socket)? {
+        ring.set_nonblocking();
+    }
+    Ok(ring)
+}
+
+pub(super) fn is_nonblocking(socket: BorrowedFd<'_>) -> Result<bool, Error> {
+    let flags = rustix::fs::fcntl_getfl(socket).map_err(|errno| failed("fcntl")(errno.into()))?;
+    Ok(flags.contains(rustix::fs::OFlags::NONBLOCK))
+}
+
+struct UringSend {
+    ring: Ring,
+    buffer: Arc<Region>,
+    bytes: u64,
+}
+
+impl BoundMethod for UringSend {
+    fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        source: Source<'_>,
+        range: Range<u64>,
+    ) -> Result<u64, Error> {
+        let (offset, len) = chunk_of(&range, self.buffer.len());
+        let sent = if let Some(memory) = source.as_memory() {
+            self.ring.send(socket, memory, offset as usize..offset as usize + len)
+        } else {
+            let read = self
+                .ring
+                .read(source.descriptor(), offset, &self.buffer, 0..len)
+                .map_err(failed("IORING_OP_READ"))?;
+            if read == 0 {
+                return Err(Error::Ended { at: offset });
+            }
+            self.ring.send(socket, &self.buffer, 0..read)
+        }
+        .map_err(failed("IORING_OP_SEND"))? as u64;
+        self.bytes += sent;
+        Ok(sent)
+    }
+
+    fn counts(&self) -> Counts {
+        Counts { bytes: self.bytes, calls: self.ring.enters(), ..Counts::default() }
+    }
+}

@@ -1,0 +1,63 @@
+//! `vmsplice`: mapped pages into a pipe, the pipe into the socket.
+//!
+//! The user's own pages travel, on every device that gathers, loopback and veth too. **No completion
+//! exists**: nobody says when the peer has them, so this is only for memory that is never written again. A
+//! [`crate::Source`] is such memory: its memory cannot be written, and of a file it maps windows that it does
+//! not write. It copies where the device cannot gather. Tried by calling it; hardened hosts refuse it with
+//! `EPERM` or `ENOSYS`.
+
+use super::mmap_send::Window;
+use super::piped::SourcePipe;
+use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, chunk_of};
+use crate::Source;
+use crate::error::{Error, failed};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "vmsplice",
+    copying: Copying::Pages,
+    fallback: Some(SendMethod::Sendfile),
+    open: |_, options| {
+        let pipe = SourcePipe::new(options.pipe_bytes.unwrap_or(options.chunk_bytes))?;
+        Ok(Box::new(Vmsplice { pipe, options: options.clone(), counts: Counts::default() }))
+    },
+};
+
+struct Vmsplice {
+    pipe: SourcePipe,
+    options: MethodOptions,
+    counts: Counts,
+}
+
+impl BoundMethod for Vmsplice {
+    fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        source: Source<'_>,
+        range: Range<u64>,
+    ) -> Result<u64, Error> {
+        let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
+        let mut map_calls = 0;
+        let calls = &mut self.counts.calls;
+        let sent = self.pipe.send(socket, source, offset, len, calls, |pipe, offset, len| {
+            if let Some(memory) = source.as_memory() {
+                let range = offset as usize..offset as usize + len;
+                return memory.vmsplice(pipe.write_end(), range, true).map_err(failed("vmsplice"));
+            }
+            map_calls += 2;
+            let window = Window::of(source, offset, len)?;
+            window
+                .region
+                .vmsplice(pipe.write_end(), window.range.clone(), true)
+                .map_err(|error| window.failed("vmsplice", offset, error))
+        })?;
+        self.counts.calls += map_calls;
+        self.counts.bytes += sent;
+        Ok(sent)
+    }
+
+    fn counts(&self) -> Counts {
+        self.counts
+    }
+}

@@ -1,0 +1,99 @@
+//! Content codings: which of the files that lie there already compressed a client is sent (RFC 9110 section 12.5.3).
+
+use crate::request::ListField;
+
+/// A content coding that files are kept in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coding {
+    /// Brotli (RFC 7932).
+    Brotli,
+    /// Zstandard (RFC 8878).
+    Zstandard,
+    /// gzip (RFC 1952).
+    Gzip,
+}
+
+impl Coding {
+    /// All, the one that makes files smallest first: of equally welcome ones the first that is there is sent.
+    pub const ALL: [Self; 3] = [Self::Brotli, Self::Zstandard, Self::Gzip];
+
+    /// Its name in `Content-Encoding`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Brotli => "br",
+            Self::Zstandard => "zstd",
+            Self::Gzip => "gzip",
+        }
+    }
+
+    /// What is added to the name of a file that is in it.
+    pub fn extension(self) -> &'static str {
+        match self {
+            Self::Brotli => ".br",
+            Self::Zstandard => ".zst",
+            Self::Gzip => ".gz",
+        }
+    }
+}
+
+/// The best of the codings that are `there`, or `None` to send the file as it is.
+pub fn choose(field: &ListField<'_>, there: impl Iterator<Item = Coding>) -> Option<Coding> {
+    let mut best: Option<(Coding, u16)> = None;
+    let plain = weight(field, b"identity").unwrap_or(1);
+    for coding in there {
+        let welcome =
+            weight(field, coding.name().as_bytes()).or_else(|| weight(field, b"*")).unwrap_or(0);
+        if welcome > 0 && welcome >= plain && best.is_none_or(|(_, weight)| welcome > weight) {
+            best = Some((coding, welcome));
+        }
+    }
+    best.map(|(coding, _)| coding)
+}
+
+/// How welcome a coding is, in thousandths, where the field names it.
+fn weight(field: &ListField<'_>, name: &[u8]) -> Option<u16> {
+    let items = field.lines().flat_map(|line| line.split(|&byte| byte == b','));
+    items.map(|item| item.split(|&byte| byte == b';')).find_map(|mut parts| {
+        let coding = parts.next()?.trim_ascii();
+        // x-gzip is gzip's old name (RFC 9110 section 8.4.1.3).
+        let is_named = coding.eq_ignore_ascii_case(name)
+            || (name == b"gzip" && coding.eq_ignore_ascii_case(b"x-gzip"));
+        is_named.then(|| parts.find_map(|part| parse_weight(part.trim_ascii())).unwrap_or(1000))
+    })
+}
+
+/// `q=0.5` as 500; a malformed weight is none.
+fn parse_weight(parameter: &[u8]) -> Option<u16> {
+    let value = parameter.strip_prefix(b"q=").or_else(|| parameter.strip_prefix(b"Q="))?;
+    let value: f32 = std::str::from_utf8(value).ok()?.parse().ok()?;
+    (0.0..=1.0).contains(&value).then_some((value * 1000.0) as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_welcome_one_that_is_there_is_sent() {
+        let chosen = |field: &'static [u8]| choose(&ListField::of(field), Coding::ALL.into_iter());
+        assert_eq!(chosen(b"gzip, deflate, br, zstd"), Some(Coding::Brotli));
+        assert_eq!(chosen(b"gzip, zstd;q=0.9"), Some(Coding::Gzip));
+        assert_eq!(chosen(b"gzip;q=0, *"), Some(Coding::Brotli));
+        assert_eq!(chosen(b"br;q=0, zstd;q=0, *;q=0.1"), Some(Coding::Gzip));
+        assert_eq!(chosen(b"x-gzip"), Some(Coding::Gzip));
+        assert_eq!(chosen(b"identity, gzip;q=0.5"), None, "as it is, if that is asked for");
+        assert_eq!(chosen(b"identity;q=0.2, gzip;q=0.5"), Some(Coding::Gzip));
+        assert_eq!(chosen(b"deflate"), None);
+        assert_eq!(chosen(b""), None);
+        assert_eq!(chosen(b"gzip;q=nonsense"), Some(Coding::Gzip));
+        assert_eq!(
+            choose(&ListField::default(), Coding::ALL.into_iter()),
+            None,
+            "no field, no coding"
+        );
+        assert_eq!(
+            choose(&ListField::of(b"br, gzip"), [Coding::Gzip].into_iter()),
+            Some(Coding::Gzip)
+        );
+    }
+}
