@@ -1,9 +1,10 @@
-//! The Internet checksum: every kernel gives what RFC 1071 says, in one piece, in two, and while copying.
+//! Fuzzes the Internet checksum: each implementation matches RFC 1071, over one slice or two, and
+//! while copying.
 #![cfg_attr(not(test), no_main)]
 
 use haul::checksum::{Kernel, Sum, Writes, copy};
 
-/// Words one by one, the carry around at once.
+/// Reference implementation: adds 16-bit words one by one and folds the carry after each.
 fn reference(bytes: &[u8]) -> u16 {
     let sum = bytes.chunks(2).fold(0u32, |sum, word| {
         let sum = sum + u32::from(u16::from_be_bytes([word[0], word.get(1).copied().unwrap_or(0)]));
@@ -13,28 +14,29 @@ fn reference(bytes: &[u8]) -> u16 {
 }
 
 fn target(bytes: &[u8]) {
-    // The first bytes say where to cut and how far the copy is out of step.
-    let Some((&[cut, step], bytes)) = bytes.split_first_chunk::<2>() else { return };
-    let (expected, step) = (reference(bytes), usize::from(step % 64));
-    let (one, two) = bytes.split_at(usize::from(cut).min(bytes.len()));
-    assert_eq!(Sum::of(one).then(Sum::of(two)).checksum(), expected);
-    let mut room = vec![0; bytes.len() + step];
+    // The first byte selects where the data is split, the second the copy's misalignment.
+    let Some((&[cut, offset], bytes)) = bytes.split_first_chunk::<2>() else { return };
+    let (expected, offset) = (reference(bytes), usize::from(offset % 64));
+    let (first, second) = bytes.split_at(usize::from(cut).min(bytes.len()));
+    assert_eq!(Sum::of(first).then(Sum::of(second)).checksum(), expected);
+    let mut destination = vec![0; bytes.len() + offset];
     for kernel in Kernel::available() {
         assert_eq!(kernel.sum(bytes).checksum(), expected);
         for writes in [Writes::Cached, Writes::Streamed] {
-            room.fill(0);
-            assert_eq!(kernel.copy(bytes, &mut room[step..], writes).checksum(), expected);
-            assert!(&room[step..] == bytes);
+            destination.fill(0);
+            let copied = kernel.copy(bytes, &mut destination[offset..], writes);
+            assert_eq!(copied.checksum(), expected);
+            assert!(&destination[offset..] == bytes);
         }
     }
-    assert_eq!(copy(bytes, &mut room[step..]).checksum(), expected);
+    assert_eq!(copy(bytes, &mut destination[offset..]).checksum(), expected);
 }
 
 #[cfg(not(test))]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
 
 #[test]
-fn arbitrary_bytes() {
+fn every_implementation_matches_the_reference() {
     let mut state = 1u64;
     for len in 0..2048usize {
         let bytes: Vec<u8> = (0..len)

@@ -1,4 +1,5 @@
-//! What a peer sends to a machine that listens: whatever the bytes, no panic, and no more words than lines.
+//! Fuzzes the protocol parser of `haul bench --listen`: no input panics, and a line holds at most
+//! one message.
 #![cfg_attr(not(test), no_main)]
 
 fn target(bytes: &[u8]) {
@@ -11,7 +12,7 @@ fn target(bytes: &[u8]) {
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
 
 #[test]
-fn arbitrary_bytes() {
+fn a_line_holds_at_most_one_message() {
     const PIECES: [&[u8]; 12] = [
         b"{\"Window\":{\"start_in_ns\":",
         b"1",

@@ -1,9 +1,11 @@
-//! Records of the kernel's sampling ring: whatever the bytes, no panic, and no more ticks than there are bytes for.
+//! Fuzzes the parser of the perf ring buffer's records: no input panics, and the samples fit into
+//! the bytes of the input.
 #![cfg_attr(not(test), no_main)]
 
 fn target(bytes: &[u8]) {
     let (ticks, _) = haul_sys::perf::parse(bytes);
-    // A header of 8 bytes, an address, two numbers and the depth of the stack; then an address a frame.
+    // A sample has a header of 8 bytes, an address, process and thread IDs, and the stack's depth,
+    // 32 bytes in all. Each stack frame adds an address of 8 bytes.
     let frames: usize = ticks.iter().map(|tick| tick.kernel_stack.len()).sum();
     assert!(ticks.len() * 32 + frames * 8 <= bytes.len());
 }
@@ -12,13 +14,13 @@ fn target(bytes: &[u8]) {
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
 
 #[test]
-fn arbitrary_bytes() {
+fn samples_fit_into_the_input() {
     let mut state = 1u64;
     for len in 0..4096usize {
         let bytes: Vec<u8> = (0..len % 300)
             .map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                // Small values make plausible kinds, sizes and depths.
+                // Small values give plausible record types, sizes and depths.
                 [0, 0, 9, 2, 1, 8, 40, 255][(state >> 61) as usize]
             })
             .collect();

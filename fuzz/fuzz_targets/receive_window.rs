@@ -1,4 +1,5 @@
-//! What the kernel answers to a request for mapped pages: whatever it says, never more than was asked for.
+//! Fuzzes the interpretation of `TCP_ZEROCOPY_RECEIVE` results: no result maps more bytes than
+//! requested.
 #![cfg_attr(not(test), no_main)]
 
 use haul_sys::receive_window::{Moved, interpret};
@@ -19,13 +20,13 @@ fn target(bytes: &[u8]) {
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
 
 #[test]
-fn arbitrary_bytes() {
+fn no_result_maps_more_than_requested() {
     let mut state = 1u64;
     for _ in 0..10_000 {
         let bytes: Vec<u8> = (0..12)
             .map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                // Zeros are what decides.
+                // The cases depend on which fields are zero.
                 if state >> 63 == 0 { 0 } else { (state >> 33) as u8 }
             })
             .collect();

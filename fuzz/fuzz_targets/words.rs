@@ -1,5 +1,6 @@
-//! What people and the kernel write: sizes, rates, workloads, `/proc/stat`. Whatever the text, no panic; what
-//! is understood prints and reads back.
+//! Fuzzes the text parsers: sizes, rates, workloads and `/proc/stat`.
+//!
+//! No input panics. Parsed sizes and workloads survive a round trip through their text format.
 #![cfg_attr(not(test), no_main)]
 
 use haul_bench::quantity::{Rate, Size};
@@ -21,7 +22,7 @@ fn target(bytes: &[u8]) {
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
 
 #[test]
-fn plausible_words() {
+fn parsed_text_survives_a_round_trip() {
     let parts = [
         "63",
         "x",
@@ -39,10 +40,10 @@ fn plausible_words() {
         ".",
         "-",
     ];
-    for one in parts {
-        for two in parts {
-            for three in parts {
-                target(format!("{one}{two}{three}").as_bytes());
+    for first in parts {
+        for second in parts {
+            for third in parts {
+                target(format!("{first}{second}{third}").as_bytes());
             }
         }
     }

@@ -1,5 +1,7 @@
-//! Developer commands: `cargo xtask peers send` puts the usual tools beside haul, `cargo xtask vm` boots a guest,
-//! `cargo xtask chart` draws the README's picture.
+//! Developer commands.
+//!
+//! `cargo xtask peers` compares other programs with haul, `cargo xtask vm` boots a virtual machine
+//! for tests, and `cargo xtask chart` draws the chart of the README.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +13,7 @@ use haul_bench::{BenchError, Figure};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Commands for those who work on haul.
+/// Commands for the development of haul.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", arg_required_else_help = true)]
 struct Arguments {
@@ -21,32 +23,33 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure other programs beside haul, in the same lab, under the same meter
+    /// Compare other programs with haul in the same lab, measured by the same meter
     #[command(subcommand)]
     Peers(Peers),
-    /// Boot a guest with a network card that gathers pages, and prove there what the lab cannot show
+    /// Boot a virtual machine whose network card supports scatter-gather, and test there what veth
+    /// cannot show: sends that are really zero-copied
     Vm,
-    /// Draw the chart of a report of `haul bench send`, as SVG on standard output
+    /// Print the chart of a `haul bench send` report as SVG on standard output
     Chart {
-        /// The report
+        /// JSON report of `haul bench send`
         report: PathBuf,
     },
 }
 
 #[derive(Debug, Subcommand)]
 enum Peers {
-    /// iperf3 and iperf3 -Z beside read+send and sendfile
+    /// Compare iperf3 with haul's read+send, and iperf3 -Z with haul's sendfile
     Send {
-        /// Measure each this often
+        /// Number of measurements of each program
         #[arg(long, default_value_t = 5)]
         rounds: usize,
-        /// Everybody's congestion control
+        /// Congestion control of every sender
         #[arg(long, default_value = "cubic")]
         congestion: String,
     },
-    /// nginx, lighttpd, Caddy and Apache beside haul serve
+    /// Compare nginx, lighttpd, Caddy and Apache with haul serve
     Serve(peers::ServeArguments),
-    /// The barest server, for `peers serve`
+    /// Run the minimal server that `peers serve` measures as a lower bound
     #[command(hide = true)]
     Bare(peers::BareArguments),
 }
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
     }
 }
 
+/// Prints the error of a command, if any, and returns the exit code.
 fn finish(command: &str, result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -107,7 +111,7 @@ fn run_peers(rounds: usize, congestion: &str) -> ExitCode {
 
 fn peers_send(rounds: usize, congestion: &str) -> Result<(), BenchError> {
     haul_lab::become_lab_user()?;
-    let rows = haul_bench::peers::send(rounds, congestion, &mut |next| eprintln!("{next}"))?;
+    let rows = haul_bench::peers::send(rounds, congestion, &mut |message| eprintln!("{message}"))?;
     println!(
         "{:<26} {:>8} {:>14} {:>12} {:>16} {:>15}",
         "", "Gbit/s", "reported CPU %", "meter CPU %", "sender µs/MiB", "receiver µs/MiB"
@@ -124,11 +128,12 @@ fn peers_send(rounds: usize, congestion: &str) -> Result<(), BenchError> {
         );
     }
     println!(
-        "reported: by iperf3 itself, for haul by getrusage; {rounds} rounds, interleaved, medians"
+        "reported: by iperf3 itself, by getrusage for haul; medians of {rounds} interleaved rounds"
     );
     Ok(())
 }
 
+/// Formats the median of a figure in multiples of `unit`, or `?` if there is no figure.
 fn number(figure: Option<Figure>, unit: f64) -> String {
     figure.map_or("?".into(), |figure| format!("{:.1}", figure.median / unit))
 }

@@ -1,4 +1,4 @@
-//! Other programs beside haul.
+//! `cargo xtask peers`: comparisons of other programs with haul.
 
 mod bare;
 mod clients;
@@ -8,77 +8,81 @@ mod serve;
 mod servers;
 
 use clap::Args;
-use serve::{Plan, TRIALS};
-use servers::Kind;
+use serve::{ComparisonPlan, TRIALS};
+use servers::ServerKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What to ask of whom.
+/// Options of `cargo xtask peers serve`.
 #[derive(Debug, Args)]
 pub struct ServeArguments {
-    /// Measure each this often
+    /// Number of measurements of each server
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Everybody's congestion control, one that a namespace may set (net.ipv4.tcp_allowed_congestion_control)
+    /// Congestion control of both hosts; a network namespace must be allowed to set it
+    /// (net.ipv4.tcp_allowed_congestion_control)
     #[arg(long, default_value = "reno")]
     congestion: String,
-    /// Trials, separated by commas [default: all]: 256MiB, 1MiB, 64KiB, 4KiB, 4KiB-logged, 4KiB-10000, https-1MiB, idle-10000, slow-10000
+    /// Trials, separated by commas [default: all]: 256MiB, 1MiB, 64KiB, 4KiB, 4KiB-logged,
+    /// 4KiB-10000, https-1MiB, idle-10000, slow-10000
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
-    /// Servers beside haul, separated by commas [default: all of nginx, lighttpd, caddy, apache]; bare is about the least that a program can do
+    /// Servers to compare with haul, separated by commas [default: all of nginx, lighttpd, caddy,
+    /// apache]; bare is a minimal server, a lower bound of the cost
     #[arg(long, value_delimiter = ',')]
     against: Vec<String>,
-    /// Options with which haul serve is measured once more, such as '--path splice'; may be given again
+    /// Options of an additional haul serve to measure, such as '--path splice'; may be repeated
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     variant: Vec<String>,
 }
 
-/// What the barest server serves, and where.
+/// Arguments of `cargo xtask peers bare`: the folder to serve and the address to listen at.
 #[derive(Debug, Args)]
 pub struct BareArguments {
     root: PathBuf,
     listen: SocketAddr,
 }
 
-/// Is the barest server, until it is killed.
+/// Runs the minimal server until the process is killed.
 pub fn bare(arguments: &BareArguments) -> Result<(), String> {
     let BareArguments { root, listen } = arguments;
     bare::serve(root, *listen).map_err(|error| format!("{listen}: {error}"))
 }
 
-/// Builds haul as it is shipped and measures the servers in turn.
+/// Builds haul in release mode and measures the servers in interleaved rounds.
 pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
     let ServeArguments { rounds, congestion, trials, against, variant } = arguments;
     if let Some(unknown) =
         trials.iter().find(|name| TRIALS.iter().all(|trial| trial.name != **name))
     {
-        return Err(format!("there is no trial {unknown}"));
+        return Err(format!("unknown trial {unknown}: see --help for the list"));
     }
-    let peers = [Kind::Nginx, Kind::Lighttpd, Kind::Caddy, Kind::Apache];
-    let known = [&peers[..], &[Kind::Bare]].concat();
+    let peers = [ServerKind::Nginx, ServerKind::Lighttpd, ServerKind::Caddy, ServerKind::Apache];
+    let known = [&peers[..], &[ServerKind::Bare]].concat();
     if let Some(unknown) =
         against.iter().find(|name| known.iter().all(|kind| kind.name() != **name))
     {
-        return Err(format!("there is no server {unknown}"));
+        return Err(format!("unknown server {unknown}: see --help for the list"));
     }
-    let is_wanted =
-        |wanted: &[String], name: &str| wanted.is_empty() || wanted.iter().any(|one| one == name);
-    let mut kinds = vec![Kind::Haul];
+    let is_selected = |selected: &[String], name: &str| {
+        selected.is_empty() || selected.iter().any(|other| other == name)
+    };
+    let mut kinds = vec![ServerKind::Haul];
     if against.is_empty() {
         kinds.extend(peers);
     } else {
-        kinds.extend(known.into_iter().filter(|kind| is_wanted(against, kind.name())));
+        kinds.extend(known.into_iter().filter(|kind| is_selected(against, kind.name())));
     }
     for kind in &kinds {
-        if let Some(package) = kind.is_missing() {
+        if let Some(package) = kind.missing_package() {
             return Err(format!(
                 "{package} is missing: ci/install installs it (Debian: apt-get install {package})"
             ));
         }
     }
-    let plan = Plan {
-        trials: TRIALS.into_iter().filter(|trial| is_wanted(trials, trial.name)).collect(),
+    let plan = ComparisonPlan {
+        trials: TRIALS.into_iter().filter(|trial| is_selected(trials, trial.name)).collect(),
         kinds,
         rounds: *rounds,
         congestion: congestion.clone(),
@@ -88,19 +92,19 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
     serve::run(&plan)
 }
 
-/// The released command.
+/// Builds the `haul` command in release mode and returns its path.
 fn build() -> Result<PathBuf, String> {
-    let built = Command::new(env!("CARGO"))
+    let status = Command::new(env!("CARGO"))
         .args(["build", "--release", "--locked", "-p", "haul-cli"])
         .status();
-    match built {
+    match status {
         Ok(status) if status.success() => {}
         Ok(status) => return Err(format!("cargo build: {status}")),
         Err(error) => return Err(format!("cargo build: {error}")),
     }
-    // This program lies in target/debug or target/release.
-    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    // This program is in target/debug or target/release.
+    let executable = std::env::current_exe().map_err(|error| error.to_string())?;
     let target =
-        own.parent().and_then(Path::parent).ok_or("this program lies in no target folder")?;
+        executable.parent().and_then(Path::parent).ok_or("xtask is not in a target folder")?;
     Ok(target.join("release/haul"))
 }

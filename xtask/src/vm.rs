@@ -1,12 +1,14 @@
-//! `cargo xtask vm`: the library on a kernel and a device of its own.
+//! `cargo xtask vm`: tests of the library in a virtual machine.
 //!
-//! On veth `MSG_ZEROCOPY` always copies, and this machine's kernel may lack kTLS and netem. So a guest is booted:
-//! Debian's kernel under software emulation, with a network card (virtio-net on a tap) that gathers pages, and
-//! this very program as its first process. It lends towards the host and says what became of each loan. Times
-//! mean nothing there; what happened does.
+//! On veth the kernel always copies what `MSG_ZEROCOPY` sends, and this machine's kernel may lack
+//! kTLS and netem. The virtual machine (the guest) runs Debian's kernel under software emulation.
+//! Its network card (virtio-net on a tap) supports scatter-gather, and its first process is this
+//! program. The guest lends buffers for sends to the host and reports whether each loan was copied.
+//! Because the CPU is emulated, times measured in the guest are meaningless.
 //!
-//! What it needs, `ci/install` installs: qemu-system-x86, and Debian's kernel unpacked (not installed) in
-//! [`kernel_folder`]. The tap is made in a network namespace of its own, so nothing of the host's is touched.
+//! `ci/install` installs the requirements: qemu-system-x86, and Debian's kernel, unpacked (not
+//! installed) in [`kernel_folder`]. The tap is created in a network namespace of its own, so the
+//! host's network configuration does not change.
 
 mod archive;
 mod guest;
@@ -24,16 +26,18 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The host's and the guest's address on the tap.
+/// Address of the host on the tap.
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
+/// Address of the guest on the tap.
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const TAP: &str = "tap0";
-/// How long everything may take: booting takes some ten seconds under emulation.
-const TIME_MAX: Duration = Duration::from_secs(300);
-/// How the guest ends its report.
+/// Timeout of the whole run. Booting takes about ten seconds under emulation.
+const RUN_TIMEOUT: Duration = Duration::from_secs(300);
+/// Last line of the guest's report: passed, or failed and the reason.
 const PASSED: &str = "haul guest: passed";
 const FAILED: &str = "haul guest: FAILED";
-/// What the guest's kernel loads, with what each stands on: the network card, then what is to be tested.
+/// Kernel modules that the guest loads, together with their dependencies: drivers of the network
+/// card, then the modules under test.
 const MODULES: [&str; 12] = [
     "virtio_pci",
     "virtio_net",
@@ -48,12 +52,13 @@ const MODULES: [&str; 12] = [
     "sch_netem",
     "sch_fq",
 ];
-/// Where the guest finds their names, in the order of loading.
-const MODULES_IN_ORDER: &str = "modules/in-order";
-/// Programs that the guest runs.
+/// File in the initramfs that lists the modules in load order, one name a line.
+const MODULE_LIST_FILE: &str = "modules/in-order";
+/// Programs that the guest runs, each with the Debian package that contains it.
 const PROGRAMS: [(&str, &str); 4] =
     [("ip", "iproute2"), ("tc", "iproute2"), ("curl", "curl"), ("openssl", "openssl")];
-/// The project's own tests that run in the guest: the package, the test's file, and which of its tests; all where that is empty.
+/// The project's tests that run in the guest: package, test binary, and filter of test names. An
+/// empty filter selects all tests.
 const TESTS: [(&str, &str, &str); 6] = [
     ("haul", "paths", ""),
     ("haul", "loans", ""),
@@ -63,54 +68,58 @@ const TESTS: [(&str, &str, &str); 6] = [
     ("haul-serve", "serve", "tls::"),
 ];
 
-/// Why there is no result.
+/// Errors of `cargo xtask vm`.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// Something that `ci/install` installs is missing.
+    /// A requirement that `ci/install` installs is missing.
     #[error("{0} is missing: run ci/install as root")]
     Missing(String),
-    /// A step failed.
+    /// An operation failed.
     #[error("{step}: {source}")]
     Step {
-        /// What was being done.
+        /// The operation that failed.
         step: String,
-        /// What went wrong.
+        /// The I/O error.
         source: io::Error,
     },
-    /// The guest found something wrong, or ended early.
+    /// A check in the guest failed, or the guest ended early.
     #[error("{0}")]
     Guest(String),
 }
 
+/// Returns a function for `map_err` that adds the failed operation to an I/O error.
 fn step(step: impl Into<String>) -> impl FnOnce(io::Error) -> VmError {
     move |source| VmError::Step { step: step.into(), source }
 }
 
-/// Where `ci/install` unpacks Debian's kernel.
+/// Folder into which `ci/install` unpacks Debian's kernel.
 fn kernel_folder() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
     cache.unwrap_or_else(home).join("haul-vm")
 }
 
-/// Boots the guest and passes on what it says.
+/// Builds the initramfs, boots the guest and prints its output.
+///
+/// Fails if the guest reports a failure.
 pub fn run() -> Result<(), VmError> {
     let folder = tempfile::tempdir().map_err(step("making a folder"))?;
     let initramfs = folder.path().join("initramfs");
     fs::write(&initramfs, build_initramfs()?).map_err(step("writing the initramfs"))?;
     haul_lab::become_lab_user()
         .map_err(|error| step("making a namespace")(io::Error::other(error)))?;
-    // A thread of its own: what it does to its namespace concerns nobody else.
+    // A separate thread, because `boot` moves its thread into a new network namespace.
     thread::scope(|scope| {
         let guest = scope.spawn(|| boot(&initramfs));
         guest.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
+/// Starts qemu in a new network namespace and waits for the guest's result.
 fn boot(initramfs: &Path) -> Result<(), VmError> {
     haul_sys::namespace::unshare_network().map_err(step("making a network namespace"))?;
-    let peer = peer::serve().map_err(step("serving the guest"))?;
-    let kernel = find(&kernel_folder().join("boot"), |name| name.starts_with("vmlinuz-"))?;
+    let port = peer::serve().map_err(step("serving the guest"))?;
+    let kernel = find_file(&kernel_folder().join("boot"), |name| name.starts_with("vmlinuz-"))?;
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-machine", "q35,accel=tcg", "-cpu", "max", "-m", "1024", "-smp", "2"])
         .args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio"])
@@ -120,7 +129,7 @@ fn boot(initramfs: &Path) -> Result<(), VmError> {
         .arg(kernel)
         .arg("-initrd")
         .arg(initramfs)
-        .args(["-append", &format!("console=ttyS0 quiet panic=-1 {}={}", guest::PEER, peer)])
+        .args(["-append", &format!("console=ttyS0 quiet panic=-1 {}={port}", guest::PORT_KEY)])
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let mut qemu =
@@ -130,32 +139,32 @@ fn boot(initramfs: &Path) -> Result<(), VmError> {
                 _ => step("starting qemu")(error),
             }
         })?;
-    let heard = configure_tap().and_then(|()| listen(&mut qemu));
-    // It has said all it had to say.
+    let result = configure_tap().and_then(|()| wait_for_result(&mut qemu));
+    // The guest is no longer needed, whether or not it has reported a result.
     let _ = qemu.kill();
     let _ = qemu.wait();
-    heard
+    result
 }
 
-/// Waits until qemu has made the tap, and gives the host its end of it.
+/// Waits until qemu has created the tap, then assigns the host's address to it.
 fn configure_tap() -> Result<(), VmError> {
     let deadline = Instant::now() + Duration::from_secs(10);
     let address = format!("{HOST}/24");
     while !ip(&["link", "set", TAP, "up"])? {
         if Instant::now() >= deadline {
             return Err(VmError::Guest(
-                "qemu made no tap: is /dev/net/tun there, and allowed?".into(),
+                "qemu created no tap: check that /dev/net/tun is accessible".into(),
             ));
         }
         thread::sleep(Duration::from_millis(50));
     }
     if !ip(&["address", "add", &address, "dev", TAP])? {
-        return Err(VmError::Guest(format!("the tap did not take the address {address}")));
+        return Err(VmError::Guest(format!("cannot assign {address} to the tap")));
     }
     Ok(())
 }
 
-/// Runs `ip`; whether it succeeded.
+/// Runs `ip` and returns whether it succeeded.
 fn ip(arguments: &[&str]) -> Result<bool, VmError> {
     let status = Command::new("ip").args(arguments).stderr(Stdio::null()).status();
     status.map(|status| status.success()).map_err(|error| match error.kind() {
@@ -164,31 +173,31 @@ fn ip(arguments: &[&str]) -> Result<bool, VmError> {
     })
 }
 
-/// Passes on what the guest says until it is done.
-fn listen(qemu: &mut Child) -> Result<(), VmError> {
+/// Prints the guest's console until the guest reports its result.
+fn wait_for_result(qemu: &mut Child) -> Result<(), VmError> {
     let output = qemu.stdout.take().ok_or_else(|| VmError::Guest("qemu has no output".into()))?;
-    let (lines_out, lines) = mpsc::channel();
+    let (line_tx, line_rx) = mpsc::channel();
     thread::spawn(move || {
         for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-            if lines_out.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+            if line_tx.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
                 break;
             }
         }
     });
-    let deadline = Instant::now() + TIME_MAX;
+    let deadline = Instant::now() + RUN_TIMEOUT;
     loop {
-        match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        match line_rx.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 println!("{line}");
                 if line.contains(PASSED) {
                     return Ok(());
                 }
-                if let Some((_, why)) = line.split_once(FAILED) {
-                    return Err(VmError::Guest(format!("the guest failed{why}")));
+                if let Some((_, reason)) = line.split_once(FAILED) {
+                    return Err(VmError::Guest(format!("the guest failed{reason}")));
                 }
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                return Err(VmError::Guest(format!("the guest was not done after {TIME_MAX:?}")));
+                return Err(VmError::Guest(format!("the guest exceeded {RUN_TIMEOUT:?}")));
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 return Err(VmError::Guest("the guest ended without a result".into()));
@@ -197,66 +206,66 @@ fn listen(qemu: &mut Child) -> Result<(), VmError> {
     }
 }
 
-/// This program as the first process, the tests, and everything they need.
+/// Builds the initramfs: this program as the first process, the tests, and their dependencies.
 fn build_initramfs() -> Result<Vec<u8>, VmError> {
     let mut archive = Archive::default();
     for folder in ["dev", "proc", "sys", "tmp", "modules", "tests"] {
-        archive.folder(folder);
+        archive.add_folder(folder);
     }
-    let this = std::env::current_exe().map_err(step("finding this program"))?;
-    archive.program(&this, "init")?;
+    let executable = std::env::current_exe().map_err(step("finding this program"))?;
+    archive.add_program(&executable, "init")?;
     for (name, package) in PROGRAMS {
         let program = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"]
             .map(|folder| Path::new(folder).join(name))
             .into_iter()
             .find(|path| path.exists())
             .ok_or_else(|| VmError::Missing(format!("{name} ({package})")))?;
-        archive.program(&program, &format!("bin/{name}"))?;
+        archive.add_program(&program, &format!("bin/{name}"))?;
     }
     for (name, path) in build_tests()? {
-        archive.program(&path, &format!("tests/{name}"))?;
+        archive.add_program(&path, &format!("tests/{name}"))?;
     }
-    let mut in_order = Vec::new();
+    let mut load_order = Vec::new();
     for name in MODULES {
-        add_module(&mut archive, name, &mut in_order)?;
+        add_module(&mut archive, name, &mut load_order)?;
     }
-    archive.content(MODULES_IN_ORDER, in_order.join("\n").as_bytes());
+    archive.add_content(MODULE_LIST_FILE, load_order.join("\n").as_bytes());
     Ok(archive.finish())
 }
 
-/// A module, after those that it names as what it stands on.
+/// Adds a kernel module and appends it to `load_order`, after the modules that it depends on.
 fn add_module(
     archive: &mut Archive,
     name: &str,
-    in_order: &mut Vec<String>,
+    load_order: &mut Vec<String>,
 ) -> Result<(), VmError> {
-    const STANDS_ON: &[u8] = b"\0depends=";
-    if in_order.iter().any(|other| other == name) {
+    const DEPENDS_TAG: &[u8] = b"\0depends=";
+    if load_order.iter().any(|other| other == name) {
         return Ok(());
     }
     let tree = kernel_folder().join("lib/modules");
-    // A module's file may be spelt with either.
-    let path = find(&tree, |file| {
+    // The file name of a module may contain hyphens where the module's name has underscores.
+    let path = find_file(&tree, |file| {
         file.strip_suffix(".ko").is_some_and(|stem| stem.replace('-', "_") == name)
     })?;
     let content = fs::read(&path).map_err(step(format!("reading {}", path.display())))?;
-    let at = content.windows(STANDS_ON.len()).position(|window| window == STANDS_ON);
-    let names = at.map_or(&[][..], |at| &content[at + STANDS_ON.len()..]);
+    let start = content.windows(DEPENDS_TAG.len()).position(|window| window == DEPENDS_TAG);
+    let names = start.map_or(&[][..], |start| &content[start + DEPENDS_TAG.len()..]);
     let names = names.split(|&byte| byte == 0).next().unwrap_or_default();
-    for below in String::from_utf8_lossy(names).split(',').filter(|below| !below.is_empty()) {
-        add_module(archive, &below.replace('-', "_"), in_order)?;
+    for dependency in String::from_utf8_lossy(names).split(',').filter(|name| !name.is_empty()) {
+        add_module(archive, &dependency.replace('-', "_"), load_order)?;
     }
-    archive.content(&format!("modules/{name}.ko"), &content);
-    in_order.push(name.into());
+    archive.add_content(&format!("modules/{name}.ko"), &content);
+    load_order.push(name.into());
     Ok(())
 }
 
-/// Builds the library's tests; their names and where they are.
+/// Builds the test binaries of [`TESTS`] and returns their names and paths.
 fn build_tests() -> Result<Vec<(String, PathBuf)>, VmError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
     build.args(["test", "--release", "--locked", "--no-run", "--message-format", "json"]);
-    // A package's own tests go by its name.
+    // A package's unit tests are listed in `TESTS` under the name of its library.
     build.arg("--lib");
     for (package, file, _) in TESTS {
         build.args(["--package", package]);
@@ -266,7 +275,7 @@ fn build_tests() -> Result<Vec<(String, PathBuf)>, VmError> {
     }
     let output = build.stderr(Stdio::inherit()).output().map_err(step("running cargo"))?;
     if !output.status.success() {
-        return Err(VmError::Guest("the library's tests do not build".into()));
+        return Err(VmError::Guest("building the tests failed".into()));
     }
     let mut tests = Vec::new();
     for line in output.stdout.split(|&byte| byte == b'\n') {
@@ -282,23 +291,23 @@ fn build_tests() -> Result<Vec<(String, PathBuf)>, VmError> {
     Ok(tests)
 }
 
-/// The first file in a tree whose name is right.
-fn find(folder: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Result<PathBuf, VmError> {
-    fn search(folder: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
+/// Returns the first file of a folder tree whose name `matches` accepts.
+fn find_file(folder: &Path, matches: impl Fn(&str) -> bool + Copy) -> Result<PathBuf, VmError> {
+    fn search(folder: &Path, matches: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
         let entries = fs::read_dir(folder).ok()?.flatten();
         for path in entries.map(|entry| entry.path()) {
-            let is_named = path.file_name().and_then(|name| name.to_str()).is_some_and(is_it);
+            let is_match = path.file_name().and_then(|name| name.to_str()).is_some_and(matches);
             if path.is_dir() && !path.is_symlink() {
-                if let Some(found) = search(&path, is_it) {
+                if let Some(found) = search(&path, matches) {
                     return Some(found);
                 }
-            } else if is_named {
+            } else if is_match {
                 return Some(path);
             }
         }
         None
     }
-    search(folder, is_it).ok_or_else(|| {
+    search(folder, matches).ok_or_else(|| {
         VmError::Missing(format!("a file of Debian's kernel in {}", folder.display()))
     })
 }

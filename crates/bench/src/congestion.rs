@@ -1,4 +1,4 @@
-//! Which congestion control the sockets get.
+//! Selects the congestion control of the sockets.
 
 use crate::BenchError;
 use crate::topology::Topology;
@@ -6,10 +6,10 @@ use rustix::net::{AddressFamily, SocketType, ipproto, socket, sockopt};
 use std::fs;
 use std::io;
 
-/// Congestion controls that do not pace by themselves, the common one first.
+/// Congestion controls without pacing of their own, the common one first.
 const UNPACED: [&str; 2] = ["cubic", "reno"];
 
-/// The default of new sockets.
+/// The default congestion control of new sockets.
 pub(crate) const DEFAULT_CONGESTION_FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
 /// Whether a congestion control paces by itself.
@@ -17,28 +17,29 @@ pub(crate) fn paces(name: &str) -> bool {
     name.starts_with("bbr")
 }
 
-/// The one that was named, else the first unpaced one that may be set here, and on the other machine where there is one.
+/// The named congestion control, or else the first of [`UNPACED`] that can be set here, and on the
+/// other machine if there is one.
 ///
-/// Tried on a socket of the lab, since a name can be wrong, and outside a namespace of his own an ordinary
-/// user may set only some.
+/// It is tried on a socket of the lab, since the name may be wrong. Outside a network namespace of
+/// its own, a process without privileges may set only some.
 pub(crate) fn choose<'a>(
-    site: impl Into<Topology<'a>>,
+    topology: impl Into<Topology<'a>>,
     named: Option<&str>,
 ) -> Result<String, BenchError> {
-    let site = site.into();
+    let topology = topology.into();
     let candidates = named.map_or(UNPACED.to_vec(), |name| vec![name]);
     let mut refusals = Vec::new();
     for name in candidates {
-        let tried = match site.lab() {
-            Some(lab) => lab.sender.run(|| attempt(name))?,
-            None => attempt(name),
+        let result = match topology.lab() {
+            Some(lab) => lab.sender.run(|| try_on_socket(name))?,
+            None => try_on_socket(name),
         };
-        let there = site.pair().map(|pair| &pair.facts().congestion);
-        match tried {
-            Ok(()) if there.is_none_or(|there| there.iter().any(|known| known == name)) => {
-                // For sockets that are not the experiment's own. Those set theirs before they connect, also where a
-                // namespace may not have this default.
-                if let Some(lab) = site.lab() {
+        let remote = topology.pair().map(|pair| &pair.facts().congestion);
+        match result {
+            Ok(()) if remote.is_none_or(|remote| remote.iter().any(|known| known == name)) => {
+                // For sockets that the experiment does not create. Its own sockets set theirs
+                // before they connect, even if the namespace does not allow this default.
+                if let Some(lab) = topology.lab() {
                     let _ = lab.set_default_congestion(name);
                 }
                 return Ok(name.into());
@@ -60,9 +61,9 @@ pub(crate) fn choose<'a>(
     )))
 }
 
-/// All that may be set on a socket of this process.
+/// The congestion controls that can be set on a socket of this process.
 pub(crate) fn settable() -> Vec<String> {
-    available().into_iter().filter(|name| attempt(name).is_ok()).collect()
+    available().into_iter().filter(|name| try_on_socket(name).is_ok()).collect()
 }
 
 fn available() -> Vec<String> {
@@ -70,7 +71,7 @@ fn available() -> Vec<String> {
     names.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
-fn attempt(name: &str) -> io::Result<()> {
+fn try_on_socket(name: &str) -> io::Result<()> {
     let socket = socket(AddressFamily::INET, SocketType::STREAM, Some(ipproto::TCP))?;
     Ok(sockopt::set_tcp_congestion(&socket, name)?)
 }

@@ -1,25 +1,25 @@
-//! What the kernel counts of interrupts and polls on a CPU (`/proc/interrupts`, `/proc/softirqs`).
+//! Interrupt and poll counters of a CPU (`/proc/interrupts`, `/proc/softirqs`).
 //!
-//! Between the hosts of a lab each interrupt is one CPU telling the other of packets. How many packets share one decides
-//! most of what a MiB costs (docs/findings.md).
+//! Between the hosts of a lab, each interrupt is one CPU notifying the other of packets. The number
+//! of packets per interrupt determines most of the cost of a MiB (docs/findings.md).
 
 use haul::pacing::timer_interrupts;
 use std::fs;
 
-/// Counts so far, or between two looks.
+/// Counters since boot, or the difference of two readings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Interrupts other than the local timer's.
     pub interrupts: u64,
-    /// Interrupts of the local timer. Beyond the tick they are timers that expired: a paced socket has one for each
-    /// group of packets.
+    /// Interrupts of the local timer. Those beyond the tick are expired timers: a paced socket has
+    /// one for each group of packets.
     pub timer_interrupts: u64,
-    /// Times that the kernel set about receiving packets (`NET_RX` softirqs).
+    /// Runs of the `NET_RX` softirq, each of which polls for received packets.
     pub polls: u64,
 }
 
 impl Counters {
-    /// Those of each CPU so far; 0 where the kernel does not tell.
+    /// Reads the counters of each CPU; 0 if the kernel does not show them.
     pub(crate) fn read(cpus: &[usize]) -> Vec<Self> {
         let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
         let (interrupts, softirqs) = (read("/proc/interrupts"), read("/proc/softirqs"));
@@ -32,7 +32,7 @@ impl Counters {
         cpus.iter().map(of).collect()
     }
 
-    /// What was counted between `earlier` and this.
+    /// The difference between `earlier` and these counters.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         Self {
             interrupts: self.interrupts.saturating_sub(earlier.interrupts),
@@ -42,12 +42,12 @@ impl Counters {
     }
 }
 
-/// The sum of a CPU's column over the lines whose name is wanted. The first line names the columns, which leave out
-/// CPUs that are offline.
-fn of_cpu(table: &str, cpu: usize, is_wanted: impl Fn(&str) -> bool) -> u64 {
+/// The sum of a CPU's column over the lines whose name `includes` accepts. The first line names the
+/// columns, which omit CPUs that are offline.
+fn of_cpu(table: &str, cpu: usize, includes: impl Fn(&str) -> bool) -> u64 {
     let mut lines = table.lines();
-    let heads = lines.next().unwrap_or_default();
-    let Some(column) = heads.split_ascii_whitespace().position(|head| head == format!("CPU{cpu}"))
+    let header = lines.next().unwrap_or_default();
+    let Some(column) = header.split_ascii_whitespace().position(|name| name == format!("CPU{cpu}"))
     else {
         return 0;
     };
@@ -55,7 +55,7 @@ fn of_cpu(table: &str, cpu: usize, is_wanted: impl Fn(&str) -> bool) -> u64 {
         .filter_map(|line| {
             let (name, counts) = line.trim().split_once(':')?;
             let count = counts.split_ascii_whitespace().nth(column)?;
-            is_wanted(name).then(|| count.parse::<u64>().ok())?
+            includes(name).then(|| count.parse::<u64>().ok())?
         })
         .sum()
 }
@@ -65,8 +65,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cpus_column_is_summed_over_the_wanted_lines() {
-        let table = "           CPU0       CPU2\n  1:   10  20  IO-APIC  1-edge  i8042\nLOC:  5  6  Local timer\nERR:  0\nCAL:  7  8  Calls\n";
+    fn a_cpus_column_is_summed_over_the_included_lines() {
+        let table = "           CPU0       CPU2\n  1:   10  20  IO-APIC  1-edge  i8042\n\
+                     LOC:  5  6  Local timer\nERR:  0\nCAL:  7  8  Calls\n";
         assert_eq!(of_cpu(table, 2, |name| name != "LOC"), 28);
         assert_eq!(of_cpu(table, 0, |name| name == "CAL"), 7);
         assert_eq!(of_cpu(table, 1, |_| true), 0);

@@ -1,8 +1,9 @@
-//! What this kernel, network device and limit set allow, and how to mend what they do not.
+//! Reports which methods and features this machine supports, and which changes would help: kernel,
+//! network device, limits.
 //!
-//! Nothing is changed. Paths are tried on loopback; whether one would avoid the copy towards a peer is
-//! concluded from the device that leads there, since the device decides: see each path's own page for the
-//! rule.
+//! Nothing is changed. Methods are tried on loopback. Whether a method would avoid the copy to a
+//! peer is derived from the device that leads there, because the device decides. The documentation
+//! page of each method states the rule.
 
 mod paths;
 mod peer;
@@ -14,96 +15,98 @@ pub(crate) use peer::{device_towards, mtu_of};
 
 use serde::Serialize;
 
-/// The contract's name and version. A field that is added keeps the version; one that changes or goes does
-/// not.
+/// Name and version of the JSON contract. The version changes if a field changes or is removed, not
+/// if one is added.
 pub const SCHEMA: &str = "haul.doctor/1";
 
-/// The findings.
+/// Result of the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
     /// [`SCHEMA`].
     pub schema: &'static str,
     /// The kernel's release.
     pub kernel: String,
-    /// The device that the findings on copies are for.
+    /// The device for which the findings on copies hold.
     pub device: DeviceFacts,
-    /// Each path.
+    /// One finding per send method.
     pub paths: Vec<PathFinding>,
-    /// Each feature, limit and setting.
+    /// One finding per feature, limit and setting.
     pub settings: Vec<Finding>,
 }
 
-/// A network device, as far as it decides whether bytes are copied.
+/// Facts about a network device that decide whether bytes are copied.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeviceFacts {
-    /// The peer it leads to, as it was given.
+    /// The peer to which the device leads, as it was given.
     pub peer: Option<String>,
     /// The peer's address.
     pub address: Option<String>,
-    /// Whether it answered; a firewall may keep it from that.
+    /// Whether the peer answered. A firewall may prevent that.
     pub answered: Option<bool>,
     /// The device's name.
     pub name: String,
     /// Its driver; `lo` has none.
     pub driver: Option<String>,
-    /// In bytes.
+    /// MTU in bytes.
     pub mtu: Option<u32>,
-    /// Whether it gathers packets from several pieces of memory.
+    /// Whether it has scatter-gather.
     pub scatter_gather: Option<bool>,
-    /// Whether it computes checksums.
+    /// Whether it has transmit checksum offload.
     pub transmit_checksum: Option<bool>,
-    /// Whether it cuts large segments.
+    /// Whether it has TCP segmentation offload.
     pub segmentation: Option<bool>,
 }
 
-/// One path.
+/// Finding on one send method.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PathFinding {
-    /// Its name.
+    /// The method's name.
     pub path: String,
-    /// Whether the kernel does it.
+    /// Whether the kernel supports it.
     pub available: bool,
-    /// Whether it would really avoid the copy through this device.
+    /// Whether it would avoid the copy through this device.
     pub avoids_copy: bool,
-    /// Why, or why not.
+    /// The reason.
     pub why: String,
-    /// The command or setting that mends it.
+    /// The command or setting that enables it.
     pub mend: Option<String>,
 }
 
-/// How a setting stands.
+/// Verdict on a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// Nothing to do.
     Good,
-    /// It works and costs.
+    /// It works, at a cost.
     Costly,
-    /// Something does not work for it.
+    /// A feature is missing, or the peer does not answer.
     Missing,
 }
 
-/// One feature, limit or setting.
+/// Finding on one feature, limit or setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
-    /// What it is now.
+    /// Its current value.
     pub value: String,
-    /// How it stands.
+    /// The verdict on it.
     pub verdict: Verdict,
-    /// What that means.
+    /// The meaning of the value.
     pub why: String,
-    /// The command or setting that mends it.
+    /// The command or setting that improves it.
     pub mend: Option<String>,
 }
 
-/// Examines this machine, towards `peer` if there is one, else towards the default route, else loopback.
+/// Examines this machine and its device: towards `peer` if there is one, else that of the default
+/// route, else loopback.
 ///
-/// Begins by giving an ordinary user's process the user namespace that a lab needs, and so wants to be called
-/// before the process has a second thread.
+/// First moves an ordinary user's process into the user namespace that a lab needs. So it must be
+/// called before the process has a second thread.
 pub fn examine(peer: Option<&str>) -> Result<Diagnosis, PeerError> {
-    // First of all: a ring gives the process a second thread, and with it ends the right to a user namespace.
+    // Must come first: a ring gives the process a second thread, after which it may not enter a
+    // user namespace.
     let user = settings::User::become_lab_user();
     let device = device_towards(peer)?;
     Ok(Diagnosis {

@@ -1,27 +1,27 @@
-//! Where a process runs.
+//! Hosts on which processes run.
 
 use crate::pair::Pair;
 use haul_lab::Host;
 use std::net::IpAddr;
 
-/// A host that processes run on.
+/// A host on which processes run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Endpoint<'a> {
     /// A host of a lab.
     Lab(&'a Host),
-    /// This machine, known to its peer by this address.
-    Here(IpAddr),
+    /// This machine, with the address at which its peer reaches it.
+    Local(IpAddr),
     /// The other machine.
-    There(&'a Pair),
+    Remote(&'a Pair),
 }
 
 impl Endpoint<'_> {
-    /// The address that a peer reaches it at.
+    /// The address at which a peer reaches the host.
     pub(crate) fn address(self) -> IpAddr {
         match self {
             Self::Lab(host) => host.address(),
-            Self::Here(address) => address,
-            Self::There(pair) => pair.there(),
+            Self::Local(address) => address,
+            Self::Remote(pair) => pair.remote_address(),
         }
     }
 }

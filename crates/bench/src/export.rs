@@ -1,4 +1,4 @@
-//! Reports for people and programs, one form a file.
+//! Output formats of reports, one per file.
 
 pub mod html;
 pub mod markdown;
@@ -7,6 +7,6 @@ pub mod terminal;
 
 /// The JSON contract, indented, with a newline at its end.
 pub fn json(report: &impl serde::Serialize) -> String {
-    // Reports hold no map with keys that are not text, the one thing that cannot be written.
+    // Serialization fails only for maps whose keys are not text, which reports do not contain.
     serde_json::to_string_pretty(report).unwrap_or_default() + "\n"
 }

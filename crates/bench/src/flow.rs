@@ -1,13 +1,13 @@
-//! Connections under load, and a window of time cut out of them.
+//! Flows: connections under load, measured during a window.
 //!
-//! Each end is a process of its own on its host ([`crate::worker`]), which moves bytes over and over; while all
-//! run at their steady pace the load is read at two moments. Were two ends threads of one process, every
-//! unmapping of a window would interrupt the other's CPU to flush an address space that two machines do not
-//! share.
+//! Each part of a flow is a process of its own on its host ([`crate::worker`]), which moves bytes
+//! repeatedly. The load is read at both ends of a window in which all parts run at a steady rate.
+//! If two parts were threads of one process, each `munmap` of a mapped receive window would
+//! interrupt the other part's CPU to flush its TLB. Two machines share no address space.
 
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
-use crate::kernel_threads::{KernelThreads, charges_interrupts_apart};
+use crate::kernel_threads::{KernelThreads, has_irq_time_accounting};
 use crate::worker::receiver::Receiving;
 use crate::worker::sender::Sending;
 use crate::worker::socket::SocketOptions;
@@ -23,82 +23,87 @@ pub(crate) mod start;
 mod workers;
 
 pub use error::FlowError;
-use workers::{Word, Workers, hold};
+use workers::{Command, Workers, supervise};
 
-/// How long a connection runs before it is measured, at least: slow start is over after a few milliseconds here. Where
-/// buffers must be full first, [`crate::regime::warm_up`] says how long that takes.
+/// Minimum time that a connection runs before it is measured. Slow start ends after a few
+/// milliseconds in the lab. If buffers must fill first, [`crate::regime::warm_up`] returns the
+/// time.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(25);
-/// How often a long window is looked into. Each look wakes a thread on a CPU that is measured, so not in short ones.
-const LOOK_INTERVAL_NS: u64 = 250_000_000;
-/// A window may miss its length by this share, where a process was not woken in time. Costs are made of rates, each by
-/// its own window, and all go on until the last has looked; but windows further off than this show another moment.
+/// Interval at which the observer is called within a long window. Each call wakes a thread on a
+/// measured CPU, so a short window has none.
+const OBSERVE_INTERVAL_NS: u64 = 250_000_000;
+/// Tolerated relative error of a window's length, for a process that was not woken in time. Costs
+/// are computed from rates, each over its own window, and the work continues until every window is
+/// over. Windows that differ more do not measure the same time.
 const WINDOW_TOLERANCE: f64 = 0.25;
 
-/// One end of a flow, or its middle.
+/// An end of a flow, or its middle.
 #[derive(Debug, Clone)]
 pub(crate) struct Part<'a> {
-    /// On which host.
+    /// The host on which it runs.
     pub host: Endpoint<'a>,
-    /// What it does there.
+    /// Its task.
     pub task: Task,
 }
 
-/// What to run, from the end that is connected to, to the one that connects: each connects to the one before.
+/// The parts and timing of a measurement. The first part listens; each later part connects to the
+/// one before it.
 #[derive(Debug, Clone)]
 pub(crate) struct Flow<'a> {
-    /// Who takes part.
+    /// The parts, from the one that is connected to, to the one that connects.
     pub parts: Vec<Part<'a>>,
-    /// How the connections are set before they are made.
+    /// Options that are set on the sockets before they connect or listen.
     pub socket: SocketOptions,
-    /// How long to run before measuring.
+    /// Time to run before the window.
     pub warm_up: Duration,
-    /// How long to measure.
+    /// Length of the window.
     pub window: Duration,
 }
 
-/// Of a window.
+/// Phases of a window at which an observer is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Moment {
+pub(crate) enum WindowPhase {
     Start,
     Inside,
     End,
 }
 
-/// What was measured.
+/// The result of one window.
 #[derive(Debug, Clone)]
 pub struct Sample {
     /// Each CPU's counters over the window; `None` without a meter.
     pub interval: Option<Interval>,
-    /// The same of the other machine, where there are two.
-    pub there: Option<Interval>,
-    /// What the parts say they did in the window, in their order.
+    /// The same for the other machine, if there are two.
+    pub remote_interval: Option<Interval>,
+    /// The parts' own counters over the window, in the order of the parts.
     pub outcomes: Vec<Outcome>,
-    /// What each CPU of the lab's hosts did in the window.
+    /// Counters of each CPU of the lab's hosts over the window.
     pub accounts: Vec<CpuAccount>,
 }
 
-/// What a CPU did in a window, beside what the meter says.
+/// A CPU's kernel counters over a window, in addition to the meter's reading.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CpuAccount {
-    /// Which CPU.
+    /// CPU number.
     pub cpu: usize,
-    /// How long was counted.
+    /// Length of the counted time.
     pub seconds: f64,
-    /// What the kernel counted.
+    /// The kernel's counters.
     pub counters: Counters,
-    /// The share of the time that the flow's processes and the kernel's threads used; `None` where that cannot be told.
+    /// CPU time of the flow's processes and the kernel's threads, in percent of the window; `None`
+    /// if unknown.
     pub used_percent: Option<f64>,
 }
 
 impl Sample {
-    /// What a CPU did; `None` where it is no host's.
+    /// The account of a CPU; `None` if it belongs to no host of the lab.
     pub(crate) fn account_of(&self, cpu: usize) -> Option<&CpuAccount> {
         self.accounts.iter().find(|account| account.cpu == cpu)
     }
 }
 
 impl<'a> Flow<'a> {
-    /// One stream from a host to another, at its steady pace before it is measured.
+    /// A flow of one stream from one host to another.
     pub(crate) fn stream(
         (from, sending): (Endpoint<'a>, Sending),
         (to, receiving): (Endpoint<'a>, Receiving),
@@ -114,132 +119,135 @@ impl<'a> Flow<'a> {
 
     /// The CPUs of the lab's hosts that take part, each once.
     fn cpus(&self) -> Vec<usize> {
-        let of_lab = |part: &Part<'_>| match part.host {
+        let lab_cpu = |part: &Part<'_>| match part.host {
             Endpoint::Lab(host) => Some(host.cpu()),
-            Endpoint::Here(_) | Endpoint::There(_) => None,
+            Endpoint::Local(_) | Endpoint::Remote(_) => None,
         };
-        let mut cpus: Vec<usize> = self.parts.iter().filter_map(of_lab).collect();
+        let mut cpus: Vec<usize> = self.parts.iter().filter_map(lab_cpu).collect();
         cpus.sort_unstable();
         cpus.dedup();
         cpus
     }
 
-    /// What each CPU did between two readings, with what the parts on it used by their own account.
+    /// Each CPU's account between two readings, with the CPU time that its parts reported.
     fn accounts(
         &self,
         cpus: &[usize],
-        after: &Accounts,
-        before: &Accounts,
+        after: &CpuReadings,
+        before: &CpuReadings,
         outcomes: &[Outcome],
     ) -> Vec<CpuAccount> {
         let seconds = (after.at - before.at).as_secs_f64();
-        let of = |(index, &cpu): (usize, &usize)| {
-            let is_here =
+        let account = |(index, &cpu): (usize, &usize)| {
+            let runs_on_cpu =
                 |part: &Part<'_>| matches!(part.host, Endpoint::Lab(host) if host.cpu() == cpu);
-            let parts = self.parts.iter().zip(outcomes).filter(|(part, _)| is_here(part));
-            let by_parts: f64 =
+            let parts = self.parts.iter().zip(outcomes).filter(|(part, _)| runs_on_cpu(part));
+            let parts_share: f64 =
                 parts.map(|(_, outcome)| outcome.cpu_seconds() / outcome.seconds).sum();
-            let by_threads = after.kernel_threads.as_ref().zip(before.kernel_threads.as_ref());
-            let by_threads =
-                by_threads.map(|(after, before)| after[index].saturating_sub(before[index]));
+            let thread_times = after.kernel_threads.as_ref().zip(before.kernel_threads.as_ref());
+            let thread_times =
+                thread_times.map(|(after, before)| after[index].saturating_sub(before[index]));
             CpuAccount {
                 cpu,
                 seconds,
                 counters: after.counters[index].since(&before.counters[index]),
-                used_percent: by_threads
-                    .map(|used| 100.0 * (by_parts + used.as_secs_f64() / seconds)),
+                used_percent: thread_times
+                    .map(|used| 100.0 * (parts_share + used.as_secs_f64() / seconds)),
             }
         };
-        cpus.iter().enumerate().map(of).collect()
+        cpus.iter().enumerate().map(account).collect()
     }
 
-    /// Runs it and measures one window, with `meter` if there is one.
+    /// Runs the flow and measures one window, with `meter` if there is one.
     pub(crate) fn run(&self, meter: Option<&Meter>) -> Result<Sample, FlowError> {
-        self.run_seen(meter, &mut |_| true)
+        self.run_observed(meter, &mut |_| true)
     }
 
-    /// The same; `look` is called at both edges of the window and now and then inside, and says whether to go on.
-    pub(crate) fn run_seen(
+    /// Like [`Self::run`], but calls `observe` at both ends of the window and at intervals within
+    /// it. The flow is stopped if it returns false before the end.
+    pub(crate) fn run_observed(
         &self,
         meter: Option<&Meter>,
-        look: &mut dyn FnMut(Moment) -> bool,
+        observe: &mut dyn FnMut(WindowPhase) -> bool,
     ) -> Result<Sample, FlowError> {
         thread::scope(|scope| {
-            let (events_out, events) = mpsc::channel();
-            let mut workers = Workers::new(self.parts.len(), events);
+            let (events_tx, events_rx) = mpsc::channel();
+            let mut workers = Workers::new(self.parts.len(), events_rx);
             let cpus = self.cpus();
-            let kernel_threads = KernelThreads::on(&cpus).filter(|_| !charges_interrupts_apart());
+            let kernel_threads = KernelThreads::on(&cpus).filter(|_| !has_irq_time_accounting());
             let mut peer = None;
             for (index, part) in self.parts.iter().enumerate() {
                 let host = part.host.address();
                 let (socket, task) = (self.socket.clone(), part.task.clone());
                 let job = Job { host, port: 0, only_from: None, peer, socket, task };
-                let events_out = events_out.clone();
+                let events_tx = events_tx.clone();
                 thread::Builder::new()
-                    .spawn_scoped(scope, move || hold(part.host, &job, index, &events_out))
+                    .spawn_scoped(scope, move || supervise(part.host, &job, index, &events_tx))
                     .map_err(FlowError::at("starting a thread"))?;
                 if index + 1 < self.parts.len() {
-                    // A machine may know itself by another address than the one it is reached at.
+                    // The reported address is not used: a machine's own address may differ from the
+                    // one at which it is reachable.
                     peer = Some(SocketAddr::new(host, workers.wait_for_address(index)?.port()));
                 }
             }
-            drop(events_out);
+            drop(events_tx);
             let at_ns = workers.wait_for_start()?;
             let window = Window::of(at_ns, self.warm_up, self.window);
-            workers.tell(Word::Window(window))?;
+            workers.send_command(Command::Window(window))?;
             sleep_until(window.start_ns);
-            let accounts_before = Accounts::read(&cpus, kernel_threads.as_ref());
+            let readings_before = CpuReadings::read(&cpus, kernel_threads.as_ref());
             let before = meter.map(Meter::snapshot).transpose()?;
             let start = Instant::now();
-            let mut goes_on = look(Moment::Start);
-            while goes_on && now_ns() + LOOK_INTERVAL_NS < window.end_ns {
-                sleep_until(now_ns() + LOOK_INTERVAL_NS);
-                goes_on = look(Moment::Inside);
+            let mut continues = observe(WindowPhase::Start);
+            while continues && now_ns() + OBSERVE_INTERVAL_NS < window.end_ns {
+                sleep_until(now_ns() + OBSERVE_INTERVAL_NS);
+                continues = observe(WindowPhase::Inside);
             }
-            if !goes_on {
+            if !continues {
                 return Err(FlowError::Stopped);
             }
             sleep_until(window.end_ns);
-            look(Moment::End);
+            observe(WindowPhase::End);
             let after = meter.map(Meter::snapshot).transpose()?;
-            let accounts_after = Accounts::read(&cpus, kernel_threads.as_ref());
+            let readings_after = CpuReadings::read(&cpus, kernel_threads.as_ref());
             let seconds = start.elapsed().as_secs_f64();
-            workers.wait_until_all_have_looked()?;
-            // The other machine's meter must have looked, too, before anybody ends.
-            let is_there = |part: &Part<'_>| matches!(part.host, Endpoint::There(_));
-            let has_there = self.parts.iter().any(is_there);
-            let there = has_there.then(|| workers.wait_for_measurement()).transpose()?;
-            workers.tell(Word::End)?;
+            workers.wait_for_windows()?;
+            // The other machine's meter, too, must have measured the window before any part ends.
+            let is_remote = |part: &Part<'_>| matches!(part.host, Endpoint::Remote(_));
+            let has_remote = self.parts.iter().any(is_remote);
+            let remote_interval =
+                has_remote.then(|| workers.wait_for_remote_interval()).transpose()?;
+            workers.send_command(Command::End)?;
             let outcomes = workers.wait_for_outcomes()?;
-            let wall_there = there.as_ref().map(|interval| interval.wall.as_secs_f64());
-            for seconds in
-                outcomes.iter().map(|outcome| outcome.seconds).chain([seconds]).chain(wall_there)
-            {
+            let remote_seconds =
+                remote_interval.as_ref().map(|interval| interval.wall.as_secs_f64());
+            let part_seconds = outcomes.iter().map(|outcome| outcome.seconds);
+            for seconds in part_seconds.chain([seconds]).chain(remote_seconds) {
                 if (seconds / self.window.as_secs_f64() - 1.0).abs() > WINDOW_TOLERANCE {
                     return Err(FlowError::Slipped { seconds });
                 }
             }
             let interval = after.zip(before).map(|(after, before)| after.since(&before));
-            let accounts = self.accounts(&cpus, &accounts_after, &accounts_before, &outcomes);
-            Ok(Sample { interval, there, outcomes, accounts })
+            let accounts = self.accounts(&cpus, &readings_after, &readings_before, &outcomes);
+            Ok(Sample { interval, remote_interval, outcomes, accounts })
         })
     }
 }
 
-/// A reading of what some CPUs have done so far.
-struct Accounts {
+/// Counters of some CPUs at one time.
+struct CpuReadings {
     at: Instant,
     counters: Vec<Counters>,
-    /// `None` where they are not shown.
+    /// `None` if `/proc` does not show the kernel's threads.
     kernel_threads: Option<Vec<Duration>>,
 }
 
-impl Accounts {
+impl CpuReadings {
     fn read(cpus: &[usize], kernel_threads: Option<&KernelThreads>) -> Self {
         Self {
             at: Instant::now(),
             counters: Counters::read(cpus),
-            kernel_threads: kernel_threads.map(|threads| threads.used(cpus.len())),
+            kernel_threads: kernel_threads.map(|threads| threads.cpu_times(cpus.len())),
         }
     }
 }

@@ -1,14 +1,15 @@
-//! The experiment `forward`: what each way of passing on a stream costs the host in the middle, and how long small
-//! messages take through it.
+//! The experiment `forward`: the CPU cost of each forward method on the forwarder's host, and the
+//! latency of small messages through the forwarder.
 //!
-//! The forwarder has the lab's sending host to itself (the other machine, where there are two); who sends and who receives share the other. So at full
-//! speed it is mostly those two that bound the throughput, and the forwarder's load per MiB is what to compare.
+//! The forwarder runs alone on the lab's sending host, or on the other machine if there are two.
+//! The source and the destination of the stream share the other host. So at full speed these two
+//! limit the throughput, and the rows are compared by the forwarder's load per MiB.
 
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::pair::Pair;
 use crate::quantity::{Rate, Size};
 use crate::regime::{self, FullSpeeds, Reading};
-use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
+use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::tested_method::TestedMethod;
 use crate::topology::{Loads, Topology};
 use crate::worker::forwarder::Forwarding;
@@ -33,61 +34,62 @@ mod row;
 use method::TestedForwardMethod;
 pub use row::ForwardRow;
 
-/// The result of `forward`.
+/// The report of the experiment `forward`.
 pub type ForwardReport = crate::report::Report<ForwardRow>;
 
-/// What the source sends over and over in a bulk transfer: memory that stays in its cache.
-const SENT: Size = Size(1 << 20);
-/// How much a call sends.
+/// The memory that the source sends repeatedly in a bulk transfer. It stays in the source's cache.
+const SENT_SIZE: Size = Size(1 << 20);
+/// The bytes that one call sends.
 const CHUNK_BYTES: usize = 64 << 10;
-/// The largest buffer or pipe that can be asked for.
+/// The largest accepted buffer or pipe.
 const BUFFER_MAX: Size = Size(64 << 20);
-/// The largest message: one that is on its way back while the rest is still going there must fit the sockets' buffers.
+/// The largest accepted message. A message is sent back while its rest still arrives, so both parts
+/// must fit the sockets' buffers.
 const MESSAGE_MAX: Size = Size(256 << 10);
 
-/// What passes through the forwarder.
+/// The traffic through the forwarder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Traffic {
-    /// As much as goes, one way.
+    /// A bulk transfer in one direction, at full speed or at the requested rate.
     Bulk,
-    /// One message of this size at a time, there and back.
+    /// Round trips of one message of this size at a time.
     Messages(Size),
 }
 
-/// One row.
+/// One row: a method under conditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ForwardCase {
-    /// The way.
-    pub way: TestedForwardMethod,
-    /// The size of the pipe or the buffer; `None` where there is none or the library chooses.
+    /// The forward method.
+    pub method: TestedForwardMethod,
+    /// The size of the pipe or the buffer; `None` if the method has none or chooses it.
     pub buffer: Option<Size>,
-    /// What passes through.
+    /// The traffic.
     pub traffic: Traffic,
 }
 
-/// What to run.
+/// The configuration of the experiment.
 #[derive(Debug, Clone)]
 pub struct ForwardPlan {
-    /// The ways.
+    /// The forward methods.
     pub ways: Vec<TestedForwardMethod>,
-    /// Sizes of pipes and buffers.
+    /// The sizes of pipes and buffers.
     pub buffers: Vec<Size>,
-    /// What passes through.
+    /// The kinds of traffic.
     pub traffic: Vec<Traffic>,
-    /// How often and how long.
+    /// The number of rounds and the length of a window.
     pub pace: Pace,
-    /// The rate to hold in bulk transfers, or full speed.
+    /// The rate that the sender holds in bulk transfers; `None` for full speed.
     pub rate: Option<Rate>,
-    /// The machine to measure with, instead of the lab's second host.
+    /// The other machine to measure with, instead of the lab's second host.
     pub peer: Option<Arc<Pair>>,
     /// The lab's MTU in bytes.
     pub mtu: u32,
-    /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
+    /// The sockets' congestion control; `None` for the first of cubic and reno that can be set.
     pub congestion: Option<String>,
 }
 
 impl ForwardPlan {
-    /// What `haul bench forward` runs unless told otherwise.
+    /// The default configuration of `haul bench forward`.
     pub fn new(pace: Pace) -> Self {
         Self {
             ways: TestedForwardMethod::ALL.into(),
@@ -106,7 +108,7 @@ impl ForwardPlan {
         }
     }
 
-    /// A quick look: one size of pipe and buffer, bulk and small messages.
+    /// A short measurement: one size of pipe and buffer, bulk transfers and small messages.
     pub fn quick(pace: Pace) -> Self {
         Self {
             buffers: vec![Size(256 << 10)],
@@ -118,18 +120,19 @@ impl ForwardPlan {
     fn cases(&self) -> Vec<ForwardCase> {
         let mut cases = Vec::new();
         for &traffic in &self.traffic {
-            for &way in &self.ways {
+            for &method in &self.ways {
                 let buffers = match traffic {
-                    _ if !way.has_buffer() => vec![None],
+                    _ if !method.has_buffer() => vec![None],
                     Traffic::Bulk => self.buffers.iter().copied().map(Some).collect(),
-                    // One that fits takes one call, whatever more the buffer could hold.
+                    // A buffer that a message fits takes one call, so larger ones make no
+                    // difference.
                     Traffic::Messages(size) => {
-                        let fits = self.buffers.iter().filter(|&&buffer| buffer >= size).min();
-                        vec![fits.or(self.buffers.last()).copied()]
+                        let smallest = self.buffers.iter().filter(|&&buffer| buffer >= size).min();
+                        vec![smallest.or(self.buffers.last()).copied()]
                     }
                 };
                 cases.extend(buffers.into_iter().map(|buffer| ForwardCase {
-                    way,
+                    method,
                     buffer,
                     traffic,
                 }));
@@ -160,8 +163,8 @@ impl ForwardPlan {
     }
 }
 
-/// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then
-/// reported.
+/// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
+/// rounds measured so far.
 pub fn run(
     plan: &ForwardPlan,
     is_stopped: &AtomicBool,
@@ -170,39 +173,45 @@ pub fn run(
     plan.check()?;
     let started = crate::now();
     let lab;
-    let site = if let Some(pair) = plan.peer.as_deref() {
+    let topology = if let Some(pair) = plan.peer.as_deref() {
         Topology::TurnedPair(pair)
     } else {
         lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
         Topology::Lab(&lab)
     };
-    let congestion = congestion::choose(site, plan.congestion.as_deref())?;
-    let mut run = Run::new(site, plan.pace)?;
-    // The other machine's sockets are out of reach for a proof.
-    let proved = site.lab().map_or_else(HashMap::new, |lab| proof::of(lab, &plan.ways));
-    let workload = Workload::Memory(SENT).open()?;
-    let mut forwards =
-        Forwards { site, workload, congestion, plan, full_speeds: FullSpeeds::default() };
+    let congestion = congestion::choose(topology, plan.congestion.as_deref())?;
+    let mut run = Run::new(topology, plan.pace)?;
+    // The copy proof needs a lab: it cannot use the other machine's sockets.
+    let proofs =
+        topology.lab().map_or_else(HashMap::new, |lab| proof::copied_percents(lab, &plan.ways));
+    let workload = Workload::Memory(SENT_SIZE).open()?;
+    let mut experiment = ForwardExperiment {
+        topology,
+        workload,
+        congestion,
+        plan,
+        full_speeds: FullSpeeds::default(),
+    };
     let mut rows: Vec<Series<ForwardCase, ForwardRound>> =
         plan.cases().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
-    run.all(&mut forwards, &mut rows, &mut steps)?;
+    run.measure_all(&mut experiment, &mut rows, &mut steps)?;
     run.warn(&rows, ForwardCase::to_string, ForwardRound::cost);
     let row = |series: &Series<ForwardCase, ForwardRound>| ForwardRow {
-        full_speed_bits_per_second: forwards.full_speeds.bits_per_second(&series.case),
-        ..row::of(series, &rows, &proved)
+        full_speed_bits_per_second: experiment.full_speeds.bits_per_second(&series.case),
+        ..row::of(series, &rows, &proofs)
     };
     let rows = rows.iter().map(row).collect();
     let mut report =
-        ForwardReport::of_run("forward", started, run, &forwards.congestion, plan.rate, rows);
+        ForwardReport::of_run("forward", started, run, &experiment.congestion, plan.rate, rows);
     report.answers = answer::of(&report);
     Ok(report)
 }
 
 #[derive(Debug, Clone, Copy)]
 struct ForwardRound {
-    /// The forwarder's host is the lab's sender, the other's its receiver. The bytes are those that went through
-    /// once; a message that comes back counts once.
+    /// `sender` is the forwarder's host and `receiver` the other one. Bytes count once, also those
+    /// of a message that returns.
     costs: Costs,
     forwarded: Outcome,
     latency: Option<Latency>,
@@ -214,33 +223,33 @@ impl ForwardRound {
         self.costs.sender.load_percent / 100.0 * 1e6 / self.messages_per_second
     }
 
-    /// What rows of one kind of traffic are compared by.
+    /// The cost that rows of one kind of traffic are compared by.
     fn cost(&self) -> f64 {
         if self.latency.is_some() { self.us_per_message() } else { self.costs.sender_us_per_mib }
     }
 }
 
-/// What forwards.
-struct Forwards<'a> {
-    site: Topology<'a>,
+/// The experiment's state: hosts, workload and settings.
+struct ForwardExperiment<'a> {
+    topology: Topology<'a>,
     workload: Opened,
     congestion: String,
     plan: &'a ForwardPlan,
     full_speeds: FullSpeeds<ForwardCase>,
 }
 
-impl Subject for Forwards<'_> {
+impl Experiment for ForwardExperiment<'_> {
     type Case = ForwardCase;
     type Round = ForwardRound;
 
     fn name(&self, case: &ForwardCase) -> String {
-        case.way.name().into()
+        case.method.name().into()
     }
 
     fn measure(&mut self, case: &ForwardCase, meter: &Meter) -> Result<Sample, FlowError> {
         let forwarding =
-            Forwarding { by: case.way, buffer_bytes: case.buffer.map(|size| size.0 as usize) };
-        let (last, first) = match case.traffic {
+            Forwarding { by: case.method, buffer_bytes: case.buffer.map(|size| size.0 as usize) };
+        let (sink, source) = match case.traffic {
             Traffic::Bulk => {
                 let sending = Sending {
                     path: TestedMethod::from(SendMethod::ReadSend).name().into(),
@@ -257,29 +266,30 @@ impl Subject for Forwards<'_> {
                 Task::Ask(Asking { message_bytes: size.0 as usize }),
             ),
         };
-        let (site, window) = (self.site, self.plan.pace.window);
+        let (topology, window) = (self.topology, self.plan.pace.window);
         let socket = match case.traffic {
             Traffic::Bulk => Reading::Held.socket(&self.congestion),
             Traffic::Messages(_) => Reading::Free.socket(&self.congestion),
         };
-        let flow = |last: Task| Flow {
+        let flow = |sink: Task| Flow {
             socket: socket.clone(),
             parts: vec![
-                Part { host: site.receiver(), task: last },
-                Part { host: site.sender(), task: Task::Forward(forwarding.clone()) },
-                Part { host: site.receiver(), task: first.clone() },
+                Part { host: topology.receiver(), task: sink },
+                Part { host: topology.sender(), task: Task::Forward(forwarding.clone()) },
+                Part { host: topology.receiver(), task: source.clone() },
             ],
             warm_up: WARM_UP,
             window,
         };
-        // A rate that the sender holds is the regime that was asked for.
-        let flow = match last {
-            Some(last) => flow(last),
+        // If the sender holds a rate, that rate already determines the regime.
+        let flow = match sink {
+            Some(sink) => flow(sink),
             None if self.plan.rate.is_some() => flow(Task::Receive(Receiving::plainly())),
             None => {
                 let receiving = |receiving| flow(Task::Receive(receiving));
-                let full_speed = self.full_speeds.of(case, &receiving(Receiving::plainly()))?;
-                // There are two connections to fill.
+                let unthrottled = receiving(Receiving::plainly());
+                let full_speed = self.full_speeds.get_or_measure(case, &unthrottled)?;
+                // The buffers of two connections must be filled.
                 let warm_up = 2 * regime::warm_up(full_speed);
                 Flow { warm_up, ..receiving(regime::held(&Receiving::plainly(), full_speed)) }
             }
@@ -287,26 +297,26 @@ impl Subject for Forwards<'_> {
         flow.run(Some(meter))
     }
 
-    /// Messages have no interrupts for each MiB that could be compared.
+    /// Messages are excluded: their interrupts per MiB cannot be compared.
     fn costs(round: &ForwardRound) -> Option<&Costs> {
         round.latency.is_none().then_some(&round.costs)
     }
 
-    fn judge(&self, case: &ForwardCase, sample: &Sample, loads: &Loads) -> Option<ForwardRound> {
-        let [last, forwarded, first] = sample.outcomes.as_slice() else { return None };
-        let bytes_per_second = last.bytes_per_second();
+    fn evaluate(&self, case: &ForwardCase, sample: &Sample, loads: &Loads) -> Option<ForwardRound> {
+        let [sink, forwarded, source] = sample.outcomes.as_slice() else { return None };
+        let bytes_per_second = sink.bytes_per_second();
         let messages_per_second = match case.traffic {
             Traffic::Bulk => 0.0,
             Traffic::Messages(size) => bytes_per_second / size.0 as f64,
         };
         let costs = Costs::of(loads, bytes_per_second)?;
-        if case.traffic != Traffic::Bulk && first.latency.is_none() {
+        if case.traffic != Traffic::Bulk && source.latency.is_none() {
             return None;
         }
         Some(ForwardRound {
             costs,
             forwarded: *forwarded,
-            latency: first.latency,
+            latency: source.latency,
             messages_per_second,
         })
     }
@@ -314,10 +324,10 @@ impl Subject for Forwards<'_> {
 
 impl fmt::Display for ForwardCase {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { way, buffer, traffic } = self;
+        let Self { method, buffer, traffic } = self;
         match buffer {
-            Some(buffer) => write!(formatter, "{way} {buffer} ({traffic})"),
-            None => write!(formatter, "{way} ({traffic})"),
+            Some(buffer) => write!(formatter, "{method} {buffer} ({traffic})"),
+            None => write!(formatter, "{method} ({traffic})"),
         }
     }
 }
@@ -335,12 +345,12 @@ impl FromStr for Traffic {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
+        let unknown =
             || format!("unknown traffic {text:?}: write bulk or messages:SIZE (messages:64B)");
         match text.split_once(':') {
             None if text == "bulk" => Ok(Self::Bulk),
-            Some(("messages", size)) => size.parse().map(Self::Messages).map_err(|_| wrong()),
-            _ => Err(wrong()),
+            Some(("messages", size)) => size.parse().map(Self::Messages).map_err(|_| unknown()),
+            _ => Err(unknown()),
         }
     }
 }

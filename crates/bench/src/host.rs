@@ -1,23 +1,23 @@
-//! Which machine the figures are from.
+//! Facts about the machine on which a report was measured.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// The machine, as far as it decides what network work costs.
+/// Facts about a machine that affect the cost of network work.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostFacts {
     /// The kernel's release.
     pub kernel: String,
     /// The CPU's model name.
     pub cpu: String,
-    /// CPUs that the program may run on.
+    /// Number of CPUs on which the program may run.
     pub cpus: usize,
-    /// What the hypervisor took in the run, the worst window's CPU.
+    /// Maximum steal of any CPU in any window of the run.
     pub steal_percent: f64,
 }
 
 impl HostFacts {
-    /// Asks the kernel. Steal is not known before a run.
+    /// Reads the facts of this machine. Steal is 0 until a run has measured it.
     pub fn here() -> Self {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         let cpu_info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -26,7 +26,8 @@ impl HostFacts {
     }
 }
 
-/// The network cards, each with its driver: devices that have one. Those of the namespace that sysfs was mounted in.
+/// The network devices that have a driver, each with its name. Those of the network namespace in
+/// which sysfs was mounted.
 pub(crate) fn devices() -> Vec<String> {
     let mut devices: Vec<String> = fs::read_dir("/sys/class/net")
         .into_iter()
@@ -45,7 +46,8 @@ pub(crate) fn devices() -> Vec<String> {
     devices
 }
 
-/// The model in a `/proc/cpuinfo`: x86 names it `model name`, other architectures differ or say nothing.
+/// The CPU model in `/proc/cpuinfo`. x86 names the line `model name`; other architectures use other
+/// names or have none.
 fn cpu_model(cpu_info: &str) -> &str {
     ["model name", "Model", "Processor", "cpu model"]
         .into_iter()
@@ -63,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_model_is_found_or_the_architecture_stands_in() {
+    fn the_cpu_model_falls_back_to_the_architecture() {
         assert_eq!(cpu_model("processor\t: 0\nmodel name\t: A CPU: fast\n"), "A CPU: fast");
         assert_eq!(cpu_model("nothing"), std::env::consts::ARCH);
     }

@@ -1,13 +1,14 @@
-//! The kernel's threads that run on the lab's CPUs (`ksoftirqd/N`, threaded NAPI, workers), and the CPU time they have
-//! used.
+//! CPU time of the kernel's threads on the lab's CPUs (`ksoftirqd/N`, threaded NAPI, workers).
 //!
-//! Their time is the kernel's work for the connections under measurement and belongs to what these cost. So a search for
-//! other programs must know it. What cannot be seen: work that such a thread does for another program.
+//! Their time is the kernel's work for the measured connections and part of their cost. A search
+//! for other programs must therefore subtract it. Limitation: work that such a thread does for
+//! another program is not detected.
 
 use std::fs;
 use std::time::Duration;
 
-/// The children of `kthreadd`, which has the process number 2 in the first PID namespace (kernel/init/main.c).
+/// The children of `kthreadd`, which has process number 2 in the first PID namespace
+/// (kernel/init/main.c).
 const KERNEL_THREADS: &str = "/proc/2/task/2/children";
 
 /// The kernel's threads on some CPUs.
@@ -17,13 +18,13 @@ pub(crate) struct KernelThreads(Vec<Thread>);
 #[derive(Debug)]
 struct Thread {
     process: u32,
-    /// The place of its CPU in the list of CPUs.
+    /// Index of its CPU in the list of CPUs.
     index: usize,
 }
 
 impl KernelThreads {
-    /// Those that last ran on one of `cpus`; `None` where they are not shown, as in a container with process numbers of its
-    /// own.
+    /// The threads that last ran on one of `cpus`. `None` if they are not visible, as in a
+    /// container with its own process numbers.
     pub(crate) fn on(cpus: &[usize]) -> Option<Self> {
         let is_kthreadd =
             fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd");
@@ -37,34 +38,36 @@ impl KernelThreads {
         Some(Self(threads.collect()))
     }
 
-    /// The CPU time that they have used so far, for each of `count` CPUs (`/proc/PID/schedstat`, Linux 2.6.9). A thread
-    /// that has ended, or that the kernel keeps no such account of, counts as 0.
-    pub(crate) fn used(&self, count: usize) -> Vec<Duration> {
-        let mut used = vec![Duration::ZERO; count];
+    /// The CPU time that the threads have used so far, for each of `count` CPUs
+    /// (`/proc/PID/schedstat`, Linux 2.6.9). A thread that has ended, or that has no such file,
+    /// counts as 0.
+    pub(crate) fn cpu_times(&self, count: usize) -> Vec<Duration> {
+        let mut times = vec![Duration::ZERO; count];
         for Thread { process, index } in &self.0 {
             let account =
                 fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap_or_default();
             let ns =
                 account.split_ascii_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
-            used[*index] += Duration::from_nanos(ns);
+            times[*index] += Duration::from_nanos(ns);
         }
-        used
+        times
     }
 }
 
-/// Whether the kernel charges interrupts to no thread (`CONFIG_IRQ_TIME_ACCOUNTING`), as far as its configuration is at hand.
-/// Then what threads used is less than what the connections cost, and other programs cannot be told from that.
-pub(crate) fn charges_interrupts_apart() -> bool {
+/// Whether the kernel charges interrupts to no thread (`CONFIG_IRQ_TIME_ACCOUNTING`), as far as its
+/// configuration is readable. In that case the threads' CPU time is less than the connections'
+/// cost, and other programs cannot be separated from it.
+pub(crate) fn has_irq_time_accounting() -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let configuration = fs::read_to_string(format!("/boot/config-{release}")).unwrap_or_default();
     configuration.lines().any(|line| line == "CONFIG_IRQ_TIME_ACCOUNTING=y")
 }
 
-/// The CPU that a thread last ran on, from its `/proc/PID/stat`.
+/// The CPU on which a thread last ran, from its `/proc/PID/stat`.
 fn last_cpu(stat: &str) -> Option<usize> {
-    /// Fields between the name and `processor` (proc_pid_stat(5): fields 2 and 39).
+    /// Index of `processor` after the name (proc_pid_stat(5): fields 2 and 39).
     const PROCESSOR: usize = 36;
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may contain any character.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_ascii_whitespace().nth(PROCESSOR)?.parse().ok()
 }
@@ -80,12 +83,13 @@ mod tests {
             return eprintln!("SKIPPED: the kernel's threads are not shown here");
         };
         assert!(threads.0.len() >= cpus.len(), "{threads:?}");
-        assert_eq!(threads.used(cpus.len()).len(), cpus.len());
+        assert_eq!(threads.cpu_times(cpus.len()).len(), cpus.len());
     }
 
     #[test]
-    fn the_last_cpu_is_read_whatever_the_name_holds() {
-        let fields = "S 2 0 0 0 -1 69238848 0 0 0 0 1 2 0 0 20 0 1 0 9 0 0 18446744073709551615 0 0 0 0 0 0 0 2147483647 0 0 0 0 17 3 0 0 0 0 0";
+    fn the_last_cpu_is_parsed_for_any_thread_name() {
+        let fields = "S 2 0 0 0 -1 69238848 0 0 0 0 1 2 0 0 20 0 1 0 9 0 0 18446744073709551615 \
+                      0 0 0 0 0 0 0 2147483647 0 0 0 0 17 3 0 0 0 0 0";
         assert_eq!(last_cpu(&format!("15 (ksoftirqd/3) {fields}")), Some(3));
         assert_eq!(last_cpu(&format!("15 (napi/eth (0)-8) {fields}")), Some(3));
         assert_eq!(last_cpu("15 (ksoftirqd/3) S 2"), None);

@@ -1,12 +1,12 @@
-//! What every way of moving bytes costs on this machine.
+//! Measures the CPU cost of every method of moving bytes over TCP on this machine.
 //!
-//! An experiment runs its rows round by round, interleaved, in the [lab](haul_lab), under the
-//! [meter](haul_soak), and makes a [`report::Report`], from which every output is made: the JSON contract,
-//! the terminal's table, Markdown and a web page.
+//! An experiment measures its rows in interleaved rounds, in the [lab](haul_lab), under the
+//! [meter](haul_soak). Its result is a [`report::Report`], from which every output is made: the
+//! JSON contract, the terminal's table, Markdown and a web page.
 //!
-//! The experiments are [`send`], [`receive`], [`forward`], [`profile`],
-//! [`interrupts`], [`settings`], [`loan`] and [`checksum`]. [`doctor`] says what this machine allows; [`self_check`] shows
-//! that the meter reads right.
+//! The experiments are [`send`], [`receive`], [`forward`], [`profile`], [`interrupts`],
+//! [`settings`], [`loan`] and [`checksum`]. [`doctor`] reports which methods and settings this
+//! machine supports. [`self_check`] compares the meter's readings with known loads.
 
 #![forbid(unsafe_code)]
 
@@ -52,19 +52,19 @@ pub use stats::Figure;
 /// Bytes in a MiB.
 pub(crate) const MIB: f64 = (1u64 << 20) as f64;
 
-/// Now, to the second, as RFC 3339 writes it in UTC.
+/// The current time in UTC, rounded to the second, in RFC 3339 format.
 fn now() -> String {
     let now = jiff::Timestamp::now();
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
 }
 
-/// Why an experiment could not be run.
+/// An experiment could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// What was asked for makes no sense; nothing was run.
+    /// The request is invalid; nothing was run.
     #[error("{0}")]
     BadInput(String),
-    /// A workload that cannot be had.
+    /// The workload is invalid or could not be created.
     #[error(transparent)]
     Workload(#[from] workload::WorkloadError),
     /// The lab failed.
@@ -73,16 +73,16 @@ pub enum BenchError {
     /// The meter failed.
     #[error(transparent)]
     Soak(#[from] haul_soak::SoakError),
-    /// There is no other machine to measure with, or no longer.
+    /// The other machine could not be reached, refused, or was lost.
     #[error(transparent)]
     Pair(#[from] pair::PairError),
-    /// A connection failed where it must not.
+    /// A flow failed in a way that ends the run.
     #[error(transparent)]
     Flow(flow::FlowError),
-    /// Somebody asked for an end before there was anything to report.
+    /// The run was stopped before there was anything to report.
     #[error("stopped before there was anything to report")]
     Stopped,
-    /// Something that was asked for rightly did not work.
+    /// A valid request failed while it was carried out.
     #[error("{0}")]
     Failed(String),
 }
@@ -98,7 +98,7 @@ impl From<flow::FlowError> for BenchError {
 }
 
 impl BenchError {
-    /// Whether the fault lies in what was asked for.
+    /// Whether the request, and not its execution, is at fault.
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::BadInput(_) | Self::Lab(haul_lab::LabError::Mtu(_)) => true,

@@ -1,16 +1,17 @@
-//! The experiment `loan`: from which size on lending memory to the kernel costs less than having it copied, what waiting
-//! for each loan costs, and what lending gains over `sendfile`.
+//! The experiment `loan`: the size from which a loan to the kernel costs less than a copy. It also
+//! measures the cost of waiting for each loan, and the gain of loans over `sendfile`.
 //!
-//! Two destinations. On the veth the bytes arrive, and the kernel copies what was lent after all, because the other host
-//! might keep it: the rows say so, and show what that costs. The other device takes packets as a network card does and
-//! drops them: there what is lent is really not copied, so it shows what lending is worth where it works. TCP needs a
-//! peer that answers, so only datagrams go there.
+//! There are two destinations. On the veth the bytes reach the other host, and the kernel copies
+//! what was lent, because that host might keep it. The rows report this copy and its cost. The
+//! other device accepts packets as a network card does and drops them. There nothing lent is
+//! copied, which shows the gain of loans where zero-copy works. TCP needs a peer that acknowledges,
+//! so only datagrams are sent to that device.
 
 use crate::endpoint::Endpoint;
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::quantity::Size;
 use crate::regime::{self, FullSpeeds, Reading};
-use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
+use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::tested_method::TestedMethod;
 use crate::topology::Loads;
 use crate::worker::giver::{Beat, Giving, Hand};
@@ -29,66 +30,66 @@ mod row;
 
 pub use row::LoanRow;
 
-/// The result of `loan`.
+/// The report of the experiment `loan`.
 pub type LoanReport = crate::report::Report<LoanRow>;
 
-/// What a datagram carries at MTU 9000 after the headers of IPv4 and UDP.
+/// The payload of a datagram at MTU 9000, without the headers of IPv4 and UDP.
 const DATAGRAM_BYTES: u16 = 8972;
-/// What one call can send as datagrams that are cut: seven of them fit 64 KiB.
-const CUT_BYTES: Size = Size(7 * DATAGRAM_BYTES as u64);
-/// How often so much goes to the other host, half a Gbit/s in all: at full speed most would be dropped on the way, and what
-/// is dropped early costs less.
+/// The largest amount that one call sends with `UDP_SEGMENT`: seven datagrams fit 64 KiB.
+const SEGMENTED_SIZE: Size = Size(7 * DATAGRAM_BYTES as u64);
+/// Batches per second to the other host, about half a Gbit/s in all. At full speed most datagrams
+/// would be dropped on the way, and a datagram that is dropped early costs less.
 const BATCHES_PER_SECOND: u32 = 1000;
-/// The discard service's port; nobody listens there.
-const PORT: u16 = 9;
-/// The largest piece that can be asked for.
+/// The port of the discard service. No process listens on it.
+const DISCARD_PORT: u16 = 9;
+/// The largest accepted piece.
 const PIECE_MAX: Size = Size(4 << 20);
 
-/// Where it goes, and how.
+/// The destination and the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum To {
-    /// A stream to the other host.
+pub enum Destination {
+    /// A TCP stream to the other host.
     Tcp,
-    /// Datagrams to the other host.
+    /// UDP datagrams to the other host.
     Udp,
-    /// Datagrams to a device that drops them.
+    /// UDP datagrams to a device that drops them.
     Sink,
 }
 
-/// How memory is given to the kernel, or a file.
+/// How the sender passes memory, or a file, to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum By {
-    Hand(Hand),
+pub(crate) enum LoanMethod {
+    Memory(Hand),
     Sendfile,
 }
 
-/// One row.
+/// One row: a method, a destination and a size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LoanCase {
-    to: To,
-    by: By,
+    destination: Destination,
+    method: LoanMethod,
     piece: Size,
 }
 
-/// What to run.
+/// The configuration of the experiment.
 #[derive(Debug, Clone)]
 pub struct LoanPlan {
-    /// Sizes of a loan.
+    /// The sizes of a loan.
     pub pieces: Vec<Size>,
-    /// How often and how long.
+    /// The number of rounds and the length of a window.
     pub pace: Pace,
-    /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
+    /// The sockets' congestion control; `None` for the first of cubic and reno that can be set.
     pub congestion: Option<String>,
 }
 
 impl LoanPlan {
-    /// From less than a page to a MiB.
+    /// The default: sizes from 1 KiB, less than a page, to 1 MiB.
     pub fn new(pace: Pace) -> Self {
         let pieces = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20].map(Size);
         Self { pieces: pieces.into(), pace, congestion: None }
     }
 
-    /// A quick look: two sizes.
+    /// A short measurement: two sizes.
     pub fn quick(pace: Pace) -> Self {
         Self { pieces: [4 << 10, 64 << 10].map(Size).into(), ..Self::new(pace) }
     }
@@ -97,24 +98,26 @@ impl LoanPlan {
         let mut cases = Vec::new();
         let mut pieces = self.pieces.clone();
         pieces.sort();
-        for to in [To::Tcp, To::Udp, To::Sink] {
+        for destination in [Destination::Tcp, Destination::Udp, Destination::Sink] {
             for &piece in &pieces {
-                let fits = |hand: Hand| match to {
-                    To::Tcp => Some(By::Hand(hand)),
-                    // Larger ones are cut by the device, up to what one call takes.
-                    _ if piece.0 <= DATAGRAM_BYTES.into() => Some(By::Hand(hand)),
-                    _ => match hand {
-                        Hand::Send => Some(By::Hand(Hand::Segments)),
-                        Hand::Lend => Some(By::Hand(Hand::LendSegments)),
+                let segmented = |call: Hand| match destination {
+                    Destination::Tcp => Some(LoanMethod::Memory(call)),
+                    // Larger pieces are segmented by the device, up to the largest amount of one
+                    // call.
+                    _ if piece.0 <= DATAGRAM_BYTES.into() => Some(LoanMethod::Memory(call)),
+                    _ => match call {
+                        Hand::Send => Some(LoanMethod::Memory(Hand::Segments)),
+                        Hand::Lend => Some(LoanMethod::Memory(Hand::LendSegments)),
                         _ => None,
                     },
                 };
-                let hands =
-                    [Hand::Send, Hand::Lend, Hand::LendAndWait].into_iter().filter_map(fits);
-                let sendfile = (to == To::Tcp).then_some(By::Sendfile);
-                let size = if to == To::Tcp { piece } else { piece.min(CUT_BYTES) };
-                for by in hands.chain(sendfile) {
-                    let case = LoanCase { to, by, piece: size };
+                let calls =
+                    [Hand::Send, Hand::Lend, Hand::LendAndWait].into_iter().filter_map(segmented);
+                let is_tcp = destination == Destination::Tcp;
+                let sendfile = is_tcp.then_some(LoanMethod::Sendfile);
+                let size = if is_tcp { piece } else { piece.min(SEGMENTED_SIZE) };
+                for method in calls.chain(sendfile) {
+                    let case = LoanCase { destination, method, piece: size };
                     if !cases.contains(&case) {
                         cases.push(case);
                     }
@@ -125,7 +128,8 @@ impl LoanPlan {
     }
 }
 
-/// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then reported.
+/// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
+/// rounds measured so far.
 pub fn run(
     plan: &LoanPlan,
     is_stopped: &AtomicBool,
@@ -141,10 +145,10 @@ pub fn run(
     let mut run = Run::new(&lab, plan.pace)?;
     let sink = lab
         .add_sink()
-        .map(|address| SocketAddr::new(address, PORT))
+        .map(|address| SocketAddr::new(address, DISCARD_PORT))
         .map_err(|error| error.to_string());
     let file = Workload::Files { count: 1, average: PIECE_MAX }.open()?;
-    let mut loans = Loans {
+    let mut experiment = LoanExperiment {
         lab: &lab,
         sink,
         file,
@@ -155,14 +159,14 @@ pub fn run(
     let mut rows: Vec<Series<LoanCase, LoanRound>> =
         plan.cases().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
-    run.all(&mut loans, &mut rows, &mut steps)?;
+    run.measure_all(&mut experiment, &mut rows, &mut steps)?;
     run.warn(&rows, LoanCase::to_string, |round| round.costs.sender_us_per_mib);
     let row = |series: &Series<LoanCase, LoanRound>| LoanRow {
-        full_speed_bits_per_second: loans.full_speeds.bits_per_second(&series.case),
+        full_speed_bits_per_second: experiment.full_speeds.bits_per_second(&series.case),
         ..row::of(series, &rows)
     };
     let rows = rows.iter().map(row).collect();
-    let mut report = LoanReport::of_run("loan", started, run, &loans.congestion, None, rows);
+    let mut report = LoanReport::of_run("loan", started, run, &experiment.congestion, None, rows);
     report.answers = answer::of(&report);
     Ok(report)
 }
@@ -171,13 +175,13 @@ pub fn run(
 struct LoanRound {
     costs: Costs,
     sent: Outcome,
-    /// Of the bytes that were sent.
-    delivered: f64,
+    /// The share of the sent bytes that was received.
+    delivered_share: f64,
 }
 
-struct Loans<'a> {
+struct LoanExperiment<'a> {
     lab: &'a Lab,
-    /// An address behind the device that drops packets, or why there is none.
+    /// An address behind the device that drops packets, or the reason why there is none.
     sink: Result<SocketAddr, String>,
     file: Opened,
     congestion: String,
@@ -185,21 +189,21 @@ struct Loans<'a> {
     full_speeds: FullSpeeds<LoanCase>,
 }
 
-impl Subject for Loans<'_> {
+impl Experiment for LoanExperiment<'_> {
     type Case = LoanCase;
     type Round = LoanRound;
 
     fn name(&self, case: &LoanCase) -> String {
-        case.by.name().into()
+        case.method.name().into()
     }
 
     fn measure(&mut self, case: &LoanCase, meter: &Meter) -> Result<Sample, FlowError> {
-        let to = match case.to {
-            To::Sink => Some(self.sink.clone().map_err(FlowError::Refused)?),
+        let to = match case.destination {
+            Destination::Sink => Some(self.sink.clone().map_err(FlowError::Refused)?),
             _ => None,
         };
-        let giver = match case.by {
-            By::Sendfile => Task::Send(Sending {
+        let send_task = match case.method {
+            LoanMethod::Sendfile => Task::Send(Sending {
                 path: TestedMethod::from(SendMethod::Sendfile).name().into(),
                 chunk_bytes: case.piece.0 as usize,
                 cork: false,
@@ -207,15 +211,15 @@ impl Subject for Loans<'_> {
                 pieces: self.file.handed_over(),
                 plan: None,
             }),
-            By::Hand(by) => Task::Give(Giving {
-                is_tcp: case.to == To::Tcp,
+            LoanMethod::Memory(by) => Task::Give(Giving {
+                is_tcp: case.destination == Destination::Tcp,
                 by,
                 piece_bytes: case.piece.0 as usize,
                 datagram_bytes: DATAGRAM_BYTES,
                 to,
-                beat: match case.to {
-                    To::Udp => Beat::Batches {
-                        pieces: (CUT_BYTES.0 / case.piece.0).max(1) as u32,
+                beat: match case.destination {
+                    Destination::Udp => Beat::Batches {
+                        pieces: (SEGMENTED_SIZE.0 / case.piece.0).max(1) as u32,
                         per_second: BATCHES_PER_SECOND,
                     },
                     _ => Beat::Free,
@@ -224,21 +228,23 @@ impl Subject for Loans<'_> {
         };
         let (lab, window) = (self.lab, self.pace.window);
         let socket = Reading::Held.socket(&self.congestion);
-        let flow = |taker: Option<Task>| {
-            let taker = taker.map(|task| Part { host: Endpoint::Lab(&lab.receiver), task });
-            let giver = Part { host: Endpoint::Lab(&lab.sender), task: giver.clone() };
-            let parts = taker.into_iter().chain([giver]).collect();
+        let flow = |receive_task: Option<Task>| {
+            let receiver =
+                receive_task.map(|task| Part { host: Endpoint::Lab(&lab.receiver), task });
+            let sender = Part { host: Endpoint::Lab(&lab.sender), task: send_task.clone() };
+            let parts = receiver.into_iter().chain([sender]).collect();
             Flow { parts, socket: socket.clone(), warm_up: WARM_UP, window }
         };
-        match case.to {
-            To::Tcp => {
-                let receiving = |receiving| flow(Some(Task::Receive(receiving)));
-                let full_speed = self.full_speeds.of(case, &receiving(Receiving::plainly()))?;
+        match case.destination {
+            Destination::Tcp => {
+                let stream = |receiving| flow(Some(Task::Receive(receiving)));
+                let unthrottled = stream(Receiving::plainly());
+                let full_speed = self.full_speeds.get_or_measure(case, &unthrottled)?;
                 let warm_up = regime::warm_up(full_speed);
-                Flow { warm_up, ..receiving(regime::held(&Receiving::plainly(), full_speed)) }
+                Flow { warm_up, ..stream(regime::held(&Receiving::plainly(), full_speed)) }
             }
-            To::Udp => flow(Some(Task::Take(Taking { busy_poll_us: 0 }))),
-            To::Sink => flow(None),
+            Destination::Udp => flow(Some(Task::Take(Taking { busy_poll_us: 0 }))),
+            Destination::Sink => flow(None),
         }
         .run(Some(meter))
     }
@@ -247,30 +253,30 @@ impl Subject for Loans<'_> {
         Some(&round.costs)
     }
 
-    fn judge(&self, _: &LoanCase, sample: &Sample, loads: &Loads) -> Option<LoanRound> {
-        let (sent, taken) = (sample.outcomes.last()?, sample.outcomes.first()?);
+    fn evaluate(&self, _: &LoanCase, sample: &Sample, loads: &Loads) -> Option<LoanRound> {
+        let (sent, received) = (sample.outcomes.last()?, sample.outcomes.first()?);
         let costs = Costs::of(loads, sent.bytes_per_second())?;
         Some(LoanRound {
             costs,
             sent: *sent,
-            delivered: taken.bytes_per_second() / sent.bytes_per_second(),
+            delivered_share: received.bytes_per_second() / sent.bytes_per_second(),
         })
     }
 }
 
-impl By {
+impl LoanMethod {
     fn name(self) -> &'static str {
         match self {
-            Self::Hand(Hand::Send | Hand::Group | Hand::Segments) => "send",
-            Self::Hand(Hand::Lend | Hand::LendSegments) => "lend",
-            Self::Hand(Hand::LendAndWait) => "lend, waiting for each",
+            Self::Memory(Hand::Send | Hand::Group | Hand::Segments) => "send",
+            Self::Memory(Hand::Lend | Hand::LendSegments) => "lend",
+            Self::Memory(Hand::LendAndWait) => "lend, waiting for each",
             Self::Sendfile => "sendfile",
         }
     }
 }
 
-impl To {
-    /// Its name in reports.
+impl Destination {
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -282,6 +288,6 @@ impl To {
 
 impl fmt::Display for LoanCase {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} {} {}", self.to.name(), self.piece, self.by.name())
+        write!(formatter, "{} {} {}", self.destination.name(), self.piece, self.method.name())
     }
 }

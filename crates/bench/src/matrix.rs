@@ -1,4 +1,4 @@
-//! Which rows an experiment has.
+//! The rows of the experiment `send`: combinations of methods and conditions.
 
 use crate::BenchError;
 use crate::quantity::Size;
@@ -7,27 +7,27 @@ use crate::workload::{Opened, Workload};
 use haul::SendMethod;
 use haul_lab::Offloads;
 
-/// A product of conditions: every path at every chunk size with every workload, and so on.
+/// A set of rows: every combination of the listed conditions and methods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SendSelection {
-    /// The paths.
+    /// The send methods.
     pub paths: Vec<TestedMethod>,
     /// The chunk sizes.
     pub chunks: Vec<Size>,
     /// The workloads.
     pub workloads: Vec<Workload>,
-    /// `TCP_CORK` off, on.
+    /// `TCP_CORK`: off, on, or both.
     pub corks: Vec<bool>,
-    /// Offloads on, off.
+    /// Offloads: on, off, or both.
     pub offloads: Vec<Offloads>,
 }
 
-/// The conditions of a row, apart from its path: rows that share them can be compared.
+/// The conditions of a row, apart from its method. Rows of equal conditions can be compared.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SendCondition {
     /// The workload.
     pub workload: Workload,
-    /// At most how much a call.
+    /// The most bytes that one call sends.
     pub chunk: Size,
     /// Whether `TCP_CORK` is set.
     pub cork: bool,
@@ -35,12 +35,12 @@ pub struct SendCondition {
     pub offloads: Offloads,
 }
 
-/// One row.
+/// One row: a method under conditions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SendCase {
-    /// The path, or the choice.
-    pub path: TestedMethod,
-    /// Its conditions.
+    /// The send method, or the choice of one.
+    pub method: TestedMethod,
+    /// The conditions.
     pub condition: SendCondition,
 }
 
@@ -48,7 +48,7 @@ pub struct SendCase {
 pub const CHUNK_DEFAULT: Size = Size(64 * 1024);
 
 impl SendSelection {
-    /// Every path, 64 KiB chunks, 63 files averaging 350 kB, no cork, offloads on.
+    /// Every method, 64 KiB chunks, 63 files averaging 350 kB, no cork, offloads on.
     pub fn plain() -> Self {
         Self {
             paths: TestedMethod::all(),
@@ -59,14 +59,15 @@ impl SendSelection {
         }
     }
 
-    /// What `haul bench send` runs unless told otherwise: the original table (every path with offloads on and
-    /// off, `TCP_CORK` on the classic ones), the same at a small and a large chunk, and memory.
+    /// The default rows of `haul bench send`. The original table: every method with offloads on and
+    /// off, and `TCP_CORK` with the classic ones. In addition, common methods with a small and a
+    /// large chunk, and memory.
     pub fn default_set() -> Vec<Self> {
         let files: Vec<TestedMethod> =
             [SendMethod::ReadWrite, SendMethod::ReadSend, SendMethod::Sendfile, SendMethod::Splice]
                 .map(TestedMethod::from)
                 .into();
-        let with_auto = |paths: &[TestedMethod]| [paths, &[TestedMethod::Auto]].concat();
+        let with_auto = |methods: &[TestedMethod]| [methods, &[TestedMethod::Auto]].concat();
         let memory: Vec<TestedMethod> = [
             SendMethod::ReadSend,
             SendMethod::Vmsplice,
@@ -92,16 +93,16 @@ impl SendSelection {
         ]
     }
 
-    /// Its rows, in the order of conditions first, so that rows to be compared run next to each other.
+    /// The rows, ordered by conditions first, so that comparable rows are neighbours.
     fn cases(&self) -> impl Iterator<Item = SendCase> {
         self.offloads.iter().flat_map(move |&offloads| {
             self.workloads.iter().flat_map(move |workload| {
                 self.chunks.iter().flat_map(move |&chunk| {
                     self.corks.iter().flat_map(move |&cork| {
-                        self.paths.iter().map(move |&path| {
+                        self.paths.iter().map(move |&method| {
                             let condition =
                                 SendCondition { workload: workload.clone(), chunk, cork, offloads };
-                            SendCase { path, condition }
+                            SendCase { method, condition }
                         })
                     })
                 })
@@ -123,10 +124,10 @@ pub fn cases(selections: &[SendSelection]) -> Vec<SendCase> {
     cases
 }
 
-/// The largest chunk that makes sense: paths keep a few of them in memory.
+/// The largest accepted chunk: methods keep a few chunks in memory.
 const CHUNK_MAX: Size = Size(64 << 20);
 
-/// Refuses chunks that nothing could be sent in.
+/// Rejects chunks of no bytes and chunks that are too large.
 pub fn check_chunk(chunk: Size) -> Result<(), BenchError> {
     if chunk.0 == 0 {
         return Err(BenchError::BadInput("chunk 0 would send nothing: use 4KiB or more".into()));
@@ -137,7 +138,7 @@ pub fn check_chunk(chunk: Size) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Refuses chunks that the workload cannot fill.
+/// Rejects chunks that the workload cannot fill.
 pub fn check_chunk_in(chunk: Size, workload: &Opened) -> Result<(), BenchError> {
     let largest = workload.largest();
     if chunk > largest {
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selections_that_overlap_give_each_row_once() {
+    fn overlapping_selections_give_each_row_once() {
         let one = cases(&[SendSelection::plain()]);
         assert_eq!(one.len(), TestedMethod::all().len());
         assert_eq!(cases(&[SendSelection::plain(), SendSelection::plain()]), one);

@@ -1,11 +1,14 @@
-//! This machine and another, as the two hosts of an experiment.
+//! Two machines as the hosts of an experiment: this one and another.
 //!
-//! There [`listen`] waits for this; here [`Pair::connect`] begins a conversation of JSON lines over one connection
-//! (`pair/protocol.rs`), which starts the other end of every row, says when its window begins, and brings back what that machine's own
-//! meter saw. Each machine cuts its window by its own clock, half a round trip apart: costs are made of rates, so that this
-//! changes nothing.
+//! The other machine runs [`listen`]. [`Pair::connect`] opens a control connection to it, which
+//! carries JSON lines (`pair/protocol.rs`). It starts the remote part of every row, announces its
+//! window, and returns the readings of the other machine's own meter.
 //!
-//! Bytes go to the port after the conversation's. Rows in which the other machine forwards also need it to reach this one.
+//! Each machine measures the window by its own clock, and the windows are half a round trip apart.
+//! Costs are computed from rates, so this has no effect.
+//!
+//! Data goes to the port after that of the control connection. Rows in which the other machine
+//! forwards also need a route from it to this one.
 
 mod listen;
 mod protocol;
@@ -29,235 +32,249 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long connecting and the first word may take.
-const GREETING_MAX: Duration = Duration::from_secs(5);
-/// How long any later word may take: longer than a calibration, a start, or a window.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// How long one whose worker is not wanted any more may go on about it.
-const FAREWELL_MAX: Duration = Duration::from_secs(5);
-/// How much of what a peer says is shown.
-const SHOWN_CHARS: usize = 200;
+/// Timeout of connecting and of the first reply.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of a later reply: longer than a calibration, the start of a worker, or a window.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for which messages of a cancelled worker are accepted.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum length of a peer's text in a message.
+const PRINTED_CHARS_MAX: usize = 200;
 
-/// Why there is no pair, or no longer.
+/// The pair could not be connected, or was lost.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
-    /// A name that means nothing.
+    /// The peer's name could not be resolved.
     #[error("cannot resolve {peer:?}: {source}")]
     Unknown {
-        /// As it was given.
+        /// The peer, as it was given.
         peer: String,
-        /// What the resolver said.
+        /// The resolver's error.
         source: io::Error,
     },
-    /// Nobody answers there.
+    /// Connecting failed.
     #[error("cannot connect to {peer}: {source} (run `haul bench --listen` there)")]
     Unreachable {
-        /// The address.
+        /// The peer's address.
         peer: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Somebody else answers there.
-    #[error("{peer} does not speak {SCHEMA}: {said} (run `haul bench --listen` of haul {} there)", env!("CARGO_PKG_VERSION"))]
-    Stranger {
-        /// The address.
+    /// Another program answers at that address.
+    #[error(
+        "{peer} does not speak {SCHEMA}: {problem} (run `haul bench --listen` of haul {} there)",
+        env!("CARGO_PKG_VERSION")
+    )]
+    Protocol {
+        /// The peer's address.
         peer: SocketAddr,
-        /// What it did instead.
-        said: String,
+        /// The answer that was not expected.
+        problem: String,
     },
-    /// It is busy, or does not do what it was asked to.
+    /// The peer is busy, or refuses the request.
     #[error("{peer} refuses: {reason}")]
     Refused {
-        /// The address.
+        /// The peer's address.
         peer: SocketAddr,
-        /// Why.
+        /// The reason that the peer gave.
         reason: String,
     },
-    /// It is this machine, and its meter would read this one's.
+    /// The peer is this machine, and its meter would measure this one's.
     #[error(
-        "{peer} is this machine: two meters on the same CPUs read nothing true (without --to both hosts are in the lab)"
+        "{peer} is this machine: two meters on the same CPUs measure each other (without --to, \
+         both hosts are in the lab)"
     )]
-    Same {
-        /// The address.
+    SameMachine {
+        /// The peer's address.
         peer: SocketAddr,
     },
-    /// It was there and is not any more.
+    /// The connection to the peer was lost.
     #[error("{peer} was lost: {source}")]
     Lost {
-        /// The address.
+        /// The peer's address.
         peer: SocketAddr,
-        /// What the kernel said.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// The other machine.
+/// Facts about the other machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PeerFacts {
-    /// The address and port at which it listened.
+    /// The address and port on which it listens.
     pub address: String,
     /// The machine.
     pub host: HostFacts,
-    /// Congestion controls that may be set there.
+    /// Congestion controls that may be set on it.
     pub congestion: Vec<String>,
 }
 
-/// A conversation with another machine that measures with this one. It ends when this is dropped.
+/// A control connection to another machine that measures together with this one. Dropping it ends
+/// the session.
 #[derive(Debug)]
 pub struct Pair {
     address: SocketAddr,
-    here: IpAddr,
+    local_address: IpAddr,
     mtu: u32,
     facts: PeerFacts,
     writer: Mutex<TcpStream>,
     reader: Mutex<BufReader<TcpStream>>,
-    /// Whether a word was lost: what would come next belongs to something else.
+    /// Set by the first error. Replies that follow it could belong to another request.
     is_lost: AtomicBool,
-    /// Windows that were asked for and not yet brought back. A worker may end before its machine's meter has looked.
-    windows_open: AtomicUsize,
-    /// Since when nobody wants to hear of the worker that is on its way.
-    let_go: Mutex<Option<Instant>>,
+    /// Windows requested whose measurement has not yet arrived. A worker may end before its
+    /// machine's meter has measured the window.
+    pending_windows: AtomicUsize,
+    /// The time at which the current worker was cancelled; `None` if it was not.
+    cancelled_at: Mutex<Option<Instant>>,
 }
 
 impl Pair {
-    /// Greets whoever listens at `peer`: a name or an address, with a port if it is not [`PORT`].
+    /// Connects to a machine that listens at `peer`: a name or an address, with a port unless it is
+    /// [`PORT`].
     pub fn connect(peer: &str) -> Result<Self, PairError> {
-        let (stream, address) = reach(peer)?;
+        let (stream, address) = connect_any(peer)?;
         let unreachable = |source| PairError::Unreachable { peer: address, source };
         stream.set_nodelay(true).map_err(unreachable)?;
-        stream.set_write_timeout(Some(GREETING_MAX)).map_err(unreachable)?;
-        stream.set_read_timeout(Some(GREETING_MAX)).map_err(unreachable)?;
-        let here = stream.local_addr().map_err(unreachable)?.ip();
+        stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(unreachable)?;
+        stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(unreachable)?;
+        let local_address = stream.local_addr().map_err(unreachable)?.ip();
         let mut reader = BufReader::new(stream.try_clone().map_err(unreachable)?);
-        let stranger = |said: String| PairError::Stranger { peer: address, said };
+        let protocol_error = |problem: String| PairError::Protocol { peer: address, problem };
         write_line(
             &stream,
             &Request::Hello { schema: SCHEMA.into(), haul: env!("CARGO_PKG_VERSION").into() },
         )
         .map_err(unreachable)?;
-        let deadline = Some(Instant::now() + GREETING_MAX);
+        let deadline = Some(Instant::now() + HANDSHAKE_TIMEOUT);
         let answer = read_line(&mut reader, LINE_BYTES_MAX, deadline).map(|line| match line {
-            Line::Said(reply) => Line::Said(shown_reply(reply)),
+            Line::Value(reply) => Line::Value(printable_reply(reply)),
             line => line,
         });
         let facts = match answer {
-            Ok(Line::Said(Reply::Hello { schema, meter, .. }))
-                if schema == SCHEMA && meter.overlaps(&MeterFacts::here()) =>
+            Ok(Line::Value(Reply::Hello { schema, meter, .. }))
+                if schema == SCHEMA && meter.overlaps(&MeterFacts::local()) =>
             {
-                return Err(PairError::Same { peer: address });
+                return Err(PairError::SameMachine { peer: address });
             }
-            Ok(Line::Said(Reply::Hello { schema, host, congestion, .. })) if schema == SCHEMA => {
+            Ok(Line::Value(Reply::Hello { schema, host, congestion, .. })) if schema == SCHEMA => {
                 PeerFacts { address: address.to_string(), host, congestion }
             }
-            Ok(Line::Said(Reply::Hello { schema, .. })) => {
-                return Err(stranger(format!("it speaks {schema}")));
+            Ok(Line::Value(Reply::Hello { schema, .. })) => {
+                return Err(protocol_error(format!("it speaks {schema}")));
             }
-            Ok(Line::Said(Reply::Refused(reason))) => {
+            Ok(Line::Value(Reply::Refused(reason))) => {
                 return Err(PairError::Refused { peer: address, reason });
             }
-            Ok(Line::Said(_)) => return Err(stranger("it spoke out of turn".into())),
-            Ok(Line::Strange(text)) => {
-                return Err(stranger(format!("it said {:?}", cut(&text))));
+            Ok(Line::Value(_)) => return Err(protocol_error("it sent an unexpected reply".into())),
+            Ok(Line::Invalid(text)) => {
+                return Err(protocol_error(format!("it said {:?}", truncate(&text))));
             }
-            Ok(Line::End) => return Err(stranger("it hung up".into())),
-            Err(error) if is_silence(&error) => {
-                return Err(stranger(format!("it said nothing for {} s", GREETING_MAX.as_secs())));
+            Ok(Line::End) => return Err(protocol_error("it closed the connection".into())),
+            Err(error) if is_timeout(&error) => {
+                return Err(protocol_error(format!(
+                    "it said nothing for {} s",
+                    HANDSHAKE_TIMEOUT.as_secs()
+                )));
             }
-            Err(error) => return Err(stranger(error.to_string())),
+            Err(error) => return Err(protocol_error(error.to_string())),
         };
-        stream.set_read_timeout(Some(SILENCE_MAX)).map_err(unreachable)?;
-        let mtu = crate::doctor::mtu_of(here).unwrap_or_default();
+        stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(unreachable)?;
+        let mtu = crate::doctor::mtu_of(local_address).unwrap_or_default();
         Ok(Self {
             address,
-            here,
+            local_address,
             mtu,
             facts,
             writer: Mutex::new(stream),
             reader: Mutex::new(reader),
             is_lost: AtomicBool::new(false),
-            windows_open: AtomicUsize::new(0),
-            let_go: Mutex::new(None),
+            pending_windows: AtomicUsize::new(0),
+            cancelled_at: Mutex::new(None),
         })
     }
 
-    /// The other machine.
+    /// Facts about the other machine.
     pub fn facts(&self) -> &PeerFacts {
         &self.facts
     }
 
-    /// The MTU of the device that leads there, in bytes.
+    /// The MTU of the device that leads to the other machine, in bytes.
     pub fn mtu(&self) -> u32 {
         self.mtu
     }
 
-    /// This machine's address, as the other one reaches it.
-    pub(crate) fn here(&self) -> IpAddr {
-        self.here
+    /// This machine's address, at which the other one reaches it.
+    pub(crate) fn local_address(&self) -> IpAddr {
+        self.local_address
     }
 
     /// The other machine's address.
-    pub(crate) fn there(&self) -> IpAddr {
+    pub(crate) fn remote_address(&self) -> IpAddr {
         self.address.ip()
     }
 
-    /// Has the other machine learn what it looks like when it is quiet, for so long; see [`Self::calibration`].
+    /// Starts a calibration of the other machine, of this length; [`Self::calibration`] returns its
+    /// result.
     pub(crate) fn begin_calibration(&self, length: Duration) -> Result<(), PairError> {
-        self.say(&Request::Calibrate { length_ms: length.as_millis() as u64 })
+        self.send(&Request::Calibrate { length_ms: length.as_millis() as u64 })
     }
 
-    /// What it looked like.
+    /// Waits for the result of the calibration.
     pub(crate) fn calibration(&self) -> Result<Baseline, PairError> {
-        match self.listen()?.next()? {
+        match self.replies()?.next()? {
             Reply::Baseline(baseline) => Ok(baseline),
-            other => Err(self.out_of_turn(&other)),
+            other => Err(self.unexpected_reply(&other)),
         }
     }
 
-    /// Starts a worker there; what it says comes to [`Self::listen`], at last [`Reply::Ended`].
+    /// Starts a worker on the other machine. Its messages arrive at [`Self::replies`], the last of
+    /// them as [`Reply::Ended`].
     pub(crate) fn start(
         &self,
         task: &Task,
         socket: &SocketOptions,
         peer: Option<SocketAddr>,
     ) -> Result<(), PairError> {
-        self.say(&Request::Start { task: Box::new(task.clone()), socket: socket.clone(), peer })
+        self.send(&Request::Start { task: Box::new(task.clone()), socket: socket.clone(), peer })
     }
 
-    /// Has the worker end at once, if it has not.
+    /// Stops the worker at once, if one is running.
     pub(crate) fn stop(&self) {
-        *self.let_go() = Some(Instant::now());
-        // Where it is lost its worker ends by itself.
-        let _ = self.say(&Request::Stop);
+        *self.cancelled_at() = Some(Instant::now());
+        // If the connection is lost, the worker ends by itself.
+        let _ = self.send(&Request::Stop);
     }
 
-    fn let_go(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.let_go.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cancelled_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.cancelled_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn say(&self, request: &Request) -> Result<(), PairError> {
+    pub(crate) fn send(&self, request: &Request) -> Result<(), PairError> {
         if self.is_lost.load(Relaxed) {
             return Err(self.lost(io::ErrorKind::NotConnected.into()));
         }
         if let Request::Window { .. } = request {
-            self.windows_open.fetch_add(1, Relaxed);
+            self.pending_windows.fetch_add(1, Relaxed);
         }
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         write_line(&*writer, request).map_err(|source| self.lost(source))
     }
 
-    /// Listens to it alone until this is dropped, from the next word on that belongs to nothing earlier.
-    pub(crate) fn listen(&self) -> Result<Listening<'_>, PairError> {
+    /// Locks the replies for the caller until the reader is dropped. Measurements of earlier
+    /// windows that are still pending are read and dropped first.
+    pub(crate) fn replies(&self) -> Result<ReplyReader<'_>, PairError> {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        *self.let_go() = None;
-        let mut listening = Listening { pair: self, reader };
-        while listening.is_to_come() {
-            listening.next()?;
+        *self.cancelled_at() = None;
+        let mut replies = ReplyReader { pair: self, reader };
+        while replies.has_pending_window() {
+            replies.next()?;
         }
-        Ok(listening)
+        Ok(replies)
     }
 
-    pub(crate) fn out_of_turn(&self, reply: &Reply) -> PairError {
-        self.lost(io::Error::other(format!("it spoke out of turn: {}", cut(&format!("{reply:?}")))))
+    pub(crate) fn unexpected_reply(&self, reply: &Reply) -> PairError {
+        let text = format!("{reply:?}");
+        self.lost(io::Error::other(format!("it sent an unexpected reply: {}", truncate(&text))))
     }
 
     fn lost(&self, source: io::Error) -> PairError {
@@ -266,102 +283,113 @@ impl Pair {
     }
 }
 
-/// The ear of a conversation.
-pub(crate) struct Listening<'a> {
+/// Reads replies, for one caller at a time.
+pub(crate) struct ReplyReader<'a> {
     pair: &'a Pair,
     reader: MutexGuard<'a, BufReader<TcpStream>>,
 }
 
-impl Listening<'_> {
-    /// Whether a measurement is still to come.
-    pub(crate) fn is_to_come(&self) -> bool {
-        self.pair.windows_open.load(Relaxed) > 0
+impl ReplyReader<'_> {
+    /// Whether the measurement of a window is still pending.
+    pub(crate) fn has_pending_window(&self) -> bool {
+        self.pair.pending_windows.load(Relaxed) > 0
     }
 
-    /// What it says next.
+    /// Waits for the next reply.
     pub(crate) fn next(&mut self) -> Result<Reply, PairError> {
         let lost = |source: io::Error| {
-            let silence = format!("it said nothing for {} s", SILENCE_MAX.as_secs());
-            self.pair.lost(if is_silence(&source) { io::Error::other(silence) } else { source })
+            let timeout = format!("it sent nothing for {} s", REPLY_TIMEOUT.as_secs());
+            self.pair.lost(if is_timeout(&source) { io::Error::other(timeout) } else { source })
         };
-        if self.pair.let_go().is_some_and(|since| since.elapsed() > FAREWELL_MAX) {
-            return Err(lost(io::Error::other("it goes on about a worker that was to end")));
+        if self.pair.cancelled_at().is_some_and(|since| since.elapsed() > CANCEL_TIMEOUT) {
+            return Err(lost(io::Error::other("it still sends messages of a cancelled worker")));
         }
-        let deadline = Some(Instant::now() + SILENCE_MAX);
+        let deadline = Some(Instant::now() + REPLY_TIMEOUT);
         match read_line(&mut *self.reader, LINE_BYTES_MAX, deadline).map_err(lost)? {
-            Line::Said(reply @ Reply::Measured(_)) => {
-                let asked_for = self
-                    .pair
-                    .windows_open
-                    .fetch_update(Relaxed, Relaxed, |open| open.checked_sub(1));
-                if asked_for.is_ok() { Ok(reply) } else { Err(self.pair.out_of_turn(&reply)) }
+            Line::Value(reply @ Reply::Measured(_)) => {
+                let was_pending =
+                    self.pair
+                        .pending_windows
+                        .fetch_update(Relaxed, Relaxed, |pending| pending.checked_sub(1));
+                if was_pending.is_ok() {
+                    Ok(reply)
+                } else {
+                    Err(self.pair.unexpected_reply(&reply))
+                }
             }
-            Line::Said(reply) => Ok(shown_reply(reply)),
-            Line::Strange(text) => Err(lost(io::Error::other(format!("it said {:?}", cut(&text))))),
+            Line::Value(reply) => Ok(printable_reply(reply)),
+            Line::Invalid(text) => {
+                Err(lost(io::Error::other(format!("it sent {:?}", truncate(&text)))))
+            }
             Line::End => Err(lost(io::ErrorKind::UnexpectedEof.into())),
         }
     }
 }
 
 impl PairError {
-    /// Whether the fault lies in what was asked for.
+    /// Whether the request, and not its execution, is at fault.
     pub(crate) fn is_bad_input(&self) -> bool {
         !matches!(self, Self::Lost { .. })
     }
 }
 
-fn is_silence(error: &io::Error) -> bool {
+fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// The beginning of what a peer said.
-fn cut(text: &str) -> String {
-    text.chars().take(SHOWN_CHARS).collect()
+/// The first characters of a peer's text.
+fn truncate(text: &str) -> String {
+    text.chars().take(PRINTED_CHARS_MAX).collect()
 }
 
-/// What a peer said, as it may be shown on a terminal.
-fn shown(text: &str) -> String {
-    cut(text)
+/// A peer's text, truncated and without control characters, so that a terminal may show it.
+fn printable(text: &str) -> String {
+    truncate(text)
         .chars()
         .map(|character| if character.is_control() { '?' } else { character })
         .collect()
 }
 
-fn shown_reply(reply: Reply) -> Reply {
+fn printable_reply(reply: Reply) -> Reply {
     match reply {
-        Reply::Refused(reason) => Reply::Refused(shown(&reason)),
-        Reply::Said(Message::Refused(reason)) => Reply::Said(Message::Refused(shown(&reason))),
-        Reply::Said(Message::Failed(reason)) => Reply::Said(Message::Failed(shown(&reason))),
+        Reply::Refused(reason) => Reply::Refused(printable(&reason)),
+        Reply::WorkerMessage(Message::Refused(reason)) => {
+            Reply::WorkerMessage(Message::Refused(printable(&reason)))
+        }
+        Reply::WorkerMessage(Message::Failed(reason)) => {
+            Reply::WorkerMessage(Message::Failed(printable(&reason)))
+        }
         Reply::Hello { schema, host, congestion, meter } => Reply::Hello {
-            schema: shown(&schema),
-            host: HostFacts { kernel: shown(&host.kernel), cpu: shown(&host.cpu), ..host },
-            congestion: congestion.iter().map(|name| shown(name)).collect(),
+            schema: printable(&schema),
+            host: HostFacts { kernel: printable(&host.kernel), cpu: printable(&host.cpu), ..host },
+            congestion: congestion.iter().map(|name| printable(name)).collect(),
             meter,
         },
         reply => reply,
     }
 }
 
-/// Connects to the first address of a peer that answers.
-fn reach(peer: &str) -> Result<(TcpStream, SocketAddr), PairError> {
+/// Connects to the first of a peer's addresses that accepts.
+fn connect_any(peer: &str) -> Result<(TcpStream, SocketAddr), PairError> {
     let mut failure = None;
     for address in resolve(peer)? {
-        match TcpStream::connect_timeout(&address, GREETING_MAX) {
+        match TcpStream::connect_timeout(&address, HANDSHAKE_TIMEOUT) {
             Ok(stream) => return Ok((stream, address)),
             Err(source) => failure = Some(PairError::Unreachable { peer: address, source }),
         }
     }
-    let nothing =
+    let no_address =
         || PairError::Unknown { peer: peer.into(), source: io::ErrorKind::NotFound.into() };
-    Err(failure.unwrap_or_else(nothing))
+    Err(failure.unwrap_or_else(no_address))
 }
 
-/// A name, an address, or either with a port. An IPv6 address with a port stands in brackets.
+/// Resolves a name or an address, either of which may have a port. An IPv6 address with a port
+/// stands in brackets.
 fn resolve(peer: &str) -> Result<Vec<SocketAddr>, PairError> {
     let unknown = |source| PairError::Unknown { peer: peer.into(), source };
     let host = peer.trim_start_matches('[').trim_end_matches(']');
-    let is_whole = host.parse::<IpAddr>().is_ok() || !peer.contains(':');
-    let found = if is_whole { (host, PORT).to_socket_addrs() } else { peer.to_socket_addrs() };
+    let is_bare_host = host.parse::<IpAddr>().is_ok() || !peer.contains(':');
+    let found = if is_bare_host { (host, PORT).to_socket_addrs() } else { peer.to_socket_addrs() };
     Ok(found.map_err(unknown)?.collect())
 }
 
@@ -384,17 +412,17 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_says_can_be_shown() {
-        let Reply::Refused(reason) = shown_reply(Reply::Refused("\x1b]0;title\x07 no\r\n".into()))
-        else {
+    fn text_of_a_peer_is_printable_and_short() {
+        let refused = Reply::Refused("\x1b]0;title\x07 no\r\n".into());
+        let Reply::Refused(reason) = printable_reply(refused) else {
             panic!("a refusal stays one");
         };
         assert_eq!(reason, "?]0;title? no??");
-        assert_eq!(shown(&"x".repeat(1000)).len(), SHOWN_CHARS);
+        assert_eq!(printable(&"x".repeat(1000)).len(), PRINTED_CHARS_MAX);
     }
 
     #[test]
-    fn meters_on_one_cpu_read_each_other() {
+    fn meters_that_share_a_cpu_overlap() {
         let meter = |boot_id: &str, cpus: &[usize]| MeterFacts {
             boot_id: boot_id.into(),
             cpus: cpus.into(),

@@ -1,4 +1,4 @@
-//! The usual tools beside haul: what they report, and what the meter saw of them.
+//! Compares haul with iperf3: the CPU use that each reports, and the meter's reading.
 
 use crate::endpoint::Endpoint;
 use crate::flow::Flow;
@@ -17,41 +17,42 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-/// The chunk that everybody sends: iperf3's own default for TCP.
+/// Chunk that every program sends: iperf3's default for TCP.
 const CHUNK: Size = Size(128 * 1024);
-/// How long each is measured in each round.
+/// Length of the window of each program in each round.
 const WINDOW: Duration = Duration::from_millis(500);
-/// iperf3 counts in whole seconds; it needs some to connect, and the window lies in the middle.
+/// Run time of iperf3, which takes whole seconds. It needs some of it to connect, and the window
+/// lies in the middle.
 const IPERF_SECONDS: &str = "2";
 const IPERF_WARM_UP: Duration = Duration::from_millis(700);
-/// How long a server may take until it listens.
+/// Timeout of the server's start.
 const LISTEN_MAX: Duration = Duration::from_secs(5);
 const IPERF_PORT: u16 = 5201;
 
-/// One tool or path.
+/// A row of the comparison: one program or send method.
 #[derive(Debug, Clone)]
 pub struct PeerRow {
-    /// Who sent.
+    /// The program or method that sent.
     pub name: String,
-    /// What arrived.
+    /// Throughput at the receiver.
     pub throughput_bits_per_second: Option<Figure>,
-    /// What the tool itself reports as its CPU use, in percent of one CPU; for haul what `getrusage` says.
+    /// CPU use that the program reports, in percent of one CPU; for haul that of `getrusage`.
     pub reported_percent: Option<Figure>,
-    /// What the meter read on the sending host's CPU.
+    /// The meter's reading of the sending host's CPU.
     pub sender_load_percent: Option<Figure>,
-    /// By the meter.
+    /// Cost of the sending host, by the meter.
     pub sender_us_per_mib: Option<Figure>,
-    /// By the meter.
+    /// Cost of the receiving host, by the meter.
     pub receiver_us_per_mib: Option<Figure>,
 }
 
-/// Who sends.
-enum Contestant {
+/// A program that sends.
+enum TestedProgram {
     Haul(SendMethod),
     Iperf { name: &'static str, flags: &'static [&'static str] },
 }
 
-/// One round of one contestant.
+/// One round of one program.
 #[derive(Clone, Copy)]
 struct Round {
     throughput: f64,
@@ -61,33 +62,33 @@ struct Round {
     receiver_us: f64,
 }
 
-/// Runs iperf3 with and without its zero-copy flag beside the paths that do the same, interleaved, in one
-/// lab.
+/// Runs iperf3 with and without its zero-copy flag beside the corresponding methods of haul,
+/// interleaved, in one lab.
 pub fn send(
     rounds: usize,
     congestion: &str,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<PeerRow>, BenchError> {
-    let contestants = [
-        Contestant::Iperf { name: "iperf3", flags: &[] },
-        Contestant::Haul(SendMethod::ReadSend),
-        Contestant::Iperf { name: "iperf3 -Z", flags: &["-Z"] },
-        Contestant::Haul(SendMethod::Sendfile),
+    let programs = [
+        TestedProgram::Iperf { name: "iperf3", flags: &[] },
+        TestedProgram::Haul(SendMethod::ReadSend),
+        TestedProgram::Iperf { name: "iperf3 -Z", flags: &["-Z"] },
+        TestedProgram::Haul(SendMethod::Sendfile),
     ];
-    // iperf3 sends one buffer over and over, and with -Z the file that this buffer is.
+    // iperf3 sends one buffer repeatedly; with -Z it sends the file that backs this buffer.
     let workload = Workload::Memory(CHUNK).open()?;
     let lab = Lab::veth(&Settings::default())?;
     let meter = Meter::start(&[lab.sender.cpu(), lab.receiver.cpu()])?;
     let _server = start_iperf_server(&lab)?;
-    let mut all: Vec<Vec<Round>> = contestants.iter().map(|_| Vec::new()).collect();
+    let mut all: Vec<Vec<Round>> = programs.iter().map(|_| Vec::new()).collect();
     for round in 0..rounds {
-        for (contestant, rounds) in contestants.iter().zip(&mut all) {
-            progress(&format!("round {}: {}", round + 1, contestant.name()));
+        for (program, rounds) in programs.iter().zip(&mut all) {
+            progress(&format!("round {}: {}", round + 1, program.name()));
             let before = meter.calibrate(CALIBRATION);
-            let (interval, bytes_per_second, reported) = match contestant {
-                Contestant::Haul(path) => {
+            let (interval, bytes_per_second, reported) = match program {
+                TestedProgram::Haul(method) => {
                     let sending = Sending {
-                        path: path.name().into(),
+                        path: method.name().into(),
                         chunk_bytes: CHUNK.0 as usize,
                         cork: false,
                         rate_bits_per_second: None,
@@ -106,7 +107,7 @@ pub fn send(
                     let reported = 100.0 * sent.cpu_seconds() / sent.seconds;
                     (sample.interval, received.bytes_per_second(), reported)
                 }
-                Contestant::Iperf { flags, .. } => iperf(&lab, &meter, congestion, flags)?,
+                TestedProgram::Iperf { flags, .. } => iperf(&lab, &meter, congestion, flags)?,
             };
             let baseline = before.middle(&meter.calibrate(CALIBRATION));
             let Some(load) = interval.map(|interval| interval.load(&baseline)) else { continue };
@@ -121,23 +122,23 @@ pub fn send(
             });
         }
     }
-    Ok(contestants.iter().zip(&all).map(|(contestant, rounds)| row(contestant, rounds)).collect())
+    Ok(programs.iter().zip(&all).map(|(program, rounds)| row(program, rounds)).collect())
 }
 
-impl Contestant {
+impl TestedProgram {
     fn name(&self) -> String {
         match self {
             Self::Haul(SendMethod::ReadSend) => "haul read+send (memory)".into(),
-            Self::Haul(path) => format!("haul {path} (memory)"),
+            Self::Haul(method) => format!("haul {method} (memory)"),
             Self::Iperf { name, .. } => (*name).into(),
         }
     }
 }
 
-fn row(contestant: &Contestant, rounds: &[Round]) -> PeerRow {
+fn row(program: &TestedProgram, rounds: &[Round]) -> PeerRow {
     let figure = |of: fn(&Round) -> f64| Figure::of(&rounds.iter().map(of).collect::<Vec<_>>());
     PeerRow {
-        name: contestant.name(),
+        name: program.name(),
         throughput_bits_per_second: figure(|round| round.throughput),
         reported_percent: figure(|round| round.reported),
         sender_load_percent: figure(|round| round.load),
@@ -146,7 +147,7 @@ fn row(contestant: &Contestant, rounds: &[Round]) -> PeerRow {
     }
 }
 
-fn trouble(program: &str, problem: impl std::fmt::Display) -> BenchError {
+fn program_error(program: &str, problem: impl std::fmt::Display) -> BenchError {
     BenchError::Failed(format!("{program}: {problem}"))
 }
 
@@ -155,7 +156,7 @@ fn start_iperf_server(lab: &Lab) -> Result<Running, BenchError> {
     let is_missing =
         Command::new("iperf3").arg("--version").stdout(Stdio::null()).status().is_err();
     if is_missing {
-        return Err(trouble(
+        return Err(program_error(
             "iperf3",
             "is missing: ci/install installs it (Debian: apt-get install iperf3)",
         ));
@@ -166,29 +167,30 @@ fn start_iperf_server(lab: &Lab) -> Result<Running, BenchError> {
     let deadline = Instant::now() + LISTEN_MAX;
     while !lab.receiver.run(is_listening)? {
         if Instant::now() > deadline {
-            return Err(trouble("iperf3", "its server does not listen"));
+            return Err(program_error("iperf3", "its server does not listen"));
         }
         thread::sleep(Duration::from_millis(20));
     }
     Ok(server)
 }
 
-/// Whether somebody listens on iperf3's port in the calling thread's network namespace.
+/// Whether a socket listens on iperf3's port in the calling thread's network namespace.
 fn is_listening() -> bool {
     const LISTEN: &str = "0A";
     let port = format!(":{IPERF_PORT:04X}");
     ["tcp", "tcp6"].iter().any(|table| {
         let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
         text.lines().any(|line| {
-            let words: Vec<&str> = line.split_ascii_whitespace().collect();
-            words.get(1).is_some_and(|address| address.ends_with(&port))
-                && words.get(3) == Some(&LISTEN)
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            fields.get(1).is_some_and(|address| address.ends_with(&port))
+                && fields.get(3) == Some(&LISTEN)
         })
     })
 }
 
-/// Runs one client and cuts a window out of it. Returns the counters, the bytes a second that arrived at the
-/// receiver's device (headers of at most 0.1 % included), and the CPU use that iperf3 reports, in percent.
+/// Runs one client and measures a window within its run time. Returns the counters, the bytes per
+/// second that arrived at the receiver's device, and the CPU use that iperf3 reports, in percent.
+/// The bytes include headers of at most 0.1 %.
 fn iperf(
     lab: &Lab,
     meter: &Meter,
@@ -222,7 +224,7 @@ fn iperf(
         let output = client
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?
-            .map_err(|error| trouble("iperf3", error))?;
+            .map_err(|error| program_error("iperf3", error))?;
         let reported = reported_percent(&output)?;
         let interval = after.since(&before);
         let bytes_per_second =
@@ -233,16 +235,16 @@ fn iperf(
 
 fn reported_percent(output: &Output) -> Result<f64, BenchError> {
     let report: Value =
-        serde_json::from_slice(&output.stdout).map_err(|error| trouble("iperf3", error))?;
+        serde_json::from_slice(&output.stdout).map_err(|error| program_error("iperf3", error))?;
     if let Some(error) = report["error"].as_str() {
-        return Err(trouble("iperf3", error));
+        return Err(program_error("iperf3", error));
     }
     report["end"]["cpu_utilization_percent"]["host_total"]
         .as_f64()
-        .ok_or_else(|| trouble("iperf3", "reports no CPU utilisation"))
+        .ok_or_else(|| program_error("iperf3", "reports no CPU utilisation"))
 }
 
-/// The received bytes of a device in the calling thread's network namespace, 0 where it is not listed.
+/// Bytes received by a device in the calling thread's network namespace; 0 if it is not listed.
 fn received_bytes(device: &str) -> u64 {
     let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
     text.lines()

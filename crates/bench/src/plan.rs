@@ -1,7 +1,8 @@
-//! A plan for programs: what it costs by each path to send a file or memory of several sizes; measured, then put to the test.
+//! Makes the cost model that programs choose send methods by (`haul plan`): measures each method's
+//! cost for files and memory of several sizes, then tests the model.
 //!
-//! The test is a measurement of its own, after the one that the plan is made of, with sizes between those that were measured:
-//! what is measured together is alike in ways that the next day is not.
+//! The test is a separate measurement after the one that the model is fitted to, with sizes between
+//! the measured ones. Rounds of one measurement share conditions that a later day does not have.
 
 use crate::congestion::{DEFAULT_CONGESTION_FILE, paces};
 use crate::matrix::{CHUNK_DEFAULT, SendSelection};
@@ -25,8 +26,9 @@ use std::sync::atomic::AtomicBool;
 mod description;
 mod fit;
 
-/// The files that are measured, all of one size in each row: from small ones to one that is some caches large. Costs bend
-/// between 16 and 256 KiB, where one packet becomes several.
+/// The measured files: number and size, all of one size in each row. They range from small ones to
+/// one that is several times larger than the caches. Costs are not linear between 16 and 256 KiB,
+/// where one packet becomes several.
 const FILES: [(usize, Size); 8] = [
     (512, Size(2 << 10)),
     (512, Size(8 << 10)),
@@ -37,10 +39,10 @@ const FILES: [(usize, Size); 8] = [
     (24, Size(1 << 20)),
     (1, Size(24 << 20)),
 ];
-/// The same of memory.
+/// The measured sizes of memory.
 const MEMORY: [Size; 6] =
     [Size(2 << 10), Size(16 << 10), Size(64 << 10), Size(256 << 10), Size(1 << 20), Size(16 << 20)];
-/// What the plan is put to the test with: sizes on which nothing was fitted.
+/// The workloads of the test: sizes that the model was not fitted to.
 const TESTS: [Workload; 6] = [
     Workload::Equal { count: 512, size: Size(3_000) },
     Workload::Equal { count: 256, size: Size(30_000) },
@@ -49,96 +51,101 @@ const TESTS: [Workload; 6] = [
     Workload::Memory(Size(3_000)),
     Workload::Memory(Size(200_000)),
 ];
-/// A prediction further off than this misses.
+/// The largest error of a prediction that passes the test, in percent.
 const ERROR_PERCENT_MAX: f64 = 15.0;
-/// How often the test is repeated where the hypervisor has moved the CPUs since the plan was measured.
+/// The most repetitions of the test if the hypervisor has moved the CPUs since the model was
+/// measured.
 const TEST_REPEATS_MAX: usize = 4;
-/// Rounds of each row unless the caller asks for more: the fewest that a verdict takes, since there are a hundred rows.
+/// The default number of rounds for each row: the fewest that a verdict needs, since there are
+/// about a hundred rows.
 pub const ROUNDS: usize = crate::stats::VERDICT_ROUNDS_MIN;
 
-/// A plan and what it was made of.
+/// A cost model and the measurement that it was made from.
 #[derive(Debug, Clone)]
-pub struct Made {
-    /// The plan, with its tests and the measurement's warnings.
+pub struct MeasuredPlan {
+    /// The cost model, with its tests and the measurement's warnings.
     pub plan: Plan,
-    /// What it was made of.
+    /// The measurement that it was made from.
     pub report: SendReport,
 }
 
-/// Measures what a plan needs, makes it and puts it to the test; [`ROUNDS`] take about four minutes.
+/// Measures the costs, makes the cost model and tests it. With [`ROUNDS`] it takes about four
+/// minutes.
 pub fn make(
     rounds: usize,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Made, BenchError> {
+) -> Result<MeasuredPlan, BenchError> {
     if rounds < ROUNDS {
         return Err(BenchError::BadInput(format!(
-            "--rounds {rounds} is too few: a plan takes {ROUNDS} rounds or more"
+            "--rounds {rounds} is too few: a plan needs {ROUNDS} rounds or more"
         )));
     }
     let pace = Pace { rounds, ..Pace::QUICK };
-    let measured = send::SendPlan { pace, observer_pairs: 0, ..send::SendPlan::new(selections()) };
-    let report = send::run(&measured, is_stopped, progress)?;
-    let mut plan =
-        of(&report).ok_or_else(|| BenchError::Failed("no row could be measured cleanly".into()))?;
-    let tests = TESTS.map(|workload| SendSelection {
+    let measurement =
+        send::SendPlan { pace, observer_pairs: 0, ..send::SendPlan::new(selections()) };
+    let report = send::run(&measurement, is_stopped, progress)?;
+    let mut plan = of(&report)
+        .ok_or_else(|| BenchError::Failed("no row could be measured undisturbed".into()))?;
+    let selections = TESTS.map(|workload| SendSelection {
         paths: vec![TestedMethod::Planned],
-        // The planned way makes calls of its own size; a chunk beyond the file would be refused all the same.
+        // The method `planned` chooses the size of its calls, but a chunk larger than the file
+        // would still be refused.
         chunks: vec![Size(workload.sizes()[0]).min(CHUNK_DEFAULT)],
         workloads: vec![workload],
         ..SendSelection::plain()
     });
-    let tested = send::SendPlan {
+    let test = send::SendPlan {
         pace,
         observer_pairs: 0,
         planned: Some(plan.clone()),
-        ..send::SendPlan::new(tests.into())
+        ..send::SendPlan::new(selections.into())
     };
-    let mut result = send::run(&tested, is_stopped, progress)?;
+    let mut tested = send::run(&test, is_stopped, progress)?;
     for _ in 0..TEST_REPEATS_MAX {
-        if are_alike(&report, &result) {
+        if have_same_distance(&report, &tested) {
             break;
         }
-        result = send::run(&tested, is_stopped, progress)?;
+        tested = send::run(&test, is_stopped, progress)?;
     }
-    let tested = result;
-    if !are_alike(&report, &tested) {
-        let words = "the hypervisor had moved the hosts' CPUs when the plan was tested: its tests are of another machine";
-        plan.warnings.push(format!("{}: {words}", Kind::Moved));
+    if !have_same_distance(&report, &tested) {
+        let detail = "the hypervisor moved the hosts' CPUs before the plan was tested: its tests \
+                      were measured under other conditions than its costs";
+        plan.warnings.push(format!("{}: {detail}", Kind::Moved));
     }
-    let measured = |row: &&SendRow| {
+    let is_usable = |row: &&SendRow| {
         is_clean(row) && row.sender_us_per_mib.is_some_and(|figure| figure.has_interval())
     };
     plan.tests = tested
         .rows
         .iter()
-        .filter(measured)
+        .filter(is_usable)
         .filter_map(|row| prediction::test(&plan, row))
         .collect();
-    // The tests' distance is warned of above.
+    // A warning about the tests' CPU distance was already added above.
     let of_tests = tested.warnings.iter().filter(|warning| warning.kind != Kind::Plan);
     let warnings = report.warnings.iter().chain(of_tests);
     let warnings = warnings.map(|warning| format!("{}: {}", warning.kind, warning.detail));
     plan.warnings.extend(warnings);
-    Ok(Made { plan, report })
+    Ok(MeasuredPlan { plan, report })
 }
 
-/// Whether two runs were at the same distance of the CPUs, as far as that is known.
-fn are_alike(one: &SendReport, other: &SendReport) -> bool {
+/// Whether the CPUs had the same distance in two runs. Also true if a distance is unknown.
+fn have_same_distance(one: &SendReport, other: &SendReport) -> bool {
     let ns = |report: &SendReport| Some(report.lab.as_ref()?.cache_line_round_trip_ns?.median);
     is_same_distance(ns(one), ns(other))
 }
 
-/// The rows that a plan is made of.
+/// The rows that a cost model is made from.
 fn selections() -> Vec<SendSelection> {
-    let row = |path: SendMethod, workload: Workload, size: Size, offloads| SendSelection {
-        paths: vec![path.into()],
-        chunks: vec![Size(call_bytes(path) as u64).min(size)],
+    let selection = |method: SendMethod, workload: Workload, size: Size, offloads| SendSelection {
+        paths: vec![method.into()],
+        chunks: vec![Size(call_bytes(method) as u64).min(size)],
         workloads: vec![workload],
         corks: vec![false],
         offloads: vec![offloads],
     };
-    let of_files = [
+    let file_methods = [
         SendMethod::ReadWrite,
         SendMethod::ReadSend,
         SendMethod::MmapSend,
@@ -146,7 +153,7 @@ fn selections() -> Vec<SendSelection> {
         SendMethod::Splice,
         SendMethod::Vmsplice,
     ];
-    let of_memory = [
+    let memory_methods = [
         SendMethod::ReadWrite,
         SendMethod::ReadSend,
         SendMethod::Sendfile,
@@ -155,12 +162,13 @@ fn selections() -> Vec<SendSelection> {
     ];
     let mut selections = Vec::new();
     for (index, (count, size)) in FILES.into_iter().enumerate() {
-        // Without offloads two sizes will do: few network cards are like that.
+        // Two sizes are enough without offloads, since few network cards lack them.
         for offloads in
             if index % 4 == 1 { &[Offloads::On, Offloads::Off][..] } else { &[Offloads::On] }
         {
             let files = || Workload::Equal { count, size };
-            selections.extend(of_files.iter().map(|&path| row(path, files(), size, *offloads)));
+            let rows = file_methods.map(|method| selection(method, files(), size, *offloads));
+            selections.extend(rows);
         }
     }
     for (index, size) in MEMORY.into_iter().enumerate() {
@@ -168,29 +176,31 @@ fn selections() -> Vec<SendSelection> {
             if index % 4 == 1 { &[Offloads::On, Offloads::Off][..] } else { &[Offloads::On] }
         {
             let memory = || Workload::Memory(size);
-            selections.extend(of_memory.iter().map(|&path| row(path, memory(), size, *offloads)));
+            let rows = memory_methods.map(|method| selection(method, memory(), size, *offloads));
+            selections.extend(rows);
         }
     }
     selections
 }
 
-/// How many of a plan's tests it missed, and how many there were; a test that could not be measured cleanly counts as
-/// missed.
+/// The number of tests that a cost model missed, and the number of all tests. A test without an
+/// undisturbed measurement counts as missed.
 pub fn misses(plan: &Plan) -> (usize, usize) {
-    let met =
+    let passed =
         plan.tests.iter().filter(|test| test.error_percent().abs() <= ERROR_PERCENT_MAX).count();
-    (TESTS.len() - met.min(TESTS.len()), TESTS.len())
+    (TESTS.len() - passed.min(TESTS.len()), TESTS.len())
 }
 
-/// Whether a plan has stood its tests: it has missed at most a third of them.
+/// Whether a cost model passed its tests: it missed at most a third of them.
 pub fn has_stood(plan: &Plan) -> bool {
     let (missed, all) = misses(plan);
     3 * missed <= all
 }
 
-/// What has changed of the machine since a plan was measured, one line each; none where it still holds.
+/// The changes of the machine since a cost model was measured, one line each; empty if there are
+/// none.
 pub fn changes(plan: &Plan) -> Vec<String> {
-    let here = HostFacts::here();
+    let host = HostFacts::here();
     let devices = crate::host::devices();
     let mut changes = Vec::new();
     let mut compare = |what: &str, then: &str, now: &str| {
@@ -198,16 +208,16 @@ pub fn changes(plan: &Plan) -> Vec<String> {
             changes.push(format!("{what}: {then} when it was measured, {now} now"));
         }
     };
-    compare("kernel", &plan.kernel, &here.kernel);
-    compare("CPU", &plan.cpu, &here.cpu);
+    compare("kernel", &plan.kernel, &host.kernel);
+    compare("CPU", &plan.cpu, &host.cpu);
     let list =
         |devices: &[String]| if devices.is_empty() { "none".into() } else { devices.join(", ") };
     compare("network cards", &list(&plan.devices), &list(&devices));
     changes
 }
 
-/// The reason why a plan's costs may not be those of this host's sockets: its default congestion control paces them, and the
-/// plan was measured without pacing.
+/// A note if this host's default congestion control paces sockets, but the cost model was measured
+/// without pacing. Then its costs may not apply to this host's sockets.
 pub fn pacing_note(plan: &Plan) -> Option<String> {
     pacing_note_for(
         plan.network.as_ref()?,
@@ -218,8 +228,8 @@ pub fn pacing_note(plan: &Plan) -> Option<String> {
 fn pacing_note_for(Network { congestion, .. }: &Network, default: &str) -> Option<String> {
     (paces(default) && !paces(congestion)).then(|| {
         format!(
-            "measured with {congestion}, which does not pace; this host's default, {default}, does, and then every path costs \
-             more (set TCP_CONGESTION before connect or listen)"
+            "measured with {congestion}, which does not pace; this host's default, {default}, \
+             does, and then every path costs more (set TCP_CONGESTION before connect or listen)"
         )
     })
 }
@@ -229,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_default_that_paces_is_a_note_beside_a_plan_that_was_not_paced() {
+    fn a_pacing_default_gives_a_note_if_the_plan_was_not_paced() {
         let network = |congestion: &str| Network {
             congestion: congestion.into(),
             mtu: 9000,

@@ -1,11 +1,12 @@
-//! The experiment `profile`: where in the kernel the time of sending and receiving goes, function by function, and so
-//! the most that any change to a part of it could save.
+//! The experiment `profile`: the kernel functions in which sending and receiving spend their time.
+//! So it shows the most that a change to any of them could save.
 //!
-//! A timer looks at each CPU some thousand times a second. What it finds in the meter's own thread is an idle CPU,
-//! unless an interrupt was at work on top of it. The groups are in `profile/groups.txt`.
+//! A timer samples each CPU about 2000 times per second; a sample is called a tick. A tick in one
+//! of the meter's own threads counts as an idle CPU, unless an interrupt was running on top of it.
+//! Functions are grouped by `profile/groups.txt`.
 
 use crate::endpoint::Endpoint;
-use crate::flow::{Flow, Moment};
+use crate::flow::{Flow, WindowPhase};
 use crate::regime::{self, Reading};
 use crate::report::LabFacts;
 use crate::rounds::{CALIBRATION, Costs, OTHERS_PERCENT_MAX, Pace, Progress, Run, Steps};
@@ -32,7 +33,7 @@ mod record;
 mod row;
 mod symbols;
 
-use count::Counted;
+use count::TickCounts;
 use groups::Groups;
 use owner::Owners;
 use record::Recorder;
@@ -42,25 +43,25 @@ use symbols::Symbols;
 /// The result of `profile`.
 pub type ProfileReport = crate::report::Report<ProfileRow>;
 
-/// What the sender sends in a call, and the receiver's buffer.
+/// Bytes per call of the sender, and the receiver's buffer.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Looks at busy CPUs below which a share of a percent is one look or two.
-const TICKS_ENOUGH: u64 = 500;
-/// How long full speed is measured.
+/// Minimum ticks on busy CPUs. With fewer, a share of one percent is only a few ticks.
+const TICKS_MIN: u64 = 500;
+/// Length of the window in which full speed is measured.
 const PILOT_WINDOW: Duration = Duration::from_millis(100);
-/// The longest that is watched.
+/// Maximum length of a profile.
 const SECONDS_MAX: f64 = 600.0;
 
-/// What to watch.
+/// Parameters of a profile.
 #[derive(Debug, Clone)]
 pub struct ProfilePlan {
-    /// How it is sent.
+    /// The send method.
     pub send: TestedMethod,
-    /// How it is received.
+    /// The receive method.
     pub receive: ReceiveMethod,
-    /// What is sent.
+    /// The workload.
     pub workload: Workload,
-    /// For how long.
+    /// Length of the profile.
     pub window: Duration,
     /// The link's MTU in bytes.
     pub mtu: u32,
@@ -68,33 +69,33 @@ pub struct ProfilePlan {
     pub congestion: Option<String>,
 }
 
-/// A report and its flame graphs, one a host.
+/// A report and its flame graphs, one per host.
 #[derive(Debug, Clone)]
 pub struct Profile {
-    /// The figures.
+    /// The report.
     pub report: ProfileReport,
-    /// Where the time went, drawn.
+    /// The flame graphs.
     pub pictures: Vec<Picture>,
 }
 
-/// Watches both hosts while one sends to the other.
+/// Profiles both hosts while one sends to the other.
 pub fn run(
     plan: &ProfilePlan,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Profile, BenchError> {
     if !(0.1..=SECONDS_MAX).contains(&plan.window.as_secs_f64()) {
-        return Err(BenchError::BadInput(format!("a profile takes 0.1 to {SECONDS_MAX} seconds")));
+        return Err(BenchError::BadInput(format!("a profile lasts 0.1 to {SECONDS_MAX} seconds")));
     }
     let started = crate::now();
     let lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
     let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
     let mut cpus = vec![lab.sender.cpu(), lab.receiver.cpu()];
     cpus.dedup();
-    let (recorder, symbols) = watch(&cpus)?;
+    let (recorder, symbols) = start_recorder(&cpus)?;
     let workload = plan.workload.open()?;
     let run = Run::new(&lab, Pace { rounds: 1, window: plan.window })?;
-    let own: HashSet<u32> = run.meter.threads().into_iter().collect();
+    let meter_threads: HashSet<u32> = run.meter.threads().into_iter().collect();
     let sending = Sending {
         path: plan.send.name().into(),
         chunk_bytes: CHUNK_BYTES,
@@ -119,14 +120,15 @@ pub fn run(
     };
     let mut steps = Steps::new(1, is_stopped, progress);
     steps.go_on("sending and receiving");
-    // The looks themselves interrupt too; a baseline that has them takes them off the meter's reading.
+    // Sampling interrupts the CPUs as well. The baseline includes it, so it is subtracted from the
+    // meter's reading.
     let before = run.meter.calibrate(CALIBRATION);
-    let mut seen = Vec::new();
-    let sample = flow.run_seen(Some(&run.meter), &mut |moment| {
-        match moment {
-            Moment::Start => drop(recorder.take()),
-            Moment::Inside => {}
-            Moment::End => seen = recorder.take(),
+    let mut recorded = Vec::new();
+    let sample = flow.run_observed(Some(&run.meter), &mut |phase| {
+        match phase {
+            WindowPhase::Start => drop(recorder.take()),
+            WindowPhase::Inside => {}
+            WindowPhase::End => recorded = recorder.take(),
         }
         !is_stopped.load(Relaxed)
     })?;
@@ -146,9 +148,9 @@ pub fn run(
         ("sending host", &costs.sender, costs.sender_us_per_mib, plan.send.name()),
         ("receiving host", &costs.receiver, costs.receiver_us_per_mib, plan.receive.name()),
     ];
-    let apart = lab.cache_line_round_trip()?.map(|time| time.as_nanos() as f64);
+    let distance_ns = lab.cache_line_round_trip()?.map(|time| time.as_nanos() as f64);
     let facts = LabFacts {
-        cache_line_round_trip_ns: apart.map(Figure::exactly),
+        cache_line_round_trip_ns: distance_ns.map(Figure::exactly),
         ..LabFacts::of(&run, &congestion, None)
     };
     let mut report =
@@ -156,67 +158,69 @@ pub fn run(
     report.warnings = run.warnings;
     let mut pictures = Vec::new();
     let owners = recorder.take_owners();
-    for ((host, meter, us_per_mib, way), seen) in hosts.into_iter().zip(&seen) {
-        let counted = Counted::of(seen, &symbols, &groups, &own, &owners);
-        let what = format!("{host}, {way}");
-        warn_of_losses(&mut report, &what, seen.lost);
+    for ((host, meter, us_per_mib, method), ticks) in hosts.into_iter().zip(&recorded) {
+        let counts = TickCounts::of(ticks, &symbols, &groups, &meter_threads, &owners);
+        let subject = format!("{host}, {method}");
+        warn_of_lost_ticks(&mut report, &subject, ticks.lost);
         let others_percent = meter.account.map_or(0.0, |account| account.others_percent);
         if others_percent > OTHERS_PERCENT_MAX {
-            let words = format!(
-                "{what}: other programs used {others_percent:.0} % of this CPU; they are listed by name and no part of its \
-                 figures, but the caches and the timing were not the path's alone"
+            let detail = format!(
+                "{subject}: other programs used {others_percent:.0} % of this CPU; they are listed \
+                 by name and excluded from its figures, but they affected its caches and timing"
             );
-            report.warnings.push(Warning::new(Kind::Disturbed, words));
+            report.warnings.push(Warning::new(Kind::Disturbed, detail));
         }
-        report.rows.extend(row::rows(&what, &counted, Some((meter.load_percent, us_per_mib))));
-        report.answers.extend(row::answer(&what, &counted, Some((meter.load_percent, us_per_mib))));
+        let reading = Some((meter.load_percent, us_per_mib));
+        report.rows.extend(row::rows(&subject, &counts, reading));
+        report.answers.extend(row::answer(&subject, &counts, reading));
         pictures.push(Picture {
-            title: format!("Where the time of the {what} goes"),
-            svg: flame::draw(&counted),
+            title: format!("Where the time of the {subject} goes"),
+            svg: flame::draw(&counts),
         });
     }
     Ok(Profile { report, pictures })
 }
 
-/// Watches the whole machine while a command runs.
+/// Profiles the whole machine while a command runs.
 pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitStatus)>, BenchError> {
     let started = crate::now();
     let cpus = haul_lab::allowed_cpus().map_err(|error| BenchError::Failed(error.to_string()))?;
-    let (recorder, symbols) = watch(&cpus)?;
+    let (recorder, symbols) = start_recorder(&cpus)?;
     drop(recorder.take());
     let start = Instant::now();
     let status = match haul_sys::child::dies_with_parent(command).status() {
         Ok(status) => status,
         Err(error) => return Ok(Err(error)),
     };
-    let seen = recorder.take();
+    let recorded = recorder.take();
     let seconds = start.elapsed().as_secs_f64();
     let groups = Groups::builtin();
-    let mut all = Counted::default();
+    let mut all = TickCounts::default();
     let mut lost = 0;
-    for seen in &seen {
-        // Whatever runs on the machine is what was asked for.
-        all.add(&Counted::of(seen, &symbols, &groups, &HashSet::new(), &Owners::default()));
-        lost += seen.lost;
+    for ticks in &recorded {
+        // Without a flow, every program belongs to the profile.
+        all.add(&TickCounts::of(ticks, &symbols, &groups, &HashSet::new(), &Owners::default()));
+        lost += ticks.lost;
     }
-    let what = format!("machine, {} CPUs for {seconds:.1} s", cpus.len());
+    let subject = format!("machine, {} CPUs for {seconds:.1} s", cpus.len());
     let mut report = ProfileReport::new("profile", started, HostFacts::here(), None);
-    warn_of_losses(&mut report, &what, lost);
-    if all.busy() < TICKS_ENOUGH {
-        let words = format!("{} looks at busy CPUs: too few for shares that mean much", all.busy());
-        report.warnings.push(Warning::new(Kind::TooFewRounds, words));
+    warn_of_lost_ticks(&mut report, &subject, lost);
+    if all.busy() < TICKS_MIN {
+        let detail = format!("{} ticks on busy CPUs: too few for reliable shares", all.busy());
+        report.warnings.push(Warning::new(Kind::TooFewRounds, detail));
     }
-    report.rows = row::rows(&what, &all, None);
-    report.answers = row::answer(&what, &all, None);
+    report.rows = row::rows(&subject, &all, None);
+    report.answers = row::answer(&subject, &all, None);
     let picture =
-        Picture { title: format!("Where the time of {what} goes"), svg: flame::draw(&all) };
+        Picture { title: format!("Where the time of {subject} goes"), svg: flame::draw(&all) };
     Ok(Ok((Profile { report, pictures: vec![picture] }, status)))
 }
 
-fn watch(cpus: &[usize]) -> Result<(Recorder, Symbols), BenchError> {
+fn start_recorder(cpus: &[usize]) -> Result<(Recorder, Symbols), BenchError> {
     let recorder = Recorder::start(cpus).map_err(|error| {
         BenchError::BadInput(format!(
-            "the kernel does not let this user watch CPUs ({error}): run as root, or sysctl -w kernel.perf_event_paranoid=0 kernel.kptr_restrict=0"
+            "the kernel does not allow this user to sample CPUs ({error}): run as root, or sysctl \
+             -w kernel.perf_event_paranoid=0 kernel.kptr_restrict=0"
         ))
     })?;
     let symbols = Symbols::read()
@@ -224,11 +228,11 @@ fn watch(cpus: &[usize]) -> Result<(Recorder, Symbols), BenchError> {
     Ok((recorder, symbols))
 }
 
-fn warn_of_losses(report: &mut ProfileReport, what: &str, lost: u64) {
+fn warn_of_lost_ticks(report: &mut ProfileReport, subject: &str, lost: u64) {
     if lost > 0 {
-        let words = format!(
-            "{what}: {lost} looks were lost, because the machine was too busy to keep them"
+        let detail = format!(
+            "{subject}: {lost} ticks were lost, because the machine was too busy to read them"
         );
-        report.warnings.push(Warning::new(Kind::AccountsDisagree, words));
+        report.warnings.push(Warning::new(Kind::AccountsDisagree, detail));
     }
 }

@@ -1,10 +1,10 @@
-//! Sizes and rates as people write them.
+//! Sizes and rates in the notation of command-line arguments.
 
 use bytesize::ByteSize;
 use std::fmt;
 use std::str::FromStr;
 
-/// A text that is not a size or a rate.
+/// A text is not a size or a rate.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ParseQuantityError {
     /// Not a size.
@@ -32,7 +32,7 @@ impl FromStr for Size {
 }
 
 impl fmt::Display for Size {
-    /// The largest unit that says it exactly, binary before decimal.
+    /// Formats with the largest unit that is exact, binary before decimal.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u64, &str); 6] = [
             (1 << 30, "GiB"),
@@ -59,19 +59,19 @@ impl FromStr for Rate {
     type Err = ParseQuantityError;
 
     fn from_str(text: &str) -> Result<Self, ParseQuantityError> {
-        let wrong = || ParseQuantityError::Rate(text.into());
+        let invalid = || ParseQuantityError::Rate(text.into());
         let lower = text.to_ascii_lowercase();
         let lower = lower.strip_suffix("/s").unwrap_or(&lower);
         let (number, factor) = [("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3), ("bit", 1.0)]
             .into_iter()
             .find_map(|(unit, factor)| Some((lower.strip_suffix(unit)?, factor)))
-            .ok_or_else(wrong)?;
+            .ok_or_else(invalid)?;
         match number.trim().parse::<f64>() {
-            // From a packet a second to what no link reaches.
+            // From about one packet per second to a rate that no link reaches.
             Ok(number) if (1e4..1e13).contains(&(number * factor)) => {
                 Ok(Self((number * factor).round() as u64))
             }
-            _ => Err(wrong()),
+            _ => Err(invalid()),
         }
     }
 }
@@ -93,7 +93,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_read_and_print() {
+    fn sizes_parse_and_format() {
         for (text, bytes) in [("64KiB", 65_536), ("350KB", 350_000), ("1MiB", 1 << 20), ("7B", 7)] {
             assert_eq!(text.parse(), Ok(Size(bytes)));
             assert_eq!(Size(bytes).to_string(), text);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_read_and_print() {
+    fn rates_parse_and_format() {
         assert_eq!("4gbit".parse(), Ok(Rate(4_000_000_000)));
         assert_eq!("1.5Gbit/s".parse(), Ok(Rate(1_500_000_000)));
         assert_eq!(Rate(500_000_000).to_string(), "500mbit");
@@ -115,12 +115,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_safe(text in ".{0,20}") {
+        fn arbitrary_text_does_not_panic(text in ".{0,20}") {
             let _ = (text.parse::<Size>(), text.parse::<Rate>());
         }
 
         #[test]
-        fn what_is_printed_reads_back(bytes in 1u64..1 << 50) {
+        fn a_formatted_size_parses_to_the_same_size(bytes in 1u64..1 << 50) {
             prop_assert_eq!(Size(bytes).to_string().parse(), Ok(Size(bytes)));
         }
     }

@@ -1,15 +1,16 @@
-//! The experiment `receive`: what each way of taking bytes out of a socket costs the two hosts.
+//! The experiment `receive`: the CPU cost of each receive method, on the sending and the receiving
+//! host.
 //!
-//! What can be mapped is decided by the sender and the link before the receiver has a say: each page must hold
-//! payload and nothing else. So the rows differ in the link's MTU, in how the sender's kernel makes pages, and in
-//! their order. `buffer_bytes` is the memory that is filled round and round, because a copy into a cache costs
-//! less than one into memory.
+//! The sender and the link decide whether pages can be mapped: each page must hold payload and
+//! nothing else. So the rows vary the link's MTU, how the sender's kernel allocates pages, and
+//! their order. `buffer_bytes` is the memory that is filled repeatedly, because a copy into a cache
+//! costs less than one into memory.
 
 use crate::flow::{Flow, FlowError, Sample};
 use crate::pair::Pair;
 use crate::quantity::Size;
 use crate::regime::{self, FullSpeeds, Reading};
-use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
+use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::tested_method::TestedMethod;
 use crate::topology::{Loads, Topology};
 use crate::worker::{Outcome, receiver::Receiving, sender};
@@ -33,108 +34,113 @@ mod row;
 use method::ReceiveMethod;
 pub use row::ReceiveRow;
 
-/// The result of `receive`.
+/// The report of the experiment `receive`.
 pub type ReceiveReport = crate::report::Report<ReceiveRow>;
 
-/// The MTU at which a segment's payload is one page: 4096 bytes and 52 of IPv4 and TCP headers with timestamps.
-pub const MTU_OF_A_PAGE: u32 = 4148;
-/// The largest buffer that makes sense: some times the largest last-level cache.
+/// The MTU at which the payload of a segment is one page: 4096 bytes, and 52 bytes of IPv4 and TCP
+/// headers with timestamps.
+pub const PAGE_MTU: u32 = 4148;
+/// The largest accepted buffer: several times the largest last-level cache.
 const BUFFER_MAX: Size = Size(4 << 30);
-/// The smallest: what a ring of four pages takes.
+/// The smallest accepted buffer: the memory of an io_uring ring of four one-page buffers.
 const BUFFER_MIN: Size = Size(16 << 10);
-/// What the sender sends over and over: memory that stays in its cache, so that it is never what holds up.
-const SENT: Size = Size(1 << 20);
-/// How much a call sends.
+/// The memory that the sender sends repeatedly. It stays in the sender's cache, so that the sender
+/// is never the bottleneck.
+const SENT_SIZE: Size = Size(1 << 20);
+/// The bytes that one call sends.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Whether the network stack takes memory a page at a time (Linux 5.14).
+/// The sysctl that makes the network stack allocate memory one page at a time (Linux 5.14).
 const PAGE_ORDER_SYSCTL: &str = "net.core.high_order_alloc_disable";
 const PAGE_ORDER_FILE: &str = "/proc/sys/net/core/high_order_alloc_disable";
-/// What a receiver is woken for, as a share of its buffer: the same for every way, or those that are woken less would seem
-/// the cheaper. It is what [`haul::Receiver::expect`] sets.
+/// The buffer size divided by the bytes that wake a receiver (`SO_RCVLOWAT`), as
+/// [`haul::Receiver::expect`] sets it. It is equal for all methods: those that are woken less often
+/// would seem cheaper.
 const LOW_WATER_DIVISOR: usize = 8;
 
-/// How the sending side puts payload into pages.
+/// How the sender's kernel puts payload into pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SentBy {
-    /// `send`: the kernel copies into memory of its own.
+    /// `send`: the kernel copies the payload into pages that it allocates.
     Send,
-    /// `MSG_ZEROCOPY`: on a veth the pages are copied on the way, one by one.
+    /// `MSG_ZEROCOPY`: on a veth the kernel copies the pages on the way, one by one.
     Zerocopy,
-    /// `sendfile`: pages of a file, which can never be mapped.
+    /// `sendfile`: page-cache pages of a file, which can never be mapped.
     Sendfile,
 }
 
-/// How many pages the network stack takes at a time.
+/// The size of the network stack's page allocations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PageOrder {
-    /// As the kernel does it: 32 KiB in one piece, of which no page can be mapped.
+    /// The kernel's default: pieces of 32 KiB, whose pages cannot be mapped.
     Default,
-    /// One: `net.core.high_order_alloc_disable` is 1. It is the whole machine's setting and put back afterwards.
+    /// Single pages: `net.core.high_order_alloc_disable` is 1. This sysctl applies to the whole
+    /// machine and is restored afterwards.
     Single,
 }
 
-/// The conditions of a row, apart from its way: rows that share them can be compared.
+/// The conditions of a row, apart from its method. Rows of equal conditions can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReceiveCondition {
     /// The link's MTU in bytes.
     pub mtu: u32,
-    /// How it is sent.
+    /// The sender's method.
     pub sent_by: SentBy,
-    /// How pages are taken.
+    /// The size of the network stack's page allocations.
     pub page_order: PageOrder,
-    /// The memory that is filled round and round.
+    /// The memory that is filled repeatedly.
     pub buffer: Size,
-    /// Whether the program looks at every byte.
+    /// Whether the program reads every received byte.
     pub touch: bool,
 }
 
-/// A product of conditions.
+/// A set of rows: every combination of the listed conditions and methods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceiveSelection {
-    /// The ways.
+    /// The receive methods.
     pub ways: Vec<ReceiveMethod>,
     /// The MTUs.
     pub mtus: Vec<u32>,
-    /// How it is sent.
+    /// The sender's methods.
     pub sent_by: Vec<SentBy>,
-    /// How pages are taken.
+    /// The page allocation sizes.
     pub page_orders: Vec<PageOrder>,
-    /// The buffers.
+    /// The buffer sizes.
     pub buffers: Vec<Size>,
-    /// Whether bytes are looked at.
+    /// Whether the program reads every received byte: the values to measure.
     pub touches: Vec<bool>,
 }
 
-/// One row.
+/// One row: a method under conditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReceiveCase {
-    /// The way.
-    pub way: ReceiveMethod,
-    /// Its conditions.
+    /// The receive method.
+    pub method: ReceiveMethod,
+    /// The conditions.
     pub condition: ReceiveCondition,
 }
 
-/// What to run.
+/// The configuration of the experiment.
 #[derive(Debug, Clone)]
 pub struct ReceivePlan {
-    /// The rows.
+    /// The rows to measure.
     pub selections: Vec<ReceiveSelection>,
-    /// The machine to measure with, instead of the lab's second host.
+    /// The other machine to measure with, instead of the lab's second host.
     pub peer: Option<Arc<Pair>>,
-    /// How often and how long.
+    /// The number of rounds and the length of a window.
     pub pace: Pace,
-    /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
+    /// The sockets' congestion control; `None` for the first of cubic and reno that can be set.
     pub congestion: Option<String>,
 }
 
 impl ReceiveSelection {
-    /// Every way, on a link whose segments are a page, sent by `send`, into 128 KiB that nobody looks at.
+    /// Every method, at the MTU of one page per segment, sent by `send`, into 128 KiB that the
+    /// program does not read.
     pub fn plain() -> Self {
         Self {
             ways: ReceiveMethod::ALL.into(),
-            mtus: vec![MTU_OF_A_PAGE],
+            mtus: vec![PAGE_MTU],
             sent_by: vec![SentBy::Send],
             page_orders: vec![PageOrder::Default],
             buffers: vec![Size(128 << 10)],
@@ -142,24 +148,25 @@ impl ReceiveSelection {
         }
     }
 
-    /// What `haul bench receive` runs unless told otherwise: every way at three MTUs and with both senders whose
-    /// pages can be mapped; reading and mapping with single pages, through buffers from the second-level cache
-    /// to past the last, touched or not.
+    /// The default rows of `haul bench receive`. Every method at the lab's default MTU and at
+    /// [`PAGE_MTU`]; `read`, `mapped` and `auto` at MTU 1500 and with the other two senders. With
+    /// single pages every method, and `read` and `mapped` through buffers from the second-level
+    /// cache to larger than the last-level cache, read by the program or not.
     pub fn default_set() -> Vec<Self> {
-        let two = vec![ReceiveMethod::Read, ReceiveMethod::Mapped];
-        let three = vec![ReceiveMethod::Read, ReceiveMethod::Mapped, ReceiveMethod::Auto];
+        let read_and_mapped = vec![ReceiveMethod::Read, ReceiveMethod::Mapped];
+        let common = vec![ReceiveMethod::Read, ReceiveMethod::Mapped, ReceiveMethod::Auto];
         vec![
-            Self { mtus: vec![Settings::default().mtu, MTU_OF_A_PAGE], ..Self::plain() },
-            Self { mtus: vec![1500], ways: three.clone(), ..Self::plain() },
+            Self { mtus: vec![Settings::default().mtu, PAGE_MTU], ..Self::plain() },
+            Self { mtus: vec![1500], ways: common.clone(), ..Self::plain() },
             Self {
                 sent_by: vec![SentBy::Zerocopy, SentBy::Sendfile],
-                ways: three,
+                ways: common,
                 ..Self::plain()
             },
             Self { page_orders: vec![PageOrder::Single], ..Self::plain() },
             Self {
                 page_orders: vec![PageOrder::Single],
-                ways: two,
+                ways: read_and_mapped,
                 buffers: vec![Size(128 << 10), Size(4 << 20), Size(128 << 20)],
                 touches: vec![false, true],
                 ..Self::plain()
@@ -175,9 +182,11 @@ impl ReceiveSelection {
                         self.touches.iter().flat_map(move |&touch| {
                             let condition =
                                 ReceiveCondition { mtu, sent_by, page_order, buffer, touch };
-                            let ways =
-                                self.ways.iter().filter(move |way| !touch || way.shows_bytes());
-                            ways.map(move |&way| ReceiveCase { way, condition })
+                            let methods = self
+                                .ways
+                                .iter()
+                                .filter(move |method| !touch || method.exposes_bytes());
+                            methods.map(move |&method| ReceiveCase { method, condition })
                         })
                     })
                 })
@@ -186,7 +195,8 @@ impl ReceiveSelection {
     }
 }
 
-/// Every row of several selections, each once; the machine's setting changes once a round.
+/// The rows of several selections, each once. They are sorted by page order, so that the machine's
+/// sysctl changes once a round.
 fn cases(selections: &[ReceiveSelection]) -> Vec<ReceiveCase> {
     let mut cases: Vec<ReceiveCase> = Vec::new();
     for case in selections.iter().flat_map(ReceiveSelection::cases) {
@@ -198,8 +208,8 @@ fn cases(selections: &[ReceiveSelection]) -> Vec<ReceiveCase> {
     cases
 }
 
-/// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then
-/// reported.
+/// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
+/// rounds measured so far.
 pub fn run(
     plan: &ReceivePlan,
     is_stopped: &AtomicBool,
@@ -219,37 +229,38 @@ pub fn run(
     let mtus = cases.iter().map(|case| case.condition.mtu).filter(|_| plan.peer.is_none());
     for mtu in mtus {
         if !labs.contains_key(&mtu) {
-            // All on the same two CPUs.
+            // All labs use the same two CPUs.
             let cpus = labs.values().next().map(Lab::cpus);
             labs.insert(mtu, Lab::open(&Settings { mtu, cpus })?);
         }
     }
-    let sites = Sites { labs: &labs, pair: plan.peer.as_deref() };
-    let site = cases.first().and_then(|case| sites.of(case.condition.mtu));
-    let site = site.ok_or_else(|| BenchError::BadInput("there is nothing to measure".into()))?;
-    let congestion = congestion::choose(site, plan.congestion.as_deref())?;
-    let mut receives = Receives {
-        sites,
-        memory: Workload::Memory(SENT).open()?,
-        file: Workload::Files { count: 1, average: SENT }.open()?,
+    let topologies = Topologies { labs: &labs, pair: plan.peer.as_deref() };
+    let topology = cases.first().and_then(|case| topologies.of(case.condition.mtu));
+    let nothing = || BenchError::BadInput("there is nothing to measure".into());
+    let topology = topology.ok_or_else(nothing)?;
+    let congestion = congestion::choose(topology, plan.congestion.as_deref())?;
+    let mut experiment = ReceiveExperiment {
+        topologies,
+        memory: Workload::Memory(SENT_SIZE).open()?,
+        file: Workload::Files { count: 1, average: SENT_SIZE }.open()?,
         congestion,
         pace: plan.pace,
-        page_order: Settled::Untouched,
+        page_order: PageOrderState::Unchanged,
         full_speeds: FullSpeeds::default(),
     };
-    let mut run = Run::new(site, plan.pace)?;
+    let mut run = Run::new(topology, plan.pace)?;
     let mut rows: Vec<Series<ReceiveCase, ReceiveRound>> =
         cases.into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
-    run.all(&mut receives, &mut rows, &mut steps)?;
+    run.measure_all(&mut experiment, &mut rows, &mut steps)?;
     run.warn(&rows, ReceiveCase::to_string, |round| round.costs.receiver_us_per_mib);
     let row = |series: &Series<ReceiveCase, ReceiveRound>| ReceiveRow {
-        full_speed_bits_per_second: receives.full_speeds.bits_per_second(&series.case),
+        full_speed_bits_per_second: experiment.full_speeds.bits_per_second(&series.case),
         ..row::of(series, &rows)
     };
     let rows = rows.iter().map(row).collect();
     let mut report =
-        ReceiveReport::of_run("receive", started, run, &receives.congestion, None, rows)
+        ReceiveReport::of_run("receive", started, run, &experiment.congestion, None, rows)
             .with_reading(Reading::Held);
     report.answers = answer::of(&report);
     Ok(report)
@@ -261,25 +272,25 @@ struct ReceiveRound {
     received: Outcome,
 }
 
-/// Whether the machine's page order was changed for this run.
-enum Settled {
-    Untouched,
-    Held(HostSetting),
-    /// It cannot be changed and stays at this value.
+/// The state of the machine's page order sysctl in this run.
+enum PageOrderState {
+    Unchanged,
+    Changed(HostSetting),
+    /// The sysctl cannot be changed and keeps this value.
     Refused {
         value: String,
         reason: String,
     },
 }
 
-/// Where rows run: in a lab of their MTU, or on the one link there is between two machines.
+/// The hosts that rows run on: a lab for each MTU, or the single link between two machines.
 #[derive(Clone, Copy)]
-struct Sites<'a> {
+struct Topologies<'a> {
     labs: &'a BTreeMap<u32, Lab>,
     pair: Option<&'a Pair>,
 }
 
-impl<'a> Sites<'a> {
+impl<'a> Topologies<'a> {
     fn of(self, mtu: u32) -> Option<Topology<'a>> {
         match self.pair {
             Some(pair) => Some(Topology::Pair(pair)),
@@ -288,35 +299,35 @@ impl<'a> Sites<'a> {
     }
 }
 
-/// What receives.
-struct Receives<'a> {
-    sites: Sites<'a>,
+/// The experiment's state: hosts, workloads and settings.
+struct ReceiveExperiment<'a> {
+    topologies: Topologies<'a>,
     memory: Opened,
     file: Opened,
     congestion: String,
     pace: Pace,
-    page_order: Settled,
+    page_order: PageOrderState,
     full_speeds: FullSpeeds<ReceiveCase>,
 }
 
-impl Receives<'_> {
+impl ReceiveExperiment<'_> {
     fn set_page_order(&mut self, wanted: PageOrder) -> Result<(), FlowError> {
         let value = if wanted == PageOrder::Single { "1" } else { "0" };
-        if let Settled::Untouched = self.page_order {
-            // A kernel before 5.14 has no such setting, and is as if it were 0.
+        if let PageOrderState::Unchanged = self.page_order {
+            // A kernel before 5.14 has no such sysctl and behaves as if it were 0.
             let now = fs::read_to_string(PAGE_ORDER_FILE)
                 .map_or("0".into(), |text| text.trim().to_owned());
             if now == value {
                 return Ok(());
             }
             self.page_order = match HostSetting::hold(PAGE_ORDER_SYSCTL) {
-                Ok(setting) => Settled::Held(setting),
-                Err(error) => Settled::Refused { value: now, reason: error.to_string() },
+                Ok(setting) => PageOrderState::Changed(setting),
+                Err(error) => PageOrderState::Refused { value: now, reason: error.to_string() },
             };
         }
         match &self.page_order {
-            Settled::Held(setting) => Ok(setting.set(value)?),
-            Settled::Refused { value: stays, reason } if stays != value => {
+            PageOrderState::Changed(setting) => Ok(setting.set(value)?),
+            PageOrderState::Refused { value: current, reason } if current != value => {
                 Err(FlowError::Refused(reason.clone()))
             }
             _ => Ok(()),
@@ -324,28 +335,29 @@ impl Receives<'_> {
     }
 }
 
-impl Subject for Receives<'_> {
+impl Experiment for ReceiveExperiment<'_> {
     type Case = ReceiveCase;
     type Round = ReceiveRound;
 
     fn name(&self, case: &ReceiveCase) -> String {
-        case.way.name().into()
+        case.method.name().into()
     }
 
     fn measure(&mut self, case: &ReceiveCase, meter: &Meter) -> Result<Sample, FlowError> {
-        let ReceiveCase { way, condition } = *case;
-        if self.sites.pair.is_none() {
+        let ReceiveCase { method, condition } = *case;
+        if self.topologies.pair.is_none() {
             self.set_page_order(condition.page_order)?;
         }
-        let no_site = || FlowError::Refused(format!("there is no link of MTU {}", condition.mtu));
-        let site = self.sites.of(condition.mtu).ok_or_else(no_site)?;
-        let (path, workload) = match condition.sent_by {
+        let no_topology =
+            || FlowError::Refused(format!("there is no link of MTU {}", condition.mtu));
+        let topology = self.topologies.of(condition.mtu).ok_or_else(no_topology)?;
+        let (send_method, workload) = match condition.sent_by {
             SentBy::Send => (SendMethod::ReadSend, &self.memory),
             SentBy::Zerocopy => (SendMethod::Zerocopy, &self.memory),
             SentBy::Sendfile => (SendMethod::Sendfile, &self.file),
         };
         let sending = sender::Sending {
-            path: TestedMethod::from(path).name().into(),
+            path: TestedMethod::from(send_method).name().into(),
             chunk_bytes: CHUNK_BYTES,
             cork: false,
             rate_bits_per_second: None,
@@ -356,19 +368,20 @@ impl Subject for Receives<'_> {
         let low_water_bytes = buffer_bytes / LOW_WATER_DIVISOR;
         let touch = condition.touch;
         let receiving =
-            Receiving { way, buffer_bytes, touch, low_water_bytes, ..Receiving::plainly() };
+            Receiving { way: method, buffer_bytes, touch, low_water_bytes, ..Receiving::plainly() };
         let socket = Reading::Held.socket(&self.congestion);
         let window = self.pace.window;
         let flow = |receiving| {
-            let (from, to) = ((site.sender(), sending.clone()), (site.receiver(), receiving));
+            let from = (topology.sender(), sending.clone());
+            let to = (topology.receiver(), receiving);
             Flow::stream(from, to, socket.clone(), window)
         };
-        let full_speed = self.full_speeds.of(case, &flow(receiving.clone()))?;
+        let full_speed = self.full_speeds.get_or_measure(case, &flow(receiving.clone()))?;
         let warm_up = regime::warm_up(full_speed);
         Flow { warm_up, ..flow(regime::held(&receiving, full_speed)) }.run(Some(meter))
     }
 
-    /// The machine's setting of the page order is changed once a round.
+    /// Groups rows by page order, so that the machine's sysctl changes once a round.
     fn block(&self, case: &ReceiveCase) -> usize {
         usize::from(case.condition.page_order == PageOrder::Single)
     }
@@ -377,7 +390,7 @@ impl Subject for Receives<'_> {
         Some(&round.costs)
     }
 
-    fn judge(&self, _: &ReceiveCase, sample: &Sample, loads: &Loads) -> Option<ReceiveRound> {
+    fn evaluate(&self, _: &ReceiveCase, sample: &Sample, loads: &Loads) -> Option<ReceiveRound> {
         let received = *sample.outcomes.first()?;
         let costs = Costs::of(loads, received.bytes_per_second())?;
         Some(ReceiveRound { costs, received })
@@ -386,7 +399,7 @@ impl Subject for Receives<'_> {
 
 impl fmt::Display for ReceiveCase {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} ({})", self.way, self.condition)
+        write!(formatter, "{} ({})", self.method, self.condition)
     }
 }
 
@@ -416,7 +429,7 @@ impl FromStr for SentBy {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let known = [Self::Send, Self::Zerocopy, Self::Sendfile];
-        let found = known.into_iter().find(|way| way.to_string() == text);
+        let found = known.into_iter().find(|method| method.to_string() == text);
         found.ok_or_else(|| format!("unknown sender {text:?}: send, zerocopy or sendfile"))
     }
 }
@@ -438,17 +451,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_that_nobody_could_look_at_are_not_touched() {
+    fn methods_that_deliver_no_bytes_have_no_touched_rows() {
         let touched = ReceiveSelection { touches: vec![true], ..ReceiveSelection::plain() };
-        let ways: Vec<ReceiveMethod> = cases(&[touched]).iter().map(|case| case.way).collect();
+        let methods: Vec<ReceiveMethod> =
+            cases(&[touched]).iter().map(|case| case.method).collect();
         assert!(
-            !ways.contains(&ReceiveMethod::Discard) && ways.contains(&ReceiveMethod::Mapped),
-            "{ways:?}"
+            !methods.contains(&ReceiveMethod::Discard) && methods.contains(&ReceiveMethod::Mapped),
+            "{methods:?}"
         );
     }
 
     #[test]
-    fn the_machines_setting_changes_once_a_round() {
+    fn the_page_order_changes_once_a_round() {
         let cases = cases(&ReceiveSelection::default_set());
         let changes = cases
             .windows(2)

@@ -1,5 +1,4 @@
-//! The result of an experiment: the contract that programs read as JSON, and that every other output is made
-//! from.
+//! Reports: the result of an experiment as a JSON contract, from which every other output is made.
 
 use crate::host::HostFacts;
 use crate::pair::PeerFacts;
@@ -10,76 +9,78 @@ use crate::stats::Figure;
 use crate::warning::Warning;
 use serde::{Deserialize, Serialize};
 
-/// The contract's name and version. A field that is added keeps the version; one that changes or goes does
-/// not.
+/// Name and version of the JSON contract. The version changes if a field changes or is removed, not
+/// if one is added.
 pub const SCHEMA: &str = "haul.bench/1";
 
-/// One experiment's result; `R` is its row.
+/// The result of one experiment; `R` is the type of its rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report<R> {
     /// [`SCHEMA`].
     pub schema: String,
-    /// `send`, `receive` and so on.
+    /// Name of the experiment: `send`, `receive` and so on.
     pub experiment: String,
-    /// When it began, RFC 3339.
+    /// Start time, RFC 3339.
     pub started: String,
-    /// The version of haul.
+    /// Version of haul.
     pub haul: String,
     /// The machine.
     pub host: HostFacts,
-    /// What joined the hosts; `null` where there were none.
+    /// The link between the hosts; `null` if there were none.
     pub lab: Option<LabFacts>,
-    /// The figures.
+    /// The rows.
     pub rows: Vec<R>,
-    /// What running the meter did to the throughput; `None` where it was not measured.
+    /// The meter's effect on the throughput; `None` if it was not measured.
     #[serde(default)]
     pub observer: Option<Observer>,
-    /// The answer in plain words, one sentence each.
+    /// The answer in plain language, one sentence each.
     pub answers: Vec<String>,
-    /// What to know about the figures.
+    /// Warnings about the figures.
     pub warnings: Vec<Warning>,
 }
 
-/// What joined the hosts.
+/// The link between the hosts, and its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LabFacts {
     /// `veth`, `loopback`, or `remote` for two machines.
     pub kind: String,
-    /// In bytes.
+    /// MTU in bytes.
     pub mtu: u32,
     /// The sockets' congestion control.
     pub congestion: String,
-    /// The rate that was to be held, or `null` for full speed.
+    /// The requested pacing rate; `null` for full speed.
     pub rate_bits_per_second: Option<u64>,
-    /// How the receiving program read, where that could be chosen.
+    /// The receiving program's pace of reading, if it could be chosen.
     #[serde(default)]
     pub reading: Option<Reading>,
-    /// The CPU that is the sending host; `null` where that is a whole machine.
+    /// CPU of the sending host; `null` if that is a whole machine.
     pub sender_cpu: Option<usize>,
-    /// The CPU that is the receiving host; `null` where that is a whole machine.
+    /// CPU of the receiving host; `null` if that is a whole machine.
     pub receiver_cpu: Option<usize>,
-    /// The other machine, where there are two.
+    /// The other machine, if there are two.
     #[serde(default)]
     pub peer: Option<PeerFacts>,
-    /// How far apart they are: the round trip of a cache line between them in nanoseconds, read around every
-    /// round. Costs of copying depend on it; compare reports only where it is alike. `null` where unknown.
+    /// Distance between the two CPUs: the round trip of a cache line in nanoseconds, read around
+    /// every round. The cost of copying depends on it, so compare only reports of similar distance.
+    /// `null` if unknown.
     #[serde(default)]
     pub cache_line_round_trip_ns: Option<Figure>,
 }
 
-/// The observer effect: throughput with the meter over throughput without, from interleaved pairs.
+/// The observer effect: throughput with the meter divided by throughput without, from interleaved
+/// pairs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Observer {
-    /// The path that was run.
+    /// The send method that was measured.
     pub path: String,
-    /// How many pairs.
+    /// Number of pairs.
     pub pairs: usize,
-    /// With over without: 1 is no effect.
+    /// Throughput with the meter divided by throughput without: 1 is no effect.
     pub throughput_ratio: Figure,
 }
 
 impl<R> Report<R> {
-    /// A report of an experiment that began at `started`, with nothing measured yet.
+    /// A report of an experiment that began at `started`, without rows.
     pub(crate) fn new(
         experiment: &str,
         started: String,
@@ -102,7 +103,7 @@ impl<R> Report<R> {
 }
 
 impl<R> Report<R> {
-    /// The report of a run in the lab that is over, without its answers.
+    /// The report of a completed run, without answers.
     pub(crate) fn of_run(
         experiment: &str,
         started: String,
@@ -119,7 +120,7 @@ impl<R> Report<R> {
         }
     }
 
-    /// The same, of receiving programs that read so.
+    /// Sets the receiving program's pace of reading.
     pub(crate) fn with_reading(mut self, reading: Reading) -> Self {
         if let Some(lab) = &mut self.lab {
             lab.reading = Some(reading);
@@ -129,7 +130,7 @@ impl<R> Report<R> {
 }
 
 impl LabFacts {
-    /// What joined the hosts in a run that is over.
+    /// The link between the hosts of a completed run.
     pub(crate) fn of(run: &Run<'_>, congestion: &str, rate: Option<Rate>) -> Self {
         Self {
             kind: run.site.kind().into(),

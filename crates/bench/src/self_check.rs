@@ -1,4 +1,4 @@
-//! Shows that the meter reads right: known loads, and loads that only a meter sees.
+//! Self-check of the meter: known loads, and interrupt loads that other tools do not show.
 
 use crate::BenchError;
 use crate::warning::{Kind, Warning};
@@ -13,64 +13,64 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The loads that a thread is told to make, in percent.
+/// Loads that a thread generates, in percent.
 const DUTIES: [u32; 7] = [5, 20, 35, 50, 65, 80, 95];
-/// One turn of a duty cycle: as long as a slice of the meter's, so that each slice holds the same load, and
-/// long against the 60 µs that waking up takes.
-const TURN: Duration = haul_soak::SLICE;
-/// How long each load is measured.
+/// Length of a duty cycle: one slice of the meter, so that each slice holds the same load. It is
+/// long compared with the 60 µs of a wake-up.
+const CYCLE: Duration = haul_soak::SLICE;
+/// Length of the measurement of each load.
 const WINDOW: Duration = Duration::from_secs(1);
-/// How long idleness is.
+/// Length of the measurement of an idle machine.
 const IDLE_WINDOW: Duration = Duration::from_secs(3);
-/// How long the machine is kept quiet around each.
+/// Length of the calibration before and after each measurement.
 const CALIBRATION: Duration = Duration::from_millis(300);
-/// Packets per second towards a CPU whose processes sleep.
+/// Packets per second to a CPU whose processes sleep.
 const PACKET_RATES: [u32; 3] = [5_000, 20_000, 50_000];
-/// Their size: one that needs no fragment at any usual MTU.
+/// Size of a packet; it needs no fragmentation at any usual MTU.
 const PACKET_BYTES: usize = 1000;
 
-/// What the self-check found.
+/// Result of the self-check.
 #[derive(Debug, Serialize)]
 pub struct SelfCheck {
     /// `haul.self-check/1`.
     pub schema: &'static str,
-    /// What a quiet machine reads, in percent: the mean of the CPUs, whatever other processes do included.
+    /// Reading of the idle machine, in percent: the mean of its CPUs, including other processes.
     pub idle_percent: f64,
-    /// Loads that are known.
+    /// Readings of known loads.
     pub duties: Vec<Duty>,
-    /// Loads made of interrupt work.
+    /// Readings of loads that consist of interrupt work.
     pub packets: Vec<Packets>,
-    /// What to know about them.
+    /// Warnings about the readings.
     pub warnings: Vec<Warning>,
 }
 
-/// One known load.
+/// Reading of one known load.
 #[derive(Debug, Serialize)]
 pub struct Duty {
-    /// What the thread made, by the wall clock.
+    /// Load that the thread generated, by the wall clock.
     pub made_percent: f64,
-    /// What other processes took of the CPU in the calibrations around it.
+    /// CPU time of other processes, from the calibrations before and after.
     pub others_percent: f64,
-    /// Both together: the others run in what the thread leaves.
+    /// Both together: other processes run in the time that the thread leaves.
     pub expected_percent: f64,
-    /// What the meter read.
+    /// The meter's reading.
     pub read_percent: f64,
-    /// What `/proc/stat` claims.
+    /// The load according to `/proc/stat`.
     pub proc_stat_percent: f64,
 }
 
-/// Packets that arrive at a CPU whose processes sleep.
+/// Reading of packets that arrive at a CPU whose processes sleep.
 #[derive(Debug, Serialize)]
 pub struct Packets {
-    /// How many a second really went.
+    /// Packets actually sent per second.
     pub per_second: f64,
-    /// What the meter read on that CPU, and its two parts.
+    /// The meter's reading of that CPU, with its two parts.
     pub read: CpuLoad,
-    /// What `getrusage` charged this whole process for work on that CPU.
+    /// CPU time that `getrusage` charged to this process for work on that CPU.
     pub rusage_percent: f64,
 }
 
-/// Runs the self-check, on the CPUs that a lab would use. Takes about 20 seconds.
+/// Runs the self-check on the CPUs that a lab would use. It takes about 20 seconds.
 pub fn run(
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(&str),
@@ -106,16 +106,17 @@ pub fn run(
     Ok(check)
 }
 
-/// What [`observe`] saw.
+/// Result of [`observe`].
 struct Observed<T> {
-    /// The median of the window's slices.
+    /// Median of the slices of the window.
     load: Result<Load, SoakError>,
     baseline: Baseline,
-    /// What ending the load gave.
+    /// The value returned by stopping the load.
     result: T,
 }
 
-/// Measures for `window` between two calibrations. `start` starts a load and returns how to end it.
+/// Measures for `window` between two calibrations. `start` starts a load and returns the function
+/// that stops it.
 fn observe<T, End: FnOnce() -> T>(
     meter: &Meter,
     window: Duration,
@@ -123,7 +124,7 @@ fn observe<T, End: FnOnce() -> T>(
 ) -> Observed<T> {
     let before = meter.calibrate(CALIBRATION);
     let end = start();
-    thread::sleep(TURN);
+    thread::sleep(CYCLE);
     let first = meter.snapshot();
     let slices = meter.observe_slices(window);
     let last = meter.snapshot();
@@ -135,12 +136,13 @@ fn observe<T, End: FnOnce() -> T>(
     Observed { load, baseline, result }
 }
 
-/// A thread on `cpu` that works `percent` of each turn by the wall clock and sleeps the rest.
+/// Measures a thread on `cpu` that is busy for `percent` of each cycle by the wall clock and sleeps
+/// for the rest.
 fn duty(meter: &Meter, cpu: usize, percent: u32) -> Result<Duty, BenchError> {
     let is_over = AtomicBool::new(false);
     let Observed { load, baseline, result: busy } = thread::scope(|scope| {
         observe(meter, WINDOW, || {
-            let worker = scope.spawn(|| work_in_turns(cpu, f64::from(percent) / 100.0, &is_over));
+            let worker = scope.spawn(|| run_duty_cycle(cpu, f64::from(percent) / 100.0, &is_over));
             || {
                 is_over.store(true, Relaxed);
                 worker.join().unwrap_or(f64::NAN)
@@ -162,24 +164,23 @@ fn of_cpu(load: &Load, cpu: usize) -> Result<CpuLoad, BenchError> {
     load.of(cpu).copied().ok_or_else(|| BenchError::Failed(format!("CPU {cpu} is not measured")))
 }
 
-/// Returns the share of wall time it was busy, which differs from what was asked for by the delay of waking
-/// up.
-fn work_in_turns(cpu: usize, share: f64, is_over: &AtomicBool) -> f64 {
+/// Returns the busy share of wall time. It differs from `share` by the delay of each wake-up.
+fn run_duty_cycle(cpu: usize, share: f64, is_over: &AtomicBool) -> f64 {
     let mut set = CpuSet::new();
     set.set(cpu);
-    // A thread that is not pinned or wakes late shows as a wrong reading; there is nobody to tell here.
+    // Errors are ignored: a thread that is not pinned or wakes late shows as a wrong reading.
     let _ = rustix::thread::sched_setaffinity(None, &set);
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     let start = Instant::now();
     let mut busy = Duration::ZERO;
-    for turn in 0.. {
-        let begin = start + TURN * turn;
+    for cycle in 0.. {
+        let begin = start + CYCLE * cycle;
         thread::sleep(begin.saturating_duration_since(Instant::now()));
         if is_over.load(Relaxed) {
             break;
         }
         let awake = Instant::now();
-        let end = begin + TURN.mul_f64(share);
+        let end = begin + CYCLE.mul_f64(share);
         while Instant::now() < end {
             std::hint::spin_loop();
         }
@@ -188,7 +189,8 @@ fn work_in_turns(cpu: usize, share: f64, is_over: &AtomicBool) -> f64 {
     busy.as_secs_f64() / start.elapsed().as_secs_f64()
 }
 
-/// Sends packets to a socket that nobody reads: all the work on the receiving CPU is interrupt work.
+/// Sends packets to a socket that is never read, so that all work on the receiving CPU is interrupt
+/// work.
 fn packets(meter: &Meter, lab: &Lab, rate: u32) -> Result<Packets, BenchError> {
     let failed =
         |error: std::io::Error| BenchError::Failed(format!("sending packets in the lab: {error}"));
@@ -212,7 +214,7 @@ fn packets(meter: &Meter, lab: &Lab, rate: u32) -> Result<Packets, BenchError> {
     });
     let (sent, charged, observed) = result;
     let (sent, seconds, sender_cpu) = sent?.map_err(failed)?;
-    // Of what the process is charged, the sending thread's part is work on the other CPU.
+    // The sending thread's share of the process's CPU time is work on the other CPU.
     let charged = charged.saturating_sub(sender_cpu);
     Ok(Packets {
         per_second: sent as f64 / seconds,
@@ -221,13 +223,13 @@ fn packets(meter: &Meter, lab: &Lab, rate: u32) -> Result<Packets, BenchError> {
     })
 }
 
-/// What `getrusage` charges this process, its spinners left out.
+/// CPU time that `getrusage` charges to this process, without its spinners.
 fn charged(meter: &Meter) -> Duration {
     let process = rusage::usage(Who::Process).unwrap_or_default().cpu();
     process.saturating_sub(meter.own_cpu_time())
 }
 
-/// Returns how many packets went, in how many seconds, and the thread's CPU time.
+/// Returns the number of packets sent, the seconds that it took, and the thread's CPU time.
 fn send_packets(
     to: std::net::SocketAddr,
     rate: u32,

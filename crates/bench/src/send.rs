@@ -1,4 +1,5 @@
-//! The experiment `send`: what each way of putting files or memory into a socket costs the two hosts.
+//! The experiment `send`: the CPU cost of each send method, on the sending and the receiving host,
+//! for files and memory.
 
 use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix::{self, SendCase, SendCondition, SendSelection};
@@ -6,7 +7,7 @@ use crate::pair::Pair;
 use crate::quantity::Rate;
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::report::Observer;
-use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
+use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::stats::Figure;
 use crate::tested_method::TestedMethod;
 use crate::topology::{Loads, Topology};
@@ -30,38 +31,41 @@ mod warnings;
 
 pub use row::SendRow;
 
-/// The result of `send`.
+/// The report of the experiment `send`.
 pub type SendReport = crate::report::Report<SendRow>;
 
-/// The share of a window in which the peer's window must hold the sender back, where it is to.
-const WINDOW_LIMITED_MIN: f64 = 0.8;
+/// The smallest share of a window in which the receive window alone must limit the sender, when the
+/// receiver holds the rate.
+const WINDOW_LIMITED_SHARE_MIN: f64 = 0.8;
 
-/// What to run.
+/// The configuration of the experiment.
 #[derive(Debug, Clone)]
 pub struct SendPlan {
-    /// The rows.
+    /// The rows to measure.
     pub selections: Vec<SendSelection>,
-    /// How often and how long.
+    /// The number of rounds and the length of a window.
     pub pace: Pace,
-    /// The rate to hold, or full speed.
+    /// The rate that the sender holds by pacing; `None` for full speed.
     pub rate: Option<Rate>,
-    /// The machine to measure with, instead of the lab's second host.
+    /// The other machine to measure with, instead of the lab's second host.
     pub peer: Option<Arc<Pair>>,
-    /// How the receiving program reads; at full speed where a rate is to be held.
+    /// How the receiving program reads. Ignored if `rate` is set: then it reads as fast as it can.
     pub reading: Reading,
     /// The lab's MTU in bytes.
     pub mtu: u32,
-    /// The sockets' congestion control; `None` for the first of cubic and reno that may be set.
+    /// The sockets' congestion control; `None` for the first of cubic and reno that can be set.
     pub congestion: Option<String>,
-    /// What the rows `planned` choose by.
+    /// The cost model that rows of the method `planned` choose by.
     pub planned: Option<haul::Plan>,
-    /// How many pairs of runs, with the meter and without, for the observer effect.
+    /// The number of run pairs, one with the meter and one without, that measure the observer
+    /// effect.
     pub observer_pairs: usize,
 }
 
 impl SendPlan {
-    /// The default: twenty-one rounds, MTU 9000, cubic or reno, a reader that holds the rate. BBR, the default on some hosts,
-    /// paces every send with timers, which would be read as the path's cost.
+    /// The default: 21 rounds, MTU 9000, cubic or reno, and a receiver that holds the rate. BBR,
+    /// the default on some hosts, is not used: it paces every send with timers, whose cost would be
+    /// attributed to the send method.
     pub fn new(selections: Vec<SendSelection>) -> Self {
         Self {
             selections,
@@ -76,14 +80,14 @@ impl SendPlan {
         }
     }
 
-    /// A quick look: fifteen short rounds of the plain rows.
+    /// A short measurement: fifteen rounds with short windows.
     pub fn quick(selections: Vec<SendSelection>) -> Self {
         Self { pace: Pace::QUICK, observer_pairs: 15, ..Self::new(selections) }
     }
 }
 
-/// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then
-/// reported.
+/// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
+/// rounds measured so far.
 pub fn run(
     plan: &SendPlan,
     is_stopped: &AtomicBool,
@@ -91,62 +95,64 @@ pub fn run(
 ) -> Result<SendReport, BenchError> {
     plan.pace.check()?;
     let cases = matrix::cases(&plan.selections);
-    if plan.planned.is_none() && cases.iter().any(|case| case.path == TestedMethod::Planned) {
+    if plan.planned.is_none() && cases.iter().any(|case| case.method == TestedMethod::Planned) {
         return Err(BenchError::BadInput("planned needs a plan to choose by: --plan FILE".into()));
     }
     let workloads = open_workloads(&cases)?;
     let started = crate::now();
     let lab;
-    let site = if let Some(pair) = plan.peer.as_deref() {
+    let topology = if let Some(pair) = plan.peer.as_deref() {
         Topology::Pair(pair)
     } else {
         lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
         Topology::Lab(&lab)
     };
-    let congestion = congestion::choose(site, plan.congestion.as_deref())?;
-    let mut run = Run::new(site, plan.pace)?;
-    let mut sends = Sends {
-        site,
+    let congestion = congestion::choose(topology, plan.congestion.as_deref())?;
+    let mut run = Run::new(topology, plan.pace)?;
+    let mut experiment = SendExperiment {
+        topology,
         workloads,
         congestion,
         rate: plan.rate,
-        // A rate that the sender holds is the regime that was asked for.
+        // If the sender holds a rate, that rate already determines the regime.
         reading: if plan.rate.is_some() { Reading::Free } else { plan.reading },
         full_speeds: FullSpeeds::default(),
         planned: plan.planned.as_ref(),
         pace: plan.pace,
         offloads: None,
     };
-    let proved = copies::prove(&mut sends, &cases);
+    let copied_percents = copies::prove(&mut experiment, &cases);
     let mut rows: Vec<SendSeries> = cases
         .into_iter()
-        .zip(proved)
-        .map(|(case, proved_copied_percent)| Series::new(Candidate { case, proved_copied_percent }))
+        .zip(copied_percents)
+        .map(|(case, proved_copied_percent)| ProvedCase { case, proved_copied_percent })
+        .map(Series::new)
         .collect();
     // The other machine's meter cannot be paused.
-    let has_observer = plan.rate.is_none() && site.lab().is_some();
+    let has_observer = plan.rate.is_none() && topology.lab().is_some();
     let observer_pairs = if has_observer { plan.observer_pairs } else { 0 };
     let mut steps = Steps::new(run.steps(rows.len()) + observer_pairs, is_stopped, progress);
-    let is_complete = run.all(&mut sends, &mut rows, &mut steps)?;
+    let is_complete = run.measure_all(&mut experiment, &mut rows, &mut steps)?;
     let observer = if is_complete {
-        observer_effect(&mut sends, &run.meter, &rows, observer_pairs, &mut steps)
+        observer_effect(&mut experiment, &run.meter, &rows, observer_pairs, &mut steps)
     } else {
         Ok(None)
     };
     let observer = observer.unwrap_or_else(|error| {
-        let unknown = format!("the meter's own effect is not known: {error}");
-        run.warnings.push(Warning::new(Kind::Observer, unknown));
+        let detail = format!("the meter's own effect is not known: {error}");
+        run.warnings.push(Warning::new(Kind::Observer, detail));
         None
     });
     run.warn(
         &rows,
-        |candidate| warnings::name(&candidate.case),
+        |proved_case| warnings::name(&proved_case.case),
         |round| round.costs.sender_us_per_mib,
     );
-    run.warnings.extend(warnings::of(&rows, plan.rate, sends.reading, observer.as_ref()));
-    let rows = rows.iter().map(|series| rows::row(series, &rows, &sends)).collect();
-    let mut report = SendReport::of_run("send", started, run, &sends.congestion, plan.rate, rows)
-        .with_reading(sends.reading);
+    run.warnings.extend(warnings::of(&rows, plan.rate, experiment.reading, observer.as_ref()));
+    let rows = rows.iter().map(|series| rows::row(series, &rows, &experiment)).collect();
+    let mut report =
+        SendReport::of_run("send", started, run, &experiment.congestion, plan.rate, rows)
+            .with_reading(experiment.reading);
     report.observer = observer;
     report.answers = answer::of(&report);
     if let Some(planned) = &plan.planned {
@@ -168,14 +174,14 @@ fn open_workloads(cases: &[SendCase]) -> Result<HashMap<Workload, Opened>, Bench
     Ok(workloads)
 }
 
-/// A row to be measured.
-struct Candidate {
+/// A row to measure, with the result of its copy proof.
+struct ProvedCase {
     case: SendCase,
     proved_copied_percent: Option<f64>,
 }
 
 /// A row and its rounds.
-type SendSeries = Series<Candidate, SendRound>;
+type SendSeries = Series<ProvedCase, SendRound>;
 
 #[derive(Clone, Copy)]
 struct SendRound {
@@ -183,17 +189,17 @@ struct SendRound {
     rusage_us_per_mib: f64,
     syscalls_per_mib: f64,
     acknowledgements_per_mib: f64,
-    /// The share of the window in which only the peer's window held the sender back.
-    window_limited: f64,
+    /// The share of the window in which only the receive window limited the sender.
+    window_limited_share: f64,
     zero_copied_bytes: u64,
     copied_bytes: u64,
-    taken: Option<SendMethod>,
+    chosen_method: Option<SendMethod>,
     paced: Option<Paced>,
 }
 
-/// What sends.
-struct Sends<'a> {
-    site: Topology<'a>,
+/// The experiment's state: hosts, workloads and settings.
+struct SendExperiment<'a> {
+    topology: Topology<'a>,
     workloads: HashMap<Workload, Opened>,
     congestion: String,
     rate: Option<Rate>,
@@ -201,17 +207,18 @@ struct Sends<'a> {
     full_speeds: FullSpeeds<SendCase>,
     planned: Option<&'a haul::Plan>,
     pace: Pace,
-    /// How the sending device stands.
+    /// The current state of the sending device's offloads; `None` if it was not set yet.
     offloads: Option<Offloads>,
 }
 
-impl Sends<'_> {
-    /// Offloads are on by nature; only a change needs a lab that can make it.
+impl SendExperiment<'_> {
+    /// Switches the sending device's offloads. They are on by default, so only a change needs a lab
+    /// that supports it.
     fn set_offloads(&mut self, wanted: Offloads) -> Result<(), FlowError> {
         if self.offloads == Some(wanted) {
             return Ok(());
         }
-        match self.site.lab() {
+        match self.topology.lab() {
             Some(lab) if lab.kind() != haul_lab::Kind::Loopback || wanted != Offloads::On => {
                 lab.set_offloads(wanted).map_err(|error| FlowError::Refused(error.to_string()))?;
             }
@@ -227,31 +234,31 @@ impl Sends<'_> {
     }
 
     fn flow(&self, case: &SendCase, receiving: Receiving) -> Flow<'_> {
-        let SendCase { path, condition } = case;
+        let SendCase { method, condition } = case;
         let sending = Sending {
-            path: path.name().into(),
+            path: method.name().into(),
             chunk_bytes: condition.chunk.0 as usize,
             cork: condition.cork,
             rate_bits_per_second: self.rate.map(|rate| rate.0),
             pieces: self.workloads[&condition.workload].handed_over(),
             plan: self.planned.cloned().map(Box::new),
         };
-        let to = (self.site.receiver(), receiving);
+        let to = (self.topology.receiver(), receiving);
         Flow::stream(
-            (self.site.sender(), sending),
+            (self.topology.sender(), sending),
             to,
             self.reading.socket(&self.congestion),
             self.pace.window,
         )
     }
 
-    /// The flow of a row as it is measured.
+    /// The flow that measures a row.
     fn measured_flow(&mut self, case: &SendCase) -> Result<Flow<'_>, FlowError> {
         if self.reading == Reading::Free {
             return Ok(self.flow(case, Receiving::plainly()));
         }
         let mut full_speeds = std::mem::take(&mut self.full_speeds);
-        let full_speed = full_speeds.of(case, &self.flow(case, Receiving::plainly()));
+        let full_speed = full_speeds.get_or_measure(case, &self.flow(case, Receiving::plainly()));
         self.full_speeds = full_speeds;
         let full_speed = full_speed?;
         let warm_up = regime::warm_up(full_speed);
@@ -259,24 +266,25 @@ impl Sends<'_> {
     }
 }
 
-impl Subject for Sends<'_> {
-    type Case = Candidate;
+impl Experiment for SendExperiment<'_> {
+    type Case = ProvedCase;
     type Round = SendRound;
 
-    fn name(&self, candidate: &Candidate) -> String {
-        candidate.case.path.name().into()
+    fn name(&self, proved_case: &ProvedCase) -> String {
+        proved_case.case.method.name().into()
     }
 
-    fn measure(&mut self, candidate: &Candidate, meter: &Meter) -> Result<Sample, FlowError> {
-        self.set_offloads(candidate.case.condition.offloads)?;
-        self.measured_flow(&candidate.case)?.run(Some(meter))
+    fn measure(&mut self, proved_case: &ProvedCase, meter: &Meter) -> Result<Sample, FlowError> {
+        self.set_offloads(proved_case.case.condition.offloads)?;
+        self.measured_flow(&proved_case.case)?.run(Some(meter))
     }
 
-    fn judge(&self, _: &Candidate, sample: &Sample, loads: &Loads) -> Option<SendRound> {
+    fn evaluate(&self, _: &ProvedCase, sample: &Sample, loads: &Loads) -> Option<SendRound> {
         let [received, sent] = sample.outcomes.as_slice() else { return None };
         let mut costs = Costs::of(loads, received.bytes_per_second())?;
-        // The buffers between both ends are not equally full at both ends of a window. What the sender did is between what it
-        // was given and what arrived.
+        // The buffers between the two ends may be filled differently at the start and the end of a
+        // window. So the bytes attributed to the sender are the mean of the bytes sent and the
+        // bytes received.
         costs.sender_us_per_mib *=
             2.0 / (1.0 + sent.bytes_per_second() / received.bytes_per_second());
         (sent.bytes > 0).then(|| SendRound {
@@ -284,22 +292,23 @@ impl Subject for Sends<'_> {
             rusage_us_per_mib: sent.cpu_seconds() * 1e6 / sent.mib(),
             syscalls_per_mib: sent.calls as f64 / sent.mib(),
             acknowledgements_per_mib: sent.segments_in as f64 / sent.mib(),
-            window_limited: sent.window_limited_seconds / sent.seconds,
+            window_limited_share: sent.window_limited_seconds / sent.seconds,
             zero_copied_bytes: sent.zero_copied_bytes,
             copied_bytes: sent.copied_bytes,
-            taken: sent.taken,
+            chosen_method: sent.taken,
             paced: sent.paced,
         })
     }
 
-    /// Switching a device's offloads takes milliseconds.
-    fn block(&self, candidate: &Candidate) -> usize {
-        usize::from(candidate.case.condition.offloads == Offloads::Off)
+    /// Groups rows by the state of the offloads, because switching a device's offloads takes
+    /// milliseconds.
+    fn block(&self, proved_case: &ProvedCase) -> usize {
+        usize::from(proved_case.case.condition.offloads == Offloads::Off)
     }
 
-    /// Held back by the window, where the receiver holds the rate.
+    /// Whether the receive window limited the sender, if the receiver holds the rate.
     fn is_in_regime(&self, round: &SendRound) -> bool {
-        self.reading == Reading::Free || round.window_limited >= WINDOW_LIMITED_MIN
+        self.reading == Reading::Free || round.window_limited_share >= WINDOW_LIMITED_SHARE_MIN
     }
 
     fn costs(round: &SendRound) -> Option<&Costs> {
@@ -307,23 +316,25 @@ impl Subject for Sends<'_> {
     }
 }
 
-/// Throughput with the meter against throughput without, in pairs, on the first sendfile row, or the first row.
+/// Measures the observer effect: the ratio of the throughput with the meter to that without. Runs
+/// in pairs, on the first `sendfile` row, else on the first row.
 fn observer_effect(
-    sends: &mut Sends<'_>,
+    experiment: &mut SendExperiment<'_>,
     meter: &Meter,
     rows: &[SendSeries],
     pairs: usize,
     steps: &mut Steps<'_>,
 ) -> Result<Option<Observer>, BenchError> {
-    let measured = || rows.iter().filter(|row| !row.rounds.is_empty()).map(|row| &row.case.case);
-    let is_sendfile = |case: &&SendCase| case.path == SendMethod::Sendfile.into();
-    let Some(case) = measured().find(is_sendfile).or_else(|| measured().next()) else {
+    let measured_cases =
+        || rows.iter().filter(|row| !row.rounds.is_empty()).map(|row| &row.case.case);
+    let is_sendfile = |case: &&SendCase| case.method == SendMethod::Sendfile.into();
+    let Some(case) = measured_cases().find(is_sendfile).or_else(|| measured_cases().next()) else {
         return Ok(None);
     };
-    if sends.set_offloads(case.condition.offloads).is_err() {
+    if experiment.set_offloads(case.condition.offloads).is_err() {
         return Ok(None);
     }
-    let flow = sends.flow(case, Receiving::plainly());
+    let flow = experiment.flow(case, Receiving::plainly());
     let rate =
         |sample: &Sample| sample.outcomes.first().map_or(f64::NAN, Outcome::bytes_per_second);
     let mut ratios = Vec::new();
@@ -333,7 +344,7 @@ fn observer_effect(
         }
         let with = || flow.run(Some(meter));
         let without = || meter.paused(|| flow.run(None));
-        // Every other pair the other way round, so that a drift helps neither.
+        // The order alternates from pair to pair, so that drift favours neither side.
         let (with, without) = if pair % 2 == 0 {
             let with = with()?;
             (with, without()?)
@@ -344,7 +355,7 @@ fn observer_effect(
         ratios.push(rate(&with) / rate(&without));
     }
     let observer = Figure::of(&ratios).map(|throughput_ratio| Observer {
-        path: case.path.name().into(),
+        path: case.method.name().into(),
         pairs: ratios.len(),
         throughput_ratio,
     });

@@ -1,18 +1,21 @@
-//! The experiment `settings`: what the settings of the hosts are worth beside the choice of path.
+//! The experiment `settings`: the gain of the hosts' settings, compared with the gain of the choice
+//! of method.
 //!
-//! A row changes one setting of a lab that is otherwise as a host comes: its own congestion control, MTU 1500, its own
-//! buffers. One row changes nothing, and shows by how much two equal rows differ here; what paid more surely than that is then put
-//! together and measured beside the unchanged lab again. Each row has a lab of its own, so that nothing has to be put back, and
-//! nothing of the machine itself is changed.
+//! A row changes one setting of a lab that otherwise has the host's defaults: its congestion
+//! control, MTU 1500, its buffers. A control row changes nothing and shows how much two equal rows
+//! differ. The settings that gain more than this difference are then combined, and measured again
+//! beside the unchanged lab. Each set of changes has a lab of its own, so that nothing must be
+//! restored and the machine itself is not changed.
 //!
-//! What it cannot show: a veth passes segments on uncut, so that an MTU costs less here than where a card or the stack cuts them;
-//! and it has neither delay nor loss, for which buffers are large and congestion controls differ.
+//! Limits: a veth passes segments on unsegmented, so an MTU costs less here than if a network card
+//! or the stack segments. It has neither delay nor loss, which are the reasons for large buffers
+//! and for differences between congestion controls.
 
 use crate::endpoint::Endpoint;
 use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix;
 use crate::quantity::{Rate, Size};
-use crate::rounds::{Costs, Pace, Progress, Run, Series, Steps, Subject};
+use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::stats::Figure;
 use crate::tested_method::TestedMethod;
 use crate::topology::Loads;
@@ -35,31 +38,32 @@ pub use change::Name;
 use change::{Change, Tuning};
 pub use row::SettingRow;
 
-/// The result of `settings`.
+/// The report of the experiment `settings`.
 pub type SettingsReport = crate::report::Report<SettingRow>;
 
-/// At most how much a call sends.
+/// The most bytes that one call sends.
 const CHUNK: Size = Size(64 << 10);
 
-/// What to run.
+/// The configuration of the experiment.
 #[derive(Debug, Clone)]
 pub struct SettingsPlan {
-    /// How it is sent.
+    /// The send methods.
     pub paths: Vec<TestedMethod>,
-    /// Which settings to change.
+    /// The settings to change.
     pub settings: Vec<Name>,
-    /// What is sent.
+    /// The data to send.
     pub workload: Workload,
-    /// The rate to hold, or full speed.
+    /// The rate that the sender holds by pacing; `None` for full speed.
     pub rate: Option<Rate>,
-    /// How often and how long.
+    /// The number of rounds and the length of a window.
     pub pace: Pace,
-    /// The congestion control of the rows that do not change it; `None` for the host's own.
+    /// The congestion control of the rows that do not change it; `None` for the host's default.
     pub congestion: Option<String>,
 }
 
 impl SettingsPlan {
-    /// Every setting, by the path that copies and by the one that usually is the cheapest.
+    /// The default: every setting, with the copying method `read+write` and with `sendfile`, which
+    /// is usually the cheapest.
     pub fn new(pace: Pace) -> Self {
         Self {
             paths: [SendMethod::ReadWrite, SendMethod::Sendfile].map(TestedMethod::from).into(),
@@ -71,37 +75,37 @@ impl SettingsPlan {
         }
     }
 
-    /// A quick look: one path.
+    /// A short measurement: `sendfile` only.
     pub fn quick(pace: Pace) -> Self {
         Self { paths: vec![SendMethod::Sendfile.into()], ..Self::new(pace) }
     }
 }
 
-/// What a row is for.
+/// The purpose of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// Nothing is changed: what the others are compared with.
+    /// Changes nothing: the row that the others are compared with.
     Basis,
-    /// The same again: how much two equal rows differ.
+    /// Changes nothing either: shows how much two equal rows differ.
     Control,
-    /// One more change.
+    /// Makes one more change than the row that it is compared with.
     Setting,
-    /// All that paid.
+    /// Makes all changes that paid alone.
     Together,
 }
 
-/// One row: a path, and all that is changed for it.
+/// One row: a send method, and all changes made for it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SettingCase {
-    path: TestedMethod,
+    method: TestedMethod,
     changes: Vec<Change>,
     role: Role,
 }
 
 impl SettingCase {
-    /// What it is compared with: all but the last change, or nothing changed at all.
-    fn beside(&self) -> &[Change] {
+    /// The changes of the row that it is compared with: all except the last change, or none.
+    fn compared_changes(&self) -> &[Change] {
         match self.role {
             Role::Setting => &self.changes[..self.changes.len().saturating_sub(1)],
             Role::Basis | Role::Control | Role::Together => &[],
@@ -109,7 +113,8 @@ impl SettingCase {
     }
 }
 
-/// Runs the experiment. `is_stopped` ends it after the row in progress; what was measured so far is then reported.
+/// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
+/// rounds measured so far.
 pub fn run(
     plan: &SettingsPlan,
     is_stopped: &AtomicBool,
@@ -124,11 +129,11 @@ pub fn run(
     let workload = plan.workload.open()?;
     matrix::check_chunk_in(CHUNK, &workload)?;
     let started = crate::now();
-    let basis = Tuning::as_it_is(plan.congestion.clone());
+    let basis = Tuning::host_default(plan.congestion.clone());
     let lab = basis.open(None)?;
     let congestion = congestion::choose(&lab, Some(&basis.congestion))?;
     let changes = change::rows(&plan.settings, &basis);
-    let mut tunings = Tunings {
+    let mut experiment = SettingsExperiment {
         basis,
         cpus: lab.cpus(),
         labs: Vec::new(),
@@ -138,52 +143,58 @@ pub fn run(
     };
     let mut run = Run::new(&lab, plan.pace)?;
     let mut rows: Vec<SettingsSeries> = Vec::new();
-    for &path in &plan.paths {
-        rows.extend([series(path, &[], Role::Basis), series(path, &[], Role::Control)]);
-        rows.extend(changes.iter().map(|changes| series(path, changes, Role::Setting)));
+    for &method in &plan.paths {
+        rows.extend([series(method, &[], Role::Basis), series(method, &[], Role::Control)]);
+        rows.extend(changes.iter().map(|changes| series(method, changes, Role::Setting)));
     }
     let mut steps = Steps::new(run.steps(rows.len() + 2 * plan.paths.len()), is_stopped, progress);
     let mut together = Vec::new();
-    if run.all(&mut tunings, &mut rows, &mut steps)? {
-        for &path in &plan.paths {
-            let paid = paid(path, &rows);
-            if paid.len() > 1 {
-                together
-                    .extend([series(path, &[], Role::Basis), series(path, &paid, Role::Together)]);
+    if run.measure_all(&mut experiment, &mut rows, &mut steps)? {
+        for &method in &plan.paths {
+            let changes = paying_changes(method, &rows);
+            if changes.len() > 1 {
+                together.extend([
+                    series(method, &[], Role::Basis),
+                    series(method, &changes, Role::Together),
+                ]);
             }
         }
         if !together.is_empty() {
-            run.all(&mut tunings, &mut together, &mut steps)?;
+            run.measure_all(&mut experiment, &mut together, &mut steps)?;
         }
     }
-    let choice = choice(&plan.paths, &rows);
+    let comparison = compare_methods(&plan.paths, &rows);
     let device = device();
     let mut reported: Vec<SettingRow> =
-        rows.iter().map(|series| row::of(series, &rows, &tunings.basis, &device)).collect();
-    let of_together = together.iter().filter(|series| series.case.role == Role::Together);
-    reported.extend(of_together.map(|series| row::of(series, &together, &tunings.basis, &device)));
+        rows.iter().map(|series| row::of(series, &rows, &experiment.basis, &device)).collect();
+    let combined = together.iter().filter(|series| series.case.role == Role::Together);
+    let combined_row =
+        |series: &SettingsSeries| row::of(series, &together, &experiment.basis, &device);
+    reported.extend(combined.map(combined_row));
     rows.extend(together);
     run.warn(&rows, SettingCase::to_string, SettingRound::us_per_mib);
     let mut report =
         SettingsReport::of_run("settings", started, run, &congestion, plan.rate, reported);
-    report.answers = answer::of(&report, choice.as_ref());
+    report.answers = answer::of(&report, comparison.as_ref());
     Ok(report)
 }
 
 type SettingsSeries = Series<SettingCase, SettingRound>;
 
-fn series(path: TestedMethod, changes: &[Change], role: Role) -> SettingsSeries {
-    Series::new(SettingCase { path, changes: changes.to_vec(), role })
+fn series(method: TestedMethod, changes: &[Change], role: Role) -> SettingsSeries {
+    Series::new(SettingCase { method, changes: changes.to_vec(), role })
 }
 
-/// Of each setting the value that surely cost less with this path, and did not cost throughput.
-fn paid(path: TestedMethod, rows: &[SettingsSeries]) -> Vec<Change> {
-    let mut paid: Vec<(f64, &Change)> = Vec::new();
-    let of_path = || rows.iter().filter(|row| row.case.path == path);
-    let control = of_path().find(|row| row.case.role == Role::Control);
-    let equal = control.and_then(|control| row::ratio(control, rows, SettingRound::us_per_mib));
-    for row in of_path() {
-        // What takes another change first is not a choice by itself.
+/// The changes that pay with this method, at most one for each setting: the value with the lowest
+/// cost.
+fn paying_changes(method: TestedMethod, rows: &[SettingsSeries]) -> Vec<Change> {
+    let mut best_changes: Vec<(f64, &Change)> = Vec::new();
+    let rows_of_method = || rows.iter().filter(|row| row.case.method == method);
+    let control = rows_of_method().find(|row| row.case.role == Role::Control);
+    let control_ratio =
+        control.and_then(|control| row::ratio(control, rows, SettingRound::us_per_mib));
+    for row in rows_of_method() {
+        // A change that requires another one first cannot be selected alone.
         let ([change], Some(ratio), Some(throughput)) = (
             row.case.changes.as_slice(),
             row::ratio(row, rows, SettingRound::us_per_mib),
@@ -191,36 +202,37 @@ fn paid(path: TestedMethod, rows: &[SettingsSeries]) -> Vec<Change> {
         ) else {
             continue;
         };
-        if !row::pays(ratio, throughput, equal) {
+        if !row::pays(ratio, throughput, control_ratio) {
             continue;
         }
-        match paid.iter_mut().find(|(_, other)| other.name() == change.name()) {
+        match best_changes.iter_mut().find(|(_, other)| other.name() == change.name()) {
             Some(best) if ratio.median < best.0 => *best = (ratio.median, change),
             Some(_) => {}
-            None => paid.push((ratio.median, change)),
+            None => best_changes.push((ratio.median, change)),
         }
     }
-    paid.into_iter().map(|(_, change)| change.clone()).collect()
+    best_changes.into_iter().map(|(_, change)| change.clone()).collect()
 }
 
-/// The cheapest path's cost over the dearest's, with nothing changed.
-struct Choice {
-    cheap: TestedMethod,
-    dear: TestedMethod,
+/// The cost of the cheapest method divided by that of the most expensive one, with no setting
+/// changed.
+struct MethodComparison {
+    cheapest: TestedMethod,
+    most_expensive: TestedMethod,
     ratio: Figure,
 }
 
-fn choice(paths: &[TestedMethod], rows: &[SettingsSeries]) -> Option<Choice> {
-    let basis = |path: TestedMethod| {
-        rows.iter().find(|row| row.case.path == path && row.case.role == Role::Basis)
+fn compare_methods(methods: &[TestedMethod], rows: &[SettingsSeries]) -> Option<MethodComparison> {
+    let basis = |method: TestedMethod| {
+        rows.iter().find(|row| row.case.method == method && row.case.role == Role::Basis)
     };
-    let cost = |path: &TestedMethod| {
-        basis(*path).map_or(f64::NAN, |row| row.median(SettingRound::us_per_mib))
+    let cost = |method: &TestedMethod| {
+        basis(*method).map_or(f64::NAN, |row| row.median(SettingRound::us_per_mib))
     };
-    let cheap = *paths.iter().min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
-    let dear = *paths.iter().max_by(|one, other| cost(one).total_cmp(&cost(other)))?;
-    let ratio = basis(cheap)?.ratio_to(basis(dear)?, SettingRound::us_per_mib)?;
-    (cheap != dear).then_some(Choice { cheap, dear, ratio })
+    let cheapest = *methods.iter().min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
+    let most_expensive = *methods.iter().max_by(|one, other| cost(one).total_cmp(&cost(other)))?;
+    let ratio = basis(cheapest)?.ratio_to(basis(most_expensive)?, SettingRound::us_per_mib)?;
+    (cheapest != most_expensive).then_some(MethodComparison { cheapest, most_expensive, ratio })
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -230,37 +242,37 @@ struct SettingRound {
 }
 
 impl SettingRound {
-    /// What both hosts paid.
+    /// The CPU time of both hosts per MiB.
     fn us_per_mib(&self) -> f64 {
         self.costs.sender_us_per_mib + self.costs.receiver_us_per_mib
     }
 }
 
-/// The labs, each made when it is first needed.
-struct Tunings {
+/// The experiment's state: the labs, each created when it is first needed, and the settings.
+struct SettingsExperiment {
     basis: Tuning,
     cpus: CpuPair,
-    /// A lab for each set of changes, or why there is none.
+    /// A lab for each set of changes, or the reason why there is none.
     labs: Vec<(Vec<Change>, Result<Lab, String>)>,
     workload: Opened,
     rate: Option<Rate>,
     pace: Pace,
 }
 
-impl Tunings {
+impl SettingsExperiment {
     fn lab(&mut self, changes: &[Change]) -> Result<&Lab, FlowError> {
         let known = self.labs.iter().position(|(other, _)| other == changes);
         let index = known.unwrap_or_else(|| {
-            let made =
+            let lab =
                 self.basis.with(changes).open(Some(self.cpus)).map_err(|error| error.to_string());
-            self.labs.push((changes.to_vec(), made));
+            self.labs.push((changes.to_vec(), lab));
             self.labs.len() - 1
         });
         self.labs[index].1.as_ref().map_err(|reason| FlowError::Refused(reason.clone()))
     }
 }
 
-impl Subject for Tunings {
+impl Experiment for SettingsExperiment {
     type Case = SettingCase;
     type Round = SettingRound;
 
@@ -271,7 +283,7 @@ impl Subject for Tunings {
     fn measure(&mut self, case: &SettingCase, meter: &Meter) -> Result<Sample, FlowError> {
         let tuning = self.basis.with(&case.changes);
         let sending = Sending {
-            path: case.path.name().into(),
+            path: case.method.name().into(),
             chunk_bytes: CHUNK.0 as usize,
             cork: false,
             rate_bits_per_second: self.rate.map(|rate| rate.0),
@@ -295,7 +307,7 @@ impl Subject for Tunings {
         Flow::stream(from, to, socket, window).run(Some(meter))
     }
 
-    fn judge(&self, _: &SettingCase, sample: &Sample, loads: &Loads) -> Option<SettingRound> {
+    fn evaluate(&self, _: &SettingCase, sample: &Sample, loads: &Loads) -> Option<SettingRound> {
         let received = *sample.outcomes.first()?;
         let costs = Costs::of(loads, received.bytes_per_second())?;
         Some(SettingRound { costs, received })
@@ -305,16 +317,17 @@ impl Subject for Tunings {
 impl fmt::Display for SettingCase {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let changes: Vec<String> = self.changes.iter().map(Change::to_string).collect();
-        let words = match self.role {
+        let changes_text = match self.role {
             Role::Basis => "as it is".into(),
             Role::Control => "unchanged".into(),
             Role::Setting | Role::Together => changes.join(", "),
         };
-        write!(formatter, "{}, {words}", self.path)
+        write!(formatter, "{}, {changes_text}", self.method)
     }
 }
 
-/// The device that packets of this machine leave by, for commands that can be copied.
+/// The device that carries this machine's outgoing packets, for the printed commands; `DEV` if it
+/// is unknown.
 fn device() -> String {
     match doctor::device_towards(None) {
         Ok(device) if device.name != "lo" => device.name,

@@ -1,26 +1,29 @@
 //! Medians with order-statistic intervals of exact coverage.
 //!
-//! Of `n` independent rounds, the true median lies between the `k`-th smallest and the `k`-th largest with probability
-//! `1 − 2·P(Binomial(n, ½) < k)`, whatever the rounds' distribution. So the coverage is computed, not estimated: 3 rounds
-//! give 75 %, 5 give 93.8 %, and 95 % takes at least 6.
+//! Of `n` independent rounds, the true median lies between the `k`-th smallest and the `k`-th
+//! largest with probability `1 − 2·P(Binomial(n, ½) < k)`, for any distribution of the rounds. So
+//! the coverage is computed, not estimated: 3 rounds give 75 %, 5 give 93.8 %, and 95 % needs at
+//! least 6.
 //!
-//! The rounds of one run share what changes slowly: neighbours in the last-level cache, the distance of the CPUs, the
-//! pages that the kernel handed out. A ratio of two methods therefore differs more from run to run than its rounds show.
-//! [`Figure::widened_by_runs`] adds that part, which was measured over many runs. Metrology calls the part that a run's
-//! own rounds show type A, and the part that is known from elsewhere type B (JCGM 100:2008, section 4.3).
+//! The rounds of one run share slowly changing conditions: neighbours in the last-level cache, the
+//! distance of the CPUs, the pages that the kernel allocated. So a ratio of two methods varies more
+//! from run to run than between the rounds of one run. [`Figure::widen_for_runs`] adds that part,
+//! which was measured over many runs. In metrology the part that a run's own rounds show is called
+//! type A, and the part known from other sources type B (JCGM 100:2008, section 4.3).
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The coverage that an interval is chosen for.
+/// The coverage that intervals are chosen for.
 const CONFIDENCE: f64 = 0.95;
-/// Fewer rounds have no interval: of two, even the whole range covers the median with 50 % only.
+/// The fewest rounds with an interval. Of two rounds even the whole range covers the median with
+/// only 50 %.
 const INTERVAL_ROUNDS_MIN: usize = 3;
-/// Fewer rounds give no verdict. Nine are the first whose interval of 95 % leaves out the extremes (coverage 96.1 %), so
-/// that one odd round decides nothing.
+/// The fewest rounds that support a verdict. Nine is the smallest number whose 95 % interval
+/// excludes the extremes (coverage 96.1 %), so a single outlier decides nothing.
 pub(crate) const VERDICT_ROUNDS_MIN: usize = 9;
-/// Standard deviation, from run to run, of the logarithm of a ratio of two methods. Source: docs/findings.md, "Does it
-/// repeat?": in four sessions of 17 to 32 runs on a shared virtual machine, this much brings the coverage of the
-/// intervals to 93 to 97 %.
+/// Standard deviation, from run to run, of the logarithm of a ratio of two methods. In four
+/// sessions of 17 to 32 runs on a shared virtual machine, this value brings the coverage of the
+/// intervals to 93 to 97 %. Source: docs/measurements/repeatability.md.
 const RUN_TO_RUN_DEVIATION: f64 = 0.07;
 
 /// A median with its interval.
@@ -28,38 +31,42 @@ const RUN_TO_RUN_DEVIATION: f64 = 0.07;
 pub struct Figure {
     /// The middle round, or the mean of the two in the middle.
     pub median: f64,
-    /// The lower end of the interval; minus infinity, `null` in JSON, where there is none.
+    /// The lower end of the interval; minus infinity, `null` in JSON, if there is no interval.
     #[serde(deserialize_with = "null_is_minus_infinity")]
     pub low: f64,
-    /// The upper end; infinity, `null` in JSON, where there is none.
+    /// The upper end of the interval; infinity, `null` in JSON, if there is no interval.
     #[serde(deserialize_with = "null_is_infinity")]
     pub high: f64,
-    /// How many rounds it is of.
+    /// The number of rounds.
     #[serde(default)]
     pub rounds: usize,
-    /// The probability that the interval holds the true median, in percent; 0 where there is none.
+    /// The probability that the interval contains the true median, in percent; 0 if there is no
+    /// interval.
     #[serde(default)]
     pub coverage_percent: f64,
 }
 
 impl Figure {
-    /// From one value a round; `None` from no round. Values that are not numbers are left out.
+    /// The figure of one value for each round; `None` without rounds. Values that are not finite
+    /// are left out.
     ///
-    /// The interval is the narrowest with a coverage of 95 %, or the whole range where that covers less.
+    /// The interval is the narrowest with a coverage of 95 %, or the whole range if that covers
+    /// less.
     pub fn of(rounds: &[f64]) -> Option<Self> {
         Self::with_confidence(rounds, CONFIDENCE, INTERVAL_ROUNDS_MIN)
     }
 
-    /// The same for one of `count` comparisons of which the best is picked: all intervals together have a coverage of
-    /// 95 % (Bonferroni). There is none where the rounds are too few for that.
-    pub fn of_one_among(rounds: &[f64], count: usize) -> Option<Self> {
+    /// The figure of one of `count` comparisons of which the best is selected: all intervals
+    /// jointly have a coverage of 95 % (Bonferroni correction). There is no interval if the rounds
+    /// are too few for it.
+    pub fn with_bonferroni(rounds: &[f64], count: usize) -> Option<Self> {
         let confidence = 1.0 - (1.0 - CONFIDENCE) / count.max(1) as f64;
         let figure = Self::with_confidence(rounds, confidence, INTERVAL_ROUNDS_MIN)?;
         let is_met = figure.coverage_percent >= 100.0 * confidence;
         Some(if is_met { figure } else { Self::without_interval(figure.median, figure.rounds) })
     }
 
-    /// A value that was not measured in rounds, and has no interval.
+    /// An exact value that was not measured in rounds: the interval has no width.
     pub(crate) fn exactly(value: f64) -> Self {
         Self { median: value, low: value, high: value, rounds: 1, coverage_percent: 100.0 }
     }
@@ -89,11 +96,12 @@ impl Figure {
         })
     }
 
-    /// The same ratio with an interval that also covers what a ratio of two methods differs by from run to run. `count` is
-    /// the number of comparisons of which the best is picked.
+    /// The same ratio, with an interval that also covers the variation of a ratio of two methods
+    /// from run to run. `count` is the number of comparisons of which the best is selected.
     ///
-    /// The two parts are independent, so the half widths add as squares, on the logarithmic scale of a ratio.
-    pub(crate) fn widened_by_runs(self, count: usize) -> Self {
+    /// The two parts are independent, so the squares of their half widths add, on the logarithmic
+    /// scale of a ratio.
+    pub(crate) fn widen_for_runs(self, count: usize) -> Self {
         if !self.has_interval() || self.low <= 0.0 {
             return self;
         }
@@ -102,8 +110,8 @@ impl Figure {
         Self { low: self.median / factor(self.low), high: self.median * factor(self.high), ..self }
     }
 
-    /// The same median, of rounds that an interval would promise too much of.
-    pub(crate) fn without_its_interval(self) -> Self {
+    /// The same median without an interval, for rounds whose interval would be too narrow.
+    pub(crate) fn drop_interval(self) -> Self {
         Self::without_interval(self.median, self.rounds)
     }
 
@@ -112,7 +120,8 @@ impl Figure {
         self.low.is_finite() && self.high.is_finite()
     }
 
-    /// Whether a verdict may rest on it: enough rounds, and an interval of at least 95 %.
+    /// Whether the figure supports a verdict: enough rounds, and an interval with a coverage of at
+    /// least 95 %.
     pub fn is_conclusive(&self) -> bool {
         self.rounds >= VERDICT_ROUNDS_MIN && self.coverage_percent >= 100.0 * CONFIDENCE
     }
@@ -127,7 +136,8 @@ impl Figure {
         self.is_conclusive() && self.low > bound
     }
 
-    /// The interval for people, with so many digits after the point; `none` where there is none.
+    /// The interval as text, with `digits` digits after the point; `no interval of N rounds` if
+    /// there is none.
     pub fn interval(&self, digits: usize) -> String {
         match (self.has_interval(), self.rounds) {
             (true, _) => format!("{:.digits$} to {:.digits$}", self.low, self.high),
@@ -135,7 +145,7 @@ impl Figure {
         }
     }
 
-    /// Half the interval's width as a share of the median; 0 where there is no interval.
+    /// Half the interval's width as a share of the median; 0 if there is no interval.
     pub fn spread(&self) -> f64 {
         if self.median == 0.0 || !self.has_interval() {
             return 0.0;
@@ -144,7 +154,8 @@ impl Figure {
     }
 }
 
-/// The probability that the true median of `count` rounds lies between the `k`-th smallest and the `k`-th largest.
+/// The probability that the true median of `count` rounds lies between the `k`-th smallest and the
+/// `k`-th largest.
 fn coverage(count: usize, k: usize) -> f64 {
     // P(Binomial(count, ½) = i) for i = 0, 1, …, each from the one before.
     let mut term = 0.5f64.powi(count as i32);
@@ -156,13 +167,15 @@ fn coverage(count: usize, k: usize) -> f64 {
     1.0 - 2.0 * tail
 }
 
-/// How many standard deviations to each side hold a normal value with 95 %, or all of `count` such values: then by the
-/// bound `P(|Z| > z) ≤ 2·exp(−z²/2)`, which is too wide by a fifth rather than too narrow.
+/// The number of standard deviations on each side that contain a normal value with 95 %, or all of
+/// `count` such values. For several it is the bound `P(|Z| > z) ≤ 2·exp(−z²/2)`, which is too wide
+/// by a fifth rather than too narrow.
 fn normal_quantile(count: usize) -> f64 {
     if count <= 1 { 1.96 } else { (2.0 * (2.0 * count as f64 / (1.0 - CONFIDENCE)).ln()).sqrt() }
 }
 
-/// The middle value, or the mean of the two in the middle. Sorts its argument, which must not be empty.
+/// The middle value, or the mean of the two in the middle. Sorts its argument, which must not be
+/// empty.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -199,7 +212,7 @@ mod tests {
         assert!((even.median - 2.5).abs() < 1e-9);
     }
 
-    /// Ranks and coverages of the sign test's tables.
+    /// Ranks and coverages as in tables of the sign test.
     #[test]
     fn the_coverage_is_exact() {
         for (count, low, high, percent) in [
@@ -233,34 +246,33 @@ mod tests {
 
     #[test]
     fn the_best_of_many_needs_a_wider_interval_or_has_none() {
-        let alone = Figure::of_one_among(&counted(9), 1).unwrap();
+        let alone = Figure::with_bonferroni(&counted(9), 1).unwrap();
         assert_eq!(alone, Figure::of(&counted(9)).unwrap());
-        let of_ten = Figure::of_one_among(&counted(9), 10).unwrap();
+        let of_ten = Figure::with_bonferroni(&counted(9), 10).unwrap();
         assert!((of_ten.low - 1.0).abs() < 1e-9 && (of_ten.high - 9.0).abs() < 1e-9, "{of_ten:?}");
-        assert!(!Figure::of_one_among(&counted(9), 20).unwrap().has_interval());
+        assert!(!Figure::with_bonferroni(&counted(9), 20).unwrap().has_interval());
     }
 
     #[test]
     fn an_interval_for_other_runs_is_wider_on_both_sides() {
         let rounds: Vec<f64> = (0..9).map(|round| 0.98 + 0.005 * f64::from(round)).collect();
         let within = Figure::of(&rounds).unwrap();
-        let across = within.widened_by_runs(1);
-        // 1.96 standard deviations of 0.07, and the rounds' own 1.5 % beside it.
+        let across = within.widen_for_runs(1);
+        // 1.96 standard deviations of 0.07, combined with the 1.5 % of the rounds.
         assert!(
             (0.86..0.872).contains(&across.low) && (1.147..1.16).contains(&across.high),
             "{across:?}"
         );
-        assert!(across.widened_by_runs(1).low < across.low);
+        assert!(across.widen_for_runs(1).low < across.low);
         assert!(
-            within.widened_by_runs(10).low < across.low
-                && within.widened_by_runs(10).is_conclusive()
+            within.widen_for_runs(10).low < across.low && within.widen_for_runs(10).is_conclusive()
         );
         let none = Figure::of(&[1.0, 2.0]).unwrap();
-        assert_eq!(none.widened_by_runs(1), none);
+        assert_eq!(none.widen_for_runs(1), none);
     }
 
     #[test]
-    fn an_interval_that_is_none_survives_its_report() {
+    fn a_missing_interval_survives_serialization() {
         let none = Figure::of(&[1.0]).unwrap();
         let text = serde_json::to_string(&none).unwrap();
         assert!(text.contains("\"low\":null"), "{text}");
@@ -271,9 +283,10 @@ mod tests {
         assert!(old.has_interval() && !old.is_below(1.0));
     }
 
-    /// What is claimed holds: the share of intervals that hold the true median, over many samples.
+    /// The stated coverage holds: the share of intervals that contain the true median, over many
+    /// samples.
     #[test]
-    fn intervals_hold_the_true_median_as_often_as_they_say() {
+    fn intervals_have_the_stated_coverage() {
         const SAMPLES: usize = 20_000;
         let mut random = fastrand::Rng::with_seed(1);
         for count in [3, 5, 7, 9, 12, 15] {
@@ -295,7 +308,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_interval_holds_the_median_and_stays_inside_the_rounds(
+        fn the_interval_contains_the_median_and_lies_within_the_rounds(
             rounds in proptest::collection::vec(0.1f64..1e6, 3..40)
         ) {
             let figure = Figure::of(&rounds).unwrap();

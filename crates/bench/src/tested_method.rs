@@ -1,4 +1,4 @@
-//! What a row sends by: one path, taken by hand, or the library's own choice.
+//! The send method of a row: a single one, or the library's choice among them.
 
 use haul::plan::{Condition, SourceKind};
 use haul::{
@@ -12,50 +12,52 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// A path, or the choice.
+/// A single send method, or the library's choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TestedMethod {
-    /// This path and no other.
+    /// This method only.
     Method(SendMethod),
-    /// What [`haul::Sender::send_file`] takes, in calls of the size it takes: it is given the whole of what is
-    /// to be sent, and the row's chunk does not bind it.
+    /// The choice of [`haul::Sender::send_file`], including the size of its calls: it gets the
+    /// whole source at once, and the row's chunk size does not apply.
     Auto,
-    /// The same by a plan of this machine instead of the built-in one.
+    /// The same choice, by a cost model of this machine instead of the built-in one.
     Planned,
 }
 
-/// The name of the choice in reports and flags.
+/// The name of [`TestedMethod::Auto`] in reports and flags.
 pub const AUTO: &str = "auto";
-/// The name of the choice by a plan that was given.
+/// The name of [`TestedMethod::Planned`] in reports and flags.
 pub const PLANNED: &str = "planned";
 
 impl TestedMethod {
-    /// Every path, then the choice; without the one that takes a plan.
+    /// Every single method, then [`Self::Auto`]. [`Self::Planned`] is left out, because it needs a
+    /// cost model.
     pub fn all() -> Vec<Self> {
         SendMethod::ALL.into_iter().map(Self::Method).chain([Self::Auto]).collect()
     }
 
-    /// Its name, the same in every report and flag.
+    /// The name in reports and flags.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Method(path) => path.name(),
+            Self::Method(method) => method.name(),
             Self::Auto => AUTO,
             Self::Planned => PLANNED,
         }
     }
 
-    /// The path that is put to the proof for it: for the choice, what the built-in plan takes.
-    pub(crate) fn proved_path(self, is_memory: bool) -> SendMethod {
+    /// The method that is proved for this one: for a choice, the one that the built-in cost model
+    /// chooses.
+    pub(crate) fn proved_method(self, is_memory: bool) -> SendMethod {
         let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
         match self {
-            Self::Method(path) => path,
+            Self::Method(method) => method,
             Self::Auto | Self::Planned => Plan::builtin()
                 .choose(Condition { source, offloads: true }, u64::MAX, |_| true)
                 .unwrap_or(SendMethod::ReadWrite),
         }
     }
 
-    /// Sets it up for `stream`.
+    /// Opens the method for `stream`.
     pub(crate) fn open(
         self,
         stream: &TcpStream,
@@ -63,25 +65,25 @@ impl TestedMethod {
         plan: Option<&Plan>,
     ) -> Result<Opened, Error> {
         let choice = match (self, plan) {
-            (Self::Method(path), _) => {
-                return Ok(Opened::Method(path, path.open(stream.as_fd(), options)?));
+            (Self::Method(method), _) => {
+                return Ok(Opened::Method(method, method.open(stream.as_fd(), options)?));
             }
             (Self::Planned, Some(plan)) => MethodChoice::Plan(Arc::new(plan.clone())),
             (Self::Planned, None) => return Err(Error::Unsuited("there is no plan to choose by")),
             (Self::Auto, _) => MethodChoice::Builtin,
         };
-        let own =
+        let socket =
             stream.try_clone().map_err(|source| Error::Failed { call: "fcntl F_DUPFD", source })?;
         Ok(Opened::Chosen(Box::new(Sender::with(
-            own,
+            socket,
             SendSettings { choice, ..SendSettings::default() },
         )?)))
     }
 }
 
 impl From<SendMethod> for TestedMethod {
-    fn from(path: SendMethod) -> Self {
-        Self::Method(path)
+    fn from(method: SendMethod) -> Self {
+        Self::Method(method)
     }
 }
 
@@ -91,9 +93,13 @@ impl fmt::Display for TestedMethod {
     }
 }
 
-/// A name that nothing has.
+/// The error for a name that belongs to no send method.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("unknown path {0:?}; the paths are {names}", names = TestedMethod::all().into_iter().map(TestedMethod::name).collect::<Vec<_>>().join(", "))]
+#[error(
+    "unknown path {0:?}; the paths are {names}",
+    names =
+        TestedMethod::all().into_iter().map(TestedMethod::name).collect::<Vec<_>>().join(", ")
+)]
 pub struct UnknownTestedMethod(String);
 
 impl FromStr for TestedMethod {
@@ -103,19 +109,19 @@ impl FromStr for TestedMethod {
         Self::all()
             .into_iter()
             .chain([Self::Planned])
-            .find(|way| way.name() == text)
+            .find(|method| method.name() == text)
             .ok_or_else(|| UnknownTestedMethod(text.into()))
     }
 }
 
-/// A way that is set up: one path, or a whole [`Sender`] that chooses. Rows differ in nothing else.
+/// An open method: a single one, or a [`Sender`] that chooses. Rows differ in nothing else.
 pub(crate) enum Opened {
     Method(SendMethod, Box<dyn BoundMethod>),
     Chosen(Box<Sender<TcpStream>>),
 }
 
 impl Opened {
-    /// As [`BoundMethod::send`].
+    /// Sends like [`BoundMethod::send`].
     pub(crate) fn send(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -123,22 +129,22 @@ impl Opened {
         range: Range<u64>,
     ) -> Result<u64, Error> {
         match self {
-            Self::Method(_, path) => path.send(socket, source, range),
+            Self::Method(_, bound) => bound.send(socket, source, range),
             Self::Chosen(sender) => sender.send_file(source, range),
         }
     }
 
-    /// As [`BoundMethod::settle`].
+    /// Processes completions like [`BoundMethod::settle`].
     pub(crate) fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         match self {
-            Self::Method(_, path) => path.settle(socket),
+            Self::Method(_, bound) => bound.settle(socket),
             Self::Chosen(_) => Ok(0),
         }
     }
 
     pub(crate) fn counts(&self) -> Counts {
         let sender = match self {
-            Self::Method(_, path) => return path.counts(),
+            Self::Method(_, bound) => return bound.counts(),
             Self::Chosen(sender) => sender,
         };
         let mut sum = Counts::default();
@@ -151,13 +157,13 @@ impl Opened {
         sum
     }
 
-    /// The path that most bytes went by.
+    /// The method that sent most of the bytes.
     pub(crate) fn taken(&self) -> Option<SendMethod> {
         match self {
-            Self::Method(path, _) => Some(*path),
+            Self::Method(method, _) => Some(*method),
             Self::Chosen(sender) => {
                 let most = sender.report().files.into_iter().max_by_key(|(_, counts)| counts.bytes);
-                most.map(|(path, _)| path)
+                most.map(|(method, _)| method)
             }
         }
     }
@@ -169,8 +175,8 @@ mod tests {
 
     #[test]
     fn names_parse_back() {
-        for way in TestedMethod::all() {
-            assert_eq!(way.name().parse(), Ok(way));
+        for method in TestedMethod::all() {
+            assert_eq!(method.name().parse(), Ok(method));
         }
         let error = "sendfil".parse::<TestedMethod>().unwrap_err().to_string();
         assert!(error.contains("sendfil") && error.contains("auto"), "{error}");

@@ -1,4 +1,4 @@
-//! Where an experiment runs: between two hosts of a lab on this machine, or between this machine and another.
+//! Where an experiment runs: between two hosts of a lab on this machine, or between two machines.
 
 use crate::endpoint::Endpoint;
 use crate::flow::{CpuAccount, Sample};
@@ -7,14 +7,14 @@ use haul_lab::{CpuPair, Kind, Lab, LabError};
 use haul_soak::{Baseline, CpuLoad, Load};
 use std::time::Duration;
 
-/// Two hosts that bytes go between.
+/// The two hosts of an experiment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Topology<'a> {
-    /// Both on this machine.
+    /// Both hosts are on this machine.
     Lab(&'a Lab),
     /// This machine sends, the other one receives.
     Pair(&'a Pair),
-    /// The other way round.
+    /// The other machine sends, this one receives.
     TurnedPair(&'a Pair),
 }
 
@@ -29,8 +29,8 @@ impl<'a> Topology<'a> {
     pub(crate) fn sender(self) -> Endpoint<'a> {
         match self {
             Self::Lab(lab) => Endpoint::Lab(&lab.sender),
-            Self::Pair(pair) => Endpoint::Here(pair.here()),
-            Self::TurnedPair(pair) => Endpoint::There(pair),
+            Self::Pair(pair) => Endpoint::Local(pair.local_address()),
+            Self::TurnedPair(pair) => Endpoint::Remote(pair),
         }
     }
 
@@ -38,8 +38,8 @@ impl<'a> Topology<'a> {
     pub(crate) fn receiver(self) -> Endpoint<'a> {
         match self {
             Self::Lab(lab) => Endpoint::Lab(&lab.receiver),
-            Self::Pair(pair) => Endpoint::There(pair),
-            Self::TurnedPair(pair) => Endpoint::Here(pair.here()),
+            Self::Pair(pair) => Endpoint::Remote(pair),
+            Self::TurnedPair(pair) => Endpoint::Local(pair.local_address()),
         }
     }
 
@@ -74,53 +74,54 @@ impl<'a> Topology<'a> {
         }
     }
 
-    /// The hosts' CPUs, where each has one to itself.
+    /// CPUs of the lab's hosts; `None` for two machines.
     pub(crate) fn cpus(self) -> Option<CpuPair> {
         self.lab().map(Lab::cpus)
     }
 
-    /// Whether each host's load can be told from the other's.
+    /// Whether the load of each host can be measured separately.
     pub(crate) fn has_two_hosts(self) -> bool {
         self.cpus().is_none_or(|cpus| cpus.sender != cpus.receiver)
     }
 
-    /// What is not as it would be with two machines, one sentence each.
+    /// Differences between the lab and two machines, one sentence each.
     pub(crate) fn caveats(self) -> &'a [String] {
         self.lab().map_or(&[], Lab::caveats)
     }
 
-    /// How far the hosts' CPUs are apart, where they are on one machine.
+    /// Distance between the CPUs of the lab's hosts, as the round trip of a cache line; `None` for
+    /// two machines.
     pub(crate) fn cache_line_round_trip(self) -> Result<Option<Duration>, LabError> {
         self.lab().map_or(Ok(None), Lab::cache_line_round_trip)
     }
 
-    /// The hosts' loads in a window, between what quiet machines showed before and after; `None` where a host was not
-    /// measured.
+    /// The hosts' loads in a window, with the baselines of the quiet machines subtracted. `None` if
+    /// a host was not measured.
     pub(crate) fn loads(self, sample: &Sample, quiet: &Quiet) -> Option<Loads> {
-        let here = sample.interval.as_ref()?.load(&quiet.here);
-        let there = || Some(sample.there.as_ref()?.load(&quiet.there));
+        let local = sample.interval.as_ref()?.load(&quiet.here);
+        let remote = || Some(sample.remote_interval.as_ref()?.load(&quiet.there));
         match self {
-            Self::Lab(lab) => Loads::of_cpus(lab.cpus(), &here, quiet.ticks_per_second, &|cpu| {
+            Self::Lab(lab) => Loads::of_cpus(lab.cpus(), &local, quiet.ticks_per_second, &|cpu| {
                 sample.account_of(cpu).copied()
             }),
             Self::Pair(_) => {
-                Some(Loads::of_machines((&here, &quiet.here), (&there()?, &quiet.there)))
+                Some(Loads::of_machines((&local, &quiet.here), (&remote()?, &quiet.there)))
             }
             Self::TurnedPair(_) => {
-                Some(Loads::of_machines((&there()?, &quiet.there), (&here, &quiet.here)))
+                Some(Loads::of_machines((&remote()?, &quiet.there), (&local, &quiet.here)))
             }
         }
     }
 }
 
-/// What quiet machines show.
+/// Baselines of the quiet machines.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Quiet {
-    /// This one, or both hosts of a lab.
+    /// Baseline of this machine, or of both hosts of a lab.
     pub here: Baseline,
-    /// The other one; nothing in a lab.
+    /// Baseline of the other machine; empty in a lab.
     pub there: Baseline,
-    /// Interrupts of the local timer a second of this machine's CPU where that is most: the tick.
+    /// Local timer interrupts per second of the quiet CPU that has most of them: the tick.
     pub ticks_per_second: f64,
 }
 
@@ -134,40 +135,42 @@ impl Quiet {
     }
 }
 
-/// How busy a host was.
+/// Load of one host.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostLoad {
-    /// 100 is one CPU. Of a lab's host that is all it has; of a machine it is the sum over all.
+    /// Load in percent of one CPU. A lab's host has one CPU; a machine's load is the sum over its
+    /// CPUs.
     pub load_percent: f64,
-    /// How much slower the meter's spinner went in what was left, where a host has one CPU.
+    /// Slowdown of the meter's spinner in the CPU time that was left, in percent; `None` for a
+    /// machine.
     pub interference_percent: Option<f64>,
-    /// What a CPU of a lab did besides; `None` of a machine.
+    /// Interrupts and other programs on the CPU of a lab's host; `None` for a machine.
     pub account: Option<HostAccount>,
 }
 
-/// What a lab's host did in a window.
+/// Interrupts and other programs on a lab's host during a window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct HostAccount {
-    /// Interrupts a second, other than the local timer's.
+    /// Interrupts per second, other than the local timer's.
     pub interrupts_per_second: f64,
-    /// Interrupts of the local timer a second, beyond the tick that a quiet CPU has.
+    /// Local timer interrupts per second, beyond the tick of a quiet CPU.
     pub timer_interrupts_per_second: f64,
-    /// The share of the CPU that neither the flow's processes nor the kernel's threads used and that was not left to the
-    /// meter: other programs. It is no part of the load; 0 where it cannot be told.
+    /// CPU time of other programs, in percent of the CPU: not used by the flow's processes or the
+    /// kernel's threads, and not left to the meter. It is not part of the load; 0 if unknown.
     pub others_percent: f64,
 }
 
-/// How busy both hosts were.
+/// Loads of both hosts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Loads {
     pub sender: HostLoad,
     pub receiver: HostLoad,
-    /// What the hypervisor took, of the CPU that it took most of.
+    /// Maximum steal of any CPU, in percent.
     pub steal_percent: f64,
 }
 
 impl Loads {
-    /// Of a lab's hosts.
+    /// The loads of a lab's hosts.
     pub(crate) fn of_cpus(
         cpus: CpuPair,
         load: &Load,
@@ -184,7 +187,7 @@ impl Loads {
                     / account.seconds
                     - ticks_per_second)
                     .max(0.0),
-                // What the hypervisor took is load, and reported as steal.
+                // Time that the hypervisor took counts as load and is reported as steal.
                 others_percent: account
                     .used_percent
                     .map_or(0.0, |used| (taken_percent - used - steal_percent).max(0.0)),
@@ -200,9 +203,10 @@ impl Loads {
         })
     }
 
-    /// Of two machines.
+    /// The loads of two machines.
     fn of_machines(sender: (&Load, &Baseline), receiver: (&Load, &Baseline)) -> Self {
-        // What a quiet machine does besides (half a percent of each CPU) adds up over many.
+        // Background work takes about half a percent of each CPU of a quiet machine, which adds up
+        // over many CPUs.
         let of = |(load, quiet): (&Load, &Baseline)| HostLoad {
             load_percent: (load.whole_percent() - quiet.taken_percent()).max(0.0),
             interference_percent: None,
@@ -235,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_labs_hosts_have_a_cpu_each() {
+    fn loads_in_the_lab_are_per_cpu() {
         let cpus = CpuPair { sender: 1, receiver: 0 };
         let loads =
             Loads::of_cpus(cpus, &load(&[(20.0, 5.0), (70.0, 10.0)]), 0.0, &|_| None).unwrap();
@@ -253,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machines_load_is_the_sum_and_noise_does_not_add_up() {
+    fn the_load_of_a_machine_is_a_sum_in_which_noise_cancels() {
         let quiet = Baseline::default();
         let busy = load(&[(90.0, 5.0), (30.0, 0.0)]);
         let idle = load(&[(0.5, -0.4), (0.1, -0.3), (0.2, 0.1)]);

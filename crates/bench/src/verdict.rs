@@ -1,13 +1,17 @@
-//! What keeps the least of several figures from being a verdict.
+//! The certainty of a verdict: whether the least of several figures is shown to be the least.
 
-use crate::rounds::list;
+use crate::rounds::short_list;
 use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
 
-/// Why the least of several figures is not shown to be the least, as the end of a sentence about it; empty where it is.
+/// Returns the end of a sentence about the least of several figures: why it is not shown to be the
+/// least. Empty if it is.
 ///
-/// Intervals of two figures that do not overlap are stricter than one interval of their ratio, by enough for the least to have
-/// been picked among a dozen.
-pub(crate) fn doubt(least: Figure, others: impl IntoIterator<Item = (String, Figure)>) -> String {
+/// The figures' intervals must not overlap. This is stricter than one interval of the ratio, by
+/// enough to cover the selection of the least among a dozen.
+pub(crate) fn uncertainty(
+    least: Figure,
+    others: impl IntoIterator<Item = (String, Figure)>,
+) -> String {
     if !least.is_conclusive() {
         let rounds = least.rounds;
         return format!(
@@ -15,12 +19,12 @@ pub(crate) fn doubt(least: Figure, others: impl IntoIterator<Item = (String, Fig
         );
     }
     let is_shown = |other: &Figure| other.is_above(least.high);
-    let equals: Vec<String> =
+    let ties: Vec<String> =
         others.into_iter().filter(|(_, other)| !is_shown(other)).map(|(name, _)| name).collect();
-    if equals.is_empty() {
+    if ties.is_empty() {
         String::new()
     } else {
-        format!("; no difference from it was shown for {}", list(&equals))
+        format!("; no difference from it was shown for {}", short_list(&ties))
     }
 }
 
@@ -34,13 +38,12 @@ mod tests {
     }
 
     #[test]
-    fn the_least_is_a_verdict_only_beside_intervals_apart_from_its_own() {
+    fn the_least_is_a_verdict_only_if_no_other_interval_overlaps() {
         let others = |middle: f64| [("copy".to_owned(), around(middle, 15))];
-        assert_eq!(doubt(around(100.0, 15), others(200.0)), "");
-        assert!(doubt(around(100.0, 15), others(105.0)).ends_with("was shown for copy"));
-        assert!(doubt(around(100.0, 3), others(200.0)).contains("there are 3"));
-        assert!(
-            doubt(around(100.0, 15), [("splice".to_owned(), around(200.0, 3))]).contains("splice")
-        );
+        assert_eq!(uncertainty(around(100.0, 15), others(200.0)), "");
+        assert!(uncertainty(around(100.0, 15), others(105.0)).ends_with("was shown for copy"));
+        assert!(uncertainty(around(100.0, 3), others(200.0)).contains("there are 3"));
+        let others = [("splice".to_owned(), around(200.0, 3))];
+        assert!(uncertainty(around(100.0, 15), others).contains("splice"));
     }
 }

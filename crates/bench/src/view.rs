@@ -1,4 +1,4 @@
-//! What people are shown of a report, whichever experiment it is of: every output for people is made from this.
+//! Views of reports: the common form from which the terminal, Markdown and HTML outputs are made.
 
 use crate::host::HostFacts;
 use crate::quantity::Rate;
@@ -6,61 +6,62 @@ use crate::regime::Reading;
 use crate::report::{Observer, Report};
 use crate::stats::Figure;
 
-/// A report in words, tables and bars.
+/// A report as text, tables and bars.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// The command that makes it.
+    /// The command that makes the report.
     pub title: String,
-    /// The answer in plain words, one sentence each.
+    /// The answer in plain language, one sentence each.
     pub answers: Vec<String>,
-    /// The machine and the lab.
+    /// The machine and the lab, one line each.
     pub setting: Vec<String>,
-    /// The bars' classes and what they stand for.
+    /// Classes of bars, and their meanings.
     pub legend: Vec<(&'static str, &'static str)>,
-    /// What the bars count.
+    /// The quantity that the bars show.
     pub unit: &'static str,
-    /// Heads of the columns that fit a narrow terminal; the first is of the names.
+    /// Column headings. The first columns, of which the first holds the name, fit a narrow
+    /// terminal.
     pub heads: Vec<&'static str>,
-    /// How many of them a narrow terminal shows.
+    /// Number of columns that a narrow terminal shows.
     pub narrow: usize,
-    /// Rows that can be compared, together.
+    /// Groups of comparable rows.
     pub groups: Vec<Group>,
-    /// Drawings, for a page.
+    /// Drawings, for the HTML page.
     pub pictures: Vec<Picture>,
-    /// What to know of all the figures.
+    /// Notes on all figures.
     pub notes: Vec<String>,
-    /// What was noticed in this run.
+    /// Warnings of this run.
     pub warnings: Vec<String>,
 }
 
 /// A drawing.
 #[derive(Debug, Clone)]
 pub struct Picture {
-    /// What it shows.
+    /// Title of the drawing.
     pub title: String,
-    /// The drawing, as SVG that is safe to put into a page.
+    /// The drawing as SVG that is safe to embed in a page.
     pub svg: String,
 }
 
-/// Rows that can be compared.
+/// A group of comparable rows.
 #[derive(Debug, Clone)]
 pub struct Group {
-    /// What they have in common.
+    /// The conditions that the rows share.
     pub title: String,
     /// The rows.
     pub lines: Vec<Line>,
-    /// The value at which a bar is full.
+    /// The value at which a bar has its full length.
     pub full: f64,
 }
 
-/// One row.
+/// One row of a group.
 #[derive(Debug, Clone)]
 pub struct Line {
     /// Its name within the group.
     pub name: String,
-    /// Why there is nothing to show.
+    /// The reason why the row has no figures.
     pub refused: Option<String>,
-    /// A text for each column.
+    /// One text per column.
     pub cells: Vec<String>,
     /// Its bars.
     pub bars: Vec<Bar>,
@@ -71,73 +72,73 @@ pub struct Line {
 pub struct Bar {
     /// One of the legend's classes.
     pub class: &'static str,
-    /// How long it is.
+    /// Its length.
     pub figure: Figure,
-    /// What to say beside it.
+    /// Text beside the bar.
     pub remark: String,
 }
 
 impl Bar {
-    /// A bar where there is a figure.
+    /// A bar if there is a figure.
     pub(crate) fn of(class: &'static str, figure: Option<Figure>, remark: String) -> Option<Self> {
         figure.map(|figure| Self { class, figure, remark })
     }
 }
 
-/// A column of a table for people: its head, and what it says of a row.
+/// A column of a table: its heading, and the text of each row.
 pub struct Column<R> {
     head: &'static str,
-    says: fn(&R) -> String,
+    text: fn(&R) -> String,
     is_narrow: bool,
 }
 
 impl<R> Column<R> {
     /// A column that is always shown. These come first.
-    pub(crate) const fn narrow(head: &'static str, says: fn(&R) -> String) -> Self {
-        Self { head, says, is_narrow: true }
+    pub(crate) const fn narrow(head: &'static str, text: fn(&R) -> String) -> Self {
+        Self { head, text, is_narrow: true }
     }
 
-    /// A column for terminals with room.
-    pub(crate) const fn wide(head: &'static str, says: fn(&R) -> String) -> Self {
-        Self { head, says, is_narrow: false }
+    /// A column that is shown if the terminal is wide enough.
+    pub(crate) const fn wide(head: &'static str, text: fn(&R) -> String) -> Self {
+        Self { head, text, is_narrow: false }
     }
 }
 
-/// A row that can be shown.
+/// A row that can be shown in a table.
 pub trait Tabled: Sized + 'static {
     /// The columns, the narrow ones first.
     const COLUMNS: &'static [Column<Self>];
-    /// The bars' classes and what they stand for.
+    /// Classes of bars, and their meanings.
     const LEGEND: &'static [(&'static str, &'static str)];
-    /// What the bars count.
+    /// The quantity that the bars show.
     const UNIT: &'static str;
 
-    /// Its name among those it is compared with.
+    /// The row's name within its group.
     fn name(&self) -> String;
-    /// What it has in common with those.
+    /// The title of the row's group: the conditions that it shares with others.
     fn group(&self) -> String;
-    /// Groups of one scale can be compared by the length of their bars.
+    /// Scale of the bars. Bars of groups with the same scale can be compared by their lengths.
     fn scale(&self) -> u64 {
         0
     }
-    /// Rounds measured.
+    /// Number of rounds measured.
     fn rounds(&self) -> usize;
-    /// Whether other programs ran in every window, so that nothing can be concluded from it.
+    /// Whether other programs ran in every window, so that the row permits no conclusion.
     fn is_disturbed(&self) -> bool {
         false
     }
-    /// Why nothing was measured.
+    /// The reason why the row was not measured.
     fn refused(&self) -> Option<&str>;
-    /// Its bars.
+    /// The row's bars.
     fn bars(&self) -> Vec<Bar>;
-    /// What to know of these rows.
+    /// Notes on the rows.
     fn notes(_rows: &[Self]) -> Vec<String> {
         Vec::new()
     }
 }
 
 impl<R: Tabled> Report<R> {
-    /// What people are shown of it.
+    /// Makes the view of the report.
     pub fn view(&self) -> View {
         View {
             title: format!("haul bench {}", self.experiment),
@@ -155,9 +156,9 @@ impl<R: Tabled> Report<R> {
     }
 }
 
-/// Rows that can be compared, under the words for their conditions.
+/// Groups comparable rows under their shared conditions.
 fn groups<R: Tabled>(rows: &[R]) -> Vec<Group> {
-    // A run that was stopped has rows that it never came to.
+    // In a stopped run some rows have no rounds; they are left out.
     let shown = || rows.iter().filter(|row| row.rounds() > 0 || row.refused().is_some());
     let full = |scale: u64| {
         let bars = shown().filter(|row| row.scale() == scale).flat_map(Tabled::bars);
@@ -167,7 +168,7 @@ fn groups<R: Tabled>(rows: &[R]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for row in shown() {
         let mark = if row.is_disturbed() { ", disturbed" } else { "" };
-        let mut cells: Vec<String> = R::COLUMNS.iter().map(|column| (column.says)(row)).collect();
+        let mut cells: Vec<String> = R::COLUMNS.iter().map(|column| (column.text)(row)).collect();
         if let Some(name) = cells.first_mut() {
             name.push_str(mark);
         }
@@ -186,12 +187,12 @@ fn groups<R: Tabled>(rows: &[R]) -> Vec<Group> {
     groups
 }
 
-/// One line on the machine and one on the lab.
+/// One line about the machine and one about the lab.
 fn setting<R>(report: &Report<R>) -> Vec<String> {
     let host = &report.host;
-    let whole = format!("haul {} on {}, {}", report.haul, machine(host), report.started);
-    let lab = report.lab.as_ref().map(|lab| {
-        let apart = lab
+    let machine_line = format!("haul {} on {}, {}", report.haul, machine(host), report.started);
+    let lab_line = report.lab.as_ref().map(|lab| {
+        let distance = lab
             .cache_line_round_trip_ns
             .map_or(String::new(), |trip| format!(" ({:.0} ns apart)", trip.median));
         let rate = match (lab.rate_bits_per_second, lab.reading) {
@@ -201,7 +202,7 @@ fn setting<R>(report: &Report<R>) -> Vec<String> {
         };
         let hosts = match (lab.sender_cpu, lab.receiver_cpu, &lab.peer) {
             (Some(sender), Some(receiver), _) => {
-                format!("sender on CPU {sender}, receiver on CPU {receiver}{apart}")
+                format!("sender on CPU {sender}, receiver on CPU {receiver}{distance}")
             }
             (.., Some(peer)) => format!(
                 "peer {} on {}; loads are sums over a machine's CPUs",
@@ -212,7 +213,7 @@ fn setting<R>(report: &Report<R>) -> Vec<String> {
         };
         format!("{}: {hosts}, MTU {}, {}, {rate}", lab.kind, lab.mtu, lab.congestion)
     });
-    [whole].into_iter().chain(lab).collect()
+    [machine_line].into_iter().chain(lab_line).collect()
 }
 
 fn machine(host: &HostFacts) -> String {
@@ -230,14 +231,15 @@ fn observer(observer: &Observer) -> String {
         "no interval".into()
     };
     format!(
-        "The meter's own effect: with it the throughput of {} differs by {:+.1} % ({interval}, {} pairs).",
+        "The meter's own effect: with it the throughput of {} differs by {:+.1} % ({interval}, \
+         {} pairs).",
         observer.path,
         100.0 * (ratio.median - 1.0),
         observer.pairs
     )
 }
 
-/// A remark on rows that copied against their name.
+/// A remark on a row that copied although its method avoids copies.
 pub(crate) fn copied_after_all(percent: Option<f64>) -> String {
     percent
         .filter(|&percent| percent > 1.0)
@@ -248,7 +250,7 @@ pub(crate) fn number(figure: Option<Figure>, unit: f64, digits: usize) -> String
     figure.map_or("?".into(), |figure| format!("{:.digits$}", figure.median / unit))
 }
 
-/// A speed in Gbit/s; nothing where there is none.
+/// A speed in Gbit/s; empty if there is none.
 pub(crate) fn speed(bits_per_second: Option<f64>) -> String {
     bits_per_second.map_or(String::new(), |bits| format!("{:.1}", bits / 1e9))
 }

@@ -1,8 +1,8 @@
-//! What a reader of the figures should know about how they came about.
+//! Warnings about the figures of a report.
 
 use serde::{Deserialize, Serialize};
 
-/// The kinds of warning. Programs may rely on the names.
+/// Kinds of warnings. Their names are stable, for use by programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -10,57 +10,58 @@ pub enum Kind {
     Interrupted,
     /// The two hosts are not as separate as two machines.
     Lab,
-    /// The hypervisor took CPU time away.
+    /// The hypervisor took CPU time.
     Steal,
     /// Other processes used the measured CPUs.
     Disturbed,
-    /// The CPUs' quiet speed changed during the run: their frequency, or the machine's neighbours.
+    /// The speed of the quiet CPUs changed during the run, by their frequency or by other guests of
+    /// the machine.
     FrequencyDrift,
     /// The hypervisor moved the hosts' CPUs nearer to each other or further apart.
     Moved,
-    /// Rounds had many more, or fewer, interrupts for each MiB than the others.
+    /// Rounds had many more, or fewer, interrupts per MiB than the others.
     Regime,
-    /// A connection's packets left by timers although no rate was to be held.
+    /// A connection was paced although no rate was requested.
     Paced,
-    /// Windows were not of the length that was asked for, and were measured again.
+    /// Windows had a wrong length and were measured again.
     Slipped,
-    /// A row's rounds differ widely.
+    /// The rounds of a row differ widely.
     Unsteady,
-    /// Too few rounds for an interval that means much.
+    /// There are too few rounds for a useful interval.
     TooFewRounds,
-    /// A path that was to go without a copy copied.
+    /// A method that avoids copies copied.
     Copied,
-    /// Nothing was busy, so something other than CPU bounds the throughput.
+    /// No CPU was busy, so something else limits the throughput.
     NotSaturated,
-    /// The rate that was asked for was not held.
+    /// The requested rate was not held.
     RateNotHeld,
-    /// The meter and the kernel's accounts disagree.
+    /// The meter and the kernel's accounting disagree.
     AccountsDisagree,
-    /// The meter changes what it measures.
+    /// The observer effect of the meter is large.
     Observer,
-    /// A plan was measured under other conditions than the rows that it chose for.
+    /// A cost model was measured under other conditions than the rows for which it chose.
     Plan,
 }
 
 impl std::fmt::Display for Kind {
-    /// As programs read it.
+    /// Formats the kind's name in JSON.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let name = serde_json::to_value(self).ok();
         formatter.write_str(name.as_ref().and_then(|name| name.as_str()).unwrap_or("?"))
     }
 }
 
-/// One of them, in words.
+/// A warning: its kind, and the text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// Which kind.
+    /// Kind of the warning.
     pub kind: Kind,
-    /// What was seen, where, and what it means for the figures.
+    /// The observation, where it was made, and its effect on the figures.
     pub detail: String,
 }
 
 impl Warning {
-    /// A warning in words.
+    /// A warning with this text.
     pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
         Self { kind, detail: detail.into() }
     }

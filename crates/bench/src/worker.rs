@@ -1,11 +1,13 @@
-//! The processes of a flow: one that sends, one that receives, one between them.
+//! Worker processes of a flow: sender, receiver and forwarder.
 //!
-//! A program that runs experiments calls [`run_if_asked`] first thing in `main`: a flow starts the same
-//! program again, on the host that it is to work on, with [`ARGUMENT`]. The job comes as a JSON line on standard
-//! input, and later the window as another; what happens goes as one JSON line a message to standard output.
-//! All agree on the window by the monotonic clock, which they share, so that nothing but the workload is sent
-//! while it is measured. A third line says that all have looked and that the work may end. A worker ends when its
-//! standard input does.
+//! A program that runs experiments calls [`run_if_asked`] first thing in `main`. A flow starts the
+//! same program again with [`ARGUMENT`], on the host on which the worker runs.
+//!
+//! Standard input carries three JSON lines: the job, later the window, and last the end of the
+//! work, which is sent once every worker has measured the window. Standard output carries one JSON
+//! line per message. All workers share the monotonic clock, by which the window is defined. So only
+//! the workload crosses the link during the window. A worker exits when its standard input is
+//! closed.
 
 use crate::lines::write_line;
 use haul::pacing::is_pacing;
@@ -35,106 +37,107 @@ pub(crate) mod sender;
 pub(crate) mod socket;
 pub(crate) mod taker;
 
-/// The argument that makes a program a worker.
+/// Command-line argument that makes a program a worker.
 pub const ARGUMENT: &str = "bench-worker";
 
-/// What to do, where.
+/// A worker's job: the task, and the addresses and socket options to use.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Job {
-    /// The address of the host that the worker is on.
+    /// Address of the host on which the worker runs.
     pub host: IpAddr,
-    /// The port to listen on, for those that do; 0 for any.
+    /// Port on which a listening task listens; 0 for any free port.
     pub port: u16,
-    /// Whose connection to accept; `None` for anybody's.
+    /// Address from which a listening task accepts its connection; `None` for any.
     pub only_from: Option<IpAddr>,
-    /// Whom to connect to, for those that do.
+    /// Address to which a connecting task connects.
     pub peer: Option<SocketAddr>,
-    /// How its connections are set before they are made.
+    /// Options that are set on its sockets before they connect or listen.
     pub socket: SocketOptions,
-    /// What to do.
+    /// The work to do.
     pub task: Task,
 }
 
-/// What a worker can do.
+/// The tasks that a worker can run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Task {
-    /// Connect and send.
+    /// Connects and sends a workload.
     Send(sender::Sending),
-    /// Accept a connection and receive.
+    /// Accepts a connection and receives.
     Receive(receiver::Receiving),
-    /// Accept a connection, make one, and pass on what comes.
+    /// Accepts a connection, opens another, and forwards bytes between them.
     Forward(forwarder::Forwarding),
-    /// Send memory of one's own, as a stream or as datagrams.
+    /// Sends the worker's own memory, as a stream or as datagrams.
     Give(giver::Giving),
-    /// Take datagrams.
+    /// Receives datagrams.
     Take(taker::Taking),
-    /// Connect, send messages and wait for them to come back.
+    /// Connects, sends messages and waits for the echo of each.
     Ask(messages::Asking),
-    /// Accept a connection and send back what comes.
+    /// Accepts a connection and echoes all it receives.
     Answer(messages::Answering),
 }
 
-/// What a worker says.
+/// A message from a worker to the process that started it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Message {
-    /// It can be connected to.
+    /// The worker listens at this address.
     Listening { address: SocketAddr },
-    /// Bytes move, since this moment of the monotonic clock.
+    /// The first bytes were sent, at this time of the monotonic clock.
     Started { at_ns: u64 },
-    /// What was asked for does not work here, in words. Other ways may.
+    /// The requested method is not available on this machine, for this reason. Others may be.
     Refused(String),
-    /// Something else failed.
+    /// The worker failed for another reason.
     Failed(String),
-    /// The window is over and was looked at; the work goes on for those that have not yet.
-    Looked,
+    /// The window has ended and was measured. The work continues until all workers have reported
+    /// this.
+    WindowMeasured,
     /// The work has ended.
     Done(Box<Outcome>),
 }
 
-/// What a worker did in the window, by its own clock and its own count.
+/// A worker's work during the window, by its own clock and its own counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// How long the window was: it opens and closes a moment late where the CPU is busy.
+    /// Measured length of the window. Both ends are read late if the CPU is busy.
     pub seconds: f64,
-    /// Payload that went into the socket, or came out of it.
+    /// Payload bytes written to the socket or read from it.
     pub bytes: u64,
-    /// Of it, what came by mapping pages.
+    /// Payload bytes received by mapping pages; part of `bytes`.
     pub mapped_bytes: u64,
-    /// Of it, what went through a pipe.
+    /// Payload bytes moved through a pipe; part of `bytes`.
     pub spliced_bytes: u64,
-    /// Datagrams that came.
+    /// Datagrams received.
     pub messages: u64,
     /// System calls made.
     pub calls: u64,
-    /// CPU time that `getrusage` charged to the process in user mode.
+    /// CPU time in user mode, as `getrusage` charges it to the process.
     pub user_seconds: f64,
-    /// The same in the kernel.
+    /// CPU time in kernel mode, as `getrusage` charges it to the process.
     pub system_seconds: f64,
-    /// How often the process gave up its CPU or lost it.
+    /// Voluntary and involuntary context switches of the process.
     pub context_switches: u64,
-    /// Bytes of the whole flow that the kernel said it did not copy.
+    /// Bytes that the kernel reported as zero-copied, over the whole flow and not only the window.
     pub zero_copied_bytes: u64,
-    /// Bytes of the whole flow that it copied although it was to go without.
+    /// Bytes of zero-copy sends that the kernel reported as copied, over the whole flow.
     pub copied_bytes: u64,
-    /// The path that most of what was sent took.
+    /// The method that sent most of the bytes.
     pub taken: Option<SendMethod>,
-    /// How long messages took.
+    /// Round-trip times of messages.
     pub latency: Option<messages::Latency>,
-    /// Packets that came to the connection: of a sender the acknowledgements.
+    /// Segments that the connection received; those of a sender's connection are acknowledgements.
     pub segments_in: u64,
-    /// Time in which only the peer's window held the sender back.
+    /// Time during which only the peer's receive window limited the sender.
     pub window_limited_seconds: f64,
-    /// Why the connection's packets left by timers; `None` where they did not, or where that is not known.
+    /// The reason why the connection's packets were paced; `None` if they were not, or if unknown.
     pub paced: Option<Paced>,
 }
 
 impl Outcome {
-    /// CPU time that `getrusage` charged.
+    /// CPU time that `getrusage` charged, in user and kernel mode, in seconds.
     pub fn cpu_seconds(&self) -> f64 {
         self.user_seconds + self.system_seconds
     }
 
-    /// Payload a second.
+    /// Payload bytes per second of the window.
     pub fn bytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.seconds
     }
@@ -145,19 +148,19 @@ impl Outcome {
     }
 }
 
-/// Why a connection's packets leave by timers ([`haul::pacing`]).
+/// The reason why timers release a connection's packets ([`haul::pacing`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Paced {
-    /// A rate is held (`SO_MAX_PACING_RATE`).
+    /// A pacing rate is set (`SO_MAX_PACING_RATE`).
     Rate,
     /// The congestion control paces, as BBR does.
     CongestionControl,
-    /// Many timer interrupts show that an earlier congestion control left pacing on.
+    /// Frequent timer interrupts show that an earlier congestion control left pacing on.
     Leftover,
 }
 
-/// When to look, in nanoseconds of the monotonic clock.
+/// A measurement window, in nanoseconds of the monotonic clock.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Window {
     pub start_ns: u64,
@@ -172,24 +175,25 @@ impl Window {
     }
 }
 
-/// What a worker has done so far. The thread that works writes it, the thread that watches the clock reads it.
+/// Counters of a worker's work so far. The working thread writes them; the thread that waits for
+/// the window reads them.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct WorkCounters {
     pub bytes: AtomicU64,
     pub mapped_bytes: AtomicU64,
     pub spliced_bytes: AtomicU64,
     pub messages: AtomicU64,
     pub calls: AtomicU64,
-    /// The connection that carries the payload, where its state is worth a look.
+    /// The connection that carries the payload, if its `TCP_INFO` is to be read.
     socket: OnceLock<OwnedFd>,
     is_over: AtomicBool,
-    planned: OnceLock<Window>,
-    window: OnceLock<Range<Account>>,
+    planned_window: OnceLock<Window>,
+    snapshots: OnceLock<Range<CounterSnapshot>>,
 }
 
-/// A look at the tally.
+/// The counters at one time, with the CPU time and the connection's state.
 #[derive(Debug, Clone, Copy)]
-struct Account {
+struct CounterSnapshot {
     at: Instant,
     bytes: u64,
     mapped_bytes: u64,
@@ -200,16 +204,16 @@ struct Account {
     connection: TcpInfo,
 }
 
-impl Tally {
-    /// Has the state of `socket` read at both ends of the window.
+impl WorkCounters {
+    /// Registers `socket`, whose `TCP_INFO` is then read at both ends of the window.
     pub(crate) fn watch_socket(&self, socket: impl AsFd) {
-        // Without a descriptor for it there are no figures of it.
+        // If the descriptor cannot be duplicated, the connection's figures stay 0.
         if let Ok(duplicate) = socket.as_fd().try_clone_to_owned() {
             let _ = self.socket.set(duplicate);
         }
     }
 
-    /// Why packets leave by timers, as far as the socket's options tell.
+    /// The reason for pacing, as far as the socket's options show it.
     fn paced(&self) -> Option<Paced> {
         let socket = self.socket.get()?;
         if tcp_info(socket).ok()?.pacing_rate_bytes_per_second_max != u64::MAX {
@@ -219,18 +223,18 @@ impl Tally {
         is_pacing(&congestion).then_some(Paced::CongestionControl)
     }
 
-    /// Whether everybody's window is over and the work may end.
+    /// Whether every worker has measured the window, so that the work may end.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Relaxed)
     }
 
-    /// When everybody looks, as soon as that is known.
-    pub(crate) fn planned(&self) -> Option<Window> {
-        self.planned.get().copied()
+    /// The window, once it is known.
+    pub(crate) fn planned_window(&self) -> Option<Window> {
+        self.planned_window.get().copied()
     }
 
-    fn account(&self) -> io::Result<Account> {
-        Ok(Account {
+    fn snapshot(&self) -> io::Result<CounterSnapshot> {
+        Ok(CounterSnapshot {
             at: Instant::now(),
             bytes: self.bytes.load(Relaxed),
             mapped_bytes: self.mapped_bytes.load(Relaxed),
@@ -246,10 +250,10 @@ impl Tally {
         })
     }
 
-    /// What was done in the window; an error where the work ended before it did.
+    /// The work done during the window. An error if the work ended before the window did.
     pub(crate) fn outcome(&self) -> Result<Outcome, Message> {
-        let Some(Range { start, end }) = self.window.get() else {
-            return Err(Message::Failed("it ended before the window did".into()));
+        let Some(Range { start, end }) = self.snapshots.get() else {
+            return Err(Message::Failed("the work ended before the window did".into()));
         };
         Ok(Outcome {
             seconds: (end.at - start.at).as_secs_f64(),
@@ -277,18 +281,18 @@ impl Tally {
         })
     }
 
-    /// Waits for the window, looks at its both ends, and ends the process when nobody listens any more.
-    fn watch(&self, mut input: impl BufRead) -> io::Result<()> {
+    /// Measures the window when it comes, and returns when standard input is closed.
+    fn measure_window(&self, mut input: impl BufRead) -> io::Result<()> {
         let mut line = String::new();
         input.read_line(&mut line)?;
         if let Ok(window) = serde_json::from_str::<Window>(&line) {
             // Both are set once, by this thread.
-            let _ = self.planned.set(window);
+            let _ = self.planned_window.set(window);
             wait_until(window.start_ns)?;
-            let start = self.account()?;
+            let start = self.snapshot()?;
             wait_until(window.end_ns)?;
-            let _ = self.window.set(start..self.account()?);
-            say(&Message::Looked)?;
+            let _ = self.snapshots.set(start..self.snapshot()?);
+            send_message(&Message::WindowMeasured)?;
             input.read_line(&mut line)?;
             self.is_over.store(true, Relaxed);
         }
@@ -296,7 +300,7 @@ impl Tally {
     }
 }
 
-/// Turns this process into a worker if it was started as one; returns its exit code then.
+/// Runs this process as a worker if it was started as one; returns its exit code in that case.
 pub fn run_if_asked() -> Option<ExitCode> {
     if std::env::args_os().nth(1)? != ARGUMENT {
         return None;
@@ -305,47 +309,48 @@ pub fn run_if_asked() -> Option<ExitCode> {
     let mut line = String::new();
     let job = input.read_line(&mut line).map_err(serde_json::Error::io);
     let message = match job.and_then(|_| serde_json::from_str::<Job>(&line)) {
-        Ok(job) => work(&job, input).unwrap_or_else(|message| message),
+        Ok(job) => run_job(&job, input).unwrap_or_else(|message| message),
         Err(error) => Message::Failed(format!("no job on standard input: {error}")),
     };
-    Some(if say(&message).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Some(if send_message(&message).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn work(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, Message> {
-    let tally = Arc::new(Tally::default());
-    let watched = Arc::clone(&tally);
+fn run_job(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, Message> {
+    let counters = Arc::new(WorkCounters::default());
+    let shared = Arc::clone(&counters);
     thread::Builder::new()
         .spawn(move || {
-            let _ = watched.watch(input);
+            let _ = shared.measure_window(input);
             std::process::exit(1);
         })
         .map_err(|error| failed("starting a thread", error))?;
     match &job.task {
-        Task::Send(sending) => sending.run(connect(job)?, &tally),
-        Task::Receive(receiving) => receiving.run(&accept(job)?, &tally),
+        Task::Send(sending) => sending.run(connect(job)?, &counters),
+        Task::Receive(receiving) => receiving.run(&accept(job)?, &counters),
         Task::Forward(forwarding) => {
             let to = connect(job)?;
-            forwarding.run(&accept(job)?, &to, &tally)
+            forwarding.run(&accept(job)?, &to, &counters)
         }
-        Task::Give(giving) => giving.run(job, &tally),
-        Task::Take(taking) => taking.run(job.host, &tally),
-        Task::Ask(asking) => asking.run(&connect(job)?, &tally),
-        Task::Answer(messages::Answering {}) => messages::Answering::run(&accept(job)?, &tally),
+        Task::Give(giving) => giving.run(job, &counters),
+        Task::Take(taking) => taking.run(job.host, &counters),
+        Task::Ask(asking) => asking.run(&connect(job)?, &counters),
+        Task::Answer(messages::Answering {}) => messages::Answering::run(&accept(job)?, &counters),
     }
     .map(|outcome| Message::Done(Box::new(outcome)))
 }
 
 fn connect(job: &Job) -> Result<TcpStream, Message> {
-    let peer = job.peer.ok_or_else(|| Message::Failed("there is nobody to connect to".into()))?;
+    let peer =
+        job.peer.ok_or_else(|| Message::Failed("the job names no peer to connect to".into()))?;
     job.socket.connect(peer)
 }
 
-/// Listens, says where, and waits for the one connection that will come. Whoever asked ends this process if
-/// none does.
+/// Listens, reports the address, and accepts one connection. There is no timeout: if no connection
+/// arrives, the process that started this one ends it.
 fn accept(job: &Job) -> Result<TcpStream, Message> {
-    let at = |error| failed(&format!("listening on {}", job.host), error);
+    let listen_error = |error| failed(&format!("listening on {}", job.host), error);
     let listener = job.socket.listen(SocketAddr::new(job.host, job.port))?;
-    say(&Message::Listening { address: listener.local_addr().map_err(at)? })
+    send_message(&Message::Listening { address: listener.local_addr().map_err(listen_error)? })
         .map_err(|error| failed("reporting", error))?;
     loop {
         let (stream, from) = listener.accept().map_err(|error| failed("accepting", error))?;
@@ -355,13 +360,13 @@ fn accept(job: &Job) -> Result<TcpStream, Message> {
     }
 }
 
-/// Sends small packets at once (`TCP_NODELAY`).
+/// Sets `TCP_NODELAY`, so that small messages are sent at once.
 fn set_nodelay(socket: &TcpStream) -> Result<(), Message> {
     socket.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error))
 }
 
-/// Has receiving from `socket` poll the device for so long before it waits; 0 leaves the socket as it is.
-fn poll_busily(socket: impl AsFd, busy_poll_us: u32) -> Result<(), Message> {
+/// Enables busy polling on `socket` for so many microseconds; 0 leaves the socket unchanged.
+fn set_busy_poll(socket: impl AsFd, busy_poll_us: u32) -> Result<(), Message> {
     if busy_poll_us == 0 {
         return Ok(());
     }
@@ -370,38 +375,39 @@ fn poll_busily(socket: impl AsFd, busy_poll_us: u32) -> Result<(), Message> {
     })
 }
 
-fn say(message: &Message) -> io::Result<()> {
+fn send_message(message: &Message) -> io::Result<()> {
     write_line(io::stdout(), message)
 }
 
-/// Says that bytes move.
-fn say_started() -> Result<(), Message> {
-    say(&Message::Started { at_ns: now_ns() }).map_err(|error| failed("reporting", error))
+/// Reports that the first bytes were sent.
+fn report_started() -> Result<(), Message> {
+    send_message(&Message::Started { at_ns: now_ns() }).map_err(|error| failed("reporting", error))
 }
 
-/// Sleeps until that moment of the monotonic clock; an error where nobody listens any more before.
+/// Sleeps until this time of the monotonic clock. An error if standard input is closed before.
 fn wait_until(ns: u64) -> io::Result<()> {
     loop {
-        let left = ns.saturating_sub(now_ns());
-        if left == 0 {
+        let left_ns = ns.saturating_sub(now_ns());
+        if left_ns == 0 {
             return Ok(());
         }
         let timeout = Timespec {
-            tv_sec: (left / 1_000_000_000) as i64,
-            tv_nsec: (left % 1_000_000_000) as i64,
+            tv_sec: (left_ns / 1_000_000_000) as i64,
+            tv_nsec: (left_ns % 1_000_000_000) as i64,
         };
         let input = io::stdin();
-        let mut wanted = [PollFd::new(&input, PollFlags::IN)];
-        match poll(&mut wanted, Some(&timeout)) {
+        let mut poll_fds = [PollFd::new(&input, PollFlags::IN)];
+        match poll(&mut poll_fds, Some(&timeout)) {
             Ok(0) | Err(Errno::INTR) => {}
-            // Nothing is said before everybody has looked, so this is the end.
+            // No message is sent to a worker during its window, so readable input means that the
+            // pipe was closed.
             Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Err(errno) => return Err(errno.into()),
         }
     }
 }
 
-/// Sleeps until that moment of the monotonic clock.
+/// Sleeps until this time of the monotonic clock.
 pub(crate) fn sleep_until(ns: u64) {
     thread::sleep(Duration::from_nanos(ns.saturating_sub(now_ns())));
 }
@@ -415,7 +421,7 @@ fn failed(step: &str, error: impl std::fmt::Display) -> Message {
     Message::Failed(format!("{step}: {error}"))
 }
 
-fn stopped(error: &Error) -> Message {
+fn message_of(error: &Error) -> Message {
     match error {
         Error::Refused { .. } | Error::Unsuited(_) | Error::Ended { .. } => {
             Message::Refused(error.to_string())

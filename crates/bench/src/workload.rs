@@ -1,4 +1,4 @@
-//! What is sent: many files, one file, or memory.
+//! Workloads: the data that is sent, which is many files, one file, or memory.
 
 use crate::quantity::{ParseQuantityError, Size};
 use haul::{Memory, Source, SourceError, file_len};
@@ -10,76 +10,81 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The most that a workload may take of the machine's memory or temporary space.
+/// Maximum total size of a workload, in memory or temporary space.
 const TOTAL_MAX: u64 = 16 << 30;
 
-/// What is to be sent, over and over.
+/// A workload, which is sent repeatedly.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Workload {
-    /// Files made for the run, unnamed, of exponentially spread sizes: most are small, a few are several
-    /// times the average.
+    /// Temporary unnamed files with exponentially distributed sizes: most are small, a few are
+    /// several times the average.
     Files {
-        /// How many.
+        /// Number of files.
         count: usize,
         /// Their average size.
         average: Size,
     },
-    /// Files made for the run, unnamed, all of one size.
+    /// Temporary unnamed files of equal size.
     Equal {
-        /// How many.
+        /// Number of files.
         count: usize,
         /// The size of each.
         size: Size,
     },
-    /// One file that exists.
+    /// An existing file.
     File(PathBuf),
-    /// Memory of the program.
+    /// The program's memory, of this size.
     Memory(Size),
 }
 
-/// Why a workload cannot be had.
+/// A workload is invalid or could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
-    /// Not a workload.
+    /// The text is not a workload.
     #[error(
-        "unknown workload {0:?}: write COUNTxSIZE (63x350KB), COUNT=SIZE (64=64KiB), file:PATH or memory:SIZE"
+        "unknown workload {0:?}: write COUNTxSIZE (63x350KB), COUNT=SIZE (64=64KiB), file:PATH or \
+         memory:SIZE"
     )]
     Unknown(String),
-    /// A size that is none.
+    /// The size is invalid.
     #[error("workload {workload:?}: {source}")]
     Size {
-        /// As it was given.
+        /// The workload, as it was given.
         workload: String,
-        /// What is wrong with it.
+        /// The cause.
         source: ParseQuantityError,
     },
-    /// Too much of it.
-    #[error("workload {0} comes to more than {max}", max = Size(TOTAL_MAX))]
+    /// The workload is too large.
+    #[error("workload {0} is larger than {max} in total", max = Size(TOTAL_MAX))]
     TooLarge(String),
-    /// A file that is not there or cannot be read.
+    /// The file is missing or cannot be read.
     #[error("cannot open {path}: {source}", path = path.display())]
     Open {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A file that cannot be sent from.
+    /// The workload cannot be used as a source.
     #[error("cannot send {workload}: {source}")]
     Source {
-        /// Which workload.
+        /// The workload.
         workload: String,
-        /// Why.
+        /// The cause.
         source: SourceError,
     },
-    /// The temporary files could not be made.
-    #[error("cannot make the files of workload {workload} in {folder}: {source} (set TMPDIR to a folder with room)", folder = folder.display())]
+    /// The temporary files could not be created.
+    #[error(
+        "cannot make the files of workload {workload} in {folder}: {source} (set TMPDIR to a \
+         folder with enough space)",
+        folder = folder.display()
+    )]
     Make {
-        /// Which workload.
+        /// The workload.
         workload: String,
-        /// Where.
+        /// The folder of the files.
         folder: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -139,16 +144,16 @@ impl fmt::Display for Workload {
     }
 }
 
-/// A workload that is ready to be sent.
+/// An open workload, ready to be sent.
 #[derive(Debug)]
 pub struct Opened {
-    /// As it is called in reports.
+    /// Its name in reports.
     pub name: String,
-    /// What to send, in order, then again from the beginning.
+    /// The pieces, which are sent in order and then again from the first.
     pub pieces: Vec<Piece>,
 }
 
-/// A file or a stretch of memory to send.
+/// A file or a block of memory to send.
 #[derive(Debug)]
 pub enum Piece {
     /// A file and its length in bytes.
@@ -163,7 +168,7 @@ impl Piece {
         Ok(Self::File(file, len))
     }
 
-    /// What to send.
+    /// The piece as a source of the library.
     pub(crate) fn source(&self) -> Source<'_> {
         match self {
             Self::File(file, _) => file.into(),
@@ -171,7 +176,7 @@ impl Piece {
         }
     }
 
-    /// How many bytes.
+    /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "an empty piece cannot be made")]
     pub fn len(&self) -> u64 {
         match self {
@@ -188,51 +193,52 @@ impl Opened {
     }
 }
 
-/// A piece on its way to another process of the same user: it is opened again through `/proc`.
+/// A handle of a piece for another process of the same user, which opens it through `/proc`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct HandedOver {
+pub(crate) struct PieceHandle {
     path: PathBuf,
     is_memory: bool,
 }
 
 impl Opened {
-    /// Its pieces, for a child of this process. They stay valid as long as this does.
-    pub(crate) fn handed_over(&self) -> Vec<HandedOver> {
+    /// Handles of the pieces for a child of this process. They are valid for the lifetime of
+    /// `self`.
+    pub(crate) fn handed_over(&self) -> Vec<PieceHandle> {
         let process = std::process::id();
-        let hand_over = |piece: &Piece| {
+        let handle_of = |piece: &Piece| {
             let (file, is_memory) = match piece {
                 Piece::File(file, _) => (file, false),
                 Piece::Memory(memory) => (memory.file(), true),
             };
-            HandedOver {
+            PieceHandle {
                 path: format!("/proc/{process}/fd/{}", file.as_raw_fd()).into(),
                 is_memory,
             }
         };
-        self.pieces.iter().map(hand_over).collect()
+        self.pieces.iter().map(handle_of).collect()
     }
 }
 
-impl HandedOver {
-    /// The piece again.
-    pub(crate) fn take(&self) -> Result<Piece, WorkloadError> {
+impl PieceHandle {
+    /// Opens the piece.
+    pub(crate) fn open(&self) -> Result<Piece, WorkloadError> {
         let open = |source| WorkloadError::Open { path: self.path.clone(), source };
-        let unsuited =
+        let source_error =
             |source| WorkloadError::Source { workload: self.path.display().to_string(), source };
         if self.is_memory {
             let file = File::options().read(true).write(true).open(&self.path).map_err(open)?;
-            Memory::of_file(file).map(Piece::Memory).map_err(unsuited)
+            Memory::of_file(file).map(Piece::Memory).map_err(source_error)
         } else {
-            Piece::of_file(File::open(&self.path).map_err(open)?).map_err(unsuited)
+            Piece::of_file(File::open(&self.path).map_err(open)?).map_err(source_error)
         }
     }
 }
 
 impl Workload {
-    /// What is sent unless told otherwise: 63 files averaging 350 kB, more than a core's own caches hold.
+    /// The default workload: 63 files averaging 350 kB, which exceed the private caches of a core.
     pub const USUAL: Self = Self::Files { count: 63, average: Size(350_000) };
 
-    /// The sizes of what it will consist of, where that is known before it is made.
+    /// The sizes of its pieces, as far as they are known before it is opened.
     pub(crate) fn sizes(&self) -> Vec<u64> {
         match self {
             Self::Files { count, average } => exponential_sizes(*count, average.0).collect(),
@@ -242,10 +248,11 @@ impl Workload {
         }
     }
 
-    /// Makes it ready. Files made for the run have no name and vanish with the process, however it ends.
+    /// Opens the workload. Temporary files have no name and disappear with the process, however it
+    /// ends.
     pub fn open(&self) -> Result<Opened, WorkloadError> {
         let name = self.to_string();
-        let unsuited = |source| WorkloadError::Source { workload: name.clone(), source };
+        let source_error = |source| WorkloadError::Source { workload: name.clone(), source };
         let pieces = match self {
             Self::Files { .. } | Self::Equal { .. } => {
                 let folder = std::env::temp_dir();
@@ -258,26 +265,27 @@ impl Workload {
                 };
                 self.sizes()
                     .into_iter()
-                    .map(|bytes| Piece::of_file(make(bytes)?).map_err(unsuited))
+                    .map(|bytes| Piece::of_file(make(bytes)?).map_err(source_error))
                     .collect::<Result<_, _>>()?
             }
             Self::File(path) => {
                 let file = File::open(path)
                     .map_err(|source| WorkloadError::Open { path: path.clone(), source })?;
-                vec![Piece::of_file(file).map_err(unsuited)?]
+                vec![Piece::of_file(file).map_err(source_error)?]
             }
             Self::Memory(size) => {
-                vec![Piece::Memory(Memory::new(Noise::new(), size.0 as usize).map_err(unsuited)?)]
+                let memory = Memory::new(RandomBytes::new(), size.0 as usize);
+                vec![Piece::Memory(memory.map_err(source_error)?)]
             }
         };
         Ok(Opened { name, pieces })
     }
 }
 
-/// Sizes spread as those of real files are: the quantiles of an exponential distribution with this mean, the
-/// same every time, in an order that mixes large and small.
+/// Sizes distributed like those of real files: the quantiles of an exponential distribution with
+/// this mean. They are the same every time, in an order that mixes large and small.
 fn exponential_sizes(count: usize, average_bytes: u64) -> impl Iterator<Item = u64> {
-    // A step that has no factor in common with the count visits every quantile once.
+    // A step that is coprime to the count visits every quantile once.
     let step = (count / 3..count).find(|&step| step > 0 && gcd(step, count) == 1).unwrap_or(1);
     (0..count).map(move |index| {
         let quantile = ((index * step) % count) as f64 + 0.5;
@@ -286,28 +294,28 @@ fn exponential_sizes(count: usize, average_bytes: u64) -> impl Iterator<Item = u
     })
 }
 
-fn gcd(one: usize, other: usize) -> usize {
-    if other == 0 { one } else { gcd(other, one % other) }
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 fn random_file(bytes: u64) -> io::Result<File> {
     let mut file = tempfile::tempfile()?;
-    io::copy(&mut io::Read::take(Noise::new(), bytes), &mut file)?;
-    // Pages that are still to be written back would be, while something is measured.
+    io::copy(&mut io::Read::take(RandomBytes::new(), bytes), &mut file)?;
+    // Otherwise dirty pages would be written back during a measurement.
     file.sync_all()?;
     Ok(file)
 }
 
-/// Endless bytes that do not repeat, so that no layer can save work on them.
-struct Noise(fastrand::Rng);
+/// Endless random bytes, which no layer can compress or deduplicate.
+struct RandomBytes(fastrand::Rng);
 
-impl Noise {
+impl RandomBytes {
     fn new() -> Self {
         Self(fastrand::Rng::with_seed(1))
     }
 }
 
-impl io::Read for Noise {
+impl io::Read for RandomBytes {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.0.fill(buffer);
         Ok(buffer.len())
@@ -319,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workloads_read_and_print() {
+    fn workloads_parse_and_format() {
         for text in ["63x350KB", "64=64KiB", "file:/tmp/a=b x", "memory:16MiB"] {
             assert_eq!(text.parse::<Workload>().unwrap().to_string(), text);
         }
@@ -343,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_have_the_average_they_are_named_for() {
+    fn exponential_sizes_have_the_requested_average() {
         let sizes: Vec<u64> = exponential_sizes(63, 350_000).collect();
         let average = sizes.iter().sum::<u64>() / 63;
         assert!((345_000..=351_000).contains(&average), "{average}");

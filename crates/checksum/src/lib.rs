@@ -1,19 +1,24 @@
-//! The Internet checksum (RFC 1071), and a copy that computes it on the way.
+//! The Internet checksum (RFC 1071), and a copy that also computes it.
 //!
-//! The sum of a stretch of bytes as 16-bit words in ones' complement. [`Sum`]s of stretches that follow each other add
-//! up to that of the whole ([`Sum::then`]), whatever their lengths, so a message can be summed in the pieces it comes in.
+//! The sum adds the bytes as 16-bit words in ones' complement. The [`Sum`]s of consecutive pieces
+//! combine to the sum of the whole ([`Sum::then`]), whatever their lengths. So a message can be
+//! summed in the pieces in which it arrives.
 //!
 //! ```
 //! let mut to = [0; 20];
-//! let header = [0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8, 0, 0xc7];
+//! let header = [
+//!     0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8, 0, 0xc7,
+//! ];
 //! assert_eq!(haul_checksum::checksum(&header), 0xb861);
 //! assert_eq!(haul_checksum::copy(&header, &mut to).checksum(), 0xb861);
 //! assert_eq!(to, header);
 //! ```
 //!
-//! The words are summed by AVX-512 (VNNI), AVX2 or plain code, whichever the CPU has: chosen once, at the first call.
-//! What this cannot do: see a change that keeps the sum, such as two words that trade places. It is for headers and
-//! protocols that ask for it, not for finding damage on a disk.
+//! The words are summed by AVX-512 (VNNI), AVX2 or portable code, chosen once at the first call by
+//! the CPU's features.
+//!
+//! Limitation: a change that keeps the sum, such as two swapped words, is not detected. The
+//! checksum is for headers and protocols that require it, not for detecting damage on a disk.
 
 use std::sync::OnceLock;
 
@@ -27,12 +32,12 @@ mod store;
 
 pub mod bandwidth;
 
-/// The sum of a stretch of bytes. That of no bytes is [`Sum::default`].
+/// The Internet checksum's sum of a sequence of bytes. The sum of no bytes is [`Sum::default`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// In the machine's own byte order; 0 only where every byte is.
+    /// The folded sum, in native byte order; 0 only if every byte is 0.
     folded: u16,
-    /// A stretch of odd length makes the next one begin in the middle of a word.
+    /// Whether the number of bytes is odd; then the next piece begins in the middle of a word.
     is_odd: bool,
 }
 
@@ -46,7 +51,7 @@ impl Sum {
         kernel().sum(bytes)
     }
 
-    /// The sum of these bytes and then those of `next`.
+    /// Combines this sum with the sum of the bytes that follow.
     #[must_use]
     pub fn then(self, next: Self) -> Self {
         let added = if self.is_odd { next.folded.swap_bytes() } else { next.folded };
@@ -56,39 +61,40 @@ impl Sum {
         }
     }
 
-    /// What goes into a header's checksum field: the complement, as a number.
+    /// Returns the value of a header's checksum field: the complement, as a number.
     pub fn checksum(self) -> u16 {
         !u16::from_be(self.folded)
     }
 
-    /// Whether bytes that hold their own checksum are as they were sent.
+    /// Whether bytes that include their own checksum are intact.
     pub fn is_valid(self) -> bool {
         self.folded == u16::MAX
     }
 
-    /// From a sum of words in the machine's byte order, of a stretch of `len` bytes.
+    /// Folds a sum of words in native byte order over `len` bytes.
     #[inline]
     fn new(total: u64, len: usize) -> Self {
         Self { folded: fold(total), is_odd: len % 2 == 1 }
     }
 }
 
-/// The checksum of `bytes`.
+/// Computes the checksum of `bytes`.
 pub fn checksum(bytes: &[u8]) -> u16 {
     Sum::of(bytes).checksum()
 }
 
-/// Copies `from` to `to` and sums it on the way.
+/// Copies `from` to `to` and sums the bytes.
 ///
-/// What fits the caches is copied piece by piece and each piece summed while it is at hand, which costs less there than to
-/// do both at once; 8 MiB and more are done in one pass and written past the caches, so that whoever reads the copy next
-/// reads it from memory (docs/findings.md has the figures).
+/// Data that fits the caches is copied piece by piece, and each piece is summed while it is cached.
+/// That costs less there than one combined pass. Copies of 8 MiB and more are done in one pass with
+/// streaming stores, which bypass the caches. The next reader then gets the copy from memory
+/// (figures: docs/findings.md).
 ///
 /// # Panics
 ///
-/// Where the lengths differ, as [`slice::copy_from_slice`] does.
+/// If the lengths differ, as [`slice::copy_from_slice`] does.
 pub fn copy(from: &[u8], to: &mut [u8]) -> Sum {
-    assert_eq!(from.len(), to.len(), "a copy has the length of what is copied");
+    assert_eq!(from.len(), to.len(), "the lengths of a copy differ");
     if from.len() >= STREAMED_BYTES_MIN {
         return kernel().copy(from, to, Writes::Streamed);
     }
@@ -101,10 +107,10 @@ pub fn copy(from: &[u8], to: &mut [u8]) -> Sum {
     )
 }
 
-/// Ways of summing; all give the same.
+/// Implementations of the sum; all give the same result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
-    /// Plain code.
+    /// Portable code without vector instructions.
     Portable,
     /// 32 bytes at a time.
     Avx2,
@@ -112,25 +118,27 @@ pub enum Kernel {
     Avx512,
 }
 
-/// How a copy is written.
+/// Kind of stores that a copy uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writes {
-    /// Into the caches: for what is read again soon.
+    /// Ordinary stores into the caches, for data that is read again soon.
     Cached,
-    /// Past them.
+    /// Streaming stores, which bypass the caches.
     Streamed,
 }
 
-/// Copies from this size on are written past the caches: they would drive out everything else, and reading what is
-/// overwritten into the cache first costs a third of the memory's bandwidth.
+/// Copies of at least this size use streaming stores.
+///
+/// Cached stores would evict everything else. They also read each line that is overwritten into the
+/// cache first, which costs a third of the memory's bandwidth.
 const STREAMED_BYTES_MIN: usize = 8 << 20;
-/// What is summed in line: a header is over before a kernel would have been called.
+/// Longest input that is summed inline: a header is done before a kernel would have been called.
 const SHORT_BYTES_MAX: usize = 128;
-/// A piece that is summed while it is in a first-level cache.
+/// Bytes that are copied and then summed while they are in the first-level cache.
 const PIECE_BYTES: usize = 16 << 10;
 
 impl Kernel {
-    /// Those that this CPU has, the fastest last.
+    /// Lists the kernels that this CPU supports, the fastest last.
     pub fn available() -> Vec<Self> {
         [Self::Portable, Self::Avx2, Self::Avx512]
             .into_iter()
@@ -138,7 +146,8 @@ impl Kernel {
             .collect()
     }
 
-    /// Whether this CPU has its instructions; asked once by the standard library, and remembered.
+    /// Whether this CPU has the kernel's instructions. The standard library detects them once and
+    /// caches the result.
     #[inline]
     fn is_available(self) -> bool {
         match self {
@@ -154,10 +163,11 @@ impl Kernel {
         }
     }
 
-    /// [`Sum::of`] by this kernel; by plain code where the CPU lacks it.
+    /// Sums `bytes` as [`Sum::of`] does, with this kernel, or with portable code if the CPU lacks
+    /// it.
     pub fn sum(self, bytes: &[u8]) -> Sum {
         let total = match self.or_portable() {
-            // SAFETY: `or_portable` has just made sure that the CPU has these instructions.
+            // SAFETY: `or_portable` has just checked that the CPU has these instructions.
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => unsafe { avx2::sum(bytes) },
             // SAFETY: as above.
@@ -168,17 +178,19 @@ impl Kernel {
         Sum::new(total, bytes.len())
     }
 
-    /// Copies and sums in one pass, by this kernel and written as told; by plain code where the CPU lacks it. Plain code
-    /// knows only cached writes.
+    /// Copies and sums in one pass, with this kernel and the given stores.
+    ///
+    /// Uses portable code if the CPU lacks the kernel. Portable code supports cached stores only.
     ///
     /// # Panics
     ///
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn copy(self, from: &[u8], to: &mut [u8], writes: Writes) -> Sum {
-        assert_eq!(from.len(), to.len(), "a copy has the length of what is copied");
+        assert_eq!(from.len(), to.len(), "the lengths of a copy differ");
         let is_streamed = writes == Writes::Streamed;
         let total = match self.or_portable() {
-            // SAFETY: `or_portable` has just made sure that the CPU has these instructions, and both have one length.
+            // SAFETY: `or_portable` has just checked that the CPU has these instructions, and both
+            // slices have the same length.
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => unsafe { avx2::copy(from, to, is_streamed) },
             // SAFETY: as above.
@@ -194,20 +206,20 @@ impl Kernel {
     }
 }
 
-/// The fastest that this CPU has: what [`Sum::of`] and [`copy()`] take.
+/// Returns the fastest kernel that this CPU supports, which [`Sum::of`] and [`copy()`] use.
 pub fn kernel() -> Kernel {
     static KERNEL: OnceLock<Kernel> = OnceLock::new();
     *KERNEL.get_or_init(|| Kernel::available().last().copied().unwrap_or(Kernel::Portable))
 }
 
-/// The sum of a stretch from that of its first `len` bytes and that of the rest: after an odd number of bytes the rest's
-/// words are the other way round.
+/// Combines the sum of the first `len` bytes with the sum of the rest. If `len` is odd, the bytes
+/// of the rest's words are swapped.
 #[cfg(target_arch = "x86_64")]
-fn joined(first: u64, len: usize, rest: u64) -> u64 {
+fn combine_sums(first: u64, len: usize, rest: u64) -> u64 {
     first + if len % 2 == 1 { u64::from(fold(rest).swap_bytes()) } else { rest }
 }
 
-/// Adds what stands above 16 bits to what stands below, until nothing does. 0 comes from 0 only.
+/// Adds the bits above the low 16 to the low 16 until none are left. The result is 0 only for 0.
 #[inline]
 fn fold(mut total: u64) -> u16 {
     while total > u64::from(u16::MAX) {
@@ -221,7 +233,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// As RFC 1071 says it: words one by one, the carry around at once.
+    /// Reference implementation of RFC 1071: adds one word at a time, with an end-around carry
+    /// after each.
     fn reference(bytes: &[u8]) -> Sum {
         let folded = bytes.chunks(2).fold(0u32, |sum, word| {
             let word = u16::from_ne_bytes([word[0], word.get(1).copied().unwrap_or(0)]);
@@ -231,15 +244,15 @@ mod tests {
         Sum { folded: folded as u16, is_odd: bytes.len() % 2 == 1 }
     }
 
-    fn noise(seed: u64, len: usize) -> Vec<u8> {
+    fn test_bytes(seed: u64, len: usize) -> Vec<u8> {
         (0..len as u64)
             .map(|i| ((i + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
             .collect()
     }
 
     #[test]
-    fn every_length_and_alignment() {
-        let bytes = noise(1, 1400);
+    fn sums_match_the_reference_at_every_length_and_alignment() {
+        let bytes = test_bytes(1, 1400);
         for kernel in Kernel::available() {
             for start in 0..68 {
                 for len in (0..700).chain([1023, 1024, 1025, 1300]) {
@@ -252,8 +265,8 @@ mod tests {
     }
 
     #[test]
-    fn every_length_and_alignment_of_a_copy() {
-        let bytes = noise(2, 1400);
+    fn copies_match_the_reference_at_every_length_and_alignment() {
+        let bytes = test_bytes(2, 1400);
         for kernel in Kernel::available() {
             for start in [0, 1, 2, 31, 32, 33, 63] {
                 for to_start in [0, 1, 7, 32, 63] {
@@ -281,9 +294,11 @@ mod tests {
         }
     }
 
-    /// Accumulators carry: more than each holds of the largest and the smallest words, and copies past the caches.
+    /// Tests the accumulators' carries and streaming copies.
+    ///
+    /// The inputs are longer than one accumulator block, of the largest and the smallest words.
     #[test]
-    fn carries_and_large_copies() {
+    fn large_inputs_carry_and_copy_correctly() {
         const LEN: usize = 20_000_003;
         for byte in [0xff, 0x80, 0x7f, 0x00] {
             let mut bytes = vec![byte; LEN];
@@ -306,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_header_that_holds_its_checksum_is_valid() {
-        let mut header = noise(3, 40);
+        let mut header = test_bytes(3, 40);
         header[10..12].fill(0);
         let checksum = checksum(&header);
         header[10..12].copy_from_slice(&checksum.to_be_bytes());
@@ -319,8 +334,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_add_up_to_the_whole(
-            bytes in proptest::collection::vec(any::<u8>(), 0..3000), cut in 0usize..3000, other in 0usize..3000
+        fn the_sums_of_pieces_combine_to_the_sum_of_the_whole(
+            bytes in proptest::collection::vec(any::<u8>(), 0..3000),
+            cut in 0usize..3000,
+            other in 0usize..3000
         ) {
             let (one, two) = (cut.min(other).min(bytes.len()), cut.max(other).min(bytes.len()));
             let pieces = [&bytes[..one], &bytes[one..two], &bytes[two..]];
@@ -329,9 +346,13 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_sum_alike(bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
+        fn kernels_match_the_reference(bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
             let mut to = vec![0; bytes.len()];
-            for len in [bytes.len(), bytes.len().min(SHORT_BYTES_MAX), bytes.len() % (SHORT_BYTES_MAX + 2)] {
+            for len in [
+                bytes.len(),
+                bytes.len().min(SHORT_BYTES_MAX),
+                bytes.len() % (SHORT_BYTES_MAX + 2),
+            ] {
                 prop_assert_eq!(Sum::of(&bytes[..len]), reference(&bytes[..len]));
             }
             for kernel in Kernel::available() {

@@ -1,9 +1,9 @@
-//! Plain code, for CPUs without anything better.
+//! Portable checksum kernel, for CPUs without the vector instructions.
 //!
-//! A 32-bit word counts as its two halves, because 65536 is 1 in ones' complement; sums of such words in 64 bits need no
-//! carry until 2³² of them.
+//! A 32-bit word counts as the sum of its two halves, because 65536 is 1 in ones' complement. Sums
+//! of such words in 64 bits need no carry for up to 2³² words.
 
-/// The sum of `bytes` in the machine's byte order, not yet folded.
+/// Sums `bytes` in native byte order; the result is not folded.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     let (blocks, rest) = bytes.as_chunks::<16>();
     let mut lanes = [0u64; 4];
@@ -12,11 +12,12 @@ pub(crate) fn sum(bytes: &[u8]) -> u64 {
             *lane += u64::from(u32::from_ne_bytes(*word));
         }
     }
-    folded(lanes) + tail(rest)
+    fold_lanes(lanes) + tail(rest)
 }
 
-/// The same for a few words, to be put in line where it is called: both halves of each word in a sum of their own, so that
-/// neither waits for a carry.
+/// Sums a few words, inlined at the call; the result is not folded.
+///
+/// The two halves of each 64-bit word have a sum each, so neither waits for a carry.
 #[inline]
 pub(crate) fn sum_of_short(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
@@ -29,7 +30,7 @@ pub(crate) fn sum_of_short(bytes: &[u8]) -> u64 {
     low + high + tail(rest)
 }
 
-/// The same while copying; both have one length.
+/// Copies `from` to `to`, of the same length, and sums the bytes; the result is not folded.
 pub(crate) fn copy(from: &[u8], to: &mut [u8]) -> u64 {
     let (blocks, rest) = from.as_chunks::<16>();
     let (to_blocks, to_rest) = to.as_chunks_mut::<16>();
@@ -41,15 +42,15 @@ pub(crate) fn copy(from: &[u8], to: &mut [u8]) -> u64 {
         }
     }
     to_rest.copy_from_slice(rest);
-    folded(lanes) + tail(rest)
+    fold_lanes(lanes) + tail(rest)
 }
 
-/// Lanes together, each folded once so that they cannot overflow.
-fn folded(lanes: [u64; 4]) -> u64 {
+/// Adds the lanes, each folded once so that the total cannot overflow.
+fn fold_lanes(lanes: [u64; 4]) -> u64 {
     lanes.iter().map(|lane| (lane & 0xffff_ffff) + (lane >> 32)).sum()
 }
 
-/// The last bytes; an odd one counts as if a zero followed.
+/// Sums the last bytes; an odd byte counts as if a zero followed.
 #[inline]
 fn tail(bytes: &[u8]) -> u64 {
     let (words, odd) = bytes.as_chunks::<2>();

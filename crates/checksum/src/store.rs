@@ -1,8 +1,8 @@
-//! What a kernel does with the bytes that it sums, as numbers that can be a kernel's parameter.
+//! How a kernel stores the bytes that it sums, as constants for a const generic parameter.
 
-/// Nothing.
+/// Stores nothing.
 pub(crate) const NONE: u8 = 0;
-/// Stores them as any copy does.
+/// Ordinary stores into the caches.
 pub(crate) const CACHED: u8 = 1;
-/// Stores them past the caches.
+/// Streaming stores, which bypass the caches.
 pub(crate) const STREAMED: u8 = 2;

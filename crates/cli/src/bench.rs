@@ -1,6 +1,6 @@
-//! `haul bench`.
+//! `haul bench`: runs experiments and writes their reports.
 
-use crate::arguments::{self, BenchArguments, CommonArguments, Experiment, Listen};
+use crate::arguments::{self, BenchArguments, CommonArguments, Experiment, ListenAddress};
 use crate::output::{self, Destination, Failure};
 use haul_bench::export;
 use haul_bench::pair::{self, Pair};
@@ -27,46 +27,46 @@ mod receive;
 mod send;
 mod settings;
 
-/// Where plain `haul bench` leaves its reports.
-const FOLDER: &str = "haul-report";
+/// Directory in which `haul bench` without an experiment writes its reports.
+const REPORT_DIRECTORY: &str = "haul-report";
 
-/// A report that is to be written out, whichever experiment it is of.
-struct Finished {
+/// The result of an experiment of any kind, ready to be written.
+struct ExperimentResult {
     experiment: String,
     view: View,
     json: String,
-    /// That of a command that was watched; 1 for a run that did not come to its end.
-    code: u8,
+    /// Exit code: that of a profiled command, or 1 for an experiment that did not complete.
+    exit_code: u8,
 }
 
-impl Finished {
+impl ExperimentResult {
     fn is_all_refused(&self) -> bool {
         let mut lines = self.view.groups.iter().flat_map(|group| &group.lines);
         !self.view.groups.is_empty() && lines.all(|line| line.refused.is_some())
     }
 }
 
-impl<R: Tabled + Serialize> From<Report<R>> for Finished {
+impl<R: Tabled + Serialize> From<Report<R>> for ExperimentResult {
     fn from(report: Report<R>) -> Self {
-        // Where nobody asked for an end, something was lost.
-        let code =
+        // An experiment that no signal stopped is interrupted if the peer was lost.
+        let exit_code =
             u8::from(report.warnings.iter().any(|warning| warning.kind == Kind::Interrupted));
         Self {
             view: report.view(),
             json: export::json(&report),
             experiment: report.experiment,
-            code,
+            exit_code,
         }
     }
 }
 
-/// What an experiment is run with.
+/// The parameters that all experiments of a run share.
 struct Context<'a> {
     common: &'a CommonArguments,
     is_quick: bool,
     stop: &'a AtomicBool,
     bar: ProgressBar,
-    /// The machine to measure with, instead of the lab.
+    /// The peer of `--to`, which replaces the lab.
     peer: Option<Arc<Pair>>,
 }
 
@@ -76,20 +76,21 @@ impl Context<'_> {
         Pace { rounds: self.common.rounds.unwrap_or(basis.rounds), ..basis }
     }
 
-    /// Runs one experiment under the progress bar.
+    /// Runs one experiment and shows its progress.
     fn run<R: Tabled + Serialize>(
         &self,
         experiment: impl FnOnce(&AtomicBool, &mut dyn FnMut(Progress)) -> Result<Report<R>, BenchError>,
-    ) -> Result<Finished, Failure> {
-        self.watch(experiment).map(Finished::from)
+    ) -> Result<ExperimentResult, Failure> {
+        self.run_with_progress(experiment).map(ExperimentResult::from)
     }
 
-    /// The same for one that comes to more than a report.
-    fn watch<T>(
+    /// Like [`Context::run`], but returns the experiment's own result, which may be more than a
+    /// report.
+    fn run_with_progress<T>(
         &self,
         experiment: impl FnOnce(&AtomicBool, &mut dyn FnMut(Progress)) -> Result<T, BenchError>,
     ) -> Result<T, Failure> {
-        experiment(self.stop, &mut |progress| output::show(&self.bar, progress))
+        experiment(self.stop, &mut |progress| output::update_progress(&self.bar, progress))
             .map_err(output::bench_failure)
     }
 }
@@ -97,28 +98,29 @@ impl Context<'_> {
 pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let BenchArguments { experiment, listen, common } = arguments;
     if let Some(address) = listen {
-        return wait_for_peers(*address);
+        return listen_for_peers(*address);
     }
     let is_everything = experiment.is_none();
     let peer = common.to.as_deref().map(|peer| connect(peer, experiment.as_ref())).transpose()?;
     check_destinations(common, is_everything)?;
-    // Before any thread is started; where it is refused, the lab falls back and says so. A command that is watched stays
-    // who it is, and so does who measures with another machine.
-    if common.to.is_none() && !experiment.as_ref().is_some_and(Experiment::watches_a_command) {
+    // A user namespace must be entered before any thread starts. If the kernel refuses it, the lab
+    // falls back to loopback and warns. A profiled command keeps its user, and so does a
+    // measurement with another machine.
+    if common.to.is_none() && !experiment.as_ref().is_some_and(Experiment::profiles_command) {
         let _ = haul_lab::become_lab_user();
     }
     let stop = output::stop_flag()?;
     let is_quick = common.quick || is_everything && !common.full;
-    let mut all = arguments::every_experiment()?;
+    let mut all = arguments::all_experiments()?;
     all.retain(|experiment| peer.is_none() || experiment.takes_two_machines());
     let context = Context { common, is_quick, stop: &stop, bar: output::progress_bar(), peer };
-    let wanted = experiment.as_ref().map_or(all.as_slice(), std::slice::from_ref);
-    let mut finished = Vec::new();
-    for experiment in wanted {
+    let selected = experiment.as_ref().map_or(all.as_slice(), std::slice::from_ref);
+    let mut results = Vec::new();
+    for experiment in selected {
         match experiment.run(&context) {
-            Ok(report) => finished.push(report),
-            // What one experiment lacks (permission, a feature) is no reason to go without the others.
-            Err(_) if stop.load(Relaxed) && !finished.is_empty() => break,
+            Ok(result) => results.push(result),
+            Err(_) if stop.load(Relaxed) && !results.is_empty() => break,
+            // If one experiment lacks a permission or a kernel feature, the others still run.
             Err(failure) if is_everything => {
                 context
                     .bar
@@ -131,49 +133,50 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         }
     }
     context.bar.finish_and_clear();
-    if finished.is_empty() {
+    if results.is_empty() {
         return Err(Failure::stopped("stopped before there was anything to report"));
     }
-    write(&finished, common, is_everything)?;
+    write(&results, common, is_everything)?;
     if stop.load(Relaxed) {
         if is_everything {
-            let (done, all) = (finished.len(), wanted.len());
+            let (done, all) = (results.len(), selected.len());
             eprintln!(
-                "haul: stopped: {FOLDER}/index.html holds {done} of {all} experiments, the last not complete"
+                "haul: stopped: {REPORT_DIRECTORY}/index.html has {done} of {all} experiments, the \
+                 last one incomplete"
             );
         }
         return Ok(ExitCode::from(130));
     }
-    match finished.as_slice() {
+    match results.as_slice() {
         [one] if one.is_all_refused() => {
-            Err(Failure::failed("nothing could be measured here; the reasons are above"))
+            Err(Failure::failed("no row could be measured here; the reasons are above"))
         }
-        [one] => Ok(ExitCode::from(one.code)),
-        all => Ok(ExitCode::from(all.iter().map(|one| one.code).max().unwrap_or(0))),
+        [one] => Ok(ExitCode::from(one.exit_code)),
+        all => Ok(ExitCode::from(all.iter().map(|one| one.exit_code).max().unwrap_or(0))),
     }
 }
 
-/// Waits for other machines until Ctrl-C.
-fn wait_for_peers(listen: Listen) -> Result<ExitCode, Failure> {
+/// Listens for other machines until Ctrl-C, and measures with them.
+fn listen_for_peers(address: ListenAddress) -> Result<ExitCode, Failure> {
     let stop = output::stop_flag()?;
-    // Where there is no IPv6 the other one will do.
-    let everywhere =
+    // The IPv4 address is for hosts without IPv6.
+    let all_addresses =
         [(Ipv6Addr::UNSPECIFIED, pair::PORT).into(), (Ipv4Addr::UNSPECIFIED, pair::PORT).into()];
-    let addresses = match listen {
-        Listen::Everywhere => everywhere.to_vec(),
-        Listen::At(address) => vec![address],
+    let addresses = match address {
+        ListenAddress::All => all_addresses.to_vec(),
+        ListenAddress::One(address) => vec![address],
     };
-    // A standard error that is closed leaves nobody to tell.
-    let tell = |words: &str| drop(writeln!(io::stderr(), "haul: {words}"));
-    pair::listen(&addresses, &stop, &tell).map_err(output::bench_failure)?;
+    // If standard error is closed, the message has no other destination.
+    let log = |message: &str| drop(writeln!(io::stderr(), "haul: {message}"));
+    pair::listen(&addresses, &stop, &log).map_err(output::bench_failure)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Greets the other machine, if what is to be measured takes two.
+/// Connects to the peer of `--to`. Rejects an experiment that does not use two machines.
 fn connect(peer: &str, experiment: Option<&Experiment>) -> Result<Arc<Pair>, Failure> {
     if let Some(alone) = experiment.filter(|experiment| !experiment.takes_two_machines()) {
         return Err(Failure::bad_input(format!(
-            "--to goes with send, receive and forward: {} measures this machine alone",
+            "--to applies to send, receive and forward: {} measures this machine alone",
             alone.name()
         )));
     }
@@ -198,11 +201,11 @@ impl Experiment {
         }
     }
 
-    fn watches_a_command(&self) -> bool {
+    fn profiles_command(&self) -> bool {
         matches!(self, Self::Profile(arguments) if !arguments.command.is_empty())
     }
 
-    fn run(&self, context: &Context<'_>) -> Result<Finished, Failure> {
+    fn run(&self, context: &Context<'_>) -> Result<ExperimentResult, Failure> {
         match self {
             Self::Send(arguments) => send::run(arguments, context),
             Self::Receive(arguments) => receive::run(arguments, context),
@@ -216,18 +219,18 @@ impl Experiment {
     }
 }
 
-/// Prints the tables, unless a report is to have standard output, and writes what was asked for.
+/// Writes the requested reports, and prints the tables unless a report goes to standard output.
 fn write(
-    finished: &[Finished],
+    results: &[ExperimentResult],
     common: &CommonArguments,
     is_everything: bool,
 ) -> Result<(), Failure> {
-    let views: Vec<View> = finished.iter().map(|report| report.view.clone()).collect();
+    let views: Vec<View> = results.iter().map(|result| result.view.clone()).collect();
     let title = match views.as_slice() {
         [one] => one.title.clone(),
         _ => "haul bench".into(),
     };
-    let json = match finished {
+    let json = match results {
         [one] => one.json.clone(),
         all => format!(
             "[{}]\n",
@@ -243,29 +246,29 @@ fn write(
                     view.title
                 ))?;
             }
-            output::print(&export::terminal::render(view, output::width()))?;
+            output::print(&export::terminal::render(view, output::terminal_width()))?;
         }
         if is_everything {
-            output::print(&format!("\nThe whole report: {FOLDER}/index.html\n"))?;
+            output::print(&format!("\nFull report: {REPORT_DIRECTORY}/index.html\n"))?;
         }
     }
-    for (to, text) in [
+    for (destination, text) in [
         (&common.json, &json),
         (&common.markdown, &export::markdown::render(&views)),
         (&common.html, &export::html::render(&title, &views)),
     ] {
-        if let Some(to) = to {
-            to.write(text)?;
+        if let Some(destination) = destination {
+            destination.write(text)?;
         }
     }
     if is_everything {
-        let folder = Path::new(FOLDER);
-        for report in finished {
-            Destination::File(folder.join(format!("{}.json", report.experiment)))
-                .write(&report.json)?;
+        let directory = Path::new(REPORT_DIRECTORY);
+        for result in results {
+            Destination::File(directory.join(format!("{}.json", result.experiment)))
+                .write(&result.json)?;
         }
-        Destination::File(folder.join("report.md")).write(&export::markdown::render(&views))?;
-        Destination::File(folder.join("index.html"))
+        Destination::File(directory.join("report.md")).write(&export::markdown::render(&views))?;
+        Destination::File(directory.join("index.html"))
             .write(&export::html::render(&title, &views))?;
     }
     Ok(())
@@ -275,15 +278,16 @@ fn destinations(common: &CommonArguments) -> impl Iterator<Item = &Destination> 
     [&common.json, &common.markdown, &common.html].into_iter().flatten()
 }
 
-/// Every file to write, checked before the run.
+/// Checks that every destination can be written, before the run.
 fn check_destinations(common: &CommonArguments, is_everything: bool) -> Result<(), Failure> {
     if is_everything {
-        fs::create_dir_all(FOLDER).map_err(|error| {
+        fs::create_dir_all(REPORT_DIRECTORY).map_err(|error| {
             Failure::bad_input(format!(
-                "cannot make the folder {FOLDER}: {error} (run it in another folder, or `haul bench send`)"
+                "cannot create the directory {REPORT_DIRECTORY}: {error} (run it in another \
+                 directory, or run `haul bench send`)"
             ))
         })?;
-        Destination::File(Path::new(FOLDER).join("index.html")).check()?;
+        Destination::File(Path::new(REPORT_DIRECTORY).join("index.html")).check()?;
     }
     if destinations(common).filter(|to| **to == Destination::StandardOutput).count() > 1 {
         return Err(Failure::bad_input(
@@ -293,17 +297,17 @@ fn check_destinations(common: &CommonArguments, is_everything: bool) -> Result<(
     destinations(common).try_for_each(Destination::check)
 }
 
-/// A flag that sets up the lab has no meaning between two machines.
-fn refuse_with_peer(context: &Context<'_>, is_given: bool, flag: &str) -> Result<(), Failure> {
+/// Rejects a flag that configures the lab if the measurement is between two machines.
+fn reject_with_peer(context: &Context<'_>, is_given: bool, flag: &str) -> Result<(), Failure> {
     if context.peer.is_some() && is_given {
         return Err(Failure::bad_input(format!(
-            "{flag} sets up the lab; with --to the machines stay as they are"
+            "{flag} configures the lab; with --to the machines are not changed: omit it"
         )));
     }
     Ok(())
 }
 
-/// What was named, or else the default.
-fn or<T>(named: Vec<T>, otherwise: Vec<T>) -> Vec<T> {
-    if named.is_empty() { otherwise } else { named }
+/// Returns the given values, or the default if there are none.
+fn non_empty_or<T>(given: Vec<T>, default: Vec<T>) -> Vec<T> {
+    if given.is_empty() { default } else { given }
 }

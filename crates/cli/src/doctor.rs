@@ -1,4 +1,4 @@
-//! `haul doctor`.
+//! `haul doctor`: prints what the kernel, the network device and the limits allow.
 
 use crate::arguments::DoctorArguments;
 use crate::output::{self, Destination, Failure};
@@ -13,7 +13,7 @@ pub fn run(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
     }
     let diagnosis = doctor::examine(arguments.peer.as_deref()).map_err(Failure::bad_input)?;
     if arguments.json != Some(Destination::StandardOutput) {
-        output::print(&text(&diagnosis, usize::from(output::width())))?;
+        output::print(&diagnosis_text(&diagnosis, usize::from(output::terminal_width())))?;
     }
     if let Some(json) = &arguments.json {
         json.write(&export::json(&diagnosis))?;
@@ -21,7 +21,7 @@ pub fn run(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(diagnosis: &Diagnosis, width: usize) -> String {
+fn diagnosis_text(diagnosis: &Diagnosis, width: usize) -> String {
     let device = &diagnosis.device;
     let towards = match (&device.peer, &device.address) {
         (Some(peer), Some(address)) if peer != address => {
@@ -39,7 +39,7 @@ fn text(diagnosis: &Diagnosis, width: usize) -> String {
             (true, false) => "copies  ",
         };
         let entry = format!("{state} {:<15} {}", path.path, path.why);
-        paragraph(&mut text, width, &entry, path.mend.as_deref());
+        push_entry(&mut text, width, &entry, path.mend.as_deref());
     }
     text.push('\n');
     for finding in &diagnosis.settings {
@@ -49,19 +49,19 @@ fn text(diagnosis: &Diagnosis, width: usize) -> String {
             Verdict::Missing => "missing ",
         };
         let entry = format!("{state} {}: {}. {}", finding.name, finding.value, finding.why);
-        paragraph(&mut text, width, &entry, finding.mend.as_deref());
+        push_entry(&mut text, width, &entry, finding.mend.as_deref());
     }
     text
 }
 
-/// An entry, indented past its state, and what mends it on a line of its own.
-fn paragraph(text: &mut String, width: usize, entry: &str, mend: Option<&str>) {
-    let mut fill = |words: &str, first: &'static str, rest: &'static str| {
+/// Appends an entry, indented after its state, and the fix for it on a line of its own.
+fn push_entry(text: &mut String, width: usize, entry: &str, fix: Option<&str>) {
+    let mut push_filled = |content: &str, first: &'static str, rest: &'static str| {
         let options = textwrap::Options::new(width).initial_indent(first).subsequent_indent(rest);
-        let _ = writeln!(text, "{}", textwrap::fill(words, options));
+        let _ = writeln!(text, "{}", textwrap::fill(content, options));
     };
-    fill(entry, "", "         ");
-    if let Some(mend) = mend {
-        fill(mend, "         mend: ", "               ");
+    push_filled(entry, "", "         ");
+    if let Some(fix) = fix {
+        push_filled(fix, "         fix: ", "              ");
     }
 }

@@ -1,4 +1,4 @@
-//! `haul lab`.
+//! `haul lab`: runs commands in two network namespaces joined by a veth pair.
 
 use crate::arguments::LabArguments;
 use crate::output::Failure;
@@ -15,10 +15,12 @@ pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
         })?;
     if let Some(name) = &arguments.congestion {
         lab.set_default_congestion(name).map_err(|error| {
-            let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
+            let allowed =
+                std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
             let allowed = allowed.unwrap_or_default();
             Failure::bad_input(format!(
-                "congestion control {name}: {error}; a namespace may have: {} (net.ipv4.tcp_allowed_congestion_control)",
+                "congestion control {name}: {error}; a network namespace may use: {} \
+                 (net.ipv4.tcp_allowed_congestion_control)",
                 allowed.trim()
             ))
         })?;

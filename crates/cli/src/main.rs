@@ -1,4 +1,4 @@
-//! The `haul` command: arguments in, results out, nothing else.
+//! The `haul` command: parses the arguments, calls the libraries and prints the results.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ use output::Failure;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // A run starts this program again: as the sending process, as the meter.
+    // Measurements start this program again as a worker process or as the meter.
     if let Some(code) = haul_bench::worker::run_if_asked().or_else(haul_soak::process::run_if_asked)
     {
         return code;

@@ -1,4 +1,4 @@
-//! Where results go, and what failure looks like.
+//! Output of results, and the errors that end a run.
 
 use haul_bench::{BenchError, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 
-/// The end of a run that did not do what it was asked to, in one line.
+/// An error that ends the run: a one-line message and an exit code.
 #[derive(Debug)]
 pub struct Failure {
     message: String,
@@ -25,35 +25,35 @@ impl Display for Failure {
 }
 
 impl Failure {
-    /// What was asked for makes no sense: exit code 2.
+    /// An error in the arguments or in a file that they name: exit code 2.
     pub fn bad_input(message: impl Display) -> Self {
         Self { message: message.to_string(), code: 2 }
     }
 
-    /// It made sense and failed: exit code 1.
+    /// A failure of a valid request: exit code 1.
     pub fn failed(message: impl Display) -> Self {
         Self { message: message.to_string(), code: 1 }
     }
 
-    /// Somebody asked for an end before there was a result: exit code 130.
+    /// A run that a signal stopped before there was a result: exit code 130.
     pub fn stopped(message: impl Display) -> Self {
         Self { message: message.to_string(), code: 130 }
     }
 
-    /// Prints the line and gives the exit code.
+    /// Prints the message to standard error and returns the exit code.
     pub fn report(&self) -> ExitCode {
-        // A standard error that is closed leaves nobody to tell.
+        // If standard error is closed, the message has no other destination.
         let _ = writeln!(io::stderr(), "haul: {}", self.message.replace('\n', " "));
         self.exit_code()
     }
 
-    /// The exit code.
+    /// Returns the exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }
 }
 
-/// The end of an experiment that could not be run.
+/// Converts the error of an experiment, and chooses the exit code by its kind.
 pub fn bench_failure(error: BenchError) -> Failure {
     match error {
         BenchError::Stopped => Failure::stopped(error),
@@ -62,7 +62,7 @@ pub fn bench_failure(error: BenchError) -> Failure {
     }
 }
 
-/// How far a run has come, on a terminal.
+/// Creates the progress bar of a run.
 pub fn progress_bar() -> ProgressBar {
     ProgressBar::new(0).with_style(
         ProgressStyle::with_template("{bar:30} {pos}/{len}, about {eta} left, {msg}")
@@ -70,14 +70,14 @@ pub fn progress_bar() -> ProgressBar {
     )
 }
 
-/// Moves it on.
-pub fn show(bar: &ProgressBar, Progress { done, total, next }: Progress) {
+/// Updates the progress bar.
+pub fn update_progress(bar: &ProgressBar, Progress { done, total, next }: Progress) {
     bar.set_length(total as u64);
     bar.set_position(done as u64);
     bar.set_message(next);
 }
 
-/// A file, or standard output for `-`.
+/// The destination of a report: a file, or standard output for `-`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
     StandardOutput,
@@ -93,19 +93,19 @@ impl FromStr for Destination {
 }
 
 impl Destination {
-    /// Whether it could be written, asked before a long run rather than after.
+    /// Checks that the destination can be written, so that a long run does not fail at its end.
     pub fn check(&self) -> Result<(), Failure> {
         let Self::File(path) = self else { return Ok(()) };
         if path.is_dir() {
             return Err(Failure::bad_input(format!(
-                "cannot write {}: it is a folder",
+                "cannot write {}: it is a directory",
                 path.display()
             )));
         }
-        check_folder(folder_of(path))
+        check_directory(parent_directory(path))
     }
 
-    /// Writes `text` there, whole or not at all.
+    /// Writes `text`. A file is replaced atomically: readers see the old content or all of `text`.
     pub fn write(&self, text: &str) -> Result<(), Failure> {
         match self {
             Self::StandardOutput => print(text),
@@ -116,32 +116,32 @@ impl Destination {
     }
 }
 
-/// Whether files can be made in `folder`.
-pub fn check_folder(folder: &Path) -> Result<(), Failure> {
+/// Checks that files can be created in `directory`.
+pub fn check_directory(directory: &Path) -> Result<(), Failure> {
     let refused = |error: io::Error| {
         Failure::bad_input(format!(
-            "cannot write into {}: {error} (choose another folder)",
-            folder.display()
+            "cannot write to directory {}: {error} (choose another directory)",
+            directory.display()
         ))
     };
-    if !fs::metadata(folder).map_err(refused)?.is_dir() {
+    if !fs::metadata(directory).map_err(refused)?.is_dir() {
         return Err(refused(io::ErrorKind::NotADirectory.into()));
     }
-    rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK)
+    rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK)
         .map_err(|errno| refused(errno.into()))
 }
 
-fn folder_of(path: &Path) -> &Path {
+fn parent_directory(path: &Path) -> &Path {
     match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(directory) if !directory.as_os_str().is_empty() => directory,
         _ => Path::new("."),
     }
 }
 
-/// Prints to standard output. A reader that has seen enough (`| head`) is no failure.
+/// Prints to standard output. A pipe whose reader has closed it (`| head`) is not an error.
 pub fn print(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::failed(format!("cannot write to standard output: {error}")))
         }
@@ -149,8 +149,8 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// The terminal's width in columns: as it is, as `COLUMNS` says, or 100 where there is none.
-pub fn width() -> u16 {
+/// Returns the terminal's width in columns. Without a terminal it is `COLUMNS`, or 100.
+pub fn terminal_width() -> u16 {
     rustix::termios::tcgetwinsize(io::stdout())
         .ok()
         .map(|size| size.ws_col)
@@ -159,16 +159,19 @@ pub fn width() -> u16 {
         .unwrap_or(100)
 }
 
-/// A flag that Ctrl-C and SIGTERM set. A second one ends the process at once.
+/// Returns a flag that SIGINT (Ctrl-C) and SIGTERM set. A second signal ends the process at once.
 pub fn stop_flag() -> Result<std::sync::Arc<std::sync::atomic::AtomicBool>, Failure> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     use signal_hook::flag;
     let stop = std::sync::Arc::default();
     for signal in [SIGINT, SIGTERM] {
-        // In this order the first signal finds the flag unset and only sets it.
+        // The shutdown handler runs first. At the first signal it finds the flag unset and does
+        // nothing; then the other handler sets the flag.
         flag::register_conditional_shutdown(signal, 128 + signal, std::sync::Arc::clone(&stop))
             .and_then(|_| flag::register(signal, std::sync::Arc::clone(&stop)))
-            .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
+            .map_err(|error| {
+                Failure::failed(format!("cannot handle SIGINT and SIGTERM: {error}"))
+            })?;
     }
     Ok(stop)
 }

@@ -1,4 +1,4 @@
-//! `haul plan`.
+//! `haul plan`: measures, tests, checks and prints plans.
 
 use crate::arguments::PlanArguments;
 use crate::output::{self, Destination, Failure};
@@ -12,9 +12,9 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The largest report that is read.
+/// Maximum number of bytes that are read of a report.
 const REPORT_BYTES_MAX: u64 = 64 << 20;
-/// Where a plan is kept unless told otherwise.
+/// Default plan file.
 const PLAN_FILE: &str = "haul-plan.json";
 
 pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
@@ -32,7 +32,7 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
             warn_of_pacing(&plan);
             (plan, false)
         }
-        // A rate needs no new measurement where there is a plan.
+        // To predict the cores for a rate, an existing plan is enough.
         (None, Some(_)) if file.exists() => {
             let plan = load(&file)?;
             warn_of_changes(&file, &plan);
@@ -42,7 +42,7 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
         (None, rate) => {
             if rate.is_some() {
                 eprintln!(
-                    "haul: there is no {} yet: measuring for about four minutes",
+                    "haul: {} does not exist yet: measuring for about four minutes",
                     file.display()
                 );
             }
@@ -61,70 +61,75 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
     if is_new && !arguments.force && !plan::has_stood(&plan) {
         let (missed, all) = plan::misses(&plan);
         return Err(Failure::failed(format!(
-            "the plan missed {missed} of its {all} tests and was not written: measure again on a quieter machine, or take it all the same with --force"
+            "the plan missed {missed} of its {all} tests and was not written: measure again on a \
+             quieter machine, or write it anyway with --force"
         )));
     }
-    // A plan that was measured is kept; one that was only looked at is written where somebody asks for it.
-    let kept = Destination::File(file.clone());
-    let to = arguments.json.as_ref().or(is_new.then_some(&kept));
-    if let Some(to) = to {
-        to.write(&export::json(&plan))?;
+    // A measured plan is always written. One that was loaded, or made from a report, is only
+    // written with --json.
+    let default = Destination::File(file.clone());
+    let destination = arguments.json.as_ref().or(is_new.then_some(&default));
+    if let Some(destination) = destination {
+        destination.write(&export::json(&plan))?;
         if is_printed && is_new {
-            output::print(&format!("Written to {}: haul::Plan::load takes it.\n", file.display()))?;
+            output::print(&format!("Written to {}; haul::Plan::load reads it.\n", file.display()))?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures, makes a plan and puts it to the test.
+/// Measures, makes a plan and tests its predictions.
 fn measure(rounds: usize) -> Result<Plan, Failure> {
     let _ = haul_lab::become_lab_user();
     let stop = output::stop_flag()?;
     let bar = output::progress_bar();
-    let made = plan::make(rounds, &stop, &mut |progress| output::show(&bar, progress));
+    let measured =
+        plan::make(rounds, &stop, &mut |progress| output::update_progress(&bar, progress));
     bar.finish_and_clear();
-    let made = made.map_err(output::bench_failure)?;
+    let measured = measured.map_err(output::bench_failure)?;
     if stop.load(std::sync::atomic::Ordering::Relaxed) {
-        return Err(Failure::stopped("stopped before it was complete: no plan was made"));
+        return Err(Failure::stopped("stopped before it was complete: no plan was written"));
     }
-    warn(&made.report);
-    warn_of_pacing(&made.plan);
-    Ok(made.plan)
+    print_warning_kinds(&measured.report);
+    warn_of_pacing(&measured.plan);
+    Ok(measured.plan)
 }
 
-/// The plan of a file.
+/// Loads the plan of a file.
 pub fn load(file: &Path) -> Result<Plan, Failure> {
     if !file.exists() {
         return Err(Failure::bad_input(format!(
-            "there is no {}: make a plan with `haul plan`",
+            "{} does not exist: make a plan with `haul plan`",
             file.display()
         )));
     }
     Plan::load(file).map_err(Failure::bad_input)
 }
 
-/// Says where a plan that is used is of another machine.
+/// Warns of changes to this machine since the plan was measured.
 pub fn warn_of_changes(file: &Path, plan: &Plan) {
     for change in plan::changes(plan) {
         eprintln!("haul: {} was made before this machine changed: {change}", file.display());
     }
 }
 
-/// Says where this host's sockets are paced and the plan's were not.
+/// Warns if this host's default congestion control paces sockets and the plan was measured without
+/// pacing.
 fn warn_of_pacing(plan: &Plan) {
     if let Some(note) = plan::pacing_note(plan) {
         eprintln!("haul: the plan was {note}");
     }
 }
 
-/// Says what has changed since.
+/// Prints the changes to this machine since the plan was measured.
 fn check(file: &Path) -> Result<ExitCode, Failure> {
     let plan = load(file)?;
     warn_of_pacing(&plan);
     let changes = plan::changes(&plan);
     if changes.is_empty() {
         output::print(&format!(
-            "{}: measured on this kernel, CPU and network cards ({}); the distance of the CPUs is not checked\n",
+            "{}: measured on this kernel, CPU and network cards ({}); the distance of the CPUs is \
+             not checked\n",
             file.display(),
             plan.measured
         ))?;
@@ -133,7 +138,7 @@ fn check(file: &Path) -> Result<ExitCode, Failure> {
     for change in changes {
         output::print(&format!("{change}\n"))?;
     }
-    output::print("make the plan again with `haul plan`\n")?;
+    output::print("measure the plan again with `haul plan`\n")?;
     Ok(ExitCode::FAILURE)
 }
 
@@ -141,38 +146,39 @@ fn from_report(path: &Path) -> Result<Plan, Failure> {
     let name = path.display();
     let file = File::open(path).map_err(|error| {
         Failure::bad_input(format!(
-            "cannot open {name}: {error} (name a report of `haul bench send --json FILE`, or measure with plain `haul plan`)"
+            "cannot open {name}: {error} (name a report of `haul bench send --json FILE`, or \
+             measure with plain `haul plan`)"
         ))
     })?;
     let report: SendReport = serde_json::from_reader(BufReader::new(file.take(REPORT_BYTES_MAX)))
         .map_err(|error| {
-        Failure::bad_input(format!("{name} is no report of `haul bench send`: {error}"))
+        Failure::bad_input(format!("{name} is not a report of `haul bench send`: {error}"))
     })?;
     if report.schema != SCHEMA {
         let found = &report.schema;
         return Err(Failure::bad_input(format!(
-            "{name} is of schema {found:?}, and this version reads {SCHEMA:?}"
+            "{name} has schema {found:?}, and this version reads {SCHEMA:?}"
         )));
     }
-    warn(&report);
+    print_warning_kinds(&report);
     plan::of(&report).ok_or_else(|| {
         Failure::bad_input(format!("{name} has no measured row to make a plan from"))
     })
 }
 
-fn warn(report: &SendReport) {
+/// Prints the kinds of warning that the report of the measurement has.
+fn print_warning_kinds(report: &SendReport) {
     let kinds: BTreeSet<String> =
         report.warnings.iter().map(|warning| warning.kind.to_string()).collect();
     if !kinds.is_empty() {
         let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
-        eprintln!(
-            "haul: the measurement carries warnings ({kinds}): a plan is as good as what it was made of"
-        );
+        eprintln!("haul: the plan is made from a measurement that has warnings ({kinds})");
     }
 }
 
-/// Prints lines no wider than the terminal.
+/// Prints text, wrapped at the terminal's width.
 fn print(text: &str) -> Result<(), Failure> {
-    let options = textwrap::Options::new(usize::from(output::width())).subsequent_indent("  ");
+    let options =
+        textwrap::Options::new(usize::from(output::terminal_width())).subsequent_indent("  ");
     text.lines().try_for_each(|line| output::print(&(textwrap::fill(line, &options) + "\n")))
 }

@@ -1,4 +1,4 @@
-//! `haul soak`.
+//! `haul soak`: measures the CPU load of the machine.
 
 use crate::arguments::SoakArguments;
 use crate::output::{self, Destination, Failure};
@@ -32,12 +32,12 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
                 process::during(&mut command).map_err(Failure::failed)?.map_err(|error| {
                     Failure::bad_input(format!("cannot run {}: {error}", program.display()))
                 })?;
-            // As a shell says it: the program's own code, or 128 and the signal that ended it.
+            // The same exit code as a shell's: the program's own, or 128 plus the signal's number.
             let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
             (report, ExitCode::from(code as u8))
         }
     };
-    write(&report, &text(&report), arguments.json.as_ref())?;
+    write(&report, &report_text(&report), arguments.json.as_ref())?;
     Ok(code)
 }
 
@@ -52,15 +52,16 @@ fn self_check(json: Option<&Destination>) -> Result<ExitCode, Failure> {
     Ok(exit_code(&stop))
 }
 
-/// As a shell says it: 130 after Ctrl-C.
+/// Returns the same exit code as a shell: 130 after Ctrl-C.
 fn exit_code(stop: &AtomicBool) -> ExitCode {
     if stop.load(Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS }
 }
 
-/// The words, and the JSON where it is wanted.
-fn write(report: &impl Serialize, words: &str, json: Option<&Destination>) -> Result<(), Failure> {
+/// Prints the text, and writes the JSON report if it is requested. JSON on standard output replaces
+/// the text.
+fn write(report: &impl Serialize, text: &str, json: Option<&Destination>) -> Result<(), Failure> {
     if json != Some(&Destination::StandardOutput) {
-        output::print(words)?;
+        output::print(text)?;
     }
     match json {
         Some(json) => json.write(&haul_bench::export::json(report)),
@@ -68,7 +69,7 @@ fn write(report: &impl Serialize, words: &str, json: Option<&Destination>) -> Re
     }
 }
 
-fn text(report: &SoakReport) -> String {
+fn report_text(report: &SoakReport) -> String {
     let mut text =
         String::from("CPU   load %   taken  interrupted   interference  /proc/stat  steal\n");
     for cpu in &report.cpus {
@@ -92,14 +93,16 @@ fn text(report: &SoakReport) -> String {
     if let Some(percent) = report.resolution_percent {
         let _ = writeln!(
             text,
-            "resolution here: {percent:.1} points (what readings differ by in the quietest moments)"
+            "resolution on this machine: {percent:.1} points (the difference of readings in the \
+             quietest quarter of the time)"
         );
     }
     if let Some(charged) = report.rusage_cpu_seconds {
         let _ = writeln!(text, "getrusage charges the command with {charged:.3} CPU-seconds");
     }
     for warning in &report.warnings {
-        let options = textwrap::Options::new(usize::from(output::width())).subsequent_indent("  ");
+        let options =
+            textwrap::Options::new(usize::from(output::terminal_width())).subsequent_indent("  ");
         let _ =
             writeln!(text, "{}", textwrap::fill(&format!("warning: {}", warning.detail), options));
     }
@@ -107,7 +110,7 @@ fn text(report: &SoakReport) -> String {
 }
 
 fn self_check_text(check: &SelfCheck) -> String {
-    let mut text = format!("idle reads {:.2} %\n\n", check.idle_percent);
+    let mut text = format!("load of the idle machine: {:.2} %\n\n", check.idle_percent);
     text.push_str("a thread that is busy for a known share of the time, in percent\n");
     text.push_str("   made  + others = expected    read   error  /proc/stat\n");
     for duty in &check.duties {
@@ -124,7 +127,7 @@ fn self_check_text(check: &SelfCheck) -> String {
     }
     let _ = writeln!(text, "{}", verdict(check));
     text.push_str(
-        "\npackets to a CPU whose processes sleep: who sees the load, in percent of that CPU\n",
+        "\npackets to a CPU whose processes sleep: load by each account, in percent of that CPU\n",
     );
     text.push_str("packets/s   meter  (taken + interrupted)  /proc/stat  getrusage\n");
     for packets in &check.packets {
@@ -146,19 +149,20 @@ fn self_check_text(check: &SelfCheck) -> String {
     text
 }
 
-/// Whether the known loads were read right, or why that cannot be said.
+/// The verdict on the known loads: the largest error, or the reason why there is no verdict.
 fn verdict(check: &SelfCheck) -> String {
-    /// Others' load beyond this changes from one moment to the next by more than is to be shown.
+    /// Above this, the load of other processes fluctuates by more than the error to be shown.
     const QUIET_PERCENT: f64 = 5.0;
-    let most = |of: fn(&Duty) -> f64| check.duties.iter().map(of).fold(0.0, f64::max);
-    let others = most(|duty| duty.others_percent);
-    let error = most(|duty| (duty.read_percent - duty.expected_percent).abs());
+    let largest = |value: fn(&Duty) -> f64| check.duties.iter().map(value).fold(0.0, f64::max);
+    let others = largest(|duty| duty.others_percent);
+    let error = largest(|duty| (duty.read_percent - duty.expected_percent).abs());
     if others > QUIET_PERCENT {
         format!(
-            "not judged: other processes took up to {others:.0} % of the CPU; repeat on a quiet machine"
+            "no verdict: other processes used up to {others:.0} % of the CPU; repeat on a quiet \
+             machine"
         )
     } else if error > 1.0 {
-        format!("the largest error is {error:.2} points, more than the 1 point that is promised")
+        format!("the largest error is {error:.2} points, more than the 1 point that is allowed")
     } else {
         format!("the largest error is {error:.2} points")
     }

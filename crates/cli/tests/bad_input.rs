@@ -1,4 +1,4 @@
-//! Bad input gets one line that names it, and exit code 2.
+//! Bad input results in a one-line error that names it, and in exit code 2.
 
 mod common {
     pub mod command;
@@ -6,22 +6,23 @@ mod common {
 }
 
 use common::command::{haul, run};
-use common::user::as_ordinary_user;
+use common::user::as_unprivileged_user;
 use std::process::Command;
 
-/// Checks the exit code and that standard error is one line that holds `names`.
-fn refuses(command: &mut Command, names: &str) {
-    let (output, words) = run(command);
+/// Asserts that the command fails with exit code 2 and one line on standard error that contains
+/// `expected`.
+fn assert_rejected(command: &mut Command, expected: &str) {
+    let (output, transcript) = run(command);
     let line = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{words}");
-    assert_eq!(line.lines().count(), 1, "{words}");
-    assert!(line.starts_with("haul: ") && line.contains(names), "{names:?} in {words}");
-    assert!(output.stdout.is_empty(), "{words}");
+    assert_eq!(output.status.code(), Some(2), "{transcript}");
+    assert_eq!(line.lines().count(), 1, "{transcript}");
+    assert!(line.starts_with("haul: ") && line.contains(expected), "{expected:?} in {transcript}");
+    assert!(output.stdout.is_empty(), "{transcript}");
 }
 
 #[test]
-fn flags_that_make_no_sense() {
-    for (arguments, names) in [
+fn invalid_arguments_are_one_line_errors() {
+    for (arguments, expected) in [
         (&["bench", "send", "--paths", "sendfil"][..], "\"sendfil\""),
         (&["bench", "send", "--paths", "sendfile,"], "unknown path"),
         (&["bench", "send", "--chunk", "0B"], "chunk 0"),
@@ -99,7 +100,7 @@ fn flags_that_make_no_sense() {
         (&["bench", "profile", "--", "/no/such/program"], "/no/such/program"),
         (&["bench", "send", "--jason", "x"], "--jason"),
         (&["bench", "send", "--json", "/no/such/folder/report.json"], "/no/such/folder"),
-        (&["bench", "send", "--html", "/tmp"], "it is a folder"),
+        (&["bench", "send", "--html", "/tmp"], "it is a directory"),
         (&["bench", "send", "--json", "-", "--html", "-"], "only one of"),
         (&["soak", "--duration", "soon"], "\"soon\""),
         (&["soak", "--duration", "0s"], "\"0s\""),
@@ -110,36 +111,37 @@ fn flags_that_make_no_sense() {
         (&["lab", "--", "/no/such/program"], "/no/such/program"),
         (&["frobnicate"], "frobnicate"),
     ] {
-        refuses(&mut haul(arguments), names);
+        assert_rejected(&mut haul(arguments), expected);
     }
 }
 
 #[test]
-fn an_empty_file_has_nothing_to_send() {
+fn an_empty_file_is_rejected() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let workload = format!("file:{}", file.path().display());
-    refuses(&mut haul(&["bench", "send", "--workload", &workload]), "it is empty");
+    assert_rejected(&mut haul(&["bench", "send", "--workload", &workload]), "it is empty");
 }
 
 #[test]
-fn a_peer_that_no_route_leads_to() {
+fn a_peer_without_a_route_is_rejected() {
     let program = env!("CARGO_BIN_EXE_haul");
-    // In the lab there is no default route, so nothing is sent anywhere.
-    refuses(&mut haul(&["lab", "--", program, "doctor", "--peer", "198.51.100.1"]), "198.51.100.1");
+    // The lab has no default route, so no packet leaves it.
+    let mut command = haul(&["lab", "--", program, "doctor", "--peer", "198.51.100.1"]);
+    assert_rejected(&mut command, "198.51.100.1");
 }
 
 #[test]
-fn a_report_folder_that_cannot_be_written() {
+fn a_report_directory_that_cannot_be_written_is_rejected() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
-    let Some(mut command) = as_ordinary_user(folder.path(), &["bench"]) else { return };
+    let Some(mut command) = as_unprivileged_user(folder.path(), &["bench"]) else { return };
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
     std::os::unix::fs::chown(folder.path(), Some(0), Some(0)).unwrap();
-    refuses(&mut command, "haul-report");
+    assert_rejected(&mut command, "haul-report");
 }
 
 #[test]
-fn help_and_version_are_no_failure() {
+fn help_and_version_exit_with_success() {
     for arguments in [
         &["--help"][..],
         &["--version"],
@@ -151,7 +153,7 @@ fn help_and_version_are_no_failure() {
         &["doctor", "-h"],
         &["lab", "-h"],
     ] {
-        let (output, words) = run(&mut haul(arguments));
-        assert!(output.status.success() && !output.stdout.is_empty(), "{words}");
+        let (output, transcript) = run(&mut haul(arguments));
+        assert!(output.status.success() && !output.stdout.is_empty(), "{transcript}");
     }
 }

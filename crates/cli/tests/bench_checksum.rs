@@ -1,4 +1,4 @@
-//! `haul bench checksum`: the seven rows, and what they are compared with.
+//! `haul bench checksum`: the seven numbered rows, and the ratios to their references.
 
 mod common {
     pub mod command;
@@ -9,7 +9,7 @@ use common::command::haul;
 use common::json::json;
 
 #[test]
-fn the_seven_rows_are_there_at_every_size() {
+fn every_size_has_the_seven_numbered_rows() {
     let arguments = ["bench", "checksum", "--rounds", "2", "--size", "100B,64KiB", "--json", "-"];
     let report = json(&mut haul(&arguments));
     assert_eq!(report["experiment"], "checksum");

@@ -1,4 +1,4 @@
-//! `haul bench forward` on real traffic: who copied in the middle, and that messages come back.
+//! `haul bench forward` on real traffic: whether the forwarder copied, and the latency of messages.
 
 mod common {
     pub mod command;
@@ -8,7 +8,7 @@ mod common {
 
 use common::command::haul;
 use common::json::json;
-use common::user::as_ordinary_user;
+use common::user::as_unprivileged_user;
 use serde_json::Value;
 
 fn row<'a>(report: &'a Value, path: &str, traffic: &str) -> &'a Value {
@@ -17,7 +17,7 @@ fn row<'a>(report: &'a Value, path: &str, traffic: &str) -> &'a Value {
 }
 
 #[test]
-fn each_way_says_what_it_copied_and_how_long_messages_took() {
+fn each_method_reports_its_copies_and_the_latency_of_messages() {
     let report = json(&mut haul(&["bench", "forward", "--quick", "--rounds", "1", "--json", "-"]));
     assert_eq!(report["schema"], "haul.bench/1");
     assert_eq!(report["experiment"], "forward");
@@ -46,7 +46,7 @@ fn each_way_says_what_it_copied_and_how_long_messages_took() {
     }
     let copied = |path, traffic| row(&report, path, traffic)["copied_percent"].as_f64().unwrap();
     assert!(copied("copy", "bulk") > 99.0 && copied("splice", "bulk") < 1.0, "{}", report["rows"]);
-    // The choice copies what is small and splices what is large.
+    // `auto` copies small messages and splices bulk data.
     assert!(
         copied("auto", "bulk") < 50.0 && copied("auto", "messages:64B") > 99.0,
         "{}",
@@ -55,11 +55,11 @@ fn each_way_says_what_it_copied_and_how_long_messages_took() {
 }
 
 #[test]
-fn an_ordinary_user_gets_every_row_but_the_kernels_own() {
+fn an_unprivileged_user_gets_every_row_except_sockmap() {
     let folder = tempfile::tempdir().unwrap();
     let arguments =
         ["bench", "forward", "--quick", "--rounds", "1", "--traffic", "bulk", "--json", "-"];
-    let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
+    let Some(mut command) = as_unprivileged_user(folder.path(), &arguments) else { return };
     let report = json(&mut command);
     assert!(row(&report, "splice", "bulk")["refused"].is_null());
     let refused = row(&report, "sockmap", "bulk")["refused"].as_str().unwrap().to_owned();

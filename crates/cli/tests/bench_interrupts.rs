@@ -1,4 +1,4 @@
-//! `haul bench interrupts` on real packets: grouping shows in what is counted.
+//! `haul bench interrupts` on real packets: the counters show the effect of batching.
 
 mod common {
     pub mod command;
@@ -8,7 +8,7 @@ mod common {
 
 use common::command::haul;
 use common::json::json;
-use common::user::as_ordinary_user;
+use common::user::as_unprivileged_user;
 use serde_json::Value;
 
 fn row<'a>(report: &'a Value, traffic: &str, path: &str) -> &'a Value {
@@ -21,7 +21,7 @@ fn median(row: &Value, field: &str) -> f64 {
 }
 
 #[test]
-fn grouping_shows_in_calls_interrupts_and_arrivals() {
+fn batching_lowers_calls_and_interrupts_per_packet() {
     let report =
         json(&mut haul(&["bench", "interrupts", "--quick", "--rounds", "2", "--json", "-"]));
     if report["lab"]["kind"] != "veth" {
@@ -39,14 +39,15 @@ fn grouping_shows_in_calls_interrupts_and_arrivals() {
         }
     }
     let transmit = |path| row(&report, "transmit", path);
-    // One datagram a call, or all of a group; the rate is held, so nothing need be lost.
+    // One datagram per call, or a whole group of 44, at a fixed rate that needs no losses.
     assert!((median(transmit("one a call"), "packets_per_call") - 1.0).abs() < 0.2);
     assert!((median(transmit("UDP_SEGMENT"), "packets_per_call") - 44.0).abs() < 5.0);
     assert!(median(transmit("one a call"), "delivered_percent") > 50.0);
-    // What a giver does in a loop until the moment of each datagram says nothing of sending.
+    // In `datagrams` the sender busy-waits for the time of each datagram, so its CPU time is not a
+    // cost of sending.
     assert!(row(&report, "datagrams", "plain")["sender_us_per_1000_packets"].is_null());
     assert!((median(row(&report, "datagrams", "plain"), "packets_per_call") - 1.0).abs() < 0.2);
-    // A packet that is cut on arrival interrupts once for all its datagrams.
+    // A packet that is segmented on arrival causes one interrupt for all its datagrams.
     let grouped = median(transmit("UDP_SEGMENT"), "packets_per_interrupt");
     assert!(
         grouped > 2.0 * median(transmit("one a call"), "packets_per_interrupt"),
@@ -60,10 +61,10 @@ fn grouping_shows_in_calls_interrupts_and_arrivals() {
 }
 
 #[test]
-fn an_ordinary_user_gets_the_rows_that_need_no_setting() {
+fn an_unprivileged_user_gets_the_rows_that_change_no_setting() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = ["bench", "interrupts", "--quick", "--rounds", "1", "--json", "-"];
-    let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
+    let Some(mut command) = as_unprivileged_user(folder.path(), &arguments) else { return };
     let report = json(&mut command);
     assert!(row(&report, "transmit", "sendmmsg")["refused"].is_null());
     let threaded = row(&report, "stream", "gro, threaded");

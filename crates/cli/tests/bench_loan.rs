@@ -1,4 +1,5 @@
-//! `haul bench loan`: what is lent to a veth is copied and says so, what is lent to a device that drops it is not.
+//! `haul bench loan`: loans through a veth pair are reported as copied, and loans to a device that
+//! drops packets as not copied.
 
 mod common {
     pub mod command;
@@ -10,7 +11,7 @@ use common::json::json;
 use serde_json::Value;
 
 #[test]
-fn a_loan_says_whether_it_was_copied() {
+fn each_loan_row_reports_whether_the_kernel_copied() {
     let arguments = ["bench", "loan", "--quick", "--rounds", "1", "--piece", "8KiB", "--json", "-"];
     let report = json(&mut haul(&arguments));
     assert_eq!(report["experiment"], "loan");
@@ -30,7 +31,7 @@ fn a_loan_says_whether_it_was_copied() {
                 continue;
             }
             assert!(row["send_ratio"]["median"].as_f64().unwrap() > 0.0, "{row}");
-            // What is lent to the other host is copied for its sake, what is dropped is not.
+            // The kernel copies a loan that another host receives, but not one that is dropped.
             let expected = if path == "send" || to != "udp to a sink" { 100.0 } else { 0.0 };
             assert!((copied(&row) - expected).abs() < 1.0, "{row}");
             assert_eq!(row["receiver_us_per_mib"].is_null(), to == "udp to a sink", "{row}");

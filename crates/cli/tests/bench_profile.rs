@@ -1,4 +1,5 @@
-//! `haul bench profile`: the groups know nearly every function, programs are watched too, and who may not is told why.
+//! `haul bench profile`: the groups cover nearly every kernel function, commands can be profiled,
+//! and the error for a missing permission names the setting.
 
 mod common {
     pub mod command;
@@ -8,7 +9,7 @@ mod common {
 
 use common::command::{haul, run};
 use common::json::json;
-use common::user::as_ordinary_user;
+use common::user::as_unprivileged_user;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -22,19 +23,19 @@ fn ticks(rows: &[&Value]) -> u64 {
     rows.iter().map(|row| row["ticks"].as_u64().unwrap()).sum()
 }
 
-/// Whether CPUs may be watched here; a loud word if not.
-fn may_watch() -> bool {
-    let (output, words) =
+/// Whether CPUs may be profiled here. If not, prints a message that begins with `SKIPPED`.
+fn can_profile() -> bool {
+    let (output, transcript) =
         run(&mut haul(&["bench", "profile", "--duration", "100ms", "--", "true"]));
     if !output.status.success() {
-        eprintln!("SKIPPED: {words}");
+        eprintln!("SKIPPED: {transcript}");
     }
     output.status.success()
 }
 
 #[test]
-fn the_groups_claim_nearly_all_of_the_kernel_on_both_hosts() {
-    if !may_watch() {
+fn the_groups_cover_over_95_percent_of_kernel_ticks_on_both_hosts() {
+    if !can_profile() {
         return;
     }
     let report = json(&mut haul(&["bench", "profile", "--duration", "2s", "--json", "-"]));
@@ -49,7 +50,7 @@ fn the_groups_claim_nearly_all_of_the_kernel_on_both_hosts() {
         let [total] = rows(&report, host, "total")[..] else { panic!("{host}") };
         let (groups, functions) = (rows(&report, host, "group"), rows(&report, host, "function"));
         assert!(ticks(&[total]) > 100 && !total["meter_load_percent"].is_null(), "{total}");
-        // Every tick of a busy CPU is in one group; those in the kernel are in one function.
+        // Every tick of a busy CPU is in exactly one group, and every kernel tick in one function.
         assert_eq!(ticks(&groups), ticks(&[total]), "{host}");
         let programs: Vec<&Value> =
             groups.iter().copied().filter(|row| row["name"] == "programs").collect();
@@ -67,8 +68,8 @@ fn the_groups_claim_nearly_all_of_the_kernel_on_both_hosts() {
 }
 
 #[test]
-fn a_command_is_watched_and_drawn() {
-    if !may_watch() {
+fn a_command_is_profiled_with_a_flame_graph() {
+    if !can_profile() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -98,13 +99,13 @@ fn a_command_is_watched_and_drawn() {
 }
 
 #[test]
-fn a_command_keeps_its_exit_code_and_an_end_is_an_end() {
-    if !may_watch() {
+fn the_command_keeps_its_exit_code_and_sigint_ends_a_profile() {
+    if !can_profile() {
         return;
     }
-    let (output, words) = run(&mut haul(&["bench", "profile", "--", "sh", "-c", "exit 7"]));
-    assert_eq!(output.status.code(), Some(7), "{words}");
-    // Long before the ten minutes are over.
+    let (output, transcript) = run(&mut haul(&["bench", "profile", "--", "sh", "-c", "exit 7"]));
+    assert_eq!(output.status.code(), Some(7), "{transcript}");
+    // SIGINT arrives after 3 s of a profile of 600 s.
     let program = env!("CARGO_BIN_EXE_haul");
     let mut command = std::process::Command::new("timeout");
     command.args([
@@ -120,20 +121,22 @@ fn a_command_keeps_its_exit_code_and_an_end_is_an_end() {
         "--duration",
         "600s",
     ]);
-    let (output, words) = run(&mut command);
-    assert!(words.contains("stopped before"), "{words}");
-    assert!(output.stdout.is_empty(), "{words}");
+    let (output, transcript) = run(&mut command);
+    assert!(transcript.contains("stopped before"), "{transcript}");
+    assert!(output.stdout.is_empty(), "{transcript}");
 }
 
 #[test]
-fn who_may_not_watch_is_told_which_setting_to_change() {
+fn without_permission_the_error_names_perf_event_paranoid() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(mut command) = as_ordinary_user(folder.path(), &["bench", "profile"]) else { return };
+    let Some(mut command) = as_unprivileged_user(folder.path(), &["bench", "profile"]) else {
+        return;
+    };
     let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap();
     if paranoid.trim().parse::<i32>().unwrap() <= 1 {
-        return eprintln!("SKIPPED: everybody may watch CPUs here");
+        return eprintln!("SKIPPED: every user may profile CPUs here");
     }
-    let (output, words) = run(&mut command);
-    assert_eq!(output.status.code(), Some(2), "{words}");
-    assert!(words.contains("perf_event_paranoid"), "{words}");
+    let (output, transcript) = run(&mut command);
+    assert_eq!(output.status.code(), Some(2), "{transcript}");
+    assert!(transcript.contains("perf_event_paranoid"), "{transcript}");
 }

@@ -1,4 +1,5 @@
-//! `haul bench receive` on real traffic: what was mapped is said, and the machine's settings are put back.
+//! `haul bench receive` on real traffic: the share of mapped pages is reported, and the machine's
+//! settings are restored.
 
 mod common {
     pub mod command;
@@ -10,7 +11,7 @@ mod common {
 use common::command::haul;
 use common::cpus::lock_cpus;
 use common::json::json;
-use common::user::as_ordinary_user;
+use common::user::as_unprivileged_user;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use std::fs;
@@ -19,16 +20,17 @@ use std::sync::MutexGuard;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The whole machine's: a run that needs it as it is and one that changes it cannot go side by side, and each says so.
+/// A setting of the whole machine. A run that changes it and one that needs it unchanged cannot run
+/// at the same time: the rows that cannot have their value are refused, with the reason.
 const PAGE_ORDER: &str = "/proc/sys/net/core/high_order_alloc_disable";
 
-/// Held by every test here whose rows depend on [`PAGE_ORDER`].
-fn page_order_for_one_test() -> MutexGuard<'static, ()> {
-    let one_test = lock_cpus();
-    // A run that was killed holds it until its guard has put it back and ended.
+/// Takes the lock of tests whose rows depend on [`PAGE_ORDER`].
+fn lock_page_order() -> MutexGuard<'static, ()> {
+    let guard = lock_cpus();
+    // A killed run keeps its file lock until its guard process has restored the setting and ended.
     let setting = fs::File::open(PAGE_ORDER).unwrap();
     flock(&setting, FlockOperation::LockShared).unwrap();
-    one_test
+    guard
 }
 
 fn row<'a>(report: &'a Value, path: &str, page_order: &str) -> &'a Value {
@@ -37,8 +39,8 @@ fn row<'a>(report: &'a Value, path: &str, page_order: &str) -> &'a Value {
 }
 
 #[test]
-fn each_way_says_what_it_mapped_and_what_it_copied() {
-    let _one_test = page_order_for_one_test();
+fn each_method_reports_its_mapped_and_copied_share() {
+    let _page_order_lock = lock_page_order();
     let report = json(&mut haul(&[
         "bench",
         "receive",
@@ -82,7 +84,8 @@ fn each_way_says_what_it_mapped_and_what_it_copied() {
         assert!(row["mib"].as_f64().unwrap() > 1.0, "{row}");
     }
     let mapped = |path| row(&report, path, "default")["mapped_percent"].as_f64().unwrap();
-    // The pages that the kernel's copy of MSG_ZEROCOPY makes can be mapped, and only mapping maps.
+    // Pages into which the kernel copies MSG_ZEROCOPY data can be mapped, and only the path
+    // `mapped` maps pages.
     assert!(mapped("mapped") > 90.0, "{}", row(&report, "mapped", "default"));
     for path in ["read", "splice-to-file", "discard"] {
         assert!(mapped(path) < 1e-9, "{}", row(&report, path, "default"));
@@ -91,8 +94,8 @@ fn each_way_says_what_it_mapped_and_what_it_copied() {
 }
 
 #[test]
-fn the_machines_page_order_is_put_back_whatever_happens() {
-    let _one_test = page_order_for_one_test();
+fn the_page_order_setting_is_restored_even_after_sigkill() {
+    let _page_order_lock = lock_page_order();
     let before = fs::read_to_string(PAGE_ORDER).unwrap();
     if fs::write(PAGE_ORDER, &before).is_err() {
         return eprintln!("SKIPPED: {PAGE_ORDER} may not be written here");
@@ -124,7 +127,7 @@ fn the_machines_page_order_is_put_back_whatever_happens() {
 }
 
 #[test]
-fn an_ordinary_user_gets_the_rows_that_need_no_setting() {
+fn an_unprivileged_user_gets_the_rows_that_change_no_setting() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = [
         "bench",
@@ -138,8 +141,8 @@ fn an_ordinary_user_gets_the_rows_that_need_no_setting() {
         "--json",
         "-",
     ];
-    let _one_test = page_order_for_one_test();
-    let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
+    let _page_order_lock = lock_page_order();
+    let Some(mut command) = as_unprivileged_user(folder.path(), &arguments) else { return };
     let report = json(&mut command);
     assert!(row(&report, "read", "default")["refused"].is_null());
     let refused = row(&report, "read", "single")["refused"].as_str().unwrap().to_owned();

@@ -1,5 +1,5 @@
-//! `haul bench send` on real traffic: the contract, the proof of copies, the fallbacks, and that nothing is
-//! left behind.
+//! `haul bench send` on real traffic: the fields of the report, the proof of copies, the fallbacks,
+//! and the cleanup after signals.
 
 mod common {
     pub mod command;
@@ -11,7 +11,7 @@ mod common {
 use common::command::{haul, run};
 use common::cpus::lock_cpus;
 use common::json::json;
-use common::user::as_ordinary_user;
+use common::user::as_unprivileged_user;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,11 +22,12 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What plain `haul bench` runs.
+/// The experiments that `haul bench` runs without an experiment's name.
 const EXPERIMENTS: [&str; 8] =
     ["send", "receive", "forward", "profile", "interrupts", "settings", "loan", "checksum"];
 
-/// Whether the report says it was measured between two hosts; a loud word if not.
+/// Whether the report was measured between two hosts. If not, prints a message that begins with
+/// `SKIPPED`.
 fn has_two_hosts(report: &Value) -> bool {
     if report["lab"]["kind"] == "veth" {
         return true;
@@ -44,8 +45,8 @@ fn row<'a>(report: &'a Value, path: &str, offloads: &str) -> &'a Value {
 }
 
 #[test]
-fn the_report_keeps_its_contract_and_says_who_copied() {
-    let _alone = lock_cpus();
+fn the_report_has_every_contract_field_and_proves_copies() {
+    let _cpu_lock = lock_cpus();
     let report = json(&mut haul(&[
         "bench",
         "send",
@@ -88,9 +89,9 @@ fn the_report_keeps_its_contract_and_says_who_copied() {
             "rusage_us_per_mib",
             "sender_us_ratio",
         ] {
-            // Beside other tests a sender may get no CPU in its only window.
+            // While other tests run, a sender may get no CPU time in its only window.
             assert!(row[figure]["median"].is_number(), "{figure} in {row}");
-            // One round has no interval: its coverage is 0.
+            // One round has no interval, so the coverage is 0.
             assert!(
                 row[figure]["low"].is_null() && row[figure]["high"].is_null(),
                 "{figure} in {row}"
@@ -125,8 +126,8 @@ fn the_report_keeps_its_contract_and_says_who_copied() {
 }
 
 #[test]
-fn a_path_that_makes_no_sense_is_a_row_that_says_why() {
-    let _alone = lock_cpus();
+fn an_unsuited_path_is_a_refused_row_with_the_reason() {
+    let _cpu_lock = lock_cpus();
     let report = json(&mut haul(&[
         "bench",
         "send",
@@ -147,8 +148,8 @@ fn a_path_that_makes_no_sense_is_a_row_that_says_why() {
 }
 
 #[test]
-fn a_held_rate_is_held() {
-    let _alone = lock_cpus();
+fn a_requested_rate_is_not_exceeded() {
+    let _cpu_lock = lock_cpus();
     let report = json(&mut haul(&[
         "bench", "send", "--quick", "--rounds", "1", "--paths", "sendfile", "--rate", "500mbit",
         "--json", "-",
@@ -156,28 +157,28 @@ fn a_held_rate_is_held() {
     assert_eq!(report["lab"]["rate_bits_per_second"], 500_000_000);
     let throughput =
         row(&report, "sendfile", "on")["throughput_bits_per_second"]["median"].as_f64().unwrap();
-    // Not faster; how much slower is the machine's affair.
+    // There is no lower bound: how much slower it is depends on the machine.
     assert!(throughput < 560e6, "{throughput}");
 }
 
 #[test]
-fn every_form_of_the_report_is_written_whole() {
-    let _alone = lock_cpus();
+fn every_format_of_the_report_is_written_completely() {
+    let _cpu_lock = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
-    let (output, words) =
+    let (output, transcript) =
         run(haul(&["bench", "--quick", "--rounds", "1"]).current_dir(folder.path()));
-    assert!(output.status.success(), "{words}");
+    assert!(output.status.success(), "{transcript}");
     assert!(
-        words.contains("No verdict on the cheapest path for 63x350KB")
-            && words.contains("haul-report/index.html"),
-        "{words}"
+        transcript.contains("No verdict on the cheapest path for 63x350KB")
+            && transcript.contains("haul-report/index.html"),
+        "{transcript}"
     );
     let read =
         |name: &str| fs::read_to_string(folder.path().join("haul-report").join(name)).unwrap();
     for experiment in EXPERIMENTS {
         let report: Value = serde_json::from_str(&read(&format!("{experiment}.json"))).unwrap();
         assert_eq!(report["experiment"], experiment);
-        assert!(words.contains(&format!("== haul bench {experiment} ==")), "{words}");
+        assert!(transcript.contains(&format!("== haul bench {experiment} ==")), "{transcript}");
     }
     assert!(read("report.md").contains("| sendfile |"));
     let page = read("index.html");
@@ -185,20 +186,20 @@ fn every_form_of_the_report_is_written_whole() {
     for outside in ["http:", "https:", "<script", "src="] {
         assert!(!page.contains(outside), "the page is not self-contained: {outside}");
     }
-    let left: Vec<_> = fs::read_dir(folder.path().join("haul-report")).unwrap().collect();
-    assert_eq!(left.len(), 2 + EXPERIMENTS.len(), "{left:?}");
+    let files: Vec<_> = fs::read_dir(folder.path().join("haul-report")).unwrap().collect();
+    assert_eq!(files.len(), 2 + EXPERIMENTS.len(), "{files:?}");
 }
 
 #[test]
-fn an_ordinary_user_gets_the_same_table() {
-    let _alone = lock_cpus();
+fn an_unprivileged_user_gets_every_row() {
+    let _cpu_lock = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let arguments =
         ["bench", "send", "--quick", "--rounds", "1", "--json", "-", "--offloads", "on,off"];
-    let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
+    let Some(mut command) = as_unprivileged_user(folder.path(), &arguments) else { return };
     let report = json(&mut command);
     if has_two_hosts(&report) {
-        // Every path and the choice, with offloads on and off.
+        // Every path, and the library's choice, with offloads on and off.
         assert_eq!(
             report["rows"].as_array().unwrap().len(),
             2 * haul_bench::tested_method::TestedMethod::all().len()
@@ -208,8 +209,8 @@ fn an_ordinary_user_gets_the_same_table() {
 }
 
 #[test]
-fn with_one_cpu_it_falls_back_and_says_so() {
-    let _alone = lock_cpus();
+fn with_one_cpu_it_falls_back_to_loopback_with_a_warning() {
+    let _cpu_lock = lock_cpus();
     let mut command = Command::new("taskset");
     command.args([
         "-c",
@@ -233,12 +234,12 @@ fn with_one_cpu_it_falls_back_and_says_so() {
 }
 
 #[test]
-fn without_namespaces_it_falls_back_and_says_so() {
-    let _alone = lock_cpus();
+fn without_namespaces_it_falls_back_to_loopback_with_a_warning() {
+    let _cpu_lock = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
-    let Some(inner) = as_ordinary_user(folder.path(), &[]) else { return };
+    let Some(inner) = as_unprivileged_user(folder.path(), &[]) else { return };
     let program = inner.get_args().last().unwrap().to_str().unwrap();
-    // A user namespace in which no further namespace may be made, entered without a single capability.
+    // A user namespace in which no further namespace may be created, entered without capabilities.
     let script = format!(
         "echo 0 > /proc/sys/user/max_user_namespaces && echo 0 > /proc/sys/user/max_net_namespaces && \
          exec setpriv --bounding-set=-all --inh-caps=-all -- {program} bench send --quick --rounds 1 \
@@ -266,9 +267,10 @@ fn without_namespaces_it_falls_back_and_says_so() {
 }
 
 #[test]
-fn ctrl_c_prints_what_was_measured_so_far() {
-    let _alone = lock_cpus();
-    // As a terminal does it: the signal goes to the whole process group, at whatever moment.
+fn ctrl_c_prints_the_rows_measured_so_far() {
+    let _cpu_lock = lock_cpus();
+    // Like a terminal, this signals the whole process group. The time at which the signal arrives
+    // varies.
     for pause_ms in [1500, 1600, 1730] {
         let mut command =
             haul(&["bench", "send", "--paths", "read+write,sendfile", "--rounds", "900"]);
@@ -290,8 +292,8 @@ fn ctrl_c_prints_what_was_measured_so_far() {
 }
 
 #[test]
-fn kill_9_leaves_nothing_behind() {
-    let _alone = lock_cpus();
+fn kill_9_leaves_no_process_namespace_or_file() {
+    let _cpu_lock = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let mut child = haul(&["bench", "send", "--rounds", "900", "--json", "report.json"])
         .current_dir(folder.path())
@@ -305,10 +307,10 @@ fn kill_9_leaves_nothing_behind() {
     let host = fs::read_link("/proc/self/ns/net").unwrap();
     if own.iter().all(|namespace| *namespace == host) {
         eprintln!(
-            "SKIPPED: there is no lab here that could be left behind, only processes and files"
+            "SKIPPED: there is no lab here, so only processes and files are checked for leftovers"
         );
     }
-    // A worker lives a quarter of a second: kill in the middle of a fresh one.
+    // A worker runs for a quarter of a second. The kill happens while a new one runs.
     let first = wait_for_worker(child.id());
     let worker = loop {
         let next = wait_for_worker(child.id());
@@ -318,21 +320,24 @@ fn kill_9_leaves_nothing_behind() {
     };
     child.kill().unwrap();
     child.wait().unwrap();
-    let gone = |check: &dyn Fn() -> bool, what: &str| {
+    let wait_until_gone = |is_gone: &dyn Fn() -> bool, name: &str| {
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !check() {
-            assert!(Instant::now() < deadline, "{what} is left 10 s after kill -9");
+        while !is_gone() {
+            assert!(Instant::now() < deadline, "{name} is left 10 s after kill -9");
             thread::sleep(Duration::from_millis(50));
         }
     };
-    gone(&|| !PathBuf::from(format!("/proc/{worker}")).exists(), "the sending process");
-    let is_held = |namespace: &PathBuf| network_namespaces(&processes()).contains(namespace);
-    gone(&|| !own.iter().any(|namespace| *namespace != host && is_held(namespace)), "a namespace");
-    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
-    assert!(left.is_empty(), "{left:?}");
+    let is_worker_gone = || !PathBuf::from(format!("/proc/{worker}")).exists();
+    wait_until_gone(&is_worker_gone, "the sending process");
+    let is_open = |namespace: &PathBuf| network_namespaces(&processes()).contains(namespace);
+    let are_namespaces_gone =
+        || !own.iter().any(|namespace| *namespace != host && is_open(namespace));
+    wait_until_gone(&are_namespaces_gone, "a namespace");
+    let files: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+    assert!(files.is_empty(), "{files:?}");
 }
 
-/// Waits until `parent` has started a sending process; returns its number.
+/// Waits until `parent` has started a sending process, and returns its process ID.
 fn wait_for_worker(parent: u32) -> u32 {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -354,7 +359,7 @@ fn processes() -> Vec<u32> {
     names.filter_map(|name| name.to_str()?.parse().ok()).collect()
 }
 
-/// Every network namespace that a thread of these processes lives in or that they hold open.
+/// Returns the network namespaces of all threads of these processes, and those that they hold open.
 fn network_namespaces(processes: &[u32]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for process in processes {

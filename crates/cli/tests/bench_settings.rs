@@ -1,4 +1,5 @@
-//! `haul bench settings` on real traffic: every setting with its command and its risk, and nothing of the machine changed.
+//! `haul bench settings` on real traffic: every setting has a command and a risk, and no setting of
+//! the machine itself changes.
 
 mod common {
     pub mod command;
@@ -10,7 +11,7 @@ mod common {
 use common::command::haul;
 use common::cpus::lock_cpus;
 use common::json::json;
-use common::user::as_ordinary_user;
+use common::user::as_unprivileged_user;
 use serde_json::Value;
 use std::fs;
 
@@ -18,19 +19,19 @@ fn rows<'a>(report: &'a Value, role: &'a str) -> impl Iterator<Item = &'a Value>
     report["rows"].as_array().unwrap().iter().filter(move |row| row["role"] == role)
 }
 
-/// The settings of the machine that rows change in labs of their own.
-fn machine() -> Vec<String> {
+/// Returns the machine's values of settings that rows change in labs of their own.
+fn machine_settings() -> Vec<String> {
     ["tcp_congestion_control", "tcp_wmem", "tcp_rmem", "tcp_notsent_lowat"]
         .map(|name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap())
         .into()
 }
 
 #[test]
-fn each_setting_says_how_to_set_it_and_what_it_risks() {
-    let _alone = lock_cpus();
-    let before = machine();
+fn each_setting_has_a_command_and_a_risk_and_the_machine_stays_unchanged() {
+    let _cpu_lock = lock_cpus();
+    let before = machine_settings();
     let report = json(&mut haul(&["bench", "settings", "--quick", "--rounds", "1", "--json", "-"]));
-    assert_eq!(machine(), before);
+    assert_eq!(machine_settings(), before);
     assert_eq!(report["schema"], "haul.bench/1");
     assert_eq!(report["experiment"], "settings");
     if report["lab"]["kind"] != "veth" {
@@ -51,18 +52,19 @@ fn each_setting_says_how_to_set_it_and_what_it_risks() {
         names.push(own["name"].as_str().unwrap().to_owned());
     }
     names.dedup();
-    let every = "congestion mtu big-tcp send-buffer receive-buffer notsent-lowat socket-buffers rcvlowat read-pause offloads gro busy-poll";
-    assert_eq!(names.join(" "), every);
-    // One round has no interval, and so no verdict.
+    let all = "congestion mtu big-tcp send-buffer receive-buffer notsent-lowat socket-buffers \
+               rcvlowat read-pause offloads gro busy-poll";
+    assert_eq!(names.join(" "), all);
+    // One round has no interval, so there is no verdict.
     assert_eq!(report["answers"][0], "No verdict: it takes 9 rounds (--rounds 9).");
     assert_eq!(rows(&report, "basis").count(), 1);
     assert_eq!(rows(&report, "control").count(), 1);
 }
 
-/// What a setting does can be seen in more than the cost, where it is sure to do something.
+/// SO_RCVLOWAT reduces the receiver's system calls, so its effect shows in more than the cost.
 #[test]
 fn settings_take_effect() {
-    let _alone = lock_cpus();
+    let _cpu_lock = lock_cpus();
     let report = json(&mut haul(&[
         "bench",
         "settings",
@@ -84,14 +86,15 @@ fn settings_take_effect() {
     }
     let calls = |row: &Value| row["receiver_syscalls_per_mib"].as_f64().unwrap();
     let plain = calls(rows(&report, "basis").next().unwrap());
-    let marked = rows(&report, "setting").last().unwrap();
-    // At a held rate data trickles in, and a receiver that waits for 256 KiB calls less often.
-    assert!(calls(marked) < plain / 2.0, "{plain} without, {marked}");
+    let with_setting = rows(&report, "setting").last().unwrap();
+    // At a paced rate data arrives in small amounts, and a receiver that waits for 256 KiB makes
+    // fewer calls.
+    assert!(calls(with_setting) < plain / 2.0, "{plain} without, {with_setting}");
 }
 
 #[test]
-fn an_ordinary_user_gets_the_rows() {
-    let _alone = lock_cpus();
+fn an_unprivileged_user_gets_the_rows() {
+    let _cpu_lock = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let arguments = [
         "bench",
@@ -104,7 +107,7 @@ fn an_ordinary_user_gets_the_rows() {
         "--json",
         "-",
     ];
-    let Some(mut command) = as_ordinary_user(folder.path(), &arguments) else { return };
+    let Some(mut command) = as_unprivileged_user(folder.path(), &arguments) else { return };
     let report = json(&mut command);
     for row in rows(&report, "setting") {
         assert!(row["refused"].is_null(), "{row}");

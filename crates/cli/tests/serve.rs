@@ -1,4 +1,4 @@
-//! `haul serve` as a command: its options, its file of options, its signals.
+//! `haul serve` as a program: its options, its configuration file, its signals and its messages.
 
 mod common {
     pub mod command;
@@ -14,22 +14,23 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
-/// A folder with a file in it.
-fn folder() -> TempDir {
+/// Returns a directory that contains the file `a.txt`.
+fn folder_with_file() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a.txt"), "content").unwrap();
     folder
 }
 
-/// A running service; killed when dropped.
-struct Serving {
+/// A running server. The process is killed when this is dropped.
+struct ServerProcess {
     process: Child,
-    /// What it said when it began.
-    words: String,
-    errors: BufReader<std::process::ChildStderr>,
+    /// The first line of standard error.
+    first_message: String,
+    /// The rest of standard error.
+    stderr: BufReader<std::process::ChildStderr>,
 }
 
-impl Serving {
+impl ServerProcess {
     fn start(command: &mut Command) -> Self {
         let mut process = command
             .stdin(Stdio::null())
@@ -37,16 +38,17 @@ impl Serving {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut errors = BufReader::new(process.stderr.take().unwrap());
-        let mut words = String::new();
-        errors.read_line(&mut words).unwrap();
-        Self { process, words, errors }
+        let mut stderr = BufReader::new(process.stderr.take().unwrap());
+        let mut first_message = String::new();
+        stderr.read_line(&mut first_message).unwrap();
+        Self { process, first_message, stderr }
     }
 
-    /// The address that it says it serves at.
+    /// Returns the address in the first message.
     fn address(&self) -> &str {
-        let start = self.words.find("http://").unwrap_or_else(|| panic!("{}", self.words)) + 7;
-        let rest = &self.words[start..];
+        let message = &self.first_message;
+        let start = message.find("http://").unwrap_or_else(|| panic!("{message}")) + 7;
+        let rest = &message[start..];
         &rest[..rest.find('/').unwrap()]
     }
 
@@ -63,15 +65,15 @@ impl Serving {
             .unwrap();
     }
 
-    /// Waits for its end; returns its exit code and what it said on the way.
-    fn end(mut self) -> (Option<i32>, String) {
+    /// Waits for the process to end. Returns its exit code and the rest of standard error.
+    fn wait(mut self) -> (Option<i32>, String) {
         let mut rest = String::new();
-        self.errors.read_to_string(&mut rest).unwrap();
+        self.stderr.read_to_string(&mut rest).unwrap();
         (self.process.wait().unwrap().code(), rest)
     }
 }
 
-impl Drop for Serving {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -85,87 +87,94 @@ fn serve(folder: &Path, options: &[&str]) -> Command {
 }
 
 #[test]
-fn it_serves_says_where_and_ends_when_told() {
-    let folder = folder();
-    let serving =
-        Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "2"]));
-    assert!(serving.words.contains("with 2 loops"), "{}", serving.words);
+fn it_prints_its_address_serves_and_ends_on_sigterm() {
+    let folder = folder_with_file();
+    let server = ServerProcess::start(&mut serve(
+        folder.path(),
+        &["--listen", "127.0.0.1:0", "--workers", "2"],
+    ));
+    assert!(server.first_message.contains("with 2 loops"), "{}", server.first_message);
     for _ in 0..8 {
-        let response = serving.get("/a.txt");
+        let response = server.get("/a.txt");
         assert!(
             response.starts_with("HTTP/1.1 200 OK\r\n") && response.ends_with("\r\n\r\ncontent"),
             "{response}"
         );
     }
-    let status = fs::read_to_string(format!("/proc/{}/status", serving.process.id())).unwrap();
-    assert!(status.contains("NoNewPrivs:\t1"), "it gives up what it does not need: {status}");
-    serving.signal(rustix::process::Signal::HUP);
-    serving.signal(rustix::process::Signal::TERM);
-    let (code, rest) = serving.end();
+    let status = fs::read_to_string(format!("/proc/{}/status", server.process.id())).unwrap();
+    assert!(status.contains("NoNewPrivs:\t1"), "the process keeps privileges: {status}");
+    server.signal(rustix::process::Signal::HUP);
+    server.signal(rustix::process::Signal::TERM);
+    let (code, rest) = server.wait();
     assert_eq!(code, Some(0), "{rest}");
 }
 
 #[test]
-fn why_it_does_not_start_is_said_in_json_for_programs() {
-    let folder = folder();
+fn startup_errors_are_json_messages() {
+    let folder = folder_with_file();
     let nowhere = folder.path().join("nowhere");
     for (root, more) in [(&*nowhere, &[][..]), (folder.path(), &["--config", "/nowhere.toml"])] {
         let options = [&["--listen", "127.0.0.1:0", "--message-format", "json"][..], more].concat();
         let output = serve(root, &options).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
-        let said: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
-        assert_eq!(said["level"], "ERROR");
-        assert!(said["message"].as_str().unwrap().contains("nowhere"), "{said}");
+        let message: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
+        assert_eq!(message["level"], "ERROR");
+        assert!(message["message"].as_str().unwrap().contains("nowhere"), "{message}");
     }
 }
 
 #[test]
-fn what_happens_is_said_in_json_for_programs() {
-    let folder = folder();
+fn messages_of_a_running_server_are_json_lines() {
+    let folder = folder_with_file();
     let options = ["--listen", "127.0.0.1:0", "--message-format", "json", "--drain-timeout", "1s"];
-    let mut serving = Serving::start(&mut serve(folder.path(), &options));
-    let mut first = serving.words.clone();
-    // A request that never becomes whole is under way when the time to end is over.
-    let mut slow = TcpStream::connect(serving.address().split('"').next().unwrap()).unwrap();
+    let mut server = ServerProcess::start(&mut serve(folder.path(), &options));
+    let mut text = server.first_message.clone();
+    // An incomplete request is still open when the drain timeout expires.
+    let mut slow = TcpStream::connect(server.address().split('"').next().unwrap()).unwrap();
     slow.write_all(b"GET /a.txt HTTP/1.1\r\n").unwrap();
-    assert!(serving.get("/a.txt").ends_with("content"));
-    // nginx's signals, which whoever comes from there still sends.
-    serving.signal(rustix::process::Signal::USR1);
-    while !first.contains("reloaded") {
-        assert!(serving.errors.read_line(&mut first).unwrap() > 0, "{first}");
+    assert!(server.get("/a.txt").ends_with("content"));
+    // SIGUSR1 and SIGQUIT are nginx's signals, for users who migrate from it.
+    server.signal(rustix::process::Signal::USR1);
+    while !text.contains("reloaded") {
+        assert!(server.stderr.read_line(&mut text).unwrap() > 0, "{text}");
     }
-    serving.signal(rustix::process::Signal::QUIT);
-    let (code, rest) = serving.end();
+    server.signal(rustix::process::Signal::QUIT);
+    let (code, rest) = server.wait();
     assert_eq!(code, Some(0), "{rest}");
-    first.push_str(&rest);
-    let said: Vec<serde_json::Value> = first
+    text.push_str(&rest);
+    let messages: Vec<serde_json::Value> = text
         .lines()
         .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}")))
         .collect();
-    assert_eq!(said[0]["folder"], folder.path().to_str().unwrap());
-    assert!(said.iter().all(|one| one["timestamp"].is_string() && one["message"].is_string()));
-    let find = |words: &str| {
-        let mut found = said.iter().filter(|one| one["message"].as_str().unwrap().contains(words));
-        found.next().unwrap_or_else(|| panic!("nothing of {words}: {first}"))
+    assert_eq!(messages[0]["folder"], folder.path().to_str().unwrap());
+    assert!(
+        messages
+            .iter()
+            .all(|message| message["timestamp"].is_string() && message["message"].is_string())
+    );
+    let find = |part: &str| {
+        let mut matching =
+            messages.iter().filter(|message| message["message"].as_str().unwrap().contains(part));
+        matching.next().unwrap_or_else(|| panic!("no message contains {part:?}: {text}"))
     };
     assert_eq!(find("reloaded")["level"], "INFO");
-    let cut = find("cut off");
-    assert_eq!((&cut["level"], &cut["open"]), (&"WARN".into(), &1.into()));
+    let closed = find("cut off");
+    assert_eq!((&closed["level"], &closed["open"]), (&"WARN".into(), &1.into()));
     assert_eq!(find("ended")["level"], "INFO");
 }
 
 #[test]
-fn passwords_are_read_again_by_whoever_has_given_up_other_files() {
-    let folder = folder();
+fn passwords_are_reloaded_after_access_to_other_files_is_given_up() {
+    let folder = folder_with_file();
     let elsewhere = tempfile::tempdir().unwrap();
     let file = elsewhere.path().join("passwords");
-    // `htpasswd -nbB -C 4 ann sesame`, and nobody who is called bob.
+    // The output of `htpasswd -nbB -C 4 ann sesame`. At first the file has the user bob instead.
     let ann = "ann:$2y$04$kKF1wBUUpJTD9eRrzuOMzOQgdt4LkwWmpel7dDkYztkeKHrCZpNqG\n";
     fs::write(&file, ann.replace("ann", "bob")).unwrap();
     let options = ["--listen", "127.0.0.1:0", "--auth-file", file.to_str().unwrap()];
-    let mut serving = Serving::start(&mut serve(folder.path(), &options));
-    let ask = |serving: &Serving| {
-        let mut stream = TcpStream::connect(serving.address()).unwrap();
+    let mut server = ServerProcess::start(&mut serve(folder.path(), &options));
+    let request_status = |server: &ServerProcess| {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
         stream
             .write_all(b"GET /a.txt HTTP/1.0\r\nAuthorization: Basic YW5uOnNlc2FtZQ==\r\n\r\n")
             .unwrap();
@@ -173,24 +182,24 @@ fn passwords_are_read_again_by_whoever_has_given_up_other_files() {
         stream.read_to_string(&mut response).unwrap();
         response[9..12].to_owned()
     };
-    assert_eq!(ask(&serving), "401");
+    assert_eq!(request_status(&server), "401");
     fs::write(&file, ann).unwrap();
-    serving.signal(rustix::process::Signal::HUP);
-    let mut said = String::new();
-    while !said.contains("reloaded") {
-        assert!(serving.errors.read_line(&mut said).unwrap() > 0, "{said}");
+    server.signal(rustix::process::Signal::HUP);
+    let mut text = String::new();
+    while !text.contains("reloaded") {
+        assert!(server.stderr.read_line(&mut text).unwrap() > 0, "{text}");
     }
-    assert!(!said.contains("not reloaded"), "{said}");
-    // Its loops are woken then.
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while ask(&serving) != "200" {
-        assert!(std::time::Instant::now() < until);
+    assert!(!text.contains("not reloaded"), "{text}");
+    // The event loops receive the new passwords after this message.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while request_status(&server) != "200" {
+        assert!(std::time::Instant::now() < deadline);
     }
 }
 
 #[test]
-fn a_file_has_the_same_options_and_flags_come_first() {
-    let folder = folder();
+fn the_configuration_file_has_the_same_options_and_flags_take_precedence() {
+    let folder = folder_with_file();
     let elsewhere = tempfile::tempdir().unwrap();
     let file = elsewhere.path().join("serve.toml");
     let text = format!(
@@ -199,11 +208,11 @@ fn a_file_has_the_same_options_and_flags_come_first() {
     );
     fs::write(&file, &text).unwrap();
     let file = file.to_str().unwrap();
-    let serving = Serving::start(&mut haul(&["serve", "--config", file]));
-    assert!(serving.get("/").contains("a.txt"));
-    assert!(serving.get("/a.txt").contains("\r\nX-From: file\r\n"));
-    drop(serving);
-    let serving = Serving::start(&mut haul(&[
+    let server = ServerProcess::start(&mut haul(&["serve", "--config", file]));
+    assert!(server.get("/").contains("a.txt"));
+    assert!(server.get("/a.txt").contains("\r\nX-From: file\r\n"));
+    drop(server);
+    let server = ServerProcess::start(&mut haul(&[
         "serve",
         "--config",
         file,
@@ -211,66 +220,72 @@ fn a_file_has_the_same_options_and_flags_come_first() {
         "--header",
         "X-From: flag",
     ]));
-    assert!(serving.get("/").starts_with("HTTP/1.1 404"));
-    assert!(serving.get("/a.txt").contains("\r\nX-From: flag\r\n"));
-    drop(serving);
+    assert!(server.get("/").starts_with("HTTP/1.1 404"));
+    assert!(server.get("/a.txt").contains("\r\nX-From: flag\r\n"));
+    drop(server);
 
-    let (output, words) = run(&mut haul(&["serve", "--config", file, "--check"]));
+    let (output, transcript) = run(&mut haul(&["serve", "--config", file, "--check"]));
     assert!(
-        output.status.success() && words.contains("can be served at http://127.0.0.1:"),
-        "{words}"
+        output.status.success() && transcript.contains("can be served at http://127.0.0.1:"),
+        "{transcript}"
     );
-    for (wrong, names) in [
+    for (invalid, expected) in [
         ("lisen = [\"127.0.0.1:0\"]\n", "lisen"),
         ("workers = \"many\"\n", "line 7"),
         ("idle-timeout = \"soon\"\n", "line 7"),
         ("header = 1\n", "line 7"),
         ("this is no TOML", "line 7"),
     ] {
-        let text = text.lines().filter(|line| !wrong.starts_with(line.split(' ').next().unwrap()));
+        let text =
+            text.lines().filter(|line| !invalid.starts_with(line.split(' ').next().unwrap()));
         let mut text: Vec<_> = text.map(str::to_owned).collect();
         text.resize(6, String::new());
-        fs::write(elsewhere.path().join("wrong.toml"), text.join("\n") + "\n" + wrong).unwrap();
-        let path = elsewhere.path().join("wrong.toml");
-        let (output, words) = run(haul(&["serve", "--check", "--config"]).arg(&path));
+        fs::write(elsewhere.path().join("invalid.toml"), text.join("\n") + "\n" + invalid).unwrap();
+        let path = elsewhere.path().join("invalid.toml");
+        let (output, transcript) = run(haul(&["serve", "--check", "--config"]).arg(&path));
         let line = String::from_utf8(output.stderr).unwrap();
-        assert_eq!((output.status.code(), line.lines().count()), (Some(2), 1), "{words}");
-        assert!(line.contains(names) && line.contains("wrong.toml"), "{names:?} in {line}");
+        assert_eq!((output.status.code(), line.lines().count()), (Some(2), 1), "{transcript}");
+        assert!(line.contains(expected) && line.contains("invalid.toml"), "{expected:?} in {line}");
     }
 }
 
 #[test]
-fn a_port_that_is_taken_is_said_to_be() {
-    let folder = folder();
+fn an_address_in_use_is_reported() {
+    let folder = folder_with_file();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let (output, words) = run(&mut serve(folder.path(), &["--listen", &address]));
-    assert_eq!(output.status.code(), Some(2), "{words}");
+    let (output, transcript) = run(&mut serve(folder.path(), &["--listen", &address]));
+    assert_eq!(output.status.code(), Some(2), "{transcript}");
     assert!(
-        words.contains(&address) && words.contains("somebody listens there already"),
-        "{words}"
+        transcript.contains(&address) && transcript.contains("somebody listens there already"),
+        "{transcript}"
     );
-    // Another one of the same kind shares a port only by mistake.
-    let first =
-        Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "2"]));
-    let (output, words) =
+    // A second server must not share the port with `SO_REUSEPORT`.
+    let first = ServerProcess::start(&mut serve(
+        folder.path(),
+        &["--listen", "127.0.0.1:0", "--workers", "2"],
+    ));
+    let (output, transcript) =
         run(&mut serve(folder.path(), &["--listen", first.address(), "--workers", "2"]));
-    assert_eq!(output.status.code(), Some(2), "{words}");
-    // A running service's file can be checked.
+    assert_eq!(output.status.code(), Some(2), "{transcript}");
+    // The configuration of a running server can be checked.
     let elsewhere = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", elsewhere.path().join("socket").display());
-    let _second = Serving::start(&mut serve(folder.path(), &["--listen", &socket]));
+    let _second = ServerProcess::start(&mut serve(folder.path(), &["--listen", &socket]));
     for taken in [first.address(), &socket] {
-        let (output, words) = run(&mut serve(folder.path(), &["--listen", taken, "--check"]));
-        assert!(output.status.success() && words.contains("somebody listens"), "{words}");
+        let (output, transcript) = run(&mut serve(folder.path(), &["--listen", taken, "--check"]));
+        assert!(
+            output.status.success() && transcript.contains("another process listens"),
+            "{transcript}"
+        );
     }
-    let (output, words) = run(&mut serve(folder.path(), &["--listen", &socket]));
-    assert_eq!(output.status.code(), Some(2), "{words}");
+    let (output, transcript) = run(&mut serve(folder.path(), &["--listen", &socket]));
+    assert_eq!(output.status.code(), Some(2), "{transcript}");
 }
 
 #[test]
-fn sockets_are_taken_from_the_service_manager() {
-    let folder = folder();
+fn sockets_that_systemd_passes_are_used() {
+    let folder = folder_with_file();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let script = format!(
@@ -282,27 +297,30 @@ fn sockets_are_taken_from_the_service_manager() {
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
     let mut command = Command::new("sh");
     command.args(["-c", &script]).process_group(0);
-    let serving = Serving::start(&mut command);
-    assert!(serving.words.contains(&address.to_string()), "{}", serving.words);
-    assert!(serving.get("/a.txt").ends_with("content"));
-    drop(serving);
-    let (output, words) = run(&mut serve(folder.path(), &["--listen", "systemd", "--check"]));
+    let server = ServerProcess::start(&mut command);
+    let message = &server.first_message;
+    assert!(message.contains(&address.to_string()), "{message}");
+    assert!(server.get("/a.txt").ends_with("content"));
+    drop(server);
+    let (output, transcript) = run(&mut serve(folder.path(), &["--listen", "systemd", "--check"]));
     assert!(
-        output.status.success() && words.contains("systemd"),
-        "a unit's file can be checked: {words}"
+        output.status.success() && transcript.contains("systemd"),
+        "the configuration of a systemd unit can be checked: {transcript}"
     );
-    let (output, words) = run(&mut serve(folder.path(), &["--listen", "systemd"]));
-    assert_eq!(output.status.code(), Some(2), "{words}");
-    assert!(words.contains("LISTEN_FDS"), "{words}");
+    let (output, transcript) = run(&mut serve(folder.path(), &["--listen", "systemd"]));
+    assert_eq!(output.status.code(), Some(2), "{transcript}");
+    assert!(transcript.contains("LISTEN_FDS"), "{transcript}");
 }
 
 #[test]
-fn a_shortage_of_descriptors_passes() {
+fn serving_resumes_after_a_shortage_of_descriptors() {
     use rustix::process::{Pid, Resource, Rlimit};
-    let folder = folder();
-    let serving =
-        Serving::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0", "--workers", "1"]));
-    let process = Some(Pid::from_child(&serving.process));
+    let folder = folder_with_file();
+    let server = ServerProcess::start(&mut serve(
+        folder.path(),
+        &["--listen", "127.0.0.1:0", "--workers", "1"],
+    ));
+    let process = Some(Pid::from_child(&server.process));
     let before = rustix::process::getrlimit(Resource::Nofile);
     rustix::process::prlimit(
         process,
@@ -310,10 +328,10 @@ fn a_shortage_of_descriptors_passes() {
         Rlimit { current: Some(3), maximum: before.maximum },
     )
     .unwrap();
-    let mut waiting = TcpStream::connect(serving.address()).unwrap();
+    let mut waiting = TcpStream::connect(server.address()).unwrap();
     write!(waiting, "GET /a.txt HTTP/1.0\r\n\r\n").unwrap();
     waiting.set_read_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
-    assert!(waiting.read(&mut [0]).is_err(), "there is no descriptor for it");
+    assert!(waiting.read(&mut [0]).is_err(), "the connection needs a descriptor");
     rustix::process::prlimit(process, Resource::Nofile, before).unwrap();
     waiting.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
     let mut response = String::new();
@@ -323,12 +341,12 @@ fn a_shortage_of_descriptors_passes() {
 
 #[test]
 fn requests_are_logged_to_standard_output() {
-    let folder = folder();
+    let folder = folder_with_file();
     let options = ["--listen", "127.0.0.1:0", "--access-log", "-", "--log-format", "common"];
-    let mut serving = Serving::start(&mut serve(folder.path(), &options));
-    serving.get("/a.txt");
+    let mut server = ServerProcess::start(&mut serve(folder.path(), &options));
+    server.get("/a.txt");
     let mut line = String::new();
-    BufReader::new(serving.process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(server.process.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(
         line.starts_with("127.0.0.1 - - [") && line.ends_with("] \"GET /a.txt HTTP/1.0\" 200 7\n"),
         "{line}"

@@ -1,4 +1,5 @@
-//! `haul soak`. In a program of its own: what other tests do at the same time would be the load that is read.
+//! `haul soak`. These tests are a program of their own, because the meter would measure the load of
+//! other tests.
 
 mod common {
     pub mod command;
@@ -11,8 +12,8 @@ use common::cpus::lock_cpus;
 use common::json::json;
 
 #[test]
-fn soak_measures_for_a_while() {
-    let _alone = lock_cpus();
+fn soak_measures_for_a_given_duration() {
+    let _cpu_lock = lock_cpus();
     let report = json(&mut haul(&["soak", "--duration", "300ms", "--json", "-"]));
     assert_eq!(report["schema"], "haul.soak/1");
     assert!(report["seconds"].as_f64().unwrap() >= 0.3);
@@ -27,24 +28,27 @@ fn soak_measures_for_a_while() {
 }
 
 #[test]
-fn soak_passes_on_the_command_s_exit_code_and_output() {
-    let _alone = lock_cpus();
-    let (output, words) = run(&mut haul(&["soak", "--", "sh", "-c", "echo hello; exit 3"]));
-    assert_eq!(output.status.code(), Some(3), "{words}");
-    assert!(words.contains("hello") && words.contains("getrusage charges the command"), "{words}");
-    let (output, words) = run(&mut haul(&["soak", "--", "sh", "-c", "kill -TERM $$"]));
-    assert_eq!(output.status.code(), Some(128 + 15), "{words}");
+fn soak_keeps_the_exit_code_and_the_output_of_the_command() {
+    let _cpu_lock = lock_cpus();
+    let (output, transcript) = run(&mut haul(&["soak", "--", "sh", "-c", "echo hello; exit 3"]));
+    assert_eq!(output.status.code(), Some(3), "{transcript}");
+    assert!(
+        transcript.contains("hello") && transcript.contains("getrusage charges the command"),
+        "{transcript}"
+    );
+    let (output, transcript) = run(&mut haul(&["soak", "--", "sh", "-c", "kill -TERM $$"]));
+    assert_eq!(output.status.code(), Some(128 + 15), "{transcript}");
 }
 
 #[test]
-fn soak_sees_the_load_of_another_session() {
-    let _alone = lock_cpus();
+fn soak_measures_the_load_of_another_session() {
+    let _cpu_lock = lock_cpus();
     let mut spinner = std::process::Command::new("setsid")
         .args(["taskset", "-c", "0", "timeout", "6", "sh", "-c", "while :; do :; done"])
         .spawn()
         .unwrap();
     let report = json(&mut haul(&["soak", "--duration", "1s", "--json", "-"]));
-    // It ends by itself: killing timeout would leave its loop behind for good.
+    // `timeout` ends by itself: killing it would leave its loop running.
     spinner.wait().unwrap();
     let cpu = report["cpus"].as_array().unwrap().iter().find(|cpu| cpu["cpu"] == 0).unwrap();
     if report["warnings"].to_string().contains("control-group") {
@@ -53,23 +57,24 @@ fn soak_sees_the_load_of_another_session() {
     assert!(cpu["load_percent"].as_f64().unwrap() > 90.0, "{cpu}");
 }
 
-/// On a full machine a reader of least weight is not woken before the load has ended, and a killed spinner does not end:
-/// neither may delay the answer, which this test reads through a pipe.
+/// On a fully loaded machine, a reader of minimum CPU weight would be woken only after the load has
+/// ended, and a killed spinner takes long to end. Neither may delay the report, which this test
+/// reads through a pipe.
 #[test]
-fn soak_measures_when_it_is_asked_on_a_full_machine() {
-    let _alone = lock_cpus();
-    let loop_in_a_session = |_| {
+fn soak_reads_on_time_on_a_fully_loaded_machine() {
+    let _cpu_lock = lock_cpus();
+    let start_loop_in_new_session = |_| {
         std::process::Command::new("setsid")
             .args(["timeout", "20", "sh", "-c", "while :; do :; done"])
             .spawn()
             .unwrap()
     };
-    let mut loops: Vec<_> = (0..8).map(loop_in_a_session).collect();
+    let mut loops: Vec<_> = (0..8).map(start_loop_in_new_session).collect();
     let report = json(&mut haul(&["soak", "--duration", "2s", "--json", "-"]));
-    // A late reading is one of a machine without this load.
+    // A late reading would be of a machine without this load.
     let are_running = loops.iter_mut().all(|child| child.try_wait().unwrap().is_none());
     for mut child in loops {
-        // The process group of `timeout` is the loop's, too.
+        // The session has the ID of its first process, and contains the loop.
         let _ = std::process::Command::new("pkill").args(["-s", &child.id().to_string()]).status();
         child.wait().unwrap();
     }
@@ -83,8 +88,8 @@ fn soak_measures_when_it_is_asked_on_a_full_machine() {
 }
 
 #[test]
-fn a_niced_program_is_no_disagreement() {
-    let _alone = lock_cpus();
+fn proc_stat_percent_includes_niced_programs() {
+    let _cpu_lock = lock_cpus();
     let mut niced = std::process::Command::new("setsid")
         .args([
             "nice",
@@ -110,21 +115,21 @@ fn a_niced_program_is_no_disagreement() {
     );
 }
 
-/// A group of little weight loses a part of its CPU to the spinner, and reads low.
+/// A control group of low weight loses a part of its CPU to the spinner, so its load reads low.
 #[test]
-fn a_control_group_that_the_meter_starves_is_named() {
-    let _alone = lock_cpus();
+fn a_control_group_that_the_meter_starves_is_named_in_a_warning() {
+    let _cpu_lock = lock_cpus();
     let group = std::path::Path::new("/sys/fs/cgroup/cpu")
         .join(format!("haul-test-{}", std::process::id()));
     let usage = std::path::Path::new("/sys/fs/cgroup/cpuacct").join(group.file_name().unwrap());
-    let made = [&group, &usage].map(|folder| {
+    let created = [&group, &usage].map(|folder| {
         std::fs::create_dir(folder).or_else(|error| match error.kind() {
             std::io::ErrorKind::AlreadyExists => Ok(()),
             _ => Err(error),
         })
     });
-    if let Some(error) = made.into_iter().find_map(Result::err) {
-        return eprintln!("SKIPPED: no control group of version 1 can be made here: {error}");
+    if let Some(error) = created.into_iter().find_map(Result::err) {
+        return eprintln!("SKIPPED: no control group of version 1 can be created here: {error}");
     }
     std::fs::write(group.join("cpu.shares"), "2").unwrap();
     let script = format!(
@@ -137,47 +142,47 @@ fn a_control_group_that_the_meter_starves_is_named() {
     std::thread::sleep(std::time::Duration::from_millis(300));
     let report = json(&mut haul(&["soak", "--duration", "2s", "--json", "-"]));
     starved.wait().unwrap();
-    // The kernel lets go of the last process a moment after it has ended.
+    // The kernel removes the last process from the group shortly after it has ended.
     for folder in [group, usage] {
         while folder.exists() && std::fs::remove_dir(&folder).is_err() {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
     }
-    let named = report["warnings"]
+    let warning = report["warnings"]
         .as_array()
         .unwrap()
         .iter()
-        .find(|one| one["kind"] == "starved-control-group");
+        .find(|warning| warning["kind"] == "starved-control-group");
     assert!(
-        named.is_some_and(|one| one["detail"].as_str().unwrap().contains("haul-test-")),
+        warning.is_some_and(|warning| warning["detail"].as_str().unwrap().contains("haul-test-")),
         "{report}"
     );
 }
 
 #[test]
-fn the_self_check_reads_seven_known_loads_and_sees_interrupt_work() {
-    let _alone = lock_cpus();
+fn the_self_check_measures_seven_known_loads_and_interrupt_load() {
+    let _cpu_lock = lock_cpus();
     let check = json(&mut haul(&["soak", "--self-check", "--json", "-"]));
     let duties = check["duties"].as_array().unwrap();
     assert_eq!(duties.len(), 7);
     let read = |duty: &serde_json::Value| duty["read_percent"].as_f64().unwrap();
-    // Other tests share these CPUs, so only the great difference is checked.
+    // Other tests share these CPUs, so only large differences are checked.
     assert!(read(&duties[6]) > 80.0 && read(&duties[6]) <= 100.0, "{check}");
     assert!(
         duties.iter().all(|duty| read(duty) > 0.5 * duty["made_percent"].as_f64().unwrap()),
         "{check}"
     );
     for packets in check["packets"].as_array().unwrap() {
-        // Processes on that CPU sleep: what the scheduler knows of is not where the load is. How much it is,
-        // is the machine's affair.
+        // Processes on that CPU sleep, so the load is interrupt work, which the scheduler does not
+        // account. Its amount depends on the machine.
         assert!(packets["read"]["interrupted_percent"].is_number(), "{packets}");
         assert!(packets["per_second"].as_f64().unwrap() > 0.0, "{packets}");
     }
 }
 
 #[test]
-fn a_soak_that_is_stopped_says_so() {
-    let _alone = lock_cpus();
+fn an_interrupted_soak_reports_a_warning() {
+    let _cpu_lock = lock_cpus();
     let mut child = haul(&["soak", "--duration", "60s", "--json", "-"])
         .stdout(std::process::Stdio::piped())
         .spawn()

@@ -1,4 +1,4 @@
-//! Lends a buffer to be sent as many datagrams: one call, cut by the device or the kernel.
+//! Lends a buffer that is sent as many datagrams: one call, segmented by the device or the kernel.
 //!
 //!     cargo run -p haul --example datagrams -- HOST:PORT
 
@@ -6,7 +6,7 @@ use haul::{Pool, Sender};
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
-/// What an Ethernet packet carries after the headers of IPv6 and UDP.
+/// The payload of an Ethernet packet after the headers of IPv6 and UDP.
 const SEGMENT_BYTES: u16 = 1452;
 
 fn main() {
@@ -22,8 +22,8 @@ fn main() {
 
 fn send(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     let peer = address.to_socket_addrs()?.next().ok_or("the name has no address")?;
-    let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = UdpSocket::bind(any.parse::<SocketAddr>()?)?;
+    let unspecified = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(unspecified.parse::<SocketAddr>()?)?;
     socket.connect(peer)?;
     let mut sender = Sender::new(socket)?;
     let mut buffer = Pool::new(40 * usize::from(SEGMENT_BYTES), 1)?.take()?;
@@ -31,13 +31,13 @@ fn send(address: &str) -> Result<(), Box<dyn std::error::Error>> {
         segment.fill(number as u8);
     }
     sender.lend_segments(buffer, SEGMENT_BYTES)?;
-    let held = sender.settle(Duration::from_secs(1))?;
-    for back in sender.reclaim()? {
+    let in_flight = sender.settle(Duration::from_secs(1))?;
+    for returned in sender.reclaim()? {
         println!(
-            "{} bytes sent, {:?}; nobody says whether they arrived",
-            back.sent_bytes, back.outcome
+            "{} bytes sent, {:?}; UDP does not report whether they arrived",
+            returned.sent_bytes, returned.outcome
         );
     }
-    println!("sends still out: {held}");
+    println!("sends in flight: {in_flight}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Lends buffers of a pool to the kernel, filling one while it sends the others.
+//! Lends buffers of a pool to the kernel, and fills one while the kernel sends the others.
 //!
 //!     cargo run -p haul --example lend -- HOST:PORT < FILE
 
@@ -20,7 +20,7 @@ fn main() {
 
 fn lend(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     let mut sender = Sender::new(TcpStream::connect(address)?)?;
-    // One more than may be out, so that there is always one to fill.
+    // One more than the limit on loans, so that there is always one to fill.
     let pool = Pool::new(256 << 10, 65)?;
     let mut copied = 0;
     loop {
@@ -30,13 +30,13 @@ fn lend(address: &str) -> Result<(), Box<dyn std::error::Error>> {
             break;
         }
         buffer.set_len(len);
-        // From here on nobody can touch it.
+        // From here on the program cannot access the buffer.
         sender.lend(buffer)?;
-        copied += sender.reclaim()?.filter(|back| back.outcome == Outcome::Copied).count();
+        copied += sender.reclaim()?.filter(|returned| returned.outcome == Outcome::Copied).count();
     }
-    let held = sender.settle(Duration::from_secs(10))?;
-    copied += sender.reclaim()?.filter(|back| back.outcome == Outcome::Copied).count();
-    println!("loans that were copied after all: {copied}; sends still out: {held}");
+    let in_flight = sender.settle(Duration::from_secs(10))?;
+    copied += sender.reclaim()?.filter(|returned| returned.outcome == Outcome::Copied).count();
+    println!("loans that were copied: {copied}; sends in flight: {in_flight}");
     for fallback in sender.report().fallbacks {
         println!("{fallback}");
     }

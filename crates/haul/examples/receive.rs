@@ -1,4 +1,5 @@
-//! Receives messages, each after its length in eight bytes, mapped where that pays, and sums their bytes.
+//! Receives messages, each preceded by its length in eight bytes, and sums their bytes. Pages are
+//! mapped where that is cheaper.
 //!
 //!     cargo run -p haul --example receive -- PORT
 
@@ -29,7 +30,7 @@ fn receive(port: u16) -> Result<(), Box<dyn std::error::Error>> {
         }
         let (len, mut left, mut sum) =
             (u64::from_le_bytes(header), u64::from_le_bytes(header), 0u64);
-        // So much is sure to come: the socket may wake us for larger pieces.
+        // So many bytes are certain to come: the socket may become readable only for larger pieces.
         receiver.expect(left)?;
         while left > 0 {
             let limit = usize::try_from(left).unwrap_or(usize::MAX);

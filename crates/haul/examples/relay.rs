@@ -1,4 +1,4 @@
-//! Relays each connection to another host: bulk is spliced, small messages are copied.
+//! Relays each connection to another host: bulk data is spliced, small messages are copied.
 //!
 //!     cargo run -p haul --example relay -- PORT HOST:PORT
 
@@ -28,7 +28,7 @@ fn serve(port: u16, to: &str) -> Result<(), Failure> {
     for client in listener.incoming() {
         let (client, to, pool) = (client?, to.to_owned(), pool.clone());
         thread::spawn(move || match relay(&client, &to, pool) {
-            Ok(words) => println!("{words}"),
+            Ok(summary) => println!("{summary}"),
             Err(error) => eprintln!("relaying to {to}: {error}"),
         });
     }
@@ -40,7 +40,8 @@ fn relay(client: &TcpStream, to: &str, pool: ForwardPool) -> Result<String, Fail
     let mut forwarder = Forwarder::with_pool(client, &server, pool)?;
     forwarder.forward()?;
     let report = forwarder.report();
-    let ways = [&report.there, &report.back]
-        .map(|way| format!("{} bytes spliced, {} copied", way.spliced.bytes, way.copied.bytes));
-    Ok(format!("there {}; back {}", ways[0], ways[1]))
+    let directions = [&report.there, &report.back]
+        .map(|report| (report.spliced.bytes, report.copied.bytes))
+        .map(|(spliced, copied)| format!("{spliced} bytes spliced, {copied} copied"));
+    Ok(format!("from the client {}; to the client {}", directions[0], directions[1]))
 }

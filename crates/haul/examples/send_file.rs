@@ -1,4 +1,4 @@
-//! Sends a file to a host by the cheapest path, and says which one that was.
+//! Sends a file to a host by the cheapest method, and prints which one that was.
 //!
 //!     cargo run -p haul --example send_file -- FILE HOST:PORT
 
@@ -20,13 +20,14 @@ fn main() {
 
 fn send(path: &str, address: &str) -> Result<(), Box<dyn std::error::Error>> {
     let file = File::open(path)?;
-    // Refuses what has no length of its own: a FIFO, a directory, files that the kernel makes up.
+    // Refuses files that have no length: a FIFO, a directory, a file whose content the kernel
+    // generates.
     let len = haul::file_len(&file)?;
     let mut sender = Sender::new(TcpStream::connect(address)?)?;
     sender.send_file_all(&file, 0..len)?;
     let report = sender.report();
-    for (path, counts) in &report.files {
-        println!("{path}: {} bytes in {} calls", counts.bytes, counts.calls);
+    for (method, counts) in &report.files {
+        println!("{method}: {} bytes in {} calls", counts.bytes, counts.calls);
     }
     for fallback in &report.fallbacks {
         println!("{fallback}");

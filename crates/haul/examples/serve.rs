@@ -1,4 +1,5 @@
-//! A non-blocking server that lends: sends 256 MiB to one client, whatever its pace, with at most 2 MiB of buffers.
+//! A non-blocking server that lends: sends 256 MiB to one client, however slowly it reads, with at
+//! most 2 MiB of buffers.
 //!
 //!     cargo run -p haul --example serve -- PORT
 
@@ -24,21 +25,22 @@ fn serve(port: u16) -> Result<(), Box<dyn std::error::Error>> {
     socket.set_nonblocking(true)?;
     let mut sender = Sender::new(socket)?;
     let pool = Pool::new(64 << 10, 32)?;
-    let mut unlent = 4096;
-    while unlent > 0 || sender.unsent_bytes() > 0 {
-        // Dropped buffers go back to the pool. Before every wait: some are back without any notice.
+    let mut loans_left = 4096;
+    while loans_left > 0 || sender.unsent_bytes() > 0 {
+        // Dropped buffers return to the pool. Done before every wait, because some return without a
+        // completion.
         sender.reclaim()?.for_each(drop);
-        let moved = match pool.take() {
-            Ok(buffer) if unlent > 0 => {
-                sender.lend(buffer).map(|_| unlent -= 1).map_err(Error::from)
+        let result = match pool.take() {
+            Ok(buffer) if loans_left > 0 => {
+                sender.lend(buffer).map(|_| loans_left -= 1).map_err(Error::from)
             }
             Ok(_) => sender.flush(),
             Err(empty) => sender.flush().and(Err(empty)),
         };
-        let events = match moved {
+        let events = match result {
             Ok(()) => continue,
             Err(Error::WouldBlock) => PollFlags::OUT,
-            // A buffer comes back with POLLERR, which is always reported.
+            // A completion raises POLLERR, which is always reported.
             Err(Error::LoansOut | Error::PoolEmpty { .. }) => PollFlags::empty(),
             Err(error) => return Err(error.into()),
         };

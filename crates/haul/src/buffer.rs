@@ -1,4 +1,4 @@
-//! Memory that can be lent, and a pool of it.
+//! [`Buffer`], memory that can be lent, and [`Pool`], a pool of it.
 
 use crate::error::{Error, failed};
 use haul_sys::pages::Pages;
@@ -7,12 +7,12 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What can be lent: memory whose bytes nobody changes while the loan lasts, by its type.
+/// Memory that can be lent: its type guarantees that its bytes do not change during the loan.
 ///
-/// Alignment does not matter to the kernel, but only whole pages of one's own are as cheap as they can be;
-/// [`Pool`] has those.
+/// The kernel does not require alignment, but a loan is cheapest if its buffer consists of whole
+/// pages of its own. The buffers of a [`Pool`] do.
 pub enum Buffer {
-    /// A buffer of a [`Pool`]. Dropping it puts it back.
+    /// A buffer of a [`Pool`]. Dropping it returns it to the pool.
     Pooled(PooledBuffer),
     /// Memory of the allocator.
     Vec(Vec<u8>),
@@ -36,7 +36,7 @@ impl Deref for Buffer {
 }
 
 impl fmt::Debug for Buffer {
-    /// What it is and how long; never what it holds.
+    /// Prints the kind and the length, never the content.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self {
             Self::Pooled(_) => "Pooled",
@@ -51,7 +51,7 @@ impl fmt::Debug for Buffer {
 impl TryFrom<Buffer> for PooledBuffer {
     type Error = Buffer;
 
-    /// The pool's buffer, if that is what was lent; else the buffer as it is.
+    /// Returns the pool's buffer if it is one, else the buffer unchanged.
     fn try_from(buffer: Buffer) -> Result<Self, Buffer> {
         if let Buffer::Pooled(buffer) = buffer { Ok(buffer) } else { Err(buffer) }
     }
@@ -60,7 +60,7 @@ impl TryFrom<Buffer> for PooledBuffer {
 impl TryFrom<Buffer> for Vec<u8> {
     type Error = Buffer;
 
-    /// The vector, if that is what was lent; else the buffer as it is.
+    /// Returns the vector if it is one, else the buffer unchanged.
     fn try_from(buffer: Buffer) -> Result<Self, Buffer> {
         if let Buffer::Vec(bytes) = buffer { Ok(bytes) } else { Err(buffer) }
     }
@@ -108,35 +108,36 @@ impl From<&'static [u8]> for Buffer {
     }
 }
 
-/// Buffers of one size, in pages of their own, used again and again.
+/// A pool of reusable buffers of one size, each in pages of its own.
 ///
-/// A pool hands out no more than it was made for, so that it bounds a program's memory; they are made when
-/// they are first needed. Its clones are the same pool.
+/// A pool bounds a program's memory: it has a maximum number of buffers, which are allocated when
+/// they are first needed. Clones share one pool.
 #[derive(Debug, Clone)]
-pub struct Pool(Arc<Shelf>);
+pub struct Pool(Arc<PoolInner>);
 
 #[derive(Debug)]
-struct Shelf {
+struct PoolInner {
     buffer_bytes: usize,
     buffers_max: usize,
     huge_pages: bool,
-    state: Mutex<Stock>,
+    state: Mutex<PoolState>,
 }
 
 #[derive(Debug, Default)]
-struct Stock {
+struct PoolState {
     idle: Vec<Pages>,
-    made: usize,
+    allocated: usize,
 }
 
 impl Pool {
-    /// A pool of `buffers_max` buffers of `buffer_bytes` each, every one in whole pages of its own.
+    /// Creates a pool of `buffers_max` buffers of `buffer_bytes` each, every one in whole pages of
+    /// its own.
     pub fn new(buffer_bytes: usize, buffers_max: usize) -> Result<Self, Error> {
         Self::with_pages(buffer_bytes, buffers_max, false)
     }
 
-    /// The same in huge pages, where the kernel has some to give: fewer page references a loan. It pays from
-    /// 2 MiB a buffer on.
+    /// Like [`Pool::new`], in huge pages if the kernel has some: fewer page references per loan. It
+    /// pays from 2 MiB per buffer on.
     pub fn with_huge_pages(buffer_bytes: usize, buffers_max: usize) -> Result<Self, Error> {
         Self::with_pages(buffer_bytes, buffers_max, true)
     }
@@ -146,30 +147,30 @@ impl Pool {
         buffers_max: usize,
         huge_pages: bool,
     ) -> Result<Self, Error> {
-        // A page is the least that a buffer takes of the machine's memory.
+        // A buffer occupies whole pages, so that size must be representable, too.
         let fits = buffer_bytes.checked_next_multiple_of(page_bytes()).is_some();
         if buffer_bytes == 0 || buffers_max == 0 || !fits {
             return Err(Error::Unsuited("a pool needs at least one buffer of at least one byte"));
         }
         let state = Mutex::default();
-        Ok(Self(Arc::new(Shelf { buffer_bytes, buffers_max, huge_pages, state })))
+        Ok(Self(Arc::new(PoolInner { buffer_bytes, buffers_max, huge_pages, state })))
     }
 
-    /// How large its buffers are, in bytes.
+    /// The size of a buffer, in bytes.
     pub fn buffer_bytes(&self) -> usize {
         self.0.buffer_bytes
     }
 
-    /// A buffer of [`Pool::buffer_bytes`]. **It holds whatever its last user left in it**, or zeros: who fills only a part
-    /// of it says so with [`PooledBuffer::set_len`] before it is lent.
+    /// Takes a buffer of [`Pool::buffer_bytes`]. **It holds the bytes of its last user**, or zeros.
+    /// A caller that fills only a part of it must call [`PooledBuffer::set_len`] before lending it.
     pub fn take(&self) -> Result<PooledBuffer, Error> {
-        let mut stock = self.0.stock();
-        let pages = match stock.idle.pop() {
+        let mut state = self.0.lock();
+        let pages = match state.idle.pop() {
             Some(pages) => pages,
-            None if stock.made < self.0.buffers_max => {
-                let make = if self.0.huge_pages { Pages::huge } else { Pages::new };
-                let pages = make(self.0.buffer_bytes).map_err(failed("mmap"))?;
-                stock.made += 1;
+            None if state.allocated < self.0.buffers_max => {
+                let allocate = if self.0.huge_pages { Pages::huge } else { Pages::new };
+                let pages = allocate(self.0.buffer_bytes).map_err(failed("mmap"))?;
+                state.allocated += 1;
                 pages
             }
             None => return Err(Error::PoolEmpty { buffers_max: self.0.buffers_max }),
@@ -177,37 +178,38 @@ impl Pool {
         Ok(PooledBuffer { len: pages.len(), pages: Some(pages), pool: Self(Arc::clone(&self.0)) })
     }
 
-    /// How many buffers are out.
+    /// The number of buffers in use.
     pub fn out(&self) -> usize {
-        let stock = self.0.stock();
-        stock.made - stock.idle.len()
+        let state = self.0.lock();
+        state.allocated - state.idle.len()
     }
 }
 
-impl Shelf {
-    fn stock(&self) -> std::sync::MutexGuard<'_, Stock> {
-        // Whoever panicked while holding it left whole buffers on both sides.
+impl PoolInner {
+    fn lock(&self) -> std::sync::MutexGuard<'_, PoolState> {
+        // A panic while the lock is held leaves whole buffers on both sides, so poisoning is
+        // ignored.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A buffer of a [`Pool`]; goes back there when it is dropped.
+/// A buffer of a [`Pool`], to which it returns when it is dropped.
 pub struct PooledBuffer {
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     pages: Option<Pages>,
     len: usize,
     pool: Pool,
 }
 
 impl PooledBuffer {
-    /// Makes it shorter or longer again, at most as long as the pool's buffers are.
+    /// Sets the length, at most [`Pool::buffer_bytes`].
     pub fn set_len(&mut self, len: usize) {
         self.len = len.min(self.pool.0.buffer_bytes);
     }
 }
 
 impl fmt::Debug for PooledBuffer {
-    /// How long it is; never what it holds.
+    /// Prints the length, never the content.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "PooledBuffer({} bytes)", self.len)
     }
@@ -230,7 +232,7 @@ impl DerefMut for PooledBuffer {
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        self.pool.0.stock().idle.extend(self.pages.take());
+        self.pool.0.lock().idle.extend(self.pages.take());
     }
 }
 
@@ -239,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_hands_out_what_it_has_and_takes_it_back() {
+    fn a_pool_reuses_its_buffers_and_keeps_to_its_limit() {
         let pool = Pool::new(5000, 2).unwrap();
         assert_eq!(pool.buffer_bytes(), 5000);
         let mut one = pool.take().unwrap();
@@ -256,11 +258,11 @@ mod tests {
         assert_eq!((again[0], again.len()), (7, 5000));
         drop((two, again));
         assert_eq!(pool.out(), 0);
-        assert_eq!(pool.0.stock().idle.len(), 2);
+        assert_eq!(pool.0.lock().idle.len(), 2);
     }
 
     #[test]
-    fn a_buffer_is_taken_out_as_what_it_was_put_in_and_shows_nothing_of_itself() {
+    fn a_buffer_converts_back_to_its_kind_and_debug_omits_its_content() {
         let pooled = Buffer::from(Pool::new(10, 1).unwrap().take().unwrap());
         assert_eq!(format!("{pooled:?}"), "Pooled(10 bytes)");
         assert_eq!(PooledBuffer::try_from(pooled).unwrap().len(), 10);
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_of_nothing_is_an_error() {
+    fn an_empty_pool_is_an_error() {
         for (bytes, count) in [(0, 1), (1, 0), (usize::MAX, 1)] {
             assert!(matches!(Pool::new(bytes, count), Err(Error::Unsuited(_))), "{bytes} {count}");
         }

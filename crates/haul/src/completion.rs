@@ -1,63 +1,69 @@
-//! The book of sends whose pages the kernel still holds.
+//! [`CompletionTracker`]: tracks the zero-copy sends in flight, by their kernel sequence number.
 //!
-//! Pure: it makes no system call, so that every order of notices can be tried on it.
+//! It makes no system call, so that tests can apply completions in every order.
 
 use haul_sys::error_queue::Completion;
 use std::collections::VecDeque;
 
-/// Sends by their number, from the oldest that has no notice yet, each with a mark of the caller's.
+/// The zero-copy sends in flight by sequence number, from the oldest on, each with a token of the
+/// caller's.
 ///
-/// The kernel numbers sends from 0 in a 32-bit counter that wraps. Notices name inclusive ranges, may come
-/// out of order, and may join several sends. A send that failed has
-/// no number on TCP; on UDP it may have one, so a book is closed to new sends after the first such failure.
+/// The kernel numbers sends from 0 in a 32-bit counter that wraps. Completions name inclusive
+/// ranges, may arrive out of order, and may merge several sends. On TCP a failed send has no
+/// number. On UDP it may have one, so the caller records no new sends after the first such failure.
 #[derive(Debug)]
 pub(crate) struct CompletionTracker<T = ()> {
     oldest: u32,
-    sends: VecDeque<Option<Sent<T>>>,
-    open: usize,
+    sends: VecDeque<Option<TrackedSend<T>>>,
+    in_flight: usize,
 }
 
-/// A send in the book.
+/// A send in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sent<T = ()> {
+pub(crate) struct TrackedSend<T = ()> {
     pub bytes: usize,
-    pub mark: T,
+    pub token: T,
 }
 
 impl<T> Default for CompletionTracker<T> {
     fn default() -> Self {
-        Self { oldest: 0, sends: VecDeque::new(), open: 0 }
+        Self { oldest: 0, sends: VecDeque::new(), in_flight: 0 }
     }
 }
 
 impl<T> CompletionTracker<T> {
-    /// Enters a send that took `bytes`, at least one.
-    pub fn sent(&mut self, bytes: usize, mark: T) {
-        self.sends.push_back(Some(Sent { bytes, mark }));
-        self.open += 1;
+    /// Records a send of `bytes` bytes, at least one.
+    pub fn record_send(&mut self, bytes: usize, token: T) {
+        self.sends.push_back(Some(TrackedSend { bytes, token }));
+        self.in_flight += 1;
     }
 
-    /// How many sends have no notice yet.
-    pub fn open(&self) -> usize {
-        self.open
+    /// The number of sends in flight.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
     }
 
-    /// Strikes out what `notice` names and hands each struck send to `settled`. Numbers that are not open (a
-    /// repeated notice, another's) change nothing.
-    pub fn settle(&mut self, notice: Completion, mut settled: impl FnMut(Sent<T>)) {
-        let first = notice.first.wrapping_sub(self.oldest) as usize;
-        let count = notice.last.wrapping_sub(notice.first) as usize;
-        // A notice may begin before the oldest open send: its distance then wraps to far beyond the end.
+    /// Removes the sends that `completion` names, and passes each to `on_completed`. Numbers that
+    /// are not in flight (a repeated completion, another sender's) change nothing.
+    pub fn complete(
+        &mut self,
+        completion: Completion,
+        mut on_completed: impl FnMut(TrackedSend<T>),
+    ) {
+        let first = completion.first.wrapping_sub(self.oldest) as usize;
+        let count = completion.last.wrapping_sub(completion.first) as usize;
+        // A completion may begin before the oldest send in flight: its distance then wraps to far
+        // beyond the end.
         let range = if first < self.sends.len() {
             first..first.saturating_add(count).saturating_add(1).min(self.sends.len())
         } else {
-            let end = notice.last.wrapping_sub(self.oldest) as usize;
+            let end = completion.last.wrapping_sub(self.oldest) as usize;
             0..if end < self.sends.len() { end + 1 } else { 0 }
         };
         for send in self.sends.range_mut(range) {
             if let Some(sent) = send.take() {
-                self.open -= 1;
-                settled(sent);
+                self.in_flight -= 1;
+                on_completed(sent);
             }
         }
         while let Some(None) = self.sends.front() {
@@ -72,75 +78,78 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn book_at(oldest: u32, sends: usize) -> CompletionTracker<usize> {
-        let mut book = CompletionTracker { oldest, ..CompletionTracker::default() };
-        (0..sends).for_each(|mark| book.sent(10, mark));
-        book
+    fn tracker_at(oldest: u32, sends: usize) -> CompletionTracker<usize> {
+        let mut tracker = CompletionTracker { oldest, ..CompletionTracker::default() };
+        (0..sends).for_each(|token| tracker.record_send(10, token));
+        tracker
     }
 
-    /// The marks that a notice settles.
-    fn settle(book: &mut CompletionTracker<usize>, first: u32, last: u32) -> Vec<usize> {
-        let mut marks = Vec::new();
-        book.settle(Completion { first, last, copied: false }, |sent| marks.push(sent.mark));
-        marks
-    }
-
-    #[test]
-    fn the_counter_wraps() {
-        let mut book = book_at(u32::MAX - 1, 4);
-        assert_eq!(settle(&mut book, u32::MAX, 0), [1, 2]);
-        assert_eq!(settle(&mut book, u32::MAX - 1, u32::MAX - 1), [0]);
-        assert_eq!(settle(&mut book, 1, 1), [3]);
-        assert_eq!((book.open(), book.oldest), (0, 2));
+    /// The tokens of the sends that a completion removes.
+    fn complete(tracker: &mut CompletionTracker<usize>, first: u32, last: u32) -> Vec<usize> {
+        let mut tokens = Vec::new();
+        tracker.complete(Completion { first, last, copied: false }, |sent| tokens.push(sent.token));
+        tokens
     }
 
     #[test]
-    fn a_notice_that_begins_before_the_oldest_settles_the_rest_of_its_range() {
-        let mut book = book_at(0, 4);
-        assert_eq!(settle(&mut book, 0, 1), [0, 1]);
-        assert_eq!(settle(&mut book, 0, 2), [2]);
-        assert!(settle(&mut book, 0, 2).is_empty());
-        assert_eq!(book.open(), 1);
+    fn completions_wrap_with_the_counter() {
+        let mut tracker = tracker_at(u32::MAX - 1, 4);
+        assert_eq!(complete(&mut tracker, u32::MAX, 0), [1, 2]);
+        assert_eq!(complete(&mut tracker, u32::MAX - 1, u32::MAX - 1), [0]);
+        assert_eq!(complete(&mut tracker, 1, 1), [3]);
+        assert_eq!((tracker.in_flight(), tracker.oldest), (0, 2));
+    }
+
+    #[test]
+    fn a_completion_that_begins_before_the_oldest_send_completes_the_rest_of_its_range() {
+        let mut tracker = tracker_at(0, 4);
+        assert_eq!(complete(&mut tracker, 0, 1), [0, 1]);
+        assert_eq!(complete(&mut tracker, 0, 2), [2]);
+        assert!(complete(&mut tracker, 0, 2).is_empty());
+        assert_eq!(tracker.in_flight(), 1);
     }
 
     proptest! {
-        /// Cut the sends into ranges, tell them in any order, some twice: each send settles once.
+        /// Splits the sends into ranges and completes these in any order, one of them twice: each
+        /// send completes once.
         #[test]
-        fn every_order_of_notices_settles_each_send_once(
+        fn every_order_of_completions_completes_each_send_once(
             oldest: u32,
             cuts in proptest::collection::vec(1usize..6, 1..20),
             order in any::<proptest::sample::Index>(),
             seed: u64,
         ) {
             let total: usize = cuts.iter().sum();
-            let mut book = book_at(oldest, total);
-            let mut notices = Vec::new();
+            let mut tracker = tracker_at(oldest, total);
+            let mut completions = Vec::new();
             let mut next = 0;
             for cut in &cuts {
                 let number = |offset: usize| oldest.wrapping_add(offset as u32);
-                notices.push((number(next), number(next + cut - 1)));
+                completions.push((number(next), number(next + cut - 1)));
                 next += cut;
             }
-            notices.push(notices[order.index(notices.len())]);
-            // A fixed shuffle from the seed.
+            completions.push(completions[order.index(completions.len())]);
+            // A shuffle that depends only on the seed.
             let mut state = seed;
-            for i in (1..notices.len()).rev() {
+            for i in (1..completions.len()).rev() {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                notices.swap(i, (state >> 33) as usize % (i + 1));
+                completions.swap(i, (state >> 33) as usize % (i + 1));
             }
-            let mut settled: Vec<usize> =
-                notices.into_iter().flat_map(|(first, last)| settle(&mut book, first, last)).collect();
-            settled.sort_unstable();
-            prop_assert_eq!(settled, (0..total).collect::<Vec<_>>());
-            prop_assert_eq!(book.open(), 0);
-            prop_assert!(book.sends.is_empty());
+            let mut completed: Vec<usize> = completions
+                .into_iter()
+                .flat_map(|(first, last)| complete(&mut tracker, first, last))
+                .collect();
+            completed.sort_unstable();
+            prop_assert_eq!(completed, (0..total).collect::<Vec<_>>());
+            prop_assert_eq!(tracker.in_flight(), 0);
+            prop_assert!(tracker.sends.is_empty());
         }
 
         #[test]
-        fn hostile_notices_change_no_more_than_what_is_open(oldest: u32, first: u32, last: u32) {
-            let mut book = book_at(oldest, 5);
-            let settled = settle(&mut book, first, last);
-            prop_assert_eq!(settled.len() + book.open(), 5);
+        fn arbitrary_completions_remove_only_sends_in_flight(oldest: u32, first: u32, last: u32) {
+            let mut tracker = tracker_at(oldest, 5);
+            let completed = complete(&mut tracker, first, last);
+            prop_assert_eq!(completed.len() + tracker.in_flight(), 5);
         }
     }
 }

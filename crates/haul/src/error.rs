@@ -1,86 +1,87 @@
-//! Why bytes did not move, and what to do about it.
+//! [`Error`]: why bytes were not moved, and what to do about it.
 
 use std::io;
 
-/// Why bytes did not move.
+/// Why bytes were not moved.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel does not do it, here or for this socket. Another path may work:
-    /// [`crate::SendMethod::fallback`].
+    /// The kernel does not support the call, in general or for this socket. Another method may
+    /// work: [`crate::SendMethod::fallback`].
     #[error("the kernel refuses {call}: {source}{}", advice(.call, .source))]
     Refused {
         /// The call that was refused.
         call: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// What was asked for makes no sense here.
+    /// An argument is invalid, or the method does not apply here.
     #[error("{0}")]
     Unsuited(&'static str),
-    /// The descriptor is something else than a socket.
+    /// The descriptor is not a socket.
     #[error("the descriptor is not a socket: pass a connected one")]
     NotASocket,
-    /// A socket of the wrong kind.
+    /// The socket is of the wrong kind.
     #[error("this needs {needed}, and the socket is {found}")]
     WrongSocket {
-        /// What kind of socket it takes.
+        /// The kind of socket that is needed.
         needed: &'static str,
-        /// What it got.
+        /// The kind of socket that was given.
         found: &'static str,
     },
     /// The source ended before the range did: the range is too long, or the file was truncated.
     #[error(
-        "the file ends at byte {at}, before the range does: ask for less, or see who truncated it"
+        "the file ends at byte {at}, before the range does: read less, or check for truncation"
     )]
     Ended {
-        /// Where it ends, or rather where nothing more could be read.
+        /// The offset from which nothing more could be read.
         at: u64,
     },
-    /// The socket takes or gives nothing now, or its timeout is over; nothing was moved. Wait until it is ready
-    /// and call again.
-    #[error("the socket would block, or its timeout is over: wait until it is ready")]
+    /// The socket is not ready, or its timeout has expired; nothing was moved. Wait until it is
+    /// ready and call again.
+    #[error("the socket would block, or its timeout has expired: wait until it is ready")]
     WouldBlock,
-    /// As much is lent as may be ([`crate::Limits`]), on a non-blocking socket. Being writable does not help: wait
-    /// for `POLLERR`, reclaim, and call again.
-    #[error("as much is lent as may be: reclaim, then wait for POLLERR if nothing came back")]
+    /// The loan limits ([`crate::Limits`]) are reached, on a non-blocking socket. Waiting for
+    /// `POLLOUT` does not help: wait for `POLLERR`, reclaim, and call again.
+    #[error("the loan limits are reached: reclaim, then wait for POLLERR if no buffer is returned")]
     LoansOut,
-    /// A loan of nothing.
+    /// The buffer to lend is empty.
     #[error("an empty buffer cannot be lent")]
     LoanEmpty,
-    /// A loan that is larger than all loans together may be.
+    /// The loan is larger than the limit on all loans together.
     #[error(
-        "a loan of {bytes} bytes is over the bound of {bytes_max}: lend less, or raise Limits::bytes_max"
+        "a loan of {bytes} bytes is over Limits::bytes_max ({bytes_max}): lend less, or raise it"
     )]
     LoanTooLarge {
-        /// The loan's size.
+        /// The size of the loan.
         bytes: usize,
-        /// The bound.
+        /// The limit.
         bytes_max: usize,
     },
-    /// A loan went in part and the rest of it failed: what came next would follow a hole.
-    #[error("the stream lacks the rest of a loan, whose error was told before: close it")]
+    /// The stream is torn: part of a loan was sent and the rest failed, so later bytes would follow
+    /// a gap.
+    #[error("the stream lacks the rest of a loan, whose error was returned before: close it")]
     StreamTorn,
-    /// The process has forked: the kernel's notices belong to the parent.
-    #[error("this sender was made before a fork: only the parent may lend and reclaim")]
+    /// The process has forked: the kernel's completions belong to the parent.
+    #[error("this sender was created before a fork: only the parent may lend and reclaim")]
     Forked,
-    /// All of a pool's buffers are out.
-    #[error("all {buffers_max} buffers of the pool are out: reclaim some, or make the pool larger")]
+    /// All buffers of a pool are in use.
+    #[error("all {buffers_max} buffers of the pool are in use: reclaim some, or use a larger pool")]
     PoolEmpty {
-        /// How many the pool has.
+        /// The number of buffers that the pool may have.
         buffers_max: usize,
     },
-    /// The call failed for a reason of its own: a reset connection, a disk error.
+    /// The call failed for another reason, such as a reset connection or a disk error.
     #[error("{call}: {source}")]
     Failed {
         /// The call that failed.
         call: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// The kernel's error number, where the kernel said something.
+    /// The kernel's error number, if the kernel reported one.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
             Self::Refused { source, .. } | Self::Failed { source, .. } => source.raw_os_error(),
@@ -88,14 +89,15 @@ impl Error {
         }
     }
 
-    /// Whether another path, or a plain copy, may do what this one could not.
+    /// Whether another method, or a plain copy, may succeed where this one failed.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::Unsuited(_))
     }
 }
 
 impl From<Error> for io::Error {
-    /// With the kind that programs ask for: `WouldBlock`, or the kernel's own where it said something.
+    /// Keeps the kind that programs check for: `WouldBlock`, or that of the kernel's error if there
+    /// is one.
     fn from(error: Error) -> Self {
         let kind = match &error {
             Error::WouldBlock | Error::LoansOut => io::ErrorKind::WouldBlock,
@@ -108,7 +110,8 @@ impl From<Error> for io::Error {
     }
 }
 
-/// Sorts an error of `call` into those that another path could avoid and those that it could not.
+/// Converts an error of `call`, and separates errors that another method could avoid from the
+/// others.
 pub(crate) fn failed(call: &'static str) -> impl Fn(io::Error) -> Error {
     move |source| {
         use rustix::io::Errno;
@@ -132,7 +135,7 @@ pub(crate) fn failed(call: &'static str) -> impl Fn(io::Error) -> Error {
     }
 }
 
-/// What to change, where that is known.
+/// Advice on an error, appended to its message; empty if none is known.
 fn advice(call: &str, source: &io::Error) -> &'static str {
     use rustix::io::Errno;
     match (call, Errno::from_io_error(source)) {

@@ -1,15 +1,16 @@
-//! A step down from one way to a plainer one, and why.
+//! [`Fallback`]: the change from one method to another, with its reason.
 
 use std::fmt;
 
-/// A step down. Nothing fails because a fast way is missing; but whoever asks is told.
+/// A fallback from one method to another. A missing fast method is not an error, so the reports
+/// list the fallback instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fallback {
-    /// The way that was given up, by its name in every report.
+    /// The method that is no longer used, by its name in every report.
     pub from: &'static str,
-    /// The one taken instead.
+    /// The method that is used instead.
     pub to: &'static str,
-    /// Why, in words.
+    /// The reason, as text.
     pub reason: String,
 }
 

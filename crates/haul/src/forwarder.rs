@@ -1,4 +1,4 @@
-//! Two sockets joined: what comes from the one goes to the other, both ways, until both have ended.
+//! [`Forwarder`]: forwards the data of two sockets to each other until both streams have ended.
 
 use crate::buffer::Pool;
 use crate::error::{Error, failed};
@@ -16,15 +16,17 @@ mod direction;
 
 use direction::Direction;
 
-/// How often a socket is looked at whose error queue nobody empties.
-const ERROR_QUEUE_INTERVAL: Duration = Duration::from_millis(1);
+/// The poll interval of a socket whose error queue is not drained.
+const ERROR_QUEUE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Joins two connected stream sockets.
 ///
-/// Each direction begins by copying and splices once what comes is large: small messages cost less to copy
-/// than to pass through a pipe. It goes back when they become small again. When one side has ended its stream,
-/// everything that was on its way is delivered, then the other side's is ended too; the opposite direction goes
-/// on (half-close).
+/// Each direction begins by copying, and splices once the data arrives in large pieces: small
+/// messages cost less to copy than to pass through a pipe. It returns to copying when they become
+/// small again.
+///
+/// When one peer has ended its stream, all data in transit is delivered, then the stream to the
+/// other peer is ended, too. The opposite direction continues (half-close).
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,44 +40,45 @@ const ERROR_QUEUE_INTERVAL: Duration = Duration::from_millis(1);
 /// ```
 #[derive(Debug)]
 pub struct Forwarder<A: AsFd, B: AsFd> {
-    from: A,
-    to: B,
-    there: Direction,
-    back: Direction,
+    a: A,
+    b: B,
+    a_to_b: Direction,
+    b_to_a: Direction,
     pool: ForwardPool,
 }
 
 /// Pipes and buffers for many forwarders, which hold them only while they need them.
 ///
-/// Its clones are the same pool. A pipe comes back only when it is empty, so that no connection ever sees
-/// another's bytes; one that is not is closed.
+/// Clones share one pool. A pipe returns to the pool only when it is empty, so that no connection
+/// ever receives another's bytes; a pipe that is not empty is closed.
 #[derive(Debug, Clone)]
-pub struct ForwardPool(Arc<Stock>);
+pub struct ForwardPool(Arc<ForwardPoolInner>);
 
 #[derive(Debug)]
-struct Stock {
+struct ForwardPoolInner {
     pipes: Mutex<Vec<Pipe>>,
     settings: ForwardSettings,
     buffers: Pool,
 }
 
-/// How forwarders are to work.
+/// Settings of forwarders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForwardSettings {
-    /// By which way.
+    /// The forward method.
     pub way: ForwardMethod,
-    /// How many pipes are kept at hand. Each takes two descriptors.
+    /// The most idle pipes that are kept. Each takes two descriptors.
     pub idle_pipes_max: usize,
-    /// What a pipe is to hold. An ordinary user may have 64 MiB of pipes in all (`fs.pipe-user-pages-soft`).
+    /// The capacity of a pipe, in bytes. An unprivileged user may have 64 MiB of pipes in all
+    /// (`fs.pipe-user-pages-soft`).
     pub pipe_bytes: usize,
-    /// What is copied at a time.
+    /// The most bytes that are copied at a time.
     pub buffer_bytes: usize,
 }
 
-/// By which way a forwarder moves what comes.
+/// The method by which a forwarder moves data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ForwardMethod {
-    /// Copies what is small and splices what is large.
+    /// Copies small pieces and splices large ones.
     Adaptive,
     /// Copies everything.
     Copy,
@@ -84,7 +87,7 @@ pub enum ForwardMethod {
 }
 
 impl Default for ForwardSettings {
-    /// Adaptive; pipes of 256 KiB, of which an ordinary user may have 256; copies of 16 KiB.
+    /// Adaptive; pipes of 256 KiB, of which an unprivileged user may have 256; copies of 16 KiB.
     fn default() -> Self {
         Self {
             way: ForwardMethod::Adaptive,
@@ -95,121 +98,123 @@ impl Default for ForwardSettings {
     }
 }
 
-/// What a socket must be ready for before a forwarder can go on.
+/// The events that a forwarder waits for on one socket.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Readiness {
-    /// Something can be read, or its stream has ended.
+    /// Readable, or the stream has ended.
     pub read: bool,
-    /// Something can be written.
+    /// Writable.
     pub write: bool,
 }
 
-/// How far a step came.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Nothing more can be moved until one of the sockets is ready.
     Wait {
-        /// What the first socket must be ready for.
+        /// The events to wait for on the first socket.
         from: Readiness,
-        /// What the second must be.
+        /// The events to wait for on the second socket.
         to: Readiness,
     },
     /// As much was moved as one connection should in a turn: there may be more to do.
     Again,
-    /// Both sides have ended.
+    /// Both streams have ended.
     Done,
 }
 
-/// What a forwarder has moved.
+/// The activity of a forwarder so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ForwardReport {
     /// From the first socket to the second.
     pub there: DirectionReport,
-    /// From the second to the first.
+    /// From the second socket to the first.
     pub back: DirectionReport,
 }
 
-/// What one direction has moved.
+/// The activity of one direction so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DirectionReport {
-    /// Through a pipe.
+    /// Spliced, through a pipe.
     pub spliced: Counts,
-    /// Through a buffer.
+    /// Copied, through a buffer.
     pub copied: Counts,
-    /// How often it changed from the one to the other.
+    /// How often the direction switched between the two.
     pub changes: u64,
-    /// Every step down, in order.
+    /// Every fallback, in order.
     pub fallbacks: Vec<Fallback>,
 }
 
 impl<A: AsFd, B: AsFd> Forwarder<A, B> {
-    /// A forwarder with a pool of its own.
-    pub fn new(from: A, to: B) -> Result<Self, Error> {
-        Self::with_pool(from, to, ForwardPool::new(2)?)
+    /// Creates a forwarder with a pool of its own.
+    pub fn new(a: A, b: B) -> Result<Self, Error> {
+        Self::with_pool(a, b, ForwardPool::new(2)?)
     }
 
-    /// A forwarder that shares its pool with others.
-    pub fn with_pool(from: A, to: B, pool: ForwardPool) -> Result<Self, Error> {
-        for socket in [from.as_fd(), to.as_fd()] {
+    /// Creates a forwarder that shares its pool with others.
+    pub fn with_pool(a: A, b: B, pool: ForwardPool) -> Result<Self, Error> {
+        for socket in [a.as_fd(), b.as_fd()] {
             socket::must_be_stream(socket::kind(socket)?)?;
         }
-        let way = pool.0.settings.way;
-        Ok(Self { from, to, there: Direction::new(way), back: Direction::new(way), pool })
+        let method = pool.0.settings.way;
+        Ok(Self { a, b, a_to_b: Direction::new(method), b_to_a: Direction::new(method), pool })
     }
 
-    /// Forwards until both sides have ended. Both sockets are non-blocking meanwhile.
+    /// Forwards until both streams have ended. Both sockets are non-blocking meanwhile.
     ///
-    /// An error ends it: what was on its way then is lost with the connection, as in the network. Two sides that are
-    /// silent are waited for as long as they are: give the sockets keep-alive or `TCP_USER_TIMEOUT`, or poll and
-    /// [`Forwarder::step`] by a clock of your own.
+    /// An error ends the call, and data in transit is then lost with the connection, as in the
+    /// network. The call has no timeout for two silent peers. Set keep-alive or `TCP_USER_TIMEOUT`
+    /// on the sockets, or poll and call [`Forwarder::step`] with a timer of your own.
     pub fn forward(&mut self) -> Result<(), Error> {
-        let from_mode = make_nonblocking(self.from.as_fd())?;
-        let to_mode = make_nonblocking(self.to.as_fd());
-        let forwarded = to_mode.as_ref().map_or(Ok(()), |_| self.forward_nonblocking());
-        // In the opposite order, so that two descriptors of one socket end as they began. A socket that is gone needs
-        // no mode.
-        if let Ok(mode) = &to_mode {
-            let _ = rustix::fs::fcntl_setfl(&self.to, *mode);
+        let a_flags = make_nonblocking(self.a.as_fd())?;
+        let b_flags = make_nonblocking(self.b.as_fd());
+        let result = b_flags.as_ref().map_or(Ok(()), |_| self.forward_nonblocking());
+        // Restored in the opposite order, so that two descriptors of one socket end as they began.
+        // A socket that is gone needs no flags, so errors are ignored.
+        if let Ok(flags) = &b_flags {
+            let _ = rustix::fs::fcntl_setfl(&self.b, *flags);
         }
-        let _ = rustix::fs::fcntl_setfl(&self.from, from_mode);
-        to_mode.and(forwarded)
+        let _ = rustix::fs::fcntl_setfl(&self.a, a_flags);
+        b_flags.and(result)
     }
 
-    /// Moves what can be moved now; for sockets that are non-blocking and polled by the caller.
+    /// Moves the data that can be moved now. The sockets must be non-blocking, and the caller polls
+    /// them.
     pub fn step(&mut self) -> Result<Step, Error> {
-        for socket in [self.from.as_fd(), self.to.as_fd()] {
+        for socket in [self.a.as_fd(), self.b.as_fd()] {
             let flags =
                 rustix::fs::fcntl_getfl(socket).map_err(|errno| failed("fcntl")(errno.into()))?;
             if !flags.contains(OFlags::NONBLOCK) {
                 return Err(Error::Unsuited(
-                    "a step needs non-blocking sockets: one would wait for the other",
+                    "a step needs non-blocking sockets: a blocking one would stop both directions",
                 ));
             }
         }
         self.step_nonblocking()
     }
 
-    /// The sockets, in the order they were given in.
+    /// The sockets, in the order in which they were given.
     pub fn sockets(&self) -> (&A, &B) {
-        (&self.from, &self.to)
+        (&self.a, &self.b)
     }
 
-    /// What has been moved so far.
+    /// Reports the activity so far.
     pub fn report(&self) -> ForwardReport {
-        ForwardReport { there: self.there.report().clone(), back: self.back.report().clone() }
+        ForwardReport { there: self.a_to_b.report().clone(), back: self.b_to_a.report().clone() }
     }
 
     fn step_nonblocking(&mut self) -> Result<Step, Error> {
-        let there = self.there.advance(self.from.as_fd(), self.to.as_fd(), &self.pool);
-        // Also after an error: a server that refuses an upload has answered before it hung up.
-        let back = self.back.advance(self.to.as_fd(), self.from.as_fd(), &self.pool);
-        let (there, back) = (there?, back?);
-        Ok(match (there.is_done(), back.is_done()) {
+        let a_to_b = self.a_to_b.advance(self.a.as_fd(), self.b.as_fd(), &self.pool);
+        // Also after an error: a server that refuses an upload has answered before it closed the
+        // connection.
+        let b_to_a = self.b_to_a.advance(self.b.as_fd(), self.a.as_fd(), &self.pool);
+        let (a_to_b, b_to_a) = (a_to_b?, b_to_a?);
+        Ok(match (a_to_b.is_done(), b_to_a.is_done()) {
             (true, true) => Step::Done,
-            _ if there.has_more || back.has_more => Step::Again,
+            _ if a_to_b.has_more || b_to_a.has_more => Step::Again,
             _ => Step::Wait {
-                from: Readiness { read: there.read, write: back.write },
-                to: Readiness { read: back.read, write: there.write },
+                from: Readiness { read: a_to_b.read, write: b_to_a.write },
+                to: Readiness { read: b_to_a.read, write: a_to_b.write },
             },
         })
     }
@@ -219,44 +224,43 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
             match self.step_nonblocking()? {
                 Step::Done => return Ok(()),
                 Step::Again => {}
-                Step::Wait { from, to } => {
-                    wait([(self.from.as_fd(), from), (self.to.as_fd(), to)])?
-                }
+                Step::Wait { from, to } => wait([(self.a.as_fd(), from), (self.b.as_fd(), to)])?,
             }
         }
     }
 }
 
 impl ForwardPool {
-    /// A pool that keeps up to `idle_pipes_max` pipes at hand, with [`ForwardSettings::default`] otherwise.
+    /// Creates a pool that keeps up to `idle_pipes_max` pipes, with [`ForwardSettings::default`]
+    /// otherwise.
     pub fn new(idle_pipes_max: usize) -> Result<Self, Error> {
         Self::with(ForwardSettings { idle_pipes_max, ..ForwardSettings::default() })
     }
 
-    /// A pool whose forwarders work as told.
+    /// Creates a pool whose forwarders have the given settings.
     pub fn with(settings: ForwardSettings) -> Result<Self, Error> {
-        /// A buffer is in use only during a step, so there are as many as threads.
+        /// A buffer is in use only during a step, so at most one per thread is in use.
         const BUFFERS_MAX: usize = 4096;
         if settings.pipe_bytes == 0 || settings.buffer_bytes == 0 {
-            return Err(Error::Unsuited("a pipe and a buffer hold at least a byte"));
+            return Err(Error::Unsuited("pipe_bytes and buffer_bytes must be at least 1"));
         }
         let buffers = Pool::new(settings.buffer_bytes, BUFFERS_MAX)?;
-        Ok(Self(Arc::new(Stock { pipes: Mutex::default(), settings, buffers })))
+        Ok(Self(Arc::new(ForwardPoolInner { pipes: Mutex::default(), settings, buffers })))
     }
 
-    /// How many pipes lie idle.
+    /// The number of idle pipes.
     pub fn idle_pipes(&self) -> usize {
         self.pipes().len()
     }
 
-    fn take_pipe(&self) -> Result<Pipe, Error> {
+    fn acquire_pipe(&self) -> Result<Pipe, Error> {
         let idle = self.pipes().pop();
-        let fresh =
+        let create =
             || Pipe::new(self.0.settings.pipe_bytes).map_err(|errno| failed("pipe2")(errno.into()));
-        idle.map_or_else(fresh, Ok)
+        idle.map_or_else(create, Ok)
     }
 
-    fn put_pipe(&self, pipe: Pipe) {
+    fn release_pipe(&self, pipe: Pipe) {
         let mut pipes = self.pipes();
         if pipe.held_bytes() == 0 && pipes.len() < self.0.settings.idle_pipes_max {
             pipes.push(pipe);
@@ -268,16 +272,16 @@ impl ForwardPool {
     }
 }
 
-/// Makes a socket non-blocking; returns the mode it had.
+/// Makes a socket non-blocking; returns the flags that it had.
 fn make_nonblocking(socket: BorrowedFd<'_>) -> Result<OFlags, Error> {
     let failed = |errno: rustix::io::Errno| failed("fcntl")(errno.into());
-    let mode = rustix::fs::fcntl_getfl(socket).map_err(failed)?;
-    rustix::fs::fcntl_setfl(socket, mode | OFlags::NONBLOCK).map_err(failed)?;
-    Ok(mode)
+    let flags = rustix::fs::fcntl_getfl(socket).map_err(failed)?;
+    rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK).map_err(failed)?;
+    Ok(flags)
 }
 
-/// Waits until one of the sockets is ready for what it is waited for. One that is waited for nothing is left
-/// out: its hang-up would wake for ever.
+/// Waits until one of the sockets is ready. A socket with nothing to wait for is left out: its
+/// hang-up would wake every poll at once.
 fn wait(sockets: [(BorrowedFd<'_>, Readiness); 2]) -> Result<(), Error> {
     let mut descriptors: Vec<PollFd<'_>> = sockets
         .iter()
@@ -294,8 +298,9 @@ fn wait(sockets: [(BorrowedFd<'_>, Readiness); 2]) -> Result<(), Error> {
             let events =
                 descriptors.iter().fold(PollFlags::empty(), |all, one| all | one.revents());
             if events == PollFlags::ERR {
-                // Notices for somebody else wait in an error queue, and would wake us for ever.
-                std::thread::sleep(ERROR_QUEUE_INTERVAL);
+                // Entries for another reader are in an error queue, and would wake every poll at
+                // once.
+                std::thread::sleep(ERROR_QUEUE_POLL_INTERVAL);
             }
             Ok(())
         }

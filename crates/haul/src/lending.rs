@@ -1,7 +1,8 @@
-//! Loans: buffers that the kernel sends from while their owner keeps his hands off.
+//! Loans: buffers that the kernel sends from while the program cannot access them.
 //!
-//! A loan is a move: the buffer goes in and comes out when the kernel has said that it is done with the
-//! pages. Everything here is arithmetic over what a [`ZeroCopySocket`] says, so that tests can put any kernel under it.
+//! A loan is a move: the buffer goes in, and comes out when the kernel has reported that it has
+//! released the pages. This module makes system calls only through [`ZeroCopySocket`], so that
+//! tests can simulate any kernel.
 
 mod reaper;
 #[cfg(test)]
@@ -24,41 +25,43 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
 
-/// Bytes that the kernel may copy although they were lent, with none sent as they are, before lending is given
-/// up for plain sends.
+/// Lent bytes that the kernel may copy, if it sends none without a copy, before loans become plain
+/// sends.
 const COPIED_BYTES_BEFORE_FALLBACK: u64 = 1 << 20;
-/// Sends that may be out before the notices are looked at, so that they come pipelined and not one by one.
-const OPEN_BEFORE_REAPING: usize = 16;
-/// The most that one call is given: TCP counts in 32 bits.
+/// Sends in flight at which completions are drained, so that they are pipelined and not read one by
+/// one.
+const IN_FLIGHT_BEFORE_DRAIN: usize = 16;
+/// The most bytes of one call: TCP counts in 32 bits.
 const CALL_BYTES_MAX: usize = 1 << 30;
 
-/// The kernel, as far as loans go.
+/// The kernel's side of loans; tests simulate it.
 pub(crate) trait ZeroCopySocket {
-    /// Sends a beginning of `bytes`; with `zerocopy` from the caller's pages.
+    /// Sends a prefix of `bytes`; with `zerocopy`, from the caller's pages.
     fn send(
         &mut self,
         bytes: &[u8],
         segment_bytes: Option<u16>,
         zerocopy: bool,
     ) -> io::Result<usize>;
-    /// Makes `zerocopy` possible.
+    /// Enables zero-copy sends.
     fn enable_zerocopy(&mut self) -> Result<(), Error>;
-    /// The next notice, never blocking.
+    /// The next completion, if one has arrived. Never blocks.
     fn next_completion(&mut self) -> io::Result<Option<Completion>>;
-    /// Waits until there may be a notice; false where this wire does not wait, or not any longer.
+    /// Waits until there may be a completion; false if the socket is non-blocking or its timeout
+    /// expired.
     fn wait_for_completion(&mut self) -> io::Result<bool>;
-    /// Whether a zero-copy send that fails may have got a number all the same.
+    /// Whether a zero-copy send that fails may nevertheless have used a sequence number.
     fn numbers_failed_sends(&self) -> bool;
 }
 
-/// A buffer inside.
+/// A loan that is not returned yet.
 #[derive(Debug)]
 struct Loan {
     buffer: Buffer,
     segment_bytes: Option<u16>,
     sent_bytes: usize,
-    /// Sends from it that have no notice yet.
-    open_sends: usize,
+    /// Sends from it that are in flight.
+    sends_in_flight: usize,
     copied: bool,
 }
 
@@ -76,92 +79,93 @@ pub(crate) struct Lending {
     limits: Limits,
     zerocopy_bytes_min: usize,
     mode: Mode,
-    /// The kernel counts this socket's zero-copy sends, and the count is this book's for good.
+    /// Whether the completions of the socket belong to `tracker`. Once true, it stays true.
     owns_completions: bool,
-    book: CompletionTracker<LoanId>,
-    inside: BTreeMap<LoanId, Loan>,
-    next: u64,
-    bytes_out: usize,
-    /// The youngest loan, while it has bytes that the socket has not taken yet.
+    tracker: CompletionTracker<LoanId>,
+    loans: BTreeMap<LoanId, Loan>,
+    next_id: u64,
+    lent_bytes: usize,
+    /// The latest loan, while it has bytes that the socket has not accepted yet.
     pending: Option<LoanId>,
-    /// An error that came after some bytes of a loan had gone: told at the next call.
-    deferred: Option<Error>,
-    /// A stream lacks the rest of a loan.
+    /// An error that occurred after some bytes of a loan were sent; the next call returns it.
+    deferred_error: Option<Error>,
+    /// Whether the rest of a loan is missing from a stream.
     is_torn: bool,
     returned: VecDeque<Returned>,
     counts: Counts,
-    /// Lent bytes that the kernel's notices say it copied: what was copied here is not among them.
-    told_copied_bytes: u64,
-    /// Whether lending ends once the kernel has only ever copied.
-    gives_up_copying: bool,
-    /// How often the kernel had no room to keep account of a loan.
+    /// Lent bytes that completions report as copied; not those that this library copied.
+    kernel_copied_bytes: u64,
+    /// Whether zero-copy is disabled once the kernel has only ever copied.
+    disables_when_copied: bool,
+    /// How often the kernel had no memory to track a loan (`ENOBUFS`).
     no_room: u64,
     fallbacks: Vec<Fallback>,
     process: u32,
 }
 
 impl Lending {
-    /// Lending for a socket of the process `process`: a child that has it too, after a fork, is refused.
+    /// Creates the state for a socket of the process `process`. A forked child, which has the
+    /// socket too, is refused.
     pub fn new(limits: Limits, zerocopy_bytes_min: usize, process: u32) -> Self {
         Self {
             limits,
             zerocopy_bytes_min,
             mode: Mode::Untried,
             owns_completions: false,
-            book: CompletionTracker::default(),
-            inside: BTreeMap::new(),
-            next: 0,
-            bytes_out: 0,
+            tracker: CompletionTracker::default(),
+            loans: BTreeMap::new(),
+            next_id: 0,
+            lent_bytes: 0,
             pending: None,
-            deferred: None,
+            deferred_error: None,
             is_torn: false,
             returned: VecDeque::new(),
             counts: Counts::default(),
-            told_copied_bytes: 0,
-            gives_up_copying: true,
+            kernel_copied_bytes: 0,
+            disables_when_copied: true,
             no_room: 0,
             fallbacks: Vec::new(),
             process,
         }
     }
 
-    /// Goes on lending though the kernel only ever copies.
-    pub fn lends_on(mut self) -> Self {
-        self.gives_up_copying = false;
+    /// Keeps zero-copy enabled although the kernel only ever copies.
+    pub fn keep_lending_when_copied(mut self) -> Self {
+        self.disables_when_copied = false;
         self
     }
 
-    /// Takes a buffer in and sends as much of it as the wire takes.
+    /// Takes a buffer, and sends as much of it as the socket accepts.
     pub fn lend(
         &mut self,
-        wire: &mut impl ZeroCopySocket,
+        socket: &mut impl ZeroCopySocket,
         buffer: Buffer,
         segment_bytes: Option<u16>,
     ) -> Result<LoanId, LendError> {
-        if let Err(error) = self.make_room(wire, &buffer) {
+        if let Err(error) = self.prepare(socket, &buffer) {
             return Err(LendError { error, buffer });
         }
-        let id = LoanId(self.next);
-        self.next += 1;
-        self.bytes_out += buffer.len();
-        self.inside.insert(
+        let id = LoanId(self.next_id);
+        self.next_id += 1;
+        self.lent_bytes += buffer.len();
+        self.loans.insert(
             id,
-            Loan { buffer, segment_bytes, sent_bytes: 0, open_sends: 0, copied: false },
+            Loan { buffer, segment_bytes, sent_bytes: 0, sends_in_flight: 0, copied: false },
         );
         self.pending = Some(id);
-        match self.push(wire) {
+        match self.send_pending(socket) {
             Ok(()) => Ok(id),
-            Err(error) => match self.inside.entry(id) {
+            Err(error) => match self.loans.entry(id) {
                 Entry::Occupied(loan) if loan.get().sent_bytes == 0 => {
                     let buffer = loan.remove().buffer;
                     self.pending = None;
-                    self.bytes_out -= buffer.len();
+                    self.lent_bytes -= buffer.len();
                     Err(LendError { error, buffer })
                 }
                 _ => {
                     if !matches!(error, Error::WouldBlock) {
-                        self.deferred = Some(error);
-                        self.abandon_pending(wire);
+                        self.deferred_error = Some(error);
+                        self.abandon_pending(socket);
                     }
                     Ok(id)
                 }
@@ -169,9 +173,9 @@ impl Lending {
         }
     }
 
-    /// Sends what is left of the youngest loan. Everything else that a sender sends must wait for that.
-    pub fn flush(&mut self, wire: &mut impl ZeroCopySocket) -> Result<(), Error> {
-        if let Some(error) = self.deferred.take() {
+    /// Sends the rest of the latest loan. Anything else that a sender sends must wait for that.
+    pub fn flush(&mut self, socket: &mut impl ZeroCopySocket) -> Result<(), Error> {
+        if let Some(error) = self.deferred_error.take() {
             return Err(error);
         }
         if self.is_torn {
@@ -181,61 +185,62 @@ impl Lending {
             return Ok(());
         }
         self.check_process()?;
-        let pushed = self.push(wire);
-        if let Err(error) = &pushed
+        let result = self.send_pending(socket);
+        if let Err(error) = &result
             && !matches!(error, Error::WouldBlock)
         {
-            self.abandon_pending(wire);
+            self.abandon_pending(socket);
         }
-        pushed
+        result
     }
 
-    /// Hears what the kernel has to say. Never blocks.
-    pub fn hear(&mut self, wire: &mut impl ZeroCopySocket) -> Result<(), Error> {
+    /// Processes the completions that have arrived. Never blocks.
+    pub fn process_completions(&mut self, socket: &mut impl ZeroCopySocket) -> Result<(), Error> {
         self.check_process()?;
-        self.reap(wire).map(drop)
+        self.drain_completions(socket).map(drop)
     }
 
-    /// The next buffer that has come back.
+    /// The next buffer to return to the caller.
     pub fn take_returned(&mut self) -> Option<Returned> {
         self.returned.pop_front()
     }
 
-    /// Reads notices until there is none; returns whether there was any.
-    fn reap(&mut self, wire: &mut impl ZeroCopySocket) -> Result<bool, Error> {
+    /// Processes completions until there are none; returns whether there were any.
+    fn drain_completions(&mut self, socket: &mut impl ZeroCopySocket) -> Result<bool, Error> {
         let mut any = false;
-        while self.book.open() > 0 {
+        while self.tracker.in_flight() > 0 {
             self.counts.calls += 1;
-            let Some(notice) = wire.next_completion().map_err(failed("recvmsg MSG_ERRQUEUE"))?
+            let Some(completion) =
+                socket.next_completion().map_err(failed("recvmsg MSG_ERRQUEUE"))?
             else {
                 break;
             };
             any = true;
-            self.settle(notice);
+            self.complete(completion);
         }
-        self.give_up_copying();
+        self.disable_if_only_copied();
         Ok(any)
     }
 
-    /// How many loans are out: inside, or back and not reclaimed.
-    pub fn out(&self) -> usize {
-        self.inside.len() + self.returned.len()
+    /// The number of outstanding loans: in use, or returned but not reclaimed.
+    pub fn outstanding(&self) -> usize {
+        self.loans.len() + self.returned.len()
     }
 
-    /// Whether something has come back that was not handed out.
+    /// Whether a returned buffer is waiting to be reclaimed.
     pub fn has_returned(&self) -> bool {
         !self.returned.is_empty()
     }
 
-    /// Bytes of the youngest loan that the socket has not taken yet.
+    /// Bytes of the latest loan that the socket has not accepted yet.
     pub fn unsent_bytes(&self) -> usize {
-        let pending = self.pending.and_then(|id| self.inside.get(&id));
+        let pending = self.pending.and_then(|id| self.loans.get(&id));
         pending.map_or(0, |loan| loan.buffer.len() - loan.sent_bytes)
     }
 
-    /// How many sends the kernel still holds pages of.
-    pub fn open_sends(&self) -> usize {
-        self.book.open()
+    /// The number of sends in flight, whose pages the kernel still holds.
+    pub fn sends_in_flight(&self) -> usize {
+        self.tracker.in_flight()
     }
 
     pub fn counts(&self) -> Counts {
@@ -250,40 +255,45 @@ impl Lending {
         &self.fallbacks
     }
 
-    /// Whether notices of this socket are this book's. Then nobody else may send with `MSG_ZEROCOPY`.
+    /// Whether the completions of the socket belong to these loans. If so, no other code may send
+    /// with `MSG_ZEROCOPY`.
     pub fn owns_completions(&self) -> bool {
         self.owns_completions
     }
 
-    /// Never lends again: plain sends from now on.
-    pub fn give_up(&mut self, reason: String) {
+    /// Disables zero-copy: all later loans are plain sends.
+    pub fn disable_zerocopy(&mut self, reason: String) {
         if self.mode != Mode::Copying {
             self.mode = Mode::Copying;
             self.fallbacks.push(Fallback { from: SendMethod::Zerocopy.name(), to: "send", reason });
         }
     }
 
-    /// Leaves the loans that are out to the reaper, which keeps `socket` until the kernel has let go of them.
-    pub fn leave(mut self, socket: impl AsFd + Send + 'static) {
+    /// Hands the outstanding loans to the reaper, which keeps `socket` until the kernel has
+    /// released them.
+    pub fn hand_to_reaper(mut self, socket: impl AsFd + Send + 'static) {
         if self.process != std::process::id() {
-            // A forked child's copy: the notices are the parent's to read, and so are the pages to free.
+            // A forked child's copy: the parent reads the completions, and the parent frees the
+            // pages.
             std::mem::forget(self);
             return;
         }
         self.pending = None;
-        let _ = self.reap(&mut OsSocket::of(socket.as_fd(), SocketType::STREAM));
-        if self.book.open() > 0 {
-            reaper::keep(socket, self);
+        let _ = self.drain_completions(&mut OsSocket::of(socket.as_fd(), SocketType::STREAM));
+        if self.tracker.in_flight() > 0 {
+            reaper::keep_until_complete(socket, self);
         }
     }
 
-    /// A forked child has the buffers and the socket, but the kernel's notices can be read only once.
+    /// Fails in a forked child. The child has the buffers and the socket, but each completion can
+    /// be read only once.
     fn check_process(&self) -> Result<(), Error> {
         if self.process == std::process::id() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// Checks a loan against what may be out, waiting for others to come back where the wire waits.
-    fn make_room(&mut self, wire: &mut impl ZeroCopySocket, buffer: &Buffer) -> Result<(), Error> {
+    /// Prepares the socket for a loan, and checks the loan against the limits. On a blocking
+    /// socket, waits until other loans have completed.
+    fn prepare(&mut self, socket: &mut impl ZeroCopySocket, buffer: &Buffer) -> Result<(), Error> {
         self.check_process()?;
         if buffer.is_empty() {
             return Err(Error::LoanEmpty);
@@ -292,51 +302,55 @@ impl Lending {
         if buffer.len() > bytes_max {
             return Err(Error::LoanTooLarge { bytes: buffer.len(), bytes_max });
         }
-        self.flush(wire)?;
-        if self.book.open() >= OPEN_BEFORE_REAPING {
-            self.reap(wire)?;
+        self.flush(socket)?;
+        if self.tracker.in_flight() >= IN_FLIGHT_BEFORE_DRAIN {
+            self.drain_completions(socket)?;
         }
         if self.mode == Mode::Untried {
-            match wire.enable_zerocopy() {
+            match socket.enable_zerocopy() {
                 Ok(()) => {
                     self.mode = Mode::Zerocopy;
                     self.owns_completions = true;
                 }
-                Err(reason) => self.give_up(reason.to_string()),
+                Err(reason) => self.disable_zerocopy(reason.to_string()),
             }
         }
         loop {
-            if self.inside.len() < self.limits.loans_max
-                && self.bytes_out + buffer.len() <= bytes_max
+            if self.loans.len() < self.limits.loans_max
+                && self.lent_bytes + buffer.len() <= bytes_max
             {
                 return Ok(());
             }
-            if !self.reap(wire)? && !wire.wait_for_completion().map_err(failed("poll"))? {
+            if !self.drain_completions(socket)?
+                && !socket.wait_for_completion().map_err(failed("poll"))?
+            {
                 return Err(Error::LoansOut);
             }
         }
     }
 
-    /// Sends the pending loan until it is gone or the wire refuses.
-    fn push(&mut self, wire: &mut impl ZeroCopySocket) -> Result<(), Error> {
-        while let Some(zerocopy) = self.sends_next_from_its_pages() {
-            let Err(error) = self.push_piece(wire, zerocopy) else { continue };
+    /// Sends the pending loan until all of it is sent or the socket refuses.
+    fn send_pending(&mut self, socket: &mut impl ZeroCopySocket) -> Result<(), Error> {
+        while let Some(zerocopy) = self.pending_uses_zerocopy() {
+            let Err(error) = self.send_piece(socket, zerocopy) else { continue };
             let error = match Errno::from_io_error(&error) {
                 Some(Errno::AGAIN) => return Err(Error::WouldBlock),
-                // optmem_max or RLIMIT_MEMLOCK is used up. If nothing comes back, waiting could be for ever.
-                Some(Errno::NOBUFS) if zerocopy && !wire.numbers_failed_sends() => {
+                // `optmem_max` or `RLIMIT_MEMLOCK` is used up. If no completion arrives, waiting
+                // could last forever.
+                Some(Errno::NOBUFS) if zerocopy && !socket.numbers_failed_sends() => {
                     self.no_room += 1;
-                    if !self.reap(wire)? {
-                        self.push_piece(wire, false).map_err(failed("send"))?;
+                    if !self.drain_completions(socket)? {
+                        self.send_piece(socket, false).map_err(failed("send"))?;
                     }
                     continue;
                 }
                 _ => failed("send MSG_ZEROCOPY")(error),
             };
-            if zerocopy && (error.is_refusal() || wire.numbers_failed_sends()) {
-                // Whether the flag or the bytes were at fault, a plain send will tell. Where a send that failed may
-                // have got a number, no later one could be told from it: those that are out are the last.
-                self.give_up(error.to_string());
+            if zerocopy && (error.is_refusal() || socket.numbers_failed_sends()) {
+                // A plain send shows whether the flag or the bytes were at fault. If the failed
+                // send may have used a number, the numbers of later sends would be ambiguous: those
+                // in flight are the last zero-copy ones.
+                self.disable_zerocopy(error.to_string());
                 continue;
             }
             return Err(error);
@@ -344,27 +358,27 @@ impl Lending {
         Ok(())
     }
 
-    /// Whether the pending loan goes from its own pages; `None` where nothing is pending.
-    fn sends_next_from_its_pages(&self) -> Option<bool> {
-        let loan = self.inside.get(&self.pending?)?;
+    /// Whether the pending loan is sent from its own pages; `None` if no loan is pending.
+    fn pending_uses_zerocopy(&self) -> Option<bool> {
+        let loan = self.loans.get(&self.pending?)?;
         Some(self.mode == Mode::Zerocopy && loan.buffer.len() >= self.zerocopy_bytes_min)
     }
 
-    /// Sends the next piece of the pending loan in one call, and enters it.
-    fn push_piece(&mut self, wire: &mut impl ZeroCopySocket, zerocopy: bool) -> io::Result<()> {
-        let Some((id, loan)) = self.pending.and_then(|id| Some((id, self.inside.get_mut(&id)?)))
+    /// Sends the next piece of the pending loan in one call, and records it.
+    fn send_piece(&mut self, socket: &mut impl ZeroCopySocket, zerocopy: bool) -> io::Result<()> {
+        let Some((id, loan)) = self.pending.and_then(|id| Some((id, self.loans.get_mut(&id)?)))
         else {
             return Ok(());
         };
         let left = &loan.buffer[loan.sent_bytes..];
         let piece = &left[..left.len().min(bytes_per_call(loan.segment_bytes))];
         self.counts.calls += 1;
-        let bytes = wire.send(piece, loan.segment_bytes, zerocopy)?;
+        let bytes = socket.send(piece, loan.segment_bytes, zerocopy)?;
         loan.sent_bytes += bytes;
         self.counts.bytes += bytes as u64;
         if zerocopy && bytes > 0 {
-            loan.open_sends += 1;
-            self.book.sent(bytes, id);
+            loan.sends_in_flight += 1;
+            self.tracker.record_send(bytes, id);
         } else {
             loan.copied = true;
             self.counts.copied_bytes += bytes as u64;
@@ -375,61 +389,62 @@ impl Lending {
         Ok(())
     }
 
-    /// Nothing more of the youngest loan will be sent.
+    /// Ends the pending loan: nothing more of it is sent.
     fn finish_pending(&mut self) {
         if let Some(id) = self.pending.take() {
-            self.return_settled(id);
+            self.return_if_complete(id);
         }
     }
 
-    /// The rest of the youngest loan cannot be sent. Datagrams do not miss it; a stream has a hole.
-    fn abandon_pending(&mut self, wire: &impl ZeroCopySocket) {
-        self.is_torn |= self.unsent_bytes() > 0 && !wire.numbers_failed_sends();
+    /// Abandons the rest of the pending loan, which cannot be sent. For datagrams that is harmless;
+    /// a stream has a gap.
+    fn abandon_pending(&mut self, socket: &impl ZeroCopySocket) {
+        self.is_torn |= self.unsent_bytes() > 0 && !socket.numbers_failed_sends();
         self.finish_pending();
     }
 
-    fn settle(&mut self, notice: Completion) {
-        let mut settled = Vec::new();
-        self.book.settle(notice, |sent| settled.push(sent));
-        for sent in settled {
-            if notice.copied {
+    fn complete(&mut self, completion: Completion) {
+        let mut completed = Vec::new();
+        self.tracker.complete(completion, |sent| completed.push(sent));
+        for sent in completed {
+            if completion.copied {
                 self.counts.copied_bytes += sent.bytes as u64;
-                self.told_copied_bytes += sent.bytes as u64;
+                self.kernel_copied_bytes += sent.bytes as u64;
             } else {
                 self.counts.zero_copied_bytes += sent.bytes as u64;
             }
-            if let Some(loan) = self.inside.get_mut(&sent.mark) {
-                loan.open_sends -= 1;
-                loan.copied |= notice.copied;
+            if let Some(loan) = self.loans.get_mut(&sent.token) {
+                loan.sends_in_flight -= 1;
+                loan.copied |= completion.copied;
             }
-            self.return_settled(sent.mark);
+            self.return_if_complete(sent.token);
         }
     }
 
-    /// Hands a loan back that nobody needs any more.
-    fn return_settled(&mut self, id: LoanId) {
-        let Entry::Occupied(loan) = self.inside.entry(id) else { return };
-        if self.pending == Some(id) || loan.get().open_sends > 0 {
+    /// Returns a loan's buffer if the loan is neither pending nor in flight.
+    fn return_if_complete(&mut self, id: LoanId) {
+        let Entry::Occupied(loan) = self.loans.entry(id) else { return };
+        if self.pending == Some(id) || loan.get().sends_in_flight > 0 {
             return;
         }
         let Loan { buffer, sent_bytes, copied, .. } = loan.remove();
-        self.bytes_out -= buffer.len();
+        self.lent_bytes -= buffer.len();
         let outcome = if copied { Outcome::Copied } else { Outcome::ZeroCopied };
         self.returned.push_back(Returned { id, buffer, outcome, sent_bytes });
     }
 
-    /// Lending that only ever copies costs more than a plain send.
-    fn give_up_copying(&mut self) {
-        let all_copied = self.told_copied_bytes >= COPIED_BYTES_BEFORE_FALLBACK
+    /// Disables zero-copy if the kernel only ever copies, which costs more than a plain send.
+    fn disable_if_only_copied(&mut self) {
+        let all_copied = self.kernel_copied_bytes >= COPIED_BYTES_BEFORE_FALLBACK
             && self.counts.zero_copied_bytes == 0;
-        if self.mode == Mode::Zerocopy && self.gives_up_copying && all_copied {
-            self.give_up("the kernel copied all that was lent".into());
+        if self.mode == Mode::Zerocopy && self.disables_when_copied && all_copied {
+            self.disable_zerocopy("the kernel copied all lent bytes".into());
         }
     }
 }
 
-/// How much one call may take: datagrams go in whole segments, at most 64 of them and 64 KiB (the limits of
-/// Linux 4.18's UDP segmentation offload).
+/// The most bytes of one call. Datagrams are sent in whole segments, at most 64 of them and 64 KiB
+/// (the limits of Linux 4.18's UDP segmentation offload).
 fn bytes_per_call(segment_bytes: Option<u16>) -> usize {
     /// 65,535 less the headers of IPv4 and UDP.
     const DATAGRAM_BYTES_MAX: usize = 65_507;

@@ -1,12 +1,14 @@
-//! Moves bytes over TCP by the cheapest way the kernel offers, and says which way that was.
+//! Sends, receives and forwards bytes over TCP by the cheapest method that the kernel offers, and
+//! reports which method it used.
 //!
-//! Linux has a dozen ways to put a file or a piece of memory into a socket, and a few to get one out. Which is
-//! cheapest depends on the kernel, the network device and the size, and several copy silently where they promise
-//! not to. Three types take the cheapest one that a socket allows:
+//! Linux has a dozen ways to send a file or memory through a socket, and a few to receive from one.
+//! The cheapest depends on the kernel, the network device and the size. Several copy silently
+//! although they promise not to. Three types choose the cheapest method that a socket allows:
 //!
-//! * [`Sender`]: bytes, files ([`Sender::send_file`]) and loans ([`Sender::lend`]);
-//! * [`Receiver`]: mapped pages or plain reads ([`Receiver::receive`]), into files, or thrown away;
-//! * [`Forwarder`]: two sockets joined.
+//! * [`Sender`]: bytes, files ([`Sender::send_file`]) and loans ([`Sender::lend`]). A loan is
+//!   memory lent to the kernel until its completion arrives.
+//! * [`Receiver`]: mapped pages or plain reads ([`Receiver::receive`]), into files, or discarded.
+//! * [`Forwarder`]: joins two sockets.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -19,44 +21,49 @@
 //! # }
 //! ```
 //!
-//! # What to use when
+//! # Which call to use
 //!
 //! | you have | use | what happens |
 //! |---|---|---|
-//! | a file | [`Sender::send_file`] | its pages travel |
-//! | memory that is written once | [`Memory`] with [`Sender::send_file`] | its pages travel |
-//! | memory that is used again | [`Pool`] with [`Sender::lend`] | its pages travel, and come back |
-//! | a few bytes | [`Sender::send`], [`Sender::send_vectored`] | copied, which is cheapest for few |
-//! | many datagrams | [`Sender::lend_segments`] | one call, cut by the device |
-//! | a stream to look at | [`Receiver::receive`] | mapped where that pays, else read |
-//! | a stream to keep | [`Receiver::receive_into_file`] | into the page cache, not through the program |
+//! | a file | [`Sender::send_file`] | sent without a copy |
+//! | memory that is written once | [`Memory`] with [`Sender::send_file`] | sent without a copy |
+//! | memory that is reused | [`Pool`] with [`Sender::lend`] | sent without a copy, then returned |
+//! | a few bytes | [`Sender::send`], [`Sender::send_vectored`] | copied: cheapest for few bytes |
+//! | many datagrams | [`Sender::lend_segments`] | one call, segmented by the device |
+//! | a stream to process | [`Receiver::receive`] | mapped where that is cheaper, else read |
+//! | a stream to store | [`Receiver::receive_into_file`] | spliced into the page cache |
 //! | two sockets | [`Forwarder`] | spliced, or copied where messages are small |
 //!
-//! # Nothing fails because a fast way is missing
+//! # Fallbacks
 //!
-//! Each way is tried by using it. What the kernel, a container or the socket refuses, what turns out to copy and what
-//! turns out dearer is stepped down from, to plain reads and writes in the end. Every step down is in the report
-//! with its reason ([`Fallback`]): what a program cannot see it cannot trust.
+//! A method is probed by using it. The library falls back from a method that the kernel, a
+//! container or the socket refuses, that copies although it should not, or that costs more. The
+//! last fallback is plain reads and writes, so nothing fails because a fast method is missing.
+//! Every fallback is in the report with its reason ([`Fallback`]), so that a program can check it.
 //!
-//! # Blocking or not
+//! # Blocking and non-blocking sockets
 //!
-//! Everything works on blocking and non-blocking sockets: a call moves what it can, and [`Error::WouldBlock`] means
-//! that nothing was moved. There is no runtime; anything with a descriptor will do. A program that polls and lends
-//! has three things to wait for: `POLLOUT` while the socket is full, `POLLERR` while too much is lent
-//! ([`Error::LoansOut`]) or no buffer is left, and nothing at all where [`Sender::reclaim`] hands buffers out already; the
-//! example `serve` does it in twenty lines. An event loop that takes `EPOLLERR` for the end of a connection does not
-//! get along with loans.
+//! Every call works on blocking and non-blocking sockets: it moves as many bytes as it can, and
+//! [`Error::WouldBlock`] means that none were moved. There is no runtime; any type with a
+//! descriptor works. A program that polls and lends waits for one of three things:
 //!
-//! `SIGPIPE` must be ignored, as Rust programs do from the start: `sendfile`, `splice` and `write` have no flag
-//! against it.
+//! * `POLLOUT` while the socket is full;
+//! * `POLLERR` while the loan limits are reached ([`Error::LoansOut`]) or no buffer is left;
+//! * nothing if [`Sender::reclaim`] returns buffers at once.
 //!
-//! # The ways themselves
+//! The example `serve` does it in twenty lines. An event loop that takes `EPOLLERR` for the end of
+//! a connection does not work with loans.
 //!
-//! Each way of sending is a [`SendMethod`]: it can be tried ([`probe`]), put to the proof of whether it copies ([`prove`]),
-//! and used as it is ([`SendMethod::open`]). Which one is cheapest is arithmetic over a [`Plan`], measured by `haul bench`
-//! and made by `haul plan`.
+//! `SIGPIPE` must be ignored, as Rust programs do from the start: `sendfile`, `splice` and `write`
+//! have no flag that suppresses it.
 //!
-//! What the library cannot do yet: TLS.
+//! # Using one method
+//!
+//! Each [`SendMethod`] can be probed ([`probe`]), tested for whether it copies ([`prove`]), and
+//! used by itself ([`SendMethod::open`]). The cheapest one is computed from a [`Plan`], a cost
+//! model that is measured by `haul bench` and made by `haul plan`.
+//!
+//! Not supported yet: TLS.
 
 #![forbid(unsafe_code)]
 
@@ -96,7 +103,7 @@ pub use sender::{SendReport, Sender};
 pub use settings::{MethodChoice, SendSettings};
 pub use source::{Memory, Source, SourceError, file_len};
 
-/// What the README and the guide show compiles.
+/// Compiles the examples of the README and the guide.
 #[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../../../README.md")]

@@ -1,72 +1,72 @@
-//! What a program sees of a loan.
+//! The public types of loans: identifier, limits, outcome and returned buffer.
 
 use crate::buffer::Buffer;
 use crate::error::Error;
 
-/// The number of a loan, unique to its sender and ascending.
+/// The identifier of a loan, unique within its sender and ascending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LoanId(pub(crate) u64);
 
-/// A buffer that has come back.
+/// A lent buffer that is returned to the caller.
 #[derive(Debug)]
 pub struct Returned {
-    /// Which loan it was.
+    /// The identifier of the loan.
     pub id: LoanId,
-    /// The buffer, the caller's again.
+    /// The buffer, owned by the caller again.
     pub buffer: Buffer,
-    /// What became of it.
+    /// How its bytes were sent.
     pub outcome: Outcome,
-    /// How many of its bytes the socket took: all, unless the connection failed or the sender was done before.
+    /// How many of its bytes the socket accepted: all, unless the connection failed before.
     pub sent_bytes: usize,
 }
 
-/// What became of a lent buffer.
+/// How the bytes of a loan were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The kernel sent all that it took from the buffer itself.
+    /// The kernel sent all that it accepted from the buffer itself.
     ZeroCopied,
-    /// Some or all of it was copied: by this library, because it was small or the socket cannot do better, or
-    /// by the kernel.
+    /// Some or all of the bytes were copied: by this library, because they were few or the socket
+    /// does not support zero-copy, or by the kernel.
     Copied,
 }
 
-/// What may be out at a time, for one sender.
+/// Limits on the outstanding loans of one sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Loans.
+    /// The number of loans.
     pub loans_max: usize,
     /// Bytes of all loans together; a single loan cannot be larger either.
     pub bytes_max: usize,
 }
 
 impl Default for Limits {
-    /// 64 loans of 16 MiB together: the product of 10 Gbit/s and 13 ms. An ordinary user may have 8 MiB
-    /// pinned (`RLIMIT_MEMLOCK`), beyond which loans are copied.
+    /// 64 loans of 16 MiB together: the bandwidth-delay product of 10 Gbit/s and 13 ms. An
+    /// unprivileged user may pin 8 MiB (`RLIMIT_MEMLOCK`); loans beyond that are copied.
     fn default() -> Self {
         Self { loans_max: 64, bytes_max: 16 << 20 }
     }
 }
 
 impl From<LendError> for Error {
-    /// Without the buffer, which is dropped.
+    /// Drops the buffer.
     fn from(refused: LendError) -> Self {
         refused.error
     }
 }
 
 impl From<LendError> for std::io::Error {
-    /// Without the buffer, which is dropped.
+    /// Drops the buffer.
     fn from(refused: LendError) -> Self {
         refused.error.into()
     }
 }
 
-/// A loan that was not made; the buffer comes back untouched.
+/// A loan that was refused, with its buffer unchanged.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct LendError {
-    /// Why.
+    /// The reason.
     pub error: Error,
-    /// The buffer: nothing of it was sent.
+    /// The buffer, of which nothing was sent.
     pub buffer: Buffer,
 }

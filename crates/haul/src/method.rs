@@ -1,8 +1,8 @@
-//! The ways of sending, as a table with one line each.
+//! Send methods: the table of their names, properties and implementations.
 //!
-//! Every way is a file of its own under `path/` with the same four parts: what it is and when it silently
-//! copies, how it is tried, how it sends, what to step down to. Adding one is adding such a file, a name in
-//! [`SendMethod`] and a line in the table.
+//! Every method is a file under `method/` with the same four parts: what it is and when it silently
+//! copies, how it is probed, how it sends, and its fallback. To add a method, add such a file, a
+//! variant of [`SendMethod`] and a row of the table.
 
 mod buffered;
 mod floor;
@@ -27,38 +27,39 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 
-/// A way of sending.
+/// A method of sending a file or memory through a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "&'static str", try_from = "String")]
 pub enum SendMethod {
-    /// `read` into a buffer, `write` it.
+    /// `read` into a buffer, then `write` it to the socket.
     ReadWrite,
-    /// `read` into a buffer, `send` it.
+    /// `read` into a buffer, then `send` it.
     ReadSend,
-    /// Map the file, slide a window over it, one `send` a window.
+    /// Map the file in windows, then `send` each window.
     MmapSend,
     /// `sendfile`.
     Sendfile,
-    /// `splice` into a pipe and on into the socket.
+    /// `splice` into a pipe, then from the pipe into the socket.
     Splice,
-    /// `vmsplice` mapped pages into a pipe, `splice` on into the socket.
+    /// `vmsplice` mapped pages into a pipe, then `splice` them into the socket.
     Vmsplice,
     /// `send` with `MSG_ZEROCOPY`.
     Zerocopy,
-    /// io_uring: read, then send.
+    /// io_uring: a read, then a send.
     UringSend,
     /// io_uring: `SEND_ZC` from registered buffers.
     UringZerocopy,
-    /// io_uring: read linked to send, one system call.
+    /// io_uring: a read linked to a send, in one system call.
     UringChain,
-    /// The same few hot pages spliced again and again: the network stack's own cost. **It sends other bytes than the
-    /// source's**; it is for measuring, and a [`crate::Sender`] refuses it.
+    /// Splices the same few cached pages repeatedly, to measure the network stack's own cost. **It
+    /// does not send the bytes of the source**: it is for measuring, and a [`crate::Sender`]
+    /// refuses it.
     Floor,
 }
 
-/// What there is to know of a path: one line each.
-fn entry(path: SendMethod) -> &'static Entry {
-    match path {
+/// Returns the table row of a method.
+fn entry(method: SendMethod) -> &'static Entry {
+    match method {
         SendMethod::ReadWrite => &read_write::ENTRY,
         SendMethod::ReadSend => &read_send::ENTRY,
         SendMethod::MmapSend => &mmap_send::ENTRY,
@@ -73,68 +74,70 @@ fn entry(path: SendMethod) -> &'static Entry {
     }
 }
 
-/// What the table says of a path.
+/// A row of the table of send methods.
 struct Entry {
     name: &'static str,
     copying: Copying,
     fallback: Option<SendMethod>,
-    open: fn(BorrowedFd<'_>, &MethodOptions) -> Opened,
+    open: fn(BorrowedFd<'_>, &MethodOptions) -> OpenResult,
 }
 
-/// A path set up for a socket, or the reason why not.
-type Opened = Result<Box<dyn BoundMethod>, Error>;
+/// A method that is set up for a socket, or the reason why it cannot be.
+type OpenResult = Result<Box<dyn BoundMethod>, Error>;
 
-/// Whether a path copies the bytes on the sending host.
+/// Whether a method copies the bytes on the sending host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Copying {
     /// Always: through a buffer, or from the mapping into the kernel.
     Always,
-    /// The pages themselves travel, unless the device cannot gather them.
+    /// Only if the device cannot gather pages; otherwise the pages themselves are sent.
     Pages,
-    /// It depends, and the kernel tells afterwards.
+    /// It depends, and the kernel reports it in the completion.
     KernelTells,
 }
 
-/// How a path is to work.
+/// Options of a send method.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MethodOptions {
-    /// The most that one [`BoundMethod::send`] takes, in bytes: the size of the buffer, the window or the system
-    /// call.
+    /// The most bytes that one [`BoundMethod::send`] sends: the size of the buffer, the window or
+    /// the system call.
     pub chunk_bytes: usize,
-    /// The capacity to ask for a pipe, in bytes; `None` for what a chunk needs, up to 1 MiB.
+    /// The pipe capacity to request, in bytes; `None` for the size of a chunk, up to 1 MiB.
     pub pipe_bytes: Option<usize>,
 }
 
 impl Default for MethodOptions {
-    /// Chunks of 64 KiB, the size up to which the kernel builds one packet for the device to cut.
+    /// Chunks of 64 KiB, the largest packet that the kernel builds for the device to segment.
     fn default() -> Self {
         Self { chunk_bytes: 64 * 1024, pipe_bytes: None }
     }
 }
 
-/// What a path has done so far.
+/// Counters of bytes and system calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Bytes that the socket took.
+    /// Bytes that were moved: accepted by the socket, or received from it.
     pub bytes: u64,
     /// System calls made.
     pub calls: u64,
-    /// Bytes that the kernel said it sent without copying.
+    /// Bytes that the kernel reported as sent without a copy.
     pub zero_copied_bytes: u64,
-    /// Bytes that were to go without copying and were copied after all, by the kernel's word or because it
-    /// had no room to keep account of them.
+    /// Bytes that were copied although they were to be sent without a copy. The kernel reported it,
+    /// or it had no memory to track them (`ENOBUFS`). Of loans, also the bytes that this library
+    /// copied.
     pub copied_bytes: u64,
 }
 
-/// One way of sending, with the buffers, pipes or rings it needs.
+/// A send method that is set up for one socket, with the buffers, pipes or rings that it needs.
 ///
-/// A value belongs to one socket: it keeps what is on its way (bytes in a pipe, pages lent to the kernel).
+/// A value belongs to its socket, because it keeps data in transit: bytes in a pipe, pages lent to
+/// the kernel.
 pub trait BoundMethod: Send {
-    /// Sends the beginning of `range` of `source`, at most one chunk; returns the bytes that the socket took,
-    /// at least one.
+    /// Sends a prefix of `range` of `source`, at most one chunk; returns the bytes that the socket
+    /// accepted, at least one.
     ///
-    /// To go on, call again with what is left of the range: a path may hold bytes that it has read ahead.
-    /// `range` must not be empty.
+    /// To continue, call again with the rest of the range: a method may hold bytes that it has read
+    /// ahead. `range` must not be empty.
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -142,18 +145,19 @@ pub trait BoundMethod: Send {
         range: Range<u64>,
     ) -> Result<u64, Error>;
 
-    /// Takes the kernel's word on pages it was lent; returns how many sends it still holds. Never blocks.
+    /// Processes the completions that have arrived; returns the number of sends still in flight.
+    /// Never blocks.
     fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         let _ = socket;
         Ok(0)
     }
 
-    /// What it has done so far.
+    /// The counters so far.
     fn counts(&self) -> Counts;
 }
 
 impl SendMethod {
-    /// Every path, in the order of reports.
+    /// Every method, in the order of reports.
     pub const ALL: [Self; 11] = [
         Self::ReadWrite,
         Self::ReadSend,
@@ -168,32 +172,32 @@ impl SendMethod {
         Self::Floor,
     ];
 
-    /// Its name, the same in every report and flag.
+    /// The name of the method, the same in every report and flag.
     pub fn name(self) -> &'static str {
         entry(self).name
     }
 
-    /// Whether it copies the bytes on the sending host.
+    /// Whether the method copies the bytes on the sending host.
     pub fn copying(self) -> Copying {
         entry(self).copying
     }
 
-    /// Whether it can send memory; the others need a file to read or map.
+    /// Whether the method can send memory; the others need a file to read or map.
     pub fn takes_memory(self) -> bool {
         !matches!(self, Self::MmapSend | Self::UringChain)
     }
 
-    /// The next best path where the kernel refuses this one; `None` for the one that always works.
+    /// The method to try next if the kernel refuses this one; `None` for the one that always works.
     pub fn fallback(self) -> Option<Self> {
         entry(self).fallback
     }
 
-    /// Sets the path up for `socket`, or says why the kernel refuses. The io_uring paths look up here, once,
-    /// whether the socket is non-blocking.
-    pub fn open(self, socket: BorrowedFd<'_>, options: &MethodOptions) -> Opened {
+    /// Sets the method up for `socket`; fails if the kernel refuses it. The io_uring methods check
+    /// here, once, whether the socket is non-blocking.
+    pub fn open(self, socket: BorrowedFd<'_>, options: &MethodOptions) -> OpenResult {
         if options.chunk_bytes == 0 {
             return Err(Error::Unsuited(
-                "chunk_bytes is 0: a path must take at least a byte at a time",
+                "chunk_bytes is 0: a send method needs at least one byte per call",
             ));
         }
         (entry(self).open)(socket, options)
@@ -206,14 +210,17 @@ impl fmt::Display for SendMethod {
     }
 }
 
-/// A name that no path has.
+/// A name that no send method has.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("unknown path {0:?}; the paths are {names}", names = SendMethod::ALL.map(SendMethod::name).join(", "))]
+#[error(
+    "unknown path {0:?}; the paths are {names}",
+    names = SendMethod::ALL.map(SendMethod::name).join(", ")
+)]
 pub struct UnknownMethod(pub String);
 
 impl From<SendMethod> for &'static str {
-    fn from(path: SendMethod) -> Self {
-        path.name()
+    fn from(method: SendMethod) -> Self {
+        method.name()
     }
 }
 
@@ -231,24 +238,27 @@ impl FromStr for SendMethod {
     fn from_str(text: &str) -> Result<Self, UnknownMethod> {
         Self::ALL
             .into_iter()
-            .find(|path| path.name() == text)
+            .find(|method| method.name() == text)
             .ok_or_else(|| UnknownMethod(text.into()))
     }
 }
 
-/// The beginning of `range`, at most `chunk_bytes` of it, as an offset and a length.
-fn chunk_of(range: &Range<u64>, chunk_bytes: usize) -> (u64, usize) {
+/// The offset and the length of the first chunk of `range`, at most `chunk_bytes`.
+fn first_chunk(range: &Range<u64>, chunk_bytes: usize) -> (u64, usize) {
     let left = range.end.saturating_sub(range.start);
     (range.start, usize::try_from(left).unwrap_or(usize::MAX).min(chunk_bytes))
 }
 
-/// The same, ending where a page does, for ways that move pages: a socket takes what it has room for, and every page from
-/// there on would go in two halves (a fifth more CPU time in the lab).
-fn pages_of(range: &Range<u64>, chunk_bytes: usize) -> (u64, usize) {
-    let (offset, len) = chunk_of(range, chunk_bytes);
-    let beyond = (offset + len as u64) as usize % page_bytes();
+/// Like `first_chunk`, but ends on a page boundary, for methods that send pages.
+///
+/// A socket accepts as much as it has room for, so a range may continue inside a page. Without the
+/// alignment, every page from there on would be sent in two halves (a fifth more CPU time in the
+/// lab).
+fn page_aligned_chunk(range: &Range<u64>, chunk_bytes: usize) -> (u64, usize) {
+    let (offset, len) = first_chunk(range, chunk_bytes);
+    let excess = (offset + len as u64) as usize % page_bytes();
     let ends_the_range = offset + len as u64 == range.end;
-    (offset, if ends_the_range || beyond >= len { len } else { len - beyond })
+    (offset, if ends_the_range || excess >= len { len } else { len - excess })
 }
 
 #[cfg(test)]
@@ -256,32 +266,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_piece_ends_where_a_page_does_or_where_the_range_does() {
+    fn a_chunk_ends_on_a_page_boundary_or_with_the_range() {
         let page = page_bytes();
-        assert_eq!(pages_of(&(0..100), 4 * page), (0, 100));
-        assert_eq!(pages_of(&(0..u64::MAX), 4 * page), (0, 4 * page));
-        assert_eq!(pages_of(&(7..u64::MAX), 4 * page), (7, 4 * page - 7));
-        assert_eq!(pages_of(&(7..4 * page as u64 + 7), 4 * page), (7, 4 * page));
-        assert_eq!(pages_of(&(7..u64::MAX), 100), (7, 100), "a piece within a page is what it is");
+        assert_eq!(page_aligned_chunk(&(0..100), 4 * page), (0, 100));
+        assert_eq!(page_aligned_chunk(&(0..u64::MAX), 4 * page), (0, 4 * page));
+        assert_eq!(page_aligned_chunk(&(7..u64::MAX), 4 * page), (7, 4 * page - 7));
+        assert_eq!(page_aligned_chunk(&(7..4 * page as u64 + 7), 4 * page), (7, 4 * page));
+        assert_eq!(page_aligned_chunk(&(7..u64::MAX), 100), (7, 100), "within a page: unchanged");
     }
 
     #[test]
     fn names_are_unique_and_parse() {
-        for path in SendMethod::ALL {
-            assert_eq!(path.name().parse(), Ok(path));
+        for method in SendMethod::ALL {
+            assert_eq!(method.name().parse(), Ok(method));
         }
         assert_eq!("sendfil".parse::<SendMethod>(), Err(UnknownMethod("sendfil".into())));
     }
 
     #[test]
-    fn every_path_steps_down_to_read_write_in_the_end() {
-        for path in SendMethod::ALL {
-            let mut steps = vec![path];
-            while let Some(next) = steps[steps.len() - 1].fallback() {
-                assert!(!steps.contains(&next), "{path} goes round in circles");
-                steps.push(next);
+    fn every_fallback_chain_ends_in_read_write() {
+        for method in SendMethod::ALL {
+            let mut chain = vec![method];
+            while let Some(next) = chain[chain.len() - 1].fallback() {
+                assert!(!chain.contains(&next), "{method} is in a cycle of fallbacks");
+                chain.push(next);
             }
-            assert_eq!(steps.last(), Some(&SendMethod::ReadWrite));
+            assert_eq!(chain.last(), Some(&SendMethod::ReadWrite));
         }
     }
 }

@@ -1,10 +1,14 @@
-//! The plan: what each path costs, and so which one to take.
+//! The cost model: the cost of each send method, from which the cheapest is chosen. In files and on
+//! the command line it is called a plan.
 //!
-//! What it costs to send a file or a piece of memory was measured at several sizes; between them it is a line, and choosing
-//! is arithmetic. A plan that has no such points has a cost for each call and for each byte instead.
-//! The model knows CPU time of the sending host and nothing else: not the peer's, not descriptors or pinned
-//! memory. Paths that need much of those for each socket (a ring, registered buffers) are therefore never
-//! chosen, only taken by hand; so is `zerocopy`, whose notices a sender's loans need for themselves.
+//! The cost of sending a file or a piece of memory was measured at several sizes. Between them it
+//! is linear, so choosing is arithmetic. A plan without such points has a cost per call and per
+//! byte instead.
+//!
+//! The model covers CPU time of the sending host only: not that of the peer, and not descriptors or
+//! pinned memory. Methods that need much of those for each socket (a ring, registered buffers) are
+//! therefore never chosen, only used if set by hand. The same holds for `zerocopy`, because a
+//! sender's loans need its completions.
 
 use crate::method::SendMethod;
 use serde::{Deserialize, Serialize};
@@ -17,19 +21,22 @@ mod provenance;
 
 pub use provenance::{Network, Test};
 
-/// The plan file's name and version.
+/// Name and version of the plan file's format.
 pub const SCHEMA: &str = "haul.plan/1";
-/// The largest plan file that is read. The largest sensible one is a hundredth of it.
+/// The largest plan file that is read, in bytes. The largest sensible one is a hundredth of it.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Costs that differ by less than this cannot be told apart, and the path with fewer needs is taken.
-const TIE: f64 = 0.03;
+/// Costs that differ by less than this fraction count as equal: the method with fewer needs is
+/// chosen.
+const TIE_FRACTION: f64 = 0.03;
 const MIB: f64 = (1u64 << 20) as f64;
-/// Up to a page a call costs more than its bytes. Where nothing so small was measured, the line has to do.
-const SMALL_BYTES: u64 = 4096;
-/// A long transfer.
-const LONG_BYTES: u64 = 64 << 20;
+/// Up to a page, a call costs more than its bytes. If no size that small was measured, linear costs
+/// are used.
+const SMALL_BYTES_MAX: u64 = 4096;
+/// A long transfer, in bytes.
+const LONG_TRANSFER_BYTES: u64 = 64 << 20;
 
-/// The paths that a plan chooses from; of equals, the first: `sendfile` needs no pipe and no buffer.
+/// The methods that a plan chooses from; of equals, the first: `sendfile` needs no pipe and no
+/// buffer.
 const CANDIDATES: [SendMethod; 6] = [
     SendMethod::Sendfile,
     SendMethod::ReadSend,
@@ -39,62 +46,64 @@ const CANDIDATES: [SendMethod; 6] = [
     SendMethod::MmapSend,
 ];
 
-/// How much a path is given in one call where a plan chooses: a path that needs no buffer takes as much as
-/// pays, one that does as much as stays in a second-level cache.
-pub fn call_bytes(path: SendMethod) -> usize {
-    match path {
+/// The bytes that a method is given in one call if a plan chooses it. A method without a buffer
+/// gets the size beyond which larger calls save nothing. One with a buffer gets the size that stays
+/// in a second-level cache.
+pub fn call_bytes(method: SendMethod) -> usize {
+    match method {
         SendMethod::ReadWrite | SendMethod::ReadSend => 64 << 10,
         _ => 1 << 20,
     }
 }
 
-/// What each path costs, where that was measured.
+/// A cost model: the cost of each send method that was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// [`SCHEMA`].
+    /// The format of the file: [`SCHEMA`].
     pub schema: String,
-    /// The kernel it was measured on.
+    /// The kernel on which it was measured.
     pub kernel: String,
-    /// The CPU.
+    /// The CPU on which it was measured.
     pub cpu: String,
     /// The network cards, each with its driver.
     #[serde(default)]
     pub devices: Vec<String>,
-    /// When, RFC 3339.
+    /// The time of the measurement, RFC 3339.
     #[serde(default)]
     pub measured: String,
-    /// Under which conditions of the network. Under others it was not tested.
+    /// The network conditions of the measurement. The plan was not tested under others.
     #[serde(default)]
     pub network: Option<Network>,
-    /// What it predicted of workloads that it was not made of, and what those cost.
+    /// Predictions for workloads that the plan was not made from, and the measured costs of these.
     #[serde(default)]
     pub tests: Vec<Test>,
-    /// What a reader of the plan should know of the measurement.
+    /// Warnings about the measurement, for readers of the plan.
     #[serde(default)]
     pub warnings: Vec<String>,
-    /// One entry for each path and condition.
+    /// One entry for each method and condition.
     pub costs: Vec<Cost>,
 }
 
-/// What a path costs under a condition, in CPU time of the sending host.
+/// The cost of a method under a condition, in CPU time of the sending host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
-    /// The path.
+    /// The send method.
     pub path: SendMethod,
-    /// Under which condition.
+    /// The condition.
     #[serde(flatten)]
     pub condition: Condition,
-    /// Microseconds for each call, whatever its size.
+    /// Microseconds per call, whatever its size.
     pub us_per_call: Spread,
-    /// Microseconds for each MiB.
+    /// Microseconds per MiB.
     pub us_per_mib: Spread,
-    /// What a whole file or piece of memory of a size costs, in calls of the path's own size, the smallest first. Where there
-    /// are any, they count, and the two numbers above are for people.
+    /// The cost of a whole file or piece of memory, by size, in calls of the method's own size, the
+    /// smallest first. If there are any, they replace the two numbers above, except below the
+    /// smallest size.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub points: Vec<Point>,
 }
 
-/// What it costs to send a file, or a piece of memory, of one size.
+/// The cost of sending a file, or a piece of memory, of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// The size.
@@ -103,16 +112,17 @@ pub struct Point {
     pub us: Spread,
 }
 
-/// Under which condition a path is used.
+/// The condition under which a method is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Condition {
-    /// What is sent.
+    /// The kind of source.
     pub source: SourceKind,
-    /// Whether the device gathers pages and computes checksums. A socket does not tell; mostly it does.
+    /// Whether the device gathers pages and computes checksums. A socket does not report it; most
+    /// devices do.
     pub offloads: bool,
 }
 
-/// What is sent.
+/// A kind of source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SourceKind {
@@ -122,81 +132,91 @@ pub enum SourceKind {
     Memory,
 }
 
-/// A middle and its 95 % interval.
+/// A median and its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// The middle.
+    /// The median.
     pub median: f64,
-    /// The lower end.
+    /// The lower end of the interval.
     pub low: f64,
-    /// The upper end.
+    /// The upper end of the interval.
     pub high: f64,
 }
 
-/// Why there is no plan.
+/// Why a plan could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The file cannot be read or written.
     #[error("plan {path}: {source}", path = path.display())]
     File {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The underlying error.
         source: io::Error,
     },
-    /// The file is no plan.
-    #[error("plan {path} is not one: {problem}; make it again with `haul plan`", path = path.display())]
+    /// The file is not a valid plan.
+    #[error(
+        "plan {path} is not one: {problem}; make it again with `haul plan`",
+        path = path.display()
+    )]
     Malformed {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault in it.
         problem: String,
     },
 }
 
 impl Plan {
-    /// The plan that is taken where there is no other: figures of docs/findings.md.
+    /// The built-in plan, used if there is no other: figures of docs/findings.md.
     pub fn builtin() -> &'static Self {
         builtin::plan()
     }
 
-    /// The cheapest allowed path for `bytes` under `condition`; `None` where the plan knows of none.
+    /// The cheapest allowed method for `bytes` under `condition`; `None` if the plan contains none.
     ///
-    /// Each path is judged by calls of its own size: [`call_bytes`], or all of it where that is less.
+    /// Each method is judged by calls of its own size: [`call_bytes`], or all of it if that is
+    /// less.
     pub fn choose(
         &self,
         condition: Condition,
         bytes: u64,
         is_allowed: impl Fn(SendMethod) -> bool,
     ) -> Option<SendMethod> {
-        let costs = CANDIDATES.map(|path| {
-            let known =
-                self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
-            is_allowed(path).then(|| known.us_for(bytes.max(1)))
+        let costs = CANDIDATES.map(|method| {
+            let cost = self
+                .costs
+                .iter()
+                .find(|cost| cost.path == method && cost.condition == condition)?;
+            is_allowed(method).then(|| cost.us_for(bytes.max(1)))
         });
         let cheapest = costs.into_iter().flatten().min_by(f64::total_cmp)?;
-        let equal =
-            costs.iter().position(|cost| cost.is_some_and(|us| us <= cheapest * (1.0 + TIE)))?;
-        Some(CANDIDATES[equal])
+        let chosen = costs
+            .iter()
+            .position(|cost| cost.is_some_and(|us| us <= cheapest * (1.0 + TIE_FRACTION)))?;
+        Some(CANDIDATES[chosen])
     }
 
-    /// The candidates under `condition` for a long transfer in calls of their own size, the cheapest first, with what a
-    /// MiB of it costs.
+    /// Ranks the candidates under `condition` for a long transfer in calls of their own size, the
+    /// cheapest first, with the cost of a MiB.
     pub fn ranking(&self, condition: Condition) -> Vec<(SendMethod, Spread)> {
-        let of = |path: SendMethod| {
-            let known =
-                self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
-            // As much as a long transfer, and a whole number of every path's calls.
-            Some((path, known.spread_for(LONG_BYTES).scaled(MIB / LONG_BYTES as f64)))
+        let cost_per_mib = |method: SendMethod| {
+            let cost = self
+                .costs
+                .iter()
+                .find(|cost| cost.path == method && cost.condition == condition)?;
+            // As much as a long transfer, and a whole number of every method's calls.
+            let per_mib = MIB / LONG_TRANSFER_BYTES as f64;
+            Some((method, cost.spread_for(LONG_TRANSFER_BYTES).scaled(per_mib)))
         };
         let mut ranking: Vec<(SendMethod, Spread)> =
-            CANDIDATES.into_iter().filter_map(of).collect();
-        ranking.sort_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));
+            CANDIDATES.into_iter().filter_map(cost_per_mib).collect();
+        ranking.sort_by(|(_, a), (_, b)| a.median.total_cmp(&b.median));
         ranking
     }
 
-    /// What it costs to send pieces of these lengths in µs of CPU, each by the path that is chosen for it; `None` where
-    /// there is none.
+    /// Predicts the CPU time in µs of sending pieces of these lengths, each by the method that is
+    /// chosen for it; `None` if the plan has no method for one.
     pub fn predict(
         &self,
         condition: Condition,
@@ -204,10 +224,12 @@ impl Plan {
     ) -> Option<Spread> {
         let mut sum = Spread { median: 0.0, low: 0.0, high: 0.0 };
         for bytes in pieces {
-            let path = self.choose(condition, bytes, |_| true)?;
-            let known =
-                self.costs.iter().find(|cost| cost.path == path && cost.condition == condition)?;
-            let spread = known.spread_for(bytes);
+            let method = self.choose(condition, bytes, |_| true)?;
+            let cost = self
+                .costs
+                .iter()
+                .find(|cost| cost.path == method && cost.condition == condition)?;
+            let spread = cost.spread_for(bytes);
             sum.median += spread.median;
             sum.low += spread.low;
             sum.high += spread.high;
@@ -229,7 +251,7 @@ impl Plan {
         Self::parse(&bytes).map_err(malformed)
     }
 
-    /// Reads a plan; the error says what is wrong with it.
+    /// Parses a plan; the error describes its fault.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let plan: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if plan.schema != SCHEMA {
@@ -252,7 +274,7 @@ impl Plan {
             }
             let of_points = cost.points.iter().map(|point| point.us);
             for spread in [cost.us_per_call, cost.us_per_mib].into_iter().chain(of_points) {
-                if !spread.is_sound() {
+                if !spread.is_valid() {
                     let Spread { median, low, high } = spread;
                     return Err(format!("{}: {median} ({low} to {high}) is no cost", cost.path));
                 }
@@ -272,29 +294,30 @@ impl Plan {
 }
 
 impl Cost {
-    /// What it costs to send a file, or a piece of memory, of so many bytes.
+    /// The cost of sending a file, or a piece of memory, of `bytes` bytes, in µs.
     pub fn us_for(&self, bytes: u64) -> f64 {
-        self.at(bytes, |spread| spread.median)
+        self.interpolate(bytes, |spread| spread.median)
     }
 
-    /// The same with its interval.
+    /// Like [`Cost::us_for`], with its interval.
     pub fn spread_for(&self, bytes: u64) -> Spread {
         let [median, low, high] = [
-            self.at(bytes, |spread| spread.median),
-            self.at(bytes, |spread| spread.low),
-            self.at(bytes, |spread| spread.high),
+            self.interpolate(bytes, |spread| spread.median),
+            self.interpolate(bytes, |spread| spread.low),
+            self.interpolate(bytes, |spread| spread.high),
         ];
         Spread { median, low, high }
     }
 
-    fn at(&self, bytes: u64, end: impl Fn(Spread) -> f64) -> f64 {
+    fn interpolate(&self, bytes: u64, end: impl Fn(Spread) -> f64) -> f64 {
         let (Some(first), Some(last)) = (self.points.first(), self.points.last()) else {
             let calls = bytes.div_ceil(call_bytes(self.path) as u64) as f64;
             return end(self.us_per_call) * calls + end(self.us_per_mib) * bytes as f64 / MIB;
         };
-        // Below the smallest it is the call that costs; above the largest every byte costs as much.
+        // Below the smallest size the call dominates the cost; above the largest, every byte costs
+        // as much.
         if bytes <= first.bytes {
-            let is_small = first.bytes <= SMALL_BYTES;
+            let is_small = first.bytes <= SMALL_BYTES_MAX;
             let line = end(self.us_per_call) + end(self.us_per_mib) * bytes as f64 / MIB;
             return if is_small { end(first.us) } else { line.min(end(first.us)) };
         }
@@ -302,9 +325,9 @@ impl Cost {
             return end(last.us) * bytes as f64 / last.bytes as f64;
         }
         let above = self.points.partition_point(|point| point.bytes < bytes);
-        let (one, other) = (self.points[above - 1], self.points[above]);
-        let share = (bytes - one.bytes) as f64 / (other.bytes - one.bytes) as f64;
-        end(one.us) + share * (end(other.us) - end(one.us))
+        let (lower, upper) = (self.points[above - 1], self.points[above]);
+        let share = (bytes - lower.bytes) as f64 / (upper.bytes - lower.bytes) as f64;
+        end(lower.us) + share * (end(upper.us) - end(lower.us))
     }
 }
 
@@ -313,7 +336,7 @@ impl Spread {
         Self { median: self.median * factor, low: self.low * factor, high: self.high * factor }
     }
 
-    fn is_sound(self) -> bool {
+    fn is_valid(self) -> bool {
         let Self { median, low, high } = self;
         0.0 <= low && low <= median && median <= high && high.is_finite()
     }
@@ -327,10 +350,10 @@ mod tests {
 
     const FILE: Condition = Condition { source: SourceKind::File, offloads: true };
 
-    fn cost(path: SendMethod, us_per_call: f64, us_per_mib: f64) -> Cost {
+    fn cost(method: SendMethod, us_per_call: f64, us_per_mib: f64) -> Cost {
         let exactly = |median| Spread { median, low: median, high: median };
         Cost {
-            path,
+            path: method,
             condition: FILE,
             us_per_call: exactly(us_per_call),
             us_per_mib: exactly(us_per_mib),
@@ -359,17 +382,17 @@ mod tests {
     }
 
     #[test]
-    fn the_cheapest_at_this_size_is_chosen() {
+    fn the_cheapest_method_for_a_size_is_chosen() {
         let plan = plan(vec![
             cost(SendMethod::ReadSend, 1.0, 500.0),
             cost(SendMethod::Splice, 5.0, 200.0),
         ]);
-        // They meet at 4 µs ÷ 300 µs/MiB: 13,981 bytes.
+        // The costs are equal at 4 µs ÷ 300 µs/MiB: 13,981 bytes.
         assert_eq!(plan.choose(FILE, 0, |_| true), Some(SendMethod::ReadSend));
         assert_eq!(plan.choose(FILE, 10_000, |_| true), Some(SendMethod::ReadSend));
         assert_eq!(plan.choose(FILE, 20_000, |_| true), Some(SendMethod::Splice));
         assert_eq!(
-            plan.choose(FILE, 20_000, |path| path != SendMethod::Splice),
+            plan.choose(FILE, 20_000, |method| method != SendMethod::Splice),
             Some(SendMethod::ReadSend)
         );
         assert_eq!(plan.choose(FILE, 20_000, |_| false), None);
@@ -378,12 +401,12 @@ mod tests {
     }
 
     #[test]
-    fn a_prediction_adds_up_calls_and_bytes_by_the_path_that_is_chosen() {
+    fn a_prediction_adds_up_the_costs_of_the_chosen_methods() {
         let plan = plan(vec![
             cost(SendMethod::ReadSend, 1.0, 500.0),
             cost(SendMethod::Splice, 5.0, 200.0),
         ]);
-        // Half a KiB by read+send in one call, 2.5 MiB by splice in three.
+        // Half a KiB by `read+send` in one call, 2.5 MiB by `splice` in three.
         let predicted = plan.predict(FILE, [512, 5 << 19]).unwrap();
         assert!(
             (predicted.median - (1.0 + 500.0 / 2048.0 + 15.0 + 500.0)).abs() < 1e-9,
@@ -399,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn between_measured_sizes_a_cost_is_a_line() {
+    fn costs_are_linear_between_measured_sizes() {
         let point =
             |bytes, us| Point { bytes, us: Spread { median: us, low: us / 2.0, high: us * 2.0 } };
         let known = Cost {
@@ -429,8 +452,8 @@ mod tests {
     }
 
     #[test]
-    fn a_path_without_a_buffer_is_judged_by_larger_calls() {
-        // Dearer by the call and by the MiB, but with a sixteenth of the calls.
+    fn a_method_without_a_buffer_is_judged_by_larger_calls() {
+        // Dearer per call and per MiB, but with a sixteenth of the calls.
         let plan = plan(vec![
             cost(SendMethod::ReadSend, 20.0, 300.0),
             cost(SendMethod::Sendfile, 21.0, 310.0),
@@ -440,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equals_the_one_with_fewer_needs_is_chosen_and_some_never_are() {
+    fn of_equal_costs_fewer_needs_win_and_some_methods_are_never_chosen() {
         let plan = plan(vec![
             cost(SendMethod::Splice, 0.0, 199.0),
             cost(SendMethod::Sendfile, 0.0, 200.0),
@@ -452,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn the_builtin_plan_is_sound_and_knows_files_and_memory() {
+    fn the_builtin_plan_is_valid_and_covers_files_and_memory() {
         let text = serde_json::to_vec(Plan::builtin()).unwrap();
         assert_eq!(&Plan::parse(&text).unwrap(), Plan::builtin());
         for source in [SourceKind::File, SourceKind::Memory] {
@@ -465,22 +488,23 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_saved_whole_and_what_is_none_says_why() {
+    fn a_plan_is_saved_atomically_and_an_invalid_one_is_an_error_with_its_reason() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plan.json");
         Plan::builtin().save(&path).unwrap();
         assert_eq!(&Plan::load(&path).unwrap(), Plan::builtin());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "something was left aside");
-        let says = |text: &str| {
+        let files = fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(files, 1, "a temporary file was left behind");
+        let error_of = |text: &str| {
             fs::write(&path, text).unwrap();
             Plan::load(&path).unwrap_err().to_string()
         };
-        assert!(says("").contains("haul plan"));
-        assert!(says("{}").contains("missing field"));
+        assert!(error_of("").contains("haul plan"));
+        assert!(error_of("{}").contains("missing field"));
         let text = serde_json::to_string(Plan::builtin()).unwrap();
-        assert!(says(&text.replace("haul.plan/1", "haul.plan/9")).contains("haul.plan/9"));
-        assert!(says(&text.replacen("sendfile", "sendfil", 1)).contains("unknown path"));
-        assert!(says(&text.replacen("\"median\":", "\"median\":-", 1)).contains("no cost"));
+        assert!(error_of(&text.replace("haul.plan/1", "haul.plan/9")).contains("haul.plan/9"));
+        assert!(error_of(&text.replacen("sendfile", "sendfil", 1)).contains("unknown path"));
+        assert!(error_of(&text.replacen("\"median\":", "\"median\":-", 1)).contains("no cost"));
         assert!(Plan::load("/dev/zero").unwrap_err().to_string().contains("more than"));
         let missing = Plan::load(folder.path().join("nothing")).unwrap_err();
         assert!(missing.to_string().contains("No such file"), "{missing}");
@@ -489,15 +513,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_safe(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_parsed_safely(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = Plan::parse(&bytes);
         }
 
         #[test]
-        fn every_plan_survives_its_file(
+        fn every_plan_round_trips_through_its_file(
             figures in proptest::collection::vec((0usize..6, 0.0f64..1e3, 0.0f64..1e4), 1..12)
         ) {
-            let costs = figures.iter().map(|&(path, call, mib)| cost(CANDIDATES[path], call, mib)).collect();
+            let costs = figures
+                .iter()
+                .map(|&(index, call, mib)| cost(CANDIDATES[index], call, mib))
+                .collect();
             let plan = plan(costs);
             prop_assert_eq!(Plan::parse(&serde_json::to_vec(&plan).unwrap()).unwrap(), plan);
         }

@@ -1,4 +1,5 @@
-//! A socket to receive from: by mapping its pages where they can be mapped and that pays, by reading the rest.
+//! [`Receiver`]: receives from a stream socket by mapping its pages where that works and is
+//! cheaper, and by reading otherwise.
 
 use crate::error::{Error, failed};
 use crate::fallback::Fallback;
@@ -20,17 +21,18 @@ mod into_file;
 mod trial;
 
 use into_file::IntoFile;
-use trial::{Trial, Verdict};
+use trial::{MappingTrial, Verdict};
 
 /// Receives from a connected stream socket.
 ///
-/// On a non-blocking socket [`Error::WouldBlock`] means that nothing has arrived. Whatever mixture of calls is
-/// made, each byte comes out once and in order.
+/// On a non-blocking socket, [`Error::WouldBlock`] means that nothing has arrived. In any mixture
+/// of calls, each byte is returned once and in order.
 ///
-/// Pages can be mapped (`TCP_ZEROCOPY_RECEIVE`, Linux 4.18) where each holds payload from its first byte to
-/// its last: segments of a multiple of the page size, which the device or the stack put into pages of their
-/// own. Everything else is read into a buffer. Mapping costs more than it saves where few pages can be mapped,
-/// and on some machines always: a receiver tries both at the beginning and keeps to what was cheaper.
+/// Pages can be mapped (`TCP_ZEROCOPY_RECEIVE`, Linux 4.18) if each holds payload from its first
+/// byte to its last. That needs segments of a multiple of the page size, which the device or the
+/// stack puts into pages of their own. Everything else is read into a buffer. Mapping costs more
+/// than it saves where few pages can be mapped, and on some machines always. So a receiver tries
+/// both methods at the beginning and keeps the cheaper one.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,7 +45,7 @@ use trial::{Trial, Verdict};
 /// # }
 /// ```
 ///
-/// A chunk cannot outlive the next call, which takes its pages away:
+/// A chunk cannot outlive the next call, which releases its pages:
 ///
 /// ```compile_fail,E0499
 /// # fn keep(mut receiver: haul::Receiver<std::net::TcpStream>) -> Result<(), haul::Error> {
@@ -55,29 +57,29 @@ use trial::{Trial, Verdict};
 /// ```
 #[derive(Debug)]
 pub struct Receiver<S: AsFd> {
-    held: Held<S>,
+    guard: LowWaterGuard<S>,
     is_tcp: bool,
     settings: ReceiveSettings,
     window: Option<ReceiveWindow>,
-    trial: Trial,
-    /// Bytes that the kernel said must be read before the next can be mapped.
+    trial: MappingTrial,
+    /// Bytes that, as the kernel reported, must be read before the next page can be mapped.
     must_read: usize,
     buffer: Option<Pages>,
     into_file: IntoFile,
-    /// Bytes that are still to come, as far as the program has said.
+    /// Bytes that are still to come, as announced by [`Receiver::expect`].
     expected: u64,
     report: ReceiveReport,
 }
 
-/// A socket and the low-water mark that it was given here.
+/// A socket, and the low-water mark that this receiver has set on it.
 #[derive(Debug)]
-struct Held<S: AsFd> {
+struct LowWaterGuard<S: AsFd> {
     socket: S,
     low_water: usize,
 }
 
-impl<S: AsFd> Drop for Held<S> {
-    /// Whoever reads the socket next has made no promise.
+impl<S: AsFd> Drop for LowWaterGuard<S> {
+    /// Resets the low-water mark: the next reader of the socket has announced nothing.
     fn drop(&mut self) {
         if self.low_water > 1 {
             let _ = sockopt::set_receive_low_water(&self.socket, 1);
@@ -85,10 +87,10 @@ impl<S: AsFd> Drop for Held<S> {
     }
 }
 
-/// Whether to map.
+/// Whether a receiver maps pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mapping {
-    /// Where it works and costs less than reading, which is found out over the first megabytes.
+    /// If it works and costs less than reading, which is measured over the first megabytes.
     Measured,
     /// Wherever it works, whatever it costs.
     Always,
@@ -96,29 +98,29 @@ pub enum Mapping {
     Never,
 }
 
-/// How a receiver is to work.
+/// Settings of a receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveSettings {
-    /// Whether to map.
+    /// Whether to map pages.
     pub mapping: Mapping,
-    /// The most that is mapped at a time.
+    /// The most bytes that are mapped at a time.
     pub window_bytes: usize,
-    /// The most that is read at a time.
+    /// The most bytes that are read at a time.
     pub buffer_bytes: usize,
 }
 
 impl Default for ReceiveSettings {
-    /// A window of 512 KiB, the size from which a call's own cost is below a percent, and a buffer of 128 KiB,
-    /// which stays in a second-level cache.
+    /// A window of 512 KiB, the size from which a call's own cost is below a percent, and a buffer
+    /// of 128 KiB, which stays in a second-level cache.
     fn default() -> Self {
         Self { mapping: Mapping::Measured, window_bytes: 512 << 10, buffer_bytes: 128 << 10 }
     }
 }
 
-/// Bytes that have arrived.
+/// Received bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chunk<'a> {
-    /// In the pages that the network stack put them into.
+    /// In the pages into which the network stack put them.
     Mapped(&'a [u8]),
     /// Copied into a buffer.
     Copied(&'a [u8]),
@@ -141,22 +143,22 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// What a receiver has done.
+/// The activity of a receiver so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReceiveReport {
-    /// By mapping. Looks that found nothing to map are among its calls.
+    /// Received by mapping. Calls that found nothing to map are counted, too.
     pub mapped: Counts,
-    /// By reading.
+    /// Received by reading.
     pub read: Counts,
-    /// Into files.
+    /// Received into files.
     pub into_file: Counts,
-    /// Thrown away.
+    /// Discarded.
     pub discarded: Counts,
-    /// Every step down, in order.
+    /// Every fallback, in order.
     pub fallbacks: Vec<Fallback>,
 }
 
-/// What stands ready for the caller.
+/// The result of [`Receiver::receive_next`]: the place of the received bytes.
 enum Ready {
     Mapped,
     Copied(usize),
@@ -164,26 +166,26 @@ enum Ready {
 }
 
 impl<S: AsFd> Receiver<S> {
-    /// A receiver with [`ReceiveSettings::default`].
+    /// Creates a receiver with [`ReceiveSettings::default`].
     pub fn new(socket: S) -> Result<Self, Error> {
         Self::with(socket, ReceiveSettings::default())
     }
 
-    /// A receiver that works as told. The socket must be a stream (TCP, Unix).
+    /// Creates a receiver with the given settings. The socket must be a stream (TCP, Unix).
     pub fn with(socket: S, settings: ReceiveSettings) -> Result<Self, Error> {
         socket::must_be_stream(socket::kind(&socket)?)?;
         if settings.window_bytes < page_bytes() || settings.buffer_bytes == 0 {
             return Err(Error::Unsuited(
-                "a window holds at least a page, and a buffer at least a byte",
+                "window_bytes must be at least a page, and buffer_bytes at least 1",
             ));
         }
         let is_tcp = socket::is_tcp(&socket);
         let mut receiver = Self {
-            held: Held { socket, low_water: 1 },
+            guard: LowWaterGuard { socket, low_water: 1 },
             is_tcp,
             settings,
             window: None,
-            trial: Trial::new(settings.mapping),
+            trial: MappingTrial::new(settings.mapping),
             must_read: 0,
             buffer: None,
             into_file: IntoFile::default(),
@@ -196,26 +198,28 @@ impl<S: AsFd> Receiver<S> {
         Ok(receiver)
     }
 
-    /// Says that at least `bytes` more are to come for certain, as a length in a header does.
+    /// Announces that at least `bytes` more are certain to come, as a length in a header does.
     ///
-    /// It does not bound what a call gives out: see [`Receiver::receive_up_to`].
+    /// It does not limit what a call returns: see [`Receiver::receive_up_to`].
     ///
-    /// The socket then wakes its reader for larger pieces (`SO_RCVLOWAT`), never for more than this. Without it
-    /// any byte wakes: a receiver cannot know that more will follow, and waiting for it could be for ever.
+    /// The socket then becomes readable only for larger pieces (`SO_RCVLOWAT`), never larger than
+    /// this. Without it, any byte makes the socket readable: a receiver cannot predict that more
+    /// will follow, and might wait forever.
     pub fn expect(&mut self, bytes: u64) -> Result<(), Error> {
         self.expected = bytes;
         self.adjust_low_water()
     }
 
-    /// The next bytes, as many as have arrived and a call can take; `None` at the end of the stream.
+    /// Receives the next bytes, as many as have arrived and a call can take; `None` at the end of
+    /// the stream.
     pub fn receive(&mut self) -> Result<Option<Chunk<'_>>, Error> {
         self.receive_up_to(usize::MAX)
     }
 
-    /// The next bytes, at most `limit` of them (and at least one, whatever the limit): for messages whose length is
-    /// known, so that nothing of the next one comes along.
+    /// Receives the next bytes, at most `limit` of them (and at least one, whatever the limit). For
+    /// messages of known length, so that no byte of the next message is returned.
     pub fn receive_up_to(&mut self, limit: usize) -> Result<Option<Chunk<'_>>, Error> {
-        let ready = self.next(limit.max(1))?;
+        let ready = self.receive_next(limit.max(1))?;
         Ok(match ready {
             Ready::Ended => None,
             Ready::Mapped => self.window.as_ref().map(|window| Chunk::Mapped(window.bytes())),
@@ -225,52 +229,54 @@ impl<S: AsFd> Receiver<S> {
         })
     }
 
-    /// Reads into the caller's buffer; returns how many bytes, 0 at the end of the stream (and for a buffer of
-    /// none).
+    /// Reads into the caller's buffer; returns the number of bytes, 0 at the end of the stream (and
+    /// for an empty buffer).
     pub fn receive_into(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         if buffer.is_empty() {
             return Ok(0);
         }
-        let count = match self.into_file.take_back(buffer)? {
+        let count = match self.into_file.take_held(buffer)? {
             0 => {
                 self.report.read.calls += 1;
-                read(&self.held.socket, buffer)?
+                read(&self.guard.socket, buffer)?
             }
             held => held,
         };
-        self.account(count, |report| &mut report.read)?;
+        self.record_received(count, |report| &mut report.read)?;
         Ok(count)
     }
 
-    /// Moves what arrives into a range of a file, through a pipe and not through the program's memory; returns
-    /// how many bytes, 0 at the end of the stream (and for an empty range).
+    /// Receives into a range of a file, through a pipe and not through the program's memory.
+    /// Returns the number of bytes, 0 at the end of the stream and for an empty range.
     ///
-    /// Where the file cannot be spliced into, the bytes are read and written. What arrived and could not be
-    /// written (no space) is not lost: the error comes back, and the next call of any kind begins with it.
+    /// If the file cannot be spliced into, the bytes are read and written. Bytes that arrived and
+    /// could not be written (no space) are not lost: the call returns the error, and the next call
+    /// of any kind begins with these bytes.
     pub fn receive_into_file(&mut self, file: impl AsFd, range: Range<u64>) -> Result<u64, Error> {
         if range.is_empty() {
             return Ok(0);
         }
-        let Self { into_file, held, report, .. } = self;
+        let Self { into_file, guard, report, .. } = self;
         let moved =
-            into_file.receive(held.socket.as_fd(), file.as_fd(), &range, &mut report.into_file);
+            into_file.receive(guard.socket.as_fd(), file.as_fd(), &range, &mut report.into_file);
         let count = match moved {
             Err(reason) if reason.is_refusal() => {
                 let reason = reason.to_string();
                 self.report.fallbacks.push(Fallback { from: "splice-to-file", to: "read", reason });
-                self.into_file.give_up();
+                self.into_file.disable();
                 self.copy_into_file(file, &range)?
             }
             Ok(None) => self.copy_into_file(file, &range)?,
             Ok(Some(count)) => count,
             Err(error) => return Err(error),
         };
-        self.account_bytes(count)?;
+        self.record_consumed(count)?;
         Ok(count)
     }
 
-    /// Throws away up to `bytes` of what arrives, untouched where the kernel can do that (`MSG_TRUNC` on TCP);
-    /// returns how many, 0 at the end of the stream (and for none).
+    /// Discards up to `bytes` of the received data, untouched where the kernel can do that
+    /// (`MSG_TRUNC` on TCP). Returns the number of bytes, 0 at the end of the stream and if `bytes`
+    /// is 0.
     pub fn discard(&mut self, bytes: u64) -> Result<u64, Error> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         if len == 0 {
@@ -278,68 +284,70 @@ impl<S: AsFd> Receiver<S> {
         }
         let count = if self.is_tcp && !self.into_file.holds_bytes() {
             self.report.discarded.calls += 1;
-            sockopt::discard(&self.held.socket, len.min(1 << 30))
+            sockopt::discard(&self.guard.socket, len.min(1 << 30))
                 .map_err(failed("recv MSG_TRUNC"))?
         } else {
             self.read_into_buffer(len, |report| &mut report.discarded)?
         };
-        self.account(count, |report| &mut report.discarded)?;
+        self.record_received(count, |report| &mut report.discarded)?;
         Ok(count as u64)
     }
 
-    /// What has been done so far.
+    /// The activity so far.
     pub fn report(&self) -> &ReceiveReport {
         &self.report
     }
 
     /// The socket.
     pub fn socket(&self) -> &S {
-        &self.held.socket
+        &self.guard.socket
     }
 
-    fn next(&mut self, at_most: usize) -> Result<Ready, Error> {
-        // An urgent byte stops the mapping, and the kernel still says that something can be received: `recv` passes
-        // it by.
+    fn receive_next(&mut self, at_most: usize) -> Result<Ready, Error> {
+        // An urgent byte stops the mapping, although the kernel reports that data can be received:
+        // `recv` skips it.
         if self.trial.only_reads() {
-            // Nobody has its bytes any more, and each of its pages is one that the network stack lacks.
+            // No chunk borrows the window any more. It is unmapped, because the network stack lacks
+            // its pages.
             self.window = None;
         }
-        let (mut has_waited, mut must_pass_by) = (false, false);
+        let (mut has_waited, mut must_recv) = (false, false);
         loop {
             let must_read = self.into_file.holds_bytes()
                 || self.must_read > 0
                 || at_most < page_bytes()
-                || must_pass_by;
+                || must_recv;
             if must_read || !self.trial.maps() {
                 let limit = if self.must_read > 0 { self.must_read.min(at_most) } else { at_most };
-                let started = self.trial.clock();
+                let started = self.trial.start_clock();
                 let count = self.read_into_buffer(limit, |report| &mut report.read)?;
-                self.account(count, |report| &mut report.read)?;
-                self.judge(started, 0, count);
+                self.record_received(count, |report| &mut report.read)?;
+                self.record_trial(started, 0, count);
                 return Ok(if count == 0 { Ready::Ended } else { Ready::Copied(count) });
             }
             let Some(window) = &mut self.window else {
-                self.trial.never_map();
+                self.trial.disable_mapping();
                 continue;
             };
-            let started = self.trial.clock();
+            let started = self.trial.start_clock();
             self.report.mapped.calls += 1;
-            match window.receive(&self.held.socket, self.settings.window_bytes.min(at_most)) {
+            match window.receive(&self.guard.socket, self.settings.window_bytes.min(at_most)) {
                 Ok(Moved::Mapped(count)) => {
-                    self.account(count, |report| &mut report.mapped)?;
-                    self.judge(started, count, 0);
+                    self.record_received(count, |report| &mut report.mapped)?;
+                    self.record_trial(started, count, 0);
                     return Ok(Ready::Mapped);
                 }
                 Ok(Moved::MustRead(count)) => {
                     self.must_read = count;
-                    self.judge(started, 0, 0);
+                    self.record_trial(started, 0, 0);
                 }
-                // Of an urgent byte and what follows it the mapping knows nothing either.
-                Ok(Moved::Ended) => must_pass_by = true,
+                // Possibly an urgent byte before the end, which the mapping cannot pass: `recv`
+                // decides.
+                Ok(Moved::Ended) => must_recv = true,
                 Ok(Moved::Nothing) => {
                     if has_waited {
-                        must_pass_by = true;
-                    } else if !wait(&self.held.socket, self.held.low_water)? {
+                        must_recv = true;
+                    } else if !wait(&self.guard.socket, self.guard.low_water)? {
                         return Ok(Ready::Ended);
                     }
                     has_waited = true;
@@ -363,10 +371,10 @@ impl<S: AsFd> Receiver<S> {
             none => none.insert(Pages::new(self.settings.buffer_bytes).map_err(failed("mmap"))?),
         };
         let len = buffer.len().min(limit);
-        match self.into_file.take_back(&mut buffer[..len])? {
+        match self.into_file.take_held(&mut buffer[..len])? {
             0 => {
                 counts(&mut self.report).calls += 1;
-                read(&self.held.socket, &mut buffer[..len])
+                read(&self.guard.socket, &mut buffer[..len])
             }
             held => Ok(held),
         }
@@ -384,17 +392,17 @@ impl<S: AsFd> Receiver<S> {
         )
     }
 
-    fn account(
+    fn record_received(
         &mut self,
         count: usize,
         counts: fn(&mut ReceiveReport) -> &mut Counts,
     ) -> Result<(), Error> {
         counts(&mut self.report).bytes += count as u64;
-        self.account_bytes(count as u64)
+        self.record_consumed(count as u64)
     }
 
-    /// Takes note that so many bytes have left the socket.
-    fn account_bytes(&mut self, count: u64) -> Result<(), Error> {
+    /// Records that bytes have left the socket.
+    fn record_consumed(&mut self, count: u64) -> Result<(), Error> {
         self.must_read = self.must_read.saturating_sub(count as usize);
         if self.expected > 0 {
             self.expected = self.expected.saturating_sub(count);
@@ -403,24 +411,27 @@ impl<S: AsFd> Receiver<S> {
         Ok(())
     }
 
-    /// Wakes for as much as a call can take, and never for more than is sure to come.
+    /// Sets the low-water mark to suit the size of a call, but never to more bytes than are certain
+    /// to come.
     fn adjust_low_water(&mut self) -> Result<(), Error> {
-        let most =
+        let call_bytes_max =
             if self.trial.maps() { self.settings.window_bytes } else { self.settings.buffer_bytes };
-        // An eighth of it: the peer should be sending while this side works. A sender that waits for room also cuts its
-        // pages where the room ends, after which they cannot be mapped (93 to 100 % at a half, 100 at an eighth).
-        let wanted = usize::try_from(self.expected).unwrap_or(usize::MAX).min(most / 8).max(1);
-        if wanted != self.held.low_water {
-            sockopt::set_receive_low_water(&self.held.socket, wanted)
+        // An eighth of it: the peer should be sending while this side works. A sender that waits
+        // for room also splits its pages where the room ends. Split pages cannot be mapped: at a
+        // half, 93 to 100 % were mapped, at an eighth 100 %.
+        let expected = usize::try_from(self.expected).unwrap_or(usize::MAX);
+        let wanted = expected.min(call_bytes_max / 8).max(1);
+        if wanted != self.guard.low_water {
+            sockopt::set_receive_low_water(&self.guard.socket, wanted)
                 .map_err(failed("setsockopt SO_RCVLOWAT"))?;
-            self.held.low_water = wanted;
+            self.guard.low_water = wanted;
         }
         Ok(())
     }
 
     fn open_window(&mut self) {
         let window = if self.is_tcp {
-            ReceiveWindow::new(&self.held.socket, self.settings.window_bytes)
+            ReceiveWindow::new(&self.guard.socket, self.settings.window_bytes)
                 .map_err(failed("mmap of the socket"))
         } else {
             Err(Error::Unsuited("only a TCP socket's pages can be mapped"))
@@ -431,25 +442,27 @@ impl<S: AsFd> Receiver<S> {
         }
     }
 
-    fn judge(&mut self, started: Option<std::time::Duration>, mapped: usize, read: usize) {
-        if let Verdict::StopMapping(reason) = self.trial.judge(started, mapped, read) {
+    fn record_trial(&mut self, started: Option<std::time::Duration>, mapped: usize, read: usize) {
+        if let Verdict::StopMapping(reason) = self.trial.record(started, mapped, read) {
             self.stop_mapping(reason);
         }
     }
 
-    /// Reads from now on. The window stays until the next call: its bytes may be about to be handed out.
+    /// Reads from now on. The window stays until the next call, because its bytes may be about to
+    /// be returned.
     fn stop_mapping(&mut self, reason: String) {
-        self.trial.never_map();
+        self.trial.disable_mapping();
         self.report.fallbacks.push(Fallback { from: "mapped", to: "read", reason });
     }
 }
 
-/// Waits where the socket does until something can be received; false at the end of the stream.
+/// Waits until something can be received, if the socket is blocking; false at the end of the
+/// stream.
 fn wait(socket: impl AsFd, low_water: usize) -> Result<bool, Error> {
     let flags = rustix::fs::fcntl_getfl(&socket).map_err(|errno| failed("fcntl")(errno.into()))?;
     if low_water > 1 && !flags.contains(OFlags::NONBLOCK) {
-        // Unlike `recv`, which would wait for the whole mark, `poll` also wakes when the receive buffer is full
-        // before it is reached, as with a peer that sends byte by byte.
+        // `recv` would wait for the whole low-water mark. `poll` also returns when the receive
+        // buffer is full before the mark is reached, as with a peer that sends byte by byte.
         let timeout = rustix::net::sockopt::socket_timeout(&socket, Timeout::Recv)
             .map_err(|errno| failed("getsockopt SO_RCVTIMEO")(errno.into()))?;
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -457,7 +470,7 @@ fn wait(socket: impl AsFd, low_water: usize) -> Result<bool, Error> {
         match rustix::event::poll(&mut descriptors, timeout.as_ref()) {
             Ok(0) => return Err(Error::WouldBlock),
             Ok(_) if descriptors[0].revents().contains(PollFlags::IN) => return Ok(true),
-            // A signal, or notices of the sending half, which `recv` does not mind.
+            // A signal, or completions of the sending half, which do not affect `recv`.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(failed("poll")(errno.into())),
         }
@@ -465,7 +478,7 @@ fn wait(socket: impl AsFd, low_water: usize) -> Result<bool, Error> {
     Ok(sockopt::wait_to_receive(&socket, 1).map_err(failed("recv MSG_PEEK"))? > 0)
 }
 
-/// `recv`; 0 at the end of the stream.
+/// Calls `recv`; returns 0 at the end of the stream.
 fn read(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Error> {
     let received =
         rustix::io::retry_on_intr(|| rustix::net::recv(&socket, &mut *buffer, RecvFlags::empty()));
@@ -474,12 +487,12 @@ fn read(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Error> {
 
 impl<S: AsFd> AsFd for Receiver<S> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.held.socket.as_fd()
+        self.guard.socket.as_fd()
     }
 }
 
 impl<S: AsFd> io::Read for Receiver<S> {
-    /// As [`Receiver::receive_into`].
+    /// Like [`Receiver::receive_into`].
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.receive_into(buffer).map_err(io::Error::from)
     }

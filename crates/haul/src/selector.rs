@@ -1,4 +1,5 @@
-//! The paths that files take through a socket: chosen by plan or by hand, stepping down where they must.
+//! [`MethodSelector`]: chooses the send method for files and memory, by plan or by setting, and
+//! falls back where it must.
 
 use crate::error::Error;
 use crate::fallback::Fallback;
@@ -10,16 +11,16 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Bytes that a path may promise not to copy and copy after all before it is given up.
+/// Bytes that a method may copy, if it sends none without a copy, before it is disabled.
 const COPIED_BYTES_BEFORE_FALLBACK: u64 = 1 << 20;
 
-/// The paths of one socket.
+/// The send methods of one socket.
 pub(crate) struct MethodSelector {
     settings: Arc<SendSettings>,
-    /// Paths that were used, in the order of their first use. Those that were given up stay: the kernel may
+    /// The methods that were used, in the order of first use. Disabled ones stay: the kernel may
     /// still hold pages that they lent.
-    opened: Vec<(SendMethod, Box<dyn BoundMethod>)>,
-    given_up: Vec<SendMethod>,
+    bound_methods: Vec<(SendMethod, Box<dyn BoundMethod>)>,
+    disabled: Vec<SendMethod>,
     fallbacks: Vec<Fallback>,
     latest: Option<SendMethod>,
 }
@@ -28,14 +29,15 @@ impl MethodSelector {
     pub fn new(settings: Arc<SendSettings>) -> Self {
         Self {
             settings,
-            opened: Vec::new(),
-            given_up: Vec::new(),
+            bound_methods: Vec::new(),
+            disabled: Vec::new(),
             fallbacks: Vec::new(),
             latest: None,
         }
     }
 
-    /// Sends the beginning of `range`, which must not be empty; returns the bytes the socket took.
+    /// Sends a prefix of `range`, which must not be empty; returns the bytes that the socket
+    /// accepted.
     pub fn send(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -43,17 +45,20 @@ impl MethodSelector {
         range: &Range<u64>,
     ) -> Result<u64, Error> {
         loop {
-            let path = self.pick(source, range);
-            let sent =
-                self.opened(path, socket).and_then(|path| path.send(socket, source, range.clone()));
+            let method = self.choose(source, range);
+            let sent = self
+                .bound_method(method, socket)
+                .and_then(|bound| bound.send(socket, source, range.clone()));
             match sent {
-                Err(reason) if reason.is_refusal() => self.give_up(path, reason, source, range)?,
+                Err(reason) if reason.is_refusal() => {
+                    self.disable(method, reason, source, range)?
+                }
                 Err(error) => return Err(error),
                 Ok(sent) => {
-                    self.latest = Some(path);
-                    if self.only_copies(path) {
-                        let reason = "the kernel copied all that was to go without a copy";
-                        self.give_up(path, Error::Unsuited(reason), source, range)?;
+                    self.latest = Some(method);
+                    if self.only_copies(method) {
+                        let reason = "the kernel copied all bytes of zero-copy sends";
+                        self.disable(method, Error::Unsuited(reason), source, range)?;
                     }
                     return Ok(sent);
                 }
@@ -61,10 +66,10 @@ impl MethodSelector {
         }
     }
 
-    /// The path that this piece would take.
-    pub fn pick(&self, source: Source<'_>, range: &Range<u64>) -> SendMethod {
-        let is_allowed = |path: SendMethod| !self.given_up.contains(&path);
-        let planned = |plan: &Plan| {
+    /// Chooses the method for `range` of `source`.
+    pub fn choose(&self, source: Source<'_>, range: &Range<u64>) -> SendMethod {
+        let is_allowed = |method: SendMethod| !self.disabled.contains(&method);
+        let by_plan = |plan: &Plan| {
             let source =
                 if source.as_memory().is_some() { SourceKind::Memory } else { SourceKind::File };
             let condition = Condition { source, offloads: true };
@@ -72,84 +77,89 @@ impl MethodSelector {
                 .unwrap_or(SendMethod::ReadWrite)
         };
         match &self.settings.choice {
-            MethodChoice::Builtin => planned(Plan::builtin()),
-            MethodChoice::Plan(plan) => planned(plan),
+            MethodChoice::Builtin => by_plan(Plan::builtin()),
+            MethodChoice::Plan(plan) => by_plan(plan),
             MethodChoice::Method(first) => {
-                std::iter::successors(Some(*first), |path| path.fallback())
-                    .find(|&path| is_allowed(path))
+                std::iter::successors(Some(*first), |method| method.fallback())
+                    .find(|&method| is_allowed(method))
                     .unwrap_or(SendMethod::ReadWrite)
             }
         }
     }
 
-    /// Leaves `MSG_ZEROCOPY` alone, whose notices belong to the sender's loans.
-    pub fn leave_completions(&mut self) {
-        if !self.given_up.contains(&SendMethod::Zerocopy) {
-            self.given_up.push(SendMethod::Zerocopy);
+    /// Disables `MSG_ZEROCOPY` for files, because its completions belong to the sender's loans.
+    pub fn disable_zerocopy(&mut self) {
+        if !self.disabled.contains(&SendMethod::Zerocopy) {
+            self.disabled.push(SendMethod::Zerocopy);
         }
     }
 
-    /// Whether a path's own sends are in the socket's count of zero-copy sends.
+    /// Whether the completions of the socket belong to the method `zerocopy`, because it has been
+    /// used.
     pub fn owns_completions(&self) -> bool {
-        self.opened.iter().any(|(path, _)| *path == SendMethod::Zerocopy)
+        self.bound_methods.iter().any(|(method, _)| *method == SendMethod::Zerocopy)
     }
 
-    /// The path that bytes last took.
+    /// The method that was used last.
     pub fn latest(&self) -> Option<SendMethod> {
         self.latest
     }
 
-    /// What each path that was used has done, in the order of their first use.
+    /// The counters of each method that was used, in the order of first use.
     pub fn counts(&self) -> Vec<(SendMethod, Counts)> {
-        self.opened.iter().map(|(path, sender)| (*path, sender.counts())).collect()
+        self.bound_methods.iter().map(|(method, bound)| (*method, bound.counts())).collect()
     }
 
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.fallbacks
     }
 
-    /// Takes the kernel's word on pages it was lent; returns how many sends it still holds.
-    pub fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
-        self.opened.iter_mut().map(|(_, sender)| sender.settle(socket)).sum()
+    /// Processes the completions that have arrived; returns the number of sends still in flight.
+    pub fn process_completions(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
+        self.bound_methods.iter_mut().map(|(_, bound)| bound.settle(socket)).sum()
     }
 
-    fn opened(
+    fn bound_method(
         &mut self,
-        path: SendMethod,
+        method: SendMethod,
         socket: BorrowedFd<'_>,
     ) -> Result<&mut Box<dyn BoundMethod>, Error> {
-        let known = self.opened.iter().position(|(other, _)| *other == path);
-        let index = known.unwrap_or(self.opened.len());
-        if known.is_none() {
+        let found = self.bound_methods.iter().position(|(other, _)| *other == method);
+        let index = found.unwrap_or(self.bound_methods.len());
+        if found.is_none() {
             let mut options = self.settings.options.clone();
             if !matches!(self.settings.choice, MethodChoice::Method(_)) {
-                options.chunk_bytes = call_bytes(path);
+                options.chunk_bytes = call_bytes(method);
             }
-            self.opened.push((path, path.open(socket, &options)?));
+            self.bound_methods.push((method, method.open(socket, &options)?));
         }
-        Ok(&mut self.opened[index].1)
+        Ok(&mut self.bound_methods[index].1)
     }
 
-    /// Never takes this path again. The path that always works has nothing to step down to: its error stands.
-    fn give_up(
+    /// Disables a method and records the fallback. `read+write`, which always works, has no
+    /// fallback: its error is returned.
+    fn disable(
         &mut self,
-        path: SendMethod,
+        method: SendMethod,
         reason: Error,
         source: Source<'_>,
         range: &Range<u64>,
     ) -> Result<(), Error> {
-        if path == SendMethod::ReadWrite {
+        if method == SendMethod::ReadWrite {
             return Err(reason);
         }
-        self.given_up.push(path);
-        let to = self.pick(source, range).name();
-        self.fallbacks.push(Fallback { from: path.name(), to, reason: reason.to_string() });
+        self.disabled.push(method);
+        let to = self.choose(source, range).name();
+        self.fallbacks.push(Fallback { from: method.name(), to, reason: reason.to_string() });
         Ok(())
     }
 
-    fn only_copies(&self, path: SendMethod) -> bool {
-        let counts =
-            self.opened.iter().find(|(other, _)| *other == path).map(|(_, sender)| sender.counts());
+    fn only_copies(&self, method: SendMethod) -> bool {
+        let counts = self
+            .bound_methods
+            .iter()
+            .find(|(other, _)| *other == method)
+            .map(|(_, bound)| bound.counts());
         counts.is_some_and(|counts| {
             counts.copied_bytes >= COPIED_BYTES_BEFORE_FALLBACK && counts.zero_copied_bytes == 0
         })

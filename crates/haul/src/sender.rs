@@ -1,4 +1,5 @@
-//! A socket to send through: bytes, files and loans, each by the cheapest way that this socket allows.
+//! [`Sender`]: sends bytes, files and loans through a socket, each by the cheapest method that the
+//! socket allows.
 
 use crate::buffer::Buffer;
 use crate::error::{Error, failed};
@@ -6,7 +7,7 @@ use crate::fallback::Fallback;
 use crate::lending::{Lending, OsSocket};
 use crate::loan::{LendError, Limits, LoanId, Returned};
 use crate::method::{Counts, SendMethod};
-use crate::pacing::{Pacing, Watch};
+use crate::pacing::{Pacing, PacingMonitor};
 use crate::selector::MethodSelector;
 use crate::settings::{MethodChoice, SendSettings};
 use crate::socket;
@@ -19,20 +20,22 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A send of this much is worth a look whether the socket is paced.
+/// The smallest send, in bytes, after which the socket is checked for pacing.
 const PACING_BYTES_MIN: u64 = 256 << 10;
-/// How often a wait for the kernel's word looks again. A wait is the end of a transfer, not its rhythm.
-const SETTLE_INTERVAL: Duration = Duration::from_millis(1);
+/// Poll interval of [`Sender::settle`]. It runs at the end of a transfer, so its latency matters
+/// little.
+const SETTLE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Sends through a connected socket.
 ///
-/// What it does, in the order of the calls, reaches the peer in that order. On a non-blocking socket each call
-/// takes what the socket takes; [`Error::WouldBlock`] means that nothing was taken. Where a loan was taken in
-/// part, the rest of it goes out before anything else: every call sees to that first, and
-/// [`Sender::flush`] does nothing else.
+/// Data reaches the peer in the order of the calls. On a non-blocking socket each call sends as
+/// much as the socket accepts; [`Error::WouldBlock`] means that nothing was sent. If a loan was
+/// sent only in part, its rest is sent before anything else. Every call does that first;
+/// [`Sender::flush`] does only that.
 ///
-/// The socket is the sender's own: if somebody else sends with `MSG_ZEROCOPY` on it, or reads its error queue,
-/// the kernel's notices cannot be told apart. Share it as an `Arc` for receiving.
+/// The sender must be the only user of the socket's error queue and of `MSG_ZEROCOPY`. If other
+/// code uses either, the kernel's completions cannot be attributed to their sends. To receive on
+/// the same socket, share it as an `Arc`.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,7 +48,7 @@ const SETTLE_INTERVAL: Duration = Duration::from_millis(1);
 /// # }
 /// ```
 ///
-/// A lent buffer cannot be touched, because it is gone:
+/// A lent buffer cannot be accessed, because lending moves it:
 ///
 /// ```compile_fail,E0382
 /// # fn lend(mut sender: haul::Sender<std::net::TcpStream>, pool: haul::Pool) {
@@ -55,46 +58,50 @@ const SETTLE_INTERVAL: Duration = Duration::from_millis(1);
 /// # }
 /// ```
 pub struct Sender<S: AsFd + Send + 'static> {
-    /// `None` only while it is dropped.
+    /// `None` only during drop and [`Sender::into_inner`].
     socket: Option<S>,
     kind: SocketType,
     process: u32,
     settings: Arc<SendSettings>,
-    /// From the first file on. A server has thousands of connections that have never sent one, and touches each one's memory often.
-    files: Option<Box<MethodSelector>>,
-    /// From the first loan on.
+    /// Created by the first file. Boxed to keep senders small: a server has thousands of
+    /// connections that have never sent a file, and often accesses the memory of each.
+    selector: Option<Box<MethodSelector>>,
+    /// Created by the first loan.
     lending: Option<Box<Lending>>,
     sent: Counts,
-    /// Readings of the socket while files went out.
-    pacing: Watch,
+    /// Detects pacing from counters that are sampled while files are sent.
+    pacing: PacingMonitor,
 }
 
-/// What a sender has done.
+/// The activity of a sender so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SendReport {
-    /// By [`Sender::send`] and its kin: always copied.
+    /// Sent by [`Sender::send`] and its variants: always copied.
     pub sent: Counts,
-    /// By [`Sender::send_file`], for each path that was used, in the order of their use.
+    /// Sent by [`Sender::send_file`], for each method that was used, in the order of first use.
     pub files: Vec<(SendMethod, Counts)>,
-    /// By [`Sender::lend`] and its kin.
+    /// Sent by [`Sender::lend`] and [`Sender::lend_segments`].
     pub loans: Counts,
     /// Loans that have not been reclaimed.
     pub loans_out: usize,
-    /// How often the kernel had no room to keep account of a loan, so that some of it was copied: raise
-    /// `net.core.optmem_max` or `RLIMIT_MEMLOCK` (`ulimit -l`).
+    /// How often the kernel had no memory to track a loan (`ENOBUFS`). If no completion freed some,
+    /// part of the loan was copied. To avoid it, raise `net.core.optmem_max` or `RLIMIT_MEMLOCK`
+    /// (`ulimit -l`).
     pub no_room: u64,
-    /// Every step down, those of files before those of loans.
+    /// Every fallback: those of files, then those of loans.
     pub fallbacks: Vec<Fallback>,
 }
 
 impl<S: AsFd + Send + 'static> Sender<S> {
-    /// A sender with [`SendSettings::default`].
+    /// Creates a sender with [`SendSettings::default`].
     pub fn new(socket: S) -> Result<Self, Error> {
         Self::with(socket, SendSettings::default())
     }
 
-    /// A sender that works as told. The socket may be a stream (TCP, Unix) or a connected datagram socket,
-    /// which takes loans and single messages but no files. SendSettings in an [`Arc`] are shared with other senders.
+    /// Creates a sender with the given settings.
+    ///
+    /// The socket may be a stream (TCP, Unix) or a connected datagram socket, which accepts loans
+    /// and single messages but no files. Settings in an [`Arc`] are shared with other senders.
     pub fn with(socket: S, settings: impl Into<Arc<SendSettings>>) -> Result<Self, Error> {
         let settings = settings.into();
         let kind = socket::kind(&socket)?;
@@ -109,7 +116,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         }
         if settings.options.chunk_bytes == 0 {
             return Err(Error::Unsuited(
-                "chunk_bytes is 0: a path must take at least a byte at a time",
+                "chunk_bytes is 0: a send method needs at least one byte per call",
             ));
         }
         Ok(Self {
@@ -117,25 +124,29 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             kind,
             process: std::process::id(),
             settings,
-            files: None,
+            selector: None,
             lending: None,
             sent: Counts::default(),
-            pacing: Watch::default(),
+            pacing: PacingMonitor::default(),
         })
     }
 
-    /// Sends a beginning of `bytes`, copying it before it returns; returns how much the socket took.
+    /// Sends a prefix of `bytes`, which is copied before the call returns; returns how many bytes
+    /// the socket accepted.
     pub fn send(&mut self, bytes: &[u8]) -> Result<usize, Error> {
         self.send_vectored(&[IoSlice::new(bytes)])
     }
 
-    /// The same from several places in one call.
+    /// Like [`Sender::send`], from several slices in one call.
     pub fn send_vectored(&mut self, parts: &[IoSlice<'_>]) -> Result<usize, Error> {
         self.send_with(parts, SendFlags::empty())
     }
 
-    /// The same, where more follows at once (`MSG_MORE`): the kernel holds a partial packet back and fills it with
-    /// what is sent next, so that a head and the file behind it do not go as two. If nothing follows it goes after 200 ms.
+    /// Like [`Sender::send_vectored`], if more data follows at once (`MSG_MORE`).
+    ///
+    /// The kernel holds a partial segment back and fills it with the next send, so that a header
+    /// and the file after it share one packet. If nothing follows within 200 ms, it sends the
+    /// segment.
     pub fn send_more(&mut self, parts: &[IoSlice<'_>]) -> Result<usize, Error> {
         self.send_with(parts, SendFlags::MORE)
     }
@@ -145,20 +156,21 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         self.sent.calls += 1;
         let flags = SendFlags::NOSIGNAL | flags;
         let sent = rustix::io::retry_on_intr(|| {
-            // Of one part alone the kernel has less to read.
+            // For a single part, `send` is cheaper than `sendmsg`: the kernel reads fewer
+            // arguments.
             if let [part] = parts {
                 return rustix::net::send(self.as_fd(), part, flags);
             }
-            let nothing = &mut rustix::net::SendAncillaryBuffer::default();
-            rustix::net::sendmsg(self.as_fd(), parts, nothing, flags)
+            let no_control = &mut rustix::net::SendAncillaryBuffer::default();
+            rustix::net::sendmsg(self.as_fd(), parts, no_control, flags)
         })
         .map_err(|errno| failed("send")(errno.into()))?;
         self.sent.bytes += sent as u64;
         Ok(sent)
     }
 
-    /// Sends all of `bytes`. For blocking sockets: on another, [`Error::WouldBlock`] does not say how far it
-    /// came.
+    /// Sends all of `bytes`. For blocking sockets: on a non-blocking one, [`Error::WouldBlock`]
+    /// does not report how many bytes were sent.
     pub fn send_all(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() {
             bytes = &bytes[self.send(bytes)?..];
@@ -166,11 +178,13 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         Ok(())
     }
 
-    /// Sends the beginning of a range of a file or of [`crate::Memory`], which does not pass through the
-    /// program's memory; returns the bytes the socket took, 0 only for an empty range.
+    /// Sends a prefix of a range of a file or of [`crate::Memory`]; returns the bytes that the
+    /// socket accepted, 0 only for an empty range. Most methods do not pass the bytes through the
+    /// program's memory.
     ///
-    /// A path that the kernel refuses, or that copies although it should not, is stepped down from, and the
-    /// same bytes go through the next one. To go on, call again with what is left of the range.
+    /// If the kernel refuses a method, the same bytes are sent by its fallback. A method that
+    /// copies although it should not is not used again. To continue, call again with the rest of
+    /// the range.
     pub fn send_file<'a>(
         &mut self,
         source: impl Into<Source<'a>>,
@@ -185,25 +199,26 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             return Ok(0);
         }
         let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-        let files = self
-            .files
+        let selector = self
+            .selector
             .get_or_insert_with(|| Box::new(MethodSelector::new(Arc::clone(&self.settings))));
         if self.lending.as_ref().is_some_and(|lending| lending.owns_completions()) {
-            files.leave_completions();
+            selector.disable_zerocopy();
         }
-        if files.owns_completions() && self.process != std::process::id() {
+        if selector.owns_completions() && self.process != std::process::id() {
             return Err(Error::Forked);
         }
-        let sent = files.send(socket.as_fd(), source.into(), &range)?;
-        // A look now and then, until it is decided. A socket that is not TCP has no such state.
+        let sent = selector.send(socket.as_fd(), source.into(), &range)?;
+        // Sampled only until the monitor has decided. A socket that is not TCP has no such state,
+        // so errors are ignored.
         if sent >= PACING_BYTES_MIN {
-            let _ = self.pacing.look(socket);
+            let _ = self.pacing.sample(socket);
         }
         Ok(sent)
     }
 
-    /// Sends the whole range. For blocking sockets: on another, [`Error::WouldBlock`] does not say how far it
-    /// came.
+    /// Sends the whole range. For blocking sockets: on a non-blocking one, [`Error::WouldBlock`]
+    /// does not report how many bytes were sent.
     pub fn send_file_all<'a>(
         &mut self,
         source: impl Into<Source<'a>>,
@@ -223,19 +238,22 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         self.send_file(source, range)
     }
 
-    /// Lends a buffer to the kernel, which sends it from where it is and not from a copy; on a datagram
-    /// socket as one message.
+    /// Lends a buffer to the kernel, which sends from the buffer itself and not from a copy. On a
+    /// datagram socket the buffer is one message.
     ///
-    /// It comes back from [`Sender::reclaim`]. On a blocking socket all of it has been taken when this returns,
-    /// and where too much is out already this waits until some has come back. On a non-blocking one the rest
-    /// goes out with later calls. Where the socket, the kernel or a limit does not allow lending, the bytes are
-    /// copied, and the buffer comes back with [`crate::Outcome::Copied`].
+    /// [`Sender::reclaim`] returns the buffer.
+    ///
+    /// * On a blocking socket, the socket has accepted all of it when the call returns. If the loan
+    ///   limits are reached, the call waits until enough loans have completed.
+    /// * On a non-blocking socket, later calls send the rest.
+    /// * If the socket, the kernel or a limit does not allow zero-copy, the bytes are copied. The
+    ///   buffer is then returned with [`crate::Outcome::Copied`].
     pub fn lend(&mut self, buffer: impl Into<Buffer>) -> Result<LoanId, LendError> {
-        self.lend_as(buffer.into(), None)
+        self.lend_with(buffer.into(), None)
     }
 
-    /// Lends a buffer to be sent as datagrams of `segment_bytes` each, the last one shorter: the device or
-    /// the kernel cuts them (UDP segmentation offload, Linux 4.18).
+    /// Lends a buffer that is sent as datagrams of `segment_bytes` each, the last one shorter. The
+    /// device or the kernel segments it (UDP segmentation offload, Linux 4.18).
     pub fn lend_segments(
         &mut self,
         buffer: impl Into<Buffer>,
@@ -255,10 +273,14 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             let error = Error::Unsuited("segment_bytes is 0: a datagram must hold at least a byte");
             return Err(LendError { error, buffer });
         }
-        self.lend_as(buffer, Some(segment_bytes))
+        self.lend_with(buffer, Some(segment_bytes))
     }
 
-    fn lend_as(&mut self, buffer: Buffer, segment_bytes: Option<u16>) -> Result<LoanId, LendError> {
+    fn lend_with(
+        &mut self,
+        buffer: Buffer,
+        segment_bytes: Option<u16>,
+    ) -> Result<LoanId, LendError> {
         let Some(socket) = &self.socket else {
             return Err(LendError { error: Error::NotASocket, buffer });
         };
@@ -266,42 +288,51 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             let SendSettings { limits, zerocopy_bytes_min, lends_on_when_copied, .. } =
                 *self.settings;
             let lending = Lending::new(limits, zerocopy_bytes_min, self.process);
-            Box::new(if lends_on_when_copied { lending.lends_on() } else { lending })
+            Box::new(if lends_on_when_copied {
+                lending.keep_lending_when_copied()
+            } else {
+                lending
+            })
         });
-        if self.files.as_ref().is_some_and(|files| files.owns_completions()) {
-            lending.give_up("the socket's zero-copy notices belong to the path zerocopy".into());
+        if self.selector.as_ref().is_some_and(|selector| selector.owns_completions()) {
+            let reason = "the socket's zero-copy completions belong to the path zerocopy";
+            lending.disable_zerocopy(reason.into());
         }
         lending.lend(&mut OsSocket::of(socket.as_fd(), self.kind), buffer, segment_bytes)
     }
 
-    /// Takes back the buffers that the kernel is done with, without waiting.
+    /// Returns the lent buffers that the kernel has released, without waiting.
     ///
-    /// A program that polls calls this after every lend and before every wait: buffers that were copied are back at
-    /// once, and the notices of others may have been read by another call. Then it waits for `POLLERR` (`EPOLLERR`;
-    /// always reported, whatever was asked for) if it needs a buffer, and for `POLLOUT` while there are
-    /// [`Sender::unsent_bytes`]. See the example `serve`.
+    /// A program that polls calls this after every loan and before every wait. Buffers whose bytes
+    /// were copied are returned at once, and another call may already have read the completions of
+    /// others. If the program then needs a buffer, it waits for `POLLERR` (`EPOLLERR`), which is
+    /// always reported, whatever events were requested. While there are [`Sender::unsent_bytes`],
+    /// it waits for `POLLOUT`. See the example `serve`.
     pub fn reclaim(&mut self) -> Result<impl Iterator<Item = Returned> + '_, Error> {
         match (&self.socket, &mut self.lending) {
-            // That looks whose process it is by itself, and this is called after every loan.
+            // `process_completions` includes `check_process`. It is not called twice, because this
+            // runs after every loan.
             (Some(socket), Some(lending)) => {
-                lending.hear(&mut OsSocket::of(socket.as_fd(), self.kind))?;
+                lending.process_completions(&mut OsSocket::of(socket.as_fd(), self.kind))?;
             }
             _ => self.check_process()?,
         }
         Ok(std::iter::from_fn(|| self.lending.as_mut()?.take_returned()))
     }
 
-    /// Whether [`Sender::reclaim`] would hand out a buffer without asking the kernel.
+    /// Whether [`Sender::reclaim`] would return a buffer without a system call.
     pub fn has_returned(&self) -> bool {
         self.lending.as_ref().is_some_and(|lending| lending.has_returned())
     }
 
-    /// Bytes of the youngest loan that the socket has not taken yet: wait for `POLLOUT`, then flush.
+    /// Bytes of the latest loan that the socket has not accepted yet. If there are any, wait for
+    /// `POLLOUT`, then flush.
     pub fn unsent_bytes(&self) -> usize {
         self.lending.as_ref().map_or(0, |lending| lending.unsent_bytes())
     }
 
-    /// Sends what is left of a loan that was taken in part. [`Error::WouldBlock`] while some is left.
+    /// Sends the rest of a loan that was sent only in part. [`Error::WouldBlock`] while some is
+    /// left.
     pub fn flush(&mut self) -> Result<(), Error> {
         match (&self.socket, &mut self.lending) {
             (Some(socket), Some(lending)) => {
@@ -311,58 +342,61 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         }
     }
 
-    /// Sends what is left of a loan and waits until the kernel holds none of the pages it was lent, at most
-    /// `timeout`; returns how many sends are still out, 0 when every buffer is there to be reclaimed.
+    /// Sends the rest of a loan, then waits at most `timeout` until the kernel has released every
+    /// lent page. Returns the number of sends still in flight; 0 means that every buffer can be
+    /// reclaimed.
     #[must_use = "loans may still be out"]
     pub fn settle(&mut self, timeout: Duration) -> Result<usize, Error> {
         self.check_process()?;
-        // A timeout beyond what the clock can say is none.
+        // A timeout that `Instant` cannot represent means no deadline.
         let deadline = Instant::now().checked_add(timeout);
         loop {
             match self.flush() {
-                // Of a stream that is torn the buffers still come back.
+                // The buffers of a torn stream are still returned.
                 Ok(()) | Err(Error::WouldBlock | Error::StreamTorn) => {}
                 Err(error) => return Err(error),
             }
             let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-            let mut held = 0;
+            let mut in_flight = 0;
             if let Some(lending) = &mut self.lending {
-                lending.hear(&mut OsSocket::of(socket.as_fd(), self.kind))?;
-                held += lending.open_sends() + usize::from(lending.unsent_bytes() > 0);
+                lending.process_completions(&mut OsSocket::of(socket.as_fd(), self.kind))?;
+                in_flight += lending.sends_in_flight() + usize::from(lending.unsent_bytes() > 0);
             }
-            if let Some(files) = &mut self.files {
-                held += files.settle(socket.as_fd())?;
+            if let Some(selector) = &mut self.selector {
+                in_flight += selector.process_completions(socket.as_fd())?;
             }
-            if held == 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(held);
+            if in_flight == 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(in_flight);
             }
-            std::thread::sleep(SETTLE_INTERVAL);
+            std::thread::sleep(SETTLE_POLL_INTERVAL);
         }
     }
 
-    /// A forked child has the socket, too, but the kernel's notices can be read only once: they are the parent's.
+    /// Fails in a forked child. The child has the socket too, but each completion can be read only
+    /// once, and it belongs to the parent.
     fn check_process(&self) -> Result<(), Error> {
         if self.process == std::process::id() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// What has been done so far.
+    /// Reports the sender's activity so far.
     pub fn report(&self) -> SendReport {
-        let files = self.files.as_deref();
+        let selector = self.selector.as_deref();
         let lending = self.lending.as_deref();
-        let of_files = files.map_or(&[][..], MethodSelector::fallbacks);
-        let of_loans = lending.map_or(&[][..], Lending::fallbacks);
+        let file_fallbacks = selector.map_or(&[][..], MethodSelector::fallbacks);
+        let loan_fallbacks = lending.map_or(&[][..], Lending::fallbacks);
         SendReport {
             sent: self.sent,
-            files: files.map(MethodSelector::counts).unwrap_or_default(),
+            files: selector.map(MethodSelector::counts).unwrap_or_default(),
             loans: lending.map(Lending::counts).unwrap_or_default(),
-            loans_out: lending.map_or(0, Lending::out),
+            loans_out: lending.map_or(0, Lending::outstanding),
             no_room: lending.map_or(0, Lending::no_room),
-            fallbacks: of_files.iter().chain(of_loans).cloned().collect(),
+            fallbacks: file_fallbacks.iter().chain(loan_fallbacks).cloned().collect(),
         }
     }
 
-    /// Why the socket's packets are paced, which costs CPU where the network is not the limit; `None` where nothing shows
-    /// that they are. What an earlier congestion control has left on shows once some large files were sent.
+    /// Why the socket's packets are paced, which costs CPU where the network is not the limit;
+    /// `None` if nothing indicates that they are. Pacing that an earlier congestion control has
+    /// left on is detected only after some large files were sent.
     pub fn pacing(&self) -> Result<Option<Pacing>, Error> {
         let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
         if !socket::is_tcp(socket) {
@@ -371,34 +405,35 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         self.pacing.pacing(socket).map_err(failed("getsockopt"))
     }
 
-    /// The path that so much of a file, or of memory, would take now.
+    /// The send method that would be chosen now for `bytes` bytes of a file or of memory.
     pub fn path_for<'a>(&self, source: impl Into<Source<'a>>, bytes: u64) -> SendMethod {
         let (source, range) = (source.into(), 0..bytes);
-        match &self.files {
-            Some(files) => files.pick(source, &range),
-            None => MethodSelector::new(Arc::clone(&self.settings)).pick(source, &range),
+        match &self.selector {
+            Some(selector) => selector.choose(source, &range),
+            None => MethodSelector::new(Arc::clone(&self.settings)).choose(source, &range),
         }
     }
 
-    /// The path that [`Sender::send_file`] last took.
+    /// The send method that [`Sender::send_file`] used last.
     pub fn latest_path(&self) -> Option<SendMethod> {
-        self.files.as_ref()?.latest()
+        self.selector.as_ref()?.latest()
     }
 
     /// The socket.
     pub fn socket(&self) -> &S {
         match &self.socket {
             Some(socket) => socket,
-            None => unreachable!("the socket leaves only with the sender"),
+            None => unreachable!("the socket is only taken when the sender is consumed"),
         }
     }
 
-    /// The socket, when nothing is out any more; else the sender as it is: reclaim and flush first.
+    /// Returns the socket if no loan is outstanding and no send is in flight. Otherwise it returns
+    /// the sender unchanged: flush and reclaim first.
     pub fn into_inner(mut self) -> Result<S, Box<Self>> {
         let is_idle = self
             .lending
             .as_ref()
-            .is_none_or(|lending| lending.out() == 0 && lending.open_sends() == 0);
+            .is_none_or(|lending| lending.outstanding() == 0 && lending.sends_in_flight() == 0);
         match self.socket.take_if(|_| is_idle) {
             Some(socket) => Ok(socket),
             None => Err(Box::new(self)),
@@ -419,22 +454,22 @@ impl<S: AsFd + Send + 'static> fmt::Debug for Sender<S> {
 }
 
 impl<S: AsFd + Send + 'static> Drop for Sender<S> {
-    /// Loans that are out stay with their socket until the kernel has let go of them. Bytes of a loan that
-    /// the socket has not taken yet are not sent any more.
+    /// Hands loans in flight and their socket to the reaper until the kernel has released the
+    /// loans. Bytes of a loan that the socket has not accepted yet are not sent.
     fn drop(&mut self) {
         if let (Some(socket), Some(lending)) = (self.socket.take(), self.lending.take()) {
-            lending.leave(socket);
+            lending.hand_to_reaper(socket);
         }
     }
 }
 
 impl<S: AsFd + Send + 'static> io::Write for Sender<S> {
-    /// As [`Sender::send`].
+    /// Like [`Sender::send`].
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.send(bytes).map_err(io::Error::from)
     }
 
-    /// As [`Sender::flush`].
+    /// Like [`Sender::flush`].
     fn flush(&mut self) -> io::Result<()> {
         Self::flush(self).map_err(io::Error::from)
     }

@@ -1,28 +1,29 @@
-//! How a sender is to work.
+//! [`SendSettings`]: the settings of a sender.
 
 use crate::loan::Limits;
 use crate::method::{MethodOptions, SendMethod};
 use crate::plan::Plan;
 use std::sync::Arc;
 
-/// How a sender is to work.
+/// Settings of a [`crate::Sender`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct SendSettings {
-    /// The path for files.
+    /// The choice of the send method for files.
     pub choice: MethodChoice,
-    /// How a path works that was chosen by hand; a plan has its own call sizes.
+    /// Options of the send method. A plan has call sizes of its own, so `chunk_bytes` applies only
+    /// to a method that was chosen by hand.
     pub options: MethodOptions,
-    /// What may be lent at a time.
+    /// Limits on outstanding loans.
     pub limits: Limits,
-    /// Smaller loans are copied: keeping account of pages costs more than copying few bytes.
+    /// Loans of fewer bytes are copied: tracking pages costs more than copying few bytes.
     pub zerocopy_bytes_min: usize,
-    /// Lends on where the kernel says that it copies after all, which then costs more than a plain send: for
-    /// measuring that.
+    /// Continues to lend if the kernel reports that it copies everything, which then costs more
+    /// than a plain send. For measuring that cost.
     pub lends_on_when_copied: bool,
 }
 
 impl Default for SendSettings {
-    /// The path for files by the built-in plan; loans from 4 KiB, a page, up.
+    /// The method for files by the built-in plan; zero-copy loans from 4 KiB, a page, up.
     fn default() -> Self {
         Self {
             choice: MethodChoice::Builtin,
@@ -34,13 +35,13 @@ impl Default for SendSettings {
     }
 }
 
-/// How the path is chosen.
+/// How the send method is chosen.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MethodChoice {
-    /// The cheapest by the built-in plan.
+    /// The cheapest method by the built-in plan.
     Builtin,
-    /// The cheapest by this plan.
+    /// The cheapest method by this plan.
     Plan(Arc<Plan>),
-    /// This one, or what it steps down to.
+    /// This method, or its fallbacks.
     Method(SendMethod),
 }

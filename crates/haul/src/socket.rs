@@ -1,10 +1,10 @@
-//! What kind of socket a descriptor is.
+//! Checks of the kind of a socket.
 
 use crate::error::{Error, failed};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::os::fd::AsFd;
 
-/// A stream or a datagram socket; anything else, a listening one among them, is an error.
+/// The kind of the socket: stream or datagram. Any other kind, and a listening socket, is an error.
 pub(crate) fn kind(socket: impl AsFd) -> Result<SocketType, Error> {
     let kind = sockopt::socket_type(&socket)
         .map_err(|errno| failed("getsockopt SO_TYPE")(errno.into()))?;
@@ -22,7 +22,7 @@ pub(crate) fn kind(socket: impl AsFd) -> Result<SocketType, Error> {
     }
 }
 
-/// Only a stream.
+/// Fails if the socket is not a stream socket.
 pub(crate) fn must_be_stream(kind: SocketType) -> Result<(), Error> {
     if kind == SocketType::STREAM {
         Ok(())
@@ -31,13 +31,16 @@ pub(crate) fn must_be_stream(kind: SocketType) -> Result<(), Error> {
     }
 }
 
-/// Whether it speaks IP.
+/// Whether the socket is of an IP family (IPv4 or IPv6).
 pub(crate) fn is_inet(socket: impl AsFd) -> bool {
     matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6))
 }
 
-/// Whether it is TCP itself, and not another protocol with its face (MPTCP, SCTP).
+/// Whether the protocol is TCP itself, and not another one with the same interface (MPTCP, SCTP).
 pub(crate) fn is_tcp(socket: impl AsFd) -> bool {
     is_inet(&socket)
-        && matches!(sockopt::socket_protocol(&socket), Ok(Some(protocol)) if protocol == rustix::net::ipproto::TCP)
+        && matches!(
+            sockopt::socket_protocol(&socket),
+            Ok(Some(protocol)) if protocol == rustix::net::ipproto::TCP
+        )
 }

@@ -1,4 +1,5 @@
-//! Forwarding between real sockets: both ways at once, with half-close, by copying and by splicing.
+//! Forwarding between real sockets: in both directions at once, with half-close, by copying and by
+//! splicing.
 
 use haul::{Error, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, Forwarder, Step};
 use std::io::{Read, Write};
@@ -7,21 +8,23 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+/// Returns both ends of a TCP connection over loopback.
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (one, listener.accept().unwrap().0)
+    let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (connected, listener.accept().unwrap().0)
 }
 
+/// Returns bytes that depend on their position and on `seed`.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| ((i + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
 }
 
-/// What a forwarder came to.
-type Forwarded = (Result<(), Error>, ForwardReport);
+/// Result and report of a forwarder.
+type ForwardOutcome = (Result<(), Error>, ForwardReport);
 
-/// A client and a server with a forwarder between them, on a thread of its own.
-fn joined() -> (TcpStream, TcpStream, JoinHandle<Forwarded>) {
+/// Returns a client and a server, and the thread of a forwarder that connects them.
+fn forwarded_pair() -> (TcpStream, TcpStream, JoinHandle<ForwardOutcome>) {
     let ((client, from), (to, server)) = (pair(), pair());
     let forwarding = thread::spawn(move || {
         let mut forwarder = Forwarder::new(from, to).unwrap();
@@ -30,6 +33,7 @@ fn joined() -> (TcpStream, TcpStream, JoinHandle<Forwarded>) {
     (client, server, forwarding)
 }
 
+/// Sends `bytes` and then the end of the stream, on a new thread.
 fn send_all(to: &TcpStream, bytes: Vec<u8>) -> JoinHandle<()> {
     let mut to = to.try_clone().unwrap();
     thread::spawn(move || {
@@ -38,6 +42,7 @@ fn send_all(to: &TcpStream, bytes: Vec<u8>) -> JoinHandle<()> {
     })
 }
 
+/// Reads a stream to its end on a new thread, which returns the bytes.
 fn receive_all(from: &TcpStream) -> JoinHandle<Vec<u8>> {
     let mut from = from.try_clone().unwrap();
     thread::spawn(move || {
@@ -48,43 +53,43 @@ fn receive_all(from: &TcpStream) -> JoinHandle<Vec<u8>> {
 }
 
 #[test]
-fn bulk_goes_both_ways_at_once_and_is_spliced() {
-    let (client, server, forwarding) = joined();
-    let (there, back) = (pattern(1, 24 << 20), pattern(2, 9_999_999));
-    let sending = [send_all(&client, there.clone()), send_all(&server, back.clone())];
+fn bulk_data_is_spliced_in_both_directions_at_once() {
+    let (client, server, forwarding) = forwarded_pair();
+    let (to_server, to_client) = (pattern(1, 24 << 20), pattern(2, 9_999_999));
+    let sending = [send_all(&client, to_server.clone()), send_all(&server, to_client.clone())];
     let (at_server, at_client) = (receive_all(&server), receive_all(&client));
-    assert!(at_server.join().unwrap() == there);
-    assert!(at_client.join().unwrap() == back);
+    assert!(at_server.join().unwrap() == to_server);
+    assert!(at_client.join().unwrap() == to_client);
     for sending in sending {
         sending.join().unwrap();
     }
     let (forwarded, report) = forwarding.join().unwrap();
     forwarded.unwrap();
-    for (direction, bytes) in [(&report.there, there.len()), (&report.back, back.len())] {
+    for (direction, bytes) in [(&report.there, to_server.len()), (&report.back, to_client.len())] {
         assert_eq!(direction.spliced.bytes + direction.copied.bytes, bytes as u64);
         assert!(direction.spliced.bytes > 0, "{direction:?}");
     }
 }
 
 #[test]
-fn one_side_may_end_long_before_the_other() {
-    let (client, mut server, forwarding) = joined();
+fn one_side_may_close_its_half_long_before_the_other() {
+    let (client, mut server, forwarding) = forwarded_pair();
     send_all(&client, b"request".to_vec()).join().unwrap();
     let mut request = Vec::new();
     server.read_to_end(&mut request).unwrap();
     assert_eq!(request, b"request");
-    // The client's half is closed all the way through; the answer still comes.
-    let answer = pattern(3, 5 << 20);
+    // The client's half is closed up to the server; the response still arrives.
+    let response = pattern(3, 5 << 20);
     let received = receive_all(&client);
-    server.write_all(&answer).unwrap();
+    server.write_all(&response).unwrap();
     drop(server);
-    assert!(received.join().unwrap() == answer);
+    assert!(received.join().unwrap() == response);
     forwarding.join().unwrap().0.unwrap();
 }
 
 #[test]
 fn small_messages_are_copied() {
-    let (mut client, mut server, forwarding) = joined();
+    let (mut client, mut server, forwarding) = forwarded_pair();
     client.set_nodelay(true).unwrap();
     for round in 0..300u32 {
         let mut message = [0; 4];
@@ -102,8 +107,8 @@ fn small_messages_are_copied() {
 }
 
 #[test]
-fn a_direction_changes_its_way_with_what_comes() {
-    let (mut client, mut server, forwarding) = joined();
+fn a_direction_changes_its_method_with_the_message_size() {
+    let (mut client, mut server, forwarding) = forwarded_pair();
     client.set_nodelay(true).unwrap();
     let mut bulk = vec![0; 4 << 20];
     for _ in 0..2 {
@@ -119,17 +124,21 @@ fn a_direction_changes_its_way_with_what_comes() {
     drop((client, server));
     let (forwarded, report) = forwarding.join().unwrap();
     forwarded.unwrap();
-    // To splicing and back, twice.
+    // The direction changes to splicing and back, twice.
     assert!(report.there.changes >= 4, "{report:?}");
 }
 
-/// By the one way whatever comes, through pipes and buffers of an odd size.
+/// A fixed method is used for all message sizes, also with pipes and buffers of unusual sizes.
 #[test]
-fn a_way_that_is_asked_for_is_kept() {
-    for (way, is_spliced) in [(ForwardMethod::Copy, false), (ForwardMethod::Splice, true)] {
+fn a_fixed_method_is_kept() {
+    for (method, is_spliced) in [(ForwardMethod::Copy, false), (ForwardMethod::Splice, true)] {
         let ((client, from), (to, server)) = (pair(), pair());
-        let settings =
-            ForwardSettings { way, pipe_bytes: 20_000, buffer_bytes: 777, ..Default::default() };
+        let settings = ForwardSettings {
+            way: method,
+            pipe_bytes: 20_000,
+            buffer_bytes: 777,
+            ..Default::default()
+        };
         let pool = ForwardPool::with(settings).unwrap();
         let forwarding = thread::spawn(move || {
             let mut forwarder = Forwarder::with_pool(from, to, pool).unwrap();
@@ -138,7 +147,7 @@ fn a_way_that_is_asked_for_is_kept() {
         let bytes = pattern(3, 3_000_001);
         let sending = [send_all(&client, bytes.clone()), send_all(&server, b"small".to_vec())];
         let (at_server, at_client) = (receive_all(&server), receive_all(&client));
-        assert!(at_server.join().unwrap() == bytes, "{way:?}");
+        assert!(at_server.join().unwrap() == bytes, "{method:?}");
         assert_eq!(at_client.join().unwrap(), b"small");
         for sending in sending {
             sending.join().unwrap();
@@ -147,13 +156,14 @@ fn a_way_that_is_asked_for_is_kept() {
         result.unwrap();
         assert_eq!(report.there.changes + report.back.changes, 0);
         let (spliced, copied) = (report.there.spliced.bytes, report.there.copied.bytes);
-        // What stands between a socket that was empty a moment ago and its end may still be copied.
-        assert!(if is_spliced { spliced > copied } else { spliced == 0 }, "{way:?}: {report:?}");
+        // The last bytes before the end of the stream may be copied if the socket was empty before.
+        assert!(if is_spliced { spliced > copied } else { spliced == 0 }, "{method:?}: {report:?}");
     }
     let none = ForwardSettings { buffer_bytes: 0, ..Default::default() };
     assert!(matches!(ForwardPool::with(none), Err(Error::Unsuited(_))));
 }
 
+/// Sends `bytes` on another thread while this one runs `meanwhile`.
 fn send_in_thread(to: &TcpStream, bytes: &[u8], meanwhile: impl FnOnce()) {
     thread::scope(|scope| {
         scope.spawn(|| (&mut &*to).write_all(bytes).unwrap());
@@ -162,16 +172,16 @@ fn send_in_thread(to: &TcpStream, bytes: &[u8], meanwhile: impl FnOnce()) {
 }
 
 #[test]
-fn a_sink_that_reads_slowly_loses_nothing() {
-    let (client, server, forwarding) = joined();
+fn a_slow_sink_loses_no_bytes() {
+    let (client, server, forwarding) = forwarded_pair();
     let bytes = pattern(5, 12 << 20);
     let sending = send_all(&client, bytes.clone());
     let received = thread::spawn(move || {
-        let (mut server, mut received, mut some) = (server, Vec::<u8>::new(), vec![0; 100_001]);
+        let (mut server, mut received, mut buffer) = (server, Vec::<u8>::new(), vec![0; 100_001]);
         loop {
-            match server.read(&mut some).unwrap() {
+            match server.read(&mut buffer).unwrap() {
                 0 => break received,
-                count => received.extend(&some[..count]),
+                count => received.extend(&buffer[..count]),
             }
             thread::sleep(Duration::from_micros(500));
         }
@@ -183,14 +193,14 @@ fn a_sink_that_reads_slowly_loses_nothing() {
 }
 
 #[test]
-fn a_reset_ends_it_with_an_error_and_no_pipe_goes_back_full() {
+fn a_reset_gives_an_error_and_no_filled_pipe_returns_to_the_pool() {
     let ((client, from), (to, server)) = (pair(), pair());
     let pool = ForwardPool::new(4).unwrap();
     let forwarding = thread::spawn({
         let pool = pool.clone();
         move || Forwarder::with_pool(from, to, pool).unwrap().forward()
     });
-    // Fills everything on the way, then closes with unread data, which resets.
+    // Fill all buffers in between, then close with unread data, which resets the connection.
     let mut bulk = client.try_clone().unwrap();
     let sending = thread::spawn(move || while bulk.write_all(&[1; 10_000]).is_ok() {});
     thread::sleep(Duration::from_millis(50));
@@ -198,8 +208,8 @@ fn a_reset_ends_it_with_an_error_and_no_pipe_goes_back_full() {
     let error = forwarding.join().unwrap().unwrap_err();
     assert!(matches!(error, Error::Failed { .. }), "{error}");
     sending.join().unwrap();
-    // The next connection through the same pool sees nothing of it. (An empty pipe may lie there: where the reset came while
-    // copied bytes were held, there was none in it.)
+    // The next connection with the same pool receives none of those bytes. (The pool may contain an
+    // empty pipe, if the reset arrived while the forwarder held copied bytes.)
     let ((client, from), (to, server)) = (pair(), pair());
     let sending = [send_all(&client, pattern(6, 3 << 20)), send_all(&server, Vec::new())];
     let received = receive_all(&server);
@@ -212,7 +222,7 @@ fn a_reset_ends_it_with_an_error_and_no_pipe_goes_back_full() {
 }
 
 #[test]
-fn unix_and_tcp_sockets_are_joined_step_by_step() {
+fn unix_and_tcp_sockets_are_forwarded_step_by_step() {
     let ((client, from), (to, mut server)) = (UnixStream::pair().unwrap(), pair());
     let mut forwarder = Forwarder::new(&from, &to).unwrap();
     let blocking = forwarder.step().unwrap_err();
@@ -249,17 +259,17 @@ fn unix_and_tcp_sockets_are_joined_step_by_step() {
 }
 
 #[test]
-fn what_cannot_be_joined_says_so() {
-    let (one, _other) = pair();
+fn unsupported_descriptors_are_refused() {
+    let (tcp, _peer) = pair();
     let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
-    assert!(matches!(Forwarder::new(&one, &datagrams), Err(Error::WrongSocket { .. })));
-    assert!(matches!(Forwarder::new(&one, tempfile::tempfile().unwrap()), Err(Error::NotASocket)));
+    assert!(matches!(Forwarder::new(&tcp, &datagrams), Err(Error::WrongSocket { .. })));
+    assert!(matches!(Forwarder::new(&tcp, tempfile::tempfile().unwrap()), Err(Error::NotASocket)));
 }
 
 #[test]
 fn an_urgent_byte_neither_ends_nor_stalls_a_direction() {
-    let (mut client, mut server, forwarding) = joined();
-    // Bulk first, so that the direction splices.
+    let (mut client, mut server, forwarding) = forwarded_pair();
+    // Bulk data first, so that the direction splices.
     let mut bulk = vec![0; 2 << 20];
     send_in_thread(&client, &pattern(8, bulk.len()), || server.read_exact(&mut bulk).unwrap());
     rustix::net::send(&client, b"!", rustix::net::SendFlags::OOB).unwrap();
@@ -272,33 +282,34 @@ fn an_urgent_byte_neither_ends_nor_stalls_a_direction() {
     forwarding.join().unwrap().0.unwrap();
 }
 
-/// A server that refuses an upload answers and hangs up: the answer is delivered although the upload fails.
+/// A server that refuses an upload sends a response and closes the connection. The response is
+/// delivered although the upload fails.
 #[test]
-fn an_answer_that_is_there_is_delivered_before_the_error_ends_it() {
+fn a_response_that_has_arrived_is_delivered_before_the_error() {
     let ((mut client, from), (to, mut server)) = (pair(), pair());
     client.write_all(&vec![1; 50_000]).unwrap();
     server.write_all(b"413 too large").unwrap();
-    // Closing with unread data resets, so that the upload has nowhere to go.
+    // Closing with unread data resets the connection, so that the upload fails.
     to.peek(&mut [0]).unwrap();
     (&to).write_all(b"unread").unwrap();
     drop(server);
     let error = Forwarder::new(&from, &to).unwrap().forward().unwrap_err();
     assert!(matches!(error, Error::Failed { .. }), "{error}");
-    let mut answer = [0; 13];
-    client.read_exact(&mut answer).unwrap();
-    assert_eq!(&answer, b"413 too large");
+    let mut response = [0; 13];
+    client.read_exact(&mut response).unwrap();
+    assert_eq!(&response, b"413 too large");
 }
 
-/// A sink that takes nothing while small pieces are copied: what it did not take is kept, in order.
+/// If the sink accepts no bytes, the forwarder keeps the copied bytes, in order.
 ///
-/// It is a Unix socket because that stays full until its reader reads. A TCP socket that refused a write takes more
-/// when the acknowledgement of what is on its way comes, up to 40 ms later.
+/// The sink is a Unix socket, because that stays full until its peer reads. A full TCP socket
+/// accepts more once the bytes in flight are acknowledged, up to 40 ms later.
 #[test]
-fn copied_bytes_wait_for_a_full_sink() {
+fn copied_bytes_are_kept_while_the_sink_is_full() {
     let ((client, from), (to, server)) = (pair(), UnixStream::pair().unwrap());
     to.set_nonblocking(true).unwrap();
     from.set_nonblocking(true).unwrap();
-    // Fill the sink to the brim.
+    // Fill the sink completely.
     let mut filled = 0;
     while let Ok(count) = (&to).write(&[0; 10_000]) {
         filled += count;
@@ -307,7 +318,7 @@ fn copied_bytes_wait_for_a_full_sink() {
     (&client).write_all(b"small pieces").unwrap();
     from.peek(&mut [0; 12]).unwrap();
     let Step::Wait { to: sink, from: source } = forwarder.step().unwrap() else { panic!() };
-    assert!(sink.write && !source.read, "it must wait for the sink, and take no more meanwhile");
+    assert!(sink.write && !source.read, "it must wait for the sink and read no more");
     client.shutdown(Shutdown::Write).unwrap();
     server.shutdown(Shutdown::Write).unwrap();
     let receiving = thread::spawn(move || {
@@ -322,13 +333,13 @@ fn copied_bytes_wait_for_a_full_sink() {
     assert_eq!((received.len(), &received[filled..]), (filled + 12, &b"small pieces"[..]));
 }
 
-/// The sockets have the modes they had, also where both are one.
+/// `forward` restores the sockets' blocking modes, also if both descriptors are one socket.
 #[test]
-fn modes_are_given_back() {
-    let (one, other) = pair();
-    drop(one);
-    let again = other.try_clone().unwrap();
-    let _ = Forwarder::new(&other, &again).unwrap().forward();
-    let flags = rustix::fs::fcntl_getfl(&other).unwrap();
+fn blocking_modes_are_restored() {
+    let (peer, socket) = pair();
+    drop(peer);
+    let duplicate = socket.try_clone().unwrap();
+    let _ = Forwarder::new(&socket, &duplicate).unwrap().forward();
+    let flags = rustix::fs::fcntl_getfl(&socket).unwrap();
     assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
 }

@@ -1,4 +1,4 @@
-//! Loans over real sockets: whole, in order, back when the kernel is done and not before.
+//! Loans over real sockets: bytes arrive in order, and buffers are returned upon completion only.
 
 use haul::{
     Buffer, Error, Limits, MethodChoice, Outcome, Pool, Returned, SendMethod, SendSettings, Sender,
@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Time until all completions must have arrived.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn connected(address: SocketAddr) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(address).unwrap();
@@ -23,6 +24,7 @@ fn on_loopback() -> (TcpStream, TcpStream) {
     connected(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
 }
 
+/// Reads a stream to its end on a new thread, which returns the bytes.
 fn receive_all(mut to: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut received: Vec<u8> = Vec::new();
@@ -31,27 +33,27 @@ fn receive_all(mut to: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>
     })
 }
 
-/// Bytes that are different in every loan and at every place in it.
+/// Returns the bytes of a loan, which differ between loans and between positions.
 fn bytes_of(loan: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i / 251 + i + 31 * loan) as u8).collect()
 }
 
-/// Everything that comes back before the kernel holds nothing any more.
+/// Waits until no send is in flight and returns all reclaimed buffers.
 fn reclaim_all<S: AsFd + Send + 'static>(sender: &mut Sender<S>) -> Vec<Returned> {
-    assert_eq!(sender.settle(PATIENCE).unwrap(), 0);
+    assert_eq!(sender.settle(TIMEOUT).unwrap(), 0);
     sender.reclaim().unwrap().collect()
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
+fn wait_until(condition: &str, is_met: impl Fn() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !is_met() {
+        assert!(Instant::now() < deadline, "not within {TIMEOUT:?}: {condition}");
         thread::sleep(Duration::from_millis(2));
     }
 }
 
 #[test]
-fn loans_arrive_whole_and_come_back_over_both_families() {
+fn loans_arrive_and_are_returned_over_ipv4_and_ipv6() {
     for address in
         [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), SocketAddr::from((Ipv6Addr::LOCALHOST, 0))]
     {
@@ -59,31 +61,32 @@ fn loans_arrive_whole_and_come_back_over_both_families() {
         let received = receive_all(to);
         let mut sender = Sender::new(from).unwrap();
         let mut expected: Vec<u8> = Vec::new();
-        let mut back = Vec::new();
+        let mut returned = Vec::new();
         for (loan, len) in [1, 4095, 4096, 100_000, 3 << 20, 5000].into_iter().enumerate() {
             let bytes = bytes_of(loan, len);
             expected.extend(&bytes);
             sender.lend(bytes).unwrap();
-            back.extend(sender.reclaim().unwrap());
+            returned.extend(sender.reclaim().unwrap());
         }
-        back.extend(reclaim_all(&mut sender));
-        back.sort_by_key(|back| back.id);
-        let lens: Vec<usize> = back.iter().map(|back| back.buffer.len()).collect();
+        returned.extend(reclaim_all(&mut sender));
+        returned.sort_by_key(|loan| loan.id);
+        let lens: Vec<usize> = returned.iter().map(|loan| loan.buffer.len()).collect();
         assert_eq!(lens, [1, 4095, 4096, 100_000, 3 << 20, 5000]);
-        // On loopback the kernel copies whatever it was lent, and says so.
-        assert!(
-            back.iter().all(|back| back.outcome == Outcome::Copied && back.sent_bytes == back.buffer.len())
-        );
+        // On loopback the kernel copies lent buffers and reports it.
+        let is_copied = |loan: &Returned| {
+            loan.outcome == Outcome::Copied && loan.sent_bytes == loan.buffer.len()
+        };
+        assert!(returned.iter().all(is_copied));
         let report = sender.report();
         assert_eq!((report.loans.bytes, report.loans_out), (expected.len() as u64, 0));
-        assert!(report.fallbacks.iter().any(|step| step.reason.contains("copied")), "{report:?}");
+        assert!(report.fallbacks.iter().any(|f| f.reason.contains("copied")), "{report:?}");
         drop(sender);
         assert!(received.join().unwrap() == expected, "{address}");
     }
 }
 
 #[test]
-fn everything_a_sender_sends_arrives_in_the_order_of_the_calls() {
+fn bytes_of_all_calls_arrive_in_the_order_of_the_calls() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
     let mut sender = Sender::new(from).unwrap();
@@ -108,7 +111,7 @@ fn everything_a_sender_sends_arrives_in_the_order_of_the_calls() {
 }
 
 #[test]
-fn a_non_blocking_socket_takes_a_loan_in_parts_and_bounds_what_is_out() {
+fn a_non_blocking_socket_accepts_a_loan_in_parts_and_limits_loans_in_flight() {
     let (from, to) = on_loopback();
     from.set_nonblocking(true).unwrap();
     let settings = SendSettings {
@@ -118,7 +121,7 @@ fn a_non_blocking_socket_takes_a_loan_in_parts_and_bounds_what_is_out() {
     let mut sender = Sender::with(Arc::new(from), settings).unwrap();
     let mut expected: Vec<u8> = Vec::new();
     let mut lent = 0;
-    // Nobody reads: the socket fills up in the middle of a loan, and the next one is refused.
+    // The peer does not read: the send buffer fills up within a loan, and the next one is refused.
     let refused = loop {
         let bytes = bytes_of(lent, 8 << 20);
         match sender.lend(bytes) {
@@ -132,19 +135,19 @@ fn a_non_blocking_socket_takes_a_loan_in_parts_and_bounds_what_is_out() {
     assert!((1..=8).contains(&lent), "{lent}");
     assert!(matches!(sender.send(b"x"), Err(Error::WouldBlock)));
     let received = receive_all(to);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while let Err(error) = sender.flush() {
         assert!(matches!(error, Error::WouldBlock) && Instant::now() < deadline, "{error}");
         thread::sleep(Duration::from_micros(200));
     }
-    let back = reclaim_all(&mut sender);
-    assert_eq!(back.len(), lent);
+    let returned = reclaim_all(&mut sender);
+    assert_eq!(returned.len(), lent);
     drop(sender);
     assert!(received.join().unwrap() == expected);
 }
 
 #[test]
-fn a_blocking_socket_waits_for_room_instead_of_taking_more() {
+fn a_blocking_socket_waits_for_completions_at_the_limit() {
     let (from, to) = on_loopback();
     let pool = Pool::new(64 << 10, 100).unwrap();
     let settings = SendSettings {
@@ -157,19 +160,19 @@ fn a_blocking_socket_waits_for_room_instead_of_taking_more() {
         let mut buffer = pool.take().unwrap();
         buffer.copy_from_slice(&bytes_of(loan, 64 << 10));
         sender.lend(buffer).unwrap();
-        // Those that came back and were not asked for are the caller's to bound.
+        // The limit does not count returned buffers that the caller has not reclaimed.
         assert!(pool.out() <= 3 + 100, "{}", pool.out());
         sender.reclaim().unwrap().for_each(drop);
-        assert!(pool.out() <= 3, "{} buffers are out", pool.out());
+        assert!(pool.out() <= 3, "{} buffers are in use", pool.out());
     }
     drop(sender);
     let expected: Vec<u8> = (0..100).flat_map(|loan| bytes_of(loan, 64 << 10)).collect();
     assert!(received.join().unwrap() == expected);
-    wait_until("the pool is whole again", || pool.out() == 0);
+    wait_until("all buffers are back in the pool", || pool.out() == 0);
 }
 
 #[test]
-fn a_dropped_sender_keeps_its_loans_until_the_peer_has_read_them() {
+fn loans_of_a_dropped_sender_are_kept_until_the_peer_has_read_them() {
     let (from, to) = on_loopback();
     let pool = Pool::new(1 << 20, 64).unwrap();
     from.set_nonblocking(true).unwrap();
@@ -186,23 +189,23 @@ fn a_dropped_sender_keeps_its_loans_until_the_peer_has_read_them() {
     assert!(pool.out() > 0 && sender.report().loans_out == pool.out());
     let socket = sender.socket().try_clone().unwrap();
     drop(sender);
-    // A peer that never reads is given up in the end.
+    // The timeout closes the connection to a peer that never reads.
     assert_eq!(rustix::net::sockopt::tcp_user_timeout(&socket).unwrap(), 120_000);
     drop(socket);
     // The peer has read nothing: the kernel still needs the pages.
-    let held = pool.out();
+    let in_flight = pool.out();
     thread::sleep(Duration::from_millis(50));
-    assert_eq!(pool.out(), held);
+    assert_eq!(pool.out(), in_flight);
     let received = receive_all(to);
-    wait_until("every buffer has come home", || pool.out() == 0);
-    // The socket goes with the last loan, which ends the stream.
+    wait_until("all buffers are returned", || pool.out() == 0);
+    // The socket is closed after the last completion, which ends the stream.
     let received = received.join().unwrap();
     assert_eq!(received.len(), expected);
     assert!(received.iter().all(|&byte| byte == 7));
 }
 
 #[test]
-fn a_reset_gives_every_buffer_back_and_later_calls_fail() {
+fn a_reset_returns_every_buffer_and_later_calls_fail() {
     let (from, to) = on_loopback();
     let pool = Pool::new(1 << 20, 64).unwrap();
     from.set_nonblocking(true).unwrap();
@@ -214,7 +217,7 @@ fn a_reset_gives_every_buffer_back_and_later_calls_fail() {
     }
     // Closing with unread data resets the connection.
     drop(to);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let error = loop {
         match sender.lend(vec![1; 10_000]) {
             Ok(_) => {}
@@ -227,34 +230,34 @@ fn a_reset_gives_every_buffer_back_and_later_calls_fail() {
     };
     assert_eq!(error.buffer.len(), 10_000);
     assert!(matches!(error.error, Error::Failed { .. }), "{error}");
-    for back in reclaim_all(&mut sender) {
-        assert!(back.sent_bytes <= back.buffer.len());
+    for loan in reclaim_all(&mut sender) {
+        assert!(loan.sent_bytes <= loan.buffer.len());
     }
     assert_eq!((pool.out(), sender.report().loans_out), (0, 0));
 }
 
 #[test]
-fn datagrams_are_lent_whole_or_cut_by_the_kernel() {
+fn a_loan_is_sent_as_one_datagram_or_as_segments() {
     let to = UdpSocket::bind("127.0.0.1:0").unwrap();
     let from = UdpSocket::bind("127.0.0.1:0").unwrap();
     from.connect(to.local_addr().unwrap()).unwrap();
-    to.set_read_timeout(Some(PATIENCE)).unwrap();
+    to.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut sender = Sender::new(from).unwrap();
     let whole = bytes_of(1, 9000);
     sender.lend(whole.clone()).unwrap();
     let mut datagram = vec![0; 65_536];
     assert_eq!(to.recv(&mut datagram).unwrap(), 9000);
     assert!(datagram[..9000] == whole);
-    // More than one call's worth: 64 segments, then the rest.
+    // More segments than one call can send: 64, then the rest.
     let many = bytes_of(2, 100 * 1000 + 17);
     let id = sender.lend_segments(many.clone(), 1000).unwrap();
     for segment in many.chunks(1000) {
         let len = to.recv(&mut datagram).unwrap();
         assert!(datagram[..len] == *segment);
     }
-    let back = reclaim_all(&mut sender);
-    assert_eq!(back.last().unwrap().id, id);
-    // Too large for a datagram, and the sender goes on.
+    let returned = reclaim_all(&mut sender);
+    assert_eq!(returned.last().unwrap().id, id);
+    // A loan too large for a datagram is refused, and the sender still works.
     let error = sender.lend(vec![0; 70_000]).unwrap_err();
     assert_eq!(error.buffer.len(), 70_000);
     sender.lend(vec![3; 10]).unwrap();
@@ -264,7 +267,7 @@ fn datagrams_are_lent_whole_or_cut_by_the_kernel() {
 }
 
 #[test]
-fn a_unix_stream_copies_what_is_lent_and_says_why() {
+fn a_unix_stream_copies_loans_and_reports_the_reason() {
     let (from, to) = UnixStream::pair().unwrap();
     let received = receive_all(to);
     let mut sender = Sender::new(from).unwrap();
@@ -279,7 +282,7 @@ fn a_unix_stream_copies_what_is_lent_and_says_why() {
 }
 
 #[test]
-fn bad_loans_come_back_in_the_error_and_the_sender_goes_on() {
+fn invalid_loans_are_returned_in_the_error_and_the_sender_still_works() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
     let settings = SendSettings {
@@ -299,25 +302,26 @@ fn bad_loans_come_back_in_the_error_and_the_sender_goes_on() {
         sender.lend_segments(vec![1], 0).unwrap_err().error,
         Error::WrongSocket { .. }
     ));
-    // Memory that begins anywhere, shared memory and the program's own are as good as pages.
+    // Unaligned, shared and static memory can be lent like whole pages.
     let shared: Arc<[u8]> = bytes_of(1, 5000).into();
     sender.lend(Arc::clone(&shared)).unwrap();
     sender.lend(&b"static"[..]).unwrap();
-    let mut back = reclaim_all(&mut sender);
-    back.sort_by_key(|back| back.id);
+    let mut returned = reclaim_all(&mut sender);
+    returned.sort_by_key(|loan| loan.id);
     assert!(
-        matches!(back[0].buffer, Buffer::Shared(_))
-            && matches!(back[1].buffer, Buffer::Static(b"static"))
+        matches!(returned[0].buffer, Buffer::Shared(_))
+            && matches!(returned[1].buffer, Buffer::Static(b"static"))
     );
     drop(sender);
     assert!(received.join().unwrap() == [&shared[..], b"static"].concat());
 }
 
 #[test]
-fn what_is_no_socket_or_sends_for_others_too_is_told_apart() {
+fn non_sockets_and_sockets_with_so_zerocopy_are_detected() {
     let error = Sender::new(tempfile::tempfile().unwrap()).err().unwrap();
     assert!(matches!(error, Error::NotASocket), "{error}");
-    // Whoever has set SO_ZEROCOPY may have sent already: the kernel's numbers cannot be trusted.
+    // If SO_ZEROCOPY is set already, other code may have sent with MSG_ZEROCOPY. Then the kernel's
+    // sequence numbers are unknown.
     let (from, to) = on_loopback();
     let received = receive_all(to);
     haul_sys::sockopt::set_zerocopy(&from, true).unwrap();
@@ -329,9 +333,9 @@ fn what_is_no_socket_or_sends_for_others_too_is_told_apart() {
     assert_eq!(received.join().unwrap().len(), 100_000);
 }
 
-/// Being writable does not help one who has lent all he may: he is told apart from one whose socket is full.
+/// The loan limit gives `LoansOut`, not `WouldBlock`: waiting for `POLLOUT` would not help.
 #[test]
-fn too_much_lent_is_another_error_than_a_full_socket() {
+fn the_loan_limit_and_a_full_send_buffer_give_different_errors() {
     let (from, to) = on_loopback();
     from.set_nonblocking(true).unwrap();
     let limits = Limits { loans_max: 2, bytes_max: 1 << 20 };
@@ -339,11 +343,12 @@ fn too_much_lent_is_another_error_than_a_full_socket() {
     let mut sender = Sender::with(from, settings).unwrap();
     sender.lend(vec![1; 100]).unwrap();
     sender.lend(vec![2; 100]).unwrap();
-    // On loopback the notices are there at once: they make room, and the buffers wait inside.
+    // On loopback completions arrive at once, so the third loan is accepted. The returned buffers
+    // wait in the sender.
     sender.lend(vec![3; 100]).unwrap();
     assert!(sender.has_returned());
     assert_eq!(reclaim_all(&mut sender).len(), 3);
-    // With the socket full a loan stays in part, and the next is refused for that.
+    // With a full send buffer a loan is sent in part, and the next one is refused.
     let error = loop {
         match sender.lend(vec![4; 1 << 20]) {
             Ok(_) => sender.reclaim().unwrap().for_each(drop),
@@ -354,22 +359,22 @@ fn too_much_lent_is_another_error_than_a_full_socket() {
     let unsent = sender.unsent_bytes();
     assert!(
         matches!(error.error, Error::LoansOut) || unsent > 0,
-        "{error} with {unsent} bytes to send"
+        "{error} with {unsent} unsent bytes"
     );
-    // Settling counts what is not sent yet, and sends it once it can.
+    // `settle` counts the unsent part of a loan, and sends it once the socket accepts it.
     assert!(sender.settle(Duration::from_millis(20)).unwrap() > 0);
     let mut sender = sender.into_inner().unwrap_err();
     let received = receive_all(to);
-    assert_eq!(sender.settle(PATIENCE).unwrap(), 0);
+    assert_eq!(sender.settle(TIMEOUT).unwrap(), 0);
     sender.reclaim().unwrap().for_each(drop);
     let bytes = sender.report().loans.bytes;
-    // With nothing out the socket is there to be had.
+    // Without loans in flight the sender gives the socket back.
     drop(sender.into_inner().unwrap());
     assert_eq!(received.join().unwrap().len() as u64, bytes);
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_arguments_are_refused() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     assert!(matches!(
         Sender::new(listener),
@@ -388,16 +393,16 @@ fn what_makes_no_sense_is_refused() {
     assert!(matches!(sender.send_file(&file, 5..10), Err(Error::Ended { at: 5 })));
 }
 
-/// A loan that went in part: nothing overtakes the rest of it, whatever is called next.
+/// If a loan was sent in part, every next call sends the rest of it first.
 #[test]
-fn nothing_overtakes_the_rest_of_a_loan() {
+fn the_rest_of_a_loan_is_sent_before_anything_else() {
     for next in 0..3 {
         let (from, to) = on_loopback();
         from.set_nonblocking(true).unwrap();
         let mut sender = Sender::new(from).unwrap();
         let lent = bytes_of(1, 16 << 20);
         sender.lend(lent.clone()).unwrap();
-        assert!(sender.unsent_bytes() > 0, "the socket took everything");
+        assert!(sender.unsent_bytes() > 0, "the socket accepted the whole loan");
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"after").unwrap();
         let send = |sender: &mut Sender<TcpStream>| match next {
@@ -407,7 +412,7 @@ fn nothing_overtakes_the_rest_of_a_loan() {
         };
         assert!(matches!(send(&mut sender), Err(Error::WouldBlock)));
         let received = receive_all(to);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while let Err(error) = send(&mut sender) {
             assert!(matches!(error, Error::WouldBlock | Error::LoansOut), "{error}");
             assert!(Instant::now() < deadline);
@@ -420,7 +425,7 @@ fn nothing_overtakes_the_rest_of_a_loan() {
 }
 
 #[test]
-fn the_path_zerocopy_leaves_the_notices_to_loans_that_came_first() {
+fn the_method_zerocopy_is_not_used_after_loans() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
     let settings = SendSettings {
@@ -431,14 +436,14 @@ fn the_path_zerocopy_leaves_the_notices_to_loans_that_came_first() {
     for _ in 0..3 {
         sender.lend(vec![1; 1 << 20]).unwrap();
     }
-    assert_eq!(sender.settle(PATIENCE).unwrap(), 0);
+    assert_eq!(sender.settle(TIMEOUT).unwrap(), 0);
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&vec![2; 100_000]).unwrap();
     sender.send_file_all(&file, 0..100_000).unwrap();
-    // A timeout beyond what a clock can say is as good as none.
+    // A timeout beyond the range of the clock means no timeout.
     assert_eq!(sender.settle(Duration::MAX).unwrap(), 0);
     assert!(
-        sender.report().files.iter().all(|(path, _)| *path != SendMethod::Zerocopy),
+        sender.report().files.iter().all(|(method, _)| *method != SendMethod::Zerocopy),
         "{sender:?}"
     );
     drop(sender);
@@ -446,7 +451,7 @@ fn the_path_zerocopy_leaves_the_notices_to_loans_that_came_first() {
 }
 
 #[test]
-fn loans_leave_the_notices_to_the_path_zerocopy_that_came_first() {
+fn loans_are_copied_after_the_method_zerocopy_was_used() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
     let settings = SendSettings {
@@ -460,19 +465,19 @@ fn loans_leave_the_notices_to_the_path_zerocopy_that_came_first() {
     sender.lend(vec![1; 100_000]).unwrap();
     assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, Outcome::Copied);
     assert!(sender.report().fallbacks[0].reason.contains("belong to the path"), "{sender:?}");
-    assert_eq!(sender.settle(PATIENCE).unwrap(), 0);
+    assert_eq!(sender.settle(TIMEOUT).unwrap(), 0);
     drop(sender);
     assert_eq!(received.join().unwrap().len(), 200_000);
 }
 
 #[test]
-fn a_failed_datagram_costs_no_other_loan() {
+fn a_failed_datagram_does_not_affect_other_loans() {
     let to = UdpSocket::bind("127.0.0.1:0").unwrap();
     let from = UdpSocket::bind("127.0.0.1:0").unwrap();
     from.connect(to.local_addr().unwrap()).unwrap();
-    to.set_read_timeout(Some(PATIENCE)).unwrap();
+    to.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut sender = Sender::new(from).unwrap();
-    // More than a datagram holds: it fails with or without its pages.
+    // The loan is too large for a datagram, so both the zero-copy send and the plain send fail.
     let refused = sender.lend(vec![1; 70_000]).unwrap_err();
     assert_eq!(refused.buffer.len(), 70_000);
     let mut datagram = vec![0; 70_000];

@@ -1,4 +1,4 @@
-//! Loans over a link that loses packets, and with hardly any room for notices.
+//! Loans over a link that loses packets, and with almost no kernel memory for completions.
 
 use haul::{Limits, Outcome, Pool, SendSettings, Sender};
 use haul_lab::{Lab, LabError};
@@ -22,23 +22,25 @@ fn in_lab() -> Option<(Lab, TcpStream, TcpStream)> {
     Some((lab, from, to))
 }
 
-/// The stream's byte at a position.
+/// Returns the byte of the test stream at `position`.
 fn byte_at(position: usize) -> u8 {
     ((position as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }
 
-/// Lends buffers of all sizes, each written over as soon as it is back: a buffer that came back early would be
-/// seen by the peer.
+/// Sends `total` bytes of the test stream from lent buffers of random sizes.
+///
+/// Each buffer is overwritten as soon as it is returned. If the kernel returned one too early, the
+/// peer would receive the overwritten bytes. Returns the numbers of copied and zero-copied loans.
 fn lend_and_overwrite(sender: &mut Sender<TcpStream>, total: usize) -> (usize, usize) {
     let pool = Pool::new(300_000, 40).unwrap();
     let mut random = fastrand::Rng::with_seed(5);
     let (mut position, mut copied, mut zero_copied) = (0, 0, 0);
     let mut reclaim = |sender: &mut Sender<TcpStream>| {
-        for mut back in sender.reclaim().unwrap() {
-            if let haul::Buffer::Pooled(buffer) = &mut back.buffer {
+        for mut returned in sender.reclaim().unwrap() {
+            if let haul::Buffer::Pooled(buffer) = &mut returned.buffer {
                 buffer.fill(0xEE);
             }
-            match back.outcome {
+            match returned.outcome {
                 Outcome::Copied => copied += 1,
                 Outcome::ZeroCopied => zero_copied += 1,
             }
@@ -54,7 +56,7 @@ fn lend_and_overwrite(sender: &mut Sender<TcpStream>, total: usize) -> (usize, u
         sender.lend(buffer).unwrap();
         reclaim(sender);
         if random.u32(0..20) == 0 {
-            // A fork and an exec in the middle: the child has neither the pages nor the notices.
+            // Fork and exec between two loans: the child has neither the pages nor the completions.
             assert!(Command::new("true").status().unwrap().success());
         }
     }
@@ -64,19 +66,20 @@ fn lend_and_overwrite(sender: &mut Sender<TcpStream>, total: usize) -> (usize, u
     (copied, zero_copied)
 }
 
+/// Reads the test stream on a new thread, which checks each byte and returns the stream's length.
 fn receive_and_check(mut to: TcpStream) -> thread::JoinHandle<usize> {
     thread::spawn(move || {
-        let (mut position, mut some) = (0, vec![0; 100_000]);
+        let (mut position, mut buffer) = (0, vec![0; 100_000]);
         loop {
-            let count = to.read(&mut some).unwrap();
+            let count = to.read(&mut buffer).unwrap();
             if count == 0 {
                 return position;
             }
-            for (offset, &byte) in some[..count].iter().enumerate() {
+            for (offset, &byte) in buffer[..count].iter().enumerate() {
                 assert_eq!(
                     byte,
                     byte_at(position + offset),
-                    "byte {} is not what was lent",
+                    "byte {} differs from the lent byte",
                     position + offset
                 );
             }
@@ -86,39 +89,40 @@ fn receive_and_check(mut to: TcpStream) -> thread::JoinHandle<usize> {
 }
 
 #[test]
-fn packets_may_be_lost_and_what_is_sent_again_is_what_was_lent() {
+fn retransmissions_carry_the_lent_bytes() {
     const TOTAL: usize = 24 << 20;
     let Some((lab, from, to)) = in_lab() else { return };
     match lab.set_loss("0.5%".parse().unwrap()) {
         Ok(()) => {}
-        Err(error) => eprintln!("SKIPPED: the link loses nothing: {error}"),
+        Err(error) => eprintln!("SKIPPED: the link cannot drop packets: {error}"),
     }
-    let receiving = receive_and_check(to);
+    let receiver = receive_and_check(to);
     let mut sender = Sender::new(from).unwrap();
     lend_and_overwrite(&mut sender, TOTAL);
     drop(sender);
-    assert_eq!(receiving.join().unwrap(), TOTAL);
+    assert_eq!(receiver.join().unwrap(), TOTAL);
 }
 
-/// Each notice is charged to `optmem_max`; with room for none, every loan is refused and copied.
+/// The kernel charges each pending completion to `optmem_max`. If not even one fits, it refuses
+/// every zero-copy send, and the sender copies.
 #[test]
-fn with_hardly_any_room_for_notices_nothing_hangs() {
+fn loans_are_copied_without_memory_for_completions() {
     const TOTAL: usize = 8 << 20;
     let Some((lab, _, _)) = in_lab() else { return };
-    // Each network namespace has its own since Linux 6.8.
+    // The setting exists per network namespace since Linux 6.8.
     let file = "/proc/sys/net/core/optmem_max";
     if let Err(error) = lab.sender.run(|| fs::write(file, "1")).unwrap() {
         return eprintln!("SKIPPED: {file} cannot be written here: {error}");
     }
-    // The limit is a socket's from its making on.
+    // A socket takes the limit over when it is created.
     let (from, to) = lab.connect().unwrap();
-    let receiving = receive_and_check(to);
+    let receiver = receive_and_check(to);
     let limits = Limits { loans_max: 39, ..Limits::default() };
     let mut sender =
         Sender::with(from, SendSettings { limits, ..SendSettings::default() }).unwrap();
     let (copied, _) = lend_and_overwrite(&mut sender, TOTAL);
     let report = sender.report();
-    assert!(copied > 0 && report.no_room > 0, "the limit was not felt: {report:?}");
+    assert!(copied > 0 && report.no_room > 0, "the limit had no effect: {report:?}");
     drop(sender);
-    assert_eq!(receiving.join().unwrap(), TOTAL);
+    assert_eq!(receiver.join().unwrap(), TOTAL);
 }

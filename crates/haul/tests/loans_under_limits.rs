@@ -1,5 +1,6 @@
-//! Loans where the process has little to lend with, and where it ends before they do. In a binary of its own,
-//! because limits are a process's.
+//! Loans under resource limits, and loans that are in flight when a process exits or forks.
+//!
+//! This is a test binary of its own because resource limits apply to the whole process.
 
 use haul::{Error, Pool, SendReport, Sender};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -12,30 +13,32 @@ use std::time::Duration;
 
 const BUFFERS: usize = 32;
 const BUFFER_BYTES: usize = 256 << 10;
-/// Where the child of the second test finds its peer.
-const PEER: &str = "HAUL_TEST_PEER";
+/// Environment variable with the peer's address, set for the child process of the second test.
+const PEER_VARIABLE: &str = "HAUL_TEST_PEER";
 
+/// Returns the byte that fills a buffer.
 fn contents(buffer: usize) -> u8 {
     (7 * buffer + 1) as u8
 }
 
-/// Lends every buffer of a pool; returns what the sender says of it.
+/// Lends every buffer of a pool, reclaims them all and returns the sender's report.
 fn lend_all(to: TcpStream) -> SendReport {
     let pool = Pool::new(BUFFER_BYTES, BUFFERS).unwrap();
     let mut sender = Sender::new(to).unwrap();
-    let mut back = 0;
+    let mut returned = 0;
     for number in 0..BUFFERS {
         let mut buffer = pool.take().unwrap();
         buffer.fill(contents(number));
         sender.lend(buffer).unwrap();
-        back += sender.reclaim().unwrap().count();
+        returned += sender.reclaim().unwrap().count();
     }
     assert_eq!(sender.settle(Duration::from_secs(20)).unwrap(), 0);
-    back += sender.reclaim().unwrap().count();
-    assert_eq!((back, pool.out()), (BUFFERS, 0));
+    returned += sender.reclaim().unwrap().count();
+    assert_eq!((returned, pool.out()), (BUFFERS, 0));
     sender.report()
 }
 
+/// Receives all buffers and checks their contents and the end of the stream.
 fn check_all(mut from: TcpStream) {
     let mut received = vec![0; BUFFER_BYTES];
     for number in 0..BUFFERS {
@@ -48,32 +51,32 @@ fn check_all(mut from: TcpStream) {
     assert_eq!(from.read(&mut received).unwrap(), 0);
 }
 
-/// An ordinary user may pin 8 MiB, and this one next to nothing: the kernel refuses loans with `ENOBUFS` and no
-/// notice will ever come.
+/// An ordinary user may pin 8 MiB of memory, and this process only 8 KiB. The kernel refuses
+/// zero-copy sends with `ENOBUFS`, and no completion arrives.
 #[test]
-fn with_next_to_no_memory_to_pin_everything_is_copied_and_nothing_hangs() {
+fn loans_are_copied_without_memory_to_pin() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let to = listener.accept().unwrap().0;
-    let receiving = thread::spawn(move || check_all(to));
+    let receiver = thread::spawn(move || check_all(to));
     let limit = getrlimit(Resource::Memlock);
     setrlimit(Resource::Memlock, Rlimit { current: Some(8192), ..limit }).unwrap();
-    // The limit does not bind who may lock memory; this thread gives that up, as an ordinary user never had it.
-    let held = capabilities(None).unwrap();
-    let without = held.effective.difference(CapabilitySet::IPC_LOCK);
-    set_capabilities(None, CapabilitySets { effective: without, ..held }).unwrap();
+    // CAP_IPC_LOCK overrides the limit. This thread drops it, as an ordinary user does not have it.
+    let initial = capabilities(None).unwrap();
+    let reduced = initial.effective.difference(CapabilitySet::IPC_LOCK);
+    set_capabilities(None, CapabilitySets { effective: reduced, ..initial }).unwrap();
     let report = lend_all(from);
     assert_eq!(report.loans.bytes, report.loans.copied_bytes);
-    assert!(report.no_room > 0, "the limit was not felt: {report:?}");
-    receiving.join().unwrap();
-    set_capabilities(None, held).unwrap();
+    assert!(report.no_room > 0, "the limit had no effect: {report:?}");
+    receiver.join().unwrap();
+    set_capabilities(None, initial).unwrap();
     setrlimit(Resource::Memlock, limit).unwrap();
 }
 
-/// Memory that is lent stays the kernel's when its process is gone.
+/// The kernel keeps lent pages until they are sent, even if the process has exited.
 #[test]
-fn a_process_may_end_with_loans_out() {
-    if let Ok(peer) = std::env::var(PEER) {
+fn a_process_may_exit_with_loans_in_flight() {
+    if let Ok(peer) = std::env::var(PEER_VARIABLE) {
         let pool = Pool::new(BUFFER_BYTES, BUFFERS).unwrap();
         let socket = TcpStream::connect(peer).unwrap();
         let mut sender = Sender::new(socket).unwrap();
@@ -86,8 +89,8 @@ fn a_process_may_end_with_loans_out() {
     }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_process_may_end_with_loans_out"])
-        .env(PEER, listener.local_addr().unwrap().to_string())
+        .args(["--exact", "a_process_may_exit_with_loans_in_flight"])
+        .env(PEER_VARIABLE, listener.local_addr().unwrap().to_string())
         .spawn()
         .unwrap();
     let from = listener.accept().unwrap().0;
@@ -95,9 +98,10 @@ fn a_process_may_end_with_loans_out() {
     assert!(child.wait().unwrap().success());
 }
 
-/// A forked child has the sender and its buffers, but neither the notices nor the right to free what the kernel reads.
+/// A forked child inherits the sender and its buffers. It must neither read completions nor free
+/// buffers that the kernel reads.
 #[test]
-fn a_forked_child_leaves_the_loans_to_its_parent() {
+fn a_forked_child_cannot_use_its_parents_loans() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let to = listener.accept().unwrap().0;
@@ -119,7 +123,7 @@ fn a_forked_child_leaves_the_loans_to_its_parent() {
         let refused = sender.lend(vec![0xEE; 10_000]).map_err(|refused| refused.error);
         let (reclaimed, settled) = (sender.reclaim().map(|_| ()), sender.settle(Duration::ZERO));
         drop(sender);
-        // In part or not at all: the parent's loan goes before anything of the child's.
+        // The child's loan must be refused as a whole: the parent's unsent bytes come first.
         let is_refused = matches!(refused, Err(Error::Forked));
         i32::from(
             !(is_refused
@@ -129,7 +133,7 @@ fn a_forked_child_leaves_the_loans_to_its_parent() {
     });
     assert_eq!(code.unwrap(), Some(0), "the child was allowed to lend, reclaim or settle");
     let mut sender = sender.take().unwrap();
-    let receiving = thread::spawn(move || {
+    let receiver = thread::spawn(move || {
         let (mut to, mut received) = (to, vec![0; BUFFER_BYTES]);
         for number in 0..lent {
             to.read_exact(&mut received).unwrap();
@@ -143,14 +147,14 @@ fn a_forked_child_leaves_the_loans_to_its_parent() {
     while sender.settle(Duration::from_millis(10)).unwrap() > 0 {
         assert!(std::time::Instant::now() < deadline);
     }
-    receiving.join().unwrap();
+    receiver.join().unwrap();
     assert_eq!(sender.reclaim().unwrap().count(), lent);
     assert_eq!(pool.out(), 0);
 }
 
-/// The same where nothing was lent by hand, but the path for files has the kernel read from the parent's pages.
+/// The same without loans: the method `zerocopy` for files lets the kernel read the parent's pages.
 #[test]
-fn a_forked_child_leaves_the_notices_of_files_to_its_parent() {
+fn a_forked_child_cannot_read_its_parents_completions() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let mut to = listener.accept().unwrap().0;

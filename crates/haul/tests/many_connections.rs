@@ -1,5 +1,7 @@
-//! Ten thousand connections that lend at once. In a binary of its own, because it needs nearly all the
-//! descriptors that a process may have; the peers are a process of their own.
+//! Ten thousand connections with loans in flight at the same time.
+//!
+//! This is a test binary of its own because it needs nearly all descriptors that a process may
+//! have. The peers run in a second process.
 
 use haul::{Limits, Pool, SendSettings, Sender};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -9,21 +11,22 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const CONNECTIONS: usize = 10_000;
-/// One for each connection, and what a test process has open besides.
+/// One descriptor for each connection, and 100 for other files of the test process.
 const DESCRIPTORS: u64 = CONNECTIONS as u64 + 100;
 const BUFFER_BYTES: usize = 8 << 10;
-/// What may be out: two buffers for each connection.
+/// Maximum number of loans in flight on one connection.
 const LOANS_MAX: usize = 2;
-/// Where the peers find the listener.
-const LISTENER: &str = "HAUL_TEST_LISTENER";
-const TEST: &str = "ten_thousand_connections_lend_within_their_bounds_and_finish";
+/// Environment variable with the listener's address, set for the process of the peers.
+const LISTENER_VARIABLE: &str = "HAUL_TEST_LISTENER";
+const TEST: &str = "ten_thousand_connections_lend_up_to_their_limits";
 
+/// Returns the byte that fills one loan of a connection.
 fn byte_of(connection: u32, part: usize) -> u8 {
     (connection as usize * LOANS_MAX + part) as u8
 }
 
-/// Connects, waits for a word on standard input, reads everything and checks it.
-fn be_the_peers(listener: SocketAddr) {
+/// Runs the peers: connects, waits for a byte on standard input, then reads and checks everything.
+fn run_peers(listener: SocketAddr) {
     let mut peers: Vec<TcpStream> =
         (0..CONNECTIONS).map(|_| TcpStream::connect(listener).unwrap()).collect();
     std::io::stdin().read_exact(&mut [0]).unwrap();
@@ -39,29 +42,30 @@ fn be_the_peers(listener: SocketAddr) {
 }
 
 #[test]
-fn ten_thousand_connections_lend_within_their_bounds_and_finish() {
+fn ten_thousand_connections_lend_up_to_their_limits() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), ..limit })
     {
         return eprintln!(
-            "SKIPPED: {CONNECTIONS} connections need {DESCRIPTORS} descriptors (ulimit -Hn): {error}"
+            "SKIPPED: {CONNECTIONS} connections need {DESCRIPTORS} descriptors (ulimit -Hn): \
+             {error}"
         );
     }
-    if let Ok(listener) = std::env::var(LISTENER) {
-        return be_the_peers(listener.parse().unwrap());
+    if let Ok(listener) = std::env::var(LISTENER_VARIABLE) {
+        return run_peers(listener.parse().unwrap());
     }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    // A longer queue than std's 128: a connection that finds it full tries again a second later.
+    // A longer backlog than std's 128: if it is full, a connecting socket retries after a second.
     rustix::net::listen(&listener, 4096).unwrap();
     let mut peers = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", TEST])
-        .env(LISTENER, listener.local_addr().unwrap().to_string())
+        .env(LISTENER_VARIABLE, listener.local_addr().unwrap().to_string())
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
     let pool = Pool::new(BUFFER_BYTES, LOANS_MAX * CONNECTIONS + 1).unwrap();
     let limits = Limits { loans_max: LOANS_MAX, bytes_max: LOANS_MAX * BUFFER_BYTES };
-    // All at once: while one of them lent, the queue of those who wait to be accepted would overflow.
+    // Accept all connections before any of them lends. Otherwise the backlog would overflow.
     let sockets: Vec<TcpStream> = (0..CONNECTIONS).map(|_| listener.accept().unwrap().0).collect();
     let mut senders = Vec::new();
     for (number, socket) in (0u32..).zip(sockets) {
@@ -78,9 +82,9 @@ fn ten_thousand_connections_lend_within_their_bounds_and_finish() {
         senders.push(sender);
     }
     assert_eq!(pool.out(), LOANS_MAX * CONNECTIONS);
-    // Half of the senders go while their loans are out; the other half wait for theirs.
-    let gone = senders.split_off(CONNECTIONS / 2);
-    drop(gone);
+    // Half of the senders are dropped with loans in flight; the others wait for their completions.
+    let dropped = senders.split_off(CONNECTIONS / 2);
+    drop(dropped);
     peers.stdin.as_mut().unwrap().write_all(b"!").unwrap();
     for sender in &mut senders {
         assert_eq!(sender.settle(Duration::from_secs(20)).unwrap(), 0);
@@ -89,7 +93,7 @@ fn ten_thousand_connections_lend_within_their_bounds_and_finish() {
     assert!(peers.wait().unwrap().success());
     let deadline = Instant::now() + Duration::from_secs(20);
     while pool.out() > 0 {
-        assert!(Instant::now() < deadline, "{} buffers never came back", pool.out());
+        assert!(Instant::now() < deadline, "{} buffers were not returned", pool.out());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

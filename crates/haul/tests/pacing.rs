@@ -1,4 +1,5 @@
-//! A socket that an earlier congestion control left paced is found out, and one that was set up in time is not.
+//! Detection of pacing: a socket that an earlier congestion control left paced is reported, and a
+//! socket whose congestion control was set before it connected is not.
 
 use haul::Sender;
 use haul::pacing::Pacing;
@@ -10,10 +11,12 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Timers of one test's sockets would be seen by the other's.
+/// Serializes the tests: each would otherwise detect the pacing timers of the other's sockets.
 static CPU: Mutex<()> = Mutex::new(());
 
-/// A lab whose hosts' default is BBR, as on many tuned servers; `None`, with a word on why, where that cannot be had.
+/// Creates a lab whose hosts use BBR by default, as many tuned servers do.
+///
+/// Returns `None` and prints the reason if there is no lab or no BBR.
 fn lab_with_bbr() -> Option<Lab> {
     let lab = match Lab::veth(&Settings::default()) {
         Ok(lab) => lab,
@@ -23,7 +26,7 @@ fn lab_with_bbr() -> Option<Lab> {
         }
     };
     for host in [&lab.sender, &lab.receiver] {
-        // A namespace may take what the machine allows everybody.
+        // A namespace may use what net.ipv4.tcp_allowed_congestion_control of the machine lists.
         if let Err(error) = host.set_sysctl("net.ipv4.tcp_congestion_control", "bbr") {
             eprintln!("SKIPPED: bbr cannot be a namespace's default here: {error}");
             return None;
@@ -32,8 +35,8 @@ fn lab_with_bbr() -> Option<Lab> {
     Some(lab)
 }
 
-/// Sends a file through `from` on the sending host, and asks the sender why it is paced.
-fn pacing(lab: &Lab, from: TcpStream, to: &TcpStream) -> Option<Pacing> {
+/// Sends a file through `from` on the sending host and returns the pacing that the sender detects.
+fn detect_pacing(lab: &Lab, from: TcpStream, to: &TcpStream) -> Option<Pacing> {
     const FILE_BYTES: u64 = 4 << 20;
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&vec![1; FILE_BYTES as usize]).unwrap();
@@ -48,7 +51,7 @@ fn pacing(lab: &Lab, from: TcpStream, to: &TcpStream) -> Option<Pacing> {
             .run(|| {
                 let mut sender = Sender::new(from).unwrap();
                 for _ in 0..64 {
-                    // As much at a time as a server gives a connection before it turns to the next.
+                    // 1 MiB at a time, as a server sends before it turns to its next connection.
                     for part in 0..4 {
                         sender.send_file_all(&file, part << 20..(part + 1) << 20).unwrap();
                     }
@@ -61,7 +64,7 @@ fn pacing(lab: &Lab, from: TcpStream, to: &TcpStream) -> Option<Pacing> {
     })
 }
 
-/// A connection whose sender has its congestion control before it connects.
+/// Returns a connection whose sender has set its congestion control before connecting.
 fn connect_with(lab: &Lab, congestion: &str) -> (TcpStream, TcpStream) {
     let address = SocketAddr::new(lab.receiver.address(), 0);
     let listener = lab.receiver.run(|| TcpListener::bind(address).unwrap()).unwrap();
@@ -76,24 +79,24 @@ fn connect_with(lab: &Lab, congestion: &str) -> (TcpStream, TcpStream) {
 }
 
 #[test]
-fn what_bbr_has_left_on_is_found() {
-    let _alone = CPU.lock().unwrap_or_else(PoisonError::into_inner);
+fn pacing_left_over_from_bbr_is_detected() {
+    let _guard = CPU.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(lab) = lab_with_bbr() else { return };
     let (from, to) = lab.connect().unwrap();
-    assert_eq!(pacing(&lab, from, &to), Some(Pacing::CongestionControl("bbr".into())));
+    assert_eq!(detect_pacing(&lab, from, &to), Some(Pacing::CongestionControl("bbr".into())));
     let (from, to) = lab.connect().unwrap();
-    // Too late: the handshake has set up BBR's pacing.
+    // Too late: BBR has enabled pacing in the handshake.
     set_tcp_congestion(&from, "reno").unwrap();
     let leftover = Pacing::Leftover { congestion: "reno".into(), earlier: "bbr".into() };
-    assert_eq!(pacing(&lab, from, &to), Some(leftover));
-    // In time.
+    assert_eq!(detect_pacing(&lab, from, &to), Some(leftover));
+    // In time: the congestion control is set before the handshake.
     let (from, to) = connect_with(&lab, "reno");
-    assert_eq!(pacing(&lab, from, &to), None);
+    assert_eq!(detect_pacing(&lab, from, &to), None);
 }
 
 #[test]
-fn a_socket_without_pacing_is_not_suspected() {
-    let _alone = CPU.lock().unwrap_or_else(PoisonError::into_inner);
+fn only_a_paced_socket_is_reported() {
+    let _guard = CPU.lock().unwrap_or_else(PoisonError::into_inner);
     let lab = match Lab::veth(&Settings::default()) {
         Ok(lab) => lab,
         Err(error) => return eprintln!("SKIPPED: there is no lab: {error}"),
@@ -102,8 +105,8 @@ fn a_socket_without_pacing_is_not_suspected() {
         host.set_sysctl("net.ipv4.tcp_congestion_control", "reno").unwrap();
     }
     let (from, to) = lab.connect().unwrap();
-    assert_eq!(pacing(&lab, from, &to), None);
+    assert_eq!(detect_pacing(&lab, from, &to), None);
     let (from, to) = lab.connect().unwrap();
     haul_sys::sockopt::set_max_pacing_rate(&from, 1_000_000_000).unwrap();
-    assert_eq!(pacing(&lab, from, &to), Some(Pacing::MaxRate(1_000_000_000)));
+    assert_eq!(detect_pacing(&lab, from, &to), Some(Pacing::MaxRate(1_000_000_000)));
 }

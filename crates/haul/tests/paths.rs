@@ -1,5 +1,5 @@
-//! Every path over real sockets: what is sent arrives, whole and in order, whatever the chunk, the range and
-//! the socket's mode.
+//! Every send method over real sockets: all bytes arrive in order, for any chunk size, any range,
+//! and blocking or non-blocking sockets.
 
 use haul::{
     Copying, Error, Memory, MethodChoice, MethodOptions, SendMethod, SendSettings, Sender,
@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
-/// Bytes in which every 8-byte word is different, so that no piece can stand for another.
+/// Returns bytes in which every 8-byte word is different, so that swapped pieces are noticed.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64)
         .flat_map(|i| {
@@ -22,12 +22,14 @@ fn pattern(len: usize) -> Vec<u8> {
         .collect()
 }
 
+/// Creates a temporary file with these contents.
 fn file_with(bytes: &[u8]) -> File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
     file
 }
 
+/// Returns both ends of a TCP connection over IPv4 loopback.
 fn connected() -> (TcpStream, TcpStream) {
     connected_over(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
 }
@@ -38,17 +40,18 @@ fn connected_over(address: SocketAddr) -> (TcpStream, TcpStream) {
     (from, listener.accept().unwrap().0)
 }
 
-/// Whether this kernel refuses the path altogether; says so, since what follows is then not tested.
-fn refused(path: SendMethod) -> bool {
-    match probe(path) {
+/// Returns whether this kernel does not support the method, and prints that its test is skipped.
+fn is_unsupported(method: SendMethod) -> bool {
+    match probe(method) {
         Ok(_) => false,
         Err(reason) => {
-            eprintln!("SKIPPED: {path} is not tested, this kernel refuses it: {reason}");
+            eprintln!("SKIPPED: {method} is not tested, this kernel does not support it: {reason}");
             true
         }
     }
 }
 
+/// Reads a stream to its end on a new thread, which returns the bytes.
 fn receive_all(mut to: TcpStream) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut received: Vec<u8> = Vec::new();
@@ -57,104 +60,107 @@ fn receive_all(mut to: TcpStream) -> thread::JoinHandle<Vec<u8>> {
     })
 }
 
-fn real_paths() -> impl Iterator<Item = SendMethod> {
-    SendMethod::ALL.into_iter().filter(|&path| path != SendMethod::Floor)
+/// Returns all methods that send the given bytes: all but `floor`, which sends other bytes.
+fn methods_but_floor() -> impl Iterator<Item = SendMethod> {
+    SendMethod::ALL.into_iter().filter(|&method| method != SendMethod::Floor)
 }
 
 #[test]
-fn a_range_of_a_file_arrives_whole_through_every_path() {
+fn every_method_sends_a_range_of_a_file_completely() {
     let bytes = pattern(3_000_001);
-    for path in real_paths().filter(|&path| !refused(path)) {
+    for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {
         for chunk_bytes in [4096, 10_000, 65_536, 1 << 20] {
             let (from, to) = connected();
             let received = receive_all(to);
             let source = file_with(&bytes);
             let options = MethodOptions { chunk_bytes, ..MethodOptions::default() };
-            let mut sender = path.open(from.as_fd(), &options).unwrap();
+            let mut sender = method.open(from.as_fd(), &options).unwrap();
             let mut range = 4097..bytes.len() as u64 - 3;
             while !range.is_empty() {
                 range.start += sender.send(from.as_fd(), (&source).into(), range.clone()).unwrap();
             }
-            assert_eq!(sender.counts().bytes, bytes.len() as u64 - 3 - 4097, "{path}");
+            assert_eq!(sender.counts().bytes, bytes.len() as u64 - 3 - 4097, "{method}");
             drop((sender, from));
             assert!(
                 received.join().unwrap() == bytes[4097..bytes.len() - 3],
-                "{path}, chunk {chunk_bytes}"
+                "{method}, chunk {chunk_bytes}"
             );
         }
     }
 }
 
 #[test]
-fn memory_arrives_whole_through_every_path_that_takes_it() {
+fn every_method_for_memory_sends_it_completely() {
     let bytes = pattern(1_234_567);
-    for path in real_paths().filter(|&path| path.takes_memory() && !refused(path)) {
+    for method in
+        methods_but_floor().filter(|&method| method.takes_memory() && !is_unsupported(method))
+    {
         let (from, to) = connected_over(SocketAddr::from((Ipv6Addr::LOCALHOST, 0)));
         let received = receive_all(to);
         let source = Memory::new(bytes.as_slice(), bytes.len()).unwrap();
-        let mut sender = path.open(from.as_fd(), &MethodOptions::default()).unwrap();
+        let mut sender = method.open(from.as_fd(), &MethodOptions::default()).unwrap();
         let mut range = 0..source.len();
         while !range.is_empty() {
             range.start += sender.send(from.as_fd(), (&source).into(), range.clone()).unwrap();
         }
         drop((sender, from));
-        assert!(received.join().unwrap() == bytes, "{path}");
+        assert!(received.join().unwrap() == bytes, "{method}");
     }
 }
 
 #[test]
-fn a_non_blocking_socket_takes_what_it_takes_and_nothing_is_lost_or_doubled() {
+fn a_non_blocking_socket_neither_loses_nor_repeats_bytes() {
     let bytes = pattern(8 << 20);
-    for path in real_paths().filter(|&path| !refused(path)) {
+    for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {
         let (from, to) = connected();
         from.set_nonblocking(true).unwrap();
         let source = file_with(&bytes);
-        let mut sender = path.open(from.as_fd(), &MethodOptions::default()).unwrap();
+        let mut sender = method.open(from.as_fd(), &MethodOptions::default()).unwrap();
         let mut range = 0..bytes.len() as u64;
-        // Fill the socket before anybody reads, so that it must refuse.
+        // Fill the send buffer before the peer reads, so that a send must fail.
         let refused_at = loop {
             match sender.send(from.as_fd(), (&source).into(), range.clone()) {
                 Ok(sent) => range.start += sent,
                 Err(Error::WouldBlock) => break range.start,
-                Err(error) => panic!("{path}: {error}"),
+                Err(error) => panic!("{method}: {error}"),
             }
         };
-        assert!(refused_at > 0 && refused_at < bytes.len() as u64, "{path}");
+        assert!(refused_at > 0 && refused_at < bytes.len() as u64, "{method}");
         let received = receive_all(to);
         while !range.is_empty() {
             match sender.send(from.as_fd(), (&source).into(), range.clone()) {
                 Ok(sent) => range.start += sent,
                 Err(Error::WouldBlock) => thread::sleep(Duration::from_micros(200)),
-                Err(error) => panic!("{path}: {error}"),
+                Err(error) => panic!("{method}: {error}"),
             }
         }
         drop((sender, from));
-        assert!(received.join().unwrap() == bytes, "{path}");
+        assert!(received.join().unwrap() == bytes, "{method}");
     }
 }
 
 #[test]
-fn a_file_that_was_truncated_ends_and_does_not_hang_or_crash() {
-    for path in real_paths().filter(|&path| !refused(path)) {
+fn a_truncated_file_gives_the_error_ended() {
+    for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {
         let (from, _to) = connected();
         let file = file_with(&pattern(100_000));
         file.set_len(0).unwrap();
-        let mut sender = path.open(from.as_fd(), &MethodOptions::default()).unwrap();
+        let mut sender = method.open(from.as_fd(), &MethodOptions::default()).unwrap();
         let error = sender.send(from.as_fd(), (&file).into(), 0..100_000).unwrap_err();
-        assert!(matches!(error, Error::Ended { at: 0 }), "{path}: {error}");
+        assert!(matches!(error, Error::Ended { at: 0 }), "{method}: {error}");
     }
 }
 
 #[test]
-fn a_file_truncated_in_the_middle_ends_where_the_count_says() {
+fn a_file_truncated_in_the_middle_ends_at_the_counted_bytes() {
     let bytes = pattern(100_000);
-    for path in real_paths().filter(|&path| !refused(path)) {
+    for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {
         let (from, to) = connected();
         let received = receive_all(to);
         let file = file_with(&bytes);
         file.set_len(50_000).unwrap();
         let options = MethodOptions { chunk_bytes: 1 << 20, ..MethodOptions::default() };
-        let mut sender = path.open(from.as_fd(), &options).unwrap();
+        let mut sender = method.open(from.as_fd(), &options).unwrap();
         let mut range = 0..100_000;
         let error = loop {
             match sender.send(from.as_fd(), (&file).into(), range.clone()) {
@@ -162,54 +168,55 @@ fn a_file_truncated_in_the_middle_ends_where_the_count_says() {
                 Err(error) => break error,
             }
         };
-        assert!(matches!(error, Error::Ended { .. }), "{path}: {error}");
-        assert_eq!(sender.counts().bytes, range.start, "{path}");
+        assert!(matches!(error, Error::Ended { .. }), "{method}: {error}");
+        assert_eq!(sender.counts().bytes, range.start, "{method}");
         drop((sender, from));
         let received = received.join().unwrap();
-        assert_eq!(received.len() as u64, range.start, "{path}");
-        // Past its new end the last page of a mapped file reads as zeros.
+        assert_eq!(received.len() as u64, range.start, "{method}");
+        // Past the new end, the last page of a mapped file reads as zeros.
         let kept = received.len().min(50_000);
-        assert!(received[..kept] == bytes[..kept], "{path}");
+        assert!(received[..kept] == bytes[..kept], "{method}");
     }
 }
 
 #[test]
-fn what_a_pipe_held_of_one_file_is_never_sent_as_another_s() {
-    let (one, two) = (vec![1u8; 8 << 20], vec![2u8; 1 << 20]);
-    for path in
-        [SendMethod::Splice, SendMethod::Vmsplice].into_iter().filter(|&path| !refused(path))
+fn bytes_left_in_a_pipe_are_not_sent_as_those_of_another_file() {
+    let (ones, twos) = (vec![1u8; 8 << 20], vec![2u8; 1 << 20]);
+    for method in [SendMethod::Splice, SendMethod::Vmsplice]
+        .into_iter()
+        .filter(|&method| !is_unsupported(method))
     {
         let (from, to) = connected();
         from.set_nonblocking(true).unwrap();
-        let sources = [&one, &two].map(|bytes| file_with(bytes));
-        let mut sender = path.open(from.as_fd(), &MethodOptions::default()).unwrap();
-        // Always from offset 0, so that only the file tells the two apart.
-        let mut sent_of_one = 0;
-        while let Ok(sent) = sender.send(from.as_fd(), (&sources[0]).into(), 0..one.len() as u64) {
-            sent_of_one += sent as usize;
+        let sources = [&ones, &twos].map(|bytes| file_with(bytes));
+        let mut sender = method.open(from.as_fd(), &MethodOptions::default()).unwrap();
+        // Both files are sent from offset 0, so that only their bytes differ.
+        let mut sent_ones = 0;
+        while let Ok(sent) = sender.send(from.as_fd(), (&sources[0]).into(), 0..ones.len() as u64) {
+            sent_ones += sent as usize;
         }
         let received = receive_all(to);
-        let mut range = 0..two.len() as u64;
+        let mut range = 0..twos.len() as u64;
         while !range.is_empty() {
             match sender.send(from.as_fd(), (&sources[1]).into(), range.clone()) {
                 Ok(sent) => range.start += sent,
                 Err(Error::WouldBlock) => thread::sleep(Duration::from_micros(200)),
-                Err(error) => panic!("{path}: {error}"),
+                Err(error) => panic!("{method}: {error}"),
             }
         }
         drop((sender, from));
         let received = received.join().unwrap();
-        assert_eq!(received.len(), sent_of_one + two.len(), "{path}");
-        assert!(received[sent_of_one..] == two, "{path}");
+        assert_eq!(received.len(), sent_ones + twos.len(), "{method}");
+        assert!(received[sent_ones..] == twos, "{method}");
     }
 }
 
 #[test]
-fn a_reset_connection_is_a_failure_and_not_a_signal() {
-    for path in real_paths().filter(|&path| !refused(path)) {
+fn a_reset_connection_gives_an_error_and_no_signal() {
+    for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {
         let (from, to) = connected();
         let source = file_with(&pattern(1 << 20));
-        let mut sender = path.open(from.as_fd(), &MethodOptions::default()).unwrap();
+        let mut sender = method.open(from.as_fd(), &MethodOptions::default()).unwrap();
         drop(to);
         let error = loop {
             match sender.send(from.as_fd(), (&source).into(), 0..1 << 20) {
@@ -217,26 +224,26 @@ fn a_reset_connection_is_a_failure_and_not_a_signal() {
                 Err(error) => break error,
             }
         };
-        assert!(matches!(error, Error::Failed { .. }), "{path}: {error}");
+        assert!(matches!(error, Error::Failed { .. }), "{method}: {error}");
     }
 }
 
 #[test]
-fn the_proof_tells_pages_from_copies() {
-    for path in SendMethod::ALL.into_iter().filter(|&path| !refused(path)) {
+fn the_proof_distinguishes_pages_from_copies() {
+    for method in SendMethod::ALL.into_iter().filter(|&method| !is_unsupported(method)) {
         let (from, to) = connected();
-        let proved = prove(path, &from, &to).unwrap();
-        let expected = match path.copying() {
+        let proof = prove(method, &from, &to).unwrap();
+        let expected = match method.copying() {
             Copying::Pages => 0.0,
-            // On loopback the kernel copies what was to go without a copy.
+            // On loopback the kernel copies the data of zero-copy sends.
             Copying::Always | Copying::KernelTells => 100.0,
         };
-        assert!((proved.copied_percent() - expected).abs() < f64::EPSILON, "{path}: {proved:?}");
+        assert!((proof.copied_percent() - expected).abs() < f64::EPSILON, "{method}: {proof:?}");
     }
 }
 
 #[test]
-fn a_sender_steps_down_from_what_copies_after_all_and_every_byte_arrives() {
+fn a_sender_falls_back_from_a_method_that_copies_and_loses_no_byte() {
     let bytes = pattern(16 << 20);
     let (from, to) = connected();
     let received = receive_all(to);
@@ -260,7 +267,7 @@ fn a_sender_steps_down_from_what_copies_after_all_and_every_byte_arrives() {
 }
 
 #[test]
-fn a_path_that_does_not_suit_the_source_is_stepped_down_from() {
+fn a_sender_falls_back_from_a_method_that_does_not_support_the_source() {
     let (from, to) = connected();
     let received = receive_all(to);
     let source = Memory::new(&b"hello"[..], 5).unwrap();
@@ -279,7 +286,7 @@ fn a_path_that_does_not_suit_the_source_is_stepped_down_from() {
 }
 
 #[test]
-fn what_cannot_be_sent_says_so() {
+fn unsendable_sources_give_errors() {
     let directory = File::open("/").unwrap();
     assert!(file_len(&directory).unwrap_err().to_string().contains("not a regular file"));
     assert!(file_len(&tempfile::tempfile().unwrap()).unwrap_err().to_string().contains("empty"));

@@ -1,5 +1,4 @@
-//! Receiving over real sockets: whatever the sender does and whatever mixture of calls takes it, each byte
-//! comes out once and in order.
+//! Receiving over real sockets: any mix of sends and receives delivers each byte once, in order.
 
 use haul::{
     Chunk, Error, Mapping, Memory, MethodOptions, ReceiveReport, ReceiveSettings, Receiver,
@@ -17,25 +16,29 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-/// How much goes through each connection of the mixture; `HAUL_TEST_MIB` asks for more than CI has time for.
+/// Returns the bytes to send on each connection of the mixture test: 48 MiB, or `HAUL_TEST_MIB` MiB
+/// for longer runs than CI has time for.
 fn mixture_bytes() -> u64 {
     let mib = std::env::var("HAUL_TEST_MIB").ok().and_then(|mib| mib.parse().ok()).unwrap_or(48u64);
     mib << 20
 }
 
-/// The stream's byte at a position: no period that a page, a segment or a buffer could share.
+/// Returns the byte of the test stream at `position`. The stream has no period that a page, a
+/// segment or a buffer could share.
 fn byte_at(position: u64) -> u8 {
     (position.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }
 
-fn stretch(from: u64, len: usize) -> Vec<u8> {
+/// Returns `len` bytes of the test stream, starting at `from`.
+fn stream_bytes(from: u64, len: usize) -> Vec<u8> {
     (from..from + len as u64).map(byte_at).collect()
 }
 
+/// Checks that `bytes` are those of the test stream at `position`.
 fn check(position: u64, bytes: &[u8]) {
     assert!(
-        bytes == stretch(position, bytes.len()),
-        "bytes {position} and on are not what was sent"
+        bytes == stream_bytes(position, bytes.len()),
+        "the bytes from position {position} on differ from the sent bytes"
     );
 }
 
@@ -43,7 +46,7 @@ fn receiver(socket: TcpStream, mapping: Mapping) -> Receiver<TcpStream> {
     Receiver::with(socket, ReceiveSettings { mapping, ..ReceiveSettings::default() }).unwrap()
 }
 
-/// Receives so much of the stream, from its beginning, and checks each byte.
+/// Receives the first `total` bytes of the test stream and checks each byte.
 fn receive_all(receiver: &mut Receiver<TcpStream>, total: u64) {
     let mut position = 0;
     while position < total {
@@ -72,14 +75,16 @@ fn in_lab(mtu: u32) -> Option<(Lab, TcpStream, TcpStream)> {
     Some((lab, from, to))
 }
 
-/// `MSG_ZEROCOPY`, which rustix has no name for.
+/// `MSG_ZEROCOPY`, which rustix does not define.
 const ZEROCOPY: SendFlags = SendFlags::from_bits_retain(0x400_0000);
 
-/// Sends the stream in writes of 1 B to 1 MiB, some of whole pages, some ended with `MSG_EOR`, some with
-/// `MSG_ZEROCOPY`, since only what that copies into single pages can be mapped here. Returns the memory that may
-/// still be on its way.
+/// Sends the test stream in writes of 1 B to 1 MiB, some of them of whole pages.
+///
+/// Some writes end with `MSG_EOR`. Some use `MSG_ZEROCOPY`, because on veth only the single pages
+/// into which the kernel copies those can be mapped. Returns the memory that may be in flight.
 fn send_mixture(from: &TcpStream, total: u64, seed: u64) -> VecDeque<Vec<u8>> {
-    /// More than the buffers of both sockets hold: what was sent so long ago has arrived, and its memory may go.
+    /// More than the buffers of both sockets hold. Bytes sent earlier have arrived, so their memory
+    /// can be freed.
     const KEPT_BYTES: usize = 64 << 20;
     haul_sys::sockopt::set_zerocopy(from, true).unwrap();
     let mut random = fastrand::Rng::with_seed(seed);
@@ -92,7 +97,7 @@ fn send_mixture(from: &TcpStream, total: u64, seed: u64) -> VecDeque<Vec<u8>> {
             2 => 4096 * random.usize(1..256),
             _ => 4096 * random.usize(1..16),
         };
-        let bytes = stretch(position, len.min((total - position) as usize));
+        let bytes = stream_bytes(position, len.min((total - position) as usize));
         let mut flags = SendFlags::NOSIGNAL;
         flags.set(SendFlags::EOR, random.bool());
         flags.set(ZEROCOPY, len % 4096 == 0 && random.u32(0..4) > 0);
@@ -116,7 +121,7 @@ fn send_mixture(from: &TcpStream, total: u64, seed: u64) -> VecDeque<Vec<u8>> {
     kept
 }
 
-/// Takes the whole stream by all the receiver's ways, at random, and checks each byte.
+/// Receives the test stream with random calls of the receiver's methods and checks each byte.
 fn receive_mixture(receiver: &mut Receiver<TcpStream>, total: u64, seed: u64) -> ReceiveReport {
     let mut random = fastrand::Rng::with_seed(!seed);
     let file = tempfile::tempfile().unwrap();
@@ -158,13 +163,13 @@ fn receive_mixture(receiver: &mut Receiver<TcpStream>, total: u64, seed: u64) ->
     }
     assert_eq!(position, total, "the stream ended early");
     let report = receiver.report().clone();
-    let ways = [report.mapped, report.read, report.into_file, report.discarded];
-    assert_eq!(ways.iter().map(|way| way.bytes).sum::<u64>(), total, "{report:?}");
+    let counts = [report.mapped, report.read, report.into_file, report.discarded];
+    assert_eq!(counts.iter().map(|count| count.bytes).sum::<u64>(), total, "{report:?}");
     report
 }
 
 #[test]
-fn any_mixture_of_sends_and_receives_arrives_whole() {
+fn any_mixture_of_sends_and_receives_delivers_every_byte() {
     for (mtu, loss) in [(1500, "0"), (4148, "0"), (4148, "0.1%"), (9000, "0"), (61_496, "0")] {
         let Some((lab, from, to)) = in_lab(mtu) else { return };
         if loss != "0" {
@@ -175,61 +180,63 @@ fn any_mixture_of_sends_and_receives_arrives_whole() {
         }
         for mapping in [Mapping::Always, Mapping::Measured] {
             let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-            // The second way takes a fresh connection.
+            // The second setting uses a new connection.
             let (from, to) =
                 if mapping == Mapping::Always { (from, to) } else { lab.connect().unwrap() };
             let total = if loss == "0" { mixture_bytes() } else { mixture_bytes() / 4 };
-            let sending = thread::spawn(move || send_mixture(&from, total, u64::from(mtu)));
+            let sender = thread::spawn(move || send_mixture(&from, total, u64::from(mtu)));
             let mut receiver = receiver(to, mapping);
             let report = receive_mixture(&mut receiver, total, u64::from(mtu));
-            // Everything has arrived.
-            drop(sending.join().unwrap());
+            // All bytes have arrived, so the sent memory can be freed.
+            drop(sender.join().unwrap());
             let mapped_percent = 100 * report.mapped.bytes / total;
             eprintln!(
                 "MTU {mtu}, loss {loss}, {mapping:?}: {mapped_percent} % mapped, {:?}",
                 report.fallbacks
             );
-            // A short stream may happen to have few writes of whole pages.
+            // A short stream may have few writes of whole pages by chance.
             let must_map = (mtu, mapping) == (4148, Mapping::Always) && total >= 16 << 20;
             assert!(mapped_percent > 5 || !must_map, "{report:?}");
         }
     }
 }
 
-/// What `MSG_ZEROCOPY` falls back to on veth copies into single pages, and MTU 4148 gives each segment a
-/// page's worth: 4096 bytes after 40 of headers and 12 of timestamps. Usually all of it is mapped; where the receiver is kept
-/// from its CPU until the window is full, what the sender then puts into it is cut at other places (98 % was seen).
+/// On veth `MSG_ZEROCOPY` falls back to copying into single pages, and MTU 4148 gives each segment
+/// one page of payload: 4096 bytes after 40 bytes of headers and 12 bytes of timestamps.
+///
+/// Usually all bytes are mapped. If the receiver does not run until its receive window is full, the
+/// sender then splits segments at other positions (98 % mapped was seen).
 #[test]
-fn nearly_all_is_mapped_where_segments_are_pages() {
+fn nearly_all_bytes_are_mapped_if_segments_are_pages() {
     let Some((_lab, from, to)) = in_lab(4148) else { return };
     let total: u64 = 64 << 20;
-    let memory = Memory::new(stretch(0, total as usize).as_slice(), total as usize).unwrap();
-    let sending = thread::spawn(move || {
+    let memory = Memory::new(stream_bytes(0, total as usize).as_slice(), total as usize).unwrap();
+    let sender = thread::spawn(move || {
         let options = MethodOptions { chunk_bytes: 15 * 4096, ..MethodOptions::default() };
-        let mut path = SendMethod::Zerocopy.open(from.as_fd(), &options).unwrap();
+        let mut method = SendMethod::Zerocopy.open(from.as_fd(), &options).unwrap();
         let mut range = 0..total;
         while !range.is_empty() {
-            range.start += path.send(from.as_fd(), (&memory).into(), range.clone()).unwrap();
+            range.start += method.send(from.as_fd(), (&memory).into(), range.clone()).unwrap();
         }
         from
     });
     let mut receiver = receiver(to, Mapping::Always);
     receiver.expect(total).unwrap();
     receive_all(&mut receiver, total);
-    drop(sending.join().unwrap());
+    drop(sender.join().unwrap());
     assert_eq!(receiver.receive().unwrap(), None);
     let report = receiver.report();
     let percent = 100.0 * report.mapped.bytes as f64 / total as f64;
-    assert!(percent >= 90.0, "{percent:.1} % was mapped: {report:?}");
+    assert!(percent >= 90.0, "only {percent:.1} % was mapped: {report:?}");
 }
 
 #[test]
-fn a_connection_whose_pages_cannot_be_mapped_is_read_and_says_why() {
+fn pages_that_cannot_be_mapped_are_read_and_the_reason_is_reported() {
     let (from, to) = on_loopback();
-    // A file's pages cannot be mapped again by a receiver, as long as they are the file's: it stays open.
-    let sending = thread::spawn(move || {
+    // A receiver cannot map pages of a file as long as they belong to it, so the file stays open.
+    let sender = thread::spawn(move || {
         let mut file = tempfile::tempfile().unwrap();
-        file.write_all(&stretch(0, 16 << 20)).unwrap();
+        file.write_all(&stream_bytes(0, 16 << 20)).unwrap();
         haul::Sender::new(from).unwrap().send_file_all(&file, 0..16 << 20).unwrap();
         file
     });
@@ -239,7 +246,7 @@ fn a_connection_whose_pages_cannot_be_mapped_is_read_and_says_why() {
         check(position, chunk.bytes());
         position += chunk.bytes().len() as u64;
     }
-    drop(sending.join().unwrap());
+    drop(sender.join().unwrap());
     assert_eq!(position, 16 << 20);
     let report = receiver.report();
     assert_eq!((report.fallbacks[0].from, report.fallbacks[0].to), ("mapped", "read"));
@@ -247,13 +254,13 @@ fn a_connection_whose_pages_cannot_be_mapped_is_read_and_says_why() {
 }
 
 #[test]
-fn a_non_blocking_socket_and_one_with_a_timeout_say_that_nothing_has_come() {
+fn without_data_a_non_blocking_socket_and_a_timeout_give_would_block() {
     for mapping in [Mapping::Always, Mapping::Never] {
         let (mut from, to) = on_loopback();
         to.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         let mut receiver = receiver(to, mapping);
         assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
-        // With the promise of more the low-water mark is higher, and the timeout still holds.
+        // `expect` raises the low-water mark (SO_RCVLOWAT), and the timeout still applies.
         receiver.expect(100_000).unwrap();
         assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
         receiver.socket().set_nonblocking(true).unwrap();
@@ -274,11 +281,11 @@ fn a_non_blocking_socket_and_one_with_a_timeout_say_that_nothing_has_come() {
 }
 
 #[test]
-fn a_peer_that_sends_byte_by_byte_does_not_hang_one_who_expects_much() {
+fn expecting_many_bytes_does_not_hang_if_the_peer_sends_single_bytes() {
     let (from, to) = on_loopback();
     from.set_nodelay(true).unwrap();
     let total = 60_000;
-    let sending = thread::spawn(move || {
+    let sender = thread::spawn(move || {
         for position in 0..total {
             (&from).write_all(&[byte_at(position)]).unwrap();
         }
@@ -287,25 +294,25 @@ fn a_peer_that_sends_byte_by_byte_does_not_hang_one_who_expects_much() {
     let mut receiver = receiver(to, Mapping::Always);
     receiver.expect(total).unwrap();
     receive_all(&mut receiver, total);
-    drop(sending.join().unwrap());
+    drop(sender.join().unwrap());
 }
 
 #[test]
-fn what_a_file_does_not_take_is_not_lost() {
+fn bytes_that_a_file_does_not_accept_are_not_lost() {
     for mapping in [Mapping::Always, Mapping::Never] {
         let (mut from, to) = on_loopback();
-        from.write_all(&stretch(0, 10_000)).unwrap();
+        from.write_all(&stream_bytes(0, 10_000)).unwrap();
         drop(from);
         let mut receiver = receiver(to, mapping);
         let full = File::options().write(true).open("/dev/full").unwrap();
         let error = receiver.receive_into_file(&full, 0..10_000).unwrap_err();
         assert!(error.to_string().contains("No space"), "{error}");
         let mut all = Vec::new();
-        let mut some = [0; 100];
-        let count = receiver.receive_into(&mut some).unwrap();
-        all.extend(&some[..count]);
+        let mut buffer = [0; 100];
+        let count = receiver.receive_into(&mut buffer).unwrap();
+        all.extend(&buffer[..count]);
         assert!(receiver.discard(50).unwrap() <= 50);
-        all.extend(stretch(all.len() as u64, 50));
+        all.extend(stream_bytes(all.len() as u64, 50));
         while let Some(chunk) = receiver.receive().unwrap() {
             all.extend(chunk.bytes());
         }
@@ -314,11 +321,11 @@ fn what_a_file_does_not_take_is_not_lost() {
     }
 }
 
-/// A file that cannot be spliced into (opened for appending) gets the bytes all the same.
+/// `splice` cannot write to a file that is opened for appending. The receiver falls back to writes.
 #[test]
-fn a_file_that_refuses_splice_is_written_to() {
+fn a_file_that_does_not_support_splice_is_written() {
     let (mut from, to) = on_loopback();
-    from.write_all(&stretch(0, 200_000)).unwrap();
+    from.write_all(&stream_bytes(0, 200_000)).unwrap();
     drop(from);
     let mut receiver = Receiver::new(to).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -333,14 +340,14 @@ fn a_file_that_refuses_splice_is_written_to() {
     }
     assert_eq!(position, 200_000);
     check(0, &std::fs::read(&path).unwrap());
-    let steps = &receiver.report().fallbacks;
-    assert_eq!(steps.iter().filter(|step| step.from == "splice-to-file").count(), 1, "{steps:?}");
+    let fallbacks = &receiver.report().fallbacks;
+    assert_eq!(fallbacks.iter().filter(|f| f.from == "splice-to-file").count(), 1, "{fallbacks:?}");
 }
 
 #[test]
 fn a_unix_stream_is_read_and_other_sockets_are_refused() {
     let (mut from, to) = UnixStream::pair().unwrap();
-    from.write_all(&stretch(0, 50_000)).unwrap();
+    from.write_all(&stream_bytes(0, 50_000)).unwrap();
     drop(from);
     let mut receiver = Receiver::new(to).unwrap();
     assert_eq!(receiver.discard(1000).unwrap(), 1000);
@@ -357,7 +364,7 @@ fn a_unix_stream_is_read_and_other_sockets_are_refused() {
 }
 
 #[test]
-fn a_reset_is_a_failure() {
+fn a_reset_gives_an_error() {
     for mapping in [Mapping::Always, Mapping::Never] {
         let (from, to) = on_loopback();
         (&to).write_all(b"never read").unwrap();
@@ -372,10 +379,10 @@ fn a_reset_is_a_failure() {
 }
 
 #[test]
-fn a_message_of_known_length_comes_without_a_byte_of_the_next() {
+fn receive_up_to_does_not_receive_bytes_of_the_next_message() {
     for mapping in [Mapping::Always, Mapping::Never] {
         let (mut from, to) = on_loopback();
-        from.write_all(&stretch(0, 200_000)).unwrap();
+        from.write_all(&stream_bytes(0, 200_000)).unwrap();
         let mut receiver = receiver(to, mapping);
         let mut position = 0;
         for message in [5, 100_000, 1, 4096, 95_898] {
@@ -390,17 +397,17 @@ fn a_message_of_known_length_comes_without_a_byte_of_the_next() {
             }
         }
         assert_eq!(position, 200_000);
-        // A promise that was kept binds nobody: a single byte wakes.
+        // All expected bytes have arrived, so the low-water mark is one byte again.
         receiver.socket().set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         from.write_all(b"!").unwrap();
         assert_eq!(&*receiver.receive().unwrap().unwrap(), b"!");
     }
 }
 
-/// A peer's urgent byte stops mapping and splicing, though something can be received: it is passed by as `recv`
-/// does, and neither hangs nor ends anything.
+/// An urgent byte (`MSG_OOB`) stops mapping and splicing although bytes can be received. The
+/// receiver skips it as `recv` does: the stream neither hangs nor ends.
 #[test]
-fn an_urgent_byte_is_passed_by() {
+fn an_urgent_byte_is_skipped() {
     for mapping in [Mapping::Always, Mapping::Never] {
         for into_file in [false, true] {
             let (mut from, to) = on_loopback();
@@ -430,9 +437,9 @@ fn an_urgent_byte_is_passed_by() {
     }
 }
 
-/// A reset after some bytes is no end of the stream.
+/// A reset after some bytes is an error, not the end of the stream.
 #[test]
-fn a_reset_after_some_bytes_is_not_their_end() {
+fn a_reset_after_some_bytes_is_not_the_end_of_the_stream() {
     for mapping in [Mapping::Always, Mapping::Never] {
         let (mut from, to) = on_loopback();
         (&to).write_all(b"never read").unwrap();
@@ -450,9 +457,9 @@ fn a_reset_after_some_bytes_is_not_their_end() {
     }
 }
 
-/// The low-water mark goes with the receiver that raised it.
+/// A dropped receiver resets the low-water mark that it has raised.
 #[test]
-fn a_promise_ends_with_its_receiver() {
+fn dropping_a_receiver_resets_the_low_water_mark() {
     let (mut from, to) = on_loopback();
     to.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut receiver = Receiver::new(&to).unwrap();
@@ -463,18 +470,19 @@ fn a_promise_ends_with_its_receiver() {
     assert_eq!((&to).read(&mut buffer).unwrap(), 5);
 }
 
-/// What a file took of the pipe's bytes is gone from there, and the rest comes first, in a smaller range too.
+/// If a file accepts only a part of the bytes in the pipe, the next call begins with the others,
+/// also for a smaller range.
 #[test]
-fn a_file_that_is_full_in_the_middle_leaves_the_rest_in_order() {
+fn bytes_left_in_the_pipe_by_a_full_file_stay_in_order() {
     let (mut from, to) = on_loopback();
-    from.write_all(&stretch(0, 60_000)).unwrap();
+    from.write_all(&stream_bytes(0, 60_000)).unwrap();
     drop(from);
     let mut receiver = Receiver::new(to).unwrap();
     let full = File::options().write(true).open("/dev/full").unwrap();
     assert!(receiver.receive_into_file(&full, 0..60_000).is_err());
     let file = tempfile::tempfile().unwrap();
     let mut position = 0;
-    // Less than is held: nothing may be written beyond the range.
+    // The ranges are smaller than the bytes in the pipe. Nothing may be written beyond them.
     for range in [0..1000, 1000..1001, 1001..30_000] {
         while position < range.end {
             position += receiver.receive_into_file(&file, position..range.end).unwrap();

@@ -1,8 +1,10 @@
-//! How far apart two CPUs are: the time a cache line takes from one to the other and back.
+//! Cache-line latency between two CPUs: the time for a cache line to move from one to the other and
+//! back.
 //!
-//! Packet memory that one host has read is written by the other next, so this time is in the cost of every
-//! copy. Two CPUs of one core complex answer in about 50 ns, two of different ones in about 300. A hypervisor
-//! may move a guest's CPUs from the one to the other at any moment without a word.
+//! Packet memory that one host has read is written by the other next, so every copy's cost includes
+//! this time. The round trip takes about 50 ns between two CPUs of one core complex, about 300 ns
+//! between different ones. A hypervisor may move a guest's CPUs between the two cases at any time
+//! without notice.
 
 use crate::{Lab, LabError};
 use std::hint::spin_loop;
@@ -11,38 +13,41 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Round trips in a batch, and batches. The shortest batch counts: the others were interrupted.
+/// Round trips in a batch, and number of batches. The shortest batch counts: longer ones were
+/// interrupted.
 const TRIPS: u32 = 100;
 const BATCHES: u32 = 10;
-/// When to give up. A CPU that is kept from running for this long says nothing about distance.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// Time limit of the measurement. If a CPU is kept from running for this long, it yields no result.
+const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// A flag alone on its cache line (and on the line next to it, which some CPUs fetch along).
+/// A flag alone on its cache line and on the adjacent line, which some CPUs prefetch.
 #[repr(align(128))]
 struct Flag(AtomicU32);
 
 impl Lab {
-    /// The round trip of a cache line between the two hosts' CPUs, the shortest of a few batches.
-    /// `None` where both hosts share a CPU, and where one of them was kept from running.
+    /// Measures the round trip of a cache line between the two hosts' CPUs, the shortest of a few
+    /// batches.
+    ///
+    /// `None` if both hosts share a CPU, or if one of the CPUs was kept from running.
     pub fn cache_line_round_trip(&self) -> Result<Option<Duration>, LabError> {
         if self.sender.cpu() == self.receiver.cpu() {
             return Ok(None);
         }
         let flag = Flag(AtomicU32::new(0));
         thread::scope(|scope| {
-            let answering = scope.spawn(|| self.receiver.run(|| answer(&flag)));
-            let asked = self.sender.run(|| ask(&flag));
-            // Ends by itself: each wait has its own deadline.
-            let answered =
-                answering.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            answered?;
-            asked
+            let responder = scope.spawn(|| self.receiver.run(|| respond(&flag)));
+            let round_trip = self.sender.run(|| ping(&flag));
+            // Ends without being stopped: each wait has its own deadline.
+            let responded =
+                responder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            responded?;
+            round_trip
         })
     }
 }
 
-fn ask(flag: &Flag) -> Option<Duration> {
-    let deadline = Instant::now() + PATIENCE;
+fn ping(flag: &Flag) -> Option<Duration> {
+    let deadline = Instant::now() + TIMEOUT;
     let mut shortest = Duration::MAX;
     for batch in 0..BATCHES {
         let started = Instant::now();
@@ -56,8 +61,8 @@ fn ask(flag: &Flag) -> Option<Duration> {
     Some(shortest / TRIPS)
 }
 
-fn answer(flag: &Flag) -> Option<()> {
-    let deadline = Instant::now() + PATIENCE;
+fn respond(flag: &Flag) -> Option<()> {
+    let deadline = Instant::now() + TIMEOUT;
     for number in (0..TRIPS * BATCHES).map(|trip| 2 * trip) {
         wait_for(flag, number + 1, deadline)?;
         flag.0.store(number + 2, Release);
@@ -66,10 +71,10 @@ fn answer(flag: &Flag) -> Option<()> {
 }
 
 fn wait_for(flag: &Flag, number: u32, deadline: Instant) -> Option<()> {
-    /// Looks at the flag between two looks at the clock.
-    const LOOKS: u32 = 10_000;
+    /// Reads of the flag between two reads of the clock.
+    const POLLS_PER_CLOCK_READ: u32 = 10_000;
     loop {
-        for _ in 0..LOOKS {
+        for _ in 0..POLLS_PER_CLOCK_READ {
             if flag.0.load(Acquire) == number {
                 return Some(());
             }
@@ -86,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_cpus_are_some_way_apart() {
+    fn the_cache_line_round_trip_is_plausible() {
         let lab = match Lab::veth(&crate::Settings::default()) {
             Ok(lab) => lab,
             Err(error) => {
@@ -95,15 +100,16 @@ mod tests {
                 );
             }
         };
-        // A reading says nothing where a CPU was kept away; ten in a row would be two seconds of that.
+        // A CPU that was kept from running yields no result; ten such attempts take two seconds.
         let trip = (0..10).find_map(|_| lab.cache_line_round_trip().unwrap()).unwrap();
-        // A load from the core's own cache takes a nanosecond, and nothing on one board takes ten microseconds.
+        // A load from the core's own cache takes a nanosecond; no round trip on one board takes ten
+        // microseconds.
         assert!(trip > Duration::from_nanos(4) && trip < Duration::from_micros(10), "{trip:?}");
     }
 
     #[test]
-    fn an_answer_that_never_comes_is_given_up() {
+    fn a_ping_without_a_response_times_out() {
         let flag = Flag(AtomicU32::new(0));
-        assert_eq!(ask(&flag), None);
+        assert_eq!(ping(&flag), None);
     }
 }

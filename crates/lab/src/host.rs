@@ -1,4 +1,4 @@
-//! One host of the lab: a network namespace, a CPU, an address.
+//! A host of the lab: a network namespace, a CPU and an address.
 
 use crate::{LabError, cpus, netlink, steer};
 use rustix::thread::LinkNameSpaceType;
@@ -17,16 +17,17 @@ pub struct Host {
     cpu: usize,
     address: IpAddr,
     device: &'static str,
-    /// `None` for a host on the loopback of the process's own namespace.
+    /// `None` for a host on the loopback device of the process's own namespace.
     namespace: Option<OwnedFd>,
 }
 
 impl Host {
-    /// A host in a namespace of its own, whose packets will be steered to `cpu`.
+    /// Creates a host in a network namespace of its own, whose received packets are steered to
+    /// `cpu`.
     pub(crate) fn in_new_namespace(cpu: usize, address: IpAddr) -> Result<Self, LabError> {
-        let namespace = in_thread(|| {
-            haul_sys::namespace::unshare_network().map_err(no_namespaces)?;
-            // Devices take the mask when they are made, so it stands before there is one.
+        let namespace = run_on_new_thread(|| {
+            haul_sys::namespace::unshare_network().map_err(namespace_error)?;
+            // Devices take the default mask when they are created, so it is set before.
             steer::set_default_mask(cpu);
             netlink::set_up("lo")?;
             File::open("/proc/thread-self/ns/net")
@@ -36,22 +37,22 @@ impl Host {
         Ok(Self { cpu, address, device: "haul0", namespace: Some(namespace) })
     }
 
-    /// A host on the loopback of the process's own namespace.
-    pub(crate) fn here(cpu: usize, address: IpAddr) -> Self {
+    /// Creates a host on the loopback device of the process's own namespace.
+    pub(crate) fn on_loopback(cpu: usize, address: IpAddr) -> Self {
         Self { cpu, address, device: "lo", namespace: None }
     }
 
-    /// The host's CPU.
+    /// CPU of the host.
     pub fn cpu(&self) -> usize {
         self.cpu
     }
 
-    /// The address that its peer reaches it at.
+    /// Address at which the other host reaches this one.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// The name of its network device, inside its namespace.
+    /// Name of the host's network device, inside its namespace.
     pub fn device(&self) -> &str {
         self.device
     }
@@ -60,50 +61,52 @@ impl Host {
         self.namespace.as_ref()
     }
 
-    /// Makes the calling thread a thread of this host, for good: its namespace, its CPU.
+    /// Moves the calling thread permanently to this host: to its namespace and its CPU.
     pub fn enter(&self) -> Result<(), LabError> {
         if let Some(namespace) = &self.namespace {
             rustix::thread::move_into_link_name_space(
                 namespace.as_fd(),
                 Some(LinkNameSpaceType::Network),
             )
-            .map_err(|errno| no_namespaces(errno.into()))?;
+            .map_err(|errno| namespace_error(errno.into()))?;
         }
         cpus::pin_to(self.cpu)
             .map_err(LabError::step(format!("pinning a thread to CPU {}", self.cpu)))
     }
 
-    /// Runs `work` on a fresh thread of this host and waits for it.
+    /// Runs `work` on a new thread of this host and waits for it.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
-        in_thread(|| {
+        run_on_new_thread(|| {
             self.enter()?;
             Ok(work())
         })
     }
 
-    /// Sets a sysctl that each network namespace has for itself, such as `net.ipv4.tcp_wmem`, on this host alone. Needs no
-    /// right; sockets made before keep what they had.
+    /// Sets a sysctl that is separate for each network namespace, such as `net.ipv4.tcp_wmem`, on
+    /// this host only.
+    ///
+    /// Needs no privilege. Sockets created before keep the old value.
     pub fn set_sysctl(&self, name: &str, value: &str) -> Result<(), LabError> {
         if self.namespace.is_none() {
             return Err(LabError::Loopback("a sysctl"));
         }
-        let refused = |source| LabError::Setting { name: name.into(), source };
+        let setting_error = |source| LabError::Setting { name: name.into(), source };
         let file = Path::new("/proc/sys").join(name.replace('.', "/"));
-        self.run(|| fs::write(file, value))?.map_err(refused)
+        self.run(|| fs::write(file, value))?.map_err(setting_error)
     }
 
-    /// Runs a program on this host until it ends. It is killed if this process is.
+    /// Runs a program on this host until it ends. It is killed if this process ends.
     pub fn run_program(&self, command: &mut Command) -> Result<io::Result<ExitStatus>, LabError> {
         self.run(|| haul_sys::child::dies_with_parent(command).status())
     }
 }
 
 impl Host {
-    /// Starts a program on this host, in a process group of its own, and leaves it running.
+    /// Starts a program on this host, in a process group of its own, and returns while it runs.
     pub fn start_program(&self, mut command: Command) -> Result<Running, LabError> {
         use std::os::unix::process::CommandExt;
         let program = command.get_program().to_string_lossy().into_owned();
-        let (started_out, started) = mpsc::channel();
+        let (started_tx, started_rx) = mpsc::channel();
         let namespace = match &self.namespace {
             Some(namespace) => Some(
                 namespace
@@ -113,8 +116,9 @@ impl Host {
             None => None,
         };
         let host = Self { namespace, ..*self };
-        // The program is tied to the thread that starts it, so that thread stays until the program ends.
-        let waiting = thread::Builder::new()
+        // The program is killed when the thread that starts it ends, so that thread lives until the
+        // program ends.
+        let waiter = thread::Builder::new()
             .name("haul-program".into())
             .spawn(move || {
                 let spawned = host.enter().and_then(|()| {
@@ -124,25 +128,27 @@ impl Host {
                 });
                 match spawned {
                     Ok(mut child) => {
-                        let _ = started_out.send(Ok(rustix::process::Pid::from_child(&child)));
+                        let _ = started_tx.send(Ok(rustix::process::Pid::from_child(&child)));
                         child.wait().ok()
                     }
                     Err(error) => {
-                        let _ = started_out.send(Err(error));
+                        let _ = started_tx.send(Err(error));
                         None
                     }
                 }
             })
             .map_err(LabError::step("starting a thread"))?;
-        let process = started
+        let process = started_rx
             .recv()
             .map_err(|error| LabError::step("starting a program")(io::Error::other(error)))??;
-        Ok(Running { process, waiting: Some(waiting) })
+        Ok(Running { process, waiter: Some(waiter) })
     }
 }
 
 /// Runs `work` on a thread of its own, whose namespaces and CPU it may change.
-fn in_thread<T: Send>(work: impl FnOnce() -> Result<T, LabError> + Send) -> Result<T, LabError> {
+fn run_on_new_thread<T: Send>(
+    work: impl FnOnce() -> Result<T, LabError> + Send,
+) -> Result<T, LabError> {
     thread::scope(|scope| {
         thread::Builder::new()
             .name("haul-host".into())
@@ -153,16 +159,16 @@ fn in_thread<T: Send>(work: impl FnOnce() -> Result<T, LabError> + Send) -> Resu
     })
 }
 
-/// Whether this process may make network namespaces as it is.
-pub(crate) fn can_make_namespaces() -> bool {
-    // The capability is asked for rather than tried: a process that starts a thread loses the right to a
-    // user namespace of its own.
+/// Whether this process has the capability to create network namespaces.
+pub(crate) fn can_create_namespaces() -> bool {
+    // The capability is checked instead of creating one: a process that starts a thread can no
+    // longer create a user namespace of its own.
     rustix::thread::capabilities(None)
-        .is_ok_and(|held| held.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN))
+        .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN))
 }
 
-/// Says what to do about a refused namespace.
-pub(crate) fn no_namespaces(source: io::Error) -> LabError {
+/// Builds the error for a refused namespace, with advice on how to allow it.
+pub(crate) fn namespace_error(source: io::Error) -> LabError {
     let advice = match source.kind() {
         io::ErrorKind::InvalidInput => "it must be made before the process starts a second thread",
         io::ErrorKind::StorageFull => "raise sysctl user.max_user_namespaces",
@@ -174,22 +180,25 @@ pub(crate) fn no_namespaces(source: io::Error) -> LabError {
     LabError::NoNamespaces { source, advice }
 }
 
-/// A program that runs on a host until it ends or is killed; dropping this kills it.
+/// A program that runs on a host; dropping this kills it.
 #[derive(Debug)]
 pub struct Running {
     process: rustix::process::Pid,
-    waiting: Option<thread::JoinHandle<Option<ExitStatus>>>,
+    waiter: Option<thread::JoinHandle<Option<ExitStatus>>>,
 }
 
 impl Running {
-    /// Memory that it and what it has started hold now, in bytes; of pages that several processes share, each counts its
-    /// part (`Pss` in /proc/PID/smaps_rollup, Linux 4.14).
+    /// Reads the memory that the program and the processes that it started hold now, in bytes.
+    ///
+    /// Pages that several processes share count in proportion (`Pss` in /proc/PID/smaps_rollup,
+    /// Linux 4.14).
     pub fn memory_bytes(&self) -> u64 {
         let group = self.process.as_raw_nonzero().get();
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let processes = entries.filter(|entry| {
             let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-            // The name, in parentheses, may hold anything; after it come the state, the parent and the group.
+            // The name is in parentheses and may contain any byte. After it come the state, the
+            // parent and the group.
             let fields = stat.rsplit(')').next().unwrap_or_default();
             fields.split_ascii_whitespace().nth(2).and_then(|field| field.parse().ok())
                 == Some(group)
@@ -203,13 +212,13 @@ impl Running {
         kib.sum::<u64>() * 1024
     }
 
-    /// Kills it and waits for its end. Returns how it had ended, where it had done so by itself.
+    /// Kills the program and waits until it ends. Returns its exit status if it ended by itself.
     pub fn kill(&mut self) -> Option<ExitStatus> {
         use std::os::unix::process::ExitStatusExt;
-        let waiting = self.waiting.take()?;
-        // Also where it has ended: what it started in its group may not have.
+        let waiter = self.waiter.take()?;
+        // Also if it has ended: processes that it started in its group may still run.
         let _ = rustix::process::kill_process_group(self.process, rustix::process::Signal::KILL);
-        let status = waiting.join().ok().flatten();
+        let status = waiter.join().ok().flatten();
         status.filter(|status| status.signal() != Some(rustix::process::Signal::KILL.as_raw()))
     }
 }

@@ -1,4 +1,4 @@
-//! A slower and a lossier link.
+//! Link impairments: a rate limit and packet loss.
 
 use crate::{LabError, netlink};
 use netlink_packet_core::DefaultNla;
@@ -6,16 +6,16 @@ use std::io::{self, Write};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-/// A share of packets to drop, in millionths.
+/// Share of packets to drop, in millionths.
 ///
-/// With segmentation offload a packet here is a segment of up to 64 KiB, so 1 % loses far more per byte than
-/// 1 % on a wire.
+/// With segmentation offload a packet here is a segment of up to 64 KiB. A loss of 1 % therefore
+/// loses far more per byte than 1 % on a physical link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Loss {
     parts_per_million: u32,
 }
 
-/// A loss that is not a percentage from 0 to 100.
+/// The error for a loss that is not a percentage from 0 to 100.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is not a loss: give a percentage from 0 to 100, such as 0.1%")]
 pub struct ParseLossError(String);
@@ -34,9 +34,9 @@ impl FromStr for Loss {
     }
 }
 
-/// Puts a drop rule into the calling thread's namespace, in place of any earlier one.
+/// Installs an nftables drop rule in the calling thread's namespace, replacing any earlier one.
 pub(crate) fn set_loss(loss: Loss) -> Result<(), LabError> {
-    let forget = "table inet haul {}\ndelete table inet haul\n";
+    let delete_table = "table inet haul {}\ndelete table inet haul\n";
     let rule = match loss.parts_per_million {
         0 => String::new(),
         parts => format!(
@@ -44,22 +44,22 @@ pub(crate) fn set_loss(loss: Loss) -> Result<(), LabError> {
              numgen random mod 1000000 < {parts} drop; }}; }}\n"
         ),
     };
-    let rules = format!("{forget}{rule}");
-    let problem = |problem: String| LabError::Program { program: "nft", problem };
+    let rules = format!("{delete_table}{rule}");
+    let failed = |problem: String| LabError::Program { program: "nft", problem };
     let mut child = Command::new("nft")
         .args(["-f", "-"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => problem("is missing: apt-get install nftables".into()),
-            _ => problem(error.to_string()),
+            io::ErrorKind::NotFound => failed("is missing: apt-get install nftables".into()),
+            _ => failed(error.to_string()),
         })?;
     let written = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(rules.as_bytes()));
-    let output = child.wait_with_output().map_err(|error| problem(error.to_string()))?;
+    let output = child.wait_with_output().map_err(|error| failed(error.to_string()))?;
     match (written, output.status.success()) {
         (Ok(()), true) => Ok(()),
-        _ => Err(problem(format!("failed: {}", String::from_utf8_lossy(&output.stderr).trim()))),
+        _ => Err(failed(format!("failed: {}", String::from_utf8_lossy(&output.stderr).trim()))),
     }
 }
 
@@ -67,14 +67,15 @@ pub(crate) fn set_loss(loss: Loss) -> Result<(), LabError> {
 const TBF_PARAMETERS: u16 = 1;
 const TBF_RATE64: u16 = 4;
 const TBF_BURST: u16 = 6;
-/// `TC_LINKLAYER_ETHERNET`: the kernel computes lengths itself and wants no rate table.
+/// `TC_LINKLAYER_ETHERNET`: the kernel computes lengths itself and needs no rate table.
 const LINK_LAYER_ETHERNET: u8 = 1;
-/// The bucket: at least one whole segment of segmentation offload, or the kernel would have to cut it up.
+/// Size of the token bucket: at least one whole offloaded segment, or the kernel would have to
+/// split it.
 const BURST_BYTES: u32 = 256 * 1024;
-/// The queue behind the bucket; its overflow is loss, which TCP then adapts to.
+/// Size of the token bucket's queue; its overflow is loss, to which TCP adapts.
 const QUEUE_BYTES: u32 = 4 * 1024 * 1024;
 
-/// Puts a token bucket on `device`, or takes it away.
+/// Installs a token bucket filter on `device`; `None` removes it.
 pub(crate) fn set_rate(
     device: &str,
     mtu: u32,

@@ -1,20 +1,21 @@
-//! Two hosts on one machine, for measuring what network work costs each of them.
+//! A lab: two hosts on one machine, to measure the cost of network work on each of them.
 //!
-//! A [`Lab`] is two network namespaces joined by a veth pair. Each [`Host`] has one CPU to itself: its
-//! threads are pinned there, and receive packet steering sends the packets that arrive for it there too. So
-//! one CPU's load is the sending machine's and the other's the receiving machine's, as with two machines.
+//! A [`Lab`] is two network namespaces joined by a veth pair. Each [`Host`] has a CPU of its own:
+//! its threads are pinned there, and receive packet steering directs its received packets there. So
+//! one CPU's load is the sending host's and the other CPU's the receiving host's, as with two
+//! machines.
 //!
-//! Nothing is left behind: the namespaces have no name, only file descriptors of this process hold them, and
-//! a namespace takes its devices with it. That holds for `kill -9` as well. Programs that were started on a
-//! host are killed with this process; programs that those started are their affair, and hold the namespace
-//! until they end.
+//! The lab leaves nothing behind, even after `kill -9`. The namespaces have no name, only this
+//! process's file descriptors hold them, and a namespace's devices are removed with it. Programs
+//! started on a host are killed with this process. Processes started by those programs are not, and
+//! hold the namespace until they end.
 //!
-//! What a lab cannot show: a veth pair has no interrupts of its own, no DMA and no wire; `MSG_ZEROCOPY`
-//! copies on it; and the two CPUs share a last-level cache and memory.
+//! Limitations: a veth pair has no interrupts of its own, no DMA and no physical link;
+//! `MSG_ZEROCOPY` copies on it; and the two CPUs share a last-level cache and memory.
 //!
-//! Root needs nothing else. An ordinary user first calls [`become_lab_user`], before the process has a second
-//! thread. Where namespaces are forbidden or there is one CPU, [`Lab::open`] falls back to loopback and
-//! [`Lab::caveats`] says what that costs.
+//! Root needs no other setup. An ordinary user first calls [`become_lab_user`], before the process
+//! has a second thread. If namespaces are forbidden or there is only one CPU, [`Lab::open`] falls
+//! back to loopback, and [`Lab::caveats`] describes the effects.
 
 #![forbid(unsafe_code)]
 
@@ -40,48 +41,49 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
-/// The smallest MTU that carries IPv4 (RFC 791 requires every link to take 576-byte datagrams).
+/// The smallest MTU for IPv4 (RFC 791 requires every link to accept 576-byte datagrams).
 pub const MTU_MIN: u32 = 576;
 /// The largest MTU of a veth device (`ETH_MAX_MTU`).
 pub const MTU_MAX: u32 = 65_535;
 
-/// How long connecting the two hosts may take.
+/// Time limit for connecting the two hosts.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Why a lab cannot be made or changed.
+/// Errors of creating or changing a lab.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// The kernel does not let this user make namespaces.
+    /// The kernel does not allow this user to create namespaces.
     #[error("namespaces are refused here ({source}): {advice}")]
     NoNamespaces {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
-        /// What to change.
+        /// How to allow it.
         advice: &'static str,
     },
     /// The process may run on one CPU only.
     #[error(
-        "only CPU {cpu} is allowed to this process: give it two (taskset, cpuset) for separate hosts"
+        "only CPU {cpu} is allowed to this process: give it two (taskset, cpuset) for separate \
+         hosts"
     )]
     OneCpu {
-        /// The CPU.
+        /// That CPU.
         cpu: usize,
     },
-    /// An MTU that a veth device cannot have.
+    /// A veth device cannot have this MTU.
     #[error("MTU {0} is outside {MTU_MIN} to {MTU_MAX}")]
     Mtu(u32),
     /// A step of building or changing the lab failed.
     #[error("{step}: {source}")]
     Step {
-        /// What was being done.
+        /// The step that failed.
         step: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A setting that only a veth lab has.
+    /// The setting exists only in a veth lab.
     #[error("{0} cannot be set on loopback: it needs two hosts in namespaces")]
     Loopback(&'static str),
-    /// A device kept an offload that it was told to change.
+    /// A device did not change an offload.
     #[error("device {device} keeps offload {offload} {state}")]
     Offload {
         /// The device.
@@ -91,20 +93,20 @@ pub enum LabError {
         /// `on` or `off`.
         state: &'static str,
     },
-    /// A setting of the whole machine that cannot be changed.
+    /// A setting of the whole machine cannot be changed.
     #[error("host setting {name} cannot be changed: {source} (run as root, outside a container)")]
     Setting {
-        /// Its name, as `sysctl` takes it.
+        /// The setting's name, as in `sysctl`.
         name: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A program that the lab calls is missing or failed.
+    /// A program that the lab runs is missing or failed.
     #[error("{program} {problem}")]
     Program {
         /// The program.
         program: &'static str,
-        /// What is wrong and what to do.
+        /// The problem, and how to solve it.
         problem: String,
     },
 }
@@ -115,17 +117,17 @@ impl LabError {
     }
 }
 
-/// What to build.
+/// Options of a lab.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The link's MTU in bytes.
     pub mtu: u32,
-    /// The hosts' CPUs; chosen by [`CpuPair::choose`] when `None`.
+    /// CPUs of the hosts; `None` lets [`CpuPair::choose`] select them.
     pub cpus: Option<CpuPair>,
 }
 
 impl Default for Settings {
-    /// MTU 9000, as data-centre links have.
+    /// MTU 9000, as on data-centre links.
     fn default() -> Self {
         Self { mtu: 9000, cpus: None }
     }
@@ -140,12 +142,12 @@ pub enum Kind {
     Loopback,
 }
 
-/// Two hosts and what joins them.
+/// Two hosts and the link between them.
 #[derive(Debug)]
 pub struct Lab {
-    /// The host that sends.
+    /// The sending host.
     pub sender: Host,
-    /// The host that receives.
+    /// The receiving host.
     pub receiver: Host,
     kind: Kind,
     mtu: u32,
@@ -153,7 +155,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes two hosts joined by a veth pair, or says why it cannot.
+    /// Creates two hosts joined by a veth pair.
     pub fn veth(settings: &Settings) -> Result<Self, LabError> {
         if !(MTU_MIN..=MTU_MAX).contains(&settings.mtu) {
             return Err(LabError::Mtu(settings.mtu));
@@ -176,7 +178,8 @@ impl Lab {
         for host in [&sender, &receiver] {
             if let Err(error) = host.run(|| steer::check_or_steer(host.device(), host.cpu()))? {
                 caveats.push(format!(
-                    "packets of {} are not steered to CPU {} ({error}): its work is counted where the sender runs",
+                    "packets received by {} are not steered to CPU {} ({error}): the other host's \
+                     CPU processes them, which counts as the other host's cost",
                     host.address(),
                     host.cpu()
                 ));
@@ -185,7 +188,7 @@ impl Lab {
         Ok(Self { sender, receiver, kind: Kind::Veth, mtu: settings.mtu, caveats })
     }
 
-    /// Both hosts on the loopback device, on two CPUs where there are two.
+    /// Creates both hosts on the loopback device, on two CPUs if there are two.
     pub fn loopback() -> Result<Self, LabError> {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let (cpus, mut caveats) = match CpuPair::choose() {
@@ -199,21 +202,22 @@ impl Lab {
             Err(error) => return Err(error),
         };
         caveats.push(
-            "on loopback the sender's CPU also does the receiver's packet work, and offloads cannot be switched".into(),
+            "on loopback the sender's CPU also does the receiver's packet work, and offloads \
+             cannot be switched"
+                .into(),
         );
         Ok(Self {
-            sender: Host::here(cpus.sender, address),
-            receiver: Host::here(cpus.receiver, address),
+            sender: Host::on_loopback(cpus.sender, address),
+            receiver: Host::on_loopback(cpus.receiver, address),
             kind: Kind::Loopback,
-            mtu: haul_sys::interface::mtu("lo")
-                .map_err(LabError::step("asking for the MTU of lo"))?,
+            mtu: haul_sys::interface::mtu("lo").map_err(LabError::step("reading the MTU of lo"))?,
             caveats,
         })
     }
 
-    /// A veth lab where possible, else loopback with the reason among its [`Lab::caveats`].
+    /// Creates a veth lab, or falls back to loopback with the reason among its [`Lab::caveats`].
     ///
-    /// A setting that is wrong in itself (an impossible MTU) is an error, not a reason to fall back.
+    /// An invalid setting (such as an impossible MTU) is an error and does not cause a fallback.
     pub fn open(settings: &Settings) -> Result<Self, LabError> {
         match Self::veth(settings) {
             Err(
@@ -226,29 +230,32 @@ impl Lab {
                     .insert(0, format!("no two hosts here, measuring on loopback: {reason}"));
                 Ok(lab)
             }
-            made => made,
+            result => result,
         }
     }
 
-    /// A TCP connection from the sending host to the receiving one: the end that connected, and the accepted
-    /// one.
+    /// Connects the sending host to the receiving host over TCP; returns the connecting and the
+    /// accepted end.
     pub fn connect(&self) -> Result<(TcpStream, TcpStream), LabError> {
         let address = self.receiver.address();
         let listener = self
             .receiver
             .run(|| TcpListener::bind((address, 0)))?
             .map_err(LabError::step("listening"))?;
-        let to = listener.local_addr().map_err(LabError::step("listening"))?;
-        let from = self
+        let listen_address = listener.local_addr().map_err(LabError::step("listening"))?;
+        let connected = self
             .sender
-            .run(|| TcpStream::connect_timeout(&to, CONNECT_MAX))?
+            .run(|| TcpStream::connect_timeout(&listen_address, CONNECT_MAX))?
             .map_err(LabError::step("connecting"))?;
         let (accepted, _) = listener.accept().map_err(LabError::step("accepting"))?;
-        Ok((from, accepted))
+        Ok((connected, accepted))
     }
 
-    /// Gives the sending host a second device, which takes packets as a network card does and drops them; returns an
-    /// address behind it. What is sent there is not copied on the way, as it is for the other host's sake on a veth.
+    /// Adds a device to the sending host that accepts packets as a network card does and drops
+    /// them.
+    ///
+    /// Returns an address behind it. Data sent there is not copied on the way, as it is on a veth
+    /// to deliver it to the other host.
     pub fn add_sink(&self) -> Result<IpAddr, LabError> {
         if self.kind == Kind::Loopback {
             return Err(LabError::Loopback("a device that drops packets"));
@@ -262,8 +269,10 @@ impl Lab {
         Ok(address(2))
     }
 
-    /// Sets the default congestion control of both hosts, with which later sockets begin. The kernel lets a namespace choose
-    /// among `net.ipv4.tcp_allowed_congestion_control` of the machine and refuses the others.
+    /// Sets the default congestion control for later sockets of both hosts.
+    ///
+    /// The kernel refuses an algorithm that is not in the machine's
+    /// `net.ipv4.tcp_allowed_congestion_control`.
     pub fn set_default_congestion(&self, name: &str) -> Result<(), LabError> {
         [&self.sender, &self.receiver]
             .into_iter()
@@ -285,13 +294,13 @@ impl Lab {
         CpuPair { sender: self.sender.cpu(), receiver: self.receiver.cpu() }
     }
 
-    /// What is not as it would be with two machines, one sentence each.
+    /// Differences of this lab from two machines, one sentence each.
     pub fn caveats(&self) -> &[String] {
         &self.caveats
     }
 
-    /// Switches the sending device's offloads and reads them back. Connections made before keep what they
-    /// had.
+    /// Switches the sending device's offloads and verifies them. Existing connections keep the old
+    /// state.
     pub fn set_offloads(&self, wanted: Offloads) -> Result<(), LabError> {
         if self.kind == Kind::Loopback {
             return Err(LabError::Loopback("offloads"));
@@ -299,8 +308,10 @@ impl Lab {
         self.sender.run(|| link::set_offloads(self.sender.device(), wanted))?
     }
 
-    /// Switches TCP segmentation by the sending device: without it the stack cuts packets itself, and a veth's peer
-    /// receives them one by one as from a wire.
+    /// Switches TCP segmentation offload of the sending device.
+    ///
+    /// Without it the stack splits packets itself, and a veth's peer receives them one by one, as
+    /// from a physical link.
     pub fn set_segmentation(&self, on: bool) -> Result<(), LabError> {
         if self.kind == Kind::Loopback {
             return Err(LabError::Loopback("segmentation"));
@@ -308,7 +319,7 @@ impl Lab {
         self.sender.run(|| link::set_segmentation(self.sender.device(), on))?
     }
 
-    /// Lets both devices have IPv4 packets beyond 64 KiB, up to `bytes`, before they are cut (BIG TCP, Linux 6.3).
+    /// Allows IPv4 packets above 64 KiB, up to `bytes`, on both devices (BIG TCP, Linux 6.3).
     pub fn set_segment_bytes(&self, bytes: u32) -> Result<(), LabError> {
         if self.kind == Kind::Loopback {
             return Err(LabError::Loopback("the size of segments"));
@@ -319,10 +330,11 @@ impl Lab {
         Ok(())
     }
 
-    /// Holds the sending device at `bits_per_second` with a token bucket, or sets it free with `None`.
+    /// Limits the sending device to `bits_per_second` with a token bucket filter; `None` removes
+    /// the limit.
     ///
-    /// A program that owns its sockets should rather pace those (`SO_MAX_PACING_RATE`): the token bucket
-    /// costs the sending host some CPU of its own.
+    /// A program that owns its sockets should pace them instead (`SO_MAX_PACING_RATE`), because the
+    /// token bucket costs CPU time of the sending host.
     pub fn set_rate(&self, bits_per_second: Option<u64>) -> Result<(), LabError> {
         if self.kind == Kind::Loopback {
             return Err(LabError::Loopback("a link rate"));
@@ -330,7 +342,8 @@ impl Lab {
         self.sender.run(|| impair::set_rate(self.sender.device(), self.mtu, bits_per_second))?
     }
 
-    /// Drops a share of the packets that arrive at the receiver. Needs the `nft` program (Debian: nftables).
+    /// Drops a share of the packets that arrive at the receiver. Needs the `nft` program (Debian:
+    /// nftables).
     pub fn set_loss(&self, loss: Loss) -> Result<(), LabError> {
         if self.kind == Kind::Loopback {
             return Err(LabError::Loopback("loss"));
@@ -339,23 +352,24 @@ impl Lab {
     }
 }
 
-/// Gives an ordinary user's process what a lab needs: a user namespace in which it is root.
+/// Moves an ordinary user's process to a new user namespace in which it is root, as a lab requires.
 ///
-/// Must be called before the process starts a second thread. Does nothing for a process that may make
-/// network namespaces already. Files keep their owners: the namespace's root is the calling user outside.
+/// Call this before the process starts a second thread. Does nothing if the process may create
+/// network namespaces already. Files keep their owners: the namespace's root is the calling user
+/// outside.
 pub fn become_lab_user() -> Result<(), LabError> {
-    if host::can_make_namespaces() {
+    if host::can_create_namespaces() {
         return Ok(());
     }
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    haul_sys::namespace::unshare_user().map_err(host::no_namespaces)?;
-    // The kernel takes a group map from an unprivileged user only once setgroups is denied (Linux 3.19).
+    haul_sys::namespace::unshare_user().map_err(host::namespace_error)?;
+    // An unprivileged user may write a group map only after setgroups is denied (Linux 3.19).
     for (file, text) in [
         ("setgroups", "deny".to_owned()),
         ("uid_map", format!("0 {user} 1")),
         ("gid_map", format!("0 {group} 1")),
     ] {
-        fs::write(format!("/proc/self/{file}"), text).map_err(host::no_namespaces)?;
+        fs::write(format!("/proc/self/{file}"), text).map_err(host::namespace_error)?;
     }
     Ok(())
 }

@@ -3,17 +3,18 @@
 use crate::{Host, LabError, netlink};
 use haul_sys::ethtool::{self, Offload};
 
-/// Scatter-gather and transmit checksum offload of the sending device, which stand and fall together here.
+/// Scatter-gather and transmit checksum offload of the sending device, which the lab switches
+/// together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Offloads {
-    /// The device gathers and checksums: pages can leave without being touched.
+    /// The device gathers and checksums, so the stack sends pages without reading them.
     On,
-    /// It does neither: the stack copies each packet together and sums it. Segmentation by the device goes
-    /// too, since it depends on both.
+    /// The device does neither: the stack copies each packet into one buffer and computes the
+    /// checksum. Segmentation offload is off too, since it depends on both.
     Off,
 }
 
-/// Joins two hosts by a veth pair with addresses, both ends up.
+/// Joins two hosts by a veth pair, assigns their addresses and sets both ends up.
 pub(crate) fn join(one: &Host, other: &Host, mtu: u32) -> Result<(), LabError> {
     let Some(namespace) = other.namespace() else {
         return Err(LabError::Loopback("a veth pair"));
@@ -28,19 +29,19 @@ pub(crate) fn join(one: &Host, other: &Host, mtu: u32) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Switches segmentation by `device`, in the calling thread's namespace.
+/// Switches TCP segmentation offload of `device`, in the calling thread's namespace.
 pub(crate) fn set_segmentation(device: &str, on: bool) -> Result<(), LabError> {
     let offload = Offload::TcpSegmentation;
     ethtool::set_offload(device, offload, on)
         .map_err(LabError::step(format!("switching offload {} of {device}", offload.name())))
 }
 
-/// Switches the offloads of `device`, in the calling thread's namespace, and reads each back.
+/// Switches the offloads of `device`, in the calling thread's namespace, and verifies each.
 pub(crate) fn set_offloads(device: &str, wanted: Offloads) -> Result<(), LabError> {
     let on = wanted == Offloads::On;
     let mut order = [Offload::TransmitChecksum, Offload::ScatterGather, Offload::TcpSegmentation];
     if !on {
-        // Segmentation depends on the other two, so it goes first and comes back last.
+        // Segmentation depends on the other two, so it is switched off first and on last.
         order.reverse();
     }
     for offload in order {

@@ -1,4 +1,4 @@
-//! Requests to the kernel's routing netlink, made in the calling thread's network namespace.
+//! Requests to rtnetlink, made in the calling thread's network namespace.
 
 use crate::LabError;
 use netlink_packet_core::{
@@ -16,27 +16,30 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Makes a veth device `name` here and its peer, of the same name, in `peer_namespace`.
+/// Creates a veth device `name` in this namespace and its peer, of the same name, in
+/// `peer_namespace`.
 pub(crate) fn add_veth(name: &str, mtu: u32, peer_namespace: &OwnedFd) -> Result<(), LabError> {
-    let end = |more: Vec<LinkAttribute>| {
+    let device_message = |more: Vec<LinkAttribute>| {
         let mut message = LinkMessage::default();
         message.attributes = vec![LinkAttribute::IfName(name.into()), LinkAttribute::Mtu(mtu)];
         message.attributes.extend(more);
         message
     };
-    let peer = end(vec![LinkAttribute::NetNsFd(peer_namespace.as_raw_fd())]);
-    let link = end(vec![LinkAttribute::LinkInfo(vec![
+    let peer = device_message(vec![LinkAttribute::NetNsFd(peer_namespace.as_raw_fd())]);
+    let link = device_message(vec![LinkAttribute::LinkInfo(vec![
         LinkInfo::Kind(InfoKind::Veth),
         LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
     ])]);
     request(RouteNetlinkMessage::NewLink(link), NLM_F_CREATE | NLM_F_EXCL)
-        .map_err(LabError::step("making a veth pair"))
+        .map_err(LabError::step("creating a veth pair"))
 }
 
-/// Makes a device that takes packets and drops them: `dummy`, or `ifb` where the kernel has none, which drops whatever was
-/// not redirected to it.
+/// Creates a device that accepts packets and drops them: `dummy`, or `ifb` if the kernel lacks
+/// `dummy`.
+///
+/// An `ifb` device drops every packet that was not redirected to it.
 pub(crate) fn add_sink(name: &str, mtu: u32) -> Result<(), LabError> {
-    let make = |kind| {
+    let create = |kind| {
         let mut message = LinkMessage::default();
         message.attributes = vec![
             LinkAttribute::IfName(name.into()),
@@ -45,12 +48,12 @@ pub(crate) fn add_sink(name: &str, mtu: u32) -> Result<(), LabError> {
         ];
         request(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
     };
-    make(InfoKind::Dummy)
-        .or_else(|_| make(InfoKind::Ifb))
-        .map_err(LabError::step("making a device that drops packets (neither dummy nor ifb)"))
+    create(InfoKind::Dummy)
+        .or_else(|_| create(InfoKind::Ifb))
+        .map_err(LabError::step("creating a device that drops packets (neither dummy nor ifb)"))
 }
 
-/// Gives `device` an address whose network is a /24.
+/// Assigns `device` an address in a /24 network.
 pub(crate) fn add_address(device: &str, address: IpAddr) -> Result<(), LabError> {
     let mut message = AddressMessage::default();
     message.header.family = match address {
@@ -61,7 +64,7 @@ pub(crate) fn add_address(device: &str, address: IpAddr) -> Result<(), LabError>
     message.header.index = index_of(device)?;
     message.attributes = vec![AddressAttribute::Local(address), AddressAttribute::Address(address)];
     request(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
-        .map_err(LabError::step(format!("giving {device} the address {address}")))
+        .map_err(LabError::step(format!("assigning address {address} to {device}")))
 }
 
 /// Sets `device` up.
@@ -74,17 +77,17 @@ pub(crate) fn set_up(device: &str) -> Result<(), LabError> {
         .map_err(LabError::step(format!("setting {device} up")))
 }
 
-/// Lets IPv4 packets of up to so much be made and be put together on `device` (BIG TCP, Linux 6.3).
+/// Allows IPv4 packets of up to `bytes` to be sent and merged on `device` (BIG TCP, Linux 6.3).
 pub(crate) fn set_segment_bytes(device: &str, bytes: u32) -> Result<(), LabError> {
     let mut message = LinkMessage::default();
     message.header.index = index_of(device)?;
     message.attributes =
         vec![LinkAttribute::GsoIpv4MaxSize(bytes), LinkAttribute::GroIpv4MaxSize(bytes)];
     request(RouteNetlinkMessage::SetLink(message), 0)
-        .map_err(LabError::step(format!("letting {device} have segments of {bytes} bytes")))
+        .map_err(LabError::step(format!("allowing segments of {bytes} bytes on {device}")))
 }
 
-/// Puts a queueing discipline at the root of `device`, in place of what is there.
+/// Installs a queueing discipline at the root of `device`, replacing the existing one.
 pub(crate) fn replace_qdisc(
     device: &str,
     kind: &str,
@@ -96,14 +99,14 @@ pub(crate) fn replace_qdisc(
         TcAttribute::Options(options.into_iter().map(TcOption::Other).collect()),
     ];
     request(RouteNetlinkMessage::NewQueueDiscipline(message), NLM_F_CREATE | NLM_F_REPLACE)
-        .map_err(LabError::step(format!("putting {kind} on {device}")))
+        .map_err(LabError::step(format!("installing {kind} on {device}")))
 }
 
-/// Takes the root queueing discipline of `device` away; not an error when there is none.
+/// Removes the root queueing discipline of `device`; not an error if there is none.
 pub(crate) fn remove_qdisc(device: &str) -> Result<(), LabError> {
     match request(RouteNetlinkMessage::DelQueueDiscipline(root_qdisc(device)?), 0) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(LabError::step(format!("freeing {device} of its rate"))(error))
+            Err(LabError::step(format!("removing the rate limit of {device}"))(error))
         }
         _ => Ok(()),
     }
@@ -121,7 +124,7 @@ fn index_of(device: &str) -> Result<u32, LabError> {
         .map_err(|errno| LabError::step(format!("looking up device {device}"))(errno.into()))
 }
 
-/// Sends one request and waits for the kernel's verdict.
+/// Sends one request and waits for the kernel's acknowledgement.
 fn request(message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
     let mut socket = Socket::new(NETLINK_ROUTE)?;
     socket.bind_auto()?;
@@ -133,16 +136,16 @@ fn request(message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
     let mut bytes = vec![0; message.buffer_len()];
     message.serialize(&mut bytes);
     socket.send(&bytes, 0)?;
-    let (answer, _) = socket.recv_from_full()?;
-    let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
+    let (response, _) = socket.recv_from_full()?;
+    let response = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&response)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-    match answer.payload {
+    match response.payload {
         NetlinkPayload::Error(error) => match error.code {
             None => Ok(()),
             Some(_) => Err(error.to_io()),
         },
         other => {
-            Err(io::Error::new(io::ErrorKind::InvalidData, format!("unexpected answer {other:?}")))
+            Err(io::Error::new(io::ErrorKind::InvalidData, format!("unexpected reply {other:?}")))
         }
     }
 }

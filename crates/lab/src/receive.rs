@@ -1,4 +1,4 @@
-//! How a host's device receives: when it is polled, by whom, and what is put together before the stack sees it.
+//! Receive settings of a host's device: GRO, NAPI deferral and threaded polling.
 
 use crate::steer;
 use crate::{Host, LabError};
@@ -8,39 +8,48 @@ use rustix::thread::CpuSet;
 use std::fs;
 use std::io;
 
-/// How a device receives.
+/// Receive settings of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Reception {
-    /// Packets are put together into larger ones (GRO); on a veth this also makes the receiving side poll (NAPI).
+    /// Generic receive offload: merges packets into larger ones; on a veth this also enables
+    /// polling (NAPI).
     pub gro: bool,
-    /// Empty polls before interrupts are switched on again (`napi_defer_hard_irqs`, Linux 5.8).
+    /// Empty polls before interrupts are enabled again (`napi_defer_hard_irqs`, Linux 5.8).
     pub defer_hard_irqs: u32,
-    /// How long packets may wait for more to be put together with, and between deferred polls (`gro_flush_timeout`).
+    /// How long packets may wait to be merged with later ones, and the time between deferred polls
+    /// (`gro_flush_timeout`).
     pub flush_timeout_ns: u64,
-    /// A thread polls instead of a softirq (`threaded`, Linux 5.12); it is given the host's CPU.
+    /// A kernel thread polls instead of a softirq (`threaded`, Linux 5.12); it is pinned to the
+    /// host's CPU.
     pub threaded: bool,
 }
 
 impl Host {
-    /// Has the host's device receive so. What is left at its default needs no right; the rest needs root.
+    /// Applies the receive settings to the host's device.
+    ///
+    /// Settings other than GRO need root unless they have their default values.
     pub fn set_reception(&self, wanted: Reception) -> Result<(), LabError> {
-        let at = |what: &str| LabError::step(format!("setting {what} of {}", self.device()));
+        let step_error =
+            |setting: &str| LabError::step(format!("setting {setting} of {}", self.device()));
         self.run(|| {
             ethtool::set_offload(self.device(), Offload::GenericReceive, wanted.gro)
-                .map_err(at("GRO"))?;
+                .map_err(step_error("GRO"))?;
             let attributes = [
                 ("napi_defer_hard_irqs", wanted.defer_hard_irqs.to_string()),
                 ("gro_flush_timeout", wanted.flush_timeout_ns.to_string()),
                 ("threaded", u8::from(wanted.threaded).to_string()),
             ];
-            let before = pollers(self.device());
+            let threads_before = napi_threads(self.device());
             let written = write_attributes(self.device(), &attributes);
-            // An ordinary user sees no writable sysfs; a device that is as it was made needs none.
-            let needs_nothing = wanted == Reception { gro: wanted.gro, ..Reception::default() };
+            // sysfs is not writable for an ordinary user; a device with its default settings needs
+            // no write.
+            let is_default = wanted == Reception { gro: wanted.gro, ..Reception::default() };
             match written {
-                Err(error) if !needs_nothing => Err(at("NAPI (it needs root)")(error)),
-                _ if wanted.threaded => pin_pollers(self.device(), &before, self.cpu())
-                    .map_err(at("the polling thread's CPU")),
+                Err(error) if !is_default => Err(step_error("NAPI (it needs root)")(error)),
+                _ if wanted.threaded => {
+                    pin_napi_threads(self.device(), &threads_before, self.cpu())
+                        .map_err(step_error("the polling thread's CPU"))
+                }
                 _ => Ok(()),
             }
         })?
@@ -59,8 +68,8 @@ fn write_attributes(device: &str, attributes: &[(&str, String)]) -> io::Result<(
     Ok(())
 }
 
-/// The kernel's polling threads for a device of this name. Their names do not tell network namespaces apart.
-fn pollers(device: &str) -> Vec<i32> {
+/// Lists the kernel's polling threads for devices of this name, in any network namespace.
+fn napi_threads(device: &str) -> Vec<i32> {
     let prefix = format!("napi/{device}-");
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
@@ -72,11 +81,13 @@ fn pollers(device: &str) -> Vec<i32> {
         .collect()
 }
 
-/// Gives the threads that were not there `before` a CPU. A device whose threads were made earlier has them pinned.
-fn pin_pollers(device: &str, before: &[i32], cpu: usize) -> io::Result<()> {
+/// Pins the polling threads that are not in `threads_before` to `cpu`. Older threads were pinned
+/// before.
+fn pin_napi_threads(device: &str, threads_before: &[i32], cpu: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
-    for thread in pollers(device).into_iter().filter(|thread| !before.contains(thread)) {
+    for thread in napi_threads(device).into_iter().filter(|thread| !threads_before.contains(thread))
+    {
         rustix::thread::sched_setaffinity(Pid::from_raw(thread), &set)?;
     }
     Ok(())

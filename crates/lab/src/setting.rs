@@ -1,7 +1,7 @@
-//! A setting of the whole machine, changed for a while.
+//! A sysctl of the whole machine, changed temporarily.
 //!
-//! Few settings that matter here are not a namespace's own. One that is not is put back by a process that waits
-//! for nothing but this one's end, so that it is put back even after `kill -9`.
+//! Few settings that matter here are global rather than separate for each network namespace. A
+//! separate process waits for this one to end and restores the value, even after `kill -9`.
 
 use crate::LabError;
 use rustix::fs::{FlockOperation, flock};
@@ -10,51 +10,54 @@ use std::io;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// Waits until its input ends, then writes its first argument to its output. Signals that a terminal sends to
-/// everybody do not end it early.
-const GUARD: &str = "trap '' INT TERM HUP QUIT; cat >/dev/null; printf '%s\\n' \"$0\"";
+/// Shell script that waits until its input ends, then writes its first argument to its output.
+///
+/// It ignores the signals that a terminal sends to all processes of a group.
+const RESTORE_SCRIPT: &str = "trap '' INT TERM HUP QUIT; cat >/dev/null; printf '%s\\n' \"$0\"";
 
-/// A sysctl that is put back on drop, or when this process ends in any way.
+/// A sysctl that is restored on drop, or when this process ends in any way.
 #[derive(Debug)]
 pub struct HostSetting {
     name: String,
     file: PathBuf,
     value: String,
-    guard: Child,
+    restorer: Child,
 }
 
 impl HostSetting {
-    /// Takes hold of a sysctl, named as `sysctl` does (`net.core.high_order_alloc_disable`).
+    /// Locks a sysctl and starts the process that restores it.
     ///
-    /// Fails where it does not exist or may not be written, and where another process holds it already.
+    /// The name is as in `sysctl` (`net.core.high_order_alloc_disable`). Fails if the sysctl does
+    /// not exist, may not be written, or is locked by another process.
     pub fn hold(name: &str) -> Result<Self, LabError> {
         let file = PathBuf::from("/proc/sys").join(name.replace('.', "/"));
-        let refused = |source| LabError::Setting { name: name.into(), source };
-        let for_guard = OpenOptions::new().write(true).open(&file).map_err(refused)?;
-        // The guard's descriptor is this one, so it holds the lock until it has put the value back.
-        flock(&for_guard, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            refused(io::Error::new(
+        let setting_error = |source| LabError::Setting { name: name.into(), source };
+        let lock_file = OpenOptions::new().write(true).open(&file).map_err(setting_error)?;
+        // The restoring process inherits this descriptor, so it holds the lock until it has
+        // restored the value.
+        flock(&lock_file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            setting_error(io::Error::new(
                 io::ErrorKind::ResourceBusy,
-                "another run is using it, wait for its end",
+                "another run is using it: wait until it ends",
             ))
         })?;
         // Read under the lock: before it, the value could be another run's.
-        let value = fs::read_to_string(&file).map_err(refused)?;
+        let value = fs::read_to_string(&file).map_err(setting_error)?;
         let value = value.trim().to_owned();
         let mut command = Command::new("sh");
         command
-            .args(["-c", GUARD, &value])
+            .args(["-c", RESTORE_SCRIPT, &value])
             .stdin(Stdio::piped())
-            .stdout(for_guard)
+            .stdout(lock_file)
             .stderr(Stdio::null());
-        // Nobody ends it together with this process's group.
-        let guard = haul_sys::child::in_new_session(&mut command)
+        // In its own session it is not killed together with this process's group.
+        let restorer = haul_sys::child::start_in_new_session(&mut command)
             .spawn()
-            .map_err(LabError::step("starting the guard of a host setting"))?;
-        Ok(Self { name: name.into(), file, value, guard })
+            .map_err(LabError::step("starting the process that restores a host setting"))?;
+        Ok(Self { name: name.into(), file, value, restorer })
     }
 
-    /// Changes it.
+    /// Changes the value.
     pub fn set(&self, value: &str) -> Result<(), LabError> {
         fs::write(&self.file, value)
             .map_err(|source| LabError::Setting { name: self.name.clone(), source })
@@ -63,12 +66,13 @@ impl HostSetting {
 
 impl Drop for HostSetting {
     fn drop(&mut self) {
-        drop(self.guard.stdin.take());
-        // It ends by itself now; an error means that it is gone.
-        let _ = self.guard.wait();
+        drop(self.restorer.stdin.take());
+        // The restoring process ends now that its input is closed; an error means that it has ended
+        // already.
+        let _ = self.restorer.wait();
         if fs::read_to_string(&self.file).is_ok_and(|now| now.trim() != self.value) {
             eprintln!(
-                "haul: host setting {} was not put back: sysctl -w {0}={}",
+                "haul: host setting {} was not restored: run sysctl -w {0}={}",
                 self.name, self.value
             );
         }
@@ -79,7 +83,7 @@ impl Drop for HostSetting {
 mod tests {
     use super::*;
 
-    /// A setting that changes nothing anybody here relies on.
+    /// A setting that no program on a test machine depends on.
     const HARMLESS: &str = "net.core.netdev_unregister_timeout_secs";
 
     fn value() -> String {
@@ -87,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_put_back_and_has_one_holder() {
+    fn a_setting_is_restored_on_drop_and_has_one_holder() {
         let before = value();
         let setting = match HostSetting::hold(HARMLESS) {
             Ok(setting) => setting,

@@ -1,22 +1,24 @@
-//! Receive packet steering: which CPU does a host's packet work.
+//! Receive packet steering (RPS): which CPU processes a host's received packets.
 //!
-//! A veth device has no interrupt; packets would be received on the CPU that sent them. Steering hands them
-//! to the receiving host's CPU instead.
+//! A veth device has no interrupt, so packets would be processed on the CPU that sent them.
+//! Steering moves that work to the receiving host's CPU.
 
 use std::fs;
 use std::io;
 
-/// The mask that devices made later in this network namespace take (Linux 6.3; each namespace its own).
+/// Mask that devices created later in this network namespace take (Linux 6.3; one per namespace).
 const DEFAULT_MASK: &str = "/proc/sys/net/core/rps_default_mask";
 
-/// Sets the default mask of the calling thread's namespace to `cpu`. An ordinary user may do this in a
-/// namespace of his own, unlike writing `rps_cpus`. An older kernel has no such file: see [`check_or_steer`].
+/// Sets the default mask of the calling thread's namespace to `cpu`.
+///
+/// An ordinary user may do this in a namespace of their own, but may not write `rps_cpus`. An older
+/// kernel has no such file: see [`check_or_steer`].
 pub(crate) fn set_default_mask(cpu: usize) {
-    // Failure shows when the device's own mask is asked for, or is made good there.
+    // A failure is detected, and corrected where possible, by `check_or_steer`.
     let _ = fs::write(DEFAULT_MASK, mask(cpu));
 }
 
-/// Makes sure that `device` is steered to `cpu`, with the device's own `rps_cpus` where the kernel has no
+/// Verifies that `device` is steered to `cpu`; writes the device's `rps_cpus` if the kernel has no
 /// default mask.
 pub(crate) fn check_or_steer(device: &str, cpu: usize) -> io::Result<()> {
     if fs::read_to_string(DEFAULT_MASK).is_ok_and(|text| is_mask_of(&text, cpu)) {
@@ -25,8 +27,9 @@ pub(crate) fn check_or_steer(device: &str, cpu: usize) -> io::Result<()> {
     steer_by_sysfs(device, cpu)
 }
 
-/// The sysfs at `/sys` shows the devices of the namespace it was mounted in, so a private one is mounted over it, seen by
-/// the calling thread alone. Needs root.
+/// Mounts a private sysfs over `/sys`, visible to the calling thread only. Needs root.
+///
+/// A sysfs shows the devices of the namespace in which it was mounted.
 pub(crate) fn mount_own_sysfs() -> io::Result<()> {
     use rustix::mount::{MountFlags, MountPropagationFlags};
     haul_sys::namespace::unshare_mounts()?;
@@ -34,7 +37,7 @@ pub(crate) fn mount_own_sysfs() -> io::Result<()> {
     Ok(rustix::mount::mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?)
 }
 
-/// Writes `rps_cpus`, which needs root.
+/// Steers `device` by its `rps_cpus` in sysfs, which needs root.
 fn steer_by_sysfs(device: &str, cpu: usize) -> io::Result<()> {
     mount_own_sysfs()?;
     let path = format!("/sys/class/net/{device}/queues/rx-0/rps_cpus");
@@ -46,7 +49,7 @@ fn steer_by_sysfs(device: &str, cpu: usize) -> io::Result<()> {
     }
 }
 
-/// The kernel's notation for a set of one CPU: groups of 32 bits in hexadecimal, highest first.
+/// Formats the mask of one CPU as the kernel does: groups of 32 bits in hexadecimal, highest first.
 fn mask(cpu: usize) -> String {
     let mut text = format!("{:x}", 1u32 << (cpu % 32));
     for _ in 0..cpu / 32 {
@@ -66,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masks_are_written_as_the_kernel_writes_them() {
+    fn masks_are_formatted_as_the_kernel_formats_them() {
         assert_eq!(mask(0), "1");
         assert_eq!(mask(5), "20");
         assert_eq!(mask(33), "2,00000000");
@@ -74,7 +77,7 @@ mod tests {
         assert!(!is_mask_of("0\n", 0));
     }
 
-    /// The way of kernels before 6.3, on whatever kernel this is.
+    /// Tests the method for kernels before 6.3, on any kernel.
     #[test]
     fn a_device_can_be_steered_by_sysfs() {
         let lab = match crate::Lab::veth(&crate::Settings::default()) {

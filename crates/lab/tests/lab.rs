@@ -1,4 +1,4 @@
-//! The lab on the real kernel: two hosts that reach each other and nobody else, and every knob read back.
+//! Tests of the lab on the real kernel: two isolated hosts, and every setting read back.
 
 use haul_lab::{Kind, Lab, LabError, Offloads, Settings, allowed_cpus};
 use haul_sys::ethtool::{Offload, driver, offload};
@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::IpAddr;
 use std::process::Command;
 
-/// A lab, or `None` where this machine allows none; then it says so loudly.
+/// Creates a lab, or prints why this machine allows none and returns `None`.
 fn lab(settings: &Settings) -> Option<Lab> {
     match Lab::veth(settings) {
         Ok(lab) => Some(lab),
@@ -39,36 +39,39 @@ fn two_hosts_reach_each_other_and_each_has_its_cpu() {
     }
 }
 
-/// How often a CPU was woken to take packets that another CPU's steering handed to it: a line a CPU, its
-/// tenth column in hexadecimal.
-fn handed_packets(cpu: usize) -> u64 {
+/// Reads how often a CPU was woken to process packets that another CPU steered to it.
+///
+/// The file has a line for each CPU; the count is its tenth column, in hexadecimal.
+fn steering_wakeups(cpu: usize) -> u64 {
     let text = fs::read_to_string("/proc/net/softnet_stat").unwrap();
     let column = |line: &str, index: usize| {
         u64::from_str_radix(line.split(' ').nth(index).unwrap(), 16).unwrap()
     };
-    // The CPU's number is the thirteenth column (Linux 5.10); lines of CPUs that are offline are left out.
+    // The CPU's number is the thirteenth column (Linux 5.10); lines of CPUs that are offline are
+    // left out.
     text.lines().find(|line| column(line, 12) == cpu as u64).map_or(0, |line| column(line, 9))
 }
 
 #[test]
-fn packets_are_handed_to_the_host_they_arrive_at() {
+fn packets_are_processed_on_the_cpu_of_the_host_they_arrive_at() {
     let Some(lab) = lab(&Settings::default()) else { return };
-    let before = [&lab.sender, &lab.receiver].map(|host| handed_packets(host.cpu()));
+    let before = [&lab.sender, &lab.receiver].map(|host| steering_wakeups(host.cpu()));
     let (mut from, mut to) = lab.connect().unwrap();
     let received =
         std::thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
     lab.sender.run(move || from.write_all(&vec![0; 64 << 20]).unwrap()).unwrap();
     assert_eq!(received.join().unwrap(), 64 << 20);
     for (host, before) in [&lab.sender, &lab.receiver].into_iter().zip(before) {
-        let handed = handed_packets(host.cpu()) - before;
-        // Nothing but steering counts here. How often is left open: a CPU that is at work on handed packets
-        // takes the next ones without being woken, so a busy machine shows fewer for the same bytes.
-        assert!(handed > 0, "CPU {} was handed no packets", host.cpu());
+        let wakeups = steering_wakeups(host.cpu()) - before;
+        // Only steering increments this count. A CPU that is already processing steered packets
+        // takes the next ones without a wake-up, so a busy machine counts fewer for the same bytes.
+        // No minimum is asserted therefore.
+        assert!(wakeups > 0, "CPU {} received no steered packets", host.cpu());
     }
 }
 
 #[test]
-fn the_hosts_have_no_other_devices_and_vanish_with_the_lab() {
+fn the_hosts_have_their_own_devices_only() {
     let Some(lab) = lab(&Settings::default()) else { return };
     let devices =
         lab.sender.run(|| fs::read_to_string("/proc/thread-self/net/dev").unwrap()).unwrap();
@@ -79,11 +82,11 @@ fn the_hosts_have_no_other_devices_and_vanish_with_the_lab() {
     assert!(names.contains(&"haul0") && names.contains(&"lo"), "{names:?}");
     assert!(!names.contains(&"eth0"), "{names:?}");
     let own = fs::read_to_string("/proc/self/net/dev").unwrap();
-    assert!(!own.contains("haul0"), "the lab's device stands in the process's own namespace");
+    assert!(!own.contains("haul0"), "the lab's device is in the process's own namespace");
 }
 
 #[test]
-fn offloads_are_really_switched() {
+fn offloads_are_switched_on_the_device() {
     let Some(lab) = lab(&Settings::default()) else { return };
     let read = || {
         lab.sender
@@ -100,7 +103,7 @@ fn offloads_are_really_switched() {
 }
 
 #[test]
-fn the_mtu_bounds_what_a_packet_carries() {
+fn the_mtu_is_set_on_the_device_and_its_limits_are_checked() {
     for mtu in [1500, 4148] {
         let Some(lab) = lab(&Settings { mtu, cpus: None }) else { return };
         let device_mtu =
@@ -113,32 +116,33 @@ fn the_mtu_bounds_what_a_packet_carries() {
     }
 }
 
-/// Bytes and packets that a host's device has sent, as the device counts them: whole segments on a veth.
-fn sent(host: &haul_lab::Host) -> (u64, u64) {
+/// Reads the bytes and packets that a host's device has sent; on a veth a packet is a whole
+/// segment.
+fn transmit_counts(host: &haul_lab::Host) -> (u64, u64) {
     let counts = host.run(|| fs::read_to_string("/proc/thread-self/net/dev").unwrap()).unwrap();
     let line =
         counts.lines().find_map(|line| line.trim().strip_prefix("haul0:")).unwrap().to_owned();
     let column = |index: usize| line.split_whitespace().nth(index).unwrap().parse().unwrap();
-    // Eight columns of what came, then those of what went.
+    // Eight receive columns, then the transmit columns.
     (column(8), column(9))
 }
 
-/// How large the packets are that a stream makes on average.
+/// Measures the mean size of the packets of a stream.
 fn bytes_per_packet(lab: &Lab) -> u64 {
     let (mut from, mut to) = lab.connect().unwrap();
-    // One that paces makes small segments.
+    // A congestion control that paces makes small segments.
     rustix::net::sockopt::set_tcp_congestion(&from, "reno").unwrap();
-    let before = sent(&lab.sender);
+    let before = transmit_counts(&lab.sender);
     let received =
         std::thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
     lab.sender.run(move || from.write_all(&vec![0; 64 << 20]).unwrap()).unwrap();
     assert_eq!(received.join().unwrap(), 64 << 20);
-    let after = sent(&lab.sender);
+    let after = transmit_counts(&lab.sender);
     (after.0 - before.0) / (after.1 - before.1)
 }
 
 #[test]
-fn packets_grow_beyond_64_kib_where_they_may() {
+fn big_tcp_sends_packets_above_64_kib() {
     let Some(lab) = lab(&Settings::default()) else { return };
     let before = bytes_per_packet(&lab);
     assert!(before <= 1 << 16, "{before}");
@@ -150,7 +154,7 @@ fn packets_grow_beyond_64_kib_where_they_may() {
 }
 
 #[test]
-fn a_sysctl_is_set_on_one_host_alone() {
+fn a_sysctl_is_set_on_one_host_only() {
     let Some(lab) = lab(&Settings::default()) else { return };
     let file = "/proc/sys/net/ipv4/tcp_notsent_lowat";
     let read = || fs::read_to_string(file).unwrap().trim().to_owned();
@@ -164,7 +168,7 @@ fn a_sysctl_is_set_on_one_host_alone() {
 }
 
 #[test]
-fn the_link_can_be_held_at_a_rate_and_set_free() {
+fn a_rate_limit_is_set_and_removed() {
     let Some(lab) = lab(&Settings::default()) else { return };
     let qdiscs = || {
         lab.sender
@@ -184,12 +188,12 @@ fn the_link_can_be_held_at_a_rate_and_set_free() {
     if let Ok(text) = qdiscs() {
         assert!(!text.contains("tbf"), "{text}");
     }
-    // Free already: not an error.
+    // Removing a limit that is not set is not an error.
     lab.set_rate(None).unwrap();
 }
 
 #[test]
-fn a_lossy_link_drops_and_everything_still_arrives() {
+fn tcp_delivers_every_byte_over_a_lossy_link() {
     let Some(lab) = lab(&Settings::default()) else { return };
     if Command::new("nft").arg("--version").output().is_err() {
         eprintln!("SKIPPED: loss is not tested, nft (nftables) is missing");
@@ -208,11 +212,11 @@ fn a_lossy_link_drops_and_everything_still_arrives() {
     sent.join().unwrap();
     assert!(received == bytes);
     let retransmitted = lab.sender.run(retransmitted_segments).unwrap();
-    assert!(retransmitted > 0, "2 % loss and nothing had to be sent again");
+    assert!(retransmitted > 0, "2 % loss and no retransmission");
     lab.set_loss("0".parse().unwrap()).unwrap();
 }
 
-/// `RetransSegs` of the calling thread's network namespace.
+/// Reads `RetransSegs` of the calling thread's network namespace.
 fn retransmitted_segments() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
     let mut lines = text.lines().filter(|line| line.starts_with("Tcp:"));
@@ -223,7 +227,7 @@ fn retransmitted_segments() -> u64 {
 }
 
 #[test]
-fn a_program_on_a_host_sees_its_namespace_and_is_killed_on_demand() {
+fn a_program_runs_in_its_hosts_namespace_and_can_be_killed() {
     let Some(lab) = lab(&Settings::default()) else { return };
     let mut command = Command::new("cat");
     command.arg("/proc/self/net/dev").stdout(std::process::Stdio::null());
@@ -237,7 +241,7 @@ fn a_program_on_a_host_sees_its_namespace_and_is_killed_on_demand() {
 }
 
 #[test]
-fn loopback_says_what_it_costs_and_has_no_knobs() {
+fn loopback_reports_caveats_and_refuses_link_settings() {
     let lab = Lab::loopback().unwrap();
     assert_eq!(lab.kind(), Kind::Loopback);
     assert!(!lab.caveats().is_empty());

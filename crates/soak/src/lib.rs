@@ -1,25 +1,29 @@
-//! The load meter: how busy each CPU is, measured by what is left of it.
+//! A CPU load meter: measures how busy each CPU is by the time that an idle-priority thread does
+//! not get.
 //!
-//! Network work runs in interrupts that no process is charged for, so adding up processes measures the wrong
-//! thing. The [`Meter`] keeps one thread on each CPU that runs whenever nothing else wants to, and looks at
-//! what that thread loses. It loses in three ways, and each has a reading of its own:
+//! Network work runs in interrupts, which are charged to no process, so the sum over processes
+//! misses it. The [`Meter`] keeps one thread (a *spinner*) on each CPU, which runs whenever no
+//! other task needs the CPU, and measures the time that this thread loses. There are three kinds of
+//! loss, each with a reading:
 //!
-//! * **taken**: the scheduler gave the CPU to somebody else. The thread's own CPU clock tells, exactly.
-//! * **interrupted**: an interrupt, or the softirq work behind it, ran on top of the thread. On a kernel
-//!   without `CONFIG_IRQ_TIME_ACCOUNTING` the thread's CPU clock runs on meanwhile and *taken* stays blind to
-//!   it, so the thread also watches the wall clock: a jump that its loop cannot explain, and that its CPU
-//!   clock went along with, is an interrupt.
-//! * **interference**: what time it kept went slower, because others used the caches and the memory.
+//! * **taken**: the scheduler gave the CPU to another task. The thread's CPU clock measures it
+//!   exactly.
+//! * **interrupted**: an interrupt, or its softirq work, ran on top of the thread. On a kernel
+//!   without `CONFIG_IRQ_TIME_ACCOUNTING` the thread's CPU clock keeps running meanwhile, so
+//!   *taken* does not include it. Therefore the thread also reads the wall clock. A jump that its
+//!   loop cannot explain, and by which its CPU clock advanced too, is an interrupt.
+//! * **interference**: the thread ran slower in its remaining time, because other tasks used the
+//!   caches and the memory.
 //!
-//! The load is *taken* plus *interrupted*. The thread keeps its CPU from idling, so the timer tick that an
-//! idle CPU would not have interrupts it too; that is measured on a quiet machine ([`Baseline`]) and taken
-//! off again.
+//! The load is *taken* plus *interrupted*. The thread keeps its CPU from idling, so the timer tick,
+//! which an idle CPU would not have, interrupts it too. That cost is measured on a quiet machine
+//! ([`Baseline`]) and subtracted.
 //!
-//! [`Meter`] is for loads of one's own session, [`process::watch`] and [`process::during`] for the whole
-//! machine's.
+//! [`Meter`] is for loads of the same session, [`process::watch`] and [`process::during`] for the
+//! whole machine's.
 //!
-//! What the meter cannot know: what a hypervisor takes away looks like load (it is in `steal_percent`), and
-//! so does the work of any other process.
+//! Limitations: time taken by a hypervisor is counted as load (`steal_percent` reports it), and so
+//! is the work of any other process.
 
 #![forbid(unsafe_code)]
 
@@ -38,26 +42,26 @@ pub use reading::{Baseline, CpuLoad, Load};
 
 use std::io;
 
-/// Why the meter cannot run.
+/// Errors of the meter.
 #[derive(Debug, thiserror::Error)]
 pub enum SoakError {
     /// A spinner thread could not be started or set up.
     #[error("cannot put an idle-priority thread on CPU {cpu}: {source}")]
     Spinner {
-        /// Which CPU.
+        /// The CPU.
         cpu: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The meter's own process could not be started or heard.
+    /// The process that runs the spinners could not be started or read.
     #[error("{step}: {source}")]
     Process {
-        /// What was being done.
+        /// The step that failed.
         step: &'static str,
-        /// What went wrong.
+        /// The cause.
         source: io::Error,
     },
-    /// The kernel's own account could not be read.
-    #[error("cannot read /proc/stat, which the readings are checked against: {0}")]
+    /// `/proc/stat` could not be read.
+    #[error("cannot read /proc/stat, the cross-check of the readings: {0}")]
     ProcStat(io::Error),
 }

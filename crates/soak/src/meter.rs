@@ -1,4 +1,4 @@
-//! Reading all spinners at once.
+//! The load meter: reads the spinners of several CPUs together.
 
 use crate::spinner::{Counts, Spinner};
 use crate::{Baseline, ProcStat, SoakError};
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// One spinner on each of some CPUs. While it exists those CPUs never idle.
+/// A load meter with one spinner on each of its CPUs. While it exists those CPUs never idle.
 #[derive(Debug)]
 pub struct Meter {
     spinners: Vec<Spinner>,
 }
 
-/// The counters of all spinners at one moment.
+/// The counters of all spinners at one time.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub(crate) at: Instant,
@@ -20,7 +20,7 @@ pub struct Snapshot {
     pub(crate) stat: ProcStat,
 }
 
-/// What happened on each CPU between two snapshots, before any baseline is taken off.
+/// The difference between two snapshots, CPU by CPU, before any baseline is subtracted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Interval {
     /// Wall time between the snapshots.
@@ -28,7 +28,7 @@ pub struct Interval {
     pub(crate) cpus: Vec<CpuInterval>,
 }
 
-/// One CPU's share of an [`Interval`].
+/// One CPU's part of an [`Interval`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct CpuInterval {
     pub cpu: usize,
@@ -45,8 +45,8 @@ impl Meter {
         Ok(Self { spinners })
     }
 
-    /// Runs `work` while no spinner runs, to see what it does without the meter. Intervals that reach into
-    /// this time mean nothing.
+    /// Runs `work` while all spinners are paused, to observe it without the meter. Intervals that
+    /// include this time are invalid.
     pub fn paused<T>(&self, work: impl FnOnce() -> T) -> T {
         let set_paused =
             |is_paused| self.spinners.iter().for_each(|spinner| spinner.set_paused(is_paused));
@@ -56,53 +56,55 @@ impl Meter {
         result
     }
 
-    /// CPU time that the meter's own threads have used so far, which a process must not be charged for.
+    /// Returns the CPU time that the meter's threads have used so far, so that the caller can
+    /// subtract it from its process's time.
     pub fn own_cpu_time(&self) -> Duration {
         self.spinners.iter().map(|spinner| spinner.counts().own).sum()
     }
 
-    /// The kernel's numbers of the meter's own threads, which a profile must not count as work.
+    /// Lists the kernel's thread IDs of the meter's threads, which a profile must exclude.
     pub fn threads(&self) -> Vec<u32> {
-        self.spinners.iter().map(Spinner::thread).collect()
+        self.spinners.iter().map(Spinner::thread_id).collect()
     }
 
-    /// Reads all counters. Takes some microseconds and disturbs no spinner.
+    /// Reads all counters. Takes a few microseconds and disturbs no spinner.
     pub fn snapshot(&self) -> Result<Snapshot, SoakError> {
         let stat = ProcStat::read()?;
-        Ok(Snapshot { stat, ..self.glance() })
+        Ok(Snapshot { stat, ..self.read_counters() })
     }
 
-    /// What happens during `duration`, while the caller sleeps.
+    /// Measures for `duration`, while the caller sleeps.
     pub fn observe(&self, duration: Duration) -> Result<Interval, SoakError> {
         let before = self.snapshot()?;
         thread::sleep(duration);
         Ok(self.snapshot()?.since(&before))
     }
 
-    /// What happens during `duration` in slices of [`SLICE`], while the caller sleeps. They lack what
-    /// `/proc/stat` says.
+    /// Measures for `duration` in slices of [`SLICE`], while the caller sleeps. Slices lack the
+    /// figures of `/proc/stat`.
     ///
-    /// On a shared machine the hypervisor takes the CPU away in bursts that no counter of the guest shows.
-    /// They spoil a mean, but not the median of slices.
+    /// On a shared machine the hypervisor takes the CPU away in bursts that no counter of the guest
+    /// shows. They distort a mean, but not the median of slices.
     pub fn observe_slices(&self, duration: Duration) -> Vec<Interval> {
         let mut slices = Vec::new();
-        let mut last = self.glance();
+        let mut last = self.read_counters();
         let end = last.at + duration;
         while last.at < end {
             thread::sleep(SLICE);
-            let next = self.glance();
+            let next = self.read_counters();
             slices.push(next.since(&last));
             last = next;
         }
         slices
     }
 
-    /// Learns what a quiet CPU looks like, from `duration` in which the caller keeps the machine quiet.
+    /// Measures the baseline of quiet CPUs for `duration`, in which the caller must keep the
+    /// machine quiet.
     pub fn calibrate(&self, duration: Duration) -> Baseline {
         Baseline::from_quiet(&self.observe_slices(duration))
     }
 
-    fn glance(&self) -> Snapshot {
+    fn read_counters(&self) -> Snapshot {
         let at = Instant::now();
         let counts =
             self.spinners.iter().map(|spinner| (spinner.cpu(), spinner.counts())).collect();
@@ -110,11 +112,11 @@ impl Meter {
     }
 }
 
-/// The length of a slice: a whole number of timer ticks at 100, 250, 300 and 1000 Hz, or nearly.
+/// Length of a slice: a whole number of timer ticks, or nearly, at 100, 250, 300 and 1000 Hz.
 pub const SLICE: Duration = Duration::from_millis(20);
 
 impl Snapshot {
-    /// What happened between `earlier` and this, both of the same meter.
+    /// Returns the difference between `earlier` and this snapshot, both of the same meter.
     pub fn since(&self, earlier: &Self) -> Interval {
         let cpus = self
             .counts

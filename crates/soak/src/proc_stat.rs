@@ -1,58 +1,59 @@
-//! `/proc/stat`: the kernel's own account of each CPU, sampled at its timer tick.
+//! `/proc/stat`: the kernel's accounting of each CPU's time, sampled at its timer tick.
 //!
-//! It is a cross-check, not the measurement: on a kernel with tick accounting it sees only what happens to
-//! run when the tick comes, in steps of 10 ms, and charges the whole step to it.
+//! It is a cross-check, not the measurement. On a kernel with tick accounting it samples the task
+//! that runs at the tick, every 10 ms, and charges the whole 10 ms to that task.
 
 use crate::SoakError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 
-/// Ticks of one CPU by what the kernel says they went to.
+/// Ticks of one CPU by kind of work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuTimes {
-    /// Ordinary user mode.
+    /// User mode at nice 0 or below.
     pub user: u64,
-    /// User mode at a positive nice value: the meter's spinner, mostly.
+    /// User mode at a positive nice value: mostly the meter's spinner.
     pub nice: u64,
     /// Kernel mode.
     pub system: u64,
-    /// Idle, and idle while waiting for a disk.
+    /// Idle, including idle while waiting for a disk.
     pub idle: u64,
     /// Hard interrupts.
     pub irq: u64,
     /// Softirqs.
     pub softirq: u64,
-    /// Taken by the hypervisor.
+    /// Steal: taken by the hypervisor.
     pub steal: u64,
 }
 
 impl CpuTimes {
-    /// All ticks. Guest time is part of `user` already.
+    /// Returns the sum of all ticks. Guest time is part of `user` already.
     pub fn total(&self) -> u64 {
         let all =
             [self.user, self.nice, self.system, self.idle, self.irq, self.softirq, self.steal];
         all.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// What passed between `earlier` and this. A counter that went back (idle may, on some kernels) counts as
-    /// none.
+    /// Returns the difference between `earlier` and this. A counter that decreased (idle may, on
+    /// some kernels) counts as 0.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
-        let less = u64::saturating_sub;
+        let difference = u64::saturating_sub;
         Self {
-            user: less(self.user, earlier.user),
-            nice: less(self.nice, earlier.nice),
-            system: less(self.system, earlier.system),
-            idle: less(self.idle, earlier.idle),
-            irq: less(self.irq, earlier.irq),
-            softirq: less(self.softirq, earlier.softirq),
-            steal: less(self.steal, earlier.steal),
+            user: difference(self.user, earlier.user),
+            nice: difference(self.nice, earlier.nice),
+            system: difference(self.system, earlier.system),
+            idle: difference(self.idle, earlier.idle),
+            irq: difference(self.irq, earlier.irq),
+            softirq: difference(self.softirq, earlier.softirq),
+            steal: difference(self.steal, earlier.steal),
         }
     }
 
-    /// The load that the kernel claims, in percent: everything but idle, steal and the meter's own spinner, which is niced and
-    /// had `own_percent` of the time.
+    /// Returns the load in percent: everything but idle, steal and the meter's own spinner.
+    ///
+    /// The spinner is niced and had `own_percent` of the time.
     pub fn load_percent(&self, own_percent: f64) -> f64 {
         let unniced = [self.user, self.system, self.irq, self.softirq]
             .into_iter()
@@ -60,7 +61,7 @@ impl CpuTimes {
         percent(unniced, self.total()) + (percent(self.nice, self.total()) - own_percent).max(0.0)
     }
 
-    /// The share that the hypervisor took, in percent.
+    /// Returns the share that the hypervisor took, in percent.
     pub fn steal_percent(&self) -> f64 {
         percent(self.steal, self.total())
     }
@@ -70,7 +71,7 @@ fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
 }
 
-/// Every CPU's times.
+/// The times of every CPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProcStat(pub BTreeMap<usize, CpuTimes>);
 
@@ -80,21 +81,21 @@ impl ProcStat {
         fs::read_to_string("/proc/stat").map(|text| Self::parse(&text)).map_err(SoakError::ProcStat)
     }
 
-    /// Reads the `cpuN` lines of such a text; other lines, and lines that make no sense, are passed over.
+    /// Parses the `cpuN` lines of `/proc/stat`; other lines and malformed lines are skipped.
     pub fn parse(text: &str) -> Self {
         Self(text.lines().filter_map(parse_line).collect())
     }
 }
 
 fn parse_line(line: &str) -> Option<(usize, CpuTimes)> {
-    let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
+    let mut columns = line.strip_prefix("cpu")?.split_ascii_whitespace();
     if !line.as_bytes().get(3)?.is_ascii_digit() {
         return None;
     }
-    let cpu = words.next()?.parse().ok()?;
-    let mut next = || words.next()?.parse::<u64>().ok();
+    let cpu = columns.next()?.parse().ok()?;
+    let mut next = || columns.next()?.parse::<u64>().ok();
     let (user, nice, system, idle) = (next()?, next()?, next()?, next()?);
-    // Columns that old kernels lack count as none.
+    // Columns that old kernels lack count as 0.
     let (iowait, irq, softirq, steal) =
         (next().unwrap_or(0), next().unwrap_or(0), next().unwrap_or(0), next().unwrap_or(0));
     Some((
@@ -109,15 +110,16 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_lines_of_the_cpus_are_read() {
+    fn cpu_lines_are_parsed() {
         let stat = ProcStat::parse(
-            "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\ncpu12 1 0 0 3\nintr 5 0\ncpux 1 2 3 4\n",
+            "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\ncpu12 1 0 0 3\nintr 5 0\n\
+             cpux 1 2 3 4\n",
         );
         let first = CpuTimes { user: 1, nice: 2, system: 3, idle: 9, irq: 6, softirq: 7, steal: 8 };
         let second = CpuTimes { user: 1, idle: 3, ..CpuTimes::default() };
         assert_eq!(stat.0, BTreeMap::from([(0, first), (12, second)]));
         assert!((second.load_percent(0.0) - 25.0).abs() < 1e-9);
-        // 60 % niced, of which the spinner had 40: a niced program had the rest.
+        // 60 % niced, of which the spinner used 40: another niced program used the rest.
         let niced = CpuTimes { user: 10, nice: 60, idle: 30, ..CpuTimes::default() };
         assert!((niced.load_percent(40.0) - 30.0).abs() < 1e-9);
         assert!((niced.load_percent(60.5) - 10.0).abs() < 1e-9);
@@ -130,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_safe(text in "(cpu|[0-9 \n]){0,80}") {
+        fn any_text_is_safe_to_parse(text in "(cpu|[0-9 \n]){0,80}") {
             let _ = ProcStat::parse(&text);
         }
     }

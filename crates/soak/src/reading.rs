@@ -1,16 +1,17 @@
-//! From counters to load.
+//! Computes the load from the counters.
 
 use crate::meter::{CpuInterval, Interval};
 use crate::weight::{ORDINARY_WEIGHT, SPINNER_WEIGHT};
 use serde::{Deserialize, Serialize};
 
-/// The most that an assumed baseline may take off, in points. A timer tick of 1000 Hz costs a guest about
-/// this.
+/// The most that an assumed baseline may subtract: one percentage point. A timer tick of 1000 Hz
+/// costs a guest about this.
 const ASSUMED_BASELINE_MAX: f64 = 0.01;
-/// A spinner that kept less than this share of its CPU has too little left to judge its speed by.
+/// The least share of its CPU that a spinner must have kept for a speed reading.
 const SPEED_SHARE_MIN: f64 = 0.05;
 
-/// What a quiet CPU does to its spinner: the timer tick that interrupts it, and the speed it reaches.
+/// The effect of a quiet CPU on its spinner: interruption by the timer tick, and the speed it
+/// reaches.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Baseline {
     cpus: Vec<CpuBaseline>,
@@ -21,42 +22,43 @@ struct CpuBaseline {
     cpu: usize,
     /// Share of the spinner's own time that interrupts took.
     interrupted: f64,
-    /// Cache lines dirtied per second of undisturbed own time.
+    /// Cache lines dirtied per second of uninterrupted own time.
     speed: f64,
-    /// Share of the CPU that others took while it should have been quiet.
+    /// Share of the CPU that other tasks took while it should have been quiet.
     taken: f64,
 }
 
-/// One CPU's readings, all in percent of wall time.
+/// One CPU's readings, in percent of wall time unless noted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CpuLoad {
-    /// Which CPU.
+    /// The CPU.
     pub cpu: usize,
-    /// Taken plus interrupted: how busy it was.
+    /// Taken plus interrupted, the CPU's load.
     pub load_percent: f64,
-    /// The part that the scheduler gave to others.
+    /// The part that the scheduler gave to other tasks.
     pub taken_percent: f64,
-    /// The part that interrupts took on top of the spinner, beyond the quiet baseline.
+    /// The part that interrupts took from the spinner, beyond the quiet baseline.
     pub interrupted_percent: f64,
-    /// How much slower the spinner's remaining time went, `None` when too little remained to tell.
+    /// Slowdown of the spinner's remaining time against the baseline, in percent; `None` if too
+    /// little remained.
     pub interference_percent: Option<f64>,
-    /// What `/proc/stat` claims for the same time.
+    /// Load of the same time by `/proc/stat`.
     pub proc_stat_percent: f64,
-    /// What the hypervisor took, by `/proc/stat`.
+    /// Share that the hypervisor took, by `/proc/stat`.
     pub steal_percent: f64,
 }
 
-/// Every measured CPU's readings.
+/// The readings of every measured CPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Load {
     /// Wall time in seconds.
     pub seconds: f64,
-    /// One entry a CPU, in the order the meter was given.
+    /// One entry for each CPU, in the order in which the meter was given them.
     pub cpus: Vec<CpuLoad>,
 }
 
 impl Baseline {
-    /// From slices of a time in which the machine was quiet: the median slice, CPU by CPU.
+    /// Computes the baseline of a quiet time: the median of the slices, CPU by CPU.
     pub(crate) fn from_quiet(slices: &[Interval]) -> Self {
         let Some(first) = slices.first() else { return Self::default() };
         let cpus = (0..first.cpus.len())
@@ -79,18 +81,21 @@ impl Baseline {
         Self { cpus }
     }
 
-    /// From a machine that nobody can keep quiet: the least disturbed of several intervals, CPU by CPU.
+    /// Estimates the baseline of a machine that cannot be kept quiet: the least disturbed of
+    /// several intervals, CPU by CPU.
     ///
-    /// A steady stream of interrupts would hide in it, so it never takes off more than one point.
-    pub(crate) fn assumed_from(intervals: &[Interval]) -> Option<Self> {
-        let mut assumed = intervals.chunks(1).map(Self::from_quiet).reduce(Self::least_of)?;
+    /// A steady stream of interrupts would be hidden in it, so it never subtracts more than one
+    /// point.
+    pub(crate) fn from_least_disturbed(intervals: &[Interval]) -> Option<Self> {
+        let mut assumed =
+            intervals.chunks(1).map(Self::from_quiet).reduce(Self::least_disturbed)?;
         for cpu in &mut assumed.cpus {
             cpu.interrupted = cpu.interrupted.min(ASSUMED_BASELINE_MAX);
         }
         Some(assumed)
     }
 
-    fn least_of(mut self, other: Self) -> Self {
+    fn least_disturbed(mut self, other: Self) -> Self {
         for (one, other) in self.cpus.iter_mut().zip(other.cpus) {
             one.interrupted = one.interrupted.min(other.interrupted);
             one.speed = one.speed.max(other.speed);
@@ -99,7 +104,7 @@ impl Baseline {
         self
     }
 
-    /// The middle of two baselines, taken before and after what they frame.
+    /// Returns the mean of two baselines, taken before and after a measurement.
     #[must_use]
     pub fn middle(&self, other: &Self) -> Self {
         let cpus = self
@@ -116,10 +121,12 @@ impl Baseline {
         Self { cpus }
     }
 
-    /// How much the quiet speed of the CPUs changed from this baseline to `later`, in percent, the worst
-    /// CPU's: the CPU's frequency or the machine's neighbours moved.
+    /// Returns the largest change of a CPU's quiet speed from this baseline to `later`, in percent.
+    ///
+    /// It changes with the CPU's frequency and with the load of other guests.
     pub fn drift_percent(&self, later: &Self) -> f64 {
-        // A spinner that had no time at all has no speed: others were in the way, which is told elsewhere.
+        // A spinner without any time has no speed: other tasks took the CPU, which other readings
+        // report.
         let drift = |(one, other): (&CpuBaseline, &CpuBaseline)| {
             if one.speed > 0.0 && other.speed > 0.0 {
                 100.0 * (other.speed / one.speed - 1.0)
@@ -134,24 +141,27 @@ impl Baseline {
             .fold(0.0, |worst: f64, next| if next.abs() > worst.abs() { next } else { worst })
     }
 
-    /// The most that other processes took of a CPU that should have been quiet, in percent.
+    /// Returns the largest share that other processes took of a CPU that should have been quiet, in
+    /// percent.
     pub fn disturbance_percent(&self) -> f64 {
         100.0 * self.cpus.iter().map(|cpu| cpu.taken).fold(0.0, f64::max)
     }
 
-    /// What other processes took of all CPUs together while they should have been quiet; 100 is one CPU.
+    /// Returns the share that other processes took of all CPUs while they should have been quiet;
+    /// 100 is one CPU.
     pub fn taken_percent(&self) -> f64 {
         100.0 * self.cpus.iter().map(|cpu| cpu.taken).sum::<f64>()
     }
 
-    /// What other processes took of one CPU while it should have been quiet, in percent.
+    /// Returns the share that other processes took of one CPU while it should have been quiet, in
+    /// percent.
     pub fn disturbance_percent_of(&self, cpu: usize) -> f64 {
         self.cpus.iter().find(|quiet| quiet.cpu == cpu).map_or(0.0, |quiet| 100.0 * quiet.taken)
     }
 }
 
 impl Interval {
-    /// The load in this interval, with what `baseline` explains taken off.
+    /// Computes the load in this interval, with the baseline subtracted.
     pub fn load(&self, baseline: &Baseline) -> Load {
         let wall = self.wall.as_secs_f64();
         let cpus = self
@@ -181,39 +191,42 @@ impl Interval {
     }
 }
 
-/// How far readings of a quiet machine differ: what the hypervisor and the tick do to them.
+/// Resolution of the readings: how far they differ on a quiet machine, because of the hypervisor
+/// and the tick.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Resolution(pub f64);
 
 impl Resolution {
-    /// Slices without which nothing is known.
+    /// The least number of slices for an estimate.
     const SLICES_MIN: usize = 8;
 
-    /// By how many points the load differs among the quietest quarter of the slices, of the CPU where that is most.
+    /// Computes by how many points the load differs among the quietest quarter of the slices, for
+    /// the CPU where it differs most.
     pub(crate) fn of(slices: &[Interval], baseline: &Baseline) -> Option<Self> {
         if slices.len() < Self::SLICES_MIN {
             return None;
         }
-        let loads: Vec<Load> = slices
-            .iter()
-            .map(|slice| slice.load(baseline).with_a_fair_share_given_back())
-            .collect();
-        let of_cpu = |index: usize| {
-            let mut of_slices: Vec<f64> =
+        let loads: Vec<Load> =
+            slices.iter().map(|slice| slice.load(baseline).corrected_for_spinner_share()).collect();
+        let spread_of_cpu = |index: usize| {
+            let mut slice_loads: Vec<f64> =
                 loads.iter().map(|load| load.cpus[index].load_percent).collect();
-            of_slices.sort_by(f64::total_cmp);
-            of_slices[of_slices.len() / 4] - of_slices[0]
+            slice_loads.sort_by(f64::total_cmp);
+            slice_loads[slice_loads.len() / 4] - slice_loads[0]
         };
-        Some(Self((0..loads[0].cpus.len()).map(of_cpu).fold(0.0, f64::max)))
+        Some(Self((0..loads[0].cpus.len()).map(spread_of_cpu).fold(0.0, f64::max)))
     }
 }
 
 impl Load {
-    /// Gives back what spinners of the least weight take of a full CPU by the scheduler's fairness: their weight's share,
-    /// 1.4 %. What a spinner has beyond that is idle time. Between once and twice its share the two cannot be separated, and
-    /// the corrected reading is interpolated linearly from 100 % to the uncorrected one.
+    /// Corrects the readings of full CPUs for the spinners' share of CPU time.
+    ///
+    /// The scheduler's fairness gives spinners of the least weight 1.4 % of a full CPU: their
+    /// weight's share. CPU time beyond that is idle time. Between once and twice that share the two
+    /// cannot be separated, so the corrected reading is interpolated linearly from 100 % to the
+    /// uncorrected one.
     #[must_use]
-    pub(crate) fn with_a_fair_share_given_back(mut self) -> Self {
+    pub(crate) fn corrected_for_spinner_share(mut self) -> Self {
         const FAIR_PERCENT: f64 = 100.0 * SPINNER_WEIGHT / (SPINNER_WEIGHT + ORDINARY_WEIGHT);
         for cpu in &mut self.cpus {
             let own_percent = 100.0 - cpu.taken_percent;
@@ -225,19 +238,21 @@ impl Load {
         self
     }
 
-    /// The median of the loads of slices, reading by reading: what is steady in them, without the bursts.
-    /// What `/proc/stat` says is not in slices and comes from `whole`.
+    /// Returns the median of the loads of slices, reading by reading, so that bursts have no
+    /// effect.
+    ///
+    /// Slices lack the figures of `/proc/stat`, which come from `whole`.
     pub fn median_of(slices: &[Self], whole: &Self) -> Self {
         let cpus = whole
             .cpus
             .iter()
             .enumerate()
             .map(|(index, &cpu)| {
-                let of = |reading: fn(&CpuLoad) -> f64| {
+                let median_of = |reading: fn(&CpuLoad) -> f64| {
                     median(slices.iter().map(|slice| reading(&slice.cpus[index])).collect())
                 };
                 let (taken_percent, interrupted_percent) =
-                    (of(|cpu| cpu.taken_percent), of(|cpu| cpu.interrupted_percent));
+                    (median_of(|cpu| cpu.taken_percent), median_of(|cpu| cpu.interrupted_percent));
                 let load_percent = (taken_percent + interrupted_percent).clamp(0.0, 100.0);
                 CpuLoad { load_percent, taken_percent, interrupted_percent, ..cpu }
             })
@@ -245,39 +260,40 @@ impl Load {
         Self { seconds: whole.seconds, cpus }
     }
 
-    /// The readings of one CPU.
+    /// Returns the readings of one CPU.
     pub fn of(&self, cpu: usize) -> Option<&CpuLoad> {
         self.cpus.iter().find(|load| load.cpu == cpu)
     }
 
-    /// The mean over the measured CPUs, in percent.
+    /// Returns the mean load of the measured CPUs, in percent.
     pub fn total_percent(&self) -> f64 {
         share(self.cpus.iter().map(|cpu| cpu.load_percent).sum(), self.cpus.len() as f64)
     }
 
-    /// The sum over the measured CPUs, of which 100 is one. What a CPU reads below nothing makes up for what another reads
-    /// above, so that noise does not add up.
+    /// Returns the sum of the loads of the measured CPUs; 100 is one CPU.
+    ///
+    /// A CPU's negative reading offsets the positive reading of another, so noise does not add up.
     pub fn whole_percent(&self) -> f64 {
         self.cpus.iter().map(|cpu| cpu.taken_percent + cpu.interrupted_percent).sum()
     }
 
-    /// The CPU time that all this load came to, in seconds.
+    /// Returns the CPU time of all this load, in seconds.
     pub fn cpu_seconds(&self) -> f64 {
         self.seconds * self.cpus.iter().map(|cpu| cpu.load_percent / 100.0).sum::<f64>()
     }
 
-    /// The largest share that the hypervisor took of any CPU, in percent.
+    /// Returns the largest share that the hypervisor took of any CPU, in percent.
     pub fn steal_percent(&self) -> f64 {
         self.cpus.iter().map(|cpu| cpu.steal_percent).fold(0.0, f64::max)
     }
 }
 
-/// Lines dirtied per second of time that the spinner really had.
+/// Cache lines dirtied per second of uninterrupted time of the spinner.
 fn speed(cpu: &CpuInterval) -> f64 {
     share(cpu.work as f64, cpu.own.saturating_sub(cpu.interrupted).as_secs_f64())
 }
 
-/// The middle value, 0 of none.
+/// Returns the median, or 0 if there are no values.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
@@ -306,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn load_is_what_was_taken_and_what_was_interrupted_beyond_the_tick() {
+    fn load_is_taken_plus_interrupted_beyond_the_baseline() {
         let quiet = Baseline::from_quiet(&[interval(1000, 10, 990)]);
         let load = interval(500, 105, 395).load(&quiet);
         let cpu = load.of(3).unwrap();
@@ -318,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn slower_work_in_the_time_kept_is_interference_and_not_load() {
+    fn slower_work_in_the_remaining_time_is_interference_and_not_load() {
         let quiet = Baseline::from_quiet(&[interval(1000, 0, 1000)]);
         let load = interval(500, 0, 400).load(&quiet);
         let cpu = load.of(3).unwrap();
@@ -328,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_in_one_slice_moves_neither_a_baseline_nor_a_median() {
+    fn a_burst_in_one_slice_changes_neither_a_baseline_nor_a_median() {
         let slices = [interval(1000, 8, 990), interval(1000, 300, 700), interval(1000, 8, 990)];
         let quiet = Baseline::from_quiet(&slices);
         assert_eq!(quiet, Baseline::from_quiet(&slices[..1]));
@@ -337,18 +353,19 @@ mod tests {
     }
 
     #[test]
-    fn an_assumed_baseline_never_hides_more_than_a_point() {
+    fn an_assumed_baseline_subtracts_at_most_one_point() {
         let assumed =
-            Baseline::assumed_from(&[interval(1000, 90, 1), interval(1000, 80, 1)]).unwrap();
+            Baseline::from_least_disturbed(&[interval(1000, 90, 1), interval(1000, 80, 1)])
+                .unwrap();
         let load = interval(1000, 85, 1).load(&assumed);
         assert!((load.of(3).unwrap().load_percent - 7.5).abs() < 1e-9);
     }
 
     #[test]
-    fn a_full_cpu_reads_full_and_an_almost_idle_one_as_it_is() {
+    fn a_full_cpu_reads_100_percent_and_an_idle_cpu_is_not_corrected() {
         let quiet = Baseline::from_quiet(&[interval(1000, 0, 1000)]);
         let read = |own_ms| {
-            let load = interval(own_ms, 0, 0).load(&quiet).with_a_fair_share_given_back();
+            let load = interval(own_ms, 0, 0).load(&quiet).corrected_for_spinner_share();
             load.of(3).unwrap().load_percent
         };
         assert!((read(0) - 100.0).abs() < 1e-9 && (read(14) - 100.0).abs() < 1e-9, "{}", read(14));
@@ -357,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn the_resolution_is_what_quiet_slices_differ_by() {
+    fn the_resolution_is_the_spread_of_the_quietest_slices() {
         let quiet = Baseline::from_quiet(&[interval(1000, 0, 1000)]);
         let busy = (0..6).map(|_| interval(300, 0, 300));
         let slices: Vec<Interval> =
@@ -371,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_is_the_worst_cpus() {
+    fn drift_is_that_of_the_worst_cpu() {
         let before = Baseline::from_quiet(&[interval(1000, 0, 1000)]);
         let after = Baseline::from_quiet(&[interval(1000, 0, 900)]);
         assert!((before.drift_percent(&after) + 10.0).abs() < 1e-9);

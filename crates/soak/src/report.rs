@@ -1,49 +1,54 @@
-//! What `haul soak` reports, and what a reader of it should know.
+//! The report of `haul soak` and its warnings.
 
 use crate::{CpuLoad, Load};
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// The contract's name and version. A field that is added keeps the version; one that changes or goes does
-/// not.
+/// Name and version of the report's schema.
+///
+/// Adding a field keeps the version; changing or removing a field increases it.
 pub const SCHEMA: &str = "haul.soak/1";
 
-/// Steal beyond this is worth a word.
-const STEAL_PERCENT: f64 = 1.0;
-/// `/proc/stat` may differ by this many points before it is worth a word.
-const DISAGREEMENT_POINTS: f64 = 3.0;
-/// `getrusage` may miss this share of the load before it is worth a word.
-const UNCHARGED: f64 = 0.10;
+/// Steal above this share, in percent, causes a warning.
+const STEAL_PERCENT_MIN: f64 = 1.0;
+/// A difference from `/proc/stat` above this, in percentage points, causes a warning.
+const DISAGREEMENT_POINTS_MIN: f64 = 3.0;
+/// Load above this share that `getrusage` does not report causes a warning.
+const UNCHARGED_SHARE_MIN: f64 = 0.10;
 
-/// The result.
+/// The result of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SoakReport {
     /// [`SCHEMA`].
     pub schema: String,
-    /// Wall time.
+    /// Wall time of the measurement.
     pub seconds: f64,
     /// The mean load of the measured CPUs.
     pub total_load_percent: f64,
-    /// The CPU time that the load came to.
+    /// The CPU time of the whole load.
     pub cpu_seconds: f64,
-    /// Each CPU's readings.
+    /// Readings of each CPU.
     pub cpus: Vec<CpuLoad>,
-    /// By how many points readings differ in the quietest quarter of the time: what less than that differs by was not
-    /// measured. `null` for less than a second.
+    /// Resolution in percentage points: by how much readings differ in the quietest quarter of the
+    /// time.
+    ///
+    /// Smaller differences were not measured. `null` for less than a second.
     #[serde(default)]
     pub resolution_percent: Option<f64>,
-    /// What `getrusage` charged the program and its descendants; `null` without one.
+    /// CPU time that `getrusage` charged to the program and its descendants; `null` without a
+    /// program.
     pub rusage_cpu_seconds: Option<f64>,
-    /// What to know about the figures.
+    /// Conditions that affect the figures.
     pub warnings: Vec<Warning>,
 }
 
-/// What a reader of the figures should know.
+/// A condition that affects the figures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// `interrupted`, `late`, `steal`, `accounts-disagree`, `uncharged`, `control-group`, `starved-control-group`.
+    /// `interrupted`, `late`, `steal`, `accounts-disagree`, `uncharged`, `control-group`,
+    /// `starved-control-group`.
     pub kind: String,
-    /// In words.
+    /// Description for a reader.
     pub detail: String,
 }
 
@@ -74,37 +79,40 @@ impl SoakReport {
             ..
         } in &self.cpus
         {
-            if steal_percent > STEAL_PERCENT {
+            if steal_percent > STEAL_PERCENT_MIN {
                 warn(
                     "steal",
                     format!(
-                        "the hypervisor took {steal_percent:.1} % of CPU {cpu}; it is counted as load"
+                        "the hypervisor took {steal_percent:.1} % of CPU {cpu}, which is counted \
+                         as load"
                     ),
                 );
             }
-            if (load_percent - proc_stat_percent).abs() > DISAGREEMENT_POINTS {
+            if (load_percent - proc_stat_percent).abs() > DISAGREEMENT_POINTS_MIN {
                 let why = if interrupted_percent > taken_percent {
                     "most of it is interrupt work, which the kernel samples at its tick"
                 } else {
-                    "the kernel samples at its tick what runs at that moment"
+                    "the kernel charges each tick to the task that runs at the tick"
                 };
                 warn(
                     "accounts-disagree",
                     format!(
-                        "CPU {cpu}: the meter reads {load_percent:.1} %, /proc/stat {proc_stat_percent:.1} %: {why}"
+                        "CPU {cpu}: the meter reads {load_percent:.1} %, /proc/stat \
+                         {proc_stat_percent:.1} %: {why}"
                     ),
                 );
             }
         }
         if let Some(charged) = self.rusage_cpu_seconds
-            && charged < (1.0 - UNCHARGED) * self.cpu_seconds
+            && charged < (1.0 - UNCHARGED_SHARE_MIN) * self.cpu_seconds
         {
             let (seconds, uncharged) = (self.cpu_seconds, 1.0 - charged / self.cpu_seconds);
             warn(
                 "uncharged",
                 format!(
-                    "the machine used {seconds:.3} CPU-seconds meanwhile, of which {:.0} % were charged to no process of the \
-                     program: interrupts, kernel threads, other programs",
+                    "the machine used {seconds:.3} CPU-seconds meanwhile, of which {:.0} % were \
+                     charged to no process of the program: interrupts, kernel threads, other \
+                     programs",
                     100.0 * uncharged
                 ),
             );
@@ -113,8 +121,9 @@ impl SoakReport {
             warn(
                 "control-group",
                 format!(
-                    "the meter runs in control group {group}, which has a CPU weight of its own: programs of other \
-                     groups that fill a CPU share it with the meter and read low (run it in the root group)"
+                    "the meter runs in control group {group}, which has a CPU weight of its own: \
+                     programs of other groups that fill a CPU share it with the meter, and their \
+                     load reads low (run the meter in the root group)"
                 ),
             );
         }
@@ -122,17 +131,19 @@ impl SoakReport {
     }
 }
 
-/// The control group of this process, if it competes with others by a weight of its own: in version 2 (Linux 4.15) one that
-/// has a weight, in version 1 any but the first.
+/// Returns the control group of this process if it competes with other groups by a weight of its
+/// own.
+///
+/// In version 2 (Linux 4.15) that is a group with a weight, in version 1 any but the root group.
 fn weighted_control_group() -> Option<String> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let of_version_1 = groups.lines().find_map(|line| {
+    let v1_group = groups.lines().find_map(|line| {
         let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
         (controllers.split(',').any(|name| name == "cpu") && group != "/").then(|| group.to_owned())
     });
-    let of_version_2 = || {
+    let v2_group = || {
         let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?.to_owned();
         fs::exists(format!("/sys/fs/cgroup{group}/cpu.weight")).ok()?.then_some(group)
     };
-    of_version_1.or_else(of_version_2)
+    v1_group.or_else(v2_group)
 }

@@ -1,21 +1,24 @@
-//! Child processes: one that does not outlive its parent, one in a session of its own, one that is a copy.
+//! Child processes that die with their parent, start in a session of their own, or are a forked
+//! copy.
 
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Has the kernel kill the child when the *thread* that spawns it ends, however it ends (`PR_SET_PDEATHSIG`).
+/// Kills the child when the *thread* that spawned it ends, for whatever reason
+/// (`PR_SET_PDEATHSIG`).
 ///
-/// The signal is tied to the spawning thread, not to the process: that thread must stay until the child is
-/// done. A child that changes its own credentials (a set-user-ID program) loses the setting.
+/// The signal is tied to the spawning thread, not to the process: that thread must live until the
+/// child is done. A child that changes its own credentials (a set-user-ID program) loses the
+/// setting.
 pub fn dies_with_parent(command: &mut Command) -> &mut Command {
     let parent = rustix::process::getpid();
-    // SAFETY: the closure runs between fork and exec and makes two async-signal-safe system calls; it
-    // neither allocates nor locks.
+    // SAFETY: the closure runs between fork and exec and makes two async-signal-safe system calls.
+    // It neither allocates nor locks.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-            // A parent that ended before that has sent no signal.
+            // A parent that ended before the call above sends no signal.
             if rustix::process::getppid() == Some(parent) {
                 Ok(())
             } else {
@@ -25,19 +28,24 @@ pub fn dies_with_parent(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Has the child start in a new session, and so in a scheduling autogroup of its own where there are any.
-pub fn in_new_session(command: &mut Command) -> &mut Command {
-    // SAFETY: as above; setsid is async-signal-safe and cannot fail for a child that leads no group.
+/// Starts the child in a new session, and so in a scheduling autogroup of its own where the kernel
+/// has them.
+pub fn start_in_new_session(command: &mut Command) -> &mut Command {
+    // SAFETY: as above; setsid is async-signal-safe and cannot fail for a child that leads no
+    // group.
     unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(io::Error::from)) }
 }
 
-/// Forks, runs `work` in the child and waits for it; returns the child's exit code, which is what `work` returned.
+/// Forks, runs `work` in the child and waits for it; returns the child's exit code, which `work`
+/// returned.
 ///
-/// For tests of what a forked child may do. The child has this thread alone: `work` must not wait for another one, and
-/// a lock that another held stays held.
+/// Returns `None` if a signal ended the child. For tests of operations that a forked child may
+/// perform. The child has only this thread: `work` must not wait for another thread, and a lock
+/// that another thread held stays locked.
 pub fn in_forked_child(work: impl FnOnce() -> i32) -> io::Result<Option<i32>> {
-    // SAFETY: the child continues on a copy of this thread's memory, in which all references stay valid; glibc makes its
-    // own locks usable again. It leaves by `_exit`, so that nothing of the parent's is run or dropped twice.
+    // SAFETY: the child continues on a copy of this thread's memory, in which all references stay
+    // valid; glibc makes its own locks usable again. The child leaves by `_exit`, so nothing of the
+    // parent's is run or dropped twice.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
@@ -47,8 +55,11 @@ pub fn in_forked_child(work: impl FnOnce() -> i32) -> io::Result<Option<i32>> {
         }
         child => {
             let mut status = 0;
-            // SAFETY: `status` is a valid place for the result.
-            crate::checked(|| unsafe { libc::waitpid(child, &raw mut status, 0) } as libc::ssize_t)?;
+            crate::syscall(|| {
+                // SAFETY: `status` is a valid place for the result.
+                let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+                ended as libc::ssize_t
+            })?;
             Ok(libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)))
         }
     }

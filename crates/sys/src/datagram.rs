@@ -1,4 +1,4 @@
-//! Datagrams sent many at a time (UDP segmentation offload, Linux 4.18).
+//! `sendmsg` and `sendmmsg` with UDP segmentation offload (Linux 4.18) and `MSG_ZEROCOPY`.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 const SOL_UDP: libc::c_int = 17;
 const UDP_SEGMENT: libc::c_int = 103;
 
-/// One control message with a 16-bit value, laid out as the kernel reads it.
+/// A control message with a 16-bit value, in the kernel's layout.
 #[repr(C)]
 struct SegmentControl {
     header: libc::cmsghdr,
@@ -16,20 +16,29 @@ struct SegmentControl {
 }
 const _: () = assert!(size_of::<SegmentControl>() == size_of::<libc::cmsghdr>() + 8);
 
-/// How a datagram is sent.
+/// Options of [`send`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Datagrams {
-    /// Cut what is sent into datagrams of so many bytes, the last one shorter; `None` for a single one.
+    /// Splits the bytes into datagrams of this size, the last one shorter (`UDP_SEGMENT`); `None`
+    /// sends them unsplit.
     pub segment_bytes: Option<u16>,
-    /// `MSG_ZEROCOPY`: the kernel keeps the pages until it queues a notice ([`crate::error_queue`]).
+    /// `MSG_ZEROCOPY`: the kernel uses the pages until it queues a completion
+    /// ([`crate::error_queue`]).
     pub zerocopy: bool,
 }
 
-/// Sends `bytes` from a connected datagram socket, all or nothing.
+/// Sends `bytes` on a connected socket with `sendmsg`; returns the bytes accepted.
 ///
-/// `EINVAL` or `EMSGSIZE` where it is more than 64 KiB, more segments than the kernel takes (64; 128 since
-/// 6.9), or a segment is larger than the MTU carries; `EIO` where the device cannot compute checksums.
-pub fn send(socket: impl AsFd, bytes: &[u8], how: Datagrams) -> io::Result<usize> {
+/// A datagram socket sends all of them or none. A stream socket may accept fewer.
+///
+/// On a datagram socket, `EINVAL` or `EMSGSIZE` is returned in three cases:
+///
+/// * more than 64 KiB,
+/// * more segments than the kernel accepts (64; 128 since Linux 6.9),
+/// * a segment larger than the MTU carries.
+///
+/// `EIO` if the device cannot compute checksums.
+pub fn send(socket: impl AsFd, bytes: &[u8], options: Datagrams) -> io::Result<usize> {
     let fd = socket.as_fd().as_raw_fd();
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = SegmentControl {
@@ -38,41 +47,44 @@ pub fn send(socket: impl AsFd, bytes: &[u8], how: Datagrams) -> io::Result<usize
             cmsg_level: SOL_UDP,
             cmsg_type: UDP_SEGMENT,
         },
-        segment_bytes: how.segment_bytes.unwrap_or(0),
+        segment_bytes: options.segment_bytes.unwrap_or(0),
         padding: [0; 6],
     };
     // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
-    if how.segment_bytes.is_some() {
+    if options.segment_bytes.is_some() {
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = size_of::<SegmentControl>() as _;
     }
-    let flags = libc::MSG_NOSIGNAL | if how.zerocopy { libc::MSG_ZEROCOPY } else { 0 };
-    // SAFETY: `message` names `bytes`, which the kernel only reads, and a control message of the stated
-    // length; all outlive the call. With MSG_ZEROCOPY it reads on from pages it holds references to, so that
-    // freeing them cannot give them to anyone else while it does.
-    crate::checked(|| unsafe { libc::sendmsg(fd, &raw const message, flags) })
+    let flags = libc::MSG_NOSIGNAL | if options.zerocopy { libc::MSG_ZEROCOPY } else { 0 };
+    // SAFETY: `message` names `bytes`, which the kernel only reads, and a control message of the
+    // stated length; all outlive the call. With MSG_ZEROCOPY the kernel reads on from pages that it
+    // holds references to, so freeing them cannot hand them to another owner meanwhile.
+    crate::syscall(|| unsafe { libc::sendmsg(fd, &raw const message, flags) })
 }
 
-/// The most messages that one call takes (`UIO_MAXIOV`).
-const GROUP_MAX: usize = 1024;
+/// Most messages that one `sendmmsg` call accepts (`UIO_MAXIOV`).
+const MESSAGES_MAX: usize = 1024;
 
-/// Sends `bytes` from a connected datagram socket as datagrams of `datagram_bytes` each, the last one shorter, in one
-/// call (`sendmmsg`, Linux 3.0); returns how many were taken, at most 1024.
+/// Sends `bytes` on a connected datagram socket as datagrams of `datagram_bytes` each, the last one
+/// shorter.
 ///
-/// `InvalidInput` for datagrams of no bytes.
+/// Makes one system call (`sendmmsg`, Linux 3.0). Returns how many datagrams were accepted, at most
+/// 1024.
+///
+/// `InvalidInput` if `datagram_bytes` is 0.
 pub fn send_group(socket: impl AsFd, bytes: &[u8], datagram_bytes: usize) -> io::Result<usize> {
     if datagram_bytes == 0 {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "a datagram must hold at least a byte",
+            "a datagram needs at least one byte",
         ));
     }
     let mut parts: Vec<libc::iovec> = bytes
         .chunks(datagram_bytes)
-        .take(GROUP_MAX)
+        .take(MESSAGES_MAX)
         .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() })
         .collect();
     let mut messages: Vec<libc::mmsghdr> = parts
@@ -86,8 +98,9 @@ pub fn send_group(socket: impl AsFd, bytes: &[u8], datagram_bytes: usize) -> io:
         })
         .collect();
     let fd = socket.as_fd().as_raw_fd();
-    // SAFETY: each message names a part of `bytes`, which the kernel only reads; parts and messages outlive the call.
-    crate::checked(|| unsafe {
+    // SAFETY: each message names a part of `bytes`, which the kernel only reads; parts and messages
+    // outlive the call.
+    crate::syscall(|| unsafe {
         libc::sendmmsg(
             fd,
             messages.as_mut_ptr(),
@@ -108,8 +121,8 @@ mod tests {
         let from = UdpSocket::bind("127.0.0.1:0").unwrap();
         from.connect(to.local_addr().unwrap()).unwrap();
         let bytes: Vec<u8> = (0..2500u32).map(|i| i as u8).collect();
-        let how = Datagrams { segment_bytes: Some(1000), zerocopy: false };
-        assert_eq!(send(&from, &bytes, how).unwrap(), 2500);
+        let segmented = Datagrams { segment_bytes: Some(1000), zerocopy: false };
+        assert_eq!(send(&from, &bytes, segmented).unwrap(), 2500);
         let mut received = [0; 2000];
         for part in bytes.chunks(1000) {
             let len = to.recv(&mut received).unwrap();

@@ -1,22 +1,26 @@
-//! The socket error queue, as far as `MSG_ZEROCOPY` completions go.
+//! The socket error queue, limited to `MSG_ZEROCOPY` completions.
 //!
-//! Each `send` with `MSG_ZEROCOPY` that took at least one byte gets the next number of a 32-bit counter of
-//! its socket, from 0. (A datagram that fails after it was built has used up a number too.) When the kernel is done with the pages it queues a notice that names an inclusive
-//! range of numbers (`struct sock_extended_err` in `<linux/errqueue.h>`). IPv6 sockets deliver it as
-//! `IPV6_RECVERR`, whatever the peer's address. Other errors in the queue (ICMP, timestamps) are skipped.
+//! Each `send` with `MSG_ZEROCOPY` that accepted at least one byte gets the next number of a 32-bit
+//! counter of its socket, starting at 0. A datagram that fails after it was built uses up a number
+//! too. When the kernel no longer uses the pages, it queues a completion that names an inclusive
+//! range of numbers (`struct sock_extended_err` in `<linux/errqueue.h>`). IPv6 sockets deliver it
+//! as `IPV6_RECVERR`, whatever the peer's address family. Other errors in the queue (ICMP,
+//! timestamps) are skipped.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The kernel is done with the sends numbered `first..=last` (the counter wraps, so `last` may be below
-/// `first`).
+/// A zero-copy completion: the kernel no longer uses the memory of the sends numbered
+/// `first..=last`.
+///
+/// The counter wraps, so `last` may be below `first`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// The first send that is done.
+    /// Number of the first completed send.
     pub first: u32,
-    /// The last one.
+    /// Number of the last completed send.
     pub last: u32,
-    /// The kernel copied the data after all, for at least one of them (`SO_EE_CODE_ZEROCOPY_COPIED`).
+    /// Whether the kernel copied the data of at least one of them (`SO_EE_CODE_ZEROCOPY_COPIED`).
     pub copied: bool,
 }
 
@@ -24,14 +28,16 @@ pub struct Completion {
 const ORIGIN_ZEROCOPY: u8 = 5;
 const CODE_ZEROCOPY_COPIED: u8 = 1;
 
-/// Room for one extended error and the address that follows it, with their headers.
+/// Size of the control buffer: one extended error and the address that follows it, with their
+/// headers.
 const CONTROL_BYTES: usize = 128;
 
-/// Where the kernel writes the control messages; it must be aligned as a `cmsghdr`.
+/// Buffer for the control messages; it must be aligned as a `cmsghdr`.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// Takes the next zero-copy notice off the queue, never blocking; `None` when there is none left.
+/// Takes the next zero-copy completion off the error queue without blocking; `None` if there is
+/// none.
 pub fn next_completion(socket: impl AsFd) -> io::Result<Option<Completion>> {
     let fd = socket.as_fd().as_raw_fd();
     loop {
@@ -41,23 +47,23 @@ pub fn next_completion(socket: impl AsFd) -> io::Result<Option<Completion>> {
         message.msg_control = control.0.as_mut_ptr().cast();
         message.msg_controllen = CONTROL_BYTES as _;
         let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-        // SAFETY: `message` names no data buffer and a control buffer of the stated length; both outlive the
-        // call.
-        match crate::checked(|| unsafe { libc::recvmsg(fd, &raw mut message, flags) }) {
+        // SAFETY: `message` names no data buffer and a control buffer of the stated length; both
+        // outlive the call.
+        match crate::syscall(|| unsafe { libc::recvmsg(fd, &raw mut message, flags) }) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(error),
         }
         let used = (message.msg_controllen as usize).min(CONTROL_BYTES);
-        if let Some(notice) = parse(&control.0[..used]) {
-            return Ok(Some(notice));
+        if let Some(completion) = parse(&control.0[..used]) {
+            return Ok(Some(completion));
         }
     }
 }
 
-/// Finds the zero-copy notice among control messages, as the kernel lays them out in memory.
+/// Finds the zero-copy completion in a buffer of control messages in the kernel's layout.
 ///
-/// Plain byte arithmetic on a slice, so that any bytes at all are safe to pass.
+/// Uses plain byte arithmetic on a slice, so any input is safe.
 pub fn parse(mut control: &[u8]) -> Option<Completion> {
     /// `struct cmsghdr` on a 64-bit kernel ABI: length (including the header), level, type.
     const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
@@ -70,8 +76,8 @@ pub fn parse(mut control: &[u8]) -> Option<Completion> {
         let body = control.get(HEADER_BYTES..length)?;
         let is_error = (level, kind) == (libc::SOL_IP, libc::IP_RECVERR)
             || (level, kind) == (libc::SOL_IPV6, libc::IPV6_RECVERR);
-        if is_error && let Some(notice) = parse_extended_error(body) {
-            return Some(notice);
+        if is_error && let Some(completion) = parse_extended_error(body) {
+            return Some(completion);
         }
         control = control.get(length.checked_next_multiple_of(LENGTH_BYTES)?..)?;
     }
@@ -100,7 +106,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// One control message as the kernel writes it.
+    /// Builds a control message as the kernel lays it out.
     fn control(level: i32, kind: i32, body: &[u8]) -> Vec<u8> {
         let mut bytes = (16 + body.len()).to_ne_bytes().to_vec();
         bytes.extend(level.to_ne_bytes());
@@ -119,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn both_families_deliver_notices_and_other_messages_are_skipped() {
+    fn both_address_families_deliver_completions_and_other_messages_are_skipped() {
         for (level, kind) in
             [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)]
         {
@@ -133,12 +139,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_safe(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
+        fn any_bytes_are_safe_to_parse(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
             let _ = parse(&bytes);
         }
 
         #[test]
-        fn every_notice_survives(first: u32, last: u32, copied: bool) {
+        fn every_completion_is_parsed(first: u32, last: u32, copied: bool) {
             let body = extended_error(0, 5, u8::from(copied), first, last);
             let bytes = control(libc::SOL_IPV6, libc::IPV6_RECVERR, &body);
             prop_assert_eq!(parse(&bytes), Some(Completion { first, last, copied }));

@@ -1,30 +1,32 @@
-//! `SIOCETHTOOL`: reading and switching a network device's offloads.
+//! `SIOCETHTOOL`: reads and switches a network device's offloads.
 //!
-//! Only the one-value commands of `<linux/ethtool.h>` are used (2.4 and later); they reach every offload that
-//! decides whether a send is copied. What cannot be asked this way (header split, ring sizes, coalescing) is
-//! not here. Devices are looked up in the network namespace of the *calling thread*.
+//! Uses only the one-value commands of `<linux/ethtool.h>` (Linux 2.4 and later). They reach every
+//! offload that decides whether a send is copied. Settings that need other commands (header split,
+//! ring sizes, coalescing) are not supported. Devices are looked up in the network namespace of the
+//! *calling thread*.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// One offload of a device.
+/// An offload of a network device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Offload {
-    /// The device computes the transport checksum of what it sends.
+    /// Transmit checksum offload: the device computes the transport checksum of the packets it
+    /// sends.
     TransmitChecksum,
-    /// The device gathers a packet from several pieces of memory. Without it the stack copies each packet
-    /// together.
+    /// Scatter-gather: the device gathers a packet from several pieces of memory. Without it the
+    /// stack copies each packet into one buffer.
     ScatterGather,
-    /// The device cuts large TCP segments.
+    /// TCP segmentation offload: the device splits large TCP segments.
     TcpSegmentation,
-    /// What is received is put together into larger packets before the stack sees it. On a veth it also makes the
-    /// receiving side poll (NAPI, Linux 5.13).
+    /// Generic receive offload: received packets are merged into larger ones before the stack
+    /// processes them. On a veth it also makes the receiving side poll (NAPI, Linux 5.13).
     GenericReceive,
 }
 
 impl Offload {
-    /// The name that `ethtool -K` takes.
+    /// The name of the offload in `ethtool -K`.
     pub fn name(self) -> &'static str {
         match self {
             Self::TransmitChecksum => "tx",
@@ -34,7 +36,7 @@ impl Offload {
         }
     }
 
-    /// The get and set commands, from `<linux/ethtool.h>`.
+    /// The get and the set command, from `<linux/ethtool.h>`.
     fn commands(self) -> (u32, u32) {
         match self {
             Self::TransmitChecksum => (0x16, 0x17),
@@ -70,20 +72,22 @@ struct DriverInfo {
 }
 const _: () = assert!(size_of::<DriverInfo>() == 196);
 
-/// Whether `offload` is on. `EOPNOTSUPP` where the device cannot say, `ENODEV` where there is no such device.
+/// Reads whether `offload` is on. `EOPNOTSUPP` if the device does not support the query, `ENODEV`
+/// if there is no such device.
 pub fn offload(device: &str, offload: Offload) -> io::Result<bool> {
     let mut value = Value { command: offload.commands().0, data: 0 };
     request(device, &mut value)?;
     Ok(value.data != 0)
 }
 
-/// Switches `offload`. Needs `CAP_NET_ADMIN` over the namespace; the device may silently keep what it cannot
-/// change, so read it back.
+/// Switches `offload` on or off. Needs `CAP_NET_ADMIN` over the namespace.
+///
+/// The device may ignore the request without an error, so read the state back.
 pub fn set_offload(device: &str, offload: Offload, on: bool) -> io::Result<()> {
     request(device, &mut Value { command: offload.commands().1, data: u32::from(on) })
 }
 
-/// The name of the device's driver: `veth`, `virtio_net`, `mlx5_core`, `tun`…
+/// Reads the name of the device's driver: `veth`, `virtio_net`, `mlx5_core`, `tun`…
 pub fn driver(device: &str) -> io::Result<String> {
     let mut info = DriverInfo {
         command: GET_DRIVER,
@@ -102,19 +106,19 @@ pub fn driver(device: &str) -> io::Result<String> {
 
 /// Makes one ethtool request; `T` must be the `repr(C)` struct that its own `command` field names.
 fn request<T>(device: &str, payload: &mut T) -> io::Result<()> {
-    let mut request = request_for(device)?;
+    let mut request = ifreq_for(device)?;
     request.ifr_ifru.ifru_data = std::ptr::from_mut(payload).cast();
-    let socket = any_socket()?;
-    // SAFETY: SIOCETHTOOL reads and writes the ifreq and the struct that its data pointer names, whose
-    // layout matches the command (asserted above); both outlive the call.
+    let socket = control_socket()?;
+    // SAFETY: SIOCETHTOOL reads and writes the ifreq and the struct that its data pointer names,
+    // whose layout matches the command (asserted above); both outlive the call.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
 }
 
-/// A socket to make device requests on.
-pub(crate) fn any_socket() -> io::Result<OwnedFd> {
+/// Opens a socket to make device requests on.
+pub(crate) fn control_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(
         AddressFamily::INET,
         SocketType::DGRAM,
@@ -123,16 +127,16 @@ pub(crate) fn any_socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// An empty request that names `device`; `ENODEV` for a name that no device can have.
-pub(crate) fn request_for(device: &str) -> io::Result<libc::ifreq> {
+/// Builds an empty request for `device`; `ENODEV` for a name that no device can have.
+pub(crate) fn ifreq_for(device: &str) -> io::Result<libc::ifreq> {
     let name = device.as_bytes();
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(&0) {
         return Err(io::Error::from_raw_os_error(libc::ENODEV));
     }
     // SAFETY: an all-zero ifreq is a valid value of this plain C struct.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, &from) in request.ifr_name.iter_mut().zip(name) {
-        *to = from as libc::c_char;
+    for (target, &byte) in request.ifr_name.iter_mut().zip(name) {
+        *target = byte as libc::c_char;
     }
     Ok(request)
 }
@@ -142,14 +146,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_not_there_is_enodev() {
+    fn a_missing_device_is_enodev() {
         for name in ["", "no-such-device", "a name far too long for an interface"] {
             assert_eq!(driver(name).unwrap_err().raw_os_error(), Some(libc::ENODEV), "{name:?}");
         }
     }
 
     #[test]
-    fn loopback_gathers() {
+    fn loopback_has_scatter_gather() {
         assert!(offload("lo", Offload::ScatterGather).unwrap());
     }
 }

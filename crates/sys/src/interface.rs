@@ -1,20 +1,20 @@
-//! This host's network devices: their addresses and their MTU.
+//! This host's network devices: their addresses and MTU.
 
 use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 
-/// An address and the device that has it.
+/// An address and the device that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceAddress {
-    /// The device's name.
+    /// Name of the device.
     pub device: String,
-    /// One of its addresses.
+    /// The address.
     pub address: IpAddr,
 }
 
-/// Every IPv4 and IPv6 address in the calling thread's network namespace (`getifaddrs`).
+/// Lists every IPv4 and IPv6 address in the calling thread's network namespace (`getifaddrs`).
 pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: `first` is a valid place for the list's head.
@@ -23,8 +23,8 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     }
     let mut found = Vec::new();
     let mut next = first;
-    // SAFETY: the list is valid until it is freed below; each entry's name is a C string and its address,
-    // where there is one, is at least a sockaddr, and as large as its family says.
+    // SAFETY: the list is valid until it is freed below. Each entry's name is a C string; its
+    // address, if present, is at least a sockaddr and has the size that its family implies.
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
         // SAFETY: as above.
@@ -53,12 +53,14 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(found)
 }
 
-/// The MTU of a device in the calling thread's network namespace, in bytes (`SIOCGIFMTU`). `ENODEV` without
-/// such a device.
+/// Reads the MTU of a device in the calling thread's network namespace, in bytes (`SIOCGIFMTU`).
+///
+/// `ENODEV` if there is no such device.
 pub fn mtu(device: &str) -> io::Result<u32> {
-    let socket = crate::ethtool::any_socket()?;
-    let mut request = crate::ethtool::request_for(device)?;
-    // SAFETY: SIOCGIFMTU reads the name in the ifreq and writes its MTU field; the ifreq outlives the call.
+    let socket = crate::ethtool::control_socket()?;
+    let mut request = crate::ethtool::ifreq_for(device)?;
+    // SAFETY: SIOCGIFMTU reads the name in the ifreq and writes its MTU field; the ifreq outlives
+    // the call.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) } != 0 {
         return Err(io::Error::last_os_error());
     }

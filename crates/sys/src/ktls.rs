@@ -1,25 +1,26 @@
-//! TLS records that the kernel makes and reads (kTLS, `<linux/tls.h>`).
+//! Kernel TLS: TLS records that the kernel encrypts and decrypts (kTLS, `<linux/tls.h>`).
 //!
-//! Two programs agree on keys by themselves; then each gives them to its kernel, which encrypts what is sent, `sendfile`'s pages
-//! too, and decrypts what is received. Linux 4.13 sends and 4.17 receives; TLS 1.3 came with 5.1, AES-256 too,
-//! ChaCha20 with 5.11. The socket must have the upper-layer protocol `tls`
-//! ([`crate::sockopt::set_upper_layer_protocol`]). There is no way back.
+//! Two programs agree on keys themselves; then each passes them to its kernel. The kernel encrypts
+//! the bytes that are sent, including the pages of `sendfile`, and decrypts the bytes that are
+//! received. Sending needs Linux 4.13 and receiving 4.17; TLS 1.3 and AES-256 need 5.1, ChaCha20
+//! needs 5.11. The socket must have the upper-layer protocol `tls`
+//! ([`crate::sockopt::set_upper_layer_protocol`]). It cannot be removed again.
 //!
-//! It cannot renew keys (Linux 6.14 can).
+//! This module cannot renew keys (Linux 6.14 can).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Which way records go.
+/// Direction of the records that a key protects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// Those that this side sends.
+    /// Records that this side sends.
     Transmit,
-    /// Those that it receives.
+    /// Records that this side receives.
     Receive,
 }
 
-/// The protocol's version.
+/// TLS version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     /// TLS 1.2.
@@ -28,8 +29,10 @@ pub enum Version {
     V1_3,
 }
 
-/// A cipher with its key and initialization vector, as RFC 8446 section 5.3 has it; for TLS 1.2 with AES-GCM, the four bytes of the
-/// implicit part of the nonce, then the eight of the first explicit one (RFC 5288 section 3).
+/// A cipher with its key and initialization vector (RFC 8446 section 5.3).
+///
+/// For TLS 1.2 with AES-GCM the vector is the nonce (RFC 5288 section 3): the four bytes of its
+/// implicit part, then the eight bytes of the first explicit part.
 #[derive(Clone, Copy)]
 pub enum Keys<'k> {
     /// AES-128-GCM.
@@ -40,16 +43,16 @@ pub enum Keys<'k> {
     ChaCha20Poly1305(&'k [u8; 32], &'k [u8; 12]),
 }
 
-/// What a record is for: its content type (RFC 8446 section 5.1).
+/// Content type of a record (RFC 8446 section 5.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContentType {
-    /// 21: an end or an error, two bytes.
+    /// 21: closes the connection or reports an error; two bytes.
     Alert,
-    /// 22: the parties agree on something, such as other keys.
+    /// 22: handshake messages, such as a key update.
     Handshake,
-    /// 23: what the parties have to say.
+    /// 23: the application's bytes.
     ApplicationData,
-    /// Any other.
+    /// Any other content type.
     Other(u8),
 }
 
@@ -58,20 +61,22 @@ const SOL_TLS: libc::c_int = 282;
 const SET_RECORD_TYPE: libc::c_int = 1;
 const GET_RECORD_TYPE: libc::c_int = 2;
 
-/// Room for a control message of one byte.
+/// Size of the buffer for a control message of one byte.
 const CONTROL_BYTES: usize = 32;
 
-/// A control message; it must be aligned as a `cmsghdr`.
+/// Buffer for a control message; it must be aligned as a `cmsghdr`.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// Gives the kernel one direction's keys. `sequence` is the number of the next record.
+/// Passes one direction's keys to the kernel. `sequence` is the number of the next record.
 ///
-/// With TLS 1.2 and AES-GCM the kernel's first record has the explicit nonce that is given, and the next ones count up from there,
-/// whatever `sequence` is: **one that was used before must not come again.**
+/// With TLS 1.2 and AES-GCM, the kernel's first record uses the explicit nonce given here. The next
+/// records count up from it, whatever `sequence` is. **A nonce that was used before must not be
+/// used again.**
 ///
-/// `EINVAL` or `EOPNOTSUPP` where this kernel does not have the version or the cipher, `ENOENT` where it cannot load one, `EBUSY` where
-/// that direction has keys, `ENOPROTOOPT` without the upper-layer protocol.
+/// `EINVAL` or `EOPNOTSUPP` if this kernel lacks the version or the cipher, `ENOENT` if it cannot
+/// load the cipher. `EBUSY` if that direction has keys already, `ENOPROTOOPT` without the
+/// upper-layer protocol.
 pub fn install(
     socket: impl AsFd,
     direction: Direction,
@@ -84,9 +89,9 @@ pub fn install(
         Version::V1_3 => libc::TLS_1_3_VERSION,
     };
     let info = |cipher_type| libc::tls_crypto_info { version, cipher_type };
-    // On the wire, and here, numbers are big-endian.
+    // Numbers are big-endian, both on the wire and here.
     let rec_seq = sequence.to_be_bytes();
-    let aes = |iv: &[u8; 12]| -> ([u8; 4], [u8; 8]) {
+    let split_iv = |iv: &[u8; 12]| -> ([u8; 4], [u8; 8]) {
         let (mut salt, mut explicit) = ([0; 4], [0; 8]);
         salt.copy_from_slice(&iv[..4]);
         explicit.copy_from_slice(&iv[4..]);
@@ -94,7 +99,7 @@ pub fn install(
     };
     match keys {
         Keys::Aes128Gcm(key, iv) => {
-            let (salt, iv) = aes(iv);
+            let (salt, iv) = split_iv(iv);
             let info = info(libc::TLS_CIPHER_AES_GCM_128);
             set(
                 socket,
@@ -103,7 +108,7 @@ pub fn install(
             )
         }
         Keys::Aes256Gcm(key, iv) => {
-            let (salt, iv) = aes(iv);
+            let (salt, iv) = split_iv(iv);
             let info = info(libc::TLS_CIPHER_AES_GCM_256);
             set(
                 socket,
@@ -125,12 +130,12 @@ pub fn install(
     }
 }
 
-// As in `<linux/tls.h>`, and without padding.
+// The sizes of `<linux/tls.h>`, without padding.
 const _: () = assert!(size_of::<libc::tls12_crypto_info_aes_gcm_128>() == 40);
 const _: () = assert!(size_of::<libc::tls12_crypto_info_aes_gcm_256>() == 56);
 const _: () = assert!(size_of::<libc::tls12_crypto_info_chacha20_poly1305>() == 56);
 
-/// Only for these.
+/// Sets `TLS_TX` or `TLS_RX`. `T` must be one of the three structs above.
 fn set<T: Copy>(socket: impl AsFd, direction: Direction, value: &T) -> io::Result<()> {
     let option = match direction {
         Direction::Transmit => libc::TLS_TX,
@@ -144,7 +149,8 @@ fn set<T: Copy>(socket: impl AsFd, direction: Direction, value: &T) -> io::Resul
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sends a record that is no data, never blocking. Its bytes are few: they go all or not at all.
+/// Sends a record that is not application data, without blocking. The record is sent whole or not
+/// at all.
 pub fn send_record(
     socket: impl AsFd,
     content_type: ContentType,
@@ -169,19 +175,21 @@ pub fn send_record(
     }
     let fd = socket.as_fd().as_raw_fd();
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `message` names one part and a control buffer of the stated lengths, which the kernel only reads and which outlive
-    // the call.
-    crate::checked(|| unsafe { libc::sendmsg(fd, &raw const message, flags) })
+    // SAFETY: `message` names one part and a control buffer of the stated lengths, which the kernel
+    // only reads and which outlive the call.
+    crate::syscall(|| unsafe { libc::sendmsg(fd, &raw const message, flags) })
 }
 
-/// Receives of one record, or of several that are data, into the free room of `buffer`, never blocking; 0 bytes are the end of the
+/// Receives one record, or several of application data, into the spare capacity of `buffer`.
+///
+/// Never blocks. Returns the content type and the number of bytes; 0 bytes mean the end of the
 /// stream.
 ///
-/// `EBADMSG` for a record that was tampered with, `EMSGSIZE` for one that is too large.
+/// `EBADMSG` for a record that fails authentication, `EMSGSIZE` for one that is too large.
 pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<(ContentType, usize)> {
     let mut control = Control([0; CONTROL_BYTES]);
-    let room = buffer.spare_capacity_mut();
-    let mut part = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+    let spare = buffer.spare_capacity_mut();
+    let mut part = libc::iovec { iov_base: spare.as_mut_ptr().cast(), iov_len: spare.len() };
     // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut part;
@@ -189,25 +197,29 @@ pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<(ContentTy
     message.msg_control = control.0.as_mut_ptr().cast();
     message.msg_controllen = CONTROL_BYTES as _;
     let fd = socket.as_fd().as_raw_fd();
-    // SAFETY: `message` names one part and a control buffer of the stated lengths; the kernel writes there, and both outlive the call.
+    // SAFETY: `message` names one part and a control buffer of the stated lengths; the kernel
+    // writes there, and both outlive the call.
     let count =
-        crate::checked(|| unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
-    // SAFETY: the kernel has written `msg_controllen` bytes of control messages into the aligned buffer that `message` names.
+        crate::syscall(|| unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
+    // SAFETY: the kernel has written `msg_controllen` bytes of control messages into the aligned
+    // buffer that `message` names.
     let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message).as_ref() };
     let content_type = match header {
         Some(header) if (header.cmsg_level, header.cmsg_type) == (SOL_TLS, GET_RECORD_TYPE) => {
-            // SAFETY: a message of this type has one byte of data, and the buffer has room for it behind the header.
-            ContentType::of(unsafe { *libc::CMSG_DATA(header) })
+            // SAFETY: a message of this type has one byte of data, and the buffer has room for it
+            // after the header.
+            ContentType::from_number(unsafe { *libc::CMSG_DATA(header) })
         }
         _ => ContentType::ApplicationData,
     };
-    // SAFETY: the kernel has written `count` bytes into the room behind the buffer's length.
+    // SAFETY: the kernel has written `count` bytes into the spare capacity after the buffer's
+    // length.
     unsafe { buffer.set_len(buffer.len() + count) };
     Ok((content_type, count))
 }
 
 impl ContentType {
-    fn of(number: u8) -> Self {
+    fn from_number(number: u8) -> Self {
         match number {
             21 => Self::Alert,
             22 => Self::Handshake,
@@ -260,20 +272,20 @@ mod tests {
             one.write_all(b"hello").unwrap();
             send_record(&one, ContentType::Alert, &[1, 0]).unwrap();
             let mut buffer = Vec::with_capacity(100);
-            assert_eq!((&other).read(&mut [0]).unwrap(), 1, "it waits for the first record");
+            assert_eq!((&other).read(&mut [0]).unwrap(), 1, "waits for the first record");
             assert_eq!(receive(&other, &mut buffer).unwrap(), (ContentType::ApplicationData, 4));
             rustix::event::poll(&mut [PollFd::new(&other, PollFlags::IN)], None).unwrap();
             assert_eq!(receive(&other, &mut buffer).unwrap(), (ContentType::Alert, 2));
             assert_eq!(buffer, b"ello\x01\x00");
-            let nothing = receive(&other, &mut buffer).unwrap_err();
-            assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+            let error = receive(&other, &mut buffer).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
             drop(one);
             assert_eq!((&other).read(&mut [0]).unwrap(), 0);
         }
     }
 
     #[test]
-    fn keys_need_the_protocol_first() {
+    fn installing_keys_requires_the_tls_protocol_on_the_socket() {
         let (one, _other) = pair();
         let keys = Keys::Aes128Gcm(&[0; 16], &[0; 12]);
         assert!(install(&one, Direction::Transmit, Version::V1_3, keys, 0).is_err());

@@ -1,11 +1,11 @@
-//! The kernel facilities that haul needs and [`rustix`] lacks, one per file, each behind a safe type.
+//! Safe wrappers of the kernel facilities that haul needs and [`rustix`] lacks, one per file.
 //!
-//! This crate is the ground of the house: it is one of the two places where `unsafe` may stand, and every
-//! such block says why it is sound. It decides nothing: which path to take, when to step down and what an
-//! error means to the user are questions for the crates above.
+//! This is one of the two crates that may contain `unsafe`; every `unsafe` block states why it is
+//! sound. The crate makes no decisions. The crates above choose the send method and the fallback,
+//! and explain errors to the user.
 //!
-//! Errors are [`std::io::Error`] carrying the kernel's errno, untouched, so that callers can tell a refusal
-//! (`EINVAL`, `EOPNOTSUPP`, `EPERM`, `ENOSYS`) from a failure.
+//! Errors are [`std::io::Error`] with the kernel's errno unchanged, so callers can distinguish an
+//! unsupported method (`EINVAL`, `EOPNOTSUPP`, `EPERM`, `ENOSYS`) from a failure.
 
 pub mod child;
 pub mod clock;
@@ -28,8 +28,9 @@ pub mod tcp_info;
 pub mod uring;
 pub mod uring_receive;
 
-/// Makes a system call until no signal interrupts it, and turns its `-1` into the error that `errno` holds.
-fn checked(mut call: impl FnMut() -> libc::ssize_t) -> std::io::Result<usize> {
+/// Makes a system call, retries it after `EINTR`, and turns a result of -1 into the error in
+/// `errno`.
+fn syscall(mut call: impl FnMut() -> libc::ssize_t) -> std::io::Result<usize> {
     loop {
         match usize::try_from(call()) {
             Ok(count) => return Ok(count),

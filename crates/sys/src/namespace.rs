@@ -1,4 +1,4 @@
-//! Leaving the namespaces that the process was born in.
+//! Moves threads and processes into new namespaces (`unshare`).
 
 use rustix::thread::UnshareFlags;
 use std::io;
@@ -7,7 +7,8 @@ use std::io;
 ///
 /// `EPERM` without `CAP_SYS_ADMIN` in the thread's user namespace.
 pub fn unshare_network() -> io::Result<()> {
-    // SAFETY: unshare is unsafe because CLONE_FILES breaks I/O safety; CLONE_NEWNET touches no descriptor.
+    // SAFETY: unshare is unsafe because CLONE_FILES breaks I/O safety; CLONE_NEWNET touches no
+    // descriptor.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.map_err(io::Error::from)
 }
 
@@ -15,16 +16,17 @@ pub fn unshare_network() -> io::Result<()> {
 ///
 /// `EPERM` without `CAP_SYS_ADMIN` in the thread's user namespace.
 pub fn unshare_mounts() -> io::Result<()> {
-    // SAFETY: as above; CLONE_NEWNS implies CLONE_FS, which unshares the working directory, not descriptors.
+    // SAFETY: as above; CLONE_NEWNS implies CLONE_FS, which unshares the working directory, not
+    // descriptors.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.map_err(io::Error::from)
 }
 
-/// Moves the whole process into a new user namespace (`CLONE_NEWUSER`, Linux 3.8), in which it has every
-/// capability.
+/// Moves the whole process into a new user namespace (`CLONE_NEWUSER`, Linux 3.8), in which it has
+/// every capability.
 ///
-/// `EINVAL` when the process has more than one thread; `EPERM` where the host forbids user namespaces
-/// (`kernel.unprivileged_userns_clone`, `kernel.apparmor_restrict_unprivileged_userns`, a seccomp filter);
-/// `ENOSPC` when `user.max_user_namespaces` is reached.
+/// `EINVAL` if the process has more than one thread. `EPERM` if the host forbids user namespaces
+/// (`kernel.unprivileged_userns_clone`, `kernel.apparmor_restrict_unprivileged_userns`, a seccomp
+/// filter). `ENOSPC` if `user.max_user_namespaces` is reached.
 pub fn unshare_user() -> io::Result<()> {
     // SAFETY: as above; CLONE_NEWUSER touches no descriptor.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }.map_err(io::Error::from)

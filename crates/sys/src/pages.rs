@@ -1,17 +1,20 @@
-//! Page-aligned memory of the program's own, for buffers that are read, written and lent.
+//! Page-aligned memory owned by the program, for buffers that are read, written and lent to the
+//! kernel.
 //!
-//! Unlike a [`crate::region::Region`] its bytes can be seen, since nobody but its owner writes it. Whole pages
-//! make a loan cheap: the kernel takes references to pages, and no other object shares one with the buffer.
+//! Unlike a [`crate::region::Region`], its bytes are accessible, since only its owner writes them.
+//! Whole pages make a loan cheap: the kernel takes references to pages, and no other object shares
+//! a page with the buffer.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// Huge pages of x86-64 and of 4 KiB-page arm64, and the alignment at which the kernel can use them.
+/// Size of a huge page on x86-64 and on arm64 with 4 KiB pages; the kernel needs this alignment to
+/// use one.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Zeroed memory that begins on a page boundary; unmapped on drop.
+/// A buffer of zeroed memory that begins on a page boundary; unmapped on drop.
 #[derive(Debug)]
 pub struct Pages {
     mapping: NonNull<u8>,
@@ -20,21 +23,24 @@ pub struct Pages {
     len: usize,
 }
 
-// SAFETY: Pages owns its mapping as a Box<[u8]> owns its allocation; access goes through & and &mut.
+// SAFETY: Pages owns its mapping as a Box<[u8]> owns its allocation; access goes through & and
+// &mut.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// `len` bytes in ordinary pages. `InvalidInput` for none.
+    /// Allocates `len` bytes in ordinary pages. `InvalidInput` if `len` is 0.
     pub fn new(len: usize) -> io::Result<Self> {
-        Self::mapped(len, crate::region::page_bytes())
+        Self::allocate(len, crate::region::page_bytes())
     }
 
-    /// `len` bytes, in huge pages where the kernel has some to give (`madvise`, Linux 2.6.38), else in
-    /// ordinary ones. One huge page instead of 512 makes a loan's page references as few.
+    /// Allocates `len` bytes in huge pages where the kernel has them free (`madvise`, Linux
+    /// 2.6.38), else in ordinary pages.
+    ///
+    /// One huge page replaces 512 ordinary ones, so a loan takes that many fewer page references.
     pub fn huge(len: usize) -> io::Result<Self> {
-        let pages = Self::mapped(len, HUGE_PAGE_BYTES)?;
+        let pages = Self::allocate(len, HUGE_PAGE_BYTES)?;
         // SAFETY: the range is this value's own mapping, and the advice changes no content.
         let _ = unsafe {
             rustix::mm::madvise(
@@ -46,18 +52,16 @@ impl Pages {
         Ok(pages)
     }
 
-    fn mapped(len: usize, alignment: usize) -> io::Result<Self> {
+    fn allocate(len: usize, alignment: usize) -> io::Result<Self> {
         if len == 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "memory of no bytes cannot be mapped",
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "0 bytes cannot be mapped"));
         }
-        // The kernel aligns mappings to pages; for more there must be room to move.
-        let room = if alignment > crate::region::page_bytes() { alignment } else { 0 };
+        // The kernel aligns mappings to pages; a larger alignment needs slack to move the start.
+        let slack = if alignment > crate::region::page_bytes() { alignment } else { 0 };
         let mapping_len =
-            len.checked_add(room).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is replaced.
+            len.checked_add(slack).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is
+        // replaced.
         let mapping = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -68,9 +72,10 @@ impl Pages {
         }?;
         let mapping = NonNull::new(mapping.cast::<u8>())
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        let before = mapping.as_ptr().align_offset(alignment);
-        // SAFETY: `before` is less than `room` where the mapping is unaligned, and 0 where it is aligned.
-        let start = unsafe { mapping.add(before) };
+        let padding = mapping.as_ptr().align_offset(alignment);
+        // SAFETY: `padding` is less than `slack` if the mapping is unaligned, and 0 if it is
+        // aligned.
+        let start = unsafe { mapping.add(padding) };
         Ok(Self { mapping, mapping_len, start, len })
     }
 }
@@ -79,8 +84,8 @@ impl Deref for Pages {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start` and `len` lie inside the mapping, which lives as long as `self` and is zeroed by
-        // the kernel; only `&mut self` allows writing.
+        // SAFETY: `start` and `len` lie inside the mapping, which lives as long as `self` and is
+        // zeroed by the kernel; only `&mut self` allows writing.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -94,7 +99,8 @@ impl DerefMut for Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in this type and is unmapped once; an error would leak it, no more.
+        // SAFETY: the mapping was made in this type and is unmapped once; an error would only leak
+        // it.
         let _ = unsafe { rustix::mm::munmap(self.mapping.as_ptr().cast(), self.mapping_len) };
     }
 }

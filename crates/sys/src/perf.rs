@@ -1,9 +1,9 @@
-//! Sampling what a CPU executes (`perf_event_open`, Linux 2.6.31): at a steady pace, where the CPU is and how it came
-//! there.
+//! CPU sampling profiler (`perf_event_open`, Linux 2.6.31): records the executed address and kernel
+//! stack of a CPU at a fixed frequency.
 //!
-//! The clock is the software event `cpu-clock`, which every kernel has, in virtual machines too. It is a timer: where
-//! interrupts are off it fires late, and the place where they come on again (`_raw_spin_unlock_irqrestore` and its
-//! like) gets the tick.
+//! The clock is the software event `cpu-clock`, which every kernel has, also in virtual machines.
+//! It is a timer: while interrupts are off it fires late, and the sample is attributed to the code
+//! that enables interrupts again (such as `_raw_spin_unlock_irqrestore`).
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -19,20 +19,21 @@ const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
 const PERF_SAMPLE_IP: u64 = 1;
 const PERF_SAMPLE_TID: u64 = 1 << 1;
 const PERF_SAMPLE_CALLCHAIN: u64 = 1 << 5;
-/// `freq`: the period is a frequency.
+/// `freq`: the period field is a frequency.
 const FLAG_FREQUENCY: u64 = 1 << 10;
 /// `exclude_callchain_user`.
 const FLAG_NO_USER_STACK: u64 = 1 << 22;
 const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 const PERF_RECORD_LOST: u32 = 2;
 const PERF_RECORD_SAMPLE: u32 = 9;
-/// In the second half-word of a record's header: where the CPU was.
+/// Mask of the CPU mode in the `misc` field of a record's header.
 const MISC_MODE: u16 = 7;
 const MISC_KERNEL: u16 = 1;
-/// Values above this in a call chain are marks, not addresses (`PERF_CONTEXT_MAX`).
+/// Call-chain values from here on are context markers, not addresses (`PERF_CONTEXT_MAX`).
 const CONTEXT_MIN: u64 = u64::MAX - 4095;
 
-/// `struct perf_event_attr` as of its first version, 64 bytes; the kernel takes the rest for zero.
+/// `struct perf_event_attr` in its first version, 64 bytes; the kernel assumes zero for later
+/// fields.
 #[repr(C)]
 struct Attributes {
     kind: u32,
@@ -48,30 +49,30 @@ struct Attributes {
 }
 const _: () = assert!(size_of::<Attributes>() == 64);
 
-/// Where in the first page of the ring its head and tail stand (`struct perf_event_mmap_page`).
+/// Offsets of the ring's head and tail in its first page (`struct perf_event_mmap_page`).
 const HEAD_OFFSET: usize = 1024;
 const TAIL_OFFSET: usize = 1032;
 
-/// One look at a CPU.
+/// One sample of a CPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Tick {
-    /// The process that the CPU was with, 0 for the kernel's idle loop. Work done in interrupts is with whatever they
-    /// interrupted.
+    /// Process that the CPU was running, 0 for the kernel's idle loop. Work done in interrupts is
+    /// attributed to the process that they interrupted.
     pub process: u32,
-    /// Its thread.
+    /// Thread of that process.
     pub thread: u32,
-    /// Whether it was in the kernel.
+    /// Whether the CPU was in kernel mode.
     pub in_kernel: bool,
-    /// The address that was executed.
+    /// The executed address.
     pub address: u64,
-    /// Return addresses in the kernel, the innermost first; the executed address is its first.
+    /// Return addresses in the kernel, innermost first; the first entry is the executed address.
     pub kernel_stack: Vec<u64>,
 }
 
-/// A CPU under observation.
+/// Samples one CPU.
 #[derive(Debug)]
 pub struct Sampler {
-    /// Keeps the event alive; what it says is in the ring.
+    /// Keeps the event alive; its records are in the ring.
     _event: OwnedFd,
     ring: NonNull<u8>,
     map_bytes: usize,
@@ -79,14 +80,15 @@ pub struct Sampler {
     lost: u64,
 }
 
-// SAFETY: the ring is this type's own and is read through `&mut self` only.
+// SAFETY: the ring belongs to this value and is read through `&mut self` only.
 unsafe impl Send for Sampler {}
 
 impl Sampler {
-    /// Watches `cpu` from now on, `hertz` times a second, with room for `ring_bytes` of records (a power of two).
+    /// Starts sampling `cpu` `hertz` times a second, into a ring of `ring_bytes`, rounded up to a
+    /// power of two.
     ///
-    /// `EACCES` or `EPERM` where `kernel.perf_event_paranoid` is above 0 and the caller lacks `CAP_PERFMON`; `EPERM` also
-    /// where the ring is larger than `kernel.perf_event_mlock_kb` allows.
+    /// `EACCES` or `EPERM` if `kernel.perf_event_paranoid` is above 0 and the caller lacks
+    /// `CAP_PERFMON`. `EPERM` also if the ring is larger than `kernel.perf_event_mlock_kb` allows.
     pub fn start(cpu: usize, hertz: u64, ring_bytes: usize) -> io::Result<Self> {
         let attributes = Attributes {
             kind: PERF_TYPE_SOFTWARE,
@@ -100,8 +102,8 @@ impl Sampler {
             breakpoint: 0,
             config1: 0,
         };
-        // SAFETY: the kernel reads `size` bytes of the attributes, which are that long. The descriptor is new and
-        // nobody else's.
+        // SAFETY: the kernel reads `size` bytes of the attributes, which are that long. The
+        // descriptor is new and has no other owner.
         let event = unsafe {
             let any_process: libc::pid_t = -1;
             let no_group: libc::c_int = -1;
@@ -120,7 +122,8 @@ impl Sampler {
         };
         let data_bytes = ring_bytes.next_power_of_two().max(crate::region::page_bytes());
         let map_bytes = data_bytes + crate::region::page_bytes();
-        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is replaced.
+        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is
+        // replaced.
         let ring = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -139,7 +142,8 @@ impl Sampler {
         Ok(Self { _event: event, ring, map_bytes, data_bytes, lost: 0 })
     }
 
-    /// Takes the ticks that have come since the last call. The ring must not overflow between two.
+    /// Takes the samples recorded since the last call. The ring must not overflow between two
+    /// calls.
     pub fn take(&mut self) -> Vec<Tick> {
         let head = self.position(HEAD_OFFSET).load(Acquire);
         let tail = self.position(TAIL_OFFSET).load(Acquire);
@@ -147,8 +151,9 @@ impl Sampler {
         let start = tail as usize % self.data_bytes;
         let mut records = Vec::with_capacity(len);
         let first = len.min(self.data_bytes - start);
-        // SAFETY: both pieces lie in the data pages behind the first page. The kernel has written them, which the
-        // load of the head acquired, and writes them again only after the tail has passed them.
+        // SAFETY: both pieces lie in the data pages after the first page. The kernel has written
+        // them, which the load of the head acquired, and writes them again only after the tail has
+        // passed them.
         unsafe {
             let data = self.ring.as_ptr().add(self.map_bytes - self.data_bytes);
             records.extend_from_slice(std::slice::from_raw_parts(data.add(start), first));
@@ -160,26 +165,29 @@ impl Sampler {
         ticks
     }
 
-    /// Ticks that the ring had no room for.
+    /// Number of samples dropped because the ring was full.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
     fn position(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: the first page holds a `struct perf_event_mmap_page`, whose head and tail are aligned 64-bit numbers
-        // at these offsets; the kernel accesses them atomically too.
+        // SAFETY: the first page holds a `struct perf_event_mmap_page`, whose head and tail are
+        // aligned 64-bit numbers at these offsets; the kernel accesses them atomically too.
         unsafe { AtomicU64::from_ptr(self.ring.as_ptr().add(offset).cast()) }
     }
 }
 
 impl Drop for Sampler {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in this type and is unmapped once; an error would leak it, no more.
+        // SAFETY: the mapping was made in this type and is unmapped once; an error would only leak
+        // it.
         unsafe { libc::munmap(self.ring.as_ptr().cast(), self.map_bytes) };
     }
 }
 
-/// The ticks in a stretch of the ring, and how many were lost. Whatever stands there; what is cut short is left out.
+/// Parses ring records into samples and the number of lost samples.
+///
+/// Any input is safe: unknown records are skipped, and a truncated record ends the parse.
 pub fn parse(mut records: &[u8]) -> (Vec<Tick>, u64) {
     let (mut ticks, mut lost) = (Vec::new(), 0);
     while let Some((header, _)) = records.split_first_chunk::<8>() {
@@ -188,19 +196,19 @@ pub fn parse(mut records: &[u8]) -> (Vec<Tick>, u64) {
         let size = usize::from(u16::from_ne_bytes([header[6], header[7]]));
         let Some(body) = records.get(8..size) else { break };
         records = &records[size..];
-        let word = |index: usize| {
+        let field = |index: usize| {
             let bytes = body.get(8 * index..8 * index + 8)?;
             Some(u64::from_ne_bytes(bytes.try_into().ok()?))
         };
         match kind {
             PERF_RECORD_SAMPLE => {
-                let (Some(address), Some(ids), Some(depth)) = (word(0), word(1), word(2)) else {
+                let (Some(address), Some(ids), Some(depth)) = (field(0), field(1), field(2)) else {
                     continue;
                 };
                 let stack =
-                    (0..depth.min(body.len() as u64)).map_while(|index| word(3 + index as usize));
+                    (0..depth.min(body.len() as u64)).map_while(|index| field(3 + index as usize));
                 ticks.push(Tick {
-                    // Two 32-bit numbers in the order of memory: process, thread.
+                    // Two 32-bit numbers in memory order: process, thread.
                     process: if cfg!(target_endian = "little") {
                         ids as u32
                     } else {
@@ -216,8 +224,8 @@ pub fn parse(mut records: &[u8]) -> (Vec<Tick>, u64) {
                     kernel_stack: stack.filter(|&address| address < CONTEXT_MIN).collect(),
                 });
             }
-            // Whatever number stands there.
-            PERF_RECORD_LOST => lost = u64::saturating_add(lost, word(1).unwrap_or(0)),
+            // The count comes from the record and may be any number.
+            PERF_RECORD_LOST => lost = u64::saturating_add(lost, field(1).unwrap_or(0)),
             _ => {}
         }
     }
@@ -232,14 +240,14 @@ mod tests {
         let mut bytes = kind.to_ne_bytes().to_vec();
         bytes.extend(misc.to_ne_bytes());
         bytes.extend((8 + 8 * words.len() as u16).to_ne_bytes());
-        bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+        bytes.extend(words.iter().flat_map(|field| field.to_ne_bytes()));
         bytes
     }
 
     #[test]
-    fn samples_and_losses_are_read_and_the_rest_is_passed_over() {
+    fn samples_and_losses_are_parsed_and_other_records_are_skipped() {
         let ids = u64::from(7u32) | u64::from(9u32) << 32;
-        let kernel_mark = u64::MAX - 127;
+        let kernel_marker = u64::MAX - 127;
         assert_eq!(
             parse(
                 &[
@@ -252,7 +260,7 @@ mod tests {
             u64::MAX
         );
         let mut records =
-            record(PERF_RECORD_SAMPLE, MISC_KERNEL, &[100, ids, 3, kernel_mark, 100, 200]);
+            record(PERF_RECORD_SAMPLE, MISC_KERNEL, &[100, ids, 3, kernel_marker, 100, 200]);
         records.extend(record(3, 0, &[1, 2]));
         records.extend(record(PERF_RECORD_LOST, 0, &[1, 5]));
         records.extend(record(PERF_RECORD_SAMPLE, 2, &[300, ids, 0]));
@@ -276,12 +284,12 @@ mod tests {
         for end in 0..whole {
             parse(&records[..end]);
         }
-        // A size of nothing must not be read for ever.
+        // A record of size 0 must not cause an endless loop.
         assert_eq!(parse(&[0; 64]).0, []);
     }
 
     #[test]
-    fn a_busy_cpu_is_seen_at_work() {
+    fn a_busy_cpu_yields_samples() {
         let cpu = rustix::thread::sched_getcpu();
         let mut sampler = match Sampler::start(cpu, 999, 1 << 18) {
             Ok(sampler) => sampler,
@@ -292,7 +300,7 @@ mod tests {
         let ticks = sampler.take();
         assert!(ticks.len() > 20, "{} ticks in 300 ms", ticks.len());
         assert!(ticks.iter().all(|tick| tick.in_kernel == (tick.address >> 63 == 1)), "{ticks:?}");
-        assert!(ticks.iter().any(|tick| !tick.in_kernel), "the loop was never seen");
+        assert!(ticks.iter().any(|tick| !tick.in_kernel), "no sample is in the loop");
         assert_eq!(sampler.lost(), 0);
     }
 }

@@ -1,9 +1,12 @@
-//! Receiving by mapping a TCP socket's pages (`TCP_ZEROCOPY_RECEIVE`, Linux 4.18).
+//! Zero-copy receive: maps the pages of a TCP socket's receive queue (`TCP_ZEROCOPY_RECEIVE`, Linux
+//! 4.18).
 //!
-//! A socket is mapped like a file, which reserves addresses and nothing else. Each call then moves whole
-//! pages of what has arrived into that window, read-only, and takes them off the socket. Only pages that are
-//! filled with payload, aligned, no part of a larger one and of no file can move; where the stream's next
-//! bytes do not lie in such a page, the kernel says how many must be read the ordinary way first.
+//! The socket is mapped like a file, which only reserves addresses. Each call then moves whole
+//! pages of received data into that window, read-only, and removes them from the socket.
+//!
+//! A page can be moved if payload fills it, the payload is page-aligned, and the page belongs to no
+//! larger page and no file. If the next bytes do not lie in such a page, the kernel returns how
+//! many must be read with `recv` first.
 
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -13,17 +16,20 @@ use std::ptr::NonNull;
 /// `TCP_ZEROCOPY_RECEIVE` in `<linux/tcp.h>`.
 pub(crate) const TCP_ZEROCOPY_RECEIVE: libc::c_int = 35;
 
-/// The first fields of `struct tcp_zerocopy_receive` of `<linux/tcp.h>`, those of Linux 4.18. Later ones are not asked
-/// for: for `err` the kernel takes the socket's pending error away, and a reset would look like an end.
+/// The first fields of `struct tcp_zerocopy_receive` of `<linux/tcp.h>`, those of Linux 4.18.
+///
+/// Later fields are not requested: to fill `err`, the kernel clears the socket's pending error, and
+/// a reset would look like the end of the stream.
 #[repr(C)]
-struct Request {
+struct ZerocopyReceive {
     address: u64,
     length: u32,
     recv_skip_hint: u32,
 }
-const _: () = assert!(size_of::<Request>() == 16);
+const _: () = assert!(size_of::<ZerocopyReceive>() == 16);
 
-/// Addresses into which a TCP socket's pages are moved. It belongs to the socket it was made for.
+/// An address range into which a TCP socket's pages are mapped. It belongs to the socket it was
+/// made for.
 #[derive(Debug)]
 pub struct ReceiveWindow {
     start: NonNull<u8>,
@@ -36,27 +42,29 @@ unsafe impl Send for ReceiveWindow {}
 // SAFETY: as above.
 unsafe impl Sync for ReceiveWindow {}
 
-/// What a call has moved.
+/// Result of [`ReceiveWindow::receive`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moved {
-    /// This many bytes stand in the window: whole pages, more than none.
+    /// This many bytes are mapped in the window: whole pages, at least one.
     Mapped(usize),
-    /// The next bytes, at least one and at most so many, must be read.
+    /// The next bytes, at least one and at most this many, must be read with `recv`.
     MustRead(usize),
-    /// Nothing has arrived, or an urgent byte comes next, which only `recv` passes by.
+    /// No data is queued, or the next byte is urgent; only `recv` can skip an urgent byte.
     Nothing,
-    /// The peer has ended the stream, and all of it was taken up to an urgent byte, if there is one.
+    /// The peer has ended the stream, and all bytes (up to an urgent byte, if there is one) were
+    /// consumed.
     Ended,
 }
 
 impl ReceiveWindow {
     /// Reserves `len` bytes of addresses, rounded up to pages, for `socket`.
     ///
-    /// `ENODEV` or `EINVAL` where the socket or the kernel cannot do it.
+    /// `ENODEV` or `EINVAL` if the socket or the kernel does not support it.
     pub fn new(socket: impl AsFd, len: usize) -> io::Result<Self> {
         let len = len.checked_next_multiple_of(crate::region::page_bytes());
         let len = len.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is replaced.
+        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is
+        // replaced.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -72,10 +80,11 @@ impl ReceiveWindow {
         Ok(Self { start, len, mapped: 0 })
     }
 
-    /// Moves up to `limit` bytes of what has arrived into the window, replacing what stood there. Never blocks.
+    /// Maps up to `limit` bytes of received data into the window, replacing its previous content.
     ///
-    /// `InvalidInput` for a limit below a page, which nothing fits; `EINVAL` where the socket is no TCP socket. A
-    /// reset is not told here but by the `recv` that follows [`Moved::Nothing`].
+    /// Never blocks. `InvalidInput` for a limit below a page, since only whole pages are mapped;
+    /// `EINVAL` if the socket is not a TCP socket. A reset is not reported here but by the `recv`
+    /// that follows [`Moved::Nothing`].
     pub fn receive(&mut self, socket: impl AsFd, limit: usize) -> io::Result<Moved> {
         self.mapped = 0;
         let wanted =
@@ -83,18 +92,18 @@ impl ReceiveWindow {
         if wanted == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "less than a page cannot be mapped",
+                "a limit below a page maps nothing",
             ));
         }
-        let mut request = Request {
+        let mut request = ZerocopyReceive {
             address: self.start.as_ptr() as u64,
             length: u32::try_from(wanted).unwrap_or(1 << 30),
             recv_skip_hint: 0,
         };
-        let mut len = size_of::<Request>() as libc::socklen_t;
-        // SAFETY: the kernel reads and writes at most `len` bytes of `request`, and maps pages only inside
-        // a mapping of a TCP socket at that address (else EINVAL), which this window owns. `&mut self`
-        // says that nobody looks at the pages that are replaced.
+        let mut len = size_of::<ZerocopyReceive>() as libc::socklen_t;
+        // SAFETY: the kernel reads and writes at most `len` bytes of `request`. It maps pages only
+        // inside a mapping of a TCP socket at that address (else EINVAL), which this window owns.
+        // `&mut self` guarantees that no reference to the replaced pages exists.
         let result = unsafe {
             libc::getsockopt(
                 socket.as_fd().as_raw_fd(),
@@ -106,7 +115,7 @@ impl ReceiveWindow {
         };
         if result != 0 {
             let error = io::Error::last_os_error();
-            // EIO is how it says that the stream has ended and nothing is left of it.
+            // EIO: the stream has ended and no byte of it is left.
             return if error.raw_os_error() == Some(libc::EIO) {
                 Ok(Moved::Ended)
             } else {
@@ -120,33 +129,35 @@ impl ReceiveWindow {
         Ok(moved)
     }
 
-    /// What the last call has moved in.
+    /// The bytes that the last call of [`Self::receive`] mapped.
     ///
-    /// The pages are the network stack's own, filled before they were queued. The kernel moves neither a
-    /// file's pages nor a process's (`page->mapping` must be clear; that of a page which a file has given up
-    /// is), so nobody is left who could write them, short of a process on this very machine that has had such a page
-    /// pinned since before.
+    /// The pages belong to the network stack and were filled before they were queued. The kernel
+    /// moves neither a file's pages nor a process's: `page->mapping` must be clear, as it is for a
+    /// page that a file has released. So no writer is left, except a process on this machine that
+    /// had such a page pinned before.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the kernel has mapped pages over the first `mapped` bytes of this window, readable, and
-        // only `receive`, which takes `&mut self`, replaces them.
+        // SAFETY: the kernel has mapped pages over the first `mapped` bytes of this window,
+        // readable, and only `receive`, which takes `&mut self`, replaces them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.mapped) }
     }
 }
 
-/// What the kernel's answer to a request for `wanted` bytes means, whatever it says.
+/// Interprets the kernel's result of a request for `wanted` bytes; any values are safe.
 pub fn interpret(wanted: usize, length: u32, recv_skip_hint: u32) -> Moved {
-    // With a length and a hint both: so many bytes are mapped, and what follows must be read.
+    // If both length and hint are set, `length` bytes are mapped and the bytes after them must be
+    // read.
     match (length as usize, recv_skip_hint as usize) {
         (0, 0) => Moved::Nothing,
         (0, hint) => Moved::MustRead(hint),
-        // More than was asked for cannot stand in the window.
+        // The window cannot hold more than was requested.
         (mapped, _) => Moved::Mapped(mapped.min(wanted)),
     }
 }
 
 impl Drop for ReceiveWindow {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in this type and is unmapped once; an error would leak it, no more.
+        // SAFETY: the mapping was made in this type and is unmapped once; an error would only leak
+        // it.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -158,7 +169,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn what_cannot_be_mapped_must_be_read_and_the_end_is_told() {
+    fn unmappable_bytes_must_be_read_and_the_end_is_reported() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut to = listener.accept().unwrap().0;

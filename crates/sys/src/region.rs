@@ -1,9 +1,11 @@
-//! A stretch of mapped memory that only the kernel reads and writes.
+//! Mapped memory that only the kernel reads and writes.
 //!
-//! A mapped file may change or shrink under the program at any moment, and memory lent to the kernel is read
-//! while the program runs on. Neither can be a `&[u8]`. A [`Region`] therefore never shows its bytes: it can
-//! be filled by the kernel, sent by the kernel and nothing else. Where the file behind it has shrunk, the
-//! kernel answers `EFAULT`; the program gets no `SIGBUS`, because it never touches the memory itself.
+//! A mapped file may change or shrink at any moment, and memory lent to the kernel is read while
+//! the program runs on. Neither can be a `&[u8]`. A [`Region`] therefore never exposes its bytes:
+//! the kernel can fill it and send from it, nothing else.
+//!
+//! If the file behind the region has shrunk, the kernel returns `EFAULT`. The program gets no
+//! `SIGBUS`, because it never accesses the memory itself.
 
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
@@ -12,38 +14,42 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 
-/// The size of a page. All of haul's targets use 4 KiB or a multiple; the kernel says which.
+/// Returns the size of a page in bytes. All of haul's targets use 4 KiB or a multiple of it.
 pub fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
-/// Mapped memory, unmapped on drop. Pages that the kernel still sends from stay alive by its own reference.
+/// A memory mapping, unmapped on drop. The kernel holds its own references to pages that it still
+/// sends from.
 #[derive(Debug)]
 pub struct Region {
     start: NonNull<c_void>,
     len: usize,
 }
 
-// SAFETY: a Region is an address range; no method reads or writes the memory from Rust, so threads cannot
-// race on it. (`uring_receive` does with regions that nobody else has.)
+// SAFETY: a Region is an address range; no method reads or writes the memory from Rust, so threads
+// cannot race on it. `uring_receive` reads regions from Rust, but only ones that it does not share.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// How a send from a region behaves.
+/// How a send from a region treats the pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendMode {
     /// The kernel copies the bytes before the call returns.
     Copy,
-    /// `MSG_ZEROCOPY`: the kernel keeps the pages until it queues a notice ([`crate::error_queue`]).
+    /// `MSG_ZEROCOPY`: the kernel uses the pages until it queues a completion
+    /// ([`crate::error_queue`]).
     Zerocopy,
 }
 
 impl Region {
-    /// Fresh zeroed memory of at least `len` bytes, readable and writable, all pages present.
+    /// Maps at least `len` bytes of zeroed anonymous memory, readable and writable, all pages
+    /// present.
     pub fn anonymous(len: usize) -> io::Result<Self> {
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
-        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is replaced.
+        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is
+        // replaced.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -52,78 +58,83 @@ impl Region {
                 flags,
             )
         }?;
-        Self::mapped(start, len)
+        Self::from_mapping(start, len)
     }
 
-    /// A read-only window of a file that shares its page cache. `offset` must be a multiple of the page size.
+    /// Maps a range of a file read-only, sharing its page cache. `offset` must be a multiple of the
+    /// page size.
     ///
-    /// Pages are mapped at once (`MAP_POPULATE`): one pass over the page cache instead of a fault every 64
-    /// KiB.
+    /// The pages are mapped at once (`MAP_POPULATE`): one pass over the page cache instead of a
+    /// fault every 64 KiB.
     pub fn of_file(file: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
-        Self::of_descriptor(file, offset, len, ProtFlags::READ)
+        Self::map_descriptor(file, offset, len, ProtFlags::READ)
     }
 
-    /// A writable mapping of a memory file (memfd). Registering memory with io_uring needs it writable.
+    /// Maps a memory file (memfd) writable. Registering memory with io_uring requires a writable
+    /// mapping.
     pub fn of_memory_file(file: impl AsFd, len: usize) -> io::Result<Self> {
-        Self::of_descriptor(file, 0, len, ProtFlags::READ | ProtFlags::WRITE)
+        Self::map_descriptor(file, 0, len, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    fn of_descriptor(
+    fn map_descriptor(
         file: impl AsFd,
         offset: u64,
         len: usize,
         protection: ProtFlags,
     ) -> io::Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is replaced.
+        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is
+        // replaced.
         let start = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, offset)
         }?;
-        Self::mapped(start, len)
+        Self::from_mapping(start, len)
     }
 
-    fn mapped(start: *mut c_void, len: usize) -> io::Result<Self> {
+    fn from_mapping(start: *mut c_void, len: usize) -> io::Result<Self> {
         let start =
             NonNull::new(start).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         Ok(Self { start, len })
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds no byte (the kernel refuses to map none, so never).
+    /// Whether the region is empty; never true, since the kernel refuses to map 0 bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The address and length of `range`, for handing to the kernel. `InvalidInput` outside the region.
+    /// Returns the address and length of `range`, to pass to the kernel. `InvalidInput` outside the
+    /// region.
     pub(crate) fn slice(&self, range: &Range<usize>) -> io::Result<(*mut c_void, usize)> {
         if range.start > range.end || range.end > self.len {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("bytes {range:?} lie outside a region of {} bytes", self.len),
+                format!("bytes {range:?} are outside a region of {} bytes", self.len),
             ));
         }
         // SAFETY: the range was just checked to lie inside the mapping.
         Ok((unsafe { self.start.as_ptr().add(range.start) }, range.len()))
     }
 
-    /// `pread` from `file` at `offset` into `range`; returns the bytes read, 0 at the end of the file.
+    /// Reads from `file` at `offset` into `range` (`pread`); returns the bytes read, 0 at the end
+    /// of the file.
     pub fn fill(&self, file: impl AsFd, offset: u64, range: Range<usize>) -> io::Result<usize> {
         let (start, len) = self.slice(&range)?;
-        // SAFETY: the kernel writes at most `len` bytes at `start`, inside the mapping; nobody reads it in
-        // Rust.
-        crate::checked(|| unsafe {
+        // SAFETY: the kernel writes at most `len` bytes at `start`, inside the mapping, which Rust
+        // code never reads.
+        crate::syscall(|| unsafe {
             libc::pread(file.as_fd().as_raw_fd(), start, len, offset as libc::off_t)
         })
     }
 
-    /// `send` of `range` into a socket; returns the bytes it took. Never raises `SIGPIPE`.
+    /// Sends `range` to a socket (`send`); returns the bytes accepted. Never raises `SIGPIPE`.
     ///
-    /// `EFAULT` where the file behind the region has shrunk. With [`SendMode::Zerocopy`]: `ENOBUFS` when
-    /// `net.core.optmem_max` or `RLIMIT_MEMLOCK` is reached.
+    /// `EFAULT` if the file behind the region has shrunk. With [`SendMode::Zerocopy`], `ENOBUFS`
+    /// when `net.core.optmem_max` or `RLIMIT_MEMLOCK` is reached.
     pub fn send(
         &self,
         socket: impl AsFd,
@@ -135,23 +146,25 @@ impl Region {
             SendMode::Copy => libc::MSG_NOSIGNAL,
             SendMode::Zerocopy => libc::MSG_NOSIGNAL | libc::MSG_ZEROCOPY,
         };
-        // SAFETY: the kernel only reads the mapping. With MSG_ZEROCOPY it reads on after the call, from
-        // pages on which it holds its own reference, so that unmapping cannot give them to anyone else.
-        crate::checked(|| unsafe { libc::send(socket.as_fd().as_raw_fd(), start, len, flags) })
+        // SAFETY: the kernel only reads the mapping. With MSG_ZEROCOPY it reads on after the call,
+        // from pages on which it holds its own reference, so unmapping cannot hand them to another
+        // owner.
+        crate::syscall(|| unsafe { libc::send(socket.as_fd().as_raw_fd(), start, len, flags) })
     }
 
-    /// `write` of `range` into a descriptor; returns the bytes it took. Raises `SIGPIPE` where that is not
-    /// ignored.
+    /// Writes `range` to a descriptor (`write`); returns the bytes accepted. Raises `SIGPIPE` if
+    /// that signal is not ignored.
     pub fn write(&self, to: impl AsFd, range: Range<usize>) -> io::Result<usize> {
         let (start, len) = self.slice(&range)?;
         // SAFETY: the kernel only reads the mapping, and no longer than the call.
-        crate::checked(|| unsafe { libc::write(to.as_fd().as_raw_fd(), start, len) })
+        crate::syscall(|| unsafe { libc::write(to.as_fd().as_raw_fd(), start, len) })
     }
 
-    /// `vmsplice`: puts references to the pages of `range` into a pipe (Linux 2.6.17); returns the bytes it
-    /// took.
+    /// Puts references to the pages of `range` into a pipe (`vmsplice`, Linux 2.6.17); returns the
+    /// bytes accepted.
     ///
-    /// **No completion exists.** Whoever writes to the memory afterwards changes what the peer receives.
+    /// **There is no completion.** A later write to the memory changes the bytes that the peer
+    /// receives.
     pub fn vmsplice(
         &self,
         pipe: impl AsFd,
@@ -161,9 +174,9 @@ impl Region {
         let (start, len) = self.slice(&range)?;
         let flags = if nonblock { libc::SPLICE_F_NONBLOCK } else { 0 };
         let pages = libc::iovec { iov_base: start, iov_len: len };
-        // SAFETY: `pages` lies inside the mapping. The pipe takes page references of its own, so the
-        // pages outlive the mapping; without SPLICE_F_GIFT they stay ours.
-        crate::checked(|| unsafe {
+        // SAFETY: `pages` lies inside the mapping. The pipe takes page references of its own, so
+        // the pages outlive the mapping; without SPLICE_F_GIFT this process keeps ownership.
+        crate::syscall(|| unsafe {
             libc::vmsplice(pipe.as_fd().as_raw_fd(), &raw const pages, 1, flags)
         })
     }
@@ -171,7 +184,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in this type and is unmapped once; an error would leak it, no more.
+        // SAFETY: the mapping was made in this type and is unmapped once; an error would only leak
+        // it.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.len) };
     }
 }
@@ -182,7 +196,7 @@ mod tests {
     use std::io::{Read, Write};
 
     #[test]
-    fn a_filled_region_is_sent_as_it_was_read() {
+    fn a_region_filled_from_a_file_sends_the_same_bytes() {
         let mut file = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC)
             .map(std::fs::File::from)
             .unwrap();
@@ -197,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn outside_the_region_is_an_error() {
+    fn a_range_outside_the_region_is_an_error() {
         let region = Region::anonymous(page_bytes()).unwrap();
         let (from, _to) = std::os::unix::net::UnixStream::pair().unwrap();
         let beyond = 0..page_bytes() + 1;
@@ -206,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_shrank_is_efault_and_no_signal() {
+    fn sending_from_a_truncated_file_is_efault_and_raises_no_signal() {
         let file = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC)
             .map(std::fs::File::from)
             .unwrap();

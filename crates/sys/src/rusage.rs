@@ -1,9 +1,10 @@
-//! `getrusage`: the CPU time that the kernel charges to a thread, the process, or its ended children.
+//! `getrusage`: the CPU time that the kernel charges to a thread, the process, or its ended
+//! children.
 
 use std::io;
 use std::time::Duration;
 
-/// Whose time is asked for.
+/// Selects the tasks whose usage is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Who {
     /// The calling thread (`RUSAGE_THREAD`, Linux 2.6.26).
@@ -14,25 +15,25 @@ pub enum Who {
     Children,
 }
 
-/// What `getrusage` claims.
+/// Resource usage as `getrusage` reports it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Time in user mode.
     pub user: Duration,
-    /// Time in the kernel on the caller's behalf. Work done in interrupts is charged to no process.
+    /// Time in the kernel on behalf of the task. Work done in interrupts is charged to no process.
     pub system: Duration,
-    /// How often the CPU was given up, by waiting for something, or lost to somebody else.
+    /// Voluntary and involuntary context switches.
     pub context_switches: u64,
 }
 
 impl Usage {
-    /// User and system time together.
+    /// Returns user plus system time.
     pub fn cpu(&self) -> Duration {
         self.user + self.system
     }
 }
 
-/// Reads the usage of `who`.
+/// Reads the resource usage of `who`.
 pub fn usage(who: Who) -> io::Result<Usage> {
     let who = match who {
         Who::Thread => libc::RUSAGE_THREAD,

@@ -1,4 +1,4 @@
-//! Counters that two processes share (`memfd_create`, Linux 3.17; seals).
+//! Counters in memory shared between processes (sealed `memfd_create`, Linux 3.17).
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::io;
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-/// Counters in memory that is shared with every process that has the descriptor. They begin at 0.
+/// An array of counters, starting at 0, shared with every process that has the descriptor.
 #[derive(Debug)]
 pub struct SharedCounters {
     fd: OwnedFd,
@@ -14,13 +14,16 @@ pub struct SharedCounters {
     count: usize,
 }
 
-// SAFETY: the memory is reached as atomics only, and stays mapped as long as this value lives.
+// SAFETY: the memory is accessed as atomics only, and stays mapped as long as this value lives.
 unsafe impl Send for SharedCounters {}
 // SAFETY: as above.
 unsafe impl Sync for SharedCounters {}
 
 impl SharedCounters {
-    /// So many new counters. Their memory file cannot shrink, so that no process can take the memory from under another.
+    /// Creates `count` counters in a new memory file.
+    ///
+    /// The file is sealed against shrinking, so no process can remove memory that another one has
+    /// mapped.
     pub fn create(count: usize) -> io::Result<Self> {
         let fd = memfd_create("haul-counters", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, (count.max(1) * size_of::<AtomicU64>()) as u64)?;
@@ -28,16 +31,18 @@ impl SharedCounters {
         Self::map(fd)
     }
 
-    /// The counters that another process has created, by their descriptor. `EINVAL` for any other file.
+    /// Maps the counters that another process created, by their descriptor. `InvalidInput` for any
+    /// other file.
     pub fn open(fd: OwnedFd) -> io::Result<Self> {
-        // Without the seal its creator could still shrink it.
+        // Without the seal its creator could still shrink the file.
         let is_sealed = rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK);
         if is_sealed { Self::map(fd) } else { Err(io::ErrorKind::InvalidInput.into()) }
     }
 
     fn map(fd: OwnedFd) -> io::Result<Self> {
         let bytes = rustix::fs::fstat(&fd)?.st_size as usize;
-        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is replaced.
+        // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is
+        // replaced.
         let memory = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -56,19 +61,19 @@ impl SharedCounters {
         Ok(Self { fd, counters, count: bytes / size_of::<AtomicU64>() })
     }
 
-    /// How many there are.
+    /// Number of counters.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// A counter.
+    /// Returns the counter at `index`.
     ///
     /// # Panics
-    /// Beyond the last counter.
+    /// If `index` is not less than [`Self::count`].
     pub fn get(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.count, "there are {} counters", self.count);
-        // SAFETY: the mapping holds `count` counters, is aligned to a page, cannot shrink, and lives as long as `self`; every
-        // process reaches it as atomics.
+        // SAFETY: the mapping holds `count` counters, is aligned to a page, cannot shrink, and
+        // lives as long as `self`; every process accesses it as atomics.
         unsafe { self.counters.add(index).as_ref() }
     }
 }
@@ -92,7 +97,7 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
-    fn what_one_writes_the_other_reads() {
+    fn both_mappings_share_the_counters() {
         let one = SharedCounters::create(16).unwrap();
         let other = SharedCounters::open(one.as_fd().try_clone_to_owned().unwrap()).unwrap();
         one.get(15).store(7, Relaxed);
@@ -101,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_is_refused() {
+    fn an_unsealed_file_is_refused() {
         let fd = memfd_create("other", MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, 128).unwrap();
         assert!(SharedCounters::open(fd).is_err(), "it could shrink");

@@ -1,8 +1,12 @@
-//! Two sockets joined inside the kernel: a BPF program passes each socket's data to the other (`BPF_MAP_TYPE_SOCKMAP`,
-//! Linux 4.14; with a verdict program alone, 5.13). The program is five instructions, written here as numbers.
+//! Two TCP sockets joined in the kernel: a BPF program redirects each socket's received data to the
+//! other.
 //!
-//! What this cannot do: say when everything has been passed on. The kernel sends on from a queue of its own, so
-//! whoever shuts a socket down when its peer has ended may cut that queue off. It is for measuring.
+//! Uses `BPF_MAP_TYPE_SOCKMAP` (Linux 4.14; with only a verdict program 5.13). The program has five
+//! instructions, encoded here by hand.
+//!
+//! Limitation: there is no notification when all data has been forwarded. The kernel forwards from
+//! a queue of its own, so shutting down a socket after its peer has ended may lose the queued
+//! bytes. This module is for measurements.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -17,7 +21,7 @@ const BPF_PROG_TYPE_SK_SKB: u32 = 14;
 const BPF_SK_SKB_VERDICT: u32 = 38;
 /// `BPF_FUNC_sk_redirect_map`.
 const SK_REDIRECT_MAP: i32 = 52;
-/// `BPF_PSEUDO_MAP_FD`: the number in the instruction is a map's descriptor.
+/// `BPF_PSEUDO_MAP_FD`: the immediate value of the instruction is a map's descriptor.
 const PSEUDO_MAP_FD: u8 = 1;
 
 /// `struct bpf_insn` of <linux/bpf.h>.
@@ -25,14 +29,14 @@ const PSEUDO_MAP_FD: u8 = 1;
 #[derive(Clone, Copy)]
 struct Instruction {
     code: u8,
-    /// The destination's number in the lower half, the source's in the upper.
+    /// Destination register in the low four bits, source register in the high four.
     registers: u8,
     offset: i16,
     immediate: i32,
 }
 const _: () = assert!(size_of::<Instruction>() == 8);
 
-/// The fields of `union bpf_attr` that making a map takes.
+/// The fields of `union bpf_attr` for `BPF_MAP_CREATE`.
 #[repr(C)]
 struct MapCreate {
     map_type: u32,
@@ -75,7 +79,8 @@ struct ProgramAttach {
     attach_flags: u32,
 }
 
-/// Two joined sockets. They come apart when this is dropped, and what the kernel has queued may be lost then.
+/// Two joined sockets. Dropping this separates them and may lose the bytes that the kernel has
+/// queued.
 #[derive(Debug)]
 pub struct Sockmap {
     _maps: [OwnedFd; 2],
@@ -83,20 +88,22 @@ pub struct Sockmap {
 }
 
 impl Sockmap {
-    /// Joins two connected TCP sockets, which nobody may read from any more.
+    /// Joins two connected TCP sockets. After that no program may read from them.
     ///
-    /// `EPERM` without `CAP_BPF` and `CAP_NET_ADMIN` in the first user namespace, `EINVAL` on a kernel without it.
+    /// `EPERM` without `CAP_BPF` and `CAP_NET_ADMIN` in the initial user namespace, `EINVAL` if the
+    /// kernel does not support it.
     pub fn join(one: impl AsFd, other: impl AsFd) -> io::Result<Self> {
         let maps = [create_map()?, create_map()?];
-        // What comes for the one goes to the socket of the other's map, and the other way round.
+        // Data received on one socket is redirected to the socket in the other socket's map.
         let programs = [load_redirect_to(&maps[1])?, load_redirect_to(&maps[0])?];
         attach(&maps[0], &programs[0])?;
         attach(&maps[1], &programs[1])?;
         insert(&maps[1], other.as_fd())?;
         insert(&maps[0], one.as_fd())?;
         for socket in [one.as_fd(), other.as_fd()] {
-            // What came before the program did is looked at when the socket is next told of data; setting the
-            // low-water mark tells it (`tcp_set_rcvlowat` calls `tcp_data_ready`).
+            // Data that was received before the program was attached is processed at the socket's
+            // next data-ready event; setting the low-water mark causes one (`tcp_set_rcvlowat`
+            // calls `tcp_data_ready`).
             crate::sockopt::set_receive_low_water(socket, 1)?;
         }
         Ok(Self { _maps: maps, _programs: programs })
@@ -110,9 +117,9 @@ fn create_map() -> io::Result<OwnedFd> {
     )
 }
 
-/// `return bpf_sk_redirect_map(skb, map, 0, 0)`: the packet's context stays in register 1.
+/// Loads `return bpf_sk_redirect_map(skb, map, 0, 0)`; the packet's context stays in register 1.
 fn load_redirect_to(map: &OwnedFd) -> io::Result<OwnedFd> {
-    let set = |register: u8, immediate| Instruction {
+    let move_immediate = |register: u8, immediate| Instruction {
         // BPF_ALU64 | BPF_MOV | BPF_K
         code: 0xb7,
         registers: register,
@@ -120,7 +127,7 @@ fn load_redirect_to(map: &OwnedFd) -> io::Result<OwnedFd> {
         immediate,
     };
     let program = [
-        // BPF_LD | BPF_IMM | BPF_DW: a 64-bit number in two instructions.
+        // BPF_LD | BPF_IMM | BPF_DW: a 64-bit immediate takes two instructions.
         Instruction {
             code: 0x18,
             registers: 2 | PSEUDO_MAP_FD << 4,
@@ -128,8 +135,8 @@ fn load_redirect_to(map: &OwnedFd) -> io::Result<OwnedFd> {
             immediate: map.as_raw_fd(),
         },
         Instruction { code: 0, registers: 0, offset: 0, immediate: 0 },
-        set(3, 0),
-        set(4, 0),
+        move_immediate(3, 0),
+        move_immediate(4, 0),
         // BPF_JMP | BPF_CALL, BPF_JMP | BPF_EXIT
         Instruction { code: 0x85, registers: 0, offset: 0, immediate: SK_REDIRECT_MAP },
         Instruction { code: 0x95, registers: 0, offset: 0, immediate: 0 },
@@ -177,16 +184,17 @@ fn insert(map: &OwnedFd, socket: impl AsFd) -> io::Result<()> {
 
 fn bpf_descriptor<T>(command: libc::c_int, request: &T) -> io::Result<OwnedFd> {
     let descriptor = bpf(command, request)?;
-    // SAFETY: these commands answer with a new descriptor that nobody else has.
+    // SAFETY: these commands return a new descriptor that has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor as libc::c_int) })
 }
 
-/// `bpf(2)`, which rustix and libc lack. `request` is the beginning of a `union bpf_attr`; the kernel takes the rest
-/// for zero.
+/// `bpf(2)`, which rustix and libc lack. `request` is the beginning of a `union bpf_attr`; the
+/// kernel assumes zero for the rest.
 fn bpf<T>(command: libc::c_int, request: &T) -> io::Result<usize> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes of the request and, through the addresses in it, memory that the
-    // caller holds until this returns. It writes none of them with these commands.
-    crate::checked(|| unsafe {
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of the request and, through the addresses in
+    // it, memory that the caller holds until this returns. With these commands it writes to none of
+    // it.
+    crate::syscall(|| unsafe {
         libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(request), size_of::<T>())
             as libc::ssize_t
     })
@@ -199,7 +207,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn what_one_end_sends_the_other_receives() {
+    fn each_end_receives_the_bytes_that_the_other_sends() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let pair = || {
             let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -3,56 +3,62 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Lets the socket take `MSG_ZEROCOPY` (`SO_ZEROCOPY`, Linux 4.14; UDP 5.0).
+/// Enables `MSG_ZEROCOPY` on the socket (`SO_ZEROCOPY`, Linux 4.14; UDP 5.0).
 ///
-/// `EOPNOTSUPP` on a kernel or a protocol without it.
+/// `EOPNOTSUPP` if the kernel or the protocol does not support it.
 pub fn set_zerocopy(socket: impl AsFd, on: bool) -> io::Result<()> {
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, &i32::from(on).to_ne_bytes())
 }
 
-/// Whether the socket takes `MSG_ZEROCOPY` already. `ENOPROTOOPT` on a kernel before 4.14.
+/// Reads whether `MSG_ZEROCOPY` is enabled on the socket. `ENOPROTOOPT` on a kernel before 4.14.
 pub fn zerocopy(socket: impl AsFd) -> io::Result<bool> {
     Ok(get(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ZEROCOPY)? != 0)
 }
 
-/// A stream socket counts as readable once this many bytes wait, or the stream has ended (`SO_RCVLOWAT`).
-/// TCP also grows the receive buffer to hold them (Linux 4.18).
+/// Sets how many queued bytes make a stream socket readable (`SO_RCVLOWAT`).
+///
+/// The end of the stream makes it readable too. TCP also grows the receive buffer to hold that many
+/// bytes (Linux 4.18).
 pub fn set_receive_low_water(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes.to_ne_bytes())
 }
 
-/// Waits as `recv` of `len` bytes would, taking and copying nothing; returns how many of them are there, 0 at
-/// the end of the stream.
+/// Blocks as `recv` of `len` bytes would, without consuming or copying data.
 ///
-/// `EAGAIN` from a non-blocking socket, or when its receive timeout is over. Only for TCP.
+/// Returns how many of the bytes are queued, 0 at the end of the stream. `EAGAIN` from a
+/// non-blocking socket, or when its receive timeout expires. Only for TCP.
 pub fn wait_to_receive(socket: impl AsFd, len: usize) -> io::Result<usize> {
     let fd = socket.as_fd().as_raw_fd();
     let flags = libc::MSG_PEEK | libc::MSG_TRUNC;
-    // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer. Another kind of socket would fail
-    // with EFAULT at the null address rather than write anywhere.
-    crate::checked(|| unsafe { libc::recv(fd, std::ptr::null_mut(), len, flags) })
+    // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer. Another kind of socket
+    // would fail with EFAULT at the null address rather than write anywhere.
+    crate::syscall(|| unsafe { libc::recv(fd, std::ptr::null_mut(), len, flags) })
 }
 
-/// Throws away up to `len` received bytes of a TCP socket without touching them (`MSG_TRUNC`); returns how
-/// many, 0 at the end of the stream. On a datagram or Unix socket the flag means something else.
+/// Discards up to `len` received bytes of a TCP socket without copying them (`MSG_TRUNC`).
+///
+/// Returns how many bytes were discarded, 0 at the end of the stream. On a datagram or Unix socket
+/// the flag has another meaning.
 pub fn discard(socket: impl AsFd, len: usize) -> io::Result<usize> {
     let fd = socket.as_fd().as_raw_fd();
-    // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer. Another kind of socket would fail
-    // with EFAULT at the null address rather than write anywhere.
-    crate::checked(|| unsafe { libc::recv(fd, std::ptr::null_mut(), len, libc::MSG_TRUNC) })
+    // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer. Another kind of socket
+    // would fail with EFAULT at the null address rather than write anywhere.
+    crate::syscall(|| unsafe { libc::recv(fd, std::ptr::null_mut(), len, libc::MSG_TRUNC) })
 }
 
-/// Limits the rate at which the socket sends (`SO_MAX_PACING_RATE`, Linux 3.13; TCP paces itself without the
-/// `fq` qdisc since 4.13). The kernel counts payload and headers.
+/// Limits the rate at which the socket sends (`SO_MAX_PACING_RATE`, Linux 3.13).
+///
+/// TCP paces without the `fq` qdisc since 4.13. The kernel counts payload and headers.
 pub fn set_max_pacing_rate(socket: impl AsFd, bytes_per_second: u64) -> io::Result<()> {
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes_per_second.to_ne_bytes())
 }
 
-/// Fixes the send and the receive buffer (`SO_SNDBUF`, `SO_RCVBUF`); the kernel then no longer sizes them by itself. The
-/// kernel doubles the number for its own bookkeeping.
+/// Fixes the sizes of the send and the receive buffer (`SO_SNDBUF`, `SO_RCVBUF`).
 ///
-/// With `CAP_NET_ADMIN` beyond `net.core.wmem_max` and `rmem_max` too; without it those are the limits, silently.
+/// This disables the kernel's automatic sizing. The kernel doubles the value for its own
+/// bookkeeping. With `CAP_NET_ADMIN` the size may exceed `net.core.wmem_max` and `rmem_max`;
+/// without it those limits apply, without an error.
 pub fn set_buffers(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     let value = i32::try_from(bytes).unwrap_or(i32::MAX).to_ne_bytes();
     for (force, plain) in
@@ -68,27 +74,33 @@ pub fn set_buffers(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Limits the segments of connections that begin with this socket from now on, to either side, in bytes (`TCP_MAXSEG`). TCP's options
-/// are part of that, its header is not. A listening socket hands it to those it accepts.
+/// Limits the segment size, in bytes, of later connections of this socket, in both directions
+/// (`TCP_MAXSEG`).
+///
+/// The limit includes TCP options but not the TCP header. Sockets accepted from a listening socket
+/// inherit it.
 pub fn set_max_segment(socket: impl AsFd, bytes: u16) -> io::Result<()> {
     set(socket.as_fd(), libc::SOL_TCP, libc::TCP_MAXSEG, &i32::from(bytes).to_ne_bytes())
 }
 
-/// The largest segment that a connected socket sends now, in bytes, without TCP's header and options (`TCP_MAXSEG`).
+/// Reads the current maximum segment size of a connected socket, in bytes, without TCP's header and
+/// options (`TCP_MAXSEG`).
 pub fn max_segment(socket: impl AsFd) -> io::Result<u32> {
     Ok(get(socket.as_fd(), libc::SOL_TCP, libc::TCP_MAXSEG)?.try_into().unwrap_or(0))
 }
 
-/// Has receiving calls poll the device for up to so long before they wait for an interrupt (`SO_BUSY_POLL`, Linux 3.11).
+/// Sets how long receiving calls poll the device before they wait for an interrupt (`SO_BUSY_POLL`,
+/// Linux 3.11).
 ///
-/// `EPERM` without `CAP_NET_ADMIN`, where it is more than `net.core.busy_read`.
+/// `EPERM` without `CAP_NET_ADMIN` for a time above `net.core.busy_read`.
 pub fn set_busy_poll(socket: impl AsFd, microseconds: u32) -> io::Result<()> {
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds.to_ne_bytes())
 }
 
-/// Puts the upper-layer protocol `name` on a connected TCP socket (`TCP_ULP`, Linux 4.13): `"tls"` for kTLS.
+/// Installs the upper-layer protocol `name` on a connected TCP socket (`TCP_ULP`, Linux 4.13):
+/// `"tls"` for kTLS.
 ///
-/// `ENOENT` when the kernel has no such protocol and cannot load it.
+/// `ENOENT` if the kernel lacks the protocol and cannot load it.
 pub fn set_upper_layer_protocol(socket: impl AsFd, name: &str) -> io::Result<()> {
     set(socket.as_fd(), libc::SOL_TCP, libc::TCP_ULP, name.as_bytes())
 }
@@ -117,23 +129,24 @@ fn set(socket: BorrowedFd<'_>, level: i32, option: i32, value: &[u8]) -> io::Res
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Bytes that wait in a stream socket's receive queue (`FIONREAD`).
+/// Reads the number of bytes in a stream socket's receive queue (`FIONREAD`).
 pub fn bytes_to_read(socket: impl AsFd) -> io::Result<u64> {
     rustix::io::ioctl_fionread(socket).map_err(io::Error::from)
 }
 
-/// Whether the kernel can map a TCP socket's received pages (`TCP_ZEROCOPY_RECEIVE`, Linux 4.18).
+/// Probes whether the kernel can map a TCP socket's received pages (`TCP_ZEROCOPY_RECEIVE`, Linux
+/// 4.18).
 pub fn has_zerocopy_receive(socket: impl AsFd) -> io::Result<bool> {
-    // The first fields of struct tcp_zerocopy_receive, asking for nothing: address, length, recv_skip_hint.
-    let mut nothing = [0u8; 16];
-    let mut len = nothing.len() as libc::socklen_t;
-    // SAFETY: the kernel reads and writes at most `len` bytes of `nothing`.
+    // The first fields of struct tcp_zerocopy_receive, all zero: address, length, recv_skip_hint.
+    let mut request = [0u8; 16];
+    let mut len = request.len() as libc::socklen_t;
+    // SAFETY: the kernel reads and writes at most `len` bytes of `request`.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
             libc::SOL_TCP,
             crate::receive_window::TCP_ZEROCOPY_RECEIVE,
-            nothing.as_mut_ptr().cast(),
+            request.as_mut_ptr().cast(),
             &raw mut len,
         )
     };
@@ -141,7 +154,7 @@ pub fn has_zerocopy_receive(socket: impl AsFd) -> io::Result<bool> {
         0 => Ok(true),
         _ => match io::Error::last_os_error() {
             error if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(false),
-            // It knows the option and finds fault with what was asked, or with the socket's state.
+            // The kernel supports the option but rejects the request or the socket's state.
             _ => Ok(true),
         },
     }

@@ -1,14 +1,16 @@
-//! The state of a TCP connection (`getsockopt(TCP_INFO)`, `struct tcp_info` of `<linux/tcp.h>`).
+//! State of a TCP connection (`getsockopt(TCP_INFO)`, `struct tcp_info` of `<linux/tcp.h>`).
 //!
-//! The kernel locks the socket while it fills the structure, so one reading is consistent: every acknowledgement
-//! that had arrived has been processed, and what it allowed to be sent has been sent.
+//! The kernel locks the socket while it fills the structure, so one reading is consistent. Every
+//! acknowledgement that had arrived has been processed, and the data that it allowed to send has
+//! been sent.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// `struct tcp_info` up to `tcpi_snd_wnd`. Later kernels append fields, and copy no more than they are asked for.
-const BYTES: usize = 232;
-/// Where its fields stand (uapi/linux/tcp.h; the layout is part of the kernel's interface).
+/// Size of `struct tcp_info` up to `tcpi_snd_wnd`. Later kernels append fields, and copy no more
+/// bytes than were requested.
+const TCP_INFO_BYTES: usize = 232;
+/// Offsets of the fields (uapi/linux/tcp.h; the layout is part of the kernel's ABI).
 mod offset {
     pub const STATE: usize = 0;
     pub const SND_MSS: usize = 16;
@@ -22,55 +24,58 @@ mod offset {
 /// `TCP_ESTABLISHED` of `<net/tcp_states.h>`.
 const TCP_ESTABLISHED: u8 = 1;
 
-/// The fields that haul uses. Counters are the connection's since it was made; a field that the kernel does not
-/// have yet reads 0.
+/// The fields of `struct tcp_info` that haul uses.
+///
+/// Counters cover the connection's whole life. A field that the kernel does not provide yet reads
+/// 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// Whether the connection is established: both directions are open.
+    /// Whether the connection is established, that is, open in both directions.
     pub is_established: bool,
     /// Payload of a full segment, in bytes.
     pub segment_bytes: u32,
-    /// The receive window that the peer has announced, in bytes (Linux 5.4).
+    /// Receive window that the peer advertises, in bytes (Linux 5.4).
     pub peer_window_bytes: u32,
-    /// Payload sent, what was sent again included, in bytes (Linux 4.19).
+    /// Payload sent, including retransmissions, in bytes (Linux 4.19).
     pub sent_bytes: u64,
-    /// Packets received, acknowledgements included (Linux 4.2).
+    /// Packets received, including acknowledgements (Linux 4.2).
     pub segments_in: u32,
-    /// Time during which only the peer's window held the sender back, in microseconds (Linux 4.10).
+    /// Time during which only the peer's window limited the sender, in microseconds (Linux 4.10).
     pub window_limited_us: u64,
-    /// The limit that `SO_MAX_PACING_RATE` has set; `u64::MAX` for none.
+    /// Limit set by `SO_MAX_PACING_RATE`, in bytes per second; `u64::MAX` for none.
     pub pacing_rate_bytes_per_second_max: u64,
 }
 
 impl TcpInfo {
-    /// From the bytes of a `struct tcp_info`, as `getsockopt` or socket diagnostics hand it out. What an older kernel has not
-    /// written reads 0.
+    /// Parses the bytes of a `struct tcp_info` from `getsockopt` or from socket diagnostics.
+    ///
+    /// Fields that an older kernel has not written read 0.
     pub fn from_bytes(bytes: &[u8]) -> Self {
-        let number = |offset: usize, len: usize| {
-            let mut number = [0; 8];
-            if let Some(field) = bytes.get(offset..offset + len) {
-                let at = if cfg!(target_endian = "little") { 0 } else { 8 - len };
-                number[at..at + len].copy_from_slice(field);
+        let field = |offset: usize, len: usize| {
+            let mut value = [0; 8];
+            if let Some(source) = bytes.get(offset..offset + len) {
+                let start = if cfg!(target_endian = "little") { 0 } else { 8 - len };
+                value[start..start + len].copy_from_slice(source);
             }
-            u64::from_ne_bytes(number)
+            u64::from_ne_bytes(value)
         };
-        let word = |offset| number(offset, 4) as u32;
+        let field_u32 = |offset| field(offset, 4) as u32;
         Self {
-            is_established: number(offset::STATE, 1) == u64::from(TCP_ESTABLISHED),
-            segment_bytes: word(offset::SND_MSS),
-            peer_window_bytes: word(offset::SND_WND),
-            sent_bytes: number(offset::BYTES_SENT, 8),
-            segments_in: word(offset::SEGS_IN),
-            window_limited_us: number(offset::RWND_LIMITED, 8),
-            pacing_rate_bytes_per_second_max: number(offset::MAX_PACING_RATE, 8),
+            is_established: field(offset::STATE, 1) == u64::from(TCP_ESTABLISHED),
+            segment_bytes: field_u32(offset::SND_MSS),
+            peer_window_bytes: field_u32(offset::SND_WND),
+            sent_bytes: field(offset::BYTES_SENT, 8),
+            segments_in: field_u32(offset::SEGS_IN),
+            window_limited_us: field(offset::RWND_LIMITED, 8),
+            pacing_rate_bytes_per_second_max: field(offset::MAX_PACING_RATE, 8),
         }
     }
 }
 
 /// Reads the state of a TCP connection. `EOPNOTSUPP` or `ENOPROTOOPT` for a socket of another kind.
 pub fn tcp_info(socket: impl AsFd) -> io::Result<TcpInfo> {
-    let mut bytes = [0u8; BYTES];
-    let mut len = BYTES as libc::socklen_t;
+    let mut bytes = [0u8; TCP_INFO_BYTES];
+    let mut len = TCP_INFO_BYTES as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes, the size of `bytes`.
     let result = unsafe {
         libc::getsockopt(
@@ -91,7 +96,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream, UdpSocket};
 
     #[test]
-    fn a_connections_state_is_read() {
+    fn the_state_of_a_connection_is_read() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut receiver, _) = listener.accept().unwrap();
@@ -108,8 +113,8 @@ mod tests {
     }
 
     #[test]
-    fn a_structure_that_is_cut_short_reads_zeros() {
-        let mut bytes = [0xff; BYTES];
+    fn fields_missing_from_a_short_structure_read_zero() {
+        let mut bytes = [0xff; TCP_INFO_BYTES];
         bytes[0] = TCP_ESTABLISHED;
         let whole = TcpInfo::from_bytes(&bytes);
         assert!(whole.is_established && whole.peer_window_bytes == u32::MAX, "{whole:?}");
@@ -119,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kind_of_socket_is_refused() {
+    fn a_udp_socket_is_refused() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         assert!(tcp_info(&socket).is_err());
     }

@@ -1,10 +1,12 @@
-//! io_uring, as far as sending a stream goes: one operation, or one chain, at a time.
+//! io_uring for sending a stream: one operation, or one chain of two, at a time.
 //!
-//! Two sends to one stream socket that are in the kernel together may be carried out in either order, so this
-//! type never has two: every method waits for its operation's result. What stays out is the second completion
-//! of a zero-copy send (`IORING_CQE_F_NOTIF`), which says that the kernel is done with the memory.
+//! If two sends to one stream socket are submitted together, the kernel may execute them in either
+//! order. This type never has two: every method waits for its operation's result. Only the second
+//! completion of a zero-copy send (`IORING_CQE_F_NOTIF`) may arrive later. It reports that the
+//! kernel no longer uses the memory.
 //!
-//! Not here: polled rings, registered files, multishot, anything that receives.
+//! Not supported: polled rings, registered files, multishot operations, and receiving (see
+//! [`crate::uring_receive`]).
 
 use crate::region::Region;
 use io_uring::{IoUring, opcode, squeue, types};
@@ -14,34 +16,35 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-/// `IORING_SEND_ZC_REPORT_USAGE` (Linux 6.2): the notice says whether the data was copied.
+/// `IORING_SEND_ZC_REPORT_USAGE` (Linux 6.2): the completion reports whether the data was copied.
 const SEND_ZC_REPORT_USAGE: u16 = 1 << 3;
-/// `IORING_NOTIF_USAGE_ZC_COPIED` (Linux 6.2): it was.
+/// `IORING_NOTIF_USAGE_ZC_COPIED` (Linux 6.2): the data was copied.
 const NOTIF_USAGE_ZC_COPIED: u32 = 1 << 31;
-/// Operations that can wait for submission. A chain has two.
+/// Size of the submission queue. A chain has two operations.
 const ENTRIES: u32 = 8;
-/// Room for results and notices. The kernel keeps what does not fit, so this bounds memory, not correctness.
+/// Size of the completion queue. The kernel keeps completions that do not fit, so this bounds
+/// memory, not correctness.
 const COMPLETIONS: u32 = 1024;
 
-/// The kernel is done with the memory of a zero-copy send.
+/// The kernel no longer uses the memory of a zero-copy send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingCompletion {
-    /// The send, by the number that [`Ring::send_zerocopy`] gave it.
+    /// Number of the send, as returned by [`Ring::send_zerocopy`].
     pub send: u64,
-    /// The kernel copied the data after all.
+    /// Whether the kernel copied the data.
     pub copied: bool,
 }
 
-/// A submission and completion ring (Linux 5.6 for read and send, 6.2 for zero-copy sends that report).
+/// An io_uring instance (Linux 5.6 for read and send, 6.2 for zero-copy sends that report copies).
 ///
-/// It holds every region that the kernel may still use. If it is dropped while an operation has no result,
-/// the region of that operation is leaked rather than freed under the kernel.
+/// It holds every region that the kernel may still use. If it is dropped while an operation has no
+/// result, the region of that operation is leaked, since the kernel may still access it.
 pub struct Ring {
     uring: IoUring,
     registered: Option<Arc<Region>>,
-    lent: HashMap<u64, Arc<Region>>,
+    loans: HashMap<u64, Arc<Region>>,
     results: HashMap<u64, i32>,
-    notices: Vec<RingCompletion>,
+    completions: Vec<RingCompletion>,
     send_flags: i32,
     next: u64,
     without_result: usize,
@@ -51,17 +54,18 @@ pub struct Ring {
 
 impl std::fmt::Debug for Ring {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Ring").field("lent", &self.lent.len()).finish_non_exhaustive()
+        formatter.debug_struct("Ring").field("loans", &self.loans.len()).finish_non_exhaustive()
     }
 }
 
 impl Ring {
-    /// Sets up a ring. `ENOSYS` without io_uring, `EPERM` where `kernel.io_uring_disabled` or seccomp forbids
-    /// it.
+    /// Sets up a ring. `ENOSYS` without io_uring, `EPERM` if `kernel.io_uring_disabled` or seccomp
+    /// forbids it.
     pub fn new() -> io::Result<Self> {
         let uring = IoUring::builder()
             .setup_cqsize(COMPLETIONS)
-            // Completions are collected by this thread anyway: no interrupt is needed to hurry it (5.19).
+            // This thread enters the kernel to collect completions anyway: no interrupt is needed
+            // (5.19).
             .setup_coop_taskrun()
             .build(ENTRIES)
             .or_else(|error| match error.raw_os_error() {
@@ -71,9 +75,9 @@ impl Ring {
         Ok(Self {
             uring,
             registered: None,
-            lent: HashMap::new(),
+            loans: HashMap::new(),
             results: HashMap::new(),
-            notices: Vec::new(),
+            completions: Vec::new(),
             send_flags: libc::MSG_NOSIGNAL | libc::MSG_WAITALL,
             next: 0,
             without_result: 0,
@@ -82,13 +86,14 @@ impl Ring {
         })
     }
 
-    /// Has sends answer `EAGAIN` where the socket would block. io_uring waits for the socket otherwise, even
-    /// for one that is `O_NONBLOCK`.
+    /// Makes sends return `EAGAIN` where the socket would block.
+    ///
+    /// Otherwise io_uring waits for the socket, even if it is `O_NONBLOCK`.
     pub fn set_nonblocking(&mut self) {
         self.send_flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     }
 
-    /// Whether the kernel knows `SEND_ZC` (Linux 6.0).
+    /// Probes whether the kernel supports `SEND_ZC` (Linux 6.0).
     pub fn has_send_zerocopy(&self) -> io::Result<bool> {
         let mut probe = io_uring::Probe::new();
         self.uring.submitter().register_probe(&mut probe)?;
@@ -97,20 +102,20 @@ impl Ring {
 
     /// Registers `region`, so that zero-copy sends from it need not look up its pages each time.
     ///
-    /// `ENOMEM` when `RLIMIT_MEMLOCK` is reached, `EOPNOTSUPP` or `EFAULT` for a mapping that cannot be
-    /// pinned for long (a file's), `EBUSY` when a region is registered already.
+    /// `ENOMEM` when `RLIMIT_MEMLOCK` is reached, `EOPNOTSUPP` or `EFAULT` for a mapping that
+    /// cannot be pinned for long (a file's), `EBUSY` if a region is registered already.
     pub fn register(&mut self, region: Arc<Region>) -> io::Result<()> {
         let (start, len) = region.slice(&(0..region.len()))?;
         let buffer = libc::iovec { iov_base: start, iov_len: len };
-        // SAFETY: the region stays mapped while it is registered: `registered` holds it until the ring is
-        // gone.
+        // SAFETY: the region stays mapped while it is registered: `registered` holds it until the
+        // ring is gone.
         unsafe { self.uring.submitter().register_buffers(&[buffer]) }?;
         self.registered = Some(region);
         Ok(())
     }
 
-    /// Reads from `file` at `offset` into `range` of `region`; returns the bytes read, 0 at the end of the
-    /// file.
+    /// Reads from `file` at `offset` into `range` of `region`; returns the bytes read, 0 at the end
+    /// of the file.
     pub fn read(
         &mut self,
         file: impl AsFd,
@@ -118,21 +123,21 @@ impl Ring {
         region: &Arc<Region>,
         range: Range<usize>,
     ) -> io::Result<usize> {
-        let id = self.number();
+        let id = self.next_id();
         let entry = read_entry(file, offset, region, range)?.user_data(id);
         self.run(&[(entry, region)])?;
         self.result(id)
     }
 
-    /// Sends `range` of `region` to `socket`; returns the bytes it took. On a blocking socket that is all of
-    /// them.
+    /// Sends `range` of `region` to `socket`; returns the bytes accepted, which is all of them on a
+    /// blocking socket.
     pub fn send(
         &mut self,
         socket: impl AsFd,
         region: &Arc<Region>,
         range: Range<usize>,
     ) -> io::Result<usize> {
-        let id = self.number();
+        let id = self.next_id();
         let entry = send_entry(socket, region, range, self.send_flags)?.user_data(id);
         self.run(&[(entry, region)])?;
         self.result(id)
@@ -140,7 +145,7 @@ impl Ring {
 
     /// Reads from `file` into `range` and sends it to `socket`, as one chain and one system call.
     ///
-    /// Returns the results of both. A read that comes out short breaks the chain: the send's result is then
+    /// Returns the results of both. A short read breaks the chain: the send's result is then
     /// `ECANCELED`.
     pub fn read_then_send(
         &mut self,
@@ -150,7 +155,7 @@ impl Ring {
         region: &Arc<Region>,
         range: Range<usize>,
     ) -> io::Result<(io::Result<usize>, io::Result<usize>)> {
-        let (read, send) = (self.number(), self.number());
+        let (read, send) = (self.next_id(), self.next_id());
         let first = read_entry(file, offset, region, range.clone())?
             .flags(squeue::Flags::IO_LINK)
             .user_data(read);
@@ -159,17 +164,18 @@ impl Ring {
         Ok((self.result(read), self.result(send)))
     }
 
-    /// Sends `range` of `region` without copying it, if the device can; returns the send's number and the
-    /// bytes the socket took. The region is held until its notice has come.
+    /// Sends `range` of `region` without copying it, if the device can; returns the send's number
+    /// and the bytes accepted.
     ///
-    /// `EOPNOTSUPP` for a protocol without it, `ENOMEM` when `RLIMIT_MEMLOCK` is reached.
+    /// The region is held until the send's completion arrives. `EOPNOTSUPP` if the protocol does
+    /// not support it, `ENOMEM` when `RLIMIT_MEMLOCK` is reached.
     pub fn send_zerocopy(
         &mut self,
         socket: impl AsFd,
         region: &Arc<Region>,
         range: Range<usize>,
     ) -> io::Result<(u64, usize)> {
-        let id = self.number();
+        let id = self.next_id();
         let (start, len) = region.slice(&range)?;
         let is_registered = self.registered.as_ref().is_some_and(|held| Arc::ptr_eq(held, region));
         let entry = opcode::SendZc::new(
@@ -186,44 +192,47 @@ impl Ring {
         Ok((id, self.result(id)?))
     }
 
-    /// System calls made so far.
+    /// Number of system calls made so far.
     pub fn enters(&self) -> u64 {
         self.enters
     }
 
-    /// Takes the notices that have come.
+    /// Takes the zero-copy completions that have arrived.
     pub fn take_completions(&mut self) -> Vec<RingCompletion> {
         self.collect();
-        std::mem::take(&mut self.notices)
+        std::mem::take(&mut self.completions)
     }
 
-    /// Waits until at least one more completion has come; returns at once when nothing is out.
+    /// Waits until at least one zero-copy completion has arrived; returns at once if nothing is in
+    /// flight.
     pub fn wait(&mut self) -> io::Result<()> {
         self.collect();
-        if self.lent.is_empty() || !self.notices.is_empty() {
+        if self.loans.is_empty() || !self.completions.is_empty() {
             return Ok(());
         }
         self.enter(1)
     }
 
-    fn number(&mut self) -> u64 {
+    fn next_id(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
     /// Submits the entries and waits until each has a result.
     ///
-    /// If entering the kernel fails, an entry may still stand in the queue, with a descriptor that its caller
-    /// is free to close. The ring is then never entered again: every later call is `EBADFD`.
+    /// If entering the kernel fails, an entry may stay in the queue, with a descriptor that its
+    /// caller is free to close. The ring is then never entered again: every later call returns
+    /// `EBADFD`.
     fn run(&mut self, entries: &[(squeue::Entry, &Arc<Region>)]) -> io::Result<()> {
         if self.is_broken {
             return Err(io::Error::from_raw_os_error(libc::EBADFD));
         }
         for (entry, region) in entries {
-            self.lent.insert(entry.get_user_data(), Arc::clone(region));
-            // SAFETY: the entry's memory belongs to `region`, which `lent` holds until the kernel has
-            // answered (and leaks if it never does). Its descriptors are borrowed by the caller until this
-            // returns: with the result, or with a ring that submits nothing any more.
+            self.loans.insert(entry.get_user_data(), Arc::clone(region));
+            // SAFETY: the entry's memory belongs to `region`, which `loans` holds until the kernel
+            // has completed the operation (and leaks if it never does). The caller borrows the
+            // descriptors until this returns, with the result or with a ring that submits nothing
+            // any more.
             unsafe { self.uring.submission().push(entry) }
                 .map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
             self.without_result += 1;
@@ -235,9 +244,9 @@ impl Ring {
         Ok(())
     }
 
-    fn enter(&mut self, want: usize) -> io::Result<()> {
+    fn enter(&mut self, completions_min: usize) -> io::Result<()> {
         self.enters += 1;
-        match self.uring.submit_and_wait(want) {
+        match self.uring.submit_and_wait(completions_min) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
@@ -249,14 +258,15 @@ impl Ring {
         Ok(())
     }
 
-    /// Sorts completions into results and notices, and lets go of the memory that the kernel is done with.
+    /// Sorts completions into results and zero-copy completions, and drops regions that the kernel
+    /// no longer uses.
     fn collect(&mut self) {
         for completion in self.uring.completion() {
             let (id, result, flags) =
                 (completion.user_data(), completion.result(), completion.flags());
             if io_uring::cqueue::notif(flags) {
-                self.lent.remove(&id);
-                self.notices.push(RingCompletion {
+                self.loans.remove(&id);
+                self.completions.push(RingCompletion {
                     send: id,
                     copied: result as u32 & NOTIF_USAGE_ZC_COPIED != 0,
                 });
@@ -265,13 +275,13 @@ impl Ring {
             self.without_result -= 1;
             self.results.insert(id, result);
             if !io_uring::cqueue::more(flags) {
-                self.lent.remove(&id);
+                self.loans.remove(&id);
             }
         }
     }
 
     fn result(&mut self, id: u64) -> io::Result<usize> {
-        // A chain's results come in order, so that the first is in when the last is.
+        // A chain's results arrive in order, so the first is present when the last is.
         let result = self.results.remove(&id).unwrap_or(-libc::ECANCELED);
         usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
     }
@@ -281,9 +291,10 @@ impl Drop for Ring {
     fn drop(&mut self) {
         self.collect();
         if self.without_result > 0 {
-            // The kernel may still write there: better lost than shared. Zero-copy sends that only lack
-            // their notice need no such care, because the kernel holds their pages by reference.
-            for (_, region) in self.lent.drain() {
+            // The kernel may still write to this memory, so it is leaked. Zero-copy sends that only
+            // lack their completion need no such care, because the kernel holds their pages by
+            // reference.
+            for (_, region) in self.loans.drain() {
                 std::mem::forget(region);
             }
         }

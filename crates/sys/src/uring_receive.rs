@@ -1,7 +1,9 @@
-//! io_uring, as far as receiving a stream goes: one request that completes again and again, into buffers that
-//! the kernel picks from a ring (`IORING_OP_RECV` multishot, Linux 6.0, and `IORING_REGISTER_PBUF_RING`, 5.19).
+//! io_uring for receiving a stream: one multishot receive into buffers that the kernel picks from a
+//! ring.
 //!
-//! Not here: several sockets on one ring, bundles, zero-copy receive.
+//! Uses `IORING_OP_RECV` multishot (Linux 6.0) and `IORING_REGISTER_PBUF_RING` (5.19).
+//!
+//! Not supported: several sockets on one ring, bundles, zero-copy receive.
 
 use crate::region::{Region, page_bytes};
 use io_uring::{IoUring, cqueue, opcode, types};
@@ -9,18 +11,20 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering::Release};
 
-/// The one group of buffers.
+/// ID of the only buffer group.
 const GROUP: u16 = 0;
-/// The most buffers that a ring takes (`io_register_pbuf_ring` in `io_uring/kbuf.c`: 32768 and a power of two).
+/// Most buffers in a ring (`io_register_pbuf_ring` in `io_uring/kbuf.c`: 32768, and a power of
+/// two).
 const BUFFERS_MAX: usize = 1 << 15;
 
-/// Receives from one socket.
+/// An io_uring instance that receives from one socket.
 ///
-/// Dropping it while a request is out leaks its memory rather than free it under the kernel.
+/// If it is dropped while a request is in flight, its memory is leaked, since the kernel may still
+/// write to it.
 pub struct ReceiveRing {
     uring: IoUring,
     socket: OwnedFd,
-    /// The ring of free buffers that the kernel reads: an array of `struct io_uring_buf`.
+    /// Ring of free buffers that the kernel reads: an array of `struct io_uring_buf`.
     entries: Option<Region>,
     buffers: Option<Region>,
     buffer_bytes: usize,
@@ -37,10 +41,12 @@ impl std::fmt::Debug for ReceiveRing {
 }
 
 impl ReceiveRing {
-    /// A ring with `count` buffers of `buffer_bytes` each, rounded up to a power of two and to pages.
+    /// Creates a ring with `count` buffers of `buffer_bytes` each.
     ///
-    /// `ENOSYS`, `EPERM` where io_uring is missing or forbidden, `EINVAL` before Linux 6.0. Only the thread that made it may
-    /// receive (`IORING_SETUP_SINGLE_ISSUER`); another's calls fail with `EEXIST`.
+    /// `count` is rounded up to a power of two, `buffer_bytes` to pages. `ENOSYS` or `EPERM` if
+    /// io_uring is missing or forbidden, `EINVAL` before Linux 6.0. Only the thread that created
+    /// the ring may receive (`IORING_SETUP_SINGLE_ISSUER`); calls of other threads fail with
+    /// `EEXIST`.
     pub fn new(socket: impl AsFd, count: usize, buffer_bytes: usize) -> io::Result<Self> {
         let count = count.clamp(1, BUFFERS_MAX).next_power_of_two();
         let buffer_bytes = buffer_bytes.max(1).next_multiple_of(page_bytes());
@@ -52,8 +58,8 @@ impl ReceiveRing {
         let entries = Region::anonymous(count * size_of::<types::BufRingEntry>())?;
         let buffers = Region::anonymous(count * buffer_bytes)?;
         let (address, _) = entries.slice(&(0..entries.len()))?;
-        // SAFETY: the region is mapped, page-aligned and large enough for `count` entries, and it stays mapped
-        // until the ring is gone (`drop`).
+        // SAFETY: the region is mapped, page-aligned and large enough for `count` entries, and it
+        // stays mapped until the ring is gone (`drop`).
         unsafe {
             uring.submitter().register_buf_ring_with_flags(address as u64, count as u16, GROUP, 0)
         }?;
@@ -69,22 +75,24 @@ impl ReceiveRing {
             enters: 0,
         };
         for index in 0..ring.count {
-            ring.give(index)?;
+            ring.provide_buffer(index)?;
         }
-        ring.publish()?;
+        ring.publish_tail()?;
         Ok(ring)
     }
 
-    /// Waits for bytes and shows them to `see`, piece by piece; returns how many there were, 0 at the end of the
-    /// stream. The pieces' buffers go back to the kernel afterwards.
-    pub fn receive(&mut self, mut see: impl FnMut(&[u8])) -> io::Result<usize> {
+    /// Waits for data and passes it to `consume`, piece by piece; returns the number of bytes, 0 at
+    /// the end of the stream.
+    ///
+    /// The buffers of the pieces are provided to the kernel again afterwards.
+    pub fn receive(&mut self, mut consume: impl FnMut(&[u8])) -> io::Result<usize> {
         loop {
             if !self.is_armed {
                 let entry = opcode::RecvMulti::new(types::Fd(self.socket.as_raw_fd()), GROUP)
                     .build()
                     .user_data(1);
-                // SAFETY: the request's memory is the buffer ring's, which outlives it (`drop`); its socket is
-                // this ring's own descriptor.
+                // SAFETY: the request's memory is the buffer ring's, which outlives it (`drop`);
+                // its socket is this ring's own descriptor.
                 unsafe { self.uring.submission().push(&entry) }
                     .map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
                 self.is_armed = true;
@@ -93,9 +101,9 @@ impl ReceiveRing {
                 self.enter()?;
             }
             let (mut total, mut has_ended, mut failure) = (0, false, None);
-            let done: Vec<(i32, u32)> =
+            let completions: Vec<(i32, u32)> =
                 self.uring.completion().map(|entry| (entry.result(), entry.flags())).collect();
-            for (result, flags) in done {
+            for (result, flags) in completions {
                 if !cqueue::more(flags) {
                     self.is_armed = false;
                 }
@@ -105,15 +113,16 @@ impl ReceiveRing {
                         let index = cqueue::buffer_select(flags)
                             .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
                         total += len;
-                        see(self.buffer(index, len)?);
-                        self.give(index)?;
+                        consume(self.buffer(index, len)?);
+                        self.provide_buffer(index)?;
                     }
-                    // No buffer was free: they are again, and the request is made anew.
+                    // No buffer was free. Buffers are free again now, and the request is submitted
+                    // anew.
                     Err(_) if result == -libc::ENOBUFS => {}
                     Err(_) => failure = Some(io::Error::from_raw_os_error(-result)),
                 }
             }
-            self.publish()?;
+            self.publish_tail()?;
             match failure {
                 Some(error) if total == 0 => return Err(error),
                 _ if total > 0 || has_ended => return Ok(total),
@@ -122,7 +131,7 @@ impl ReceiveRing {
         }
     }
 
-    /// System calls made so far.
+    /// Number of system calls made so far.
     pub fn enters(&self) -> u64 {
         self.enters
     }
@@ -135,27 +144,28 @@ impl ReceiveRing {
         }
     }
 
-    /// What the kernel wrote into a buffer that it has handed over.
+    /// Returns the bytes that the kernel wrote into a completed buffer.
     fn buffer(&self, index: u16, len: usize) -> io::Result<&[u8]> {
         let start = usize::from(index) * self.buffer_bytes;
         let range = start..start + len.min(self.buffer_bytes);
         let (address, len) =
             self.buffers.as_ref().ok_or(io::ErrorKind::NotConnected)?.slice(&range)?;
-        // SAFETY: the kernel has completed this buffer and writes it again only after `give`, which takes
-        // `&mut self` and so ends this borrow. The region was zero from the start, so all of it is initialised.
+        // SAFETY: the kernel has completed this buffer and writes it again only after
+        // `provide_buffer`, which takes `&mut self` and so ends this borrow. The region was zeroed,
+        // so all of it is initialised.
         Ok(unsafe { std::slice::from_raw_parts(address.cast(), len) })
     }
 
-    /// Writes a buffer's entry at the tail; the kernel sees it after [`Self::publish`].
-    fn give(&mut self, index: u16) -> io::Result<()> {
+    /// Writes a buffer's entry at the tail; the kernel uses it after [`Self::publish_tail`].
+    fn provide_buffer(&mut self, index: u16) -> io::Result<()> {
         let start = usize::from(index) * self.buffer_bytes;
         let buffers = self.buffers.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let (address, _) = buffers.slice(&(start..start + self.buffer_bytes))?;
-        let place = self.entry(self.tail & (self.count - 1))?;
-        // SAFETY: the place lies in the entries' region and is aligned, and the kernel reads it only once the
-        // tail has passed it. The tail's own field, which overlays the first entry's last two bytes, is not
-        // among those written.
-        let entry = unsafe { &mut *place };
+        let slot = self.entry(self.tail & (self.count - 1))?;
+        // SAFETY: the slot lies in the entries' region and is aligned, and the kernel reads it only
+        // once the tail has passed it. The tail's own field, which overlays the first entry's last
+        // two bytes, is not among those written.
+        let entry = unsafe { &mut *slot };
         entry.set_addr(address as u64);
         entry.set_len(self.buffer_bytes as u32);
         entry.set_bid(index);
@@ -163,10 +173,10 @@ impl ReceiveRing {
         Ok(())
     }
 
-    fn publish(&self) -> io::Result<()> {
+    fn publish_tail(&self) -> io::Result<()> {
         let first = self.entry(0)?;
-        // SAFETY: the tail overlays the reserved field of the first entry (`struct io_uring_buf_ring`), which is
-        // mapped, aligned, and otherwise only read by the kernel.
+        // SAFETY: the tail overlays the reserved field of the first entry (`struct
+        // io_uring_buf_ring`), which is mapped, aligned, and otherwise only read by the kernel.
         unsafe { AtomicU16::from_ptr(types::BufRingEntry::tail(first).cast_mut()) }
             .store(self.tail, Release);
         Ok(())
@@ -184,7 +194,7 @@ impl ReceiveRing {
 impl Drop for ReceiveRing {
     fn drop(&mut self) {
         if self.is_armed {
-            // The kernel may still write there: better lost than shared.
+            // The kernel may still write to this memory, so it is leaked.
             std::mem::forget(self.buffers.take());
             std::mem::forget(self.entries.take());
         }
@@ -197,9 +207,10 @@ mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 
-    /// More than the buffers hold, so that each comes round often and the ring runs dry now and then.
+    /// Sends more than the buffers hold, so that each is reused often and the ring runs out now and
+    /// then.
     #[test]
-    fn every_byte_comes_once_and_in_order() {
+    fn every_byte_arrives_once_and_in_order() {
         const BYTES: usize = 3_000_001;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -209,12 +220,12 @@ mod tests {
             Err(error) => return eprintln!("SKIPPED: no io_uring with buffer rings here: {error}"),
         };
         let sent: Vec<u8> = (0..BYTES).map(|index| (index % 251) as u8).collect();
-        let sending = std::thread::spawn(move || {
+        let sender = std::thread::spawn(move || {
             from.write_all(&sent).unwrap();
             sent
         });
         let mut received = Vec::new();
         while ring.receive(|bytes| received.extend_from_slice(bytes)).unwrap() > 0 {}
-        assert!(sending.join().unwrap() == received, "{} of {BYTES} bytes", received.len());
+        assert!(sender.join().unwrap() == received, "{} of {BYTES} bytes", received.len());
     }
 }

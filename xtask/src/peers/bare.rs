@@ -1,6 +1,9 @@
-//! About the least that a program can do for a response with epoll: it receives, and sends what was made ready before. It
-//! understands nothing, never looks at a file again, knows no limits, and closes a connection at the first thing that it did not
-//! expect. What a server costs beyond it is that server's doing.
+//! A minimal HTTP server with epoll: a lower bound of the cost of a file server.
+//!
+//! It receives requests and sends responses that were prepared at the start. It does not parse
+//! header fields, does not check whether a file has changed, has no limits or timeouts, and closes
+//! a connection on any unexpected input. The cost that another server adds to this lower bound is
+//! due to that server.
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -14,22 +17,23 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 
-/// Files of up to this size go from memory, with their head; those of other servers that have such a limit are about as large.
-const FROM_MEMORY_BYTES_MAX: u64 = 16 << 10;
-/// Beyond this the kernel is to hold partial packets back.
+/// Files of up to this size are sent from memory, together with their head. Other servers that have
+/// such a limit have about the same.
+const BUFFERED_FILE_BYTES_MAX: u64 = 16 << 10;
+/// Responses with files above this size are corked (`TCP_CORK`).
 const UNCORKED_BYTES_MAX: u64 = 256 << 10;
-/// What is sent of a file in one call.
-const CALL_BYTES: u64 = 2 << 20;
+/// Maximum bytes of a file that one `sendfile` call sends.
+const CALL_BYTES_MAX: u64 = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
 const EVENTS_MAX: usize = 128;
 const REQUEST_BYTES_MAX: usize = 4 << 10;
 const LISTENER: u64 = u64::MAX;
 
-/// What is answered whenever a file is asked for.
+/// Prepared response to the request for a file.
 struct Response {
     /// The head, and the body if it is small.
-    ready: Vec<u8>,
-    /// What follows, and how long it is.
+    buffered: Vec<u8>,
+    /// A large body: the file and its length in bytes.
     file: Option<(File, u64)>,
 }
 
@@ -38,28 +42,29 @@ type Responses = HashMap<Vec<u8>, Rc<Response>>;
 struct Connection {
     socket: OwnedFd,
     is_corked: bool,
-    /// What it is being sent, and how far that has come.
-    sending: Option<Sending>,
+    /// Response in progress.
+    progress: Option<SendProgress>,
 }
 
-struct Sending {
+/// A response, and how many bytes of its two parts were sent.
+struct SendProgress {
     response: Rc<Response>,
-    of_ready: usize,
-    of_file: u64,
+    buffered_sent: usize,
+    file_sent: u64,
 }
 
-/// Serves the files that lie in `root` now, until it is killed.
+/// Serves the files that are in `root` at the start, until the process is killed.
 pub fn serve(root: &Path, listen: SocketAddr) -> io::Result<()> {
-    let responses = make_ready(root)?;
+    let responses = prepare_responses(root)?;
     let listener = TcpListener::bind(listen)?;
     rustix::net::listen(&listener, 4096)?;
     listener.set_nonblocking(true)?;
-    // Accepted sockets have what the listening one has.
+    // Accepted sockets inherit the option from the listening socket.
     sockopt::set_tcp_nodelay(&listener, true)?;
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
     epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
     let mut connections: Vec<Option<Connection>> = Vec::new();
-    let mut vacant = Vec::new();
+    let mut free_slots = Vec::new();
     let mut events = Vec::with_capacity(EVENTS_MAX);
     let mut request = Vec::with_capacity(REQUEST_BYTES_MAX);
     loop {
@@ -67,12 +72,12 @@ pub fn serve(root: &Path, listen: SocketAddr) -> io::Result<()> {
         rustix::io::retry_on_intr(|| epoll::wait(&epoll, spare_capacity(&mut events), None))?;
         for event in &events {
             let index = event.data.u64() as usize;
-            let Some(place) = connections.get_mut(index) else { continue };
-            let Some(connection) = place else { continue };
+            let Some(slot) = connections.get_mut(index) else { continue };
+            let Some(connection) = slot else { continue };
             let flags = event.flags;
-            if flags.contains(EventFlags::IN) && !connection.hear(&mut request, &responses) {
-                *place = None;
-                vacant.push(index);
+            if flags.contains(EventFlags::IN) && !connection.receive(&mut request, &responses) {
+                *slot = None;
+                free_slots.push(index);
             }
         }
         for event in &events {
@@ -80,54 +85,56 @@ pub fn serve(root: &Path, listen: SocketAddr) -> io::Result<()> {
                 while let Ok(socket) =
                     accept_with(&listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
                 {
-                    let index = vacant.pop().unwrap_or(connections.len());
+                    let index = free_slots.pop().unwrap_or(connections.len());
                     let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
                     epoll::add(&epoll, &socket, EventData::new_u64(index as u64), flags)?;
-                    let connection = Some(Connection { socket, is_corked: false, sending: None });
+                    let connection = Some(Connection { socket, is_corked: false, progress: None });
                     match connections.get_mut(index) {
-                        Some(place) => *place = connection,
+                        Some(slot) => *slot = connection,
                         None => connections.push(connection),
                     }
                 }
                 continue;
             }
             let index = event.data.u64() as usize;
-            let Some(place) = connections.get_mut(index) else { continue };
-            if place.as_mut().is_some_and(|connection| connection.send().is_err()) {
-                *place = None;
-                vacant.push(index);
+            let Some(slot) = connections.get_mut(index) else { continue };
+            if slot.as_mut().is_some_and(|connection| connection.send().is_err()) {
+                *slot = None;
+                free_slots.push(index);
             }
         }
     }
 }
 
-/// A response for each file, by its name.
-fn make_ready(root: &Path) -> io::Result<Responses> {
+/// Prepares the responses for the files in `root`, keyed by file name.
+fn prepare_responses(root: &Path) -> io::Result<Responses> {
     let mut responses = HashMap::new();
     for entry in fs::read_dir(root)? {
         let entry = entry?;
         let bytes = entry.metadata()?.len();
         let head = format!(
-            "HTTP/1.1 200 OK\r\nContent-Length: {bytes}\r\nContent-Type: application/octet-stream\r\n\
-             Date: Sun, 06 Nov 1994 08:49:37 GMT\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n\
+            "HTTP/1.1 200 OK\r\nContent-Length: {bytes}\r\n\
+             Content-Type: application/octet-stream\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n\
+             Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n\
              ETag: \"0000000000-0000000000\"\r\nAccept-Ranges: bytes\r\n\r\n"
         );
-        let mut ready = head.into_bytes();
+        let mut buffered = head.into_bytes();
         let mut file = None;
-        if bytes <= FROM_MEMORY_BYTES_MAX {
-            ready.extend(fs::read(entry.path())?);
+        if bytes <= BUFFERED_FILE_BYTES_MAX {
+            buffered.extend(fs::read(entry.path())?);
         } else {
             file = Some((File::open(entry.path())?, bytes));
         }
-        responses.insert(entry.file_name().into_encoded_bytes(), Rc::new(Response { ready, file }));
+        let response = Rc::new(Response { buffered, file });
+        responses.insert(entry.file_name().into_encoded_bytes(), response);
     }
     Ok(responses)
 }
 
 impl Connection {
-    /// Takes a request; false where the connection is over.
-    fn hear(&mut self, request: &mut Vec<u8>, responses: &Responses) -> bool {
-        if self.sending.is_some() {
+    /// Receives a request. Returns false if the connection must be closed.
+    fn receive(&mut self, request: &mut Vec<u8>, responses: &Responses) -> bool {
+        if self.progress.is_some() {
             return false;
         }
         request.clear();
@@ -140,22 +147,23 @@ impl Connection {
             request.strip_prefix(b"GET /").and_then(|rest| rest.split(|&byte| byte == b' ').next());
         let response =
             name.filter(|_| request.ends_with(b"\r\n\r\n")).and_then(|name| responses.get(name));
-        self.sending = response.map(|response| Sending {
+        self.progress = response.map(|response| SendProgress {
             response: Rc::clone(response),
-            of_ready: 0,
-            of_file: 0,
+            buffered_sent: 0,
+            file_sent: 0,
         });
-        self.sending.is_some()
+        self.progress.is_some()
     }
 
-    /// Sends until the socket takes no more or all has gone.
+    /// Sends until the response is complete or the socket's send buffer is full.
     fn send(&mut self) -> rustix::io::Result<()> {
-        let Some(sending) = &mut self.sending else { return Ok(()) };
-        let Response { ready, file } = &*sending.response;
+        let Some(progress) = &mut self.progress else { return Ok(()) };
+        let Response { buffered, file } = &*progress.response;
         let more = if file.is_some() { SendFlags::MORE } else { SendFlags::empty() };
-        while sending.of_ready < ready.len() {
-            match send(&self.socket, &ready[sending.of_ready..], SendFlags::NOSIGNAL | more) {
-                Ok(count) => sending.of_ready += count,
+        while progress.buffered_sent < buffered.len() {
+            let rest = &buffered[progress.buffered_sent..];
+            match send(&self.socket, rest, SendFlags::NOSIGNAL | more) {
+                Ok(count) => progress.buffered_sent += count,
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(errno) => return Err(errno),
             }
@@ -166,11 +174,12 @@ impl Connection {
                 sockopt::set_tcp_cork(&self.socket, true)?;
                 self.is_corked = true;
             }
-            while sending.of_file < *bytes {
-                // A call ends where a page does, or every page from there on goes in two halves.
-                let end = (sending.of_file + CALL_BYTES) & !(PAGE_BYTES - 1);
-                let left = (end.min(*bytes) - sending.of_file) as usize;
-                match rustix::fs::sendfile(&self.socket, file, Some(&mut sending.of_file), left) {
+            while progress.file_sent < *bytes {
+                // Each call ends at a page boundary, so that no later page is sent in two parts.
+                let end = (progress.file_sent + CALL_BYTES_MAX) & !(PAGE_BYTES - 1);
+                let left = (end.min(*bytes) - progress.file_sent) as usize;
+                let offset = Some(&mut progress.file_sent);
+                match rustix::fs::sendfile(&self.socket, file, offset, left) {
                     Ok(0) => return Err(Errno::IO),
                     Ok(_) => {}
                     Err(Errno::AGAIN) => return Ok(()),
@@ -182,7 +191,7 @@ impl Connection {
                 self.is_corked = false;
             }
         }
-        self.sending = None;
+        self.progress = None;
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
-//! Who asks the servers: wrk for many small requests, and a client of our own that takes large bodies without looking at them,
-//! so that it is not what limits.
+//! HTTP clients of the comparison: wrk for many small requests, a simple client for large bodies.
+//!
+//! The simple client discards bodies in the kernel, so that it does not limit the throughput.
 
 use haul_lab::Host;
 use std::io::{Read, Write};
@@ -7,20 +8,21 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The longest head of a response.
+/// Maximum size of a response head.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// No answer takes longer.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// Timeout of a connection attempt and of each read of a response.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What wrk says it did.
+/// Result of a run of wrk.
 #[derive(Debug, Clone, Copy)]
-pub struct Requests {
-    pub count: u64,
+pub struct WrkReport {
+    /// Number of completed requests.
+    pub requests: u64,
 }
 
-/// Runs wrk against `url` with so many connections for so many seconds.
-pub fn wrk(host: &Host, url: &str, connections: usize, seconds: u32) -> Result<Requests, String> {
+/// Runs wrk on `host`: `connections` connections request `url` repeatedly for `seconds` seconds.
+pub fn wrk(host: &Host, url: &str, connections: usize, seconds: u32) -> Result<WrkReport, String> {
     let mut command = Command::new("wrk");
     command
         .args([
@@ -47,28 +49,28 @@ pub fn wrk(host: &Host, url: &str, connections: usize, seconds: u32) -> Result<R
     if let Some(problem) = problem {
         return Err(format!("wrk {url}: {}", problem.trim()));
     }
-    let count = text
+    let requests = text
         .lines()
         .find_map(|line| line.split_once(" requests in ")?.0.trim().parse().ok())
-        .ok_or_else(|| format!("wrk {url} says nothing of requests: {text}"))?;
-    Ok(Requests { count })
+        .ok_or_else(|| format!("wrk {url}: no number of requests in {text}"))?;
+    Ok(WrkReport { requests })
 }
 
-/// Gets `file` over and over on one connection until `until`; returns the bytes of bodies that came.
-pub fn drain(server: SocketAddr, file: &str, until: Instant) -> Result<u64, String> {
+/// Requests `file` repeatedly on one connection until `until`; returns the received body bytes.
+pub fn receive_bulk(server: SocketAddr, file: &str, until: Instant) -> Result<u64, String> {
     let failed = |error: std::io::Error| format!("getting {file} from {server}: {error}");
     let mut stream = TcpStream::connect(server).map_err(failed)?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(failed)?;
     let mut bytes = 0;
     while Instant::now() < until {
-        ask(&mut stream, server, file).map_err(failed)?;
-        let (length, already) = read_head(&mut stream).map_err(failed)?;
-        let mut left = length.saturating_sub(already);
-        bytes += already;
+        send_request(&mut stream, server, file).map_err(failed)?;
+        let (length, received) = read_head(&mut stream).map_err(failed)?;
+        let mut left = length.saturating_sub(received);
+        bytes += received;
         while left > 0 && Instant::now() < until {
             let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(1 << 30);
             match haul_sys::sockopt::discard(&stream, wanted).map_err(failed)? {
-                0 => return Err(format!("{server} has ended the connection {left} bytes early")),
+                0 => return Err(format!("{server} closed the connection {left} bytes early")),
                 count => {
                     left -= count as u64;
                     bytes += count as u64;
@@ -79,79 +81,83 @@ pub fn drain(server: SocketAddr, file: &str, until: Instant) -> Result<u64, Stri
     Ok(bytes)
 }
 
-/// What one in a hundred of unhurried requests waits, or longer: 16 connections ask in turn, once in a millisecond, and a sixteenth of
-/// the requests come on connections of their own. Any request that is not answered is an error.
+/// Measures the 99th percentile of the latency of single requests until `until`.
+///
+/// 16 open connections send requests in turn, one request at a time, with a pause of 1 ms between
+/// two requests. After each such cycle, one request uses a new connection, and its latency includes
+/// connecting. A request without a complete response is an error.
 pub fn p99(server: SocketAddr, file: &str, until: Instant) -> Result<Duration, String> {
     const CONNECTIONS: usize = 16;
     const PAUSE: Duration = Duration::from_millis(1);
-    let mut connections = ask_once(server, file, CONNECTIONS)?;
-    let mut waits = Vec::new();
+    let mut connections = connect(server, file, CONNECTIONS)?;
+    let mut latencies = Vec::new();
     while Instant::now() < until {
-        let turn = waits.len() % (CONNECTIONS + 1);
+        let turn = latencies.len() % (CONNECTIONS + 1);
         let started = Instant::now();
         match connections.get_mut(turn) {
-            Some(connection) => ask_again(connection, server, file)?,
-            None => drop(ask_once(server, file, 1)?),
+            Some(connection) => request_file(connection, server, file)?,
+            None => drop(connect(server, file, 1)?),
         }
-        waits.push(started.elapsed());
+        latencies.push(started.elapsed());
         std::thread::sleep(PAUSE);
     }
-    waits.sort_unstable();
-    waits.get(waits.len() * 99 / 100).copied().ok_or_else(|| "there was no time to ask".into())
+    latencies.sort_unstable();
+    let p99 = latencies.get(latencies.len() * 99 / 100).copied();
+    p99.ok_or_else(|| "no request was sent before the deadline".into())
 }
 
-/// Opens so many connections, asks for `file` on each and takes the answer; returns them open.
-pub fn ask_once(
+/// Opens connections, requests `file` once on each, and returns the open connections.
+pub fn connect(
     server: SocketAddr,
     file: &str,
     connections: usize,
 ) -> Result<Vec<TcpStream>, String> {
     let failed = |error: std::io::Error| format!("connecting to {server}: {error}");
-    let mut idle = Vec::with_capacity(connections);
+    let mut opened = Vec::with_capacity(connections);
     for _ in 0..connections {
-        let mut stream = TcpStream::connect_timeout(&server, ANSWER_MAX).map_err(failed)?;
-        stream.set_read_timeout(Some(ANSWER_MAX)).map_err(failed)?;
-        ask_again(&mut stream, server, file)?;
-        idle.push(stream);
+        let mut stream = TcpStream::connect_timeout(&server, RESPONSE_TIMEOUT).map_err(failed)?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).map_err(failed)?;
+        request_file(&mut stream, server, file)?;
+        opened.push(stream);
     }
-    Ok(idle)
+    Ok(opened)
 }
 
-/// Asks for `file` and takes the answer.
-fn ask_again(stream: &mut TcpStream, server: SocketAddr, file: &str) -> Result<(), String> {
+/// Requests `file` and receives the whole response.
+fn request_file(stream: &mut TcpStream, server: SocketAddr, file: &str) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("getting {file} from {server}: {error}");
-    ask(stream, server, file).map_err(failed)?;
-    let (length, already) = read_head(stream).map_err(failed)?;
-    let rest = length.saturating_sub(already);
-    let came = std::io::copy(&mut stream.take(rest), &mut std::io::sink()).map_err(failed)?;
-    if came == rest { Ok(()) } else { Err(format!("getting {file} from {server}: it ends early")) }
+    send_request(stream, server, file).map_err(failed)?;
+    let (length, received) = read_head(stream).map_err(failed)?;
+    let rest = length.saturating_sub(received);
+    let copied = std::io::copy(&mut stream.take(rest), &mut std::io::sink()).map_err(failed)?;
+    if copied == rest { Ok(()) } else { Err(format!("{server}: the body of {file} ended early")) }
 }
 
-/// Asks for `file`, all in one packet.
-fn ask(stream: &mut TcpStream, server: SocketAddr, file: &str) -> std::io::Result<()> {
+/// Sends a GET request for `file` in a single write.
+fn send_request(stream: &mut TcpStream, server: SocketAddr, file: &str) -> std::io::Result<()> {
     stream.write_all(format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n").as_bytes())
 }
 
-/// Reads a head; returns the body's length and how much of it has come with the head.
+/// Reads a response head. Returns the body's length and how many of its bytes came with the head.
 fn read_head(stream: &mut TcpStream) -> std::io::Result<(u64, u64)> {
-    let wrong = |what: &str| std::io::Error::other(what.to_owned());
+    let invalid = |problem: &str| std::io::Error::other(problem.to_owned());
     let mut head = Vec::new();
     let mut buffer = [0; 4096];
     loop {
         let count = stream.read(&mut buffer)?;
         if count == 0 || head.len() > HEAD_BYTES_MAX {
-            return Err(wrong("no head of a response"));
+            return Err(invalid("no complete response head"));
         }
         head.extend_from_slice(&buffer[..count]);
         let Some(end) = head.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
         let text = String::from_utf8_lossy(&head[..end]).to_ascii_lowercase();
         if !text.starts_with("http/1.1 200") {
-            return Err(wrong(text.lines().next().unwrap_or_default()));
+            return Err(invalid(text.lines().next().unwrap_or_default()));
         }
         let length = text
             .lines()
             .find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok())
-            .ok_or_else(|| wrong("a response without Content-Length"))?;
+            .ok_or_else(|| invalid("a response without Content-Length"))?;
         return Ok((length, (head.len() - end - 4) as u64));
     }
 }

@@ -1,5 +1,7 @@
-//! Clients that hold a server up: half of them send the head of a request byte by byte, half of them take a large body a few bytes
-//! at a time.
+//! Slow HTTP clients, which occupy a server's connections.
+//!
+//! Half of them send the head of a request byte by byte. The other half receive a large body a few
+//! bytes at a time.
 
 use rustix::net::sockopt::{Timeout, set_socket_recv_buffer_size, set_socket_timeout};
 use rustix::net::{
@@ -12,107 +14,111 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Each of them does something once in this time.
-const ROUND: Duration = Duration::from_secs(5);
-/// How often some of them have their turn.
+/// Period in which each client sends or receives once.
+const PERIOD: Duration = Duration::from_secs(5);
+/// Time between two steps. In each step an equal share of the clients sends or receives.
 const STEP: Duration = Duration::from_millis(50);
-/// What a slow reader's kernel takes before the program does (the smallest that Linux allows is about this).
+/// `SO_RCVBUF` of a slow client, in bytes: about the minimum that Linux allows.
 const RECEIVE_BUFFER_BYTES: usize = 4096;
 
-/// How long a server may take to accept one of them.
+/// Timeout of each connection attempt.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// The clients, until this is dropped.
+/// Slow clients that run on a thread of their own until this is dropped.
 #[derive(Debug)]
-pub struct Crowd {
-    is_over: Arc<AtomicBool>,
-    /// Those whom the server has turned away.
-    turned_away: Arc<AtomicUsize>,
+pub struct SlowClients {
+    is_stopped: Arc<AtomicBool>,
+    /// Number of clients that the server has rejected: it has closed the connection or has
+    /// responded to an unfinished request.
+    rejected: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// One of them, with what it does.
+/// A connection that reads a response slowly, or sends a request slowly.
 struct Client {
     socket: OwnedFd,
-    reads: bool,
+    is_reader: bool,
 }
 
-impl Crowd {
-    /// Connects so many of each kind, from the calling thread's host; the readers want `file`.
-    pub fn gather(server: SocketAddr, file: &str, of_each: usize) -> Result<Self, String> {
+impl SlowClients {
+    /// Connects `per_kind` clients of each kind from the calling thread's host.
+    ///
+    /// All clients request `file`; half of them never finish their request.
+    pub fn connect(server: SocketAddr, file: &str, per_kind: usize) -> Result<Self, String> {
         let failed =
             |error: rustix::io::Errno| format!("connecting a slow client to {server}: {error}");
-        let whole = format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n");
-        let begun = format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\nX: ");
-        let mut clients = Vec::with_capacity(2 * of_each);
-        for at in 0..2 * of_each {
-            let reads = at % 2 == 0;
+        let complete = format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n");
+        let unfinished = format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\nX: ");
+        let mut clients = Vec::with_capacity(2 * per_kind);
+        for index in 0..2 * per_kind {
+            let is_reader = index % 2 == 0;
             let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-            // Programs that are started meanwhile do not get them.
+            // Child processes must not inherit the sockets.
             let flags = SocketFlags::CLOEXEC;
             let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(failed)?;
-            // A server that accepts nobody any more holds nobody up here.
+            // The send timeout also limits connect(2), in case the server accepts no more clients.
             set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_MAX)).map_err(failed)?;
             set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES).map_err(failed)?;
             rustix::net::connect(&socket, &server).map_err(failed)?;
-            let words = if reads { &whole } else { &begun };
-            send(&socket, words.as_bytes(), SendFlags::NOSIGNAL).map_err(failed)?;
-            clients.push(Client { socket, reads });
+            let request = if is_reader { &complete } else { &unfinished };
+            send(&socket, request.as_bytes(), SendFlags::NOSIGNAL).map_err(failed)?;
+            clients.push(Client { socket, is_reader });
         }
-        let (is_over, turned_away) =
+        let (is_stopped, rejected) =
             (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let (over, away) = (Arc::clone(&is_over), Arc::clone(&turned_away));
-        let work = move || go_on(clients, &over, &away);
+        let (stop_flag, counter) = (Arc::clone(&is_stopped), Arc::clone(&rejected));
+        let work = move || run(clients, &stop_flag, &counter);
         let thread = std::thread::Builder::new().name("crowd".into()).spawn(work);
         let thread = Some(thread.map_err(|error| error.to_string())?);
-        Ok(Self { is_over, turned_away, thread })
+        Ok(Self { is_stopped, rejected, thread })
     }
 
-    /// How many the server has turned away so far.
-    pub fn turned_away(&self) -> usize {
-        self.turned_away.load(Relaxed)
+    /// Returns the number of clients that the server has rejected so far.
+    pub fn rejected(&self) -> usize {
+        self.rejected.load(Relaxed)
     }
 }
 
-impl Drop for Crowd {
+impl Drop for SlowClients {
     fn drop(&mut self) {
-        self.is_over.store(true, Relaxed);
+        self.is_stopped.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say.
+            // The thread has no result. If it panicked, the panic message is already printed.
             let _ = thread.join();
         }
     }
 }
 
-/// Gives each its turn, over and over.
-fn go_on(mut clients: Vec<Client>, is_over: &AtomicBool, turned_away: &AtomicUsize) {
-    let steps = (ROUND.as_millis() / STEP.as_millis()) as usize;
+/// Lets each client send or receive once per [`PERIOD`] until stopped, and drops rejected clients.
+fn run(mut clients: Vec<Client>, is_stopped: &AtomicBool, rejected: &AtomicUsize) {
+    let steps = (PERIOD.as_millis() / STEP.as_millis()) as usize;
     let mut step = 0;
-    while !is_over.load(Relaxed) {
+    while !is_stopped.load(Relaxed) {
         let next = Instant::now() + STEP;
         let before = clients.len();
-        let mut at = 0;
+        let mut index = 0;
         clients.retain(|client| {
-            at += 1;
-            at % steps != step || client.is_still_served()
+            index += 1;
+            index % steps != step || client.advance()
         });
-        turned_away.fetch_add(before - clients.len(), Relaxed);
+        rejected.fetch_add(before - clients.len(), Relaxed);
         step = (step + 1) % steps;
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
 }
 
 impl Client {
-    /// Says or takes a little; whether the server goes along.
-    fn is_still_served(&self) -> bool {
-        let mut some = [0; 512];
-        if !self.reads
+    /// Sends one byte or receives up to 512 bytes. Returns false once the server has closed the
+    /// connection or has responded to the unfinished request.
+    fn advance(&self) -> bool {
+        let mut buffer = [0; 512];
+        if !self.is_reader
             && send(&self.socket, b"a", SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_err()
         {
             return false;
         }
-        match recv(&self.socket, &mut some, RecvFlags::DONTWAIT) {
-            Ok((count, _)) => self.reads && count > 0,
+        match recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
+            Ok((count, _)) => self.is_reader && count > 0,
             Err(errno) => errno == rustix::io::Errno::AGAIN,
         }
     }

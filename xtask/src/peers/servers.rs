@@ -1,5 +1,8 @@
-//! Other file servers beside haul, each in the foreground with a configuration of its own, tuned as its manual says for
-//! static files: `sendfile`, one process for one CPU, connections kept open for as many requests as come. And the barest one.
+//! Starts the file servers of the comparison.
+//!
+//! Each server runs in the foreground with its own configuration, tuned for static files by its
+//! manual: `sendfile`, one process for one CPU, and no limit on the requests of a connection. The
+//! minimal server of `bare.rs` is one of them.
 
 use haul_lab::{Host, Running};
 use std::fs;
@@ -9,59 +12,60 @@ use std::process::{Command, Stdio};
 
 /// A file server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ServerKind {
     Haul,
     Nginx,
     Lighttpd,
     Caddy,
     Apache,
-    /// About the least that a program can do: see bare.rs.
+    /// The minimal server of `bare.rs`.
     Bare,
 }
 
-/// What a server does beside sending files.
+/// Additional work of a server besides sending files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Service {
     Plain,
-    /// It writes an access log.
+    /// The server writes an access log.
     Logged,
-    /// It encrypts.
+    /// The server uses TLS.
     Tls,
 }
 
-/// How it is to be started.
+/// Options to start a server with.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup<'s> {
-    /// The folder that it serves.
+    /// Folder of the files to serve.
     pub root: &'s Path,
-    /// A folder for its configuration and logs, with the certificate.
+    /// Folder for the configuration and logs. It contains the certificate.
     pub scratch: &'s Path,
-    /// The `haul` to measure.
+    /// Path of the `haul` program to measure.
     pub haul: &'s Path,
-    /// Where it listens.
+    /// Address to listen at.
     pub address: SocketAddr,
     pub service: Service,
-    /// More options for `haul serve`.
+    /// Additional options of `haul serve`.
     pub options: &'s str,
 }
 
-/// A server that runs until it is dropped.
+/// A running server, which is killed when this is dropped.
 #[derive(Debug)]
-pub struct Serving {
-    pub kind: Kind,
+pub struct RunningServer {
+    pub kind: ServerKind,
     pub name: String,
     pub address: SocketAddr,
     pub service: Service,
     running: Running,
 }
 
-/// The certificate and its key in the scratch folder.
+/// File name of the certificate in the scratch folder.
 const CERTIFICATE: &str = "certificate.pem";
+/// File name of the certificate's private key in the scratch folder.
 const KEY: &str = "key.pem";
-/// Where Debian keeps Apache's modules.
-const APACHE: &str = "/usr/lib/apache2/modules";
+/// Folder of Apache's modules on Debian.
+const APACHE_MODULES: &str = "/usr/lib/apache2/modules";
 
-/// Makes a certificate that nobody has to believe.
+/// Creates a self-signed certificate and its private key in the scratch folder.
 pub fn make_certificate(scratch: &Path) -> Result<(), String> {
     let mut command = Command::new("openssl");
     command.args([
@@ -84,8 +88,8 @@ pub fn make_certificate(scratch: &Path) -> Result<(), String> {
     }
 }
 
-impl Kind {
-    /// Its name in tables.
+impl ServerKind {
+    /// Returns the server's name as printed in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Haul => "haul serve",
@@ -97,7 +101,7 @@ impl Kind {
         }
     }
 
-    /// The program, and the Debian package that has it.
+    /// Returns the server's program and the Debian package that contains it.
     fn program(self) -> (&'static str, &'static str) {
         match self {
             Self::Haul => ("haul", "haul"),
@@ -109,32 +113,33 @@ impl Kind {
         }
     }
 
-    /// Whether it is on this machine; if not, what to install.
-    pub fn is_missing(self) -> Option<&'static str> {
+    /// Returns the Debian package to install if the server is not on this machine.
+    pub fn missing_package(self) -> Option<&'static str> {
         let (program, package) = self.program();
         (self != Self::Haul && !Path::new(program).exists()).then_some(package)
     }
 
-    /// Whether it can do that.
-    pub fn offers(self, service: Service) -> bool {
+    /// Returns whether the server supports `service`.
+    pub fn supports(self, service: Service) -> bool {
         self != Self::Bare || service == Service::Plain
     }
 
-    /// Starts it on a host.
-    pub fn start(self, host: &Host, setup: Setup<'_>) -> Result<Serving, String> {
+    /// Writes the server's configuration and starts the server on a host.
+    pub fn start(self, host: &Host, setup: Setup<'_>) -> Result<RunningServer, String> {
         let name = format!("{} {}", self.name(), setup.options).trim_end().to_owned();
-        let files = Files::of(self, &setup);
+        let files = ServerFiles::new(self, &setup);
         fs::write(&files.configuration, self.configuration(&setup, &files))
             .map_err(|error| format!("{}: {error}", files.configuration.display()))?;
         let mut command = self.command(&setup, &files);
         let errors =
-            fs::File::create(&files.errors).map_err(|error| format!("making a log: {error}"))?;
+            fs::File::create(&files.error_log).map_err(|error| format!("making a log: {error}"))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
         let running = host.start_program(command).map_err(|error| error.to_string())?;
-        Ok(Serving { kind: self, name, address: setup.address, service: setup.service, running })
+        let Setup { address, service, .. } = setup;
+        Ok(RunningServer { kind: self, name, address, service, running })
     }
 
-    fn command(self, setup: &Setup<'_>, files: &Files) -> Command {
+    fn command(self, setup: &Setup<'_>, files: &ServerFiles) -> Command {
         let program = if self == Self::Haul { setup.haul } else { Path::new(self.program().0) };
         let mut command = Command::new(program);
         let configuration = &files.configuration;
@@ -149,7 +154,7 @@ impl Kind {
                 .arg("-c")
                 .arg(configuration)
                 .arg("-e")
-                .arg(&files.errors),
+                .arg(&files.error_log),
             Self::Lighttpd => command.arg("-D").arg("-f").arg(configuration),
             Self::Caddy => {
                 command.args(["run", "--adapter", "caddyfile", "--config"]).arg(configuration);
@@ -163,58 +168,59 @@ impl Kind {
         command
     }
 
-    fn configuration(self, setup: &Setup<'_>, files: &Files) -> String {
+    fn configuration(self, setup: &Setup<'_>, files: &ServerFiles) -> String {
         match self {
-            Self::Haul => haul(setup, files),
-            Self::Nginx => nginx(setup, files),
-            Self::Lighttpd => lighttpd(setup, files),
-            Self::Caddy => caddy(setup, files),
-            Self::Apache => apache(setup, files),
+            Self::Haul => haul_configuration(setup, files),
+            Self::Nginx => nginx_configuration(setup, files),
+            Self::Lighttpd => lighttpd_configuration(setup, files),
+            Self::Caddy => caddy_configuration(setup, files),
+            Self::Apache => apache_configuration(setup, files),
             Self::Bare => String::new(),
         }
     }
 }
 
-/// A server's files in the scratch folder.
-struct Files {
+/// Paths of a server's files in the scratch folder.
+struct ServerFiles {
     configuration: PathBuf,
-    errors: PathBuf,
+    error_log: PathBuf,
     pid: PathBuf,
-    log: String,
+    access_log: String,
     certificate: String,
     key: String,
 }
 
-impl Files {
-    fn of(kind: Kind, setup: &Setup<'_>) -> Self {
-        let path = |what: &str| {
-            setup.scratch.join(format!("{}-{}.{what}", kind.name(), setup.address.port()))
+impl ServerFiles {
+    fn new(kind: ServerKind, setup: &Setup<'_>) -> Self {
+        let path = |extension: &str| {
+            setup.scratch.join(format!("{}-{}.{extension}", kind.name(), setup.address.port()))
         };
         let text = |path: PathBuf| path.display().to_string();
         Self {
             configuration: path("conf"),
-            errors: path("errors"),
+            error_log: path("errors"),
             pid: path("pid"),
-            log: text(path("log")),
+            access_log: text(path("log")),
             certificate: text(setup.scratch.join(CERTIFICATE)),
             key: text(setup.scratch.join(KEY)),
         }
     }
 }
 
-/// `text` for a service of this kind, else nothing.
-fn only(setup: &Setup<'_>, service: Service, text: String) -> String {
+/// Returns `text` if the server offers `service`, else an empty string.
+fn text_if_service(setup: &Setup<'_>, service: Service, text: String) -> String {
     if setup.service == service { text } else { String::new() }
 }
 
-fn haul(setup: &Setup<'_>, files: &Files) -> String {
-    let Files { log, certificate, key, .. } = files;
+fn haul_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
+    let ServerFiles { access_log, certificate, key, .. } = files;
     let listen = match setup.service {
         Service::Tls => "tls-listen",
         _ => "listen",
     };
-    let logged = only(setup, Service::Logged, format!("access-log = \"{log}\"\n"));
-    let tls = only(
+    let logged =
+        text_if_service(setup, Service::Logged, format!("access-log = \"{access_log}\"\n"));
+    let tls = text_if_service(
         setup,
         Service::Tls,
         format!("tls-certificate = \"{certificate}\"\ntls-key = \"{key}\"\n"),
@@ -226,10 +232,10 @@ fn haul(setup: &Setup<'_>, files: &Files) -> String {
     )
 }
 
-fn nginx(setup: &Setup<'_>, files: &Files) -> String {
-    let Files { log, certificate, key, .. } = files;
-    let log = match setup.service {
-        Service::Logged => format!("{log} combined buffer=32k flush=1s"),
+fn nginx_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
+    let ServerFiles { access_log, certificate, key, .. } = files;
+    let access_log = match setup.service {
+        Service::Logged => format!("{access_log} combined buffer=32k flush=1s"),
         _ => "off".into(),
     };
     let (ssl, tls) = match setup.service {
@@ -246,24 +252,24 @@ fn nginx(setup: &Setup<'_>, files: &Files) -> String {
            include /etc/nginx/mime.types; sendfile on; tcp_nopush on; tcp_nodelay on;\n\
            keepalive_requests 1000000000; keepalive_timeout 75s;\n\
            open_file_cache max=4096 inactive=60s; open_file_cache_valid 60s;\n\
-           access_log {log};\n\
+           access_log {access_log};\n\
            server {{ listen {address}{ssl} backlog=4096; {tls} root {root}; }}\n\
          }}\n",
         pid = files.pid.display(),
-        errors = files.errors.display(),
+        errors = files.error_log.display(),
         address = setup.address,
         root = setup.root.display(),
     )
 }
 
-fn lighttpd(setup: &Setup<'_>, files: &Files) -> String {
-    let Files { log, certificate, key, .. } = files;
-    let logged = only(
+fn lighttpd_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
+    let ServerFiles { access_log, certificate, key, .. } = files;
+    let logged = text_if_service(
         setup,
         Service::Logged,
-        format!("server.modules = ( \"mod_accesslog\" )\naccesslog.filename = \"{log}\"\n"),
+        format!("server.modules = ( \"mod_accesslog\" )\naccesslog.filename = \"{access_log}\"\n"),
     );
-    let tls = only(
+    let tls = text_if_service(
         setup,
         Service::Tls,
         format!(
@@ -282,11 +288,15 @@ fn lighttpd(setup: &Setup<'_>, files: &Files) -> String {
     )
 }
 
-fn caddy(setup: &Setup<'_>, files: &Files) -> String {
-    let Files { log, certificate, key, .. } = files;
+fn caddy_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
+    let ServerFiles { access_log, certificate, key, .. } = files;
     let scheme = if setup.service == Service::Tls { "https" } else { "http" };
-    let logged = only(setup, Service::Logged, format!(" log {{\n  output file \"{log}\"\n }}\n"));
-    let tls = only(setup, Service::Tls, format!(" tls {certificate} {key}\n"));
+    let logged = text_if_service(
+        setup,
+        Service::Logged,
+        format!(" log {{\n  output file \"{access_log}\"\n }}\n"),
+    );
+    let tls = text_if_service(setup, Service::Tls, format!(" tls {certificate} {key}\n"));
     format!(
         "{{\n admin off\n auto_https off\n default_sni haul\n}}\n\
          {scheme}://{address} {{\n root * {root}\n file_server\n{logged}{tls}}}\n",
@@ -295,49 +305,53 @@ fn caddy(setup: &Setup<'_>, files: &Files) -> String {
     )
 }
 
-fn apache(setup: &Setup<'_>, files: &Files) -> String {
-    let Files { log, certificate, key, .. } = files;
-    let logged = only(
+fn apache_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
+    let ServerFiles { access_log, certificate, key, .. } = files;
+    let logged = text_if_service(
         setup,
         Service::Logged,
         format!(
             "BufferedLogs On\n\
-             LogFormat \"%h %l %u %t \\\"%r\\\" %>s %b \\\"%{{Referer}}i\\\" \\\"%{{User-Agent}}i\\\"\" combined\n\
-             CustomLog \"{log}\" combined\n"
+             LogFormat \"%h %l %u %t \\\"%r\\\" %>s %b \
+             \\\"%{{Referer}}i\\\" \\\"%{{User-Agent}}i\\\"\" combined\n\
+             CustomLog \"{access_log}\" combined\n"
         ),
     );
-    let tls = only(
+    let tls = text_if_service(
         setup,
         Service::Tls,
         format!(
-            "LoadModule ssl_module {APACHE}/mod_ssl.so\nSSLEngine on\n\
+            "LoadModule ssl_module {APACHE_MODULES}/mod_ssl.so\nSSLEngine on\n\
              SSLCertificateFile {certificate}\nSSLCertificateKeyFile {key}\n"
         ),
     );
     format!(
         "ServerRoot {scratch}\nServerName localhost\nListen {address}\nListenBacklog 4096\n\
          PidFile \"{pid}\"\nErrorLog \"{errors}\"\nLogLevel crit\n\
-         LoadModule mpm_event_module {APACHE}/mod_mpm_event.so\n\
-         LoadModule authz_core_module {APACHE}/mod_authz_core.so\n\
-         User www-data\nGroup www-data\nDocumentRoot {root}\n<Directory {root}>\nRequire all granted\n</Directory>\n\
+         LoadModule mpm_event_module {APACHE_MODULES}/mod_mpm_event.so\n\
+         LoadModule authz_core_module {APACHE_MODULES}/mod_authz_core.so\n\
+         User www-data\nGroup www-data\nDocumentRoot {root}\n\
+         <Directory {root}>\nRequire all granted\n</Directory>\n\
          EnableSendfile On\nKeepAlive On\nMaxKeepAliveRequests 0\nKeepAliveTimeout 75\n\
-         ServerLimit 16\nThreadsPerChild 64\nMaxRequestWorkers 1024\nAsyncRequestWorkerFactor 20\n{logged}{tls}",
+         ServerLimit 16\nThreadsPerChild 64\nMaxRequestWorkers 1024\n\
+         AsyncRequestWorkerFactor 20\n{logged}{tls}",
         scratch = setup.scratch.display(),
         address = setup.address,
         pid = files.pid.display(),
-        errors = files.errors.display(),
+        errors = files.error_log.display(),
         root = setup.root.display(),
     )
 }
 
-impl Serving {
-    /// Where it serves a file.
+impl RunningServer {
+    /// Returns the URL of a file on this server.
     pub fn url(&self, file: &str) -> String {
         let scheme = if self.service == Service::Tls { "https" } else { "http" };
         format!("{scheme}://{}/{file}", self.address)
     }
 
-    /// Memory that its processes have resident now, in bytes, each shared page counted in part (`Pss`).
+    /// Returns the resident memory of the server's processes in bytes. Shared pages count
+    /// proportionally (`Pss`).
     pub fn memory_bytes(&self) -> u64 {
         self.running.memory_bytes()
     }

@@ -1,4 +1,5 @@
-//! An initramfs: a cpio archive in the kernel's format (`newc`, Documentation/driver-api/early-userspace).
+//! Writes an initramfs: a cpio archive in the format that the kernel unpacks (`newc`, see
+//! Documentation/driver-api/early-userspace in the kernel's sources).
 
 use super::{VmError, step};
 use std::collections::BTreeSet;
@@ -9,7 +10,7 @@ use std::process::Command;
 const FOLDER_MODE: u32 = 0o040_755;
 const FILE_MODE: u32 = 0o100_755;
 
-/// An archive that grows entry by entry.
+/// Builder of a cpio archive.
 #[derive(Default)]
 pub(super) struct Archive {
     bytes: Vec<u8>,
@@ -18,59 +19,61 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// A folder, with those it is in.
-    pub fn folder(&mut self, name: &str) {
+    /// Adds a folder and its parent folders, unless they exist.
+    pub fn add_folder(&mut self, name: &str) {
         for (end, _) in name.match_indices('/').chain([(name.len(), "")]) {
             let folder = &name[..end];
             if !folder.is_empty() && self.names.insert(folder.into()) {
-                self.entry(folder, FOLDER_MODE, &[]);
+                self.write_entry(folder, FOLDER_MODE, &[]);
             }
         }
     }
 
-    /// A file that is there, as `name`.
-    pub fn file(&mut self, path: &Path, name: &str) -> Result<(), VmError> {
+    /// Adds a copy of the file at `path` under `name`.
+    pub fn add_file(&mut self, path: &Path, name: &str) -> Result<(), VmError> {
         let content = fs::read(path).map_err(step(format!("reading {}", path.display())))?;
-        self.content(name, &content);
+        self.add_content(name, &content);
         Ok(())
     }
 
-    /// A file with this content. A name that is there already stays as it is.
-    pub fn content(&mut self, name: &str, content: &[u8]) {
+    /// Adds a file with this content. If `name` exists already, the archive does not change.
+    pub fn add_content(&mut self, name: &str, content: &[u8]) {
         if let Some((folder, _)) = name.rsplit_once('/') {
-            self.folder(folder);
+            self.add_folder(folder);
         }
         if self.names.insert(name.into()) {
-            self.entry(name, FILE_MODE, content);
+            self.write_entry(name, FILE_MODE, content);
         }
     }
 
-    /// A program, with the libraries that its loader asks for, where it asks for them.
-    pub fn program(&mut self, path: &Path, name: &str) -> Result<(), VmError> {
-        self.file(path, name)?;
+    /// Adds a program as `name`, and its shared libraries at the paths that `ldd` prints.
+    pub fn add_program(&mut self, path: &Path, name: &str) -> Result<(), VmError> {
+        self.add_file(path, name)?;
         let listed = Command::new("ldd").arg(path).output().map_err(step("running ldd"))?;
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-        // "libc.so.6 => /lib/libc.so.6 (0x…)" and "/lib64/ld-linux-x86-64.so.2 (0x…)".
+        // Formats: "libc.so.6 => /lib/libc.so.6 (0x…)" and "/lib64/ld-linux-x86-64.so.2 (0x…)".
         for library in listed
             .lines()
             .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
         {
-            self.file(Path::new(library), library.trim_start_matches('/'))?;
+            self.add_file(Path::new(library), library.trim_start_matches('/'))?;
         }
         Ok(())
     }
 
-    /// The whole archive.
+    /// Appends the trailer and returns the archive.
     pub fn finish(mut self) -> Vec<u8> {
-        self.entry("TRAILER!!!", 0, &[]);
+        self.write_entry("TRAILER!!!", 0, &[]);
         self.bytes
     }
 
-    fn entry(&mut self, name: &str, mode: u32, content: &[u8]) {
+    /// Appends the header, the name and the content of an entry.
+    fn write_entry(&mut self, name: &str, mode: u32, content: &[u8]) {
         self.entries += 1;
         let links = if mode == FOLDER_MODE { 2 } else { 1 };
         let (size, name_size) = (content.len() as u32, name.len() as u32 + 1);
-        // Number, mode, user, group, links, time, size, two devices of two halves each, name's size, check.
+        // Inode, mode, user, group, links, modification time, size, device (major, minor), special
+        // device (major, minor), size of the name with its NUL, checksum (0 in `newc`).
         let fields = [self.entries, mode, 0, 0, links, 0, size, 0, 0, 0, 0, name_size, 0];
         self.bytes.extend(b"070701");
         self.bytes.extend(fields.iter().flat_map(|field| format!("{field:08x}").into_bytes()));
@@ -81,7 +84,7 @@ impl Archive {
         self.pad();
     }
 
-    /// To a multiple of four.
+    /// Pads the archive with zeros to a multiple of four bytes.
     fn pad(&mut self) {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
@@ -94,13 +97,13 @@ mod tests {
     use std::process::Stdio;
 
     #[test]
-    fn cpio_reads_what_was_written() {
+    fn cpio_lists_the_entries_of_an_archive() {
         let mut archive = Archive::default();
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "hello").unwrap();
-        archive.file(file.path(), "some/where/file").unwrap();
-        archive.file(file.path(), "some/where/file").unwrap();
-        archive.folder("some/else");
+        archive.add_file(file.path(), "some/where/file").unwrap();
+        archive.add_file(file.path(), "some/where/file").unwrap();
+        archive.add_folder("some/else");
         let mut cpio = match Command::new("cpio")
             .arg("-t")
             .stdin(Stdio::piped())
@@ -109,7 +112,7 @@ mod tests {
         {
             Ok(cpio) => cpio,
             Err(error) => {
-                return eprintln!("SKIPPED: the archive is not read back: {error} (cpio)");
+                return eprintln!("SKIPPED: the archive is not checked with cpio: {error}");
             }
         };
         cpio.stdin.take().unwrap().write_all(&archive.finish()).unwrap();

@@ -1,7 +1,7 @@
-//! What runs in the guest, as its first process: loans towards the host, and the library's own tests.
+//! The guest's first process: lends buffers for sends to the host, and runs the project's tests.
 
-use super::peer::{GO, READ_LATER, READ_NOW, byte_at};
-use super::{FAILED, GUEST, HOST, MODULES_IN_ORDER, PASSED, TESTS, VmError, step};
+use super::peer::{READ_LATER, READ_NOW, RELEASE, byte_at};
+use super::{FAILED, GUEST, HOST, MODULE_LIST_FILE, PASSED, TESTS, VmError, step};
 use haul::{Buffer, Outcome, Pool, SendReport, Sender};
 use rustix::mount::MountFlags;
 use std::fs::{self, File};
@@ -12,17 +12,23 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Names the peer's port: a word of the kernel's command line, which the first process gets as its environment.
-pub(super) const PEER: &str = "HAUL_VM_PEER";
-const PATIENCE: Duration = Duration::from_secs(60);
-/// A buffer that came back is written over with this: whoever still reads it shows it to the peer.
-const WRITTEN_OVER: u8 = 0xEE;
+/// Parameter of the kernel's command line with the host's port.
+///
+/// The kernel passes parameters that it does not know to the first process, as its environment.
+pub(super) const PORT_KEY: &str = "HAUL_VM_PEER";
+/// Time until all loans must have been returned.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Returned buffers are filled with this byte. If the kernel still sent from one, the host would
+/// receive it.
+const OVERWRITE_BYTE: u8 = 0xEE;
 
-/// Runs the guest if this is a guest's first process, which does not return.
+/// Runs the guest and powers it off, if this process is a guest's first process.
+///
+/// Returns `None` in any other process.
 pub fn run_if_first_process() -> Option<ExitCode> {
-    // A container's first process is no guest's.
-    let port = std::env::var(PEER).ok().filter(|_| std::process::id() == 1)?.parse();
-    let port = port.map_err(|_| VmError::Guest(format!("{PEER} is no port")));
+    // A container's first process has the process ID 1 too, but not this variable.
+    let port = std::env::var(PORT_KEY).ok().filter(|_| std::process::id() == 1)?.parse();
+    let port = port.map_err(|_| VmError::Guest(format!("{PORT_KEY} is not a port")));
     match port.and_then(|port| prepare().and_then(|()| run(port))) {
         Ok(()) => println!("{PASSED}"),
         Err(error) => println!("{FAILED}: {error}"),
@@ -31,7 +37,7 @@ pub fn run_if_first_process() -> Option<ExitCode> {
     Some(ExitCode::FAILURE)
 }
 
-/// Mounts, modules, the network.
+/// Mounts file systems, loads the kernel modules and configures the network.
 fn prepare() -> Result<(), VmError> {
     for (kind, folder) in
         [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", "/tmp")]
@@ -39,7 +45,7 @@ fn prepare() -> Result<(), VmError> {
         rustix::mount::mount(kind, folder, kind, MountFlags::empty(), None)
             .map_err(|errno| step(format!("mounting {folder}"))(errno.into()))?;
     }
-    let modules = fs::read_to_string(format!("/{MODULES_IN_ORDER}"))
+    let modules = fs::read_to_string(format!("/{MODULE_LIST_FILE}"))
         .map_err(step("reading the list of modules"))?;
     for name in modules.lines() {
         let file = File::open(format!("/modules/{name}.ko"))
@@ -55,6 +61,7 @@ fn prepare() -> Result<(), VmError> {
     call("ip", &["link", "set", "eth0", "up"])
 }
 
+/// Runs all checks of the guest against the host's `port`.
 fn run(port: u16) -> Result<(), VmError> {
     let kernel = rustix::system::uname();
     println!("haul guest: Linux {}", kernel.release().to_string_lossy());
@@ -62,32 +69,33 @@ fn run(port: u16) -> Result<(), VmError> {
         let (report, outcomes) = lend(port, 8 << 20, buffer_bytes)?;
         let copied = outcomes.copied;
         println!(
-            "loans of {buffer_bytes} bytes to the host: {} without a copy, {copied} copied; {} bytes arrived as lent",
+            "loans of {buffer_bytes} bytes to the host: {} zero-copied, {copied} copied; \
+             {} bytes arrived unchanged",
             outcomes.zero_copied, report.loans.bytes
         );
         check(copied == 0 && report.fallbacks.is_empty(), || {
             format!("loans were copied: {report:?}")
         })?;
     }
-    held_loans(port)?;
-    dropped_sender(port)?;
-    datagrams(port)?;
-    for trouble in
+    check_stalled_reader(port)?;
+    check_dropped_sender(port)?;
+    check_datagrams(port)?;
+    for impairment in
         ["loss 2%", "delay 2ms reorder 25% 50%", "duplicate 5%", "delay 1ms loss 1% reorder 20%"]
     {
-        let words: Vec<&str> = ["qdisc", "replace", "dev", "eth0", "root", "netem"]
+        let arguments: Vec<&str> = ["qdisc", "replace", "dev", "eth0", "root", "netem"]
             .into_iter()
-            .chain(trouble.split(' '))
+            .chain(impairment.split(' '))
             .collect();
-        call("tc", &words)?;
+        call("tc", &arguments)?;
         let (report, outcomes) = lend(port, 4 << 20, 64 << 10)?;
         println!(
-            "netem {trouble}: {} loans without a copy, {} copied; {} bytes arrived as lent",
+            "netem {impairment}: {} loans zero-copied, {} copied; {} bytes arrived unchanged",
             outcomes.zero_copied, outcomes.copied, report.loans.bytes
         );
     }
     call("tc", &["qdisc", "delete", "dev", "eth0", "root"])?;
-    kernel_tls()?;
+    check_kernel_tls()?;
     for (package, file, filter) in TESTS {
         let started = Instant::now();
         let output = Command::new(format!("/tests/{file}"))
@@ -96,22 +104,24 @@ fn run(port: u16) -> Result<(), VmError> {
             .stderr(Stdio::inherit())
             .output()
             .map_err(step(format!("running the tests of {package}, {file}")))?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        println!("{said}");
-        // A name that fits no test is none that passes.
-        let is_passed = output.status.success() && !said.contains(" 0 passed");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        println!("{printed}");
+        // If the filter matches no test, the run counts as failed.
+        let is_passed = output.status.success() && !printed.contains(" 0 passed");
         check(is_passed, || format!("the tests of {package}, {file} {filter}, fail in the guest"))?;
-        println!("the tests of {package}, {file} {filter}, pass here ({:.0?})", started.elapsed());
+        println!("the tests of {package}, {file} {filter}, pass ({:.0?})", started.elapsed());
     }
     Ok(())
 }
 
+/// Numbers of returned loans by their outcome.
 #[derive(Default)]
 struct Outcomes {
     zero_copied: usize,
     copied: usize,
 }
 
+/// Connects to the host and sends the first byte, which selects when the host reads.
 fn connect(port: u16, command: u8) -> Result<TcpStream, VmError> {
     let mut connection =
         TcpStream::connect((HOST, port)).map_err(step("connecting to the host"))?;
@@ -119,120 +129,130 @@ fn connect(port: u16, command: u8) -> Result<TcpStream, VmError> {
     Ok(connection)
 }
 
-/// Lends the whole stream from buffers that are written over as soon as they are back.
+/// Sends `total` bytes of the test stream from lent buffers and waits for the host's verdict.
+///
+/// Each buffer is overwritten as soon as it is returned.
 fn lend(port: u16, total: u64, buffer_bytes: usize) -> Result<(SendReport, Outcomes), VmError> {
     let connection = connect(port, READ_NOW)?;
-    let mut answers = connection.try_clone().map_err(step("cloning a socket"))?;
-    let mut sender = sender(connection)?;
-    let pool = pool(buffer_bytes, 65)?;
+    let mut replies = connection.try_clone().map_err(step("cloning a socket"))?;
+    let mut sender = new_sender(connection)?;
+    let pool = new_pool(buffer_bytes, 65)?;
     let mut outcomes = Outcomes::default();
     let mut position = 0;
     while position < total {
         position += lend_next(&mut sender, &pool, position)?;
-        take_back(&mut sender, &mut outcomes)?;
+        reclaim_all(&mut sender, &mut outcomes)?;
     }
-    let held = sender.settle(PATIENCE).map_err(wrong)?;
-    take_back(&mut sender, &mut outcomes)?;
-    check(held == 0 && pool.out() == 0, || format!("{} buffers never came back", pool.out()))?;
-    answers.shutdown(Shutdown::Write).map_err(step("ending the stream"))?;
-    expect_answer(&mut answers, total)?;
+    let in_flight = sender.settle(TIMEOUT).map_err(failed)?;
+    reclaim_all(&mut sender, &mut outcomes)?;
+    check(in_flight == 0 && pool.out() == 0, || format!("{} buffers not returned", pool.out()))?;
+    replies.shutdown(Shutdown::Write).map_err(step("ending the stream"))?;
+    expect_reply(&mut replies, total)?;
     Ok((sender.report(), outcomes))
 }
 
-/// While the peer does not read, what it has no room for stays out; what comes back is written over, and the
-/// peer sees nothing of that.
-fn held_loans(port: u16) -> Result<(), VmError> {
+/// Checks loans to a host that does not read: those that do not fit into its buffers stay with the
+/// kernel. Returned buffers are overwritten, which must not change the bytes that arrive.
+fn check_stalled_reader(port: u16) -> Result<(), VmError> {
     let connection = connect(port, READ_LATER)?;
     connection.set_nonblocking(true).map_err(step("setting O_NONBLOCK"))?;
-    let mut answers = connection.try_clone().map_err(step("cloning a socket"))?;
-    let mut sender = sender(connection)?;
-    let pool = pool(256 << 10, 64)?;
+    let mut replies = connection.try_clone().map_err(step("cloning a socket"))?;
+    let mut sender = new_sender(connection)?;
+    let pool = new_pool(256 << 10, 64)?;
     let mut outcomes = Outcomes::default();
     let mut position = 0;
     while let Ok(count) = lend_next(&mut sender, &pool, position) {
         position += count;
-        take_back(&mut sender, &mut outcomes)?;
+        reclaim_all(&mut sender, &mut outcomes)?;
     }
     thread::sleep(Duration::from_millis(500));
-    take_back(&mut sender, &mut outcomes)?;
-    let out = sender.report().loans_out;
-    check(out > 0, || "the kernel let go of everything although nobody has read".into())?;
-    connect(port, GO)?;
-    let deadline = Instant::now() + PATIENCE;
-    while sender.flush().is_err() || sender.settle(Duration::from_millis(10)).map_err(wrong)? > 0 {
+    reclaim_all(&mut sender, &mut outcomes)?;
+    let in_flight = sender.report().loans_out;
+    check(in_flight > 0, || "the kernel returned every loan before the host read".into())?;
+    connect(port, RELEASE)?;
+    let deadline = Instant::now() + TIMEOUT;
+    while sender.flush().is_err() || sender.settle(Duration::from_millis(10)).map_err(failed)? > 0 {
         check(Instant::now() < deadline, || {
-            format!("loans never came back: {:?}", sender.report())
+            format!("loans were not returned: {:?}", sender.report())
         })?;
-        take_back(&mut sender, &mut outcomes)?;
+        reclaim_all(&mut sender, &mut outcomes)?;
     }
-    take_back(&mut sender, &mut outcomes)?;
-    answers.set_nonblocking(false).map_err(step("setting the mode"))?;
-    answers.shutdown(Shutdown::Write).map_err(step("ending the stream"))?;
-    expect_answer(&mut answers, position)?;
+    reclaim_all(&mut sender, &mut outcomes)?;
+    replies.set_nonblocking(false).map_err(step("setting the mode"))?;
+    replies.shutdown(Shutdown::Write).map_err(step("ending the stream"))?;
+    expect_reply(&mut replies, position)?;
     println!(
-        "a peer that did not read: {out} loans stayed out, and came back when it did; {position} bytes as lent"
+        "stalled reader: {in_flight} loans stayed in flight and were returned once the host read; \
+         {position} bytes arrived unchanged"
     );
     check(outcomes.copied == 0 && pool.out() == 0, || format!("{:?}", sender.report()))
 }
 
-/// A sender that goes leaves its loans with the kernel until the peer has read them.
-fn dropped_sender(port: u16) -> Result<(), VmError> {
+/// Checks that the loans of a dropped sender stay with the kernel until the host has read them.
+fn check_dropped_sender(port: u16) -> Result<(), VmError> {
     let connection = Arc::new(connect(port, READ_LATER)?);
     connection.set_nonblocking(true).map_err(step("setting O_NONBLOCK"))?;
-    let mut sender = Sender::new(Arc::clone(&connection)).map_err(wrong)?;
-    let pool = pool(128 << 10, 128)?;
+    let mut sender = Sender::new(Arc::clone(&connection)).map_err(failed)?;
+    let pool = new_pool(128 << 10, 128)?;
     let mut position = 0;
     while let Ok(count) = lend_next(&mut sender, &pool, position) {
         position += count;
     }
-    // What a socket has taken of the last loan is all that will be sent of it.
+    // The part of the last loan that the socket has not accepted is never sent.
     let sent = sender.report().loans.bytes;
-    sender.reclaim().map_err(wrong)?.for_each(drop);
-    let out = pool.out();
+    sender.reclaim().map_err(failed)?.for_each(drop);
+    let in_flight = pool.out();
     drop(sender);
-    check(out > 0 && pool.out() > 0, || "nothing was out when the sender went".into())?;
-    connect(port, GO)?;
-    let deadline = Instant::now() + PATIENCE;
+    check(in_flight > 0 && pool.out() > 0, || "no loan was in flight at the drop".into())?;
+    connect(port, RELEASE)?;
+    let deadline = Instant::now() + TIMEOUT;
     while pool.out() > 0 {
-        check(Instant::now() < deadline, || format!("{} buffers never came back", pool.out()))?;
+        check(Instant::now() < deadline, || format!("{} buffers not returned", pool.out()))?;
         thread::sleep(Duration::from_millis(5));
     }
     connection.set_nonblocking(false).map_err(step("setting the mode"))?;
     connection.shutdown(Shutdown::Write).map_err(step("ending the stream"))?;
-    expect_answer(&mut &*connection, sent)?;
+    expect_reply(&mut &*connection, sent)?;
     println!(
-        "a sender dropped with {out} buffers out: all came back once the peer had read; {sent} bytes as lent"
+        "dropped sender: {in_flight} buffers in flight, all returned once the host had read; \
+         {sent} bytes arrived unchanged"
     );
     Ok(())
 }
 
-fn datagrams(port: u16) -> Result<(), VmError> {
+/// Checks loans that the kernel segments into datagrams, also next to a send that fails.
+fn check_datagrams(port: u16) -> Result<(), VmError> {
     let socket = UdpSocket::bind("0.0.0.0:0").map_err(step("making a datagram socket"))?;
     socket.connect((HOST, port)).map_err(step("connecting a datagram socket"))?;
-    let mut sender = Sender::new(socket).map_err(wrong)?;
-    let pool = pool(64 << 10, 2)?;
-    let mut buffer = pool.take().map_err(wrong)?;
+    let mut sender = Sender::new(socket).map_err(failed)?;
+    let pool = new_pool(64 << 10, 2)?;
+    let mut buffer = pool.take().map_err(failed)?;
     buffer.set_len(40 * 1472);
-    sender.lend_segments(buffer, 1472).map_err(wrong)?;
-    let held = sender.settle(PATIENCE).map_err(wrong)?;
-    let back: Vec<Outcome> = sender.reclaim().map_err(wrong)?.map(|back| back.outcome).collect();
-    println!("40 datagrams in one loan: {back:?}");
-    check(held == 0 && back == [Outcome::ZeroCopied], || format!("{:?}", sender.report()))?;
-    // A segment that no packet carries fails after the kernel has counted it: the loans around it all come back.
-    sender.lend_segments(vec![0; 40 * 1472], 1472).map_err(wrong)?;
+    sender.lend_segments(buffer, 1472).map_err(failed)?;
+    let in_flight = sender.settle(TIMEOUT).map_err(failed)?;
+    let outcomes: Vec<Outcome> =
+        sender.reclaim().map_err(failed)?.map(|returned| returned.outcome).collect();
+    println!("40 datagrams in one loan: {outcomes:?}");
+    check(in_flight == 0 && outcomes == [Outcome::ZeroCopied], || {
+        format!("{:?}", sender.report())
+    })?;
+    // A send whose segments do not fit into a packet fails after the kernel has counted it. All
+    // loans before and after it must be returned.
+    sender.lend_segments(vec![0; 40 * 1472], 1472).map_err(failed)?;
     let refused = sender.lend_segments(vec![1; 20_000], 5000);
-    check(refused.is_err(), || "a segment larger than the MTU was taken".into())?;
+    check(refused.is_err(), || "the kernel accepted a segment larger than the MTU".into())?;
     for _ in 0..5 {
-        sender.lend_segments(vec![2; 40 * 1472], 1472).map_err(wrong)?;
+        sender.lend_segments(vec![2; 40 * 1472], 1472).map_err(failed)?;
     }
-    let held = sender.settle(PATIENCE).map_err(wrong)?;
-    let back: Vec<Outcome> = sender.reclaim().map_err(wrong)?.map(|back| back.outcome).collect();
-    println!("datagrams around one that failed: {back:?}");
-    check(held == 0 && back.len() == 6, || format!("{:?}", sender.report()))
+    let in_flight = sender.settle(TIMEOUT).map_err(failed)?;
+    let outcomes: Vec<Outcome> =
+        sender.reclaim().map_err(failed)?.map(|returned| returned.outcome).collect();
+    println!("datagrams before and after a failed one: {outcomes:?}");
+    check(in_flight == 0 && outcomes.len() == 6, || format!("{:?}", sender.report()))
 }
 
-/// kTLS is there: by the kernel's word, and by installing it.
-fn kernel_tls() -> Result<(), VmError> {
+/// Checks that the kernel lists kTLS and that `haul doctor` can install it on a socket.
+fn check_kernel_tls() -> Result<(), VmError> {
     let file = "/proc/sys/net/ipv4/tcp_available_ulp";
     let available = fs::read_to_string(file).map_err(step(format!("reading {file}")))?;
     check(available.split_whitespace().any(|name| name == "tls"), || {
@@ -242,55 +262,58 @@ fn kernel_tls() -> Result<(), VmError> {
         haul_bench::doctor::examine(None).map_err(|error| VmError::Guest(error.to_string()))?;
     let finding = diagnosis.settings.iter().find(|finding| finding.name.contains("TLS"));
     let Some(finding) = finding else {
-        return Err(VmError::Guest("the doctor does not look for kTLS".into()));
+        return Err(VmError::Guest("haul doctor has no finding about kTLS".into()));
     };
     println!("doctor: {}: {}", finding.name, finding.value);
     check(finding.verdict == haul_bench::doctor::Verdict::Good, || finding.why.clone())
 }
 
-fn sender(connection: TcpStream) -> Result<Sender<TcpStream>, VmError> {
-    Sender::new(connection).map_err(wrong)
+fn new_sender(connection: TcpStream) -> Result<Sender<TcpStream>, VmError> {
+    Sender::new(connection).map_err(failed)
 }
 
-fn pool(buffer_bytes: usize, buffers_max: usize) -> Result<Pool, VmError> {
-    Pool::new(buffer_bytes, buffers_max).map_err(wrong)
+fn new_pool(buffer_bytes: usize, buffers_max: usize) -> Result<Pool, VmError> {
+    Pool::new(buffer_bytes, buffers_max).map_err(failed)
 }
 
-/// Fills a buffer with what the stream has next and lends it; how much that was.
+/// Lends a buffer with the bytes of the test stream from `position` on; returns their number.
 fn lend_next<S: std::os::fd::AsFd + Send + 'static>(
     sender: &mut Sender<S>,
     pool: &Pool,
     position: u64,
 ) -> Result<u64, VmError> {
-    let mut buffer = pool.take().map_err(wrong)?;
+    let mut buffer = pool.take().map_err(failed)?;
     for (offset, byte) in buffer.iter_mut().enumerate() {
         *byte = byte_at(position + offset as u64);
     }
     let len = buffer.len() as u64;
-    sender.lend(buffer).map_err(wrong)?;
+    sender.lend(buffer).map_err(failed)?;
     Ok(len)
 }
 
-fn take_back(sender: &mut Sender<TcpStream>, outcomes: &mut Outcomes) -> Result<(), VmError> {
-    for mut back in sender.reclaim().map_err(wrong)? {
-        match back.outcome {
+/// Overwrites all returned buffers and counts their outcomes.
+fn reclaim_all(sender: &mut Sender<TcpStream>, outcomes: &mut Outcomes) -> Result<(), VmError> {
+    for mut returned in sender.reclaim().map_err(failed)? {
+        match returned.outcome {
             Outcome::ZeroCopied => outcomes.zero_copied += 1,
             Outcome::Copied => outcomes.copied += 1,
         }
-        if let Buffer::Pooled(buffer) = &mut back.buffer {
-            buffer.fill(WRITTEN_OVER);
+        if let Buffer::Pooled(buffer) = &mut returned.buffer {
+            buffer.fill(OVERWRITE_BYTE);
         }
     }
     Ok(())
 }
 
-fn expect_answer(from: &mut impl Read, sent: u64) -> Result<(), VmError> {
-    let mut right = [0; 8];
-    from.read_exact(&mut right).map_err(step("hearing what arrived"))?;
-    let right = u64::from_le_bytes(right);
-    check(right == sent, || format!("of {sent} bytes the first {right} arrived as they were lent"))
+/// Receives the number of bytes that arrived unchanged and checks that it equals `sent`.
+fn expect_reply(from: &mut impl Read, sent: u64) -> Result<(), VmError> {
+    let mut intact = [0; 8];
+    from.read_exact(&mut intact).map_err(step("receiving the host's reply"))?;
+    let intact = u64::from_le_bytes(intact);
+    check(intact == sent, || format!("of {sent} bytes only the first {intact} arrived unchanged"))
 }
 
+/// Runs a program of the initramfs and fails unless it succeeds.
 fn call(program: &str, arguments: &[&str]) -> Result<(), VmError> {
     let status = Command::new(format!("/bin/{program}"))
         .args(arguments)
@@ -299,10 +322,11 @@ fn call(program: &str, arguments: &[&str]) -> Result<(), VmError> {
     check(status.success(), || format!("{program} {} failed", arguments.join(" ")))
 }
 
-fn check(is_right: bool, otherwise: impl FnOnce() -> String) -> Result<(), VmError> {
-    if is_right { Ok(()) } else { Err(VmError::Guest(otherwise())) }
+/// Fails with `message` unless `is_right`.
+fn check(is_right: bool, message: impl FnOnce() -> String) -> Result<(), VmError> {
+    if is_right { Ok(()) } else { Err(VmError::Guest(message())) }
 }
 
-fn wrong(error: impl std::fmt::Display) -> VmError {
+fn failed(error: impl std::fmt::Display) -> VmError {
     step("lending")(io::Error::other(error.to_string()))
 }

@@ -1,71 +1,75 @@
-//! What is done to the bytes, a row each.
+//! The measured operations, one for each row.
 
-use super::fastest;
+use super::fastest_implementation;
 use haul_checksum::{Kernel, Sum, Writes, bandwidth};
 use haul_sys::pages::Pages;
 use std::hint::black_box;
 use std::io;
 
-/// Where it is done.
-pub(super) struct Memory {
-    from: Pages,
-    to: Pages,
+/// The source and the destination of the operations.
+pub(super) struct Buffers {
+    source: Pages,
+    destination: Pages,
 }
 
-/// The copy begins half a page after where the original does in its: a load that follows a store to the same place of
-/// another page waits for it, which no two buffers of a program share but by chance.
-const TO_OFFSET: usize = 2048;
+/// The destination starts half a page later within its page than the source. A load waits for an
+/// earlier store to the same offset of another page (4K aliasing). Two buffers of a program have
+/// equal offsets only by chance.
+const DESTINATION_OFFSET: usize = 2048;
 
-impl Memory {
-    /// Two stretches of `bytes`, all pages present.
+impl Buffers {
+    /// Allocates two buffers of `bytes`, with all pages present.
     pub(super) fn new(bytes: usize) -> io::Result<Self> {
-        let (mut from, mut to) = (Pages::new(bytes)?, Pages::new(bytes + TO_OFFSET)?);
-        fastrand::Rng::with_seed(1).fill(&mut from);
-        to.fill(1);
-        Ok(Self { from, to })
+        let (mut source, mut destination) =
+            (Pages::new(bytes)?, Pages::new(bytes + DESTINATION_OFFSET)?);
+        fastrand::Rng::with_seed(1).fill(&mut source);
+        destination.fill(1);
+        Ok(Self { source, destination })
     }
 }
 
-/// What is done.
+/// A measured operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Work {
-    /// Every byte read once, and nothing done with it: the measured bandwidth.
+pub(super) enum Operation {
+    /// Reads every byte once and discards it: the measured read bandwidth.
     Read,
     /// 1: checksum.
     Checksum,
     /// 2: checksum and copy in one pass.
     Copy,
-    /// 3: the same, written past the caches. (The original's third way copied from a program's memory into the kernel,
-    /// with care for faults; a program's own memory has no such way.)
+    /// 3: the same, with stores that bypass the caches. The original's third operation copied from
+    /// user space into the kernel, with fault handling; memory of the same program needs no such
+    /// copy.
     CopyStreamed,
     /// 4: copy.
     Memcpy,
-    /// 5: copy, then checksum the copy.
+    /// 5: copy, then checksum of the copy.
     MemcpyThenSumTo,
-    /// 6: copy, then checksum the original.
+    /// 6: copy, then checksum of the original.
     MemcpyThenSumFrom,
-    /// 7: checksum the original, then copy.
+    /// 7: checksum of the original, then copy.
     SumFromThenMemcpy,
-    /// What [`haul::checksum::copy`] does.
+    /// [`haul::checksum::copy`].
     Auto,
-    /// The checksum of a kernel that is not the fastest here.
+    /// The checksum by an implementation that is not the fastest here.
     ChecksumBy(Kernel),
-    /// The public crate internet-checksum.
+    /// The checksum by the public crate internet-checksum.
     InternetChecksum,
     /// CRC-32C, by the crate crc-fast.
     Crc32c,
     /// CRC-32C, then copy.
     Crc32cThenMemcpy,
-    /// BLAKE3, by its crate.
+    /// BLAKE3, by the crate blake3.
     Blake3,
     /// BLAKE3, then copy.
     Blake3ThenMemcpy,
 }
 
-impl Work {
-    /// Every row.
+impl Operation {
+    /// The operations of all rows.
     pub(super) fn all() -> Vec<Self> {
-        let others = Kernel::available().into_iter().filter(|kernel| *kernel != fastest());
+        let others =
+            Kernel::available().into_iter().filter(|kernel| *kernel != fastest_implementation());
         let seven = [
             Self::Checksum,
             Self::Copy,
@@ -91,7 +95,7 @@ impl Work {
             .collect()
     }
 
-    /// Its name in reports.
+    /// The name in reports.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -114,7 +118,7 @@ impl Work {
         }
     }
 
-    /// The number of the seven ways that it stands for.
+    /// The number among the seven operations of the original question.
     pub(super) fn number(self) -> Option<u8> {
         match self {
             Self::Checksum => Some(1),
@@ -128,10 +132,11 @@ impl Work {
         }
     }
 
-    /// Does it so many times to the first `bytes`.
-    pub(super) fn run(self, memory: &mut Memory, bytes: usize, times: usize) {
-        let (from, to) = (&memory.from[..bytes], &mut memory.to[TO_OFFSET..TO_OFFSET + bytes]);
-        let kernel = fastest();
+    /// Performs the operation `times` times on the first `bytes` bytes.
+    pub(super) fn run(self, buffers: &mut Buffers, bytes: usize, times: usize) {
+        let from = &buffers.source[..bytes];
+        let to = &mut buffers.destination[DESTINATION_OFFSET..DESTINATION_OFFSET + bytes];
+        let kernel = fastest_implementation();
         match self {
             Self::Read => repeat(times, || bandwidth::read(black_box(from))),
             Self::Checksum => repeat(times, || Sum::of(black_box(from))),
@@ -173,7 +178,8 @@ impl Work {
     }
 }
 
-/// The choice of what to do is made outside of this, so that small sizes do not pay for it.
+/// Repeats an operation. The operation is selected outside the loop, so that small sizes do not pay
+/// for the selection.
 fn repeat<T>(times: usize, mut work: impl FnMut() -> T) {
     for _ in 0..times {
         black_box(work());

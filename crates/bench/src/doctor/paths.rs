@@ -1,11 +1,11 @@
-//! Each path: does the kernel do it, and would it avoid the copy through this device?
+//! Send methods: does the kernel support each, and would it avoid the copy through this device?
 
 use super::{DeviceFacts, PathFinding};
 use haul::{Copying, SendMethod};
 use std::fs;
 
-/// Drivers that hand a packet to another part of this kernel, where the pages of `MSG_ZEROCOPY` must not go
-/// (`skb_orphan_frags` in their transmit functions).
+/// Drivers that deliver packets to another part of this kernel, to which the pages of
+/// `MSG_ZEROCOPY` must not pass (`skb_orphan_frags` in their transmit functions).
 const LOCAL_DRIVERS: [&str; 8] =
     ["veth", "tun", "bridge", "macvlan", "ipvlan", "netkit", "dummy", "vhost"];
 
@@ -33,7 +33,7 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
         return found(
             true,
             false,
-            "copies by nature, through a buffer or from a mapping".into(),
+            "always copies, through a buffer or from a mapping".into(),
             None,
         );
     }
@@ -41,7 +41,7 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
         return found(
             true,
             false,
-            format!("{name} does not gather and checksum: the stack copies each packet together"),
+            format!("{name} lacks scatter-gather or checksum offload: the kernel copies packets"),
             Some(format!("ethtool -K {name} tx on sg on tso on")),
         );
     }
@@ -49,7 +49,7 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
         return found(
             true,
             true,
-            format!("the file's or the memory's own pages go to {name}"),
+            format!("the pages of the file or memory go to {name} uncopied"),
             None,
         );
     }
@@ -64,7 +64,8 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
             true,
             false,
             format!(
-                "{name} ({driver}) hands packets to this kernel again, which copies first: dearer than a plain send"
+                "{name} ({driver}) delivers packets to this same kernel, which copies them first: \
+                 more expensive than a plain send"
             ),
             None,
         );
@@ -73,16 +74,16 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
         return found(
             true,
             false,
-            "a packet socket listens (tcpdump, a DHCP client): what it might see is copied first"
+            "a packet socket is open (tcpdump, a DHCP client): data it might receive is copied"
                 .into(),
-            Some("stop what /proc/net/packet lists".into()),
+            Some("stop the programs whose sockets /proc/net/packet lists".into()),
         );
     }
     let why = match path {
         SendMethod::UringZerocopy => {
-            format!("memory goes to {name} as it is; a file is read into a buffer first")
+            format!("memory goes to {name} uncopied; a file is read into a buffer first")
         }
-        _ => format!("the pages go to {name}; the notices will tell"),
+        _ => format!("the pages go to {name}; the completions report whether they were copied"),
     };
     found(true, true, why, None)
 }
@@ -90,7 +91,9 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
 fn mend_of_refusal(path: SendMethod) -> Option<String> {
     match path {
         SendMethod::UringSend | SendMethod::UringZerocopy | SendMethod::UringChain => Some(
-            "sysctl kernel.io_uring_disabled=0, and allow io_uring in the container's seccomp profile".into(),
+            "sysctl kernel.io_uring_disabled=0, and allow io_uring in the container's seccomp \
+             profile"
+                .into(),
         ),
         SendMethod::Splice | SendMethod::Vmsplice | SendMethod::Sendfile => {
             Some("allow splice, vmsplice and sendfile in the container's seccomp profile".into())
@@ -99,7 +102,8 @@ fn mend_of_refusal(path: SendMethod) -> Option<String> {
     }
 }
 
-/// Packet sockets that see what is sent, in this network namespace. Protocol 0 sees nothing.
+/// Number of packet sockets in this network namespace that receive sent packets. A socket with
+/// protocol 0 receives nothing.
 fn packet_sockets() -> usize {
     let text = fs::read_to_string("/proc/net/packet").unwrap_or_default();
     let protocol = |line: &str| line.split_ascii_whitespace().nth(3).map(str::to_owned);

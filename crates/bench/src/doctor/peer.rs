@@ -1,4 +1,4 @@
-//! Which device leads to a peer, and what it can do.
+//! The network device that leads to a peer, and its features.
 
 use super::DeviceFacts;
 use haul_sys::ethtool::{self, Offload};
@@ -7,48 +7,47 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
-/// The discard service: the one port that is meant for finding out whether somebody is there. A refusal is an
-/// answer.
+/// Port of the discard service, which exists for such tests. A refusal is an answer, too.
 const DISCARD_PORT: u16 = 9;
-/// Longer than the three seconds after which the kernel gives up on a host of its own network that does not
-/// answer.
-const ANSWER_MAX: Duration = Duration::from_secs(4);
+/// Connection timeout. It exceeds the three seconds after which the kernel gives up on a host of
+/// its own network that does not answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Why nothing can be said of a peer.
+/// The device that leads to a peer could not be determined.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
-    /// Its name means nothing.
+    /// The peer's name could not be resolved.
     #[error("cannot resolve peer {peer:?}: {source}")]
     Unknown {
-        /// As it was given.
+        /// The peer, as it was given.
         peer: String,
-        /// What the resolver said.
+        /// The resolver's error.
         source: io::Error,
     },
-    /// There is no way to it.
+    /// There is no route to the peer.
     #[error("cannot reach peer {peer} ({address}): {source}")]
     Unreachable {
-        /// As it was given.
+        /// The peer, as it was given.
         peer: String,
         /// Its address.
         address: IpAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel would not list the devices.
+    /// The kernel did not list the devices.
     #[error("cannot list the network devices: {0}")]
     Devices(io::Error),
 }
 
-/// The device that leads to `peer`, to the default route where there is none, or loopback where there is
-/// neither.
+/// The device that leads to `peer`. Without a peer it is the device of the default route, or
+/// loopback if there is no such route.
 pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerError> {
     let Some(peer) = peer else {
-        // Connecting a datagram socket sends nothing; it asks the routing table. The address is one that is
-        // nobody's (RFC 5737).
+        // Connecting a datagram socket sends nothing; it only reads the routing table. The address
+        // is reserved for documentation (RFC 5737).
         let local = local_address_towards(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
         let name = match local {
-            Ok(local) => device_with(local)?,
+            Ok(local) => device_of(local)?,
             Err(_) => "lo".into(),
         };
         return Ok(facts(name));
@@ -63,15 +62,15 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
     let unreachable = |source| PeerError::Unreachable { peer: peer.into(), address, source };
     let local = local_address_towards(address).map_err(unreachable)?;
     let answered =
-        match TcpStream::connect_timeout(&SocketAddr::new(address, DISCARD_PORT), ANSWER_MAX) {
+        match TcpStream::connect_timeout(&SocketAddr::new(address, DISCARD_PORT), ANSWER_TIMEOUT) {
             Ok(_) => true,
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => true,
-            // Silence may be a firewall's: what can be said of the way there is said.
+            // A firewall may drop the packets. The findings on the route are still valid.
             Err(error) if error.kind() == io::ErrorKind::TimedOut => false,
             Err(error) => return Err(unreachable(error)),
         };
-    // What goes to one of this host's own addresses never leaves it.
-    let name = if local == address { "lo".into() } else { device_with(local)? };
+    // Packets to one of this host's own addresses never leave it.
+    let name = if local == address { "lo".into() } else { device_of(local)? };
     Ok(DeviceFacts {
         peer: Some(peer.into()),
         address: Some(address.to_string()),
@@ -82,20 +81,20 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
 
 /// The MTU of the device that has this address, in bytes.
 pub(crate) fn mtu_of(address: IpAddr) -> Option<u32> {
-    interface::mtu(&device_with(address).ok()?).ok()
+    interface::mtu(&device_of(address).ok()?).ok()
 }
 
 fn local_address_towards(address: IpAddr) -> io::Result<IpAddr> {
-    let any: SocketAddr = match address {
+    let unspecified: SocketAddr = match address {
         IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         IpAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
     };
-    let socket = UdpSocket::bind(any)?;
+    let socket = UdpSocket::bind(unspecified)?;
     socket.connect((address, DISCARD_PORT))?;
     Ok(socket.local_addr()?.ip())
 }
 
-fn device_with(address: IpAddr) -> Result<String, PeerError> {
+fn device_of(address: IpAddr) -> Result<String, PeerError> {
     let addresses = interface::addresses().map_err(PeerError::Devices)?;
     let found = addresses.into_iter().find(|found| found.address == address);
     Ok(found.map_or_else(|| "lo".into(), |found| found.device))

@@ -1,4 +1,4 @@
-//! Each feature, limit and setting that decides what paths cost, or whether they work.
+//! Features, limits and settings that affect the cost of methods, or whether they work.
 
 use super::{DeviceFacts, Finding, Verdict, sockets};
 use crate::congestion::paces;
@@ -10,23 +10,24 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 /// IPv4 and TCP headers with timestamps, which Linux uses by default.
 const HEADERS_BYTES: u32 = 52;
 const PAGE_BYTES: u32 = 4096;
-/// The kernel's own default since 6.9. Each zero-copy send that is out takes about a hundred bytes of it.
+/// The kernel's own default since 6.9. Each zero-copy send in flight takes about a hundred bytes of
+/// it.
 const OPTMEM_BYTES: u64 = 128 * 1024;
-/// What a server with a few hundred lent buffers needs.
+/// Locked memory that a server with a few hundred lent buffers needs.
 const MEMLOCK_BYTES: u64 = 64 << 20;
-/// A pipe for `splice` that holds a large chunk.
+/// Size of a pipe for `splice` that holds a large chunk.
 const PIPE_BYTES: u64 = 1 << 20;
 
-/// Who asks.
+/// The user who runs the diagnosis.
 pub(super) struct User {
     /// Root of the host, not of a namespace.
     is_root: bool,
-    /// Whether a lab can be made.
+    /// Whether a lab can be created.
     lab: Result<(), LabError>,
 }
 
 impl User {
-    /// Gives an ordinary user's process its user namespace, which it cannot take back.
+    /// Moves an ordinary user's process into its user namespace, which it cannot leave.
     pub fn become_lab_user() -> Self {
         let is_root = rustix::process::geteuid().is_root();
         Self { is_root, lab: haul_lab::become_lab_user() }
@@ -64,25 +65,25 @@ fn bad(
 fn peer(device: &DeviceFacts) -> Option<Finding> {
     let name = "peer";
     if device.answered? {
-        return Some(good(name, "answers", "it can be reached"));
+        return Some(good(name, "answers", "it is reachable"));
     }
     Some(bad(
         name,
         "no answer on port 9 in 4 s",
         Verdict::Missing,
-        "it is down, or a firewall drops what is sent to it; the rest is about the way there",
-        "see whether it is up",
+        "it is down, or a firewall drops packets to it; other findings are about the route to it",
+        "check that it is up",
     ))
 }
 
 fn offloads(device: &DeviceFacts) -> Finding {
-    let word = |name: &str, state: Option<bool>| {
+    let state_of = |name: &str, state: Option<bool>| {
         format!("{name} {}", state.map_or("?", |on| if on { "on" } else { "off" }))
     };
     let value = [
-        word("sg", device.scatter_gather),
-        word("tx", device.transmit_checksum),
-        word("tso", device.segmentation),
+        state_of("sg", device.scatter_gather),
+        state_of("tx", device.transmit_checksum),
+        state_of("tso", device.segmentation),
     ]
     .join(", ");
     if [device.scatter_gather, device.transmit_checksum, device.segmentation].contains(&Some(false))
@@ -92,15 +93,19 @@ fn offloads(device: &DeviceFacts) -> Finding {
             "offloads",
             value,
             Verdict::Costly,
-            "sendfile and splice copy, and every packet costs apart",
+            "sendfile and splice copy, and each packet is processed separately",
             mend,
         )
     } else {
-        good("offloads", value, format!("{} gathers, checksums and cuts segments", device.name))
+        good(
+            "offloads",
+            value,
+            format!("{} has scatter-gather, checksum and segmentation offload", device.name),
+        )
     }
 }
 
-/// Nothing to say of loopback, whose packets never were pages on a wire.
+/// No finding on loopback, whose packets are never sent over a wire.
 fn mtu(device: &DeviceFacts) -> Option<Finding> {
     let mtu = device.mtu.filter(|_| device.name != "lo")?;
     let payload = mtu.saturating_sub(HEADERS_BYTES);
@@ -113,10 +118,10 @@ fn mtu(device: &DeviceFacts) -> Option<Finding> {
         "MTU",
         mtu.to_string(),
         Verdict::Costly,
-        "payloads are not whole pages: mapped receive cannot map them (other paths do not mind)",
+        "payloads are not whole pages, which mapped receive needs (other methods are unaffected)",
         format!(
-            "an MTU of {wanted} on {}, but only where its network card, the peer and every switch between carry \
-             that: elsewhere it cuts the host off",
+            "an MTU of {wanted} on {}, but only if its network card, the peer and every switch \
+             between support it: otherwise the host loses its connection",
             device.name
         ),
     ))
@@ -129,44 +134,45 @@ fn congestion() -> Finding {
             "congestion control",
             name,
             Verdict::Costly,
-            "bbr paces every connection with timers, which costs CPU where the network is not the limit; a socket that is given \
-             another algorithm after connect stays paced",
-            "sysctl net.ipv4.tcp_congestion_control=cubic, or TCP_CONGESTION before connect or listen on sockets that stay in \
-             the data centre",
+            "bbr paces every connection with timers, which costs CPU if the network is not the \
+             limit; a socket that is set to another algorithm after connect stays paced",
+            "sysctl net.ipv4.tcp_congestion_control=cubic, or TCP_CONGESTION before connect or \
+             listen on sockets that stay in the data centre",
         )
     } else {
-        good("congestion control", name, "does not pace by itself")
+        good("congestion control", name, "does not pace connections")
     }
 }
 
-/// Connections of this machine that an earlier congestion control has left paced.
+/// Connections of this machine that an earlier congestion control left paced.
 fn pacing() -> Finding {
-    /// So many are named.
-    const NAMED: usize = 3;
+    /// Maximum number of connections that are named.
+    const NAMED_MAX: usize = 3;
     let name = "leftover pacing";
     match sockets::leftover_pacing() {
-        Ok(leftover) if leftover.is_shown() => {
+        Ok(leftover) if leftover.is_paced() => {
             let connections = &leftover.connections;
-            let named = connections.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
-            let more = connections.len().checked_sub(NAMED).filter(|&more| more > 0);
+            let named = connections.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+            let more = connections.len().checked_sub(NAMED_MAX).filter(|&more| more > 0);
             let more = more.map_or(String::new(), |more| format!(" and {more} more"));
             bad(
                 name,
                 format!("{named}{more}"),
                 Verdict::Costly,
                 format!(
-                    "their congestion control does not pace, the default does, and there are {:.0} timer interrupts for each MiB \
-                     sent: pacing was set up at the handshake and stayed. sendfile then costs up to nine times as much",
+                    "their congestion control does not pace, the default does, and there are {:.0} \
+                     timer interrupts per MiB sent: pacing was set up at the handshake and stayed. \
+                     sendfile then costs up to nine times as much",
                     leftover.timers_per_mib
                 ),
-                "in the program that opens them: TCP_CONGESTION before connect or listen; or sysctl \
-                 net.ipv4.tcp_congestion_control=cubic",
+                "in the program that opens them: TCP_CONGESTION before connect or listen; or \
+                 sysctl net.ipv4.tcp_congestion_control=cubic",
             )
         }
         Ok(_) => good(
             name,
             "none seen",
-            "no busy connection shows the timers of an earlier congestion control",
+            "no busy connection shows timer interrupts of an earlier congestion control",
         ),
         Err(error) => {
             good(name, "unknown", format!("the kernel has no socket diagnostics here: {error}"))
@@ -181,10 +187,10 @@ fn optmem() -> Finding {
             "net.core.optmem_max",
             value,
             Verdict::Costly,
-            "few zero-copy sends can be out at once; the rest fall back to copying (ENOBUFS)",
+            "few zero-copy sends can be in flight at once; the rest fall back to copying (ENOBUFS)",
             format!("sysctl net.core.optmem_max={OPTMEM_BYTES}"),
         ),
-        _ => good("net.core.optmem_max", value, "room for the notices of zero-copy sends"),
+        _ => good("net.core.optmem_max", value, "enough for the completions of zero-copy sends"),
     }
 }
 
@@ -196,10 +202,11 @@ fn memlock(user: &User) -> Finding {
             "locked memory (ulimit -l)",
             value,
             Verdict::Costly,
-            "bounds what zero-copy sends and io_uring's registered buffers may pin; the rest is copied or unregistered",
+            "limits the memory that zero-copy sends and io_uring's registered buffers may pin; \
+             beyond it sends copy and buffers stay unregistered",
             format!("ulimit -l {}, or LimitMEMLOCK= in the service's unit", MEMLOCK_BYTES / 1024),
         ),
-        _ => good("locked memory (ulimit -l)", value, "no bound that matters for this user"),
+        _ => good("locked memory (ulimit -l)", value, "no limit that matters for this user"),
     }
 }
 
@@ -221,7 +228,7 @@ fn io_uring() -> Finding {
     let value = sysctl("kernel.io_uring_disabled");
     let (name, mend) = ("io_uring", "sysctl kernel.io_uring_disabled=0");
     match (haul_sys::uring::Ring::new(), value.as_deref()) {
-        (Ok(_), _) => good(name, "available", "a ring could be made"),
+        (Ok(_), _) => good(name, "available", "a ring can be created"),
         (Err(error), Some("1" | "2")) => bad(
             name,
             format!("refused: {error}"),
@@ -233,27 +240,29 @@ fn io_uring() -> Finding {
             name,
             format!("refused: {error}"),
             Verdict::Missing,
-            "the kernel is too old, or a seccomp filter hides it",
+            "the kernel is too old, or a seccomp filter blocks it",
             "a kernel from 5.6 on, and io_uring in the container's seccomp profile",
         ),
     }
 }
 
-/// Two ends of a connection on loopback, to try features on.
-fn pair() -> Option<(TcpStream, TcpStream)> {
+/// Both ends of a connection on loopback, on which features are tried.
+fn loopback_connection() -> Option<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
-    let one = TcpStream::connect(listener.local_addr().ok()?).ok()?;
-    Some((one, listener.accept().ok()?.0))
+    let client = TcpStream::connect(listener.local_addr().ok()?).ok()?;
+    Some((client, listener.accept().ok()?.0))
 }
 
 fn mapped_receive() -> Finding {
     let name = "mapped receive";
-    let has = pair().and_then(|(one, _other)| haul_sys::sockopt::has_zerocopy_receive(&one).ok());
+    let has = loopback_connection()
+        .and_then(|(client, _server)| haul_sys::sockopt::has_zerocopy_receive(&client).ok());
     match has {
         Some(true) => good(
             name,
             "available",
-            "the kernel knows TCP_ZEROCOPY_RECEIVE; whether pages can be mapped is up to MTU and driver",
+            "the kernel supports TCP_ZEROCOPY_RECEIVE; whether pages can be mapped depends on the \
+             MTU and the driver",
         ),
         _ => bad(
             name,
@@ -267,22 +276,22 @@ fn mapped_receive() -> Finding {
 
 fn kernel_tls() -> Finding {
     let name = "kernel TLS";
-    let installed =
-        pair().map(|(one, _other)| haul_sys::sockopt::set_upper_layer_protocol(&one, "tls"));
+    let installed = loopback_connection()
+        .map(|(client, _server)| haul_sys::sockopt::set_upper_layer_protocol(&client, "tls"));
     match installed {
-        Some(Ok(())) => good(name, "available", "TCP_ULP tls could be installed on a connection"),
+        Some(Ok(())) => good(name, "available", "TCP_ULP tls can be set on a connection"),
         Some(Err(error)) => bad(
             name,
             format!("refused: {error}"),
             Verdict::Missing,
-            "encrypted files cannot go by sendfile: TLS works in user space instead",
+            "encrypted files cannot be sent with sendfile: TLS encrypts in user space instead",
             "modprobe tls (a kernel with CONFIG_TLS)",
         ),
         None => bad(
             name,
             "untried",
             Verdict::Missing,
-            "no connection on loopback could be made",
+            "no connection on loopback could be opened",
             "ip link set lo up",
         ),
     }
@@ -292,13 +301,13 @@ fn steering() -> Finding {
     let name = "packet steering";
     match sysctl("net.core.rps_default_mask") {
         Some(_) => {
-            good(name, "available", "each host of the lab can have its packets on its own CPU")
+            good(name, "available", "each host of the lab can process its packets on its own CPU")
         }
         None => bad(
             name,
             "no rps_default_mask",
             Verdict::Costly,
-            "an ordinary user's lab counts the receiver's packet work where the sender runs",
+            "in an ordinary user's lab the sending host's CPU does the receiver's packet work",
             "a kernel from 6.3 on with CONFIG_RPS, or run haul bench as root",
         ),
     }
@@ -313,13 +322,14 @@ fn namespaces(user: &User) -> Finding {
         Err(error) => Some(error.to_string()),
     };
     match reason {
-        None => good(name, "available", "haul bench can make its two hosts"),
+        None => good(name, "available", "haul bench can create its two hosts"),
         Some(reason) => bad(
             name,
             "refused",
             Verdict::Missing,
             format!("haul bench measures on loopback instead: {reason}"),
-            "run as root, or sysctl user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1",
+            "run as root, or sysctl user.max_user_namespaces=10000 \
+             kernel.unprivileged_userns_clone=1",
         ),
     }
 }

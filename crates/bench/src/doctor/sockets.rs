@@ -1,5 +1,5 @@
-//! The TCP connections of this machine's network namespace (`NETLINK_SOCK_DIAG`, Linux 3.3), and which of them an earlier
-//! congestion control has left paced.
+//! Socket diagnostics (`NETLINK_SOCK_DIAG`, Linux 3.3): TCP connections of this network namespace
+//! that an earlier congestion control left paced.
 
 use crate::MIB;
 use crate::counters::Counters;
@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::thread;
 use std::time::{Duration, Instant};
 
-// <linux/netlink.h>, <linux/sock_diag.h>, <linux/inet_diag.h>.
+// Constants of <linux/netlink.h>, <linux/sock_diag.h> and <linux/inet_diag.h>.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST_DUMP: u16 = 0x301;
 const NLMSG_DONE: u16 = 3;
@@ -19,62 +19,65 @@ const NLMSG_ERROR: u16 = 2;
 const NETLINK_HEADER_BYTES: usize = 16;
 const INET_DIAG_INFO: u16 = 2;
 const INET_DIAG_CONG: u16 = 4;
-/// `struct inet_diag_msg`; its socket's identity and the two bytes before.
+/// Size of `struct inet_diag_msg`: 4 bytes, the socket's identity of 48 bytes, and 20 bytes.
 const MESSAGE_BYTES: usize = 72;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
-/// A bit for `TCP_ESTABLISHED`.
+/// Mask of connection states: `TCP_ESTABLISHED`.
 const ESTABLISHED: u32 = 1 << 1;
 
-/// How long the connections are watched.
+/// Time between the two readings of the connections.
 const WINDOW: Duration = Duration::from_millis(250);
-/// A connection that sent less meanwhile is not judged.
+/// Minimum bytes that a connection must send in that time to be examined.
 const BUSY_BYTES: u64 = 1 << 20;
-/// Timer interrupts for each MiB, beyond the tick, that only pacing makes: see [`haul::pacing`].
+/// Timer interrupts per MiB, beyond the tick, that only pacing causes: see [`haul::pacing`].
 const TIMERS_PER_MIB: f64 = 1.0;
-/// The fastest tick that kernels are built with (`CONFIG_HZ`).
+/// The fastest tick with which kernels are built (`CONFIG_HZ`).
 const TICKS_PER_SECOND_MAX: f64 = 1000.0;
 
-/// A connection at one moment.
+/// The state of a connection at one time.
 #[derive(Debug, PartialEq)]
 struct Connection {
-    /// The kernel's own number of the socket, the same for as long as it exists.
+    /// The kernel's number of the socket, which is constant for its lifetime.
     cookie: u64,
     name: String,
     congestion: String,
     info: TcpInfo,
 }
 
-/// What the machine's timers say of connections that could be paced by an earlier congestion control.
+/// Connections that an earlier congestion control may have left paced, and the timer interrupts
+/// that indicate it.
 #[derive(Debug, Default)]
-pub(super) struct Leftover {
-    /// The busy connections whose congestion control does not pace, though the default does, with that in words.
+pub(super) struct LeftoverPacing {
+    /// Busy connections whose congestion control does not pace although the default does: the
+    /// addresses and the congestion control of each.
     pub connections: Vec<String>,
-    /// Timer interrupts of all CPUs for each MiB that left, beyond the fastest tick of each.
+    /// Timer interrupts of all CPUs per MiB sent, beyond the fastest tick of each.
     pub timers_per_mib: f64,
 }
 
-impl Leftover {
-    /// Whether these connections are paced: then each group of packets has a timer of its own.
-    pub fn is_shown(&self) -> bool {
+impl LeftoverPacing {
+    /// Whether these connections are paced. In that case each group of packets has its own timer.
+    pub fn is_paced(&self) -> bool {
         !self.connections.is_empty() && self.timers_per_mib >= TIMERS_PER_MIB
     }
 }
 
-/// Looks at all connections for a moment. Where others that may pace sent more, nothing can be told.
-pub(super) fn leftover_pacing() -> io::Result<Leftover> {
+/// Watches all connections for [`WINDOW`]. The result is empty if connections that pace for other
+/// reasons sent more than a quarter as much, because their timers cannot be separated.
+pub(super) fn leftover_pacing() -> io::Result<LeftoverPacing> {
     if !default_congestion().is_some_and(|name| is_pacing(&name)) {
-        return Ok(Leftover::default());
+        return Ok(LeftoverPacing::default());
     }
-    let all = || -> io::Result<Vec<Connection>> {
+    let dump_all = || -> io::Result<Vec<Connection>> {
         Ok(connections(AF_INET)?.into_iter().chain(connections(AF_INET6)?).collect())
     };
     let cpus = haul_lab::allowed_cpus()?;
     let timers = || Counters::read(&cpus);
-    let (start, timers_before, before) = (Instant::now(), timers(), all()?);
+    let (start, timers_before, before) = (Instant::now(), timers(), dump_all()?);
     thread::sleep(WINDOW);
-    let (after, timers_after) = (all()?, timers());
+    let (after, timers_after) = (dump_all()?, timers());
     let ticks = TICKS_PER_SECOND_MAX * start.elapsed().as_secs_f64();
     let (mut suspected_bytes, mut other_bytes, mut names) = (0, 0, Vec::new());
     for connection in &after {
@@ -91,14 +94,15 @@ pub(super) fn leftover_pacing() -> io::Result<Leftover> {
         }
     }
     if other_bytes * 4 > suspected_bytes || suspected_bytes == 0 {
-        return Ok(Leftover::default());
+        return Ok(LeftoverPacing::default());
     }
     names.sort();
-    let beyond = |(after, before): (&Counters, &Counters)| {
+    let excess = |(after, before): (&Counters, &Counters)| {
         (after.since(before).timer_interrupts as f64 - ticks).max(0.0)
     };
-    let timers: f64 = timers_after.iter().zip(&timers_before).map(beyond).sum();
-    Ok(Leftover { connections: names, timers_per_mib: timers / (suspected_bytes as f64 / MIB) })
+    let timers: f64 = timers_after.iter().zip(&timers_before).map(excess).sum();
+    let timers_per_mib = timers / (suspected_bytes as f64 / MIB);
+    Ok(LeftoverPacing { connections: names, timers_per_mib })
 }
 
 fn connections(family: u8) -> io::Result<Vec<Connection>> {
@@ -108,14 +112,15 @@ fn connections(family: u8) -> io::Result<Vec<Connection>> {
     loop {
         let (bytes, _) = socket.recv_from_full()?;
         match parse(&bytes, &mut connections) {
-            Progress::More => {}
-            Progress::Done => return Ok(connections),
-            Progress::Failed(errno) => return Err(io::Error::from_raw_os_error(errno)),
+            DumpState::More => {}
+            DumpState::Done => return Ok(connections),
+            DumpState::Failed(errno) => return Err(io::Error::from_raw_os_error(errno)),
         }
     }
 }
 
-/// A request for all established TCP connections: `struct nlmsghdr`, then `struct inet_diag_req_v2`.
+/// A dump request for all established TCP connections: `struct nlmsghdr`, followed by
+/// `struct inet_diag_req_v2`.
 fn request(family: u8) -> Vec<u8> {
     const REQUEST_BYTES: usize = 56;
     let extensions = [INET_DIAG_INFO, INET_DIAG_CONG];
@@ -131,35 +136,35 @@ fn request(family: u8) -> Vec<u8> {
     bytes
 }
 
-/// Whether a dump goes on.
+/// State of a dump after one datagram.
 #[derive(Debug, PartialEq, Eq)]
-enum Progress {
+enum DumpState {
     More,
     Done,
     Failed(i32),
 }
 
-/// Reads the messages of one datagram; what is cut short is left out.
-fn parse(mut bytes: &[u8], connections: &mut Vec<Connection>) -> Progress {
+/// Parses the messages of one datagram; truncated messages are left out.
+fn parse(mut bytes: &[u8], connections: &mut Vec<Connection>) -> DumpState {
     while let Some(header) = bytes.get(..NETLINK_HEADER_BYTES) {
         let len = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
         let kind = u16::from_ne_bytes([header[4], header[5]]);
-        let Some(body) = bytes.get(NETLINK_HEADER_BYTES..len) else { return Progress::Done };
+        let Some(body) = bytes.get(NETLINK_HEADER_BYTES..len) else { return DumpState::Done };
         match kind {
-            NLMSG_DONE => return Progress::Done,
+            NLMSG_DONE => return DumpState::Done,
             NLMSG_ERROR => {
                 let errno = body.first_chunk::<4>().map_or(0, |errno| i32::from_ne_bytes(*errno));
-                return Progress::Failed(-errno);
+                return DumpState::Failed(-errno);
             }
             SOCK_DIAG_BY_FAMILY => connections.extend(connection(body)),
             _ => {}
         }
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
-    Progress::More
+    DumpState::More
 }
 
-/// A connection from a `struct inet_diag_msg` and the attributes behind it.
+/// Parses a `struct inet_diag_msg` and the attributes after it.
 fn connection(body: &[u8]) -> Option<Connection> {
     let message = body.get(..MESSAGE_BYTES)?;
     // struct inet_diag_sockid: ports in network order, addresses of 16 bytes, interface, cookie.
@@ -204,24 +209,24 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn a_connection_of_this_machine_is_found_with_its_state() {
+    fn socket_diagnostics_list_a_connection_with_its_state() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (_other, _) = listener.accept().unwrap();
-        let name = format!("{} to {}", one.local_addr().unwrap(), one.peer_addr().unwrap());
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_server, _) = listener.accept().unwrap();
+        let name = format!("{} to {}", client.local_addr().unwrap(), client.peer_addr().unwrap());
         let all = match connections(AF_INET) {
             Ok(all) => all,
             Err(error) => return eprintln!("SKIPPED: no socket diagnostics here: {error}"),
         };
         let found = all.iter().find(|connection| connection.name == name).expect(&name);
-        let own = haul_sys::tcp_info::tcp_info(&one).unwrap();
+        let own = haul_sys::tcp_info::tcp_info(&client).unwrap();
         assert_eq!(found.info.segment_bytes, own.segment_bytes);
-        assert_eq!(found.congestion, rustix::net::sockopt::tcp_congestion(&one).unwrap());
+        assert_eq!(found.congestion, rustix::net::sockopt::tcp_congestion(&client).unwrap());
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_safe(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             parse(&bytes, &mut Vec::new());
             let _ = connection(&bytes);
         }

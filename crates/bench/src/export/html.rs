@@ -1,12 +1,12 @@
-//! Reports as one self-contained page: charts, tables and words, light and dark, phone and desktop, without
-//! scripts.
+//! Reports as one self-contained HTML page: charts, tables and text, for light and dark displays,
+//! phone and desktop, without scripts.
 
 use crate::view::{Bar, Group, Line, View};
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("html.css");
 
-/// The page; with several reports each has a section of its own.
+/// Renders the page. If there are several reports, each has its own section.
 pub fn render(title: &str, views: &[View]) -> String {
     let mut page = String::new();
     let _ = write!(
@@ -14,7 +14,8 @@ pub fn render(title: &str, views: &[View]) -> String {
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
-         <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n",
+         <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
+         <h1>{title}</h1>\n",
         title = escape(title)
     );
     if views.len() > 1 {
@@ -39,12 +40,12 @@ pub fn render(title: &str, views: &[View]) -> String {
 
 fn body(page: &mut String, view: &View) {
     list(page, "answers", &view.answers);
-    for words in &view.setting {
-        let _ = writeln!(page, "<p class=\"setting\">{}</p>", escape(words));
+    for line in &view.setting {
+        let _ = writeln!(page, "<p class=\"setting\">{}</p>", escape(line));
     }
     page.push_str("<p class=\"legend\">");
-    for (class, what) in &view.legend {
-        let _ = writeln!(page, "<span class=\"key {class}\"></span> {}", escape(what));
+    for (class, meaning) in &view.legend {
+        let _ = writeln!(page, "<span class=\"key {class}\"></span> {}", escape(meaning));
     }
     let _ = writeln!(
         page,
@@ -68,17 +69,17 @@ fn body(page: &mut String, view: &View) {
         );
     }
     if view.notes.len() + view.warnings.len() > 0 {
-        page.push_str("<h3>What to know about the figures</h3>\n");
+        page.push_str("<h3>Notes on the figures</h3>\n");
         list(page, "warnings", view.notes.iter().chain(&view.warnings));
     }
 }
 
-/// Whether a chart says anything of a row.
+/// Whether a row has a line in the chart.
 fn is_drawn(line: &Line) -> bool {
     line.refused.is_some() || !line.bars.is_empty()
 }
 
-/// A line a row, a bar for each of its figures.
+/// Writes one line per row, with a bar for each of its figures.
 fn chart(page: &mut String, group: &Group) {
     page.push_str("<div class=\"chart\">\n");
     for line in group.lines.iter().filter(|line| is_drawn(line)) {
@@ -119,7 +120,7 @@ fn chart(page: &mut String, group: &Group) {
 }
 
 fn table(page: &mut String, view: &View, group: &Group) {
-    // Without a chart the table is all there is to see.
+    // Without a chart the table is expanded.
     let state = if group.lines.iter().any(is_drawn) { "" } else { " open" };
     let _ = write!(
         page,
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_text_becomes_markup() {
+    fn markup_in_text_is_escaped() {
         assert_eq!(
             escape("<a href=\"x\" b='&'>"),
             "&lt;a href=&quot;x&quot; b=&#39;&amp;&#39;&gt;"

@@ -3,19 +3,19 @@
 use crate::view::View;
 use std::fmt::Write;
 
-/// The reports as Markdown, one after the other.
+/// Renders the reports as Markdown, one after the other.
 pub fn render(views: &[View]) -> String {
     views.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
 fn one(view: &View) -> String {
     let mut text = format!("# {}\n\n", view.title);
-    for words in &view.answers {
-        let _ = writeln!(text, "- {}", escape(words));
+    for answer in &view.answers {
+        let _ = writeln!(text, "- {}", escape(answer));
     }
     let _ = writeln!(text);
-    for words in &view.setting {
-        let _ = writeln!(text, "{}  ", escape(words));
+    for line in &view.setting {
+        let _ = writeln!(text, "{}  ", escape(line));
     }
     for group in &view.groups {
         let _ = writeln!(text, "\n## {}\n", escape(&group.title));
@@ -37,16 +37,16 @@ fn one(view: &View) -> String {
         }
     }
     let _ = writeln!(text);
-    for words in &view.notes {
-        let _ = writeln!(text, "{}\n", escape(words));
+    for note in &view.notes {
+        let _ = writeln!(text, "{}\n", escape(note));
     }
-    for words in &view.warnings {
-        let _ = writeln!(text, "- warning: {}", escape(words));
+    for warning in &view.warnings {
+        let _ = writeln!(text, "- warning: {}", escape(warning));
     }
     text
 }
 
-/// Keeps text from ending a cell or becoming markup.
+/// Escapes text so that it neither ends a cell nor becomes markup.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

@@ -1,4 +1,4 @@
-//! One chart as a drawing of its own, for a page that shows pictures.
+//! The chart of a report as a standalone SVG file, for a page that shows pictures.
 
 use crate::view::{Group, View};
 use std::fmt::Write;
@@ -7,25 +7,27 @@ const WIDTH: f64 = 720.0;
 const BAR_LEFT: f64 = 140.0;
 const BAR_WIDTH: f64 = 470.0;
 const BAR_HEIGHT: f64 = 11.0;
-/// Light and dark, as the reader's own page is.
-const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1d2226}.t{font-size:14px;font-weight:600}.q{fill:#5b646b}\
+/// Style sheet, which follows the reader's preference for a light or dark page.
+const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1d2226}\
+    .t{font-size:14px;font-weight:600}.q{fill:#5b646b}\
     .sender{fill:#2a6fbb}.receiver{fill:#b9c3cb}\
-    @media(prefers-color-scheme:dark){text{fill:#e6e9eb}.q{fill:#9aa4ab}.sender{fill:#5b9fe6}.receiver{fill:#56616a}}";
+    @media(prefers-color-scheme:dark){text{fill:#e6e9eb}.q{fill:#9aa4ab}\
+    .sender{fill:#5b9fe6}.receiver{fill:#56616a}}";
 
-/// The chart of a report's first group.
+/// Renders the chart of a report's first group.
 pub fn render(view: &View) -> String {
     let mut body = String::new();
     let mut y = 22.0;
-    let mut text = |y: f64, class: &str, words: &str| {
+    let mut text = |y: f64, class: &str, content: &str| {
         let _ =
-            writeln!(body, "<text x=\"0\" y=\"{y}\" class=\"{class}\">{}</text>", escape(words));
+            writeln!(body, "<text x=\"0\" y=\"{y}\" class=\"{class}\">{}</text>", escape(content));
     };
     if let Some(group) = view.groups.first() {
         text(y, "t", &format!("{}: {}", view.title, group.title));
     }
-    for words in &view.setting {
+    for line in &view.setting {
         y += 17.0;
-        text(y, "q", words);
+        text(y, "q", line);
     }
     let legend: Vec<String> = view.legend.iter().map(|(_, what)| (*what).to_owned()).collect();
     y += 17.0;
@@ -34,12 +36,14 @@ pub fn render(view: &View) -> String {
         y = bars(&mut body, group, y + 16.0);
     }
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {y:.0}\" width=\"{WIDTH}\" height=\"{y:.0}\" role=\"img\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {y:.0}\" \
+         width=\"{WIDTH}\" height=\"{y:.0}\" role=\"img\">\n\
          <style>{STYLE}</style>\n{body}</svg>\n"
     )
 }
 
-/// Two bars a row, its name before and its figures behind them; returns where the next thing goes.
+/// Writes two bars per row, with the name on the left and the figures on the right. Returns the
+/// vertical position below the chart.
 fn bars(body: &mut String, group: &Group, mut y: f64) -> f64 {
     for line in group.lines.iter().filter(|line| !line.bars.is_empty()) {
         let _ = writeln!(
@@ -58,7 +62,8 @@ fn bars(body: &mut String, group: &Group, mut y: f64) -> f64 {
             };
             let _ = writeln!(
                 body,
-                "<rect x=\"{BAR_LEFT}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{:.1}\" class=\"{}\"/>\
+                "<rect x=\"{BAR_LEFT}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{:.1}\" \
+                 class=\"{}\"/>\
                  <text x=\"{:.1}\" y=\"{:.1}\" class=\"q\">{:.0}{remark}</text>",
                 BAR_HEIGHT - 1.0,
                 bar.class,

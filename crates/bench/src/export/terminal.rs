@@ -3,16 +3,17 @@
 use crate::view::{Line, View};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 
-/// One line, under the heads.
+/// A single line below the headings.
 const STYLE: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// The report as text for a terminal `width` columns wide: more columns where there is room.
+/// Renders the report as text for a terminal of `width` columns. A wider terminal shows more
+/// columns.
 pub fn render(view: &View, width: u16) -> String {
     let width = usize::from(width.clamp(40, 400));
     let mut page = Page { text: String::new(), width };
-    for words in &view.setting {
-        page.paragraph(words);
+    for line in &view.setting {
+        page.paragraph(line);
     }
     for group in &view.groups {
         page.paragraph("");
@@ -31,15 +32,15 @@ pub fn render(view: &View, width: u16) -> String {
         }
     }
     page.paragraph("");
-    for words in &view.notes {
-        page.paragraph(words);
+    for note in &view.notes {
+        page.paragraph(note);
     }
-    for words in &view.warnings {
-        page.paragraph(&format!("warning: {words}"));
+    for warning in &view.warnings {
+        page.paragraph(&format!("warning: {warning}"));
     }
     page.paragraph("");
-    for words in &view.answers {
-        page.paragraph(words);
+    for answer in &view.answers {
+        page.paragraph(answer);
     }
     page.text
 }
@@ -50,9 +51,9 @@ struct Page {
 }
 
 impl Page {
-    fn paragraph(&mut self, words: &str) {
+    fn paragraph(&mut self, text: &str) {
         let options = textwrap::Options::new(self.width).subsequent_indent("  ");
-        self.text.push_str(&textwrap::fill(words, options));
+        self.text.push_str(&textwrap::fill(text, options));
         self.text.push('\n');
     }
 

@@ -1,26 +1,26 @@
-//! Why a flow was not measured.
+//! Errors of a flow.
 
 use crate::pair::PairError;
 use haul_lab::LabError;
 use haul_soak::SoakError;
 use std::io;
 
-/// Why nothing was measured.
+/// A flow was not measured.
 #[derive(Debug, thiserror::Error)]
 pub enum FlowError {
-    /// What was to be measured does not work here, in words. Other rows may.
+    /// The method is not available on this machine, for this reason. Other rows may be.
     #[error("{0}")]
     Refused(String),
-    /// A process failed, in words.
+    /// A worker process failed, for this reason.
     #[error("a process of the run failed: {0}")]
     Worker(String),
-    /// A process was not woken in time.
+    /// A process was not woken in time, so that the window had a wrong length.
     #[error("the window slipped: it took {seconds:.3} s (the machine is too busy to measure)")]
     Slipped {
-        /// How long it took.
+        /// Measured length of the window.
         seconds: f64,
     },
-    /// Somebody asked for an end.
+    /// The run was stopped.
     #[error("stopped before it was complete")]
     Stopped,
     /// The lab failed.
@@ -29,15 +29,15 @@ pub enum FlowError {
     /// The meter failed.
     #[error(transparent)]
     Soak(#[from] SoakError),
-    /// The other machine is gone.
+    /// The other machine was lost.
     #[error(transparent)]
     Pair(#[from] PairError),
-    /// A process could not be started or spoken to.
+    /// A process could not be started, or its pipe failed.
     #[error("{step}: {source}")]
     Process {
-        /// What was being done.
+        /// The step that failed.
         step: &'static str,
-        /// What the kernel said.
+        /// The cause.
         source: io::Error,
     },
 }

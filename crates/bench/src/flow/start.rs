@@ -1,4 +1,4 @@
-//! Starting a worker process, from the program's other side.
+//! Starts a worker process and reads its messages.
 
 use super::FlowError;
 use crate::lines::write_line;
@@ -7,50 +7,53 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// A worker that has its job. It is ended when this is dropped, and when the thread that started it ends.
-pub(crate) struct Started {
-    /// What is written here it reads; it ends when this is closed.
+/// A worker process that has received its job. It is killed when this is dropped, and when the
+/// thread that started it ends.
+pub(crate) struct WorkerProcess {
+    /// Standard input of the process, which exits when this is closed.
     pub input: Option<ChildStdin>,
     output: Option<ChildStdout>,
     process: Child,
 }
 
-impl Started {
-    /// Starts this program again as a worker on the host that the calling thread is on.
+impl WorkerProcess {
+    /// Starts this program again as a worker, on the host of the calling thread.
     pub(crate) fn start(job: &Job) -> Result<Self, FlowError> {
         let mut command = Command::new("/proc/self/exe");
         command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // A group of its own, so that a terminal's Ctrl-C ends the run in order and not the process in the
-        // middle of it.
+        // The worker has its own process group, so that Ctrl-C on a terminal stops the run in order
+        // instead of killing a worker within it.
         let mut process = haul_sys::child::dies_with_parent(command.process_group(0))
             .spawn()
             .map_err(FlowError::at("starting a process"))?;
         let (input, output) = (process.stdin.take(), process.stdout.take());
-        let mut started = Self { input, output, process };
-        if let Some(input) = &mut started.input {
-            write_line(input, job).map_err(FlowError::at("handing its job to a process"))?;
+        let mut worker = Self { input, output, process };
+        if let Some(input) = &mut worker.input {
+            write_line(input, job).map_err(FlowError::at("sending the job to a worker process"))?;
         }
-        Ok(started)
+        Ok(worker)
     }
 
-    /// Passes on what it says until it ends.
-    pub(crate) fn hear(&mut self, mut tell: impl FnMut(Message)) -> Result<(), FlowError> {
+    /// Passes each of its messages on until it exits.
+    pub(crate) fn read_messages(
+        &mut self,
+        mut on_message: impl FnMut(Message),
+    ) -> Result<(), FlowError> {
         for line in self.output.take().into_iter().flat_map(|output| BufReader::new(output).lines())
         {
-            let line = line.map_err(FlowError::at("hearing a process"))?;
+            let line = line.map_err(FlowError::at("reading from a worker process"))?;
             let message = serde_json::from_str(&line);
-            tell(
-                message
-                    .unwrap_or_else(|error| Message::Failed(format!("it said {line:?}: {error}"))),
-            );
+            on_message(message.unwrap_or_else(|error| {
+                Message::Failed(format!("invalid message {line:?}: {error}"))
+            }));
         }
         self.process.wait().map(drop).map_err(FlowError::at("waiting for a process"))
     }
 }
 
-impl Drop for Started {
+impl Drop for WorkerProcess {
     fn drop(&mut self) {
-        // Both fail only for a process that has been waited for.
+        // Both fail only if the process has already been waited for.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

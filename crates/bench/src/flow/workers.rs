@@ -1,7 +1,8 @@
-//! The workers of a flow while they are on their way: what they are told, what they say, on this machine and the other.
+//! The running workers of a flow, on this machine and the other: commands to them and events from
+//! them.
 
 use super::FlowError;
-use super::start::Started;
+use super::start::WorkerProcess;
 use crate::endpoint::Endpoint;
 use crate::lines::write_line;
 use crate::pair::{Pair, Reply, Request};
@@ -12,96 +13,99 @@ use std::process::ChildStdin;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-/// How long a worker may take to start, to connect, and to end after the window.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of a worker's start, of its connection, and of its end after the window.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is written to a worker.
-pub(super) enum Input<'a> {
-    /// One of this machine reads it from a pipe.
-    Here(ChildStdin),
-    /// One of the other machine hears of it.
-    There(There<'a>),
+/// The channel on which commands reach a worker.
+pub(super) enum WorkerInput<'a> {
+    /// Standard input of a worker on this machine.
+    Local(ChildStdin),
+    /// A worker on the other machine, which receives commands through the pair protocol.
+    Remote(RemoteWorker<'a>),
 }
 
-/// A worker of the other machine, which ends when this is dropped.
-pub(super) struct There<'a>(&'a Pair);
+/// A worker on the other machine. It is stopped when this is dropped.
+pub(super) struct RemoteWorker<'a>(&'a Pair);
 
-impl Drop for There<'_> {
+impl Drop for RemoteWorker<'_> {
     fn drop(&mut self) {
         self.0.stop();
     }
 }
 
-/// What all workers are told.
+/// Commands to all workers.
 #[derive(Clone, Copy)]
-pub(super) enum Word {
-    /// When to look.
+pub(super) enum Command {
+    /// Measure this window.
     Window(Window),
-    /// All have looked.
+    /// Stop working: every worker has measured its window.
     End,
 }
 
-/// What the thread that holds a worker passes on.
+/// Events from the thread that supervises a worker.
 pub(super) enum Event<'a> {
-    /// It runs; what is written here it reads.
-    Runs(Input<'a>),
-    /// It said something.
-    Said(Message),
-    /// Its machine's meter has seen the window.
+    /// The worker was started and accepts commands on this channel.
+    Started(WorkerInput<'a>),
+    /// A message from the worker.
+    Message(Message),
+    /// The other machine's meter has measured the window.
     Measured(Interval),
-    /// It could not be started or heard.
+    /// The worker could not be started, or its messages could not be read.
     Failed(FlowError),
 }
 
-/// Workers that are on their way. They end when this is dropped: their standard inputs close.
+/// All workers of a flow. They end when this is dropped, because their standard inputs are closed.
 pub(super) struct Workers<'a> {
-    inputs: Vec<Option<Input<'a>>>,
+    inputs: Vec<Option<WorkerInput<'a>>>,
     events: Receiver<(usize, Event<'a>)>,
-    /// What the other machine's meter saw.
-    there: Option<Interval>,
+    /// The other machine's counters over the window, once they have arrived.
+    remote_interval: Option<Interval>,
 }
 
 impl<'a> Workers<'a> {
     pub(super) fn new(count: usize, events: Receiver<(usize, Event<'a>)>) -> Self {
-        Self { inputs: (0..count).map(|_| None).collect(), events, there: None }
+        Self { inputs: (0..count).map(|_| None).collect(), events, remote_interval: None }
     }
 
-    /// The next word of anybody.
-    fn next(&mut self) -> Result<(usize, Message), FlowError> {
+    /// The next message of any worker.
+    fn next_message(&mut self) -> Result<(usize, Message), FlowError> {
         loop {
-            match self.events.recv_timeout(PATIENCE) {
-                Ok((index, Event::Runs(input))) => self.inputs[index] = Some(input),
-                Ok((index, Event::Said(message))) => return Ok((index, message)),
-                Ok((_, Event::Measured(interval))) => self.there = Some(interval),
+            match self.events.recv_timeout(WORKER_TIMEOUT) {
+                Ok((index, Event::Started(input))) => self.inputs[index] = Some(input),
+                Ok((index, Event::Message(message))) => return Ok((index, message)),
+                Ok((_, Event::Measured(interval))) => self.remote_interval = Some(interval),
                 Ok((_, Event::Failed(error))) => return Err(error),
                 Err(RecvTimeoutError::Timeout) => {
-                    return Err(FlowError::Worker(format!("nobody said a word in {PATIENCE:?}")));
+                    return Err(FlowError::Worker(format!(
+                        "no worker reported anything for {WORKER_TIMEOUT:?}"
+                    )));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(FlowError::Worker("it ended without a word".into()));
+                    return Err(FlowError::Worker("it ended without a report".into()));
                 }
             }
         }
     }
 
-    /// The next word that is not of trouble.
-    fn next_good(&mut self) -> Result<(usize, Message), FlowError> {
-        match self.next()? {
+    /// The next message that is not a failure.
+    fn next_success(&mut self) -> Result<(usize, Message), FlowError> {
+        match self.next_message()? {
             (_, Message::Refused(reason)) => Err(FlowError::Refused(reason)),
             (index, Message::Failed(reason)) => {
-                let trouble = FlowError::Worker(reason.clone());
-                Err(self.cause(Some((index, reason))).unwrap_or(trouble))
+                let error = FlowError::Worker(reason.clone());
+                Err(self.root_cause(Some((index, reason))).unwrap_or(error))
             }
-            good => Ok(good),
+            message => Ok(message),
         }
     }
 
-    /// When one part fails the others do too; the one that connects knows best why, and a refusal explains all. `None` where
-    /// nobody says why.
-    fn cause(&mut self, mut worst: Option<(usize, String)>) -> Option<FlowError> {
-        // Those that are still at work have nobody to talk to any more, and end.
+    /// The root cause of a failure, or `None` if no worker reports one. If one part fails, the
+    /// others fail too. A refusal explains them all; otherwise the part that connects knows most,
+    /// and it has the highest index.
+    fn root_cause(&mut self, mut worst: Option<(usize, String)>) -> Option<FlowError> {
+        // Closing the inputs ends the workers that still run.
         self.inputs.iter_mut().for_each(|input| drop(input.take()));
-        while let Ok((index, message)) = self.next() {
+        while let Ok((index, message)) = self.next_message() {
             match message {
                 Message::Refused(reason) => return Some(FlowError::Refused(reason)),
                 Message::Failed(reason)
@@ -116,50 +120,55 @@ impl<'a> Workers<'a> {
     }
 
     pub(super) fn wait_for_address(&mut self, of: usize) -> Result<SocketAddr, FlowError> {
-        match self.next_good()? {
+        match self.next_success()? {
             (index, Message::Listening { address }) if index == of => Ok(address),
-            _ => Err(out_of_turn()),
+            _ => Err(unexpected_message()),
         }
     }
 
     pub(super) fn wait_for_start(&mut self) -> Result<u64, FlowError> {
-        match self.next_good()? {
+        match self.next_success()? {
             (_, Message::Started { at_ns }) => Ok(at_ns.min(now_ns())),
-            _ => Err(out_of_turn()),
+            _ => Err(unexpected_message()),
         }
     }
 
-    pub(super) fn tell(&mut self, word: Word) -> Result<(), FlowError> {
-        // Whoever does not listen any more has said why, and that is still to be heard.
-        self.tell_all(word).map_err(|error| self.cause(None).unwrap_or(error))
+    pub(super) fn send_command(&mut self, command: Command) -> Result<(), FlowError> {
+        // A worker that has closed its pipe has already reported why; that report is read first.
+        self.write_command(command).map_err(|error| self.root_cause(None).unwrap_or(error))
     }
 
-    fn tell_all(&mut self, word: Word) -> Result<(), FlowError> {
-        let failed = || FlowError::at("telling a process when to look");
+    fn write_command(&mut self, command: Command) -> Result<(), FlowError> {
+        let write_error = || FlowError::at("sending a command to a worker process");
         for input in self.inputs.iter_mut().flatten() {
-            match (input, word) {
-                (Input::Here(pipe), Word::Window(window)) => {
-                    write_line(pipe, &window).map_err(failed())?
+            match (input, command) {
+                (WorkerInput::Local(pipe), Command::Window(window)) => {
+                    write_line(pipe, &window).map_err(write_error())?
                 }
-                (Input::Here(pipe), Word::End) => write_line(pipe, &"end").map_err(failed())?,
-                (Input::There(There(pair)), Word::Window(window)) => {
-                    pair.say(&Request::Window {
+                (WorkerInput::Local(pipe), Command::End) => {
+                    write_line(pipe, &"end").map_err(write_error())?
+                }
+                (WorkerInput::Remote(RemoteWorker(pair)), Command::Window(window)) => {
+                    pair.send(&Request::Window {
                         start_in_ns: window.start_ns.saturating_sub(now_ns()),
                         length_ns: window.end_ns - window.start_ns,
                     })?
                 }
-                (Input::There(There(pair)), Word::End) => pair.say(&Request::End)?,
+                (WorkerInput::Remote(RemoteWorker(pair)), Command::End) => {
+                    pair.send(&Request::End)?
+                }
             }
         }
         Ok(())
     }
 
-    /// Nobody may be told to end before that: a stream that ends would end the others' windows.
-    pub(super) fn wait_until_all_have_looked(&mut self) -> Result<(), FlowError> {
+    /// Waits until every worker has measured its window. No worker may end earlier, because the end
+    /// of its stream would end the others' windows.
+    pub(super) fn wait_for_windows(&mut self) -> Result<(), FlowError> {
         for _ in 0..self.inputs.len() {
-            match self.next_good()? {
-                (_, Message::Looked) => {}
-                _ => return Err(out_of_turn()),
+            match self.next_success()? {
+                (_, Message::WindowMeasured) => {}
+                _ => return Err(unexpected_message()),
             }
         }
         Ok(())
@@ -168,77 +177,82 @@ impl<'a> Workers<'a> {
     pub(super) fn wait_for_outcomes(&mut self) -> Result<Vec<Outcome>, FlowError> {
         let mut outcomes: Vec<Option<Outcome>> = self.inputs.iter().map(|_| None).collect();
         while outcomes.iter().any(Option::is_none) {
-            match self.next_good()? {
+            match self.next_success()? {
                 (index, Message::Done(outcome)) => outcomes[index] = Some(*outcome),
-                _ => return Err(out_of_turn()),
+                _ => return Err(unexpected_message()),
             }
         }
         Ok(outcomes.into_iter().flatten().collect())
     }
 
-    /// What the other machine's meter saw.
-    pub(super) fn wait_for_measurement(&mut self) -> Result<Interval, FlowError> {
+    /// The other machine's counters over the window.
+    pub(super) fn wait_for_remote_interval(&mut self) -> Result<Interval, FlowError> {
         loop {
-            if let Some(interval) = self.there.take() {
+            if let Some(interval) = self.remote_interval.take() {
                 return Ok(interval);
             }
-            match self.events.recv_timeout(PATIENCE) {
-                Ok((_, Event::Measured(interval))) => self.there = Some(interval),
+            match self.events.recv_timeout(WORKER_TIMEOUT) {
+                Ok((_, Event::Measured(interval))) => self.remote_interval = Some(interval),
                 Ok((_, Event::Failed(error))) => return Err(error),
-                _ => return Err(out_of_turn()),
+                _ => return Err(unexpected_message()),
             }
         }
     }
 }
 
-fn out_of_turn() -> FlowError {
-    FlowError::Worker("it spoke out of turn".into())
+fn unexpected_message() -> FlowError {
+    FlowError::Worker("it sent an unexpected message".into())
 }
 
-/// Starts a worker on its host, gives it its job and passes on what it says until it ends. It is tied to the
-/// thread that starts it, so that thread stays.
-pub(super) fn hold<'a>(
-    place: Endpoint<'a>,
+/// Starts a worker on its host, sends it the job and emits its messages until it exits. The worker
+/// dies with the thread that started it, so this thread remains.
+pub(super) fn supervise<'a>(
+    endpoint: Endpoint<'a>,
     job: &Job,
     index: usize,
     events: &Sender<(usize, Event<'a>)>,
 ) {
-    // Nobody listens any more only when the run has failed, and that is reported.
-    let tell = |event| drop(events.send((index, event)));
-    let result = match place {
+    // The receiver is dropped only after the run has failed, which is reported elsewhere.
+    let emit = |event| drop(events.send((index, event)));
+    let result = match endpoint {
         Endpoint::Lab(host) => {
-            host.enter().map_err(FlowError::from).and_then(|()| hold_here(job, &tell))
+            host.enter().map_err(FlowError::from).and_then(|()| supervise_local(job, &emit))
         }
-        Endpoint::Here(_) => hold_here(job, &tell),
-        Endpoint::There(pair) => hold_there(pair, job, &tell),
+        Endpoint::Local(_) => supervise_local(job, &emit),
+        Endpoint::Remote(pair) => supervise_remote(pair, job, &emit),
     };
     if let Err(error) = result {
-        tell(Event::Failed(error));
+        emit(Event::Failed(error));
     }
 }
 
-fn hold_here<'a>(job: &Job, tell: &dyn Fn(Event<'a>)) -> Result<(), FlowError> {
-    let mut worker = Started::start(job)?;
+fn supervise_local<'a>(job: &Job, emit: &dyn Fn(Event<'a>)) -> Result<(), FlowError> {
+    let mut worker = WorkerProcess::start(job)?;
     if let Some(input) = worker.input.take() {
-        tell(Event::Runs(Input::Here(input)));
+        emit(Event::Started(WorkerInput::Local(input)));
     }
-    worker.hear(|message| tell(Event::Said(message)))
+    worker.read_messages(|message| emit(Event::Message(message)))
 }
 
-fn hold_there<'a>(pair: &'a Pair, job: &Job, tell: &dyn Fn(Event<'a>)) -> Result<(), FlowError> {
-    let mut listening = pair.listen()?;
+fn supervise_remote<'a>(
+    pair: &'a Pair,
+    job: &Job,
+    emit: &dyn Fn(Event<'a>),
+) -> Result<(), FlowError> {
+    let mut replies = pair.replies()?;
     let mut has_ended = false;
     pair.start(&job.task, &job.socket, job.peer)?;
-    tell(Event::Runs(Input::There(There(pair))));
-    while !has_ended || listening.is_to_come() {
-        match listening.next()? {
-            // Whatever moves first moves here, and by this machine's clock.
-            Reply::Said(Message::Started { .. }) => {}
-            Reply::Said(message) => tell(Event::Said(message)),
-            Reply::Refused(reason) => tell(Event::Said(Message::Refused(reason))),
-            Reply::Measured(interval) => tell(Event::Measured(interval)),
+    emit(Event::Started(WorkerInput::Remote(RemoteWorker(pair))));
+    while !has_ended || replies.has_pending_window() {
+        match replies.next()? {
+            // Ignored: a local worker sends the first bytes, and its start is by this machine's
+            // clock.
+            Reply::WorkerMessage(Message::Started { .. }) => {}
+            Reply::WorkerMessage(message) => emit(Event::Message(message)),
+            Reply::Refused(reason) => emit(Event::Message(Message::Refused(reason))),
+            Reply::Measured(interval) => emit(Event::Measured(interval)),
             Reply::Ended => has_ended = true,
-            other => return Err(pair.out_of_turn(&other).into()),
+            other => return Err(pair.unexpected_reply(&other).into()),
         }
     }
     Ok(())

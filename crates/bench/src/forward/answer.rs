@@ -1,10 +1,11 @@
-//! The answer in plain words: what to forward with, and what it does to small messages.
+//! The answers of the experiment `forward`: the cheapest method for bulk transfers, and the cost
+//! and latency of messages.
 
 use super::{ForwardReport, ForwardRow};
 use crate::stats::Figure;
-use crate::verdict::doubt;
+use crate::verdict::uncertainty;
 
-/// The sentences that a report's rows support.
+/// The answers that a report's rows support, one sentence each.
 pub(super) fn of(report: &ForwardReport) -> Vec<String> {
     let mut kinds: Vec<&str> = Vec::new();
     for row in report.rows.iter().filter(|row| row.cost().is_some()) {
@@ -24,12 +25,12 @@ pub(super) fn of(report: &ForwardReport) -> Vec<String> {
                         && row.cost().is_some()
                 })
                 .collect();
-            if traffic == "bulk" { bulk(&rows) } else { messages(traffic, &rows) }
+            if traffic == "bulk" { bulk_sentence(&rows) } else { message_sentence(traffic, &rows) }
         })
         .collect()
 }
 
-fn least<'a>(
+fn row_with_least<'a>(
     rows: &[&'a ForwardRow],
     of: impl Fn(&ForwardRow) -> Option<Figure>,
 ) -> Option<(&'a ForwardRow, Figure)> {
@@ -38,8 +39,8 @@ fn least<'a>(
         .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median))
 }
 
-/// The figures of all rows but one.
-fn others(
+/// The figures of all rows except one, with the rows' titles.
+fn other_figures(
     rows: &[&ForwardRow],
     best: &ForwardRow,
     of: impl Fn(&ForwardRow) -> Option<Figure>,
@@ -48,43 +49,46 @@ fn others(
     others.filter_map(|row| Some((row.title(), of(row)?))).collect()
 }
 
-fn bulk(rows: &[&ForwardRow]) -> Option<String> {
-    let (best, cost) = least(rows, |row| row.forwarder_us_per_mib)?;
-    let beside = match best.forwarder_us_ratio {
+fn bulk_sentence(rows: &[&ForwardRow]) -> Option<String> {
+    let (best, cost) = row_with_least(rows, |row| row.forwarder_us_per_mib)?;
+    let comparison = match best.forwarder_us_ratio {
         Some(ratio) if best.path != "copy" => {
             format!(", {:.2} × copy ({})", ratio.median, ratio.interval(2))
         }
         _ => String::new(),
     };
-    let doubt = doubt(cost, others(rows, best, |row| row.forwarder_us_per_mib));
+    let uncertainty = uncertainty(cost, other_figures(rows, best, |row| row.forwarder_us_per_mib));
     Some(format!(
-        "Cheapest to forward bulk with: {}, {:.0} µs of the forwarder's CPU per MiB ({}){beside}{doubt}.",
+        "Cheapest forward method for a bulk transfer: {}, {:.0} µs of the forwarder's CPU per MiB \
+         ({}){comparison}{uncertainty}.",
         best.title(),
         cost.median,
         cost.interval(0)
     ))
 }
 
-fn messages(traffic: &str, rows: &[&ForwardRow]) -> Option<String> {
+fn message_sentence(traffic: &str, rows: &[&ForwardRow]) -> Option<String> {
     let size = traffic.split_once(':')?.1;
-    let (cheapest, cost) = least(rows, |row| row.forwarder_us_per_message)?;
-    let (fastest, latency) = least(rows, |row| row.latency_p50_us)?;
-    let of_way = |path: &str| {
+    let (cheapest, cost) = row_with_least(rows, |row| row.forwarder_us_per_message)?;
+    let (fastest, latency) = row_with_least(rows, |row| row.latency_p50_us)?;
+    let latency_of = |path: &str| {
         let of_path: Vec<&ForwardRow> =
             rows.iter().copied().filter(|row| row.path == path).collect();
-        least(&of_path, |row| row.latency_p50_us).map(|(_, figure)| figure.median)
+        row_with_least(&of_path, |row| row.latency_p50_us).map(|(_, figure)| figure.median)
     };
-    let raised = match (of_way("copy"), of_way("splice")) {
+    let latencies = match (latency_of("copy"), latency_of("splice")) {
         (Some(copy), Some(splice)) => {
-            format!("; through a pipe half take up to {splice:.1} µs, through a buffer {copy:.1}")
+            format!("; the median through a pipe is {splice:.1} µs, through a buffer {copy:.1}")
         }
         _ => String::new(),
     };
-    let cost_doubt = doubt(cost, others(rows, cheapest, |row| row.forwarder_us_per_message));
-    let latency_doubt = doubt(latency, others(rows, fastest, |row| row.latency_p50_us));
+    let cost_uncertainty =
+        uncertainty(cost, other_figures(rows, cheapest, |row| row.forwarder_us_per_message));
+    let latency_uncertainty =
+        uncertainty(latency, other_figures(rows, fastest, |row| row.latency_p50_us));
     Some(format!(
-        "Messages of {size}: {} costs the forwarder least, {:.1} µs a message there and back{cost_doubt}. {} is the fastest, \
-         {:.1} µs{latency_doubt}{raised}.",
+        "Messages of {size}: {} costs the forwarder least, {:.1} µs per round \
+         trip{cost_uncertainty}. {} is the fastest, {:.1} µs{latency_uncertainty}{latencies}.",
         cheapest.title(),
         cost.median,
         fastest.title(),

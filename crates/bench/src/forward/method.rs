@@ -1,27 +1,27 @@
-//! The ways of forwarding, by name.
+//! The forward methods and their names.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A way of forwarding.
+/// A forward method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum TestedForwardMethod {
-    /// Through a buffer: `recv`, `send`.
+    /// Through a buffer in user space: `recv`, then `send`.
     Copy,
-    /// Through a pipe: `splice` twice.
+    /// Through a pipe: two calls of `splice`.
     Splice,
-    /// Inside the kernel: a BPF program passes each packet on.
+    /// Inside the kernel: a BPF program redirects each packet (sockmap).
     Sockmap,
-    /// What [`haul::Forwarder`] does: copies what is small and splices what is large.
+    /// The choice of [`haul::Forwarder`]: it copies small amounts and splices large ones.
     Auto,
 }
 
 impl TestedForwardMethod {
-    /// All of them, as tables show them.
+    /// All methods, in the order of tables.
     pub const ALL: [Self; 4] = [Self::Copy, Self::Splice, Self::Sockmap, Self::Auto];
 
-    /// Its name in reports and flags.
+    /// The name in reports and flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::Copy => "copy",
@@ -31,7 +31,7 @@ impl TestedForwardMethod {
         }
     }
 
-    /// Whether it goes through a buffer or a pipe whose size can be chosen.
+    /// Whether the method uses a buffer or a pipe whose size can be set.
     pub fn has_buffer(self) -> bool {
         matches!(self, Self::Copy | Self::Splice)
     }
@@ -43,9 +43,12 @@ impl fmt::Display for TestedForwardMethod {
     }
 }
 
-/// A name that nothing has.
+/// The error for a name that belongs to no forward method.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("unknown way {0:?}; the ways of forwarding are {names}", names = TestedForwardMethod::ALL.map(TestedForwardMethod::name).join(", "))]
+#[error(
+    "unknown forward method {0:?}; the methods are {names}",
+    names = TestedForwardMethod::ALL.map(TestedForwardMethod::name).join(", ")
+)]
 pub struct UnknownForwardMethod(String);
 
 impl FromStr for TestedForwardMethod {
@@ -54,7 +57,7 @@ impl FromStr for TestedForwardMethod {
     fn from_str(text: &str) -> Result<Self, UnknownForwardMethod> {
         Self::ALL
             .into_iter()
-            .find(|way| way.name() == text)
+            .find(|method| method.name() == text)
             .ok_or_else(|| UnknownForwardMethod(text.into()))
     }
 }
@@ -65,8 +68,8 @@ mod tests {
 
     #[test]
     fn names_parse_back() {
-        for way in TestedForwardMethod::ALL {
-            assert_eq!(way.name().parse(), Ok(way));
+        for method in TestedForwardMethod::ALL {
+            assert_eq!(method.name().parse(), Ok(method));
         }
         let error = "splise".parse::<TestedForwardMethod>().unwrap_err().to_string();
         assert!(error.contains("splise") && error.contains("sockmap"), "{error}");

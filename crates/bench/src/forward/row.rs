@@ -1,4 +1,4 @@
-//! A row of `forward`: the contract, and how people are shown it.
+//! A row of the experiment `forward`: its JSON fields and its table columns.
 
 use super::method::TestedForwardMethod;
 use super::{ForwardCase, ForwardRound, Traffic};
@@ -9,87 +9,91 @@ use crate::view::{Bar, Column, Tabled, number, ratio, share, speed};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// One way of forwarding one kind of traffic.
+/// The result of one forward method under one kind of traffic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ForwardRow {
-    /// The way's name.
+    /// The name of the forward method.
     pub path: String,
-    /// The size of the pipe or the buffer; `null` where there is none or the library chooses.
+    /// The size of the pipe or the buffer; `null` if the method has none or chooses it.
     pub buffer_bytes: Option<u64>,
     /// `bulk`, or `messages:SIZE`.
     pub traffic: String,
-    /// Rounds measured. 0 for a row that was refused.
+    /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
-    /// What other programs used of a host's CPU, where too few windows were clean. Such a row has no intervals.
+    /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
+    /// too few rounds were undisturbed; such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
-    /// Interrupts of both hosts' CPUs for each MiB, other than their timers': the regime ([`crate::regime`]).
+    /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. They show the regime
+    /// ([`crate::regime`]).
     #[serde(default)]
     pub interrupts_per_mib: Option<Figure>,
-    /// What arrives with a reader that is as fast as it can be; `null` where the row was measured so.
+    /// Throughput with an unthrottled reader; `null` if the row itself was measured that way.
     #[serde(default)]
     pub full_speed_bits_per_second: Option<f64>,
-    /// Why nothing was measured.
+    /// The reason why nothing was measured.
     pub refused: Option<String>,
     /// The share of the bytes that was copied on the forwarder's host.
     pub copied_percent: Option<f64>,
-    /// How that is known: `proof` (pages written over behind the forwarder) or `program` (its own report).
+    /// The evidence for `copied_percent`: `proof` (pages were overwritten behind the forwarder) or
+    /// `program` (the forwarder's own report).
     pub copied_known_by: Option<String>,
-    /// Payload that reached the last host.
+    /// Payload that reached the receiving program.
     pub throughput_bits_per_second: Option<Figure>,
     /// Load of the forwarder's CPU.
     pub forwarder_load_percent: Option<Figure>,
-    /// CPU time of the forwarder's host per MiB that passed, interrupts included.
+    /// CPU time of the forwarder's host per forwarded MiB, interrupts included.
     pub forwarder_us_per_mib: Option<Figure>,
     /// CPU time of the host that sends and receives, per MiB.
     pub peers_us_per_mib: Option<Figure>,
-    /// CPU time of the forwarder's host for a message there and back.
+    /// CPU time of the forwarder's host per round trip of a message.
     pub forwarder_us_per_message: Option<Figure>,
-    /// Messages there and back in a second.
+    /// Round trips of messages per second.
     pub messages_per_second: Option<Figure>,
-    /// How long half of the messages took at most.
+    /// Median of the messages' round-trip times.
     pub latency_p50_us: Option<Figure>,
-    /// How long all but one in a hundred took at most.
+    /// 99th percentile of the messages' round-trip times.
     pub latency_p99_us: Option<Figure>,
-    /// System calls of the forwarder per MiB; `null` where the kernel forwards by itself.
+    /// System calls of the forwarder per MiB; `null` if the kernel forwards.
     pub syscalls_per_mib: Option<f64>,
-    /// The forwarder's cost (per MiB, or per message) over that of `copy` with its first buffer in the same round.
+    /// The forwarder's cost (per MiB, or per message) divided by that of the first `copy` row in
+    /// the same round.
     pub forwarder_us_ratio: Option<Figure>,
 }
 
-/// The row that a series comes to, beside all the others.
+/// The row of a series; `all` holds the series that it is compared with.
 pub(super) fn of(
     series: &Series<ForwardCase, ForwardRound>,
     all: &[Series<ForwardCase, ForwardRound>],
-    proved: &HashMap<TestedForwardMethod, f64>,
+    proofs: &HashMap<TestedForwardMethod, f64>,
 ) -> ForwardRow {
-    let ForwardCase { way, buffer, traffic } = series.case;
+    let ForwardCase { method, buffer, traffic } = series.case;
     let is_bulk = traffic == Traffic::Bulk;
     let plain = all.iter().find(|other| {
-        other.case.way == TestedForwardMethod::Copy
+        other.case.method == TestedForwardMethod::Copy
             && other.case.traffic == traffic
             && !other.rounds.is_empty()
     });
-    let passed = |of: fn(&ForwardRound) -> u64| {
+    let sum = |of: fn(&ForwardRound) -> u64| {
         series.rounds.iter().map(|(_, round)| of(round)).sum::<u64>() as f64
     };
     let (bytes, spliced) =
-        (passed(|round| round.forwarded.bytes), passed(|round| round.forwarded.spliced_bytes));
+        (sum(|round| round.forwarded.bytes), sum(|round| round.forwarded.spliced_bytes));
     let is_measured = !series.rounds.is_empty();
-    let (copied_percent, copied_known_by) = match proved.get(&way) {
+    let (copied_percent, copied_known_by) = match proofs.get(&method) {
         Some(&percent) if is_measured => (Some(percent), Some("proof".to_owned())),
         None if bytes > 0.0 => (Some(100.0 * (1.0 - spliced / bytes)), Some("program".to_owned())),
         _ => (None, None),
     };
     ForwardRow {
-        path: way.name().into(),
+        path: method.name().into(),
         buffer_bytes: buffer.map(|size| size.0),
         traffic: traffic.to_string(),
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
         interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
         full_speed_bits_per_second: None,
-        refused: series.why_none(),
+        refused: series.failure_reason(),
         copied_percent,
         copied_known_by,
         throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
@@ -132,7 +136,7 @@ const COLUMNS: [Column<ForwardRow>; 13] = [
 ];
 
 impl ForwardRow {
-    /// The way and the size of its pipe or buffer.
+    /// The method, and the size of its pipe or buffer.
     pub fn title(&self) -> String {
         match self.buffer_bytes {
             Some(bytes) => format!("{} {}", self.path, Size(bytes)),
@@ -140,7 +144,7 @@ impl ForwardRow {
         }
     }
 
-    /// What rows of one kind of traffic are compared by.
+    /// The cost that rows of one kind of traffic are compared by.
     pub fn cost(&self) -> Option<Figure> {
         self.forwarder_us_per_message.or(self.forwarder_us_per_mib)
     }
@@ -150,8 +154,8 @@ impl Tabled for ForwardRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "the forwarder's host"), ("receiver", "latency of a message, median")];
-    const UNIT: &'static str = "µs of the forwarder's CPU per MiB of a bulk transfer, or per message there and back \
-        beside how long it took in µs.";
+    const UNIT: &'static str = "µs of the forwarder's CPU per MiB of a bulk transfer, or per round \
+        trip of a message, beside its latency in µs.";
 
     fn name(&self) -> String {
         self.title()
@@ -164,7 +168,7 @@ impl Tabled for ForwardRow {
         }
     }
 
-    /// Each kind of traffic has a scale of its own.
+    /// One scale for each kind of traffic.
     fn scale(&self) -> u64 {
         self.traffic.parse().map_or(0, |traffic| match traffic {
             Traffic::Bulk => 0,
@@ -186,9 +190,9 @@ impl Tabled for ForwardRow {
 
     fn notes(_: &[Self]) -> Vec<String> {
         vec![
-            "The forwarder's cost is for a MiB of a bulk transfer, and for a message there and back else."
+            "The forwarder's cost is per MiB of a bulk transfer, else per round trip of a message."
                 .into(),
-            crate::regime::HELD.into(),
+            crate::regime::HELD_NOTE.into(),
         ]
     }
 

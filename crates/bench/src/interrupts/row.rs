@@ -1,61 +1,66 @@
-//! A row of `interrupts`: the contract, and how people are shown it.
+//! A row of the experiment `interrupts`: its JSON fields and its table columns.
 
 use super::{
-    DATAGRAMS_PER_SECOND, GROUP, GROUPS_PER_SECOND, Hand, InterruptsCase, InterruptsRound,
-    SETTINGS, Traffic,
+    DATAGRAMS_PER_SECOND, GROUP_DATAGRAMS, GROUPS_PER_SECOND, Hand, InterruptsCase,
+    InterruptsRound, RECEIVE_SETTINGS, Traffic,
 };
 use crate::rounds::Series;
 use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio};
 use serde::{Deserialize, Serialize};
 
-/// One way of grouping packets, under one kind of traffic.
+/// The result of one way to group packets, under one kind of traffic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InterruptsRow {
     /// How packets were grouped.
     pub path: String,
-    /// What came: `transmit`, `datagrams`, `stream` or `messages`.
+    /// The traffic: `transmit`, `datagrams`, `stream` or `messages`.
     pub traffic: String,
-    /// How to set it, where it is a setting.
+    /// The commands that apply the receiving host's configuration; `null` for `transmit`, which
+    /// compares the sender's calls.
     pub setting: Option<String>,
-    /// Rounds measured. 0 for a row that was refused.
+    /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
-    /// What other programs used of a host's CPU, where too few windows were clean. Such a row has no intervals.
+    /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
+    /// too few rounds were undisturbed; such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
-    /// Why nothing was measured.
+    /// The reason why nothing was measured.
     pub refused: Option<String>,
-    /// Packets a second that were taken: datagrams, segments of the stream, messages one way.
+    /// Packets received per second: datagrams, segments of the stream, or messages in one
+    /// direction.
     pub packets_per_second: Option<Figure>,
-    /// Interrupts of the receiving host's CPU a second, but those of the clock.
+    /// Interrupts on the receiving host's CPU per second, without timer interrupts.
     pub interrupts_per_second: Option<Figure>,
-    /// Packets for each of them.
+    /// Packets received per interrupt.
     pub packets_per_interrupt: Option<Figure>,
-    /// Packets for each time that the kernel set about receiving.
+    /// Packets received per `NET_RX` softirq.
     pub packets_per_poll: Option<Figure>,
     /// Load of the receiving host's CPU.
     pub receiver_load_percent: Option<Figure>,
-    /// CPU time of the receiving host for 1000 packets.
+    /// CPU time of the receiving host per 1000 packets.
     pub receiver_us_per_1000_packets: Option<Figure>,
-    /// CPU time of the sending host for 1000 packets; `null` where it waits for each one's moment in a loop.
+    /// CPU time of the sending host per 1000 packets; `null` for `datagrams`, whose sender
+    /// busy-waits for the time of each one.
     pub sender_us_per_1000_packets: Option<Figure>,
-    /// Packets for each system call of the sender.
+    /// Packets per system call of the sender.
     pub packets_per_call: Option<Figure>,
     /// The share of the datagrams that reached the receiving program.
     pub delivered_percent: Option<Figure>,
-    /// The share of what was lent that the kernel copied after all; `null` where nothing was lent.
+    /// The share of the lent bytes that the kernel copied; `null` if nothing was lent.
     pub copied_percent: Option<f64>,
-    /// How long half of the messages took at most.
+    /// Median of the messages' round-trip times.
     pub latency_p50_us: Option<Figure>,
-    /// How long all but one in a hundred took at most.
+    /// 99th percentile of the messages' round-trip times.
     pub latency_p99_us: Option<Figure>,
-    /// The cost of 1000 packets (the sender's in `transmit`, the receiver's else) over that of the first way.
+    /// The cost of 1000 packets (the sender's in `transmit`, else the receiver's) divided by that
+    /// of the first row of the same traffic.
     pub ratio: Option<Figure>,
 }
 
-/// What a way of handing over is called.
-pub(super) fn hand_name(hand: Hand) -> &'static str {
-    match hand {
+/// The name of a send call in reports.
+pub(super) fn send_call_name(call: Hand) -> &'static str {
+    match call {
         Hand::Send => "one a call",
         Hand::Lend | Hand::LendAndWait => "one a call, lent",
         Hand::Group => "sendmmsg",
@@ -75,7 +80,7 @@ impl Traffic {
     }
 }
 
-/// The row that a series comes to, beside all the others.
+/// The row of a series; `all` holds the series that it is compared with.
 pub(super) fn of(
     series: &Series<InterruptsCase, InterruptsRound>,
     all: &[Series<InterruptsCase, InterruptsRound>],
@@ -86,13 +91,13 @@ pub(super) fn of(
         .find(|other| other.case.traffic.name() == traffic.name() && !other.rounds.is_empty());
     let is_transmit = matches!(traffic, Traffic::Transmit(_));
     let is_datagrams = is_transmit || traffic == Traffic::Datagrams;
-    let told: u64 = series
+    let completed_bytes: u64 = series
         .rounds
         .iter()
         .map(|(_, round)| round.sent.copied_bytes + round.sent.zero_copied_bytes)
         .sum();
-    let copied: u64 = series.rounds.iter().map(|(_, round)| round.sent.copied_bytes).sum();
-    // Rates over counts: both are of the same window.
+    let copied_bytes: u64 = series.rounds.iter().map(|(_, round)| round.sent.copied_bytes).sum();
+    // Rates multiplied by the counted time, divided by counts: both belong to the same window.
     let per = |packets: fn(&InterruptsRound) -> f64, of: fn(&InterruptsRound) -> u64| {
         series.figure(move |round| {
             packets(round) * round.counted_seconds / (of(round) as f64).max(1.0)
@@ -101,30 +106,31 @@ pub(super) fn of(
     InterruptsRow {
         path: series.case.name(),
         traffic: traffic.name().into(),
-        setting: (!is_transmit).then(|| setting.how.into()),
+        setting: (!is_transmit).then(|| setting.commands.into()),
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
-        refused: series.why_none(),
-        packets_per_second: series.figure(|round| round.taken_per_second),
+        refused: series.failure_reason(),
+        packets_per_second: series.figure(|round| round.received_per_second),
         interrupts_per_second: series
             .figure(|round| round.counters.interrupts as f64 / round.counted_seconds),
         packets_per_interrupt: per(
-            |round| round.taken_per_second,
+            |round| round.received_per_second,
             |round| round.counters.interrupts,
         ),
-        packets_per_poll: per(|round| round.taken_per_second, |round| round.counters.polls),
+        packets_per_poll: per(|round| round.received_per_second, |round| round.counters.polls),
         receiver_load_percent: series.figure(|round| round.costs.receiver.load_percent),
         receiver_us_per_1000_packets: series.figure(InterruptsRound::receiver_us_per_1000),
-        // A giver that keeps to the moment of each datagram is busy all the while.
+        // The sender of `datagrams` busy-waits for the time of each one, so its load shows nothing.
         sender_us_per_1000_packets: series
             .figure(InterruptsRound::sender_us_per_1000)
             .filter(|_| traffic != Traffic::Datagrams),
         packets_per_call: per(|round| round.sent_per_second, |round| round.sent.calls)
             .filter(|_| is_datagrams),
         delivered_percent: series
-            .figure(|round| 100.0 * (round.taken_per_second / round.sent_per_second).min(1.0))
+            .figure(|round| 100.0 * (round.received_per_second / round.sent_per_second).min(1.0))
             .filter(|_| is_datagrams),
-        copied_percent: (told > 0).then(|| 100.0 * copied as f64 / told as f64),
+        copied_percent: (completed_bytes > 0)
+            .then(|| 100.0 * copied_bytes as f64 / completed_bytes as f64),
         latency_p50_us: series.figure_of_some(|round| Some(round.latency?.p50_us)),
         latency_p99_us: series.figure_of_some(|round| Some(round.latency?.p99_us)),
         ratio: first.and_then(|first| series.ratio_to(first, InterruptsRound::cost)),
@@ -132,7 +138,7 @@ pub(super) fn of(
 }
 
 const COLUMNS: [Column<InterruptsRow>; 13] = [
-    Column::narrow("way", |row| row.path.clone()),
+    Column::narrow("variant", |row| row.path.clone()),
     Column::narrow("packets/\ninterrupt", |row| number(row.packets_per_interrupt, 1.0, 1)),
     Column::narrow("sender\nµs/1000", |row| number(row.sender_us_per_1000_packets, 1.0, 0)),
     Column::narrow("receiver\nµs/1000", |row| number(row.receiver_us_per_1000_packets, 1.0, 0)),
@@ -164,7 +170,7 @@ impl Tabled for InterruptsRow {
             "transmit" => {
                 format!(
                     "sending {} datagrams of 1472 bytes a second",
-                    GROUPS_PER_SECOND * GROUP as u32
+                    GROUPS_PER_SECOND * GROUP_DATAGRAMS as u32
                 )
             }
             "datagrams" => {
@@ -206,14 +212,25 @@ impl Tabled for InterruptsRow {
     }
 
     fn notes(_: &[Self]) -> Vec<String> {
-        let how = |name: &str| {
-            SETTINGS.iter().find(|setting| setting.name == name).map_or("", |one| one.how)
+        let commands = |name: &str| {
+            let setting = RECEIVE_SETTINGS.iter().find(|setting| setting.name == name);
+            setting.map_or("", |setting| setting.commands)
         };
         vec![
-            format!("gro: {}. deferred: {} (later packets wait for it). threaded: {}. busy polling: {} (the CPU is busy all the while).",
-                how("gro"), how("gro, deferred"), how("gro, threaded"), how("gro, busy polling")),
-            "× first compares the sending host in the first table, the receiving host in the others.".into(),
-            "interrupts are the receiving host's, but those of its clock; in the lab they are the calls by which one CPU hands packets to the other.".into(),
+            format!(
+                "gro: {}. deferred: {} (delays later packets). threaded: {}. busy polling: {} \
+                 (keeps the CPU busy all the time).",
+                commands("gro"),
+                commands("gro, deferred"),
+                commands("gro, threaded"),
+                commands("gro, busy polling")
+            ),
+            "× first compares the sending host in the first table, the receiving host in the \
+             others."
+                .into(),
+            "interrupts are those of the receiving host without its timer's; in the lab they are \
+             the calls by which one CPU passes packets to the other."
+                .into(),
         ]
     }
 }

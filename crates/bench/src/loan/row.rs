@@ -1,6 +1,6 @@
-//! A row of `loan`: the contract, and how people are shown it.
+//! A row of the experiment `loan`: its JSON fields and its table columns.
 
-use super::{By, LoanCase, LoanRound};
+use super::{LoanCase, LoanMethod, LoanRound};
 use crate::quantity::Size;
 use crate::rounds::Series;
 use crate::stats::Figure;
@@ -8,92 +8,99 @@ use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio, share, s
 use crate::worker::giver::Hand;
 use serde::{Deserialize, Serialize};
 
-/// One way of giving pieces of one size to one destination.
+/// The result of one method, with pieces of one size, to one destination.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoanRow {
     /// `send`, `lend`, `lend, waiting for each` or `sendfile`.
     pub path: String,
     /// `tcp`, `udp`, or `udp to a sink`.
     pub to: String,
-    /// What one call gives.
+    /// The bytes that one call passes to the kernel.
     pub piece_bytes: u64,
-    /// Rounds measured. 0 for a row that was refused.
+    /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
-    /// What other programs used of a host's CPU, where too few windows were clean. Such a row has no intervals.
+    /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
+    /// too few rounds were undisturbed; such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
-    /// Interrupts of both hosts' CPUs for each MiB, other than their timers': the regime ([`crate::regime`]).
+    /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. They show the regime
+    /// ([`crate::regime`]).
     #[serde(default)]
     pub interrupts_per_mib: Option<Figure>,
-    /// What arrives with a reader that is as fast as it can be; `null` where the row was measured so.
+    /// Throughput with an unthrottled reader; `null` if the row itself was measured that way.
     #[serde(default)]
     pub full_speed_bits_per_second: Option<f64>,
-    /// Why nothing was measured.
+    /// The reason why nothing was measured.
     pub refused: Option<String>,
-    /// The share of what was given that was copied on its way: all of it by `send`; of loans what the kernel's notices say (on
-    /// a veth the receiving host makes that copy); none by `sendfile` (`haul bench send` has the proof).
+    /// The share of the sent bytes that was copied. `send` copies all of them. For loans it is the
+    /// share that the completions report; on a veth the receiving host makes that copy. `sendfile`
+    /// copies none, which `haul bench send` proves.
     pub copied_percent: Option<f64>,
-    /// The share of datagrams that reached the receiving program; `null` where there is none, and of a stream.
+    /// The share of the datagrams that reached the receiving program; `null` for a stream, and if
+    /// no program receives.
     pub delivered_percent: Option<Figure>,
-    /// What was sent.
+    /// Payload that was sent.
     pub throughput_bits_per_second: Option<Figure>,
-    /// CPU time of the sending host per MiB sent, interrupts included.
+    /// CPU time of the sending host per sent MiB, interrupts included.
     pub sender_us_per_mib: Option<Figure>,
-    /// CPU time of the receiving host per MiB sent; `null` where there is no receiver.
+    /// CPU time of the receiving host per sent MiB; `null` if there is no receiver.
     pub receiver_us_per_mib: Option<Figure>,
-    /// System calls of the sender per MiB, those that read notices among them.
+    /// System calls of the sender per MiB, including those that read completions.
     pub syscalls_per_mib: Option<f64>,
-    /// `sender_us_per_mib` over that of `send` in the same round.
+    /// `sender_us_per_mib` divided by that of `send` in the same round.
     pub send_ratio: Option<Figure>,
-    /// The same over that of `sendfile`.
+    /// `sender_us_per_mib` divided by that of `sendfile` in the same round.
     pub sendfile_ratio: Option<Figure>,
 }
 
-/// The row that a series comes to, beside all the others.
+/// The row of a series; `all` holds the series that it is compared with.
 pub(super) fn of(
     series: &Series<LoanCase, LoanRound>,
     all: &[Series<LoanCase, LoanRound>],
 ) -> LoanRow {
-    let LoanCase { to, by, piece } = series.case;
-    let peer = |name: &str| {
+    let LoanCase { destination, method, piece } = series.case;
+    let row_of = |name: &str| {
         all.iter().find(|other| {
             let case = other.case;
-            case.to == to
+            case.destination == destination
                 && case.piece == piece
-                && case.by.name() == name
+                && case.method.name() == name
                 && !other.rounds.is_empty()
         })
     };
     let ratio_to = |name: &str| {
-        peer(name)
+        row_of(name)
             .and_then(|other| series.ratio_to_method(other, |round| round.costs.sender_us_per_mib))
     };
     let sum = |of: fn(&LoanRound) -> u64| {
         series.rounds.iter().map(|(_, round)| of(round)).sum::<u64>() as f64
     };
-    let (copied, shared) =
+    let (copied, zero_copied) =
         (sum(|round| round.sent.copied_bytes), sum(|round| round.sent.zero_copied_bytes));
-    let copied_percent = match by {
-        By::Hand(Hand::Send | Hand::Segments | Hand::Group) => Some(100.0),
-        // A veth passes a file's pages on; `haul bench send` has the proof.
-        By::Sendfile => Some(0.0),
-        By::Hand(_) => (copied + shared > 0.0).then(|| 100.0 * copied / (copied + shared)),
+    let copied_percent = match method {
+        LoanMethod::Memory(Hand::Send | Hand::Segments | Hand::Group) => Some(100.0),
+        // A veth passes a file's pages on without a copy; `haul bench send` proves it.
+        LoanMethod::Sendfile => Some(0.0),
+        LoanMethod::Memory(_) => {
+            let completed = copied + zero_copied;
+            (completed > 0.0).then(|| 100.0 * copied / completed)
+        }
     };
-    let has_receiver = to != super::To::Sink;
+    let has_receiver = destination != super::Destination::Sink;
     LoanRow {
-        path: by.name().into(),
-        to: to.name().into(),
+        path: method.name().into(),
+        to: destination.name().into(),
         piece_bytes: piece.0,
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
         interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
         full_speed_bits_per_second: None,
-        refused: series.why_none(),
+        refused: series.failure_reason(),
         copied_percent: copied_percent.filter(|_| !series.rounds.is_empty()),
-        // A stream loses nothing; what differs is in its buffers.
+        // A stream loses nothing: a difference is data that is still in its buffers.
         delivered_percent: series
-            .figure(|round| 100.0 * round.delivered.min(1.0))
-            .filter(|_| to == super::To::Udp),
+            .figure(|round| 100.0 * round.delivered_share.min(1.0))
+            .filter(|_| destination == super::Destination::Udp),
         throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
         sender_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
         receiver_us_per_mib: series
@@ -108,7 +115,7 @@ pub(super) fn of(
 }
 
 const COLUMNS: [Column<LoanRow>; 11] = [
-    Column::narrow("way", |row| row.path.clone()),
+    Column::narrow("method", |row| row.path.clone()),
     Column::narrow("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
     Column::narrow("× send\n(interval)", |row| ratio(row.send_ratio)),
     Column::narrow("copied\n%", |row| share(row.copied_percent)),

@@ -1,15 +1,18 @@
-//! The machine that listens: takes one peer at a time, starts the workers that it asks for and measures beside them.
+//! The listening machine: serves one peer at a time, starts the workers that it requests and
+//! measures beside them.
 //!
-//! A peer is not trusted. It can have bytes received and thrown away here (one way of receiving writes them over and over into 64 MiB
-//! of an unnamed temporary file), and have them sent back to the address it comes from. Nothing else is sent anywhere, and no file is
-//! read. What takes memory or time has a limit; whoever has nothing done for a minute is left.
+//! A peer is not trusted. It can send bytes that are received and discarded here. One receive
+//! method writes them repeatedly into 64 MiB of an unnamed temporary file. It can also have bytes
+//! forwarded to the address from which it comes. Nothing else is sent, and no file is read. Memory
+//! and time are limited, and a peer that starts no worker for a minute is disconnected.
 //!
-//! A peer is known by its address. Where that is a gateway's, so are all behind it, and what is sent back goes to the gateway.
+//! A peer is identified by its address. If that is a gateway's, all hosts behind the gateway are
+//! the same peer, and bytes are forwarded to the gateway.
 
-use super::GREETING_MAX;
+use super::HANDSHAKE_TIMEOUT;
 use super::protocol::{MeterFacts, Reply, Request, SCHEMA};
 use crate::flow::FlowError;
-use crate::flow::start::Started;
+use crate::flow::start::WorkerProcess;
 use crate::host::HostFacts;
 use crate::lines::{Line, read_line, write_line};
 use crate::worker::socket::SocketOptions;
@@ -26,94 +29,95 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How often somebody who waits for a peer looks whether to go on.
-const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-/// How long the next one waits for the last one's end.
-const HANGING_UP_MAX: Duration = Duration::from_secs(1);
-/// The longest request.
+/// Interval at which a listener without connections checks whether to stop.
+const ACCEPT_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// Time for which a new peer waits for the previous session to end.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Maximum length of a request.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
-/// The longest calibration.
+/// Maximum length of a calibration.
 const CALIBRATION_MAX: Duration = Duration::from_secs(5);
-/// The longest window, and the longest wait for one.
+/// Maximum length of a window, and of the wait before it.
 const WINDOW_MAX: Duration = Duration::from_secs(5);
-/// How long a peer is served that has no worker started.
+/// Time for which a peer is served without starting a worker.
 const IDLE_MAX: Duration = Duration::from_secs(60);
-/// The least port that a program gets which asks for any.
+/// Lowest port to which bytes are forwarded. A socket that binds to any free port gets no lower
+/// one; lower ports belong to services.
 const PORT_MIN: u16 = 1024;
-/// The largest socket buffer that a peer may set here.
+/// Maximum socket buffer that a peer may request.
 const SOCKET_BYTES_MAX: usize = 64 << 20;
-/// The largest buffer that a peer may have filled here.
+/// Maximum receive buffer that a peer may request.
 const BUFFER_BYTES_MAX: usize = 1 << 30;
 
-/// Listens at the first of `addresses` that can be had until `is_stopped`, and serves whoever comes, one at a time. `tell`
-/// hears what happens.
+/// Listens on the first of `addresses` that can be bound, until `is_stopped`, and serves one peer
+/// at a time. `report` receives one line for each event.
 ///
-/// Bytes come to the port after it.
+/// Data arrives on the port after it.
 pub fn listen(
     addresses: &[SocketAddr],
     is_stopped: &AtomicBool,
-    tell: &(dyn Fn(&str) + Sync),
+    report: &(dyn Fn(&str) + Sync),
 ) -> Result<(), BenchError> {
-    let taken = |address: &dyn fmt::Display, error: io::Error| {
+    let bind_error = |address: &dyn fmt::Display, error: io::Error| {
         BenchError::BadInput(format!(
             "cannot listen on {address}: {error} (choose another with --listen ADDRESS:PORT)"
         ))
     };
     let first = addresses.first().map_or(String::new(), SocketAddr::to_string);
-    let listener = TcpListener::bind(addresses).map_err(|error| taken(&first, error))?;
-    let address = listener.local_addr().map_err(|error| taken(&first, error))?;
+    let listener = TcpListener::bind(addresses).map_err(|error| bind_error(&first, error))?;
+    let address = listener.local_addr().map_err(|error| bind_error(&first, error))?;
     let Some(port) = address.port().checked_add(1) else {
         return Err(BenchError::BadInput(
-            "port 65535 has none after it, which bytes would come to".into(),
+            "no port for the data follows port 65535: choose a lower one".into(),
         ));
     };
-    let for_bytes = SocketAddr::new(address.ip(), port);
-    // Whether it can be had is better known now than in the first row.
-    drop(TcpListener::bind(for_bytes).map_err(|error| taken(&for_bytes, error))?);
-    tell(&format!("listening on {address}, for bytes on port {port}; Ctrl-C ends"));
-    let served: Mutex<Option<TcpStream>> = Mutex::new(None);
-    let served = &served;
-    let lock = move || served.lock().unwrap_or_else(PoisonError::into_inner);
+    let data_address = SocketAddr::new(address.ip(), port);
+    // An error is reported now instead of in the first row.
+    drop(TcpListener::bind(data_address).map_err(|error| bind_error(&data_address, error))?);
+    report(&format!("listening on {address}, for data on port {port}; Ctrl-C ends"));
+    let active: Mutex<Option<TcpStream>> = Mutex::new(None);
+    let active = &active;
+    let lock = move || active.lock().unwrap_or_else(PoisonError::into_inner);
     thread::scope(|scope| {
         while !is_stopped.load(Relaxed) {
-            let wait = poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&LOOK_INTERVAL));
-            if wait.unwrap_or(0) == 0 {
+            let mut poll_fds = [PollFd::new(&listener, PollFlags::IN)];
+            if poll(&mut poll_fds, Some(&ACCEPT_POLL_INTERVAL)).unwrap_or(0) == 0 {
                 continue;
             }
-            // Whoever has hung up meanwhile is not there to be told.
+            // Fails if the peer has already closed the connection, which needs no answer.
             let Ok((stream, peer)) = listener.accept() else { continue };
-            // Whoever was served last may just be hanging up.
-            let patience = Instant::now() + HANGING_UP_MAX;
-            while lock().is_some() && Instant::now() < patience {
+            // The previous peer may be closing its connection at this time.
+            let deadline = Instant::now() + CLOSE_WAIT_MAX;
+            while lock().is_some() && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(10));
             }
             if lock().is_some() {
                 let _ =
-                    refuse(&stream, "it is taken by another machine now; wait for the end of that");
-                tell(&format!("{} was refused: another is served", peer.ip().to_canonical()));
+                    refuse(&stream, "it is measuring with another machine; wait until that ends");
+                report(&format!("{} was refused: another is served", peer.ip().to_canonical()));
                 continue;
             }
-            let Ok(mine) = stream.try_clone() else { continue };
-            *lock() = Some(mine);
+            let Ok(active_stream) = stream.try_clone() else { continue };
+            *lock() = Some(active_stream);
             scope.spawn(move || {
-                let _slot = Slot(served);
+                let _slot = Slot(active);
                 let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-                tell(&format!("{peer} has come"));
-                let end = Session::serve(&stream, peer.ip(), port);
-                let why = end.err().map_or(String::new(), |error| format!(": {}", words(&error)));
-                tell(&format!("{peer} has gone{why}"));
+                report(&format!("{peer} has come"));
+                let result = Session::serve(&stream, peer.ip(), port);
+                let reason = result.err().map(|error| format!(": {}", describe(&error)));
+                report(&format!("{peer} has gone{}", reason.unwrap_or_default()));
             });
         }
         if let Some(stream) = lock().as_ref() {
-            tell("ending in the middle of a measurement");
-            // Whoever is served finds that the conversation is over.
+            report("stopping during a measurement");
+            // The session's reader sees the end of the stream.
             let _ = stream.shutdown(Shutdown::Both);
         }
         Ok(())
     })
 }
 
-/// The place of the one who is served, free again when this is dropped.
+/// The slot of the active peer, which is freed when this is dropped.
 struct Slot<'a>(&'a Mutex<Option<TcpStream>>);
 
 impl Drop for Slot<'_> {
@@ -122,15 +126,17 @@ impl Drop for Slot<'_> {
     }
 }
 
-/// Why somebody has gone.
-fn words(error: &FlowError) -> String {
+/// The reason for the end of a session.
+fn describe(error: &FlowError) -> String {
     match error {
-        FlowError::Worker(words) => words.clone(),
+        FlowError::Worker(reason) => reason.clone(),
         FlowError::Process { source, .. } => match source.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                "it said nothing for too long".into()
+                "it sent nothing for too long".into()
             }
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => "it hung up".into(),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                "it closed the connection".into()
+            }
             _ => error.to_string(),
         },
         error => error.to_string(),
@@ -138,11 +144,11 @@ fn words(error: &FlowError) -> String {
 }
 
 fn refuse(stream: &TcpStream, reason: &str) -> io::Result<()> {
-    stream.set_write_timeout(Some(GREETING_MAX))?;
+    stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT))?;
     write_line(stream, &Reply::Refused(reason.into()))
 }
 
-/// One peer's conversation.
+/// The session of one peer.
 struct Session {
     peer: IpAddr,
     host: IpAddr,
@@ -150,104 +156,104 @@ struct Session {
     writer: Arc<Mutex<TcpStream>>,
     meter: Meter,
     worker: Option<Worker>,
-    /// When a worker was last asked for.
-    worked_at: Instant,
+    /// The time of the last request to start a worker.
+    last_start: Instant,
 }
 
-/// A worker on its way: it ends when its input does.
+/// A running worker. It exits when its input is closed.
 struct Worker {
     input: Option<ChildStdin>,
     relay: JoinHandle<()>,
 }
 
 impl Session {
-    /// Does what `peer` asks for until it hangs up.
+    /// Handles the requests of `peer` until it closes the connection.
     fn serve(stream: &TcpStream, peer: IpAddr, port: u16) -> Result<(), FlowError> {
         let at = FlowError::at;
-        stream.set_nodelay(true).map_err(at("greeting"))?;
-        stream.set_read_timeout(Some(GREETING_MAX)).map_err(at("greeting"))?;
-        stream.set_write_timeout(Some(GREETING_MAX)).map_err(at("greeting"))?;
-        let mut reader = BufReader::new(stream.try_clone().map_err(at("greeting"))?);
-        let deadline = Some(Instant::now() + GREETING_MAX);
-        match read_line(&mut reader, REQUEST_BYTES_MAX, deadline).map_err(at("greeting"))? {
-            Line::Said(Request::Hello { schema, .. }) if schema == SCHEMA => {}
+        stream.set_nodelay(true).map_err(at("the handshake"))?;
+        stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(at("the handshake"))?;
+        stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(at("the handshake"))?;
+        let mut reader = BufReader::new(stream.try_clone().map_err(at("the handshake"))?);
+        let deadline = Some(Instant::now() + HANDSHAKE_TIMEOUT);
+        match read_line(&mut reader, REQUEST_BYTES_MAX, deadline).map_err(at("the handshake"))? {
+            Line::Value(Request::Hello { schema, .. }) if schema == SCHEMA => {}
             _ => {
                 let reason =
                     format!("this is haul {}, which speaks {SCHEMA}", env!("CARGO_PKG_VERSION"));
-                refuse(stream, &reason).map_err(at("greeting"))?;
+                refuse(stream, &reason).map_err(at("the handshake"))?;
                 return Err(FlowError::Worker("it does not speak this version's protocol".into()));
             }
         }
         let cpus = haul_lab::allowed_cpus().map_err(at("asking for this process's CPUs"))?;
         let mut session = Self {
             peer,
-            host: stream.local_addr().map_err(at("greeting"))?.ip().to_canonical(),
+            host: stream.local_addr().map_err(at("the handshake"))?.ip().to_canonical(),
             port,
             meter: Meter::start(&cpus)?,
-            writer: Arc::new(Mutex::new(stream.try_clone().map_err(at("greeting"))?)),
+            writer: Arc::new(Mutex::new(stream.try_clone().map_err(at("the handshake"))?)),
             worker: None,
-            worked_at: Instant::now(),
+            last_start: Instant::now(),
         };
-        session.say(&Reply::Hello {
+        session.send_reply(&Reply::Hello {
             schema: SCHEMA.into(),
             host: HostFacts::here(),
             congestion: congestion::settable(),
-            meter: MeterFacts::here(),
+            meter: MeterFacts::local(),
         })?;
-        stream.set_read_timeout(Some(IDLE_MAX)).map_err(at("listening"))?;
+        stream.set_read_timeout(Some(IDLE_MAX)).map_err(at("reading a request"))?;
         loop {
-            let deadline = Some(session.worked_at + IDLE_MAX);
+            let deadline = Some(session.last_start + IDLE_MAX);
             let line = match read_line(&mut reader, REQUEST_BYTES_MAX, deadline) {
-                // It hung up without hearing the last word.
+                // The peer closed the connection without reading the last reply.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Line::End,
-                line => line.map_err(at("listening"))?,
+                line => line.map_err(at("reading a request"))?,
             };
-            if session.worked_at.elapsed() > IDLE_MAX {
-                return Err(FlowError::Worker("it has had nothing done for too long".into()));
+            if session.last_start.elapsed() > IDLE_MAX {
+                return Err(FlowError::Worker("it started no worker for too long".into()));
             }
             match line {
-                Line::Said(request) => session.answer(request)?,
-                Line::Strange(_) => {
-                    return Err(FlowError::Worker("it said something strange".into()));
+                Line::Value(request) => session.handle(request)?,
+                Line::Invalid(_) => {
+                    return Err(FlowError::Worker("it sent an invalid request".into()));
                 }
                 Line::End => return Ok(()),
             }
         }
     }
 
-    fn answer(&mut self, request: Request) -> Result<(), FlowError> {
+    fn handle(&mut self, request: Request) -> Result<(), FlowError> {
         match request {
-            Request::Hello { .. } => Err(FlowError::Worker("it greeted twice".into())),
+            Request::Hello { .. } => Err(FlowError::Worker("it sent a second Hello".into())),
             Request::Calibrate { length_ms } => {
                 let length = Duration::from_millis(length_ms).min(CALIBRATION_MAX);
-                self.say(&Reply::Baseline(self.meter.calibrate(length)))
+                self.send_reply(&Reply::Baseline(self.meter.calibrate(length)))
             }
             Request::Start { task, socket, peer } => {
                 self.stop();
-                self.worked_at = Instant::now();
-                match self.checked(*task, socket, peer) {
+                self.last_start = Instant::now();
+                match self.check_job(*task, socket, peer) {
                     Ok(job) => {
                         self.worker = Some(self.start(job));
                         Ok(())
                     }
                     Err(reason) => {
-                        self.say(&Reply::Refused(reason))?;
-                        self.say(&Reply::Ended)
+                        self.send_reply(&Reply::Refused(reason))?;
+                        self.send_reply(&Reply::Ended)
                     }
                 }
             }
             Request::Window { start_in_ns, length_ns } => {
                 let limited = |ns: u64| Duration::from_nanos(ns).min(WINDOW_MAX);
                 let window = Window::of(now_ns(), limited(start_in_ns), limited(length_ns));
-                self.tell_worker(&window);
+                self.write_to_worker(&window);
                 sleep_until(window.start_ns);
                 let before = self.meter.snapshot()?;
                 sleep_until(window.end_ns);
                 let after = self.meter.snapshot()?;
-                self.say(&Reply::Measured(after.since(&before)))
+                self.send_reply(&Reply::Measured(after.since(&before)))
             }
             Request::End => {
-                self.tell_worker(&"end");
+                self.write_to_worker(&"end");
                 Ok(())
             }
             Request::Stop => {
@@ -257,8 +263,8 @@ impl Session {
         }
     }
 
-    /// The job that is asked for, or why it is not done.
-    fn checked(
+    /// Builds the requested job, or returns the reason why it is refused.
+    fn check_job(
         &self,
         task: Task,
         socket: SocketOptions,
@@ -279,7 +285,7 @@ impl Session {
                 "socket buffers of more than {SOCKET_BYTES_MAX} bytes are not set here"
             ));
         }
-        // The kernel would look for a module of any name.
+        // An unknown name would make the kernel look for a module.
         if socket.congestion.as_ref().is_some_and(|name| !congestion::settable().contains(name)) {
             return Err("that congestion control cannot be set here".into());
         }
@@ -289,18 +295,18 @@ impl Session {
         Ok(Job { host: self.host, port: self.port, only_from: Some(self.peer), peer, socket, task })
     }
 
-    /// Bytes are forwarded to whoever asks for it and to no service: neither of this machine nor, where the peer's address is a
-    /// gateway's, of the gateway.
+    /// Allows forwarding to the requesting peer alone, and to no service. That excludes services of
+    /// this machine and, if the peer's address is a gateway's, those of the gateway.
     fn check_destination(&self, to: SocketAddr) -> Result<(), String> {
         let address = to.ip().to_canonical();
         if address != self.peer {
-            return Err(format!("bytes are forwarded to {} alone, who asks for it", self.peer));
+            return Err(format!("bytes are forwarded to {} alone, the requesting peer", self.peer));
         }
         let is_own = haul_sys::interface::addresses()
             .map_or(true, |own| own.iter().any(|own| own.address == address));
         if address.is_loopback() || is_own {
             return Err(format!(
-                "{address} is this machine's own, and nothing is forwarded to itself"
+                "{address} is an address of this machine, to which nothing is forwarded"
             ));
         }
         if to.port() < PORT_MIN {
@@ -309,29 +315,30 @@ impl Session {
         Ok(())
     }
 
-    /// The thread that starts a worker is the one that it is tied to, so it starts there and is heard there.
+    /// Starts a worker on a thread of its own. The worker dies with that thread, so the same thread
+    /// reads its messages.
     fn start(&self, job: Job) -> Worker {
         let writer = Arc::clone(&self.writer);
-        let (input_out, input) = mpsc::channel();
+        let (input_tx, input_rx) = mpsc::channel();
         let relay = thread::spawn(move || {
-            // A peer that is gone is noticed where it is listened to.
-            let tell = |message| drop(say(&writer, &Reply::Said(message)));
-            let heard = Started::start(&job).and_then(|mut worker| {
-                let _ = input_out.send(worker.input.take());
-                worker.hear(tell)
+            // If the peer has disconnected, the session's reader detects that.
+            let relay_message = |message| drop(send_reply(&writer, &Reply::WorkerMessage(message)));
+            let result = WorkerProcess::start(&job).and_then(|mut worker| {
+                let _ = input_tx.send(worker.input.take());
+                worker.read_messages(relay_message)
             });
-            if let Err(error) = heard {
-                tell(Message::Failed(error.to_string()));
+            if let Err(error) = result {
+                relay_message(Message::Failed(error.to_string()));
             }
-            let _ = say(&writer, &Reply::Ended);
+            let _ = send_reply(&writer, &Reply::Ended);
         });
-        Worker { input: input.recv().ok().flatten(), relay }
+        Worker { input: input_rx.recv().ok().flatten(), relay }
     }
 
-    fn tell_worker(&mut self, word: &impl serde::Serialize) {
+    fn write_to_worker(&mut self, line: &impl serde::Serialize) {
         if let Some(input) = self.worker.as_mut().and_then(|worker| worker.input.as_mut()) {
-            // One that has ended has said why.
-            let _ = write_line(input, word);
+            // A worker that has exited has already reported why.
+            let _ = write_line(input, line);
         }
     }
 
@@ -342,8 +349,8 @@ impl Session {
         }
     }
 
-    fn say(&self, reply: &Reply) -> Result<(), FlowError> {
-        say(&self.writer, reply).map_err(FlowError::at("answering"))
+    fn send_reply(&self, reply: &Reply) -> Result<(), FlowError> {
+        send_reply(&self.writer, reply).map_err(FlowError::at("sending a reply"))
     }
 }
 
@@ -353,6 +360,6 @@ impl Drop for Session {
     }
 }
 
-fn say(writer: &Mutex<TcpStream>, reply: &Reply) -> io::Result<()> {
+fn send_reply(writer: &Mutex<TcpStream>, reply: &Reply) -> io::Result<()> {
     write_line(&*writer.lock().unwrap_or_else(PoisonError::into_inner), reply)
 }

@@ -1,7 +1,8 @@
-//! What two machines that measure together say to each other: a JSON line each.
+//! The control protocol between two machines that measure together: one JSON line per message.
 //!
-//! The one that asks sends [`Request`]s, one after the other; a worker runs from [`Request::Start`] to [`Reply::Ended`]. Neither
-//! side believes the other: lines are limited, and what is asked for is checked before it is done.
+//! The measuring machine sends [`Request`]s in sequence. A worker runs from [`Request::Start`] to
+//! [`Reply::Ended`]. Neither side trusts the other: the length of lines is limited, and requests
+//! are checked before they are carried out.
 
 use crate::host::HostFacts;
 use crate::lines::{Line, read_line};
@@ -12,14 +13,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
-/// The protocol and its version.
+/// Name and version of the protocol.
 pub(super) const SCHEMA: &str = "haul.pair/2";
-/// The port of the conversation, unless another is given: HAUL on a telephone. Bytes go to the one after it.
+/// Default port of the control connection (HAUL on a telephone keypad). Data goes to the port after
+/// it.
 pub const PORT: u16 = 4285;
-/// The longest line: what is said of a thousand CPUs.
+/// Maximum length of a line: enough for the counters of a thousand CPUs.
 pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// What a meter reads: which CPUs, of which start of which machine.
+/// The CPUs that a meter measures, and the boot of the machine they belong to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MeterFacts {
     pub boot_id: String,
@@ -27,40 +29,41 @@ pub(crate) struct MeterFacts {
 }
 
 impl MeterFacts {
-    /// Of a meter on every CPU that this process may use.
-    pub(super) fn here() -> Self {
+    /// A meter on every CPU that this process may use.
+    pub(super) fn local() -> Self {
         let boot_id =
             std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self { boot_id: boot_id.trim().into(), cpus: haul_lab::allowed_cpus().unwrap_or_default() }
     }
 
-    /// Whether both would read the same CPU, and so each other.
+    /// Whether both would measure the same CPU, and so each other.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         self.boot_id == other.boot_id && self.cpus.iter().any(|cpu| other.cpus.contains(cpu))
     }
 }
 
-/// What the machine that asks says.
+/// Requests of the measuring machine.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// The first word.
+    /// The first request.
     Hello { schema: String, haul: String },
-    /// Learn what a quiet machine looks like, for so long. Answered by [`Reply::Baseline`].
+    /// Measures the baseline of the quiet machine for this long. Answered by [`Reply::Baseline`].
     Calibrate { length_ms: u64 },
-    /// Start a worker. Its words come as [`Reply::Said`], its end as [`Reply::Ended`].
+    /// Starts a worker. Its messages arrive as [`Reply::WorkerMessage`], its end as
+    /// [`Reply::Ended`].
     Start { task: Box<Task>, socket: SocketOptions, peer: Option<SocketAddr> },
-    /// Measure a window that begins so much later. Answered by [`Reply::Measured`].
+    /// Measures a window that begins after this delay. Answered by [`Reply::Measured`].
     Window { start_in_ns: u64, length_ns: u64 },
-    /// Everybody has looked: the worker may end.
+    /// Every worker has measured the window, so the worker may end.
     End,
-    /// End the worker at once, if there is one.
+    /// Stops the worker at once, if there is one.
     Stop,
 }
 
-/// What the machine that listens says.
+/// Replies of the listening machine.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// The answer to the first word.
+    /// The answer to the first request.
     Hello {
         schema: String,
         host: HostFacts,
@@ -68,31 +71,32 @@ pub(crate) enum Reply {
         #[serde(default)]
         meter: MeterFacts,
     },
-    /// What the quiet machine looked like.
+    /// The baseline of the quiet machine.
     Baseline(Baseline),
-    /// A worker said this.
-    Said(Message),
-    /// What happened on this machine in the window.
+    /// A message of the worker.
+    WorkerMessage(Message),
+    /// The meter's counters of this machine over the window.
     Measured(Interval),
-    /// The worker is gone.
+    /// The worker has exited.
     Ended,
-    /// What was asked for is not done.
+    /// The request is refused, for this reason.
     Refused(String),
 }
 
-/// How many of the lines are requests, and how many replies: both sides' ears, for a fuzzer.
+/// Counts the lines that parse as requests and those that parse as replies, for fuzzing both
+/// parsers.
 #[doc(hidden)]
 pub fn words_in(bytes: &[u8]) -> (usize, usize) {
-    fn said<T: DeserializeOwned>(mut bytes: &[u8]) -> usize {
-        let mut said = 0;
+    fn count<T: DeserializeOwned>(mut bytes: &[u8]) -> usize {
+        let mut count = 0;
         while let Ok(line) = read_line::<T>(&mut bytes, LINE_BYTES_MAX, None) {
             match line {
-                Line::Said(_) => said += 1,
-                Line::Strange(_) => {}
+                Line::Value(_) => count += 1,
+                Line::Invalid(_) => {}
                 Line::End => break,
             }
         }
-        said
+        count
     }
-    (said::<Request>(bytes), said::<Reply>(bytes))
+    (count::<Request>(bytes), count::<Reply>(bytes))
 }

@@ -1,4 +1,4 @@
-//! A plan in words: its choices, its tests, and the cores that a rate takes.
+//! Describes a cost model in words: its choices, its tests, and the cores that a rate needs.
 
 use super::{ERROR_PERCENT_MAX, misses};
 use crate::MIB;
@@ -7,7 +7,7 @@ use haul::plan::{Condition, Plan, SourceKind, Spread};
 use haul::{Copying, SendMethod};
 use std::fmt::Write;
 
-/// What the plan says, for people: which path for which size, and what it is expected to cost.
+/// The cost model's choices: the method for each range of sizes, and its expected cost.
 pub fn describe(plan: &Plan) -> String {
     let cards = if plan.devices.is_empty() {
         String::new()
@@ -18,28 +18,32 @@ pub fn describe(plan: &Plan) -> String {
     for (source, name) in [(SourceKind::File, "a file"), (SourceKind::Memory, "memory")] {
         for offloads in [true, false] {
             let condition = Condition { source, offloads };
-            for (sizes, path) in choices(plan, condition) {
+            for (sizes, method) in choices(plan, condition) {
                 let state = if offloads { "on" } else { "off" };
                 let _ = writeln!(
                     text,
                     "{name}, offloads {state}, {sizes}: {}; {}",
-                    expectation(plan, condition, path),
-                    confidence(plan, condition, path)
+                    expectation(plan, condition, method),
+                    confidence(plan, condition, method)
                 );
             }
         }
     }
-    text.push_str("zerocopy and the io_uring paths are never chosen, only taken by hand.\n");
+    text.push_str(
+        "zerocopy and the io_uring paths are never chosen, only used if a program selects them.\n",
+    );
     text
 }
 
-/// The paths that are chosen from the smallest piece to the largest, each with the sizes it is chosen for.
+/// The methods that are chosen from the smallest piece to the largest, each with its range of
+/// sizes.
 fn choices(plan: &Plan, condition: Condition) -> Vec<(String, SendMethod)> {
     let mut runs: Vec<(u64, SendMethod)> = Vec::new();
     for bytes in (10..=24).map(|power| 1u64 << power) {
         let chosen = plan.choose(condition, bytes, |_| true);
-        if let Some(path) = chosen.filter(|path| runs.last().is_none_or(|(_, last)| last != path)) {
-            runs.push((bytes, path));
+        let is_new = |method: &SendMethod| runs.last().is_none_or(|(_, last)| last != method);
+        if let Some(method) = chosen.filter(is_new) {
+            runs.push((bytes, method));
         }
     }
     let ends = runs.iter().skip(1).map(|(bytes, _)| Some(Size(*bytes))).chain([None]);
@@ -50,18 +54,18 @@ fn choices(plan: &Plan, condition: Condition) -> Vec<(String, SendMethod)> {
             (_, None) => format!("from {}", Size(*from)),
             (_, Some(end)) => format!("from {} to {end}", Size(*from)),
         });
-    sizes.zip(runs.iter().map(|(_, path)| *path)).collect()
+    sizes.zip(runs.iter().map(|(_, method)| *method)).collect()
 }
 
-/// How sure the choice is: how far the next path is, and whether their intervals touch.
-fn confidence(plan: &Plan, condition: Condition, path: SendMethod) -> String {
+/// The certainty of a choice: the cost of the next method, and whether their intervals overlap.
+fn confidence(plan: &Plan, condition: Condition, method: SendMethod) -> String {
     let ranking = plan.ranking(condition);
-    let Some((_, own)) = ranking.iter().find(|(other, _)| *other == path) else {
+    let Some((_, own)) = ranking.iter().find(|(other, _)| *other == method) else {
         return "alone".into();
     };
     let next = ranking
         .iter()
-        .filter(|(other, _)| *other != path)
+        .filter(|(other, _)| *other != method)
         .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));
     let Some((next, cost)) = next else { return "nothing else was measured".into() };
     let percent = 100.0 * (cost.median / own.median - 1.0);
@@ -74,35 +78,37 @@ fn confidence(plan: &Plan, condition: Condition, path: SendMethod) -> String {
     }
 }
 
-fn expectation(plan: &Plan, condition: Condition, path: SendMethod) -> String {
-    let copies = if path.copying() == Copying::Always { "copies" } else { "moves pages" };
+fn expectation(plan: &Plan, condition: Condition, method: SendMethod) -> String {
+    let copies = if method.copying() == Copying::Always { "copies" } else { "moves pages" };
     let Some(cost) =
-        plan.costs.iter().find(|cost| cost.path == path && cost.condition == condition)
+        plan.costs.iter().find(|cost| cost.path == method && cost.condition == condition)
     else {
-        return path.to_string();
+        return method.to_string();
     };
     let Spread { median, low, high } = cost.us_per_mib;
     let call = if cost.us_per_call.median > 0.0 {
-        format!("{:.1} µs a call and ", cost.us_per_call.median)
+        format!("{:.1} µs per call and ", cost.us_per_call.median)
     } else {
-        // One chunk size, or rows too unsteady for a line.
-        "a call's cost is not known; ".into()
+        // Only one chunk size was measured, or the rows vary too much to fit a line.
+        "the cost of a call is unknown; ".into()
     };
-    format!("{path} ({copies}), {call}{median:.0} µs a MiB ({low:.0} to {high:.0})")
+    format!("{method} ({copies}), {call}{median:.0} µs per MiB ({low:.0} to {high:.0})")
 }
 
-/// How the tests came out, for people.
+/// The results of the cost model's tests.
 pub fn describe_tests(plan: &Plan) -> String {
     let (missed, all) = misses(plan);
     let mut text = format!(
-        "Put to the test with what it was not made of, in a measurement after that: {} of {all} within {ERROR_PERCENT_MAX:.0} %.\n",
+        "Put to the test with sizes that it was not made from, in a later measurement: {} of {all} \
+         within {ERROR_PERCENT_MAX:.0} %.\n",
         all - missed
     );
     for test in &plan.tests {
         let Spread { median, low, high } = test.measured_us_per_mib;
         let _ = writeln!(
             text,
-            "{}: {:.0} µs a MiB predicted, {median:.0} measured ({low:.0} to {high:.0}): {:+.0} %",
+            "{}: {:.0} µs per MiB predicted, {median:.0} measured ({low:.0} to {high:.0}): \
+             {:+.0} %",
             test.workload,
             test.predicted_us_per_mib,
             test.error_percent()
@@ -111,20 +117,21 @@ pub fn describe_tests(plan: &Plan) -> String {
     text
 }
 
-/// How many of the sender's cores a rate takes by each path, for people.
+/// The sending host's cores that a rate needs, for each method.
 pub fn describe_rate(plan: &Plan, rate: Rate) -> String {
     let mut text = format!(
-        "Cores of the sending host for {rate} in long transfers, by what was measured of one connection that the receive window \
-         holds back. A sender that is slower than its receiver pays 1.5 to 3 times as much:\n"
+        "Cores of the sending host for {rate} in long transfers, measured with one connection that \
+         the receive window holds back. A sender that is slower than its receiver pays 1.5 to 3 \
+         times as much:\n"
     );
     for (source, name) in [(SourceKind::File, "files"), (SourceKind::Memory, "memory")] {
-        for (path, Spread { median, low, high }) in
+        for (method, Spread { median, low, high }) in
             plan.ranking(Condition { source, offloads: true })
         {
             let cores = |us_per_mib: f64| rate.0 as f64 / 8.0 / MIB * us_per_mib / 1e6;
             let _ = writeln!(
                 text,
-                "{name}, {path}: {:.2} cores ({:.2} to {:.2})",
+                "{name}, {method}: {:.2} cores ({:.2} to {:.2})",
                 cores(median),
                 cores(low),
                 cores(high)

@@ -1,4 +1,5 @@
-//! A plan's costs, fitted on a report's rows: points where all files are of one size, and a line over calls for each MiB.
+//! Fits a cost model to a report's rows: points where all files have one size, and a line over
+//! calls per MiB.
 
 use crate::MIB;
 use crate::send::prediction::network;
@@ -9,26 +10,27 @@ use haul::SendMethod;
 use haul::plan::{Condition, Cost, Plan, Point, SCHEMA, SourceKind, Spread, call_bytes};
 use std::collections::BTreeMap;
 
-/// Which end of an interval a line is fitted to.
-type End = fn(Figure) -> f64;
+/// The end of an interval that a line is fitted to.
+type IntervalEnd = fn(Figure) -> f64;
 
-/// The plan that a report's rows support; `None` where no row was measured cleanly.
+/// The cost model that a report's rows support; `None` if no row is free of disturbances.
 ///
-/// Rows of files of one size, or of memory, are points: what one such file costs. Of other rows, and for people, there is a
-/// line over calls for each MiB: its slope is the cost of a call.
+/// Rows whose files have one size, and rows of memory, give points: the cost of one such file. All
+/// rows together give a line over calls per MiB, whose slope is the cost of a call. The line is
+/// used where there are no points, and in descriptions.
 pub fn of(report: &SendReport) -> Option<Plan> {
-    /// A path, whether it is memory, whether offloads are on.
+    /// Send method, whether the source is memory, whether offloads are on.
     type Key = (SendMethod, bool, bool);
     let mut rows: BTreeMap<Key, Vec<(&SendRow, Figure)>> = BTreeMap::new();
     for row in report.rows.iter().filter(|row| !row.cork && is_clean(row)) {
-        let Some(path) = path_of(row) else { continue };
+        let Some(method) = method_of(row) else { continue };
         let Some(figure) = row.sender_us_per_mib.filter(Figure::has_interval) else { continue };
-        let key = (path, row.workload.starts_with("memory:"), row.offloads == "on");
+        let key = (method, row.workload.starts_with("memory:"), row.offloads == "on");
         rows.entry(key).or_default().push((row, figure));
     }
     let costs: Vec<Cost> = rows
         .into_iter()
-        .map(|((path, is_memory, offloads), rows)| {
+        .map(|((method, is_memory, offloads), rows)| {
             let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
             let line: Vec<(f64, Figure)> =
                 rows.iter().map(|(row, figure)| (calls_per_mib(row), *figure)).collect();
@@ -36,9 +38,9 @@ pub fn of(report: &SendReport) -> Option<Plan> {
                 rows.iter().filter_map(|(row, figure)| point(row, *figure)).collect();
             points.sort_by_key(|point| point.bytes);
             points.dedup_by_key(|point| point.bytes);
-            // One point says nothing of other sizes, which a line at least guesses.
+            // A single point determines no other size; the line at least estimates it.
             points = if points.len() > 1 { points } else { Vec::new() };
-            Cost { points, ..cost(path, Condition { source, offloads }, &line) }
+            Cost { points, ..cost(method, Condition { source, offloads }, &line) }
         })
         .collect();
     (!costs.is_empty()).then(|| Plan {
@@ -58,52 +60,55 @@ pub fn of(report: &SendReport) -> Option<Plan> {
     })
 }
 
-/// Whether a row is the path's cost alone: without other programs, and without pacing.
+/// Whether a row's cost is that of its method alone: no other programs ran, and the socket was not
+/// paced.
 pub(super) fn is_clean(row: &SendRow) -> bool {
     row.disturbed_percent.is_none() && row.paced.is_none()
 }
 
-/// What one file, or one piece of memory, of a row costs, where all are of one size.
+/// The cost of one file, or one piece of memory, of a row whose pieces all have one size.
 fn point(row: &SendRow, figure: Figure) -> Option<Point> {
     let bytes = match row.workload.parse().ok()? {
         Workload::Equal { size, .. } | Workload::Memory(size) => size.0,
         Workload::Files { .. } | Workload::File(_) => return None,
     };
-    // In calls of the path's own size, since that is what a program makes.
-    let own = (call_bytes(row.path.parse().ok()?) as u64).min(bytes);
+    // Only rows with the method's own call size, since programs use that size.
+    let method_chunk = (call_bytes(row.path.parse().ok()?) as u64).min(bytes);
     let mib = bytes as f64 / MIB;
     let us = Spread { median: figure.median * mib, low: figure.low * mib, high: figure.high * mib };
-    (row.chunk_bytes == own).then_some(Point { bytes, us })
+    (row.chunk_bytes == method_chunk).then_some(Point { bytes, us })
 }
 
-/// How many calls a row makes for a MiB: each file's last one is as short as what is left of it.
+/// The calls that a row makes per MiB. The last call of a file may be shorter than a chunk.
 fn calls_per_mib(row: &SendRow) -> f64 {
     let sizes =
         row.workload.parse::<Workload>().map(|workload| workload.sizes()).unwrap_or_default();
     let calls: u64 = sizes.iter().map(|size| size.div_ceil(row.chunk_bytes)).sum();
     let mib = sizes.iter().sum::<u64>() as f64 / MIB;
-    // Of a file that is not known here all calls count as full.
+    // If the sizes are unknown, all calls count as full ones.
     if mib > 0.0 { calls as f64 / mib } else { MIB / row.chunk_bytes as f64 }
 }
 
-/// The row's path, if it is one to choose: `floor` sends nothing, and `auto` is the choice.
-fn path_of(row: &SendRow) -> Option<SendMethod> {
-    row.path.parse().ok().filter(|&path| path != SendMethod::Floor)
+/// The row's send method, if it can be chosen: `floor` does not send the source's bytes, and `auto`
+/// is itself a choice.
+fn method_of(row: &SendRow) -> Option<SendMethod> {
+    row.path.parse().ok().filter(|&method| method != SendMethod::Floor)
 }
 
-fn cost(path: SendMethod, condition: Condition, points: &[(f64, Figure)]) -> Cost {
-    let ends: [End; 3] = [|figure| figure.median, |figure| figure.low, |figure| figure.high];
+fn cost(method: SendMethod, condition: Condition, points: &[(f64, Figure)]) -> Cost {
+    let ends: [IntervalEnd; 3] =
+        [|figure| figure.median, |figure| figure.low, |figure| figure.high];
     let [middle, low, high] = ends.map(|end| {
         line(&points.iter().map(|(calls, figure)| (*calls, end(*figure))).collect::<Vec<_>>())
     });
-    // Lines through the ends of intervals may cross the one through the middles.
+    // A line through the ends of the intervals may cross the line through the medians.
     let spread = |median: f64, low: f64, high: f64| Spread {
         median,
         low: median.min(low).min(high),
         high: median.max(low).max(high),
     };
     Cost {
-        path,
+        path: method,
         condition,
         us_per_call: spread(middle.0, low.0, high.0),
         us_per_mib: spread(middle.1, low.1, high.1),
@@ -111,10 +116,11 @@ fn cost(path: SendMethod, condition: Condition, points: &[(f64, Figure)]) -> Cos
     }
 }
 
-/// The line through points of calls per MiB and µs per MiB that is nearest in proportion; as µs per call and
-/// µs per MiB, neither below 0.
+/// The line through points of calls per MiB and µs per MiB with the least relative error. Returns
+/// µs per call and µs per MiB, both at least 0.
 fn line(points: &[(f64, f64)]) -> (f64, f64) {
-    // Each point weighs as one over its square, so that a cheap row counts as much as a dear one.
+    // Each point has the weight of one over its square, so that a cheap row counts as much as an
+    // expensive one.
     let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
         points.iter().map(|&(calls, us)| of(calls, us) / (us * us).max(f64::MIN_POSITIVE)).sum()
     };
@@ -127,8 +133,8 @@ fn line(points: &[(f64, f64)]) -> (f64, f64) {
     } else {
         ((n * xy - x * y) / determinant).max(0.0)
     };
-    let rest = (y - slope * x) / n;
-    if rest < 0.0 { (xy / xx, 0.0) } else { (slope, rest) }
+    let intercept = (y - slope * x) / n;
+    if intercept < 0.0 { (xy / xx, 0.0) } else { (slope, intercept) }
 }
 
 #[cfg(test)]
@@ -143,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_costs_less_than_nothing() {
+    fn costs_are_never_negative() {
         let (call, mib) = line(&[(256.0, 100.0), (1.0, 500.0)]);
         assert!(call >= 0.0 && mib >= 0.0, "{call} {mib}");
         let (call, mib) = line(&[(256.0, 4000.0), (16.0, 10.0), (1.0, 1.0)]);
@@ -152,11 +158,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_line_that_made_the_points_is_found(call in 0.01f64..50.0, mib in 1.0f64..2000.0) {
+        fn the_line_through_exact_points_is_found(call in 0.01f64..50.0, mib in 1.0f64..2000.0) {
             let points: Vec<(f64, f64)> =
                 [256.0, 64.0, 16.0, 1.0].iter().map(|&calls| (calls, mib + call * calls)).collect();
             let (found_call, found_mib) = line(&points);
-            prop_assert!((found_call - call).abs() < 1e-6 * call.max(1.0), "{found_call} for {call}");
+            let call_error = (found_call - call).abs();
+            prop_assert!(call_error < 1e-6 * call.max(1.0), "{found_call} for {call}");
             prop_assert!((found_mib - mib).abs() < 1e-6 * mib, "{found_mib} for {mib}");
         }
     }

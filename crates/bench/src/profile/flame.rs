@@ -1,6 +1,7 @@
-//! A flame graph: stacks as boxes, each as wide as its share of the ticks, callers under those they call.
+//! Flame graphs: stacks as boxes, each as wide as its share of the ticks, callers below their
+//! callees.
 
-use super::count::Counted;
+use super::count::TickCounts;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -8,10 +9,10 @@ const WIDTH: f64 = 1200.0;
 const ROW_HEIGHT: f64 = 17.0;
 /// Boxes narrower than this are left out.
 const WIDTH_MIN: f64 = 1.0;
-/// Room that a letter takes; a name is shown where some fit.
-const LETTER_WIDTH: f64 = 6.6;
+/// Width of a character. A name is shown if three characters fit.
+const CHARACTER_WIDTH: f64 = 6.6;
 
-/// A function where it was called from one place.
+/// A function as called by one caller.
 #[derive(Default)]
 struct Frame<'a> {
     ticks: u64,
@@ -24,10 +25,10 @@ impl Frame<'_> {
     }
 }
 
-/// The graph as SVG, for a page; a box tells its name and share when it is pointed at.
-pub(super) fn draw(counted: &Counted) -> String {
+/// Draws the graph as SVG, for a page. A box shows its name and share under the mouse pointer.
+pub(super) fn draw(counts: &TickCounts) -> String {
     let mut root = Frame::default();
-    for (stack, &ticks) in &counted.stacks {
+    for (stack, &ticks) in &counts.stacks {
         root.ticks += ticks;
         let mut frame = &mut root;
         for name in stack {
@@ -51,13 +52,14 @@ fn boxes(svg: &mut String, name: &str, frame: &Frame<'_>, x: f64, y: f64, scale:
         return;
     }
     let share = 100.0 * frame.ticks as f64 / all as f64;
-    let letters = ((width - 4.0) / LETTER_WIDTH) as usize;
+    let characters = ((width - 4.0) / CHARACTER_WIDTH) as usize;
     let shown: String =
-        if letters >= 3 { name.chars().take(letters).collect() } else { String::new() };
-    // Kernel names hold no character that means something in markup.
+        if characters >= 3 { name.chars().take(characters).collect() } else { String::new() };
+    // Kernel symbol names contain no characters that are special in markup.
     let _ = writeln!(
         svg,
-        "<g><title>{name}: {share:.1} %, {} ticks</title><rect x=\"{x:.1}\" y=\"{y:.0}\" width=\"{width:.1}\" height=\"{:.0}\" \
+        "<g><title>{name}: {share:.1} %, {} ticks</title>\
+         <rect x=\"{x:.1}\" y=\"{y:.0}\" width=\"{width:.1}\" height=\"{:.0}\" \
          style=\"--warmth:{}\"/><text x=\"{:.1}\" y=\"{:.0}\">{shown}</text></g>",
         frame.ticks,
         ROW_HEIGHT - 1.0,
@@ -72,7 +74,7 @@ fn boxes(svg: &mut String, name: &str, frame: &Frame<'_>, x: f64, y: f64, scale:
     }
 }
 
-/// A hue in degrees from the name, the same wherever it stands.
+/// A hue in degrees derived from the name, so that a function has the same colour everywhere.
 fn warmth(name: &str) -> u32 {
     name.bytes().fold(7u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % 40
 }

@@ -1,15 +1,15 @@
-//! Which group a kernel function belongs to. The groups are a file to read and to edit: `groups.txt`.
+//! Groups of kernel functions, defined by the file `groups.txt`.
 
-/// The list that the program carries.
+/// The groups file, compiled into the program.
 const GROUPS: &str = include_str!("groups.txt");
-/// What no group claims.
+/// Group of functions that match no pattern.
 pub(super) const OTHER: &str = "other";
-/// Time in programs.
+/// Group of time in programs.
 pub(super) const USER: &str = "programs";
-/// A CPU that waits for work.
+/// Group of functions in which a CPU waits for work.
 pub(super) const IDLE: &str = "idle";
 
-/// Names and the groups that claim them.
+/// Groups and the patterns of their functions.
 #[derive(Debug)]
 pub(super) struct Groups(Vec<(&'static str, Vec<&'static str>)>);
 
@@ -19,8 +19,8 @@ impl Groups {
         Self::parse(GROUPS)
     }
 
-    /// A line is `group: pattern pattern …`; a line that begins with a space goes on with the group above; `#` begins a
-    /// remark.
+    /// Parses a groups file. A line is `group: pattern pattern …`; a line that begins with a space
+    /// continues the group above; `#` begins a comment.
     fn parse(text: &'static str) -> Self {
         let mut groups: Vec<(&'static str, Vec<&'static str>)> = Vec::new();
         for line in text.lines().map(|line| line.split('#').next().unwrap_or_default()) {
@@ -38,7 +38,8 @@ impl Groups {
         Self(groups)
     }
 
-    /// The group of a function: of the patterns that match, the longest decides, so that the order of the file does not.
+    /// The group of a function. The longest matching pattern decides, so the order of the file has
+    /// no effect.
     pub(super) fn of(&self, function: &str) -> &'static str {
         self.0
             .iter()
@@ -49,7 +50,7 @@ impl Groups {
     }
 }
 
-/// `*` stands for anything, at the beginning, the end or both.
+/// `*` matches any text, at the beginning of a pattern, at its end or at both.
 fn matches(pattern: &str, name: &str) -> bool {
     match (pattern.strip_prefix('*'), pattern.strip_suffix('*')) {
         (Some(_), Some(_)) => name.contains(pattern.trim_matches('*')),
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_builtin_groups_know_what_everybody_knows() {
+    fn the_builtin_groups_contain_well_known_functions() {
         let groups = Groups::builtin();
         for (function, group) in [
             ("tcp_sendmsg_locked", "TCP"),

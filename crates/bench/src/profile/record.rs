@@ -1,4 +1,4 @@
-//! Ticks counted while something runs.
+//! Records ticks in the background.
 
 use super::owner::Owners;
 use haul_sys::perf::{Sampler, Tick};
@@ -9,28 +9,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Looks a second: prime, so that they fall out of step with the kernel's own timers. A look takes some
-/// microseconds.
+/// Ticks per second: prime, so that they do not stay in step with the kernel's own timers. Taking
+/// one costs some microseconds.
 pub(super) const HERTZ: u64 = 1999;
-/// Half of what an ordinary user may have locked for each CPU (`kernel.perf_event_mlock_kb`).
+/// Size of a ring: half of the memory that an ordinary user may lock for each CPU
+/// (`kernel.perf_event_mlock_kb`).
 const RING_BYTES: usize = 256 << 10;
-/// How often the rings are emptied: at 1999 looks of some 300 bytes they fill in half a second.
-const TAKE_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval at which the rings are drained. At 1999 ticks per second of some 300 bytes they fill in
+/// half a second.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What was seen on one CPU: how often it was there.
+/// Ticks recorded on one CPU: each distinct tick and its count.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct CpuTicks {
     pub ticks: HashMap<Tick, u64>,
     pub lost: u64,
 }
 
-/// The rings, what was read from them, and whose the processes are that were seen.
+/// The rings, the ticks read from them, and the owners of the processes found in the ticks.
 struct Rings {
-    rings: Vec<(Sampler, Seen)>,
+    rings: Vec<(Sampler, CpuTicks)>,
     owners: Owners,
 }
 
-/// Watches CPUs until it is dropped.
+/// Records the ticks of CPUs until it is dropped.
 pub(super) struct Recorder {
     rings: Arc<Mutex<Rings>>,
     is_over: Arc<AtomicBool>,
@@ -38,35 +40,35 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Starts watching; the error is why that is not allowed.
+    /// Starts recording. The error is the reason why the kernel does not allow it.
     pub(super) fn start(cpus: &[usize]) -> io::Result<Self> {
         let samplers: Vec<Sampler> = cpus
             .iter()
             .map(|&cpu| Sampler::start(cpu, HERTZ, RING_BYTES))
             .collect::<io::Result<_>>()?;
-        let rings = samplers.into_iter().map(|sampler| (sampler, Seen::default())).collect();
+        let rings = samplers.into_iter().map(|sampler| (sampler, CpuTicks::default())).collect();
         let rings = Rings { rings, owners: Owners::default() };
         let (rings, is_over) = (Arc::new(Mutex::new(rings)), Arc::new(AtomicBool::new(false)));
         let thread = thread::Builder::new().name("haul-profile".into()).spawn({
             let (rings, is_over) = (Arc::clone(&rings), Arc::clone(&is_over));
             move || {
                 while !is_over.load(Relaxed) {
-                    take(&rings);
-                    thread::sleep(TAKE_INTERVAL);
+                    drain(&rings);
+                    thread::sleep(DRAIN_INTERVAL);
                 }
             }
         })?;
         Ok(Self { rings, is_over, thread: Some(thread) })
     }
 
-    /// What was seen on each CPU since the last call, in their order.
-    pub(super) fn take(&self) -> Vec<Seen> {
-        take(&self.rings);
+    /// The ticks of each CPU since the last call, in the order of the CPUs.
+    pub(super) fn take(&self) -> Vec<CpuTicks> {
+        drain(&self.rings);
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        rings.rings.iter_mut().map(|(_, seen)| std::mem::take(seen)).collect()
+        rings.rings.iter_mut().map(|(_, recorded)| std::mem::take(recorded)).collect()
     }
 
-    /// Whose the processes are that were seen so far.
+    /// Takes the owners of the processes recorded so far.
     pub(super) fn take_owners(&self) -> Owners {
         std::mem::take(&mut self.rings.lock().unwrap_or_else(PoisonError::into_inner).owners)
     }
@@ -76,22 +78,22 @@ impl Drop for Recorder {
     fn drop(&mut self) {
         self.is_over.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic in the loop has been printed; there is nothing to add while dropping.
+            // A panic in the loop has already been printed.
             let _ = thread.join();
         }
     }
 }
 
-/// Empties the rings into what was seen.
-fn take(rings: &Mutex<Rings>) {
+/// Drains the rings into the recorded ticks.
+fn drain(rings: &Mutex<Rings>) {
     let mut locked = rings.lock().unwrap_or_else(PoisonError::into_inner);
     let Rings { rings, owners } = &mut *locked;
-    for (sampler, seen) in rings {
+    for (sampler, recorded) in rings {
         let lost_before = sampler.lost();
         for tick in sampler.take() {
-            owners.learn(tick.process);
-            *seen.ticks.entry(tick).or_default() += 1;
+            owners.resolve(tick.process);
+            *recorded.ticks.entry(tick).or_default() += 1;
         }
-        seen.lost += sampler.lost() - lost_before;
+        recorded.lost += sampler.lost() - lost_before;
     }
 }

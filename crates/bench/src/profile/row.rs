@@ -1,67 +1,68 @@
-//! A row of `profile`: the contract, and how people are shown it.
+//! Rows of `profile`: the JSON contract, and their form in tables.
 
-use super::count::Counted;
+use super::count::TickCounts;
 use super::groups::OTHER;
 use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 
-/// How many functions of a host people are shown; programs get all.
-const SHOWN: usize = 25;
+/// Number of functions per host that tables show; the JSON report has all.
+const FUNCTIONS_SHOWN: usize = 25;
 
-/// What a row is about.
+/// Kinds of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// Everything on a host.
+    /// All work on a host.
     Total,
     /// A group of functions.
     Group,
     /// One function.
     Function,
-    /// Another program that ran meanwhile: no part of the load.
+    /// Another program that ran during the profile; not part of the load.
     Other,
 }
 
-/// Where some of the time went.
+/// The time spent in a function, a group or a program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProfileRow {
-    /// Which host, doing what.
+    /// The host and its method.
     pub host: String,
-    /// What the row is about.
+    /// Kind of the row.
     pub kind: Kind,
-    /// The group's or the function's name.
+    /// Name of the group, the function or the program.
     pub name: String,
-    /// The group.
+    /// Name of the group.
     pub group: String,
-    /// How often the CPU was seen there.
+    /// Number of ticks.
     pub ticks: u64,
-    /// In percent of the CPU's time.
+    /// Time in percent of the CPU's time.
     pub load_percent: f64,
-    /// In percent of the host's load: what would be saved if it cost nothing, and so the most that any change to it
-    /// can save.
+    /// Time in percent of the host's load. This would be saved if it cost nothing, so it is the
+    /// most that any change to it can save.
     pub bound_percent: f64,
-    /// The same in µs of CPU per MiB; `null` where nothing was moved that could be counted.
+    /// The same in µs of CPU per MiB; `null` if no bytes were counted.
     pub bound_us_per_mib: Option<f64>,
-    /// Ticks for each byte of the function's code, as `readprofile` has it: high is a small hot place. `null` for groups.
+    /// Ticks per byte of the function's code, as in `readprofile`: a high value is a small hot
+    /// function. `null` for groups.
     pub normalised_load: Option<f64>,
-    /// What the meter read meanwhile, in percent of the CPU; only in the row of everything.
+    /// The meter's reading, in percent of the CPU; only in the row of kind `total`.
     pub meter_load_percent: Option<f64>,
-    /// The row's place among those of its kind on its host, from 1.
+    /// Rank of the row among those of its kind on its host, from 1.
     pub rank: usize,
 }
 
-/// The rows of one host; `meter` is its load in percent and its cost in µs per MiB.
-pub(super) fn rows(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -> Vec<ProfileRow> {
-    let busy = counted.busy().max(1) as f64;
+/// Makes the rows of one host; `meter` is its load in percent and its cost in µs per MiB.
+pub(super) fn rows(host: &str, counts: &TickCounts, meter: Option<(f64, f64)>) -> Vec<ProfileRow> {
+    let busy = counts.busy().max(1) as f64;
     let row = |kind, name: &str, group: &str, ticks: u64, rank| ProfileRow {
         host: host.into(),
         kind,
         name: name.into(),
         group: group.into(),
         ticks,
-        load_percent: 100.0 * ticks as f64 / counted.total.max(1) as f64,
+        load_percent: 100.0 * ticks as f64 / counts.total.max(1) as f64,
         bound_percent: 100.0 * ticks as f64 / busy,
         bound_us_per_mib: meter.map(|(_, us_per_mib)| us_per_mib * ticks as f64 / busy),
         normalised_load: None,
@@ -70,18 +71,18 @@ pub(super) fn rows(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -> 
     };
     let total = ProfileRow {
         meter_load_percent: meter.map(|(load_percent, _)| load_percent),
-        ..row(Kind::Total, "all of it", "", counted.busy(), 1)
+        ..row(Kind::Total, "all of it", "", counts.busy(), 1)
     };
-    let groups = counted.groups().into_iter().enumerate();
+    let groups = counts.groups().into_iter().enumerate();
     let groups =
         groups.map(|(index, (group, ticks))| row(Kind::Group, group, group, ticks, index + 1));
-    let mut functions: Vec<_> = counted.functions.iter().collect();
+    let mut functions: Vec<_> = counts.functions.iter().collect();
     functions.sort_by_key(|(name, function)| (Reverse(function.ticks), name.as_str()));
     let functions = functions.into_iter().enumerate().map(|(index, (name, function))| ProfileRow {
         normalised_load: Some(function.ticks as f64 / function.size_bytes.max(1) as f64),
         ..row(Kind::Function, name, function.group, function.ticks, index + 1)
     });
-    let mut others: Vec<_> = counted.others.iter().collect();
+    let mut others: Vec<_> = counts.others.iter().collect();
     others.sort_by_key(|(name, ticks)| (Reverse(**ticks), name.as_str()));
     let others = others.into_iter().enumerate().map(|(index, (name, ticks))| ProfileRow {
         bound_percent: 0.0,
@@ -91,44 +92,41 @@ pub(super) fn rows(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -> 
     [total].into_iter().chain(groups).chain(functions).chain(others).collect()
 }
 
-/// The group of rows that are other programs.
+/// Group of the rows of other programs.
 const OTHER_PROGRAMS: &str = "other programs";
 
-/// What the profile of a host says, in words.
-pub(super) fn answer(host: &str, counted: &Counted, meter: Option<(f64, f64)>) -> Vec<String> {
-    let busy = counted.busy().max(1) as f64;
-    let largest: Vec<String> = counted
+/// The profile of a host in sentences.
+pub(super) fn answer(host: &str, counts: &TickCounts, meter: Option<(f64, f64)>) -> Vec<String> {
+    let busy = counts.busy().max(1) as f64;
+    let largest: Vec<String> = counts
         .groups()
         .iter()
         .take(4)
         .map(|(group, ticks)| format!("{group} {:.0} %", 100.0 * *ticks as f64 / busy))
         .collect();
     let read = meter.map_or(String::new(), |(load, _)| format!(" (the meter read {load:.1} %)"));
-    let other: u64 = counted
-        .functions
-        .values()
-        .filter(|function| function.group == OTHER)
-        .map(|f| f.ticks)
-        .sum();
-    let kernel = counted.kernel().max(1) as f64;
-    let others: Vec<String> = counted
+    let other: u64 =
+        counts.functions.values().filter(|function| function.group == OTHER).map(|f| f.ticks).sum();
+    let kernel = counts.kernel().max(1) as f64;
+    let others: Vec<String> = counts
         .others
         .iter()
-        .filter(|(_, ticks)| 100 * **ticks > counted.total)
+        .filter(|(_, ticks)| 100 * **ticks > counts.total)
         .map(|(name, ticks)| {
-            format!("{name} {:.0} %", 100.0 * *ticks as f64 / counted.total.max(1) as f64)
+            format!("{name} {:.0} %", 100.0 * *ticks as f64 / counts.total.max(1) as f64)
         })
         .collect();
     let others = (!others.is_empty()).then(|| {
         format!(
-            "Other programs had this CPU meanwhile and are no part of these figures: {}.",
+            "Other programs that used this CPU are excluded from these figures: {}.",
             others.join(", ")
         )
     });
     let own = format!(
-        "The {host}: {:.1} % load{read}, of which {}. Removing any of these altogether would save about that much of what the kernel's ticks see (not the hypervisor's exits). \
-         No group claims {:.1} % of the kernel's ticks.",
-        counted.load_percent(),
+        "The {host}: {:.1} % load{read}, of which {}. Removing one of these entirely would save \
+         about that share of the time that the ticks sample (exits to the hypervisor are not \
+         included). {:.1} % of the kernel's ticks are in no group.",
+        counts.load_percent(),
         largest.join(", "),
         100.0 * other as f64 / kernel,
     );
@@ -170,7 +168,7 @@ impl Tabled for ProfileRow {
     }
 
     fn rounds(&self) -> usize {
-        usize::from(self.rank <= SHOWN)
+        usize::from(self.rank <= FUNCTIONS_SHOWN)
     }
 
     fn refused(&self) -> Option<&str> {
@@ -184,11 +182,12 @@ impl Tabled for ProfileRow {
     }
 
     fn notes(rows: &[Self]) -> Vec<String> {
-        let is_long = rows.iter().any(|row| row.rank > SHOWN);
+        let is_long = rows.iter().any(|row| row.rank > FUNCTIONS_SHOWN);
         let more =
-            format!("The JSON report has every function; here are the first {SHOWN} of each host.");
-        let late = "The looks come from a timer, which waits while interrupts are off: what happens then is counted where \
-             they come on again (_raw_spin_unlock_irqrestore and its like).";
+            format!("The JSON report has all functions; tables show {FUNCTIONS_SHOWN} per host.");
+        let late = "Ticks come from a timer, which waits while interrupts are off: time spent then \
+             is counted where they are enabled again (_raw_spin_unlock_irqrestore and similar \
+             functions).";
         is_long.then_some(more).into_iter().chain([late.into()]).collect()
     }
 }

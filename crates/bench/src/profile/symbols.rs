@@ -3,25 +3,27 @@
 use std::fs;
 use std::io;
 
-/// One function.
+/// A function of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Function {
     start: u64,
-    /// As it stands in the source, without the compiler's additions (`.isra.0`, `.cold`).
+    /// Name in the source, without the compiler's suffixes (`.isra.0`, `.cold`).
     pub name: String,
-    /// Up to the next function.
+    /// Distance to the next function.
     pub size_bytes: u64,
 }
 
-/// All of them, by address.
+/// The kernel's functions, sorted by address.
 #[derive(Debug)]
 pub(super) struct Symbols(Vec<Function>);
 
-/// The last function of a kernel or a module has no next one to measure it by.
+/// Maximum size of a function. The last one of the kernel or of a module has no next function,
+/// which would limit its size.
 const SIZE_BYTES_MAX: u64 = 64 << 10;
 
 impl Symbols {
-    /// Reads the kernel's own list. `PermissionDenied` where it hides its addresses.
+    /// Reads the kernel's symbol list. Fails with `PermissionDenied` if the kernel hides its
+    /// addresses.
     pub(super) fn read() -> io::Result<Self> {
         let symbols = Self::parse(&fs::read_to_string("/proc/kallsyms")?);
         if symbols.0.iter().all(|function| function.start == 0) {
@@ -33,14 +35,14 @@ impl Symbols {
         Ok(symbols)
     }
 
-    fn parse(list: &str) -> Self {
-        let mut functions: Vec<Function> = list
+    fn parse(kallsyms: &str) -> Self {
+        let mut functions: Vec<Function> = kallsyms
             .lines()
             .filter_map(|line| {
-                let mut words = line.split_ascii_whitespace();
-                let start = u64::from_str_radix(words.next()?, 16).ok()?;
-                let kind = words.next()?;
-                let name = words.next()?.split('.').next()?;
+                let mut fields = line.split_ascii_whitespace();
+                let start = u64::from_str_radix(fields.next()?, 16).ok()?;
+                let kind = fields.next()?;
+                let name = fields.next()?.split('.').next()?;
                 matches!(kind, "t" | "T" | "w" | "W").then(|| Function {
                     start,
                     name: name.into(),
@@ -48,7 +50,7 @@ impl Symbols {
                 })
             })
             .collect();
-        // Of several names for one address the first is kept.
+        // If several names share an address, the first is kept.
         functions.sort_by_key(|function| function.start);
         functions.dedup_by_key(|function| function.start);
         let ends: Vec<u64> = functions.iter().skip(1).map(|next| next.start).collect();
@@ -58,7 +60,7 @@ impl Symbols {
         Self(functions)
     }
 
-    /// The function that an address lies in.
+    /// The function that contains an address.
     pub(super) fn find(&self, address: u64) -> Option<&Function> {
         let after = self.0.partition_point(|function| function.start <= address);
         let function = &self.0[after.checked_sub(1)?];
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_found_in_its_function() {
+    fn an_address_resolves_to_its_function() {
         let symbols = Symbols::parse(
             "ffffffff81000100 t second.isra.0\nffffffff81000000 T first\nffffffff81000100 t alias\n\
              ffffffff81000180 D data\nffffffff81000200 T third [module]\nnonsense\n",

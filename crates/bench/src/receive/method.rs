@@ -1,32 +1,33 @@
-//! The ways of receiving, by name.
+//! The receive methods and their names.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A way of receiving.
+/// A receive method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ReceiveMethod {
     /// `recv` into a buffer.
     Read,
-    /// Map the socket's pages (`TCP_ZEROCOPY_RECEIVE`), read what cannot be mapped.
+    /// Maps the socket's pages (`TCP_ZEROCOPY_RECEIVE`) and reads what cannot be mapped.
     Mapped,
     /// `splice` through a pipe into a file's page cache.
     SpliceToFile,
-    /// io_uring: one `recv` that completes again and again, into a ring of buffers.
+    /// io_uring: one multishot `recv` into a ring of buffers.
     UringRead,
-    /// Throw it away untouched (`MSG_TRUNC`): the stack's own cost, and so the floor.
+    /// Discards the payload in the kernel (`MSG_TRUNC`): the cost of the network stack alone, and
+    /// so the lower bound.
     Discard,
-    /// What [`haul::Receiver`] does: maps and reads in turn, and keeps to the cheaper.
+    /// The choice of [`haul::Receiver`]: it tries mapping and reading, and keeps the cheaper one.
     Auto,
 }
 
 impl ReceiveMethod {
-    /// All of them, as tables show them.
+    /// All methods, in the order of tables.
     pub const ALL: [Self; 6] =
         [Self::Read, Self::Mapped, Self::SpliceToFile, Self::UringRead, Self::Discard, Self::Auto];
 
-    /// Its name in reports and flags.
+    /// The name in reports and flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -38,8 +39,8 @@ impl ReceiveMethod {
         }
     }
 
-    /// Whether the bytes come to stand in the program's memory, so that it could look at them.
-    pub fn shows_bytes(self) -> bool {
+    /// Whether the payload reaches the program's memory, so that the program can read it.
+    pub fn exposes_bytes(self) -> bool {
         !matches!(self, Self::SpliceToFile | Self::Discard)
     }
 }
@@ -50,9 +51,12 @@ impl fmt::Display for ReceiveMethod {
     }
 }
 
-/// A name that nothing has.
+/// The error for a name that belongs to no receive method.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("unknown way {0:?}; the ways of receiving are {names}", names = ReceiveMethod::ALL.map(ReceiveMethod::name).join(", "))]
+#[error(
+    "unknown receive method {0:?}; the methods are {names}",
+    names = ReceiveMethod::ALL.map(ReceiveMethod::name).join(", ")
+)]
 pub struct UnknownReceiveMethod(String);
 
 impl FromStr for ReceiveMethod {
@@ -61,7 +65,7 @@ impl FromStr for ReceiveMethod {
     fn from_str(text: &str) -> Result<Self, UnknownReceiveMethod> {
         Self::ALL
             .into_iter()
-            .find(|way| way.name() == text)
+            .find(|method| method.name() == text)
             .ok_or_else(|| UnknownReceiveMethod(text.into()))
     }
 }
@@ -72,8 +76,8 @@ mod tests {
 
     #[test]
     fn names_parse_back() {
-        for way in ReceiveMethod::ALL {
-            assert_eq!(way.name().parse(), Ok(way));
+        for method in ReceiveMethod::ALL {
+            assert_eq!(method.name().parse(), Ok(method));
         }
         let error = "reed".parse::<ReceiveMethod>().unwrap_err().to_string();
         assert!(error.contains("reed") && error.contains("uring-read"), "{error}");

@@ -1,4 +1,4 @@
-//! A row of `receive`: the contract, and how people are shown it.
+//! A row of the experiment `receive`: its JSON fields and its table columns.
 
 use super::method::ReceiveMethod;
 use super::{PageOrder, ReceiveCase, ReceiveCondition, ReceiveRound, SentBy};
@@ -8,43 +8,45 @@ use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, interval, number, ratio, share, speed};
 use serde::{Deserialize, Serialize};
 
-/// One way of receiving under one condition.
+/// The result of one receive method under one condition.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReceiveRow {
-    /// The way's name.
+    /// The name of the receive method.
     pub path: String,
     /// The link's MTU in bytes.
     pub mtu: u32,
-    /// How it was sent.
+    /// The sender's method.
     pub sent_by: SentBy,
-    /// How the network stack took pages.
+    /// The size of the network stack's page allocations.
     pub page_order: PageOrder,
-    /// The memory that was filled round and round.
+    /// The memory that was filled repeatedly.
     pub buffer_bytes: u64,
-    /// Whether the program looked at every byte.
+    /// Whether the program read every received byte.
     pub touched: bool,
-    /// Rounds measured. 0 for a row that was refused.
+    /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
-    /// What other programs used of a host's CPU, where too few windows were clean. Such a row has no intervals.
+    /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
+    /// too few rounds were undisturbed; such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
-    /// Interrupts of both hosts' CPUs for each MiB, other than their timers': the regime ([`crate::regime`]).
+    /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. They show the regime
+    /// ([`crate::regime`]).
     #[serde(default)]
     pub interrupts_per_mib: Option<Figure>,
-    /// What arrives with a reader that is as fast as it can be; `null` where the row was measured so.
+    /// Throughput with an unthrottled reader; `null` if the row itself was measured that way.
     #[serde(default)]
     pub full_speed_bits_per_second: Option<f64>,
-    /// Why nothing was measured.
+    /// The reason why nothing was measured.
     pub refused: Option<String>,
-    /// Payload received in all windows together.
+    /// Payload received in all windows together, in MiB.
     pub mib: f64,
-    /// All windows together.
+    /// The length of all windows together.
     pub seconds: f64,
-    /// The share of the bytes that came by mapping pages.
+    /// The share of the bytes that were received by mapping pages.
     pub mapped_percent: Option<f64>,
-    /// The share that was copied on the receiving host.
+    /// The share of the bytes that was copied on the receiving host.
     pub copied_percent: Option<f64>,
-    /// Payload that reached the program, the file, or nobody.
+    /// Payload that was received: read, mapped, written to the file, or discarded.
     pub throughput_bits_per_second: Option<Figure>,
     /// Load of the receiving host's CPU.
     pub receiver_load_percent: Option<Figure>,
@@ -52,26 +54,28 @@ pub struct ReceiveRow {
     pub receiver_us_per_mib: Option<Figure>,
     /// CPU time of the sending host per MiB of payload.
     pub sender_us_per_mib: Option<Figure>,
-    /// How much slower the meter's spinner went in what was left of the receiving host's CPU.
+    /// Interference on the receiving host: how much slower the meter's spinner ran in the CPU time
+    /// left to it.
     pub receiver_interference_percent: Option<Figure>,
-    /// What `getrusage` charged the receiving process per MiB in user mode.
+    /// CPU time in user mode that `getrusage` charged to the receiving process per MiB.
     pub user_us_per_mib: Option<Figure>,
-    /// The same in the kernel.
+    /// CPU time in the kernel that `getrusage` charged to the receiving process per MiB.
     pub system_us_per_mib: Option<Figure>,
-    /// How often the receiving process gave up its CPU or lost it, per MiB.
+    /// Context switches of the receiving process per MiB, voluntary and involuntary.
     pub context_switches_per_mib: Option<Figure>,
     /// System calls of the receiving process per MiB.
     pub syscalls_per_mib: Option<f64>,
-    /// `receiver_us_per_mib` over that of `read` in the same round: the median of the rounds' ratios.
+    /// `receiver_us_per_mib` divided by that of `read` in the same round: the median of the rounds'
+    /// ratios.
     pub receiver_us_ratio: Option<Figure>,
 }
 
-/// The row that a series comes to, beside all the others.
+/// The row of a series; `all` holds the series that it is compared with.
 pub(super) fn of(
     series: &Series<ReceiveCase, ReceiveRound>,
     all: &[Series<ReceiveCase, ReceiveRound>],
 ) -> ReceiveRow {
-    let ReceiveCase { way, condition } = series.case;
+    let ReceiveCase { method, condition } = series.case;
     let sum = |of: &dyn Fn(&ReceiveRound) -> f64| {
         series.rounds.iter().fold(0.0, |sum, (_, round)| sum + of(round))
     };
@@ -80,19 +84,19 @@ pub(super) fn of(
         sum(&|round| round.received.mapped_bytes as f64 / crate::MIB),
     );
     let mapped_percent = (mib > 0.0).then(|| 100.0 * mapped / mib);
-    let copied_percent = mapped_percent.map(|mapped| match way {
+    let copied_percent = mapped_percent.map(|mapped| match method {
         ReceiveMethod::Discard => 0.0,
         _ => 100.0 - mapped,
     });
     let plain = all.iter().find(|other| {
-        other.case.way == ReceiveMethod::Read
+        other.case.method == ReceiveMethod::Read
             && other.case.condition == condition
             && !other.rounds.is_empty()
     });
     let per_mib =
         |of: fn(&ReceiveRound) -> f64| series.figure(|round| of(round) / round.received.mib());
     ReceiveRow {
-        path: way.name().into(),
+        path: method.name().into(),
         mtu: condition.mtu,
         sent_by: condition.sent_by,
         page_order: condition.page_order,
@@ -102,7 +106,7 @@ pub(super) fn of(
         disturbed_percent: series.disturbed_percent,
         interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
         full_speed_bits_per_second: None,
-        refused: series.why_none(),
+        refused: series.failure_reason(),
         mib,
         seconds: sum(&|round| round.received.seconds),
         mapped_percent,
@@ -124,7 +128,7 @@ pub(super) fn of(
 }
 
 impl ReceiveRow {
-    /// What the row was measured under.
+    /// The conditions that the row was measured under.
     pub fn condition(&self) -> ReceiveCondition {
         ReceiveCondition {
             mtu: self.mtu,
@@ -198,8 +202,10 @@ impl Tabled for ReceiveRow {
     fn notes(_: &[Self]) -> Vec<String> {
         vec![
             "Every way is woken once an eighth of the buffer has arrived (SO_RCVLOWAT).".into(),
-            "user and system are what getrusage charges the receiving process; µs/MiB is what its CPU was kept from doing.".into(),
-            crate::regime::HELD.into(),
+            "user and system are the CPU times that getrusage charges to the receiving process; \
+             µs/MiB is the load of its CPU, interrupts included."
+                .into(),
+            crate::regime::HELD_NOTE.into(),
         ]
     }
 }

@@ -1,9 +1,9 @@
-//! What both hosts paid for what was moved, in CPU time and in interrupts.
+//! The costs of both hosts: CPU time and interrupts per MiB.
 
 use crate::MIB;
 use crate::topology::{HostAccount, HostLoad, Loads};
 
-/// What both hosts paid for what was moved.
+/// The costs of both hosts in a window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Costs {
     pub bytes_per_second: f64,
@@ -14,10 +14,12 @@ pub(crate) struct Costs {
 }
 
 impl Costs {
-    /// From the loads of a window in which so much was moved; `None` where nothing was.
+    /// Computes the costs from the loads and the throughput of a window; `None` if no bytes were
+    /// transferred.
     pub(crate) fn of(loads: &Loads, bytes_per_second: f64) -> Option<Self> {
         let Loads { sender, receiver, .. } = *loads;
-        // Rates, not sums: each process has a window by its own clock.
+        // Rates are used instead of sums, because each process measures its window by its own
+        // clock.
         let us_per_mib =
             |host: &HostLoad| host.load_percent / 100.0 * 1e6 / (bytes_per_second / MIB);
         (bytes_per_second > 0.0).then(|| Self {
@@ -31,24 +33,26 @@ impl Costs {
 }
 
 impl Costs {
-    /// A count a second of the sending host, and of the receiving one, for each MiB; `None` where hosts are machines.
+    /// A count per second, of the sending and of the receiving host, converted to one per MiB.
+    /// `None` if the hosts are two machines.
     fn each_per_mib(&self, of: impl Fn(&HostAccount) -> f64) -> Option<(f64, f64)> {
         let per_mib =
             |host: &HostLoad| Some(of(host.account.as_ref()?) / (self.bytes_per_second / MIB));
         Some((per_mib(&self.sender)?, per_mib(&self.receiver)?))
     }
 
-    /// Interrupts of both hosts' CPUs for each MiB, other than the local timers'.
+    /// Interrupts on the sending and the receiving host's CPU per MiB, without local timer
+    /// interrupts.
     pub(crate) fn interrupts_per_mib(&self) -> Option<(f64, f64)> {
         self.each_per_mib(|account| account.interrupts_per_second)
     }
 
-    /// Of both together.
+    /// Interrupts on both hosts' CPUs per MiB, without local timer interrupts.
     pub(crate) fn both_interrupts_per_mib(&self) -> Option<f64> {
         self.interrupts_per_mib().map(|(sender, receiver)| sender + receiver)
     }
 
-    /// Interrupts of the local timer of both hosts' CPUs for each MiB, beyond the tick.
+    /// Local timer interrupts on the sending and the receiving host's CPU per MiB, beyond the tick.
     pub(crate) fn timer_interrupts_per_mib(&self) -> Option<(f64, f64)> {
         self.each_per_mib(|account| account.timer_interrupts_per_second)
     }

@@ -1,25 +1,27 @@
-//! Other programs that ran on a host's CPU while a row was measured, and which rounds can be used.
+//! Other programs that ran on a host's CPU while a row was measured, and the rounds that can be
+//! used.
 //!
-//! Their time is not charged to the row, but they evict its cache lines, delay its packets and change how many of these share
-//! an interrupt. So rounds with other programs are left out where enough others remain, and a row without such rounds is
-//! marked.
+//! Their time is not attributed to the row. But they evict its cache lines, delay its packets and
+//! change how many packets share an interrupt. So disturbed rounds are left out if enough others
+//! remain; else the row is marked as disturbed.
 
 use super::Series;
 use crate::warning::{Kind, Warning};
-use crate::{rounds::list, stats::VERDICT_ROUNDS_MIN};
+use crate::{rounds::short_list, stats::VERDICT_ROUNDS_MIN};
 use std::collections::HashMap;
 
-/// Other programs may use this much of a host's CPU in a window: about twice what the services of a quiet machine use.
+/// The largest CPU use of other programs in an undisturbed window, in percent: about twice that of
+/// an idle machine's services.
 pub(crate) const OTHERS_PERCENT_MAX: f64 = 3.0;
-/// A row with fewer clean rounds keeps all, and is marked.
+/// The fewest undisturbed rounds. A row with fewer keeps all its rounds and is marked.
 const ROUNDS_MIN: usize = 3;
 
-/// The readings of a run, in percent of a CPU, by row and round.
+/// CPU use of other programs, in percent, by row and round.
 #[derive(Debug, Default)]
 pub(super) struct Disturbances(HashMap<(usize, usize), f64>);
 
 impl Disturbances {
-    pub(super) fn note(&mut self, row: usize, round: usize, others_percent: f64) {
+    pub(super) fn record(&mut self, row: usize, round: usize, others_percent: f64) {
         self.0.insert((row, round), others_percent);
     }
 
@@ -31,7 +33,7 @@ impl Disturbances {
         row.rounds.iter().filter(|(number, _)| self.is_clean(index, *number)).count()
     }
 
-    /// Leaves out rounds that were disturbed, or marks the row; says what was done.
+    /// Removes disturbed rounds, or marks the row as disturbed. Returns warnings about both.
     pub(super) fn keep_clean<C, R>(
         &self,
         rows: &mut [Series<C, R>],
@@ -56,19 +58,20 @@ impl Disturbances {
         }
         let mut warnings = Vec::new();
         if left_out > 0 {
-            let words = format!(
-                "other programs used up to {worst:.0} % of a host's CPU inside a window; {left_out} row measurements are left out \
-                 (a verdict takes {VERDICT_ROUNDS_MIN} that remain)"
+            let detail = format!(
+                "other programs used up to {worst:.0} % of a host's CPU in a window; {left_out} \
+                 row measurements are left out (a verdict takes {VERDICT_ROUNDS_MIN} that remain)"
             );
-            warnings.push(Warning::new(Kind::Disturbed, words));
+            warnings.push(Warning::new(Kind::Disturbed, detail));
         }
         if !marked.is_empty() {
-            let words = format!(
-                "other programs used up to {worst:.0} % of a host's CPU in too many windows to measure {}: these rows have no \
-                 intervals and support no verdict. Stop the other programs, or measure with more rounds",
-                list(&marked)
+            let detail = format!(
+                "other programs used up to {worst:.0} % of a host's CPU in too many windows to \
+                 measure {}: these rows have no intervals and support no verdict. Stop the other \
+                 programs, or measure with more rounds",
+                short_list(&marked)
             );
-            warnings.push(Warning::new(Kind::Disturbed, words));
+            warnings.push(Warning::new(Kind::Disturbed, detail));
         }
         warnings
     }
@@ -85,10 +88,10 @@ mod tests {
     }
 
     #[test]
-    fn disturbed_rounds_are_left_out_where_enough_remain() {
+    fn disturbed_rounds_are_left_out_if_enough_remain() {
         let (mut disturbances, mut rows) = (Disturbances::default(), rows(10));
         for round in 0..10 {
-            disturbances.note(0, round, if round < 3 { 30.0 } else { 0.4 });
+            disturbances.record(0, round, if round < 3 { 30.0 } else { 0.4 });
         }
         let warnings = disturbances.keep_clean(&mut rows, |name| (*name).into());
         assert_eq!(
@@ -103,10 +106,10 @@ mod tests {
     }
 
     #[test]
-    fn a_row_without_clean_rounds_is_marked_and_has_no_interval() {
+    fn a_row_with_too_few_undisturbed_rounds_is_marked_and_has_no_interval() {
         let (mut disturbances, mut rows) = (Disturbances::default(), rows(10));
         for round in 0..10 {
-            disturbances.note(0, round, if round < 2 { 0.1 } else { 31.0 });
+            disturbances.record(0, round, if round < 2 { 0.1 } else { 31.0 });
         }
         let warnings = disturbances.keep_clean(&mut rows, |name| (*name).into());
         assert!(warnings.len() == 1 && warnings[0].detail.contains("sendfile"), "{warnings:?}");
@@ -117,9 +120,9 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_machine_keeps_all_and_is_not_warned_of() {
+    fn an_idle_machine_keeps_all_rounds_without_a_warning() {
         let (mut disturbances, mut rows) = (Disturbances::default(), rows(9));
-        (0..9).for_each(|round| disturbances.note(0, round, 1.0));
+        (0..9).for_each(|round| disturbances.record(0, round, 1.0));
         assert!(disturbances.keep_clean(&mut rows, |name| (*name).into()).is_empty());
         assert_eq!(rows[0].rounds.len(), 9);
     }

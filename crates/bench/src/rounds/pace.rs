@@ -1,13 +1,13 @@
-//! How often and how long to measure, and how far a run has come.
+//! The number and length of measurements, and the progress of a run.
 
 use crate::BenchError;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// The most rounds that make sense.
+/// The most rounds that are accepted.
 const ROUNDS_MAX: usize = 1000;
 
-/// How often and how long to measure.
+/// The number of rounds and the length of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// How often each row is measured.
@@ -21,8 +21,9 @@ impl Pace {
     pub const FULL: Self = Self { rounds: 21, window: Duration::from_millis(50) };
     /// Fifteen rounds with shorter windows.
     ///
-    /// Many short windows tell more than few long ones: a machine's speed moves by a fifth within a second, and the ratios of
-    /// neighbouring windows do not depend on those before them (ARCHITECTURE.md).
+    /// Many short windows give narrower intervals than few long ones. A machine's speed changes by
+    /// a fifth within a second, and the ratios of neighbouring windows are independent of earlier
+    /// ones (docs/decisions/measurement.md).
     pub const QUICK: Self = Self { rounds: 15, window: Duration::from_millis(30) };
 
     pub(crate) fn check(self) -> Result<(), BenchError> {
@@ -33,37 +34,37 @@ impl Pace {
     }
 }
 
-/// How far a run has come.
+/// The progress of a run.
 #[derive(Debug, Clone)]
 pub struct Progress {
-    /// Rows measured, counting each round.
+    /// Measurements completed, counting every row of every round.
     pub done: usize,
-    /// How many there will be.
+    /// Measurements in total.
     pub total: usize,
-    /// What is measured next.
+    /// The name of the next row.
     pub next: String,
 }
 
-/// Tells how far a run has come, and asks whether it is to go on.
+/// Reports a run's progress and checks whether it was stopped.
 pub(crate) struct Steps<'a> {
     done: usize,
     total: usize,
     is_stopped: &'a AtomicBool,
-    tell: &'a mut dyn FnMut(Progress),
+    report: &'a mut dyn FnMut(Progress),
 }
 
 impl<'a> Steps<'a> {
     pub(crate) fn new(
         total: usize,
         is_stopped: &'a AtomicBool,
-        tell: &'a mut dyn FnMut(Progress),
+        report: &'a mut dyn FnMut(Progress),
     ) -> Self {
-        Self { done: 0, total, is_stopped, tell }
+        Self { done: 0, total, is_stopped, report }
     }
 
-    /// Says what comes next; returns whether to do it.
+    /// Reports the next step; returns whether to take it.
     pub(crate) fn go_on(&mut self, next: &str) -> bool {
-        (self.tell)(Progress { done: self.done, total: self.total, next: next.into() });
+        (self.report)(Progress { done: self.done, total: self.total, next: next.into() });
         self.done += 1;
         !self.is_stopped.load(Relaxed)
     }

@@ -1,19 +1,21 @@
-//! Rounds of a row that were in another regime than most ([`crate::regime`]): the same path with several times the
-//! interrupts for each MiB. A median over both would be a figure of neither.
+//! Keeps the rounds of a row that were in one regime ([`crate::regime`]): the same method can have
+//! several times the interrupts per MiB. A median over two regimes would describe neither.
 
 use super::{Costs, Series};
-use crate::rounds::list;
+use crate::rounds::short_list;
 use crate::warning::{Kind, Warning};
 
-/// Rounds whose interrupts for each MiB differ by this factor are of two regimes: within one they differ by a third.
-const FACTOR: f64 = 2.5;
-/// And there is a gap of this factor between them.
-const GAP: f64 = 1.5;
-/// A row with fewer rounds in its larger regime keeps all.
+/// The smallest factor between the interrupts per MiB of two regimes. Within one regime they differ
+/// by a third.
+const REGIME_FACTOR_MIN: f64 = 2.5;
+/// The smallest factor of the gap between two regimes.
+const GAP_FACTOR_MIN: f64 = 1.5;
+/// The fewest rounds in the larger regime. A row with fewer keeps all its rounds.
 const ROUNDS_MIN: usize = 3;
 
-/// Keeps of each row the rounds of the regime that most were in; says what was left out.
-pub(super) fn keep_one<C, R>(
+/// Keeps the rounds of each row that were in its larger regime. Returns a warning about the removed
+/// ones.
+pub(super) fn keep_majority<C, R>(
     rows: &mut [Series<C, R>],
     costs: impl Fn(&R) -> Option<&Costs>,
     name: impl Fn(&C) -> String,
@@ -23,25 +25,25 @@ pub(super) fn keep_one<C, R>(
     for row in rows.iter_mut() {
         let counts: Vec<f64> =
             row.rounds.iter().filter_map(|(_, round)| interrupts(round)).collect();
-        let Some(is_of_most) = larger_regime(&counts) else { continue };
+        let Some(is_majority) = majority_regime(&counts) else { continue };
         let before = row.rounds.len();
-        row.rounds.retain(|(_, round)| interrupts(round).is_none_or(&is_of_most));
+        row.rounds.retain(|(_, round)| interrupts(round).is_none_or(&is_majority));
         left_out += before - row.rounds.len();
         names.push(name(&row.case));
     }
     (left_out > 0).then(|| {
-        let words = format!(
-            "in {left_out} rounds the interrupts for each MiB were a multiple of those of the others, or a part; these rounds \
-             are left out (of {})",
-            list(&names)
+        let detail = format!(
+            "in {left_out} rounds the interrupts per MiB were several times higher or lower than \
+             in the others; these rounds are left out (of {})",
+            short_list(&names)
         );
-        Warning::new(Kind::Regime, words)
+        Warning::new(Kind::Regime, detail)
     })
 }
 
-/// Leaves out rounds that were not in the regime that was asked for, where enough others remain; says what was left out.
-/// A row that keeps them is marked ([`Series::is_out_of_regime`]).
-pub(super) fn keep_asked_for<C, R>(
+/// Removes rounds that were not in the requested regime, if enough others remain. Returns a warning
+/// about them. A row that keeps them is marked ([`Series::is_out_of_regime`]).
+pub(super) fn keep_requested<C, R>(
     rows: &mut [Series<C, R>],
     is_in_regime: impl Fn(&R) -> bool,
     name: impl Fn(&C) -> String,
@@ -58,27 +60,29 @@ pub(super) fn keep_asked_for<C, R>(
         }
     }
     (left_out > 0).then(|| {
-        let words = format!(
-            "in {left_out} rounds the receive window did not hold the sender back; these rounds are left out (of {})",
-            list(&names)
+        let detail = format!(
+            "in {left_out} rounds the receive window did not hold the sender back; these rounds \
+             are left out (of {})",
+            short_list(&names)
         );
-        Warning::new(Kind::Regime, words)
+        Warning::new(Kind::Regime, detail)
     })
 }
 
-/// What tells the rounds of the larger regime, where there are two: far apart as a whole, with a gap between.
-fn larger_regime(counts: &[f64]) -> Option<impl Fn(f64) -> bool> {
+/// Returns whether a count belongs to the larger regime. `None` unless there are two: far apart in
+/// total, with a gap between them.
+fn majority_regime(counts: &[f64]) -> Option<impl Fn(f64) -> bool> {
     let mut sorted = counts.to_vec();
     sorted.sort_by(f64::total_cmp);
     let (&least, &most) = (sorted.first()?, sorted.last()?);
-    if least <= 0.0 || most < FACTOR * least {
+    if least <= 0.0 || most < REGIME_FACTOR_MIN * least {
         return None;
     }
     let gaps = sorted.windows(2).map(|pair| (pair[1] / pair[0], (pair[0] * pair[1]).sqrt()));
     let (gap, middle) = gaps.max_by(|(one, _), (other, _)| one.total_cmp(other))?;
     let above = counts.iter().filter(|&&count| count > middle).count();
     let is_above = above > counts.len() - above;
-    let is_clear = gap >= GAP && above.max(counts.len() - above) >= ROUNDS_MIN;
+    let is_clear = gap >= GAP_FACTOR_MIN && above.max(counts.len() - above) >= ROUNDS_MIN;
     is_clear.then_some(move |count: f64| (count > middle) == is_above)
 }
 
@@ -87,11 +91,11 @@ mod tests {
     use super::*;
 
     fn kept(counts: &[f64]) -> Vec<f64> {
-        let is_of_most = larger_regime(counts);
+        let is_majority = majority_regime(counts);
         counts
             .iter()
             .copied()
-            .filter(|&count| is_of_most.as_ref().is_none_or(|is| is(count)))
+            .filter(|&count| is_majority.as_ref().is_none_or(|is| is(count)))
             .collect()
     }
 
@@ -102,13 +106,13 @@ mod tests {
     }
 
     #[test]
-    fn rounds_of_the_regime_that_was_asked_for_are_kept_where_they_are_enough() {
+    fn rounds_of_the_requested_regime_are_kept_if_enough() {
         let kept = |counts: &[f64]| {
             let mut row = Series::new("sendfile");
             row.rounds = counts.iter().copied().enumerate().collect();
             let mut rows = [row];
             let warning =
-                keep_asked_for(&mut rows, |&count: &f64| count < 10.0, |&name| name.into());
+                keep_requested(&mut rows, |&count: &f64| count < 10.0, |&name| name.into());
             (rows[0].rounds.len(), warning.is_some(), rows[0].is_out_of_regime)
         };
         assert_eq!(kept(&[30.0, 6.0, 31.0, 6.0, 29.0, 6.0, 33.0]), (3, true, false));
@@ -117,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn one_regime_keeps_all_and_too_few_rounds_decide_nothing() {
+    fn one_regime_or_too_few_rounds_keep_all() {
         for all in [
             &[5.0, 6.0, 7.5, 9.0][..],
             &[3.0, 4.0, 5.0, 6.0, 7.5, 8.0],

@@ -1,18 +1,19 @@
-//! A plan beside what its rows cost: what it predicts of a workload, and where it was measured on another network.
+//! Compares a cost model with a report: its predictions with the measured costs, and the two
+//! networks.
 
 use super::{Kind, SendReport, SendRow, Warning};
 use crate::MIB;
 use crate::congestion::paces;
 use crate::quantity::Rate;
 use crate::regime::Reading;
-use crate::rounds::MOVED;
+use crate::rounds::MOVED_FACTOR_MIN;
 use crate::stats::Figure;
 use crate::workload::Workload;
 use haul::Plan;
 use haul::plan::{Condition, Network, SourceKind, Spread, Test};
 
-/// The plan's prediction for a row's workload beside what the row measured; `None` where the plan has no cost for it, or
-/// nothing was measured.
+/// The cost model's prediction for a row's workload, with the measured cost. `None` if the model
+/// has no cost for it, or if nothing was measured.
 pub(crate) fn test(plan: &Plan, row: &SendRow) -> Option<Test> {
     let measured = row.sender_us_per_mib.filter(|figure| figure.median > 0.0)?;
     let predicted_us_per_mib = predict(plan, &row.workload.parse().ok()?, row.offloads == "on")?;
@@ -21,8 +22,8 @@ pub(crate) fn test(plan: &Plan, row: &SendRow) -> Option<Test> {
     Some(Test { workload: row.workload.clone(), predicted_us_per_mib, measured_us_per_mib })
 }
 
-/// The CPU time in µs that a plan predicts for a MiB of a workload; `None` where the plan has no cost for it, or the sizes are
-/// not known.
+/// The predicted CPU time for a workload, in µs per MiB. `None` if the cost model has no cost for
+/// it, or if its sizes are unknown.
 fn predict(plan: &Plan, workload: &Workload, offloads: bool) -> Option<f64> {
     let source =
         if matches!(workload, Workload::Memory(_)) { SourceKind::Memory } else { SourceKind::File };
@@ -32,7 +33,7 @@ fn predict(plan: &Plan, workload: &Workload, offloads: bool) -> Option<f64> {
     Some(predicted.median / mib)
 }
 
-/// The network that a report was measured on; `None` where it does not tell.
+/// The network that a report was measured on; `None` if the report does not record it.
 pub(crate) fn network(report: &SendReport) -> Option<Network> {
     let lab = report.lab.as_ref()?;
     Some(Network {
@@ -46,20 +47,22 @@ pub(crate) fn network(report: &SendReport) -> Option<Network> {
     })
 }
 
-/// Whether two round trips of a cache line in ns are of CPUs at one distance, as far as they are known.
+/// Whether two cache-line round trips, in ns, belong to the same distance between CPUs. Also true
+/// if either is unknown.
 pub(crate) fn is_same_distance(one: Option<f64>, other: Option<f64>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return true };
-    one < MOVED * other && other < MOVED * one
+    one < MOVED_FACTOR_MIN * other && other < MOVED_FACTOR_MIN * one
 }
 
-/// A sentence for each measured row that a plan has chosen for: the prediction and the measurement.
+/// The prediction and the measurement for each row that the cost model chose the method of, one
+/// sentence each.
 pub(super) fn sentences(plan: &Plan, report: &SendReport) -> Vec<String> {
     let planned = report.rows.iter().filter(|row| row.path == "planned" && !row.cork);
     let sentence = |row: &SendRow| {
         let test = test(plan, row)?;
         Some(format!(
-            "The plan predicts {:.0} µs of the sending host's CPU per MiB of {}, offloads {}; {:.0} ({}) were measured: the \
-             prediction is {:+.0} % off.",
+            "The plan predicts {:.0} µs of the sending host's CPU per MiB of {}, offloads {}; \
+             {:.0} ({}) were measured: the prediction is {:+.0} % off.",
             test.predicted_us_per_mib,
             row.workload,
             row.offloads,
@@ -71,39 +74,40 @@ pub(super) fn sentences(plan: &Plan, report: &SendReport) -> Vec<String> {
     planned.filter_map(sentence).collect()
 }
 
-/// A warning where the plan was measured under other conditions than the report.
+/// A warning, if the cost model was measured under other conditions than the report.
 pub(super) fn warning(plan: &Plan, report: &SendReport) -> Option<Warning> {
     let differences = differences(plan.network.as_ref()?, &network(report)?);
     (!differences.is_empty()).then(|| {
-        let words =
+        let detail =
             format!("the plan was measured under other conditions ({})", differences.join(", "));
-        Warning::new(Kind::Plan, format!("{words}: its predictions may not apply here"))
+        Warning::new(Kind::Plan, format!("{detail}: its predictions may not apply here"))
     })
 }
 
-/// What differs between two networks and changes what paths cost.
-fn differences(there: &Network, here: &Network) -> Vec<String> {
+/// The differences between two networks that change what methods cost.
+fn differences(plan: &Network, report: &Network) -> Vec<String> {
     let rate = |network: &Network| {
         network.rate_bits_per_second.map_or("no rate".into(), |rate| Rate(rate).to_string())
     };
     let ns = |network: &Network| network.cache_line_round_trip_ns.unwrap_or_default();
     let mut differences = Vec::new();
-    if there.mtu != here.mtu {
-        differences.push(format!("MTU {} there, {} here", there.mtu, here.mtu));
+    if plan.mtu != report.mtu {
+        differences.push(format!("MTU {} in the plan, {} here", plan.mtu, report.mtu));
     }
-    if there.rate_bits_per_second != here.rate_bits_per_second {
-        differences.push(format!("{} there, {} here", rate(there), rate(here)));
+    if plan.rate_bits_per_second != report.rate_bits_per_second {
+        differences.push(format!("{} in the plan, {} here", rate(plan), rate(report)));
     }
-    if paces(&there.congestion) != paces(&here.congestion) {
-        differences.push(format!("{} there, {} here", there.congestion, here.congestion));
+    if paces(&plan.congestion) != paces(&report.congestion) {
+        differences.push(format!("{} in the plan, {} here", plan.congestion, report.congestion));
     }
-    if let (Some(there), Some(here)) = (&there.reading, &here.reading)
-        && there != here
+    if let (Some(planned), Some(measured)) = (&plan.reading, &report.reading)
+        && planned != measured
     {
-        differences.push(format!("the receiver's reading {there} there, {here} here"));
+        differences.push(format!("receiver's rate {planned} in the plan, {measured} here"));
     }
-    if !is_same_distance(there.cache_line_round_trip_ns, here.cache_line_round_trip_ns) {
-        differences.push(format!("CPUs {:.0} ns apart there, {:.0} ns here", ns(there), ns(here)));
+    if !is_same_distance(plan.cache_line_round_trip_ns, report.cache_line_round_trip_ns) {
+        let (planned, measured) = (ns(plan), ns(report));
+        differences.push(format!("CPUs {planned:.0} ns apart in the plan, {measured:.0} ns here"));
     }
     differences
 }
@@ -123,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_changes_costs_is_a_difference() {
+    fn only_conditions_that_change_costs_are_differences() {
         let like = Network {
             congestion: "reno".into(),
             cache_line_round_trip_ns: Some(66.0),
@@ -137,22 +141,22 @@ mod tests {
             cache_line_round_trip_ns: Some(300.0),
             reading: Some("free".into()),
         };
-        let words = differences(&network(), &unlike).join("; ");
+        let text = differences(&network(), &unlike).join("; ");
         for part in [
-            "MTU 9000 there, 1500 here",
-            "no rate there, 4gbit here",
-            "cubic there, bbr here",
+            "MTU 9000 in the plan, 1500 here",
+            "no rate in the plan, 4gbit here",
+            "cubic in the plan, bbr here",
             "300 ns here",
         ] {
-            assert!(words.contains(part), "{part} in {words}");
+            assert!(text.contains(part), "{part} in {text}");
         }
         let unknown = Network { cache_line_round_trip_ns: None, reading: None, ..network() };
         assert!(differences(&network(), &unknown).is_empty());
     }
 
-    /// The sizes in a file that is only named are not known.
+    /// A workload of a named file does not contain the file's size.
     #[test]
-    fn nothing_is_predicted_of_unknown_sizes() {
+    fn unknown_sizes_have_no_prediction() {
         let plan = Plan::builtin();
         assert_eq!(predict(plan, &"file:/etc/passwd".parse().unwrap(), true), None);
         assert!(predict(plan, &"3=30KB".parse().unwrap(), true).is_some_and(|us| us > 0.0));

@@ -1,100 +1,105 @@
-//! A row of `send`: the contract, and how people are shown it.
+//! A row of the experiment `send`: its JSON fields and its table columns.
 
 use crate::quantity::Size;
-use crate::regime::HELD;
+use crate::regime::HELD_NOTE;
 use crate::stats::Figure;
 use crate::tested_method::AUTO;
 use crate::view::{Bar, Column, Tabled, copied_after_all, interval, number, ratio, share, speed};
 use crate::worker::Paced;
 use serde::{Deserialize, Serialize};
 
-/// One path under one condition.
+/// The result of one send method under one condition.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SendRow {
-    /// The path's name.
+    /// The name of the send method.
     pub path: String,
-    /// At most how much a call.
+    /// The most bytes that one call sends.
     pub chunk_bytes: u64,
-    /// The workload's name.
+    /// The name of the workload.
     pub workload: String,
     /// Whether `TCP_CORK` was set.
     pub cork: bool,
-    /// `on` or `off`.
+    /// The sending device's offloads: `on` or `off`.
     pub offloads: String,
-    /// For the library's choice, the path that most bytes took; several where rounds differ.
+    /// The method that sent most of the bytes, if the library chose it; several, if rounds differ.
     #[serde(default)]
     pub taken: Option<String>,
-    /// Rounds measured. 0 for a row that was refused.
+    /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
-    /// Why nothing was measured.
+    /// The reason why nothing was measured.
     pub refused: Option<String>,
     /// The share of the bytes that was copied on the sending host.
     pub copied_percent: Option<f64>,
-    /// How that is known: `program` (it copies through a buffer or a mapping), `notice` (the kernel said so
-    /// for each send), `proof` (before the rounds, a memory file was sent the same way and overwritten
-    /// afterwards: what arrived changed was never copied).
+    /// The evidence for `copied_percent`. `program`: the method always copies, through a buffer or
+    /// a mapping. `notice`: the kernel's completion of each send. `proof`: before the rounds, a
+    /// memory file was sent by the same method and then overwritten; bytes that arrived changed had
+    /// not been copied.
     pub copied_known_by: Option<String>,
     /// Payload that reached the receiving program.
     pub throughput_bits_per_second: Option<Figure>,
     /// Load of the sending host's CPU.
     pub sender_load_percent: Option<Figure>,
-    /// Load of the receiving host's CPU; `null` where both hosts share one.
+    /// Load of the receiving host's CPU; `null` if both hosts share one CPU.
     pub receiver_load_percent: Option<Figure>,
     /// CPU time of the sending host per MiB of payload, interrupts included.
     pub sender_us_per_mib: Option<Figure>,
-    /// CPU time of the receiving host per MiB of payload; `null` where both hosts share one.
+    /// CPU time of the receiving host per MiB of payload; `null` if both hosts share one CPU.
     pub receiver_us_per_mib: Option<Figure>,
-    /// How much slower the meter's spinner went in what was left of the sending host's CPU, because others
-    /// used the caches and the memory; `null` where too little was left to tell.
+    /// Interference on the sending host: how much slower the meter's spinner ran in the CPU time
+    /// left to it, because others used the caches and the memory. `null` if too little time was
+    /// left to measure it.
     pub sender_interference_percent: Option<Figure>,
-    /// The same of the receiving host's.
+    /// Interference on the receiving host.
     pub receiver_interference_percent: Option<Figure>,
-    /// What `getrusage` charged the sending thread per MiB: what the usual tools report.
+    /// CPU time per MiB that `getrusage` charged to the sending thread, which is what common tools
+    /// report.
     pub rusage_us_per_mib: Option<Figure>,
     /// System calls of the sending thread per MiB.
     pub syscalls_per_mib: Option<f64>,
-    /// `sender_us_per_mib` over that of `read+write` (of `read+send` where there is nothing to read) in the
-    /// same round: the median of the rounds' ratios.
+    /// `sender_us_per_mib` divided by that of `read+write` in the same round, or of `read+send` if
+    /// there is no such row: the median of the rounds' ratios.
     pub sender_us_ratio: Option<Figure>,
-    /// `sender_us_per_mib` over that of the cheapest path under the same conditions, in the same round. All these intervals
-    /// of a condition together cover with 95 %, since the cheapest was picked among them; `null` for the cheapest itself.
+    /// `sender_us_per_mib` divided by that of the cheapest method under the same conditions, in the
+    /// same round. The intervals of one condition cover jointly with 95 %, because the cheapest row
+    /// was selected among them. `null` for the cheapest itself.
     #[serde(default)]
     pub cheapest_us_ratio: Option<Figure>,
-    /// Interrupts of the sending host's CPU for each MiB, other than its timer's: packets that arrive, acknowledgements
-    /// mostly. Together with the receiver's they decide most of what a MiB costs.
+    /// Interrupts on the sending host's CPU per MiB, without timer interrupts: mostly for arriving
+    /// acknowledgements. With the receiver's interrupts they determine most of the cost of a MiB.
     #[serde(default)]
     pub sender_interrupts_per_mib: Option<Figure>,
-    /// The same of the receiving host's CPU.
+    /// Interrupts on the receiving host's CPU per MiB, without timer interrupts.
     #[serde(default)]
     pub receiver_interrupts_per_mib: Option<Figure>,
-    /// Interrupts of the sending CPU's local timer for each MiB, beyond the tick: one for each group of packets where they are
-    /// paced.
+    /// Local timer interrupts on the sending CPU per MiB, beyond the tick: a paced socket has one
+    /// for each group of packets.
     #[serde(default)]
     pub sender_timer_interrupts_per_mib: Option<Figure>,
-    /// Packets that came back to the sender for each MiB.
+    /// Packets that the sender received per MiB, which are the acknowledgements.
     #[serde(default)]
     pub acknowledgements_per_mib: Option<Figure>,
-    /// What arrives at full speed, with a reader that is as fast as it can be; `null` where the rows were
-    /// measured so.
+    /// Throughput with an unthrottled reader; `null` if the row itself was measured that way.
     #[serde(default)]
     pub full_speed_bits_per_second: Option<f64>,
-    /// Why packets left by timers: `rate` (asked for), `congestion-control` (as BBR does), `leftover` (of an earlier one);
-    /// `null` where they did not.
+    /// The reason why timers sent the packets: `rate` (pacing was requested), `congestion-control`
+    /// (it paces, as BBR does) or `leftover` (an earlier congestion control left pacing on). `null`
+    /// if the socket was not paced.
     #[serde(default)]
     pub paced: Option<Paced>,
-    /// What other programs used of a host's CPU, where too few windows were clean. Such a row has no intervals.
+    /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
+    /// too few rounds were undisturbed; such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
 }
 
 impl SendRow {
-    /// What a row is compared under: rows with the same conditions differ in their path only.
+    /// The conditions of the row. Rows with equal conditions differ only in their method.
     pub fn condition(&self) -> (&str, u64, bool, &str) {
         (&self.workload, self.chunk_bytes, self.cork, &self.offloads)
     }
 }
 
-/// The columns that fit a narrow terminal, then those for more room.
+/// The columns: first those for a narrow terminal, then those for a wide one.
 const COLUMNS: [Column<SendRow>; 16] = [
     Column::narrow("path", |row| {
         let taken = row.taken.as_ref().map_or(String::new(), |taken| format!(" ({taken})"));
@@ -142,7 +147,8 @@ impl Tabled for SendRow {
         format!("{workload} in chunks of {chunk}, {corked}offloads {}", self.offloads)
     }
 
-    /// Small chunks cost ten times as much: one scale for all would leave nothing to see of the rest.
+    /// One scale per chunk size: small chunks cost ten times as much, so on a shared scale the
+    /// other bars would vanish.
     fn scale(&self) -> u64 {
         self.chunk_bytes
     }
@@ -175,8 +181,10 @@ impl Tabled for SendRow {
 
     fn notes(rows: &[Self]) -> Vec<String> {
         let is_chosen = rows.iter().any(|row| row.path == AUTO && row.rounds > 0);
-        let auto = "auto is the library's own choice, in calls of the size it chooses: the chunk does not bind it.";
+        let auto = "auto is the library's own choice, in calls of the size that it chooses: the \
+                    chunk size does not apply.";
         let is_held = rows.iter().any(|row| row.full_speed_bits_per_second.is_some());
-        is_chosen.then(|| auto.into()).into_iter().chain(is_held.then(|| HELD.into())).collect()
+        let held_note = is_held.then(|| HELD_NOTE.into());
+        is_chosen.then(|| auto.into()).into_iter().chain(held_note).collect()
     }
 }

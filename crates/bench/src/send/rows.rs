@@ -1,6 +1,6 @@
-//! From rounds to the rows of a report.
+//! Converts the measured rounds into the rows of a report.
 
-use super::{SendRound, SendRow, SendSeries, Sends, copies};
+use super::{SendExperiment, SendRound, SendRow, SendSeries, copies};
 use crate::matrix::SendCase;
 use crate::stats::Figure;
 use crate::tested_method::TestedMethod;
@@ -8,18 +8,22 @@ use crate::worker::Paced;
 use haul::SendMethod;
 use haul_lab::Offloads;
 
-/// The row that a series comes to, beside all the others.
-pub(super) fn row(series: &SendSeries, all: &[SendSeries], sends: &Sends<'_>) -> SendRow {
+/// The row of a series; `all` holds the series that it is compared with.
+pub(super) fn row(
+    series: &SendSeries,
+    all: &[SendSeries],
+    experiment: &SendExperiment<'_>,
+) -> SendRow {
     let case = &series.case.case;
-    let SendCase { path, condition } = case;
-    let copies = copies::copies_of(series);
-    let has_receiver = sends.site.has_two_hosts();
+    let SendCase { method, condition } = case;
+    let copies = copies::copied_share(series);
+    let has_receiver = experiment.topology.has_two_hosts();
     let figure = |of: &dyn Fn(&SendRound) -> f64| series.figure(of);
     let interrupts = |of: fn((f64, f64)) -> f64| {
         series.figure_of_some(|round| round.costs.interrupts_per_mib().map(of))
     };
     SendRow {
-        path: path.name().into(),
+        path: method.name().into(),
         chunk_bytes: condition.chunk.0,
         workload: condition.workload.to_string(),
         cork: condition.cork,
@@ -27,9 +31,9 @@ pub(super) fn row(series: &SendSeries, all: &[SendSeries], sends: &Sends<'_>) ->
             Offloads::On => "on".into(),
             Offloads::Off => "off".into(),
         },
-        taken: taken(series),
+        taken: chosen_methods(series),
         rounds: series.rounds.len(),
-        refused: series.why_none(),
+        refused: series.failure_reason(),
         copied_percent: copies.map(|copies| copies.percent),
         copied_known_by: copies.map(|copies| copies.known_by.into()),
         throughput_bits_per_second: figure(&|round| round.costs.bytes_per_second * 8.0),
@@ -46,81 +50,85 @@ pub(super) fn row(series: &SendSeries, all: &[SendSeries], sends: &Sends<'_>) ->
             .filter(|_| has_receiver),
         rusage_us_per_mib: figure(&|round| round.rusage_us_per_mib),
         syscalls_per_mib: figure(&|round| round.syscalls_per_mib).map(|figure| figure.median),
-        sender_us_ratio: ratio(series, all),
-        cheapest_us_ratio: cheapest_ratio(series, all),
+        sender_us_ratio: ratio_to_plain(series, all),
+        cheapest_us_ratio: ratio_to_cheapest(series, all),
         sender_interrupts_per_mib: interrupts(|(sender, _)| sender),
         receiver_interrupts_per_mib: interrupts(|(_, receiver)| receiver).filter(|_| has_receiver),
         sender_timer_interrupts_per_mib: series
             .figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0)),
         acknowledgements_per_mib: figure(&|round| round.acknowledgements_per_mib),
-        full_speed_bits_per_second: sends.full_speeds.bits_per_second(case),
-        paced: paced(series),
+        full_speed_bits_per_second: experiment.full_speeds.bits_per_second(case),
+        paced: pacing_cause(series),
         disturbed_percent: series.disturbed_percent,
     }
 }
 
-/// The path that the choice took, or each of several where rounds differ.
-fn taken(series: &SendSeries) -> Option<String> {
-    if matches!(series.case.case.path, TestedMethod::Method(_)) {
+/// The method that the library chose; several, if rounds differ.
+fn chosen_methods(series: &SendSeries) -> Option<String> {
+    if matches!(series.case.case.method, TestedMethod::Method(_)) {
         return None;
     }
-    let mut taken: Vec<&str> =
-        series.rounds.iter().filter_map(|(_, round)| Some(round.taken?.name())).collect();
-    taken.sort_unstable();
-    taken.dedup();
-    (!taken.is_empty()).then(|| taken.join(", "))
+    let mut names: Vec<&str> =
+        series.rounds.iter().filter_map(|(_, round)| Some(round.chosen_method?.name())).collect();
+    names.sort_unstable();
+    names.dedup();
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
-/// Timer interrupts of the sending CPU for each MiB, beyond the tick, from which on a socket is paced: paced ones have 2 to
-/// 30, others hardly any (docs/findings.md).
-const PACED_TIMERS_PER_MIB: f64 = 1.0;
+/// Timer interrupts of the sending CPU per MiB, beyond the tick, above which a socket counts as
+/// paced. Paced sockets have 2 to 30, others hardly any (docs/measurements/congestion.md).
+const PACED_TIMERS_PER_MIB_MIN: f64 = 1.0;
 
-/// Why packets left by timers, where they did.
-pub(super) fn paced(series: &SendSeries) -> Option<Paced> {
-    let told = series.rounds.iter().filter_map(|(_, round)| round.paced).max();
+/// The reason why timers sent the packets; `None` if the socket was not paced.
+pub(super) fn pacing_cause(series: &SendSeries) -> Option<Paced> {
+    let reported = series.rounds.iter().filter_map(|(_, round)| round.paced).max();
     let timers = series.figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0));
-    let has_timers = timers.is_some_and(|timers| timers.median > PACED_TIMERS_PER_MIB);
-    told.or(has_timers.then_some(Paced::Leftover))
+    let has_timers = timers.is_some_and(|timers| timers.median > PACED_TIMERS_PER_MIB_MIN);
+    reported.or(has_timers.then_some(Paced::Leftover))
 }
 
-/// The rows of one condition that really send something, in ways that a program can choose.
-fn candidates<'a>(
+/// The rows of the same condition whose method sends the source's bytes and can be selected by a
+/// program.
+fn comparable_rows<'a>(
     series: &'a SendSeries,
     all: &'a [SendSeries],
 ) -> impl Iterator<Item = &'a SendSeries> {
-    let is_path = |other: &&SendSeries| match other.case.case.path {
-        TestedMethod::Method(path) => path != SendMethod::Floor,
+    let is_selectable = |other: &&SendSeries| match other.case.case.method {
+        TestedMethod::Method(method) => method != SendMethod::Floor,
         _ => false,
     };
     all.iter()
         .filter(|other| {
             other.case.case.condition == series.case.case.condition && !other.rounds.is_empty()
         })
-        .filter(is_path)
+        .filter(is_selectable)
 }
 
-/// The row's cost over that of the cheapest row under the same conditions, round by round, with an interval that allows for
-/// the cheapest having been picked among many: whichever row is the cheapest in truth, all comparisons with it hold together
-/// with 95 %, so that it is called dearer than another with 5 % at most (Hsu's multiple comparisons with the best).
-fn cheapest_ratio(series: &SendSeries, all: &[SendSeries]) -> Option<Figure> {
+/// The row's cost divided by that of the cheapest row under the same conditions, round by round.
+/// The interval accounts for the cheapest row having been selected among several: Hsu's multiple
+/// comparisons with the best. Whichever row is truly the cheapest, all comparisons with it hold
+/// jointly with 95 %. So the probability that a row is wrongly called more expensive is at most
+/// 5 %.
+fn ratio_to_cheapest(series: &SendSeries, all: &[SendSeries]) -> Option<Figure> {
     let cost = |row: &SendSeries| row.median(|round| round.costs.sender_us_per_mib);
     let cheapest =
-        candidates(series, all).min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
+        comparable_rows(series, all).min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
     if std::ptr::eq(cheapest, series) {
         return None;
     }
-    let comparisons = candidates(series, all).count().saturating_sub(1);
+    let comparisons = comparable_rows(series, all).count().saturating_sub(1);
     series.ratio_among_methods(cheapest, comparisons, |round| round.costs.sender_us_per_mib)
 }
 
-/// The row's cost over that of the plain way under the same conditions, round by round.
-fn ratio(series: &SendSeries, all: &[SendSeries]) -> Option<Figure> {
+/// The row's cost divided by that of `read+write`, or else of `read+send`, under the same
+/// conditions, round by round.
+fn ratio_to_plain(series: &SendSeries, all: &[SendSeries]) -> Option<Figure> {
     let plain = [SendMethod::ReadWrite, SendMethod::ReadSend]
         .map(TestedMethod::from)
         .into_iter()
-        .find_map(|path| {
+        .find_map(|method| {
         all.iter().find(|other| {
-            other.case.case.path == path
+            other.case.case.method == method
                 && other.case.case.condition == series.case.case.condition
                 && !other.rounds.is_empty()
         })

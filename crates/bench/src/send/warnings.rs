@@ -1,87 +1,92 @@
-//! What in a run of `send` deserves a warning, beyond what does in any.
+//! The warnings that are specific to the experiment `send`.
 
-use super::copies::copies_of;
-use super::{Kind, SendSeries, WINDOW_LIMITED_MIN, Warning, rows};
+use super::copies::copied_share;
+use super::{Kind, SendSeries, WINDOW_LIMITED_SHARE_MIN, Warning, rows};
 use crate::matrix::SendCase;
 use crate::quantity::Rate;
 use crate::regime::Reading;
 use crate::report::Observer;
-use crate::rounds::{LOW_LOAD_PERCENT, list};
+use crate::rounds::{LOW_LOAD_PERCENT_MAX, short_list};
 use crate::worker::Paced;
 use haul::Copying;
 use std::collections::BTreeMap;
 
-/// A host that is busier than this is what bounds the throughput.
-const BUSY_PERCENT: f64 = 85.0;
-/// The share of the asked-for rate that counts as held.
-const RATE_HELD: f64 = 0.95;
-/// `getrusage` may miss this share of the sender's cost before it is worth a word.
-const UNCHARGED: f64 = 0.15;
-/// The meter may change the throughput by this share.
-const OBSERVER: f64 = 0.03;
+/// A host whose load is higher than this limits the throughput.
+const BUSY_PERCENT_MIN: f64 = 85.0;
+/// The smallest share of the requested rate that counts as held.
+const RATE_SHARE_MIN: f64 = 0.95;
+/// The largest share of the sender's cost that `getrusage` may miss without a warning.
+const UNCHARGED_SHARE_MAX: f64 = 0.15;
+/// The largest relative change of the throughput by the meter that causes no warning.
+const OBSERVER_EFFECT_MAX: f64 = 0.03;
 
-/// What the figures say about themselves: one warning of a kind for all the rows it concerns, naming them.
+/// The warnings about a run's figures: one for each kind, which names the rows that it applies to.
 pub(super) fn of(
     rows: &[SendSeries],
     rate: Option<Rate>,
     reading: Reading,
     observer: Option<&Observer>,
 ) -> Vec<Warning> {
-    let mut concerned: BTreeMap<Kind, Vec<String>> = BTreeMap::new();
+    let mut rows_by_kind: BTreeMap<Kind, Vec<String>> = BTreeMap::new();
     for row in rows.iter().filter(|row| !row.rounds.is_empty()) {
-        for kind in concerns(row, rate, reading) {
-            concerned.entry(kind).or_default().push(name(&row.case.case));
+        for kind in warning_kinds(row, rate, reading) {
+            rows_by_kind.entry(kind).or_default().push(name(&row.case.case));
         }
     }
     let mut warnings = Vec::new();
-    for (kind, rows) in concerned {
-        let what = match kind {
+    for (kind, rows) in rows_by_kind {
+        let statement = match kind {
             Kind::Disturbed => "the load is so low that other processes are a good part of it in",
-            Kind::Copied => "the kernel copied what was to go without a copy in",
+            Kind::Copied => "the kernel copied although the method avoids copies in",
             Kind::Paced => {
-                "packets left by timers, which costs CPU that is not the path's (docs/findings.md on pacing), in"
+                "timers paced the packets, which costs CPU time that is not the method's \
+                 (docs/measurements/congestion.md), in"
             }
             Kind::Regime => {
-                "the receive window did not hold the sender back, so that more packets had an interrupt of their own, in"
+                "the receive window did not hold the sender back, so that fewer packets shared an \
+                 interrupt, in"
             }
             Kind::NotSaturated => "neither host was busy, something else bounds the throughput in",
             Kind::RateNotHeld => "the rate was not held in",
             _ => {
-                "getrusage misses over 15 % of the sending host's cost (interrupts, charged to no process) in"
+                "getrusage misses over 15 % of the sending host's cost (interrupts, charged to no \
+                 process) in"
             }
         };
-        warnings.push(Warning::new(kind, format!("{what} {}", list(&rows))));
+        warnings.push(Warning::new(kind, format!("{statement} {}", short_list(&rows))));
     }
-    warnings.extend(observer.and_then(of_observer));
+    warnings.extend(observer.and_then(observer_warning));
     warnings
 }
 
-fn of_observer(observer: &Observer) -> Option<Warning> {
+fn observer_warning(observer: &Observer) -> Option<Warning> {
     let ratio = observer.throughput_ratio;
-    // Only where the whole interval lies beyond; a wider one is noise.
-    (ratio.is_below(1.0 - OBSERVER) || ratio.is_above(1.0 + OBSERVER)).then(|| {
+    // The whole interval must lie beyond the limit. A wider interval is noise.
+    let is_beyond =
+        ratio.is_below(1.0 - OBSERVER_EFFECT_MAX) || ratio.is_above(1.0 + OBSERVER_EFFECT_MAX);
+    is_beyond.then(|| {
         let effect = 100.0 * (ratio.median - 1.0);
-        let words =
+        let detail =
             format!("with the meter the throughput differs by {effect:+.1} % from that without");
-        Warning::new(Kind::Observer, words)
+        Warning::new(Kind::Observer, detail)
     })
 }
 
-fn concerns(row: &SendSeries, rate: Option<Rate>, reading: Reading) -> Vec<Kind> {
+fn warning_kinds(row: &SendSeries, rate: Option<Rate>, reading: Reading) -> Vec<Kind> {
     let mut kinds = Vec::new();
-    if row.median(|round| round.costs.sender.load_percent) < LOW_LOAD_PERCENT {
+    if row.median(|round| round.costs.sender.load_percent) < LOW_LOAD_PERCENT_MAX {
         kinds.push(Kind::Disturbed);
     }
-    let copied = copies_of(row).is_some_and(|copies| copies.percent > 50.0);
+    let copied = copied_share(row).is_some_and(|copies| copies.percent > 50.0);
     if copied && row.case.copying() != Copying::Always {
         kinds.push(Kind::Copied);
     }
-    if rows::paced(row).is_some_and(|paced| paced != Paced::Rate || rate.is_none()) {
+    if rows::pacing_cause(row).is_some_and(|paced| paced != Paced::Rate || rate.is_none()) {
         kinds.push(Kind::Paced);
     }
     match rate {
         None if reading == Reading::Held => {
-            if row.median(|round| round.window_limited) < WINDOW_LIMITED_MIN {
+            if row.median(|round| round.window_limited_share) < WINDOW_LIMITED_SHARE_MIN {
                 kinds.push(Kind::Regime);
             }
         }
@@ -89,27 +94,28 @@ fn concerns(row: &SendSeries, rate: Option<Rate>, reading: Reading) -> Vec<Kind>
             let busiest = |round: &super::SendRound| {
                 round.costs.sender.load_percent.max(round.costs.receiver.load_percent)
             };
-            if row.median(busiest) < BUSY_PERCENT {
+            if row.median(busiest) < BUSY_PERCENT_MIN {
                 kinds.push(Kind::NotSaturated);
             }
         }
         Some(rate) => {
-            if row.median(|round| round.costs.bytes_per_second * 8.0) < RATE_HELD * rate.0 as f64 {
+            let bits_per_second = row.median(|round| round.costs.bytes_per_second * 8.0);
+            if bits_per_second < RATE_SHARE_MIN * rate.0 as f64 {
                 kinds.push(Kind::RateNotHeld);
             }
         }
     }
-    if row.median(|round| round.rusage_us_per_mib / round.costs.sender_us_per_mib) < 1.0 - UNCHARGED
-    {
+    let charged_share = row.median(|round| round.rusage_us_per_mib / round.costs.sender_us_per_mib);
+    if charged_share < 1.0 - UNCHARGED_SHARE_MAX {
         kinds.push(Kind::AccountsDisagree);
     }
     kinds
 }
 
-/// What a row is called in a warning.
+/// The name of a row in a warning.
 pub(super) fn name(case: &SendCase) -> String {
     let condition = &case.condition;
-    let mut name = format!("{} {} {}", case.path, condition.workload, condition.chunk);
+    let mut name = format!("{} {} {}", case.method, condition.workload, condition.chunk);
     if condition.cork {
         name.push_str(" cork");
     }

@@ -1,4 +1,4 @@
-//! The settings: how each is changed in a lab, by which command on a machine, and what that risks.
+//! The settings: how a lab applies each one, the command for a machine, and the risk.
 
 use crate::congestion::paces;
 use crate::quantity::Size;
@@ -7,48 +7,50 @@ use std::fmt;
 use std::fs;
 use std::str::FromStr;
 
-/// What a link comes with.
-const MTU: u32 = 1500;
-/// What links of data centres have.
+/// The default MTU of a link.
+const MTU_DEFAULT: u32 = 1500;
+/// The usual MTU of data centre links.
 const MTU_LARGE: u32 = 9000;
-/// Three times what a packet of IPv4 can say of its own length.
-const SEGMENT_BYTES: u32 = 192 << 10;
+/// Three times the largest packet length that an IPv4 header can hold.
+const BIG_TCP_BYTES: u32 = 192 << 10;
 const BUSY_POLL_US: u32 = 50;
-/// Long enough for several packets to arrive at any rate that costs a CPU much, and short beside what people notice.
+/// A pause in which several packets arrive at any rate that loads a CPU noticeably, yet too short
+/// for people to notice.
 const READ_PAUSE_US: u32 = 500;
-const SYSCTLS: &str = "/proc/sys/net/ipv4";
+const IPV4_SYSCTLS: &str = "/proc/sys/net/ipv4";
 
-/// What can be changed.
+/// The settings that the experiment can change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Name {
-    /// How fast a socket may send.
+    /// The congestion control.
     Congestion,
-    /// The largest packet of the link.
+    /// The MTU: the largest packet of the link.
     Mtu,
-    /// The largest packet inside the kernel.
+    /// BIG TCP: the largest packet inside the kernel.
     BigTcp,
-    /// How much a socket holds that was not acknowledged.
+    /// The send buffer's maximum (`tcp_wmem`): sent bytes that are not acknowledged yet.
     SendBuffer,
-    /// How much a socket holds that was not read.
+    /// The receive buffer's maximum (`tcp_rmem`): received bytes that are not read yet.
     ReceiveBuffer,
-    /// How much of it may be not sent yet.
+    /// The bytes of the send buffer that may be unsent (`tcp_notsent_lowat`).
     NotsentLowat,
-    /// Both buffers of every socket, fixed.
+    /// Fixed sizes of both buffers of every socket (`SO_SNDBUF`, `SO_RCVBUF`).
     SocketBuffers,
-    /// From how much on a receiver is woken.
+    /// The received bytes that wake a receiver (`SO_RCVLOWAT`).
     Rcvlowat,
-    /// How long a receiver waits before it reads again.
+    /// The time that a receiver waits before it reads again.
     ReadPause,
-    /// What the device does for the stack when it sends.
+    /// The work that the device does for the stack when it sends: checksums, scatter-gather,
+    /// segmentation.
     Offloads,
-    /// Putting packets together on arrival.
+    /// Merging of received packets (GRO).
     Gro,
-    /// Polling the device instead of waiting.
+    /// Busy polling: polls the device instead of waiting for an interrupt.
     BusyPoll,
 }
 
 impl Name {
-    /// All of them.
+    /// All settings.
     pub const ALL: [Self; 12] = [
         Self::Congestion,
         Self::Mtu,
@@ -94,36 +96,38 @@ impl FromStr for Name {
     }
 }
 
-/// One setting and its value.
+/// A setting with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Change {
     Congestion(String),
     Mtu(u32),
     BigTcp(u32),
-    /// The most that `tcp_wmem` lets a socket's buffer grow to.
+    /// The maximum in `tcp_wmem`.
     SendBuffer(Size),
-    /// The same of `tcp_rmem`.
+    /// The maximum in `tcp_rmem`.
     ReceiveBuffer(Size),
     NotsentLowat(Size),
     SocketBuffers(Size),
     Rcvlowat(Size),
     ReadPause(u32),
-    /// The stack cuts segments, and a veth's peer gets them one by one, as from a wire.
+    /// Segmentation offload off: the stack segments, and a veth's peer receives segments one by
+    /// one, as from a wire.
     NoSegmentation,
-    /// The stack cuts, copies and sums.
+    /// All sending offloads off: the stack segments, copies and computes checksums.
     NoOffloads,
     Gro,
     BusyPoll(u32),
 }
 
-/// The changes of every row that the named settings make: each change, after those that it takes first.
+/// The changes of every row that the given settings need. Each row's last change follows the
+/// changes that it requires.
 pub(super) fn rows(names: &[Name], basis: &Tuning) -> Vec<Vec<Change>> {
-    let available = fs::read_to_string(format!("{SYSCTLS}/tcp_available_congestion_control"));
+    let available = fs::read_to_string(format!("{IPV4_SYSCTLS}/tcp_available_congestion_control"));
     let available = available.unwrap_or_default();
     let others = available.split_whitespace().filter(|name| *name != basis.congestion);
     let single = [
         Change::Mtu(MTU_LARGE),
-        Change::BigTcp(SEGMENT_BYTES),
+        Change::BigTcp(BIG_TCP_BYTES),
         Change::SendBuffer(Size(256 << 10)),
         Change::SendBuffer(Size(1 << 20)),
         Change::SendBuffer(Size(16 << 20)),
@@ -140,15 +144,15 @@ pub(super) fn rows(names: &[Name], basis: &Tuning) -> Vec<Vec<Change>> {
     ];
     let single =
         others.map(|name| Change::Congestion(name.into())).chain(single).map(|change| vec![change]);
-    // A veth polls only with GRO, and puts together only what came in pieces.
-    let in_pieces = [
+    // A veth polls only with GRO, and merges only packets that arrive segmented.
+    let segmented = [
         vec![Change::NoSegmentation, Change::Gro],
         vec![Change::NoSegmentation, Change::Gro, Change::BusyPoll(BUSY_POLL_US)],
     ];
-    let all: Vec<Vec<Change>> = single.chain(in_pieces).collect();
+    let all: Vec<Vec<Change>> = single.chain(segmented).collect();
     let is_named =
         |changes: &[Change]| changes.last().is_some_and(|last| names.contains(&last.name()));
-    // A row is needed also where a named one is compared with it.
+    // A row is also needed if a requested row is compared with it.
     let is_wanted =
         |changes: &[Change]| all.iter().any(|other| is_named(other) && other.starts_with(changes));
     all.iter().filter(|changes| is_wanted(changes)).cloned().collect()
@@ -172,7 +176,7 @@ impl Change {
         }
     }
 
-    /// What sets it on a machine whose device has this name.
+    /// The command that applies the change on a machine with this network device.
     pub(super) fn command(&self, device: &str) -> String {
         if let Some((name, value)) = self.sysctl() {
             let quote = if value.contains(' ') { "'" } else { "" };
@@ -190,13 +194,14 @@ impl Change {
                 format!("in the receiving program: setsockopt(SO_RCVLOWAT, {})", bytes.0)
             }
             Self::SocketBuffers(bytes) => format!(
-                "in both programs, before connect and listen: setsockopt(SO_SNDBUF, {0}) and SO_RCVBUF; sysctl -w \
-                 net.core.wmem_max={0} net.core.rmem_max={0}",
+                "in both programs, before connect and listen: setsockopt(SO_SNDBUF, {0}) and \
+                 SO_RCVBUF; sysctl -w net.core.wmem_max={0} net.core.rmem_max={0}",
                 bytes.0
             ),
             Self::ReadPause(us) => {
                 format!(
-                    "in the receiving program: once a read has emptied the socket, wait {us} µs before the next"
+                    "in the receiving program: after a read has emptied the socket, wait {us} µs \
+                     before the next one"
                 )
             }
             Self::NoSegmentation => format!("ethtool -K {device} tso off gso off"),
@@ -207,53 +212,60 @@ impl Change {
         }
     }
 
-    /// Name and value, where it is a sysctl of each network namespace.
+    /// The name and the value of the sysctl, if the change is a sysctl of a network namespace.
     fn sysctl(&self) -> Option<(&'static str, String)> {
-        // A namespace that is made starts with the machine's own values.
-        let memory = |name: &str, most: Size| {
-            with_most(&fs::read_to_string(format!("{SYSCTLS}/{name}")).unwrap_or_default(), most)
+        // A new namespace starts with the machine's values.
+        let memory = |name: &str, max: Size| {
+            let current = fs::read_to_string(format!("{IPV4_SYSCTLS}/{name}"));
+            with_max(&current.unwrap_or_default(), max)
         };
         match self {
-            Self::SendBuffer(most) => Some(("net.ipv4.tcp_wmem", memory("tcp_wmem", *most))),
-            Self::ReceiveBuffer(most) => Some(("net.ipv4.tcp_rmem", memory("tcp_rmem", *most))),
+            Self::SendBuffer(max) => Some(("net.ipv4.tcp_wmem", memory("tcp_wmem", *max))),
+            Self::ReceiveBuffer(max) => Some(("net.ipv4.tcp_rmem", memory("tcp_rmem", *max))),
             Self::NotsentLowat(bytes) => Some(("net.ipv4.tcp_notsent_lowat", bytes.0.to_string())),
             _ => None,
         }
     }
 
-    /// What may go wrong.
+    /// The risk of the change.
     pub(super) fn risk(&self) -> &'static str {
         match self {
             Self::Congestion(name) if paces(name) => {
-                "timers pace every send, which costs CPU; beside flows that yield to loss it may take more than its share"
+                "timers pace every send, which costs CPU time; beside loss-based flows it may take \
+                 more than its share"
             }
             Self::Congestion(_) => "over long or lossy paths it is slower than bbr",
             Self::Mtu(_) => {
-                "every host and switch of the segment must take it; where ICMP is filtered, connections to others hang"
+                "every host and switch of the segment must support it; where ICMP is filtered, \
+                 connections to others hang"
             }
             Self::BigTcp(_) => {
-                "the device must allow it (tso_max_size), and what reads packets (captures, tunnels, filters) must know lengths over 64 KiB; Linux 6.3"
+                "the device must allow it (tso_max_size), and programs that read packets \
+                 (captures, tunnels, filters) must support lengths over 64 KiB; Linux 6.3"
             }
             Self::SendBuffer(_) => {
-                "smaller: a path whose rate times delay exceeds about half of it is not filled; larger: memory, and data that waits longer"
+                "smaller: a path with a bandwidth-delay product above about half of it is not \
+                 filled; larger: more memory, and data waits longer"
             }
             Self::ReceiveBuffer(_) => {
-                "smaller: a path whose rate times delay exceeds about half of it is not filled"
+                "smaller: a path with a bandwidth-delay product above about half of it is not \
+                 filled"
             }
             Self::NotsentLowat(_) => {
-                "the program is woken more often, and one that is late leaves the link idle"
+                "the program is woken more often, and if it is late the link is idle"
             }
             Self::SocketBuffers(_) => {
                 "each connection may hold that much memory, and data waits longer in it"
             }
-            Self::ReadPause(_) => "what arrives meanwhile waits as long",
+            Self::ReadPause(_) => "data that arrives in the pause waits until its end",
             Self::Rcvlowat(_) => {
-                "the end of a message below the mark does not wake the program; lower it before the last piece"
+                "the end of a message that is shorter than this does not wake the program; lower \
+                 it before the last piece"
             }
-            Self::NoSegmentation | Self::NoOffloads => "none but the CPU it costs",
-            Self::Gro => "a router or bridge passes on larger packets than came",
+            Self::NoSegmentation | Self::NoOffloads => "none except its CPU cost",
+            Self::Gro => "a router or bridge forwards larger packets than it received",
             Self::BusyPoll(_) => {
-                "the CPU is busy all the while a program waits: it buys latency, not load"
+                "the CPU is busy while a program waits: it lowers the latency, not the load"
             }
         }
     }
@@ -279,7 +291,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// How both hosts of a lab are set.
+/// The settings of a lab's two hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tuning {
     pub congestion: String,
@@ -289,7 +301,7 @@ pub(super) struct Tuning {
     pub buffer_bytes: Option<usize>,
     mtu: u32,
     segment_bytes: Option<u32>,
-    /// Name and value of each sysctl that is not as it was.
+    /// Name and value of each changed sysctl.
     sysctls: Vec<(&'static str, String)>,
     offloads: Offloads,
     segments: bool,
@@ -297,10 +309,10 @@ pub(super) struct Tuning {
 }
 
 impl Tuning {
-    /// As a host comes; with a congestion control instead of its own if one is named.
-    pub(super) fn as_it_is(congestion: Option<String>) -> Self {
+    /// The host's defaults, with this congestion control if it is given.
+    pub(super) fn host_default(congestion: Option<String>) -> Self {
         let own = || {
-            let name = fs::read_to_string(format!("{SYSCTLS}/tcp_congestion_control"));
+            let name = fs::read_to_string(format!("{IPV4_SYSCTLS}/tcp_congestion_control"));
             name.map_or_else(|_| "cubic".into(), |name| name.trim().to_owned())
         };
         Self {
@@ -309,7 +321,7 @@ impl Tuning {
             busy_poll_us: 0,
             read_pause_us: 0,
             buffer_bytes: None,
-            mtu: MTU,
+            mtu: MTU_DEFAULT,
             segment_bytes: None,
             sysctls: Vec::new(),
             offloads: Offloads::On,
@@ -318,18 +330,18 @@ impl Tuning {
         }
     }
 
-    /// What it is in words.
-    pub(super) fn words(&self) -> String {
-        let most = |name: &str| {
-            let text = fs::read_to_string(format!("{SYSCTLS}/{name}")).unwrap_or_default();
-            text.split_whitespace().last().and_then(|most| most.parse().ok()).map_or(Size(0), Size)
+    /// The settings in words.
+    pub(super) fn description(&self) -> String {
+        let max = |name: &str| {
+            let text = fs::read_to_string(format!("{IPV4_SYSCTLS}/{name}")).unwrap_or_default();
+            text.split_whitespace().last().and_then(|max| max.parse().ok()).map_or(Size(0), Size)
         };
         format!(
             "congestion control {}, MTU {}, send buffer to {}, receive buffer to {}",
             self.congestion,
             self.mtu,
-            most("tcp_wmem"),
-            most("tcp_rmem")
+            max("tcp_wmem"),
+            max("tcp_rmem")
         )
     }
 
@@ -358,10 +370,10 @@ impl Tuning {
         }
     }
 
-    /// Makes two hosts that are set so.
+    /// Creates a lab whose hosts have these settings.
     pub(super) fn open(&self, cpus: Option<CpuPair>) -> Result<Lab, LabError> {
         let lab = Lab::open(&Settings { mtu: self.mtu, cpus })?;
-        if lab.kind() == Kind::Loopback && self.mtu != MTU {
+        if lab.kind() == Kind::Loopback && self.mtu != MTU_DEFAULT {
             return Err(LabError::Loopback("the MTU"));
         }
         for host in [&lab.sender, &lab.receiver] {
@@ -385,11 +397,12 @@ impl Tuning {
     }
 }
 
-/// The three numbers of a `tcp_wmem` or `tcp_rmem` with another most; the others are never above it.
-fn with_most(now: &str, most: Size) -> String {
-    let mut numbers = now.split_whitespace().map(|number| number.parse().unwrap_or(u64::MAX));
-    let mut next = || numbers.next().unwrap_or(u64::MAX).min(most.0);
-    format!("{} {} {}", next(), next(), most.0)
+/// The three numbers of `tcp_wmem` or `tcp_rmem` with another maximum. The first two are lowered to
+/// it if they exceed it.
+fn with_max(current: &str, max: Size) -> String {
+    let mut numbers = current.split_whitespace().map(|number| number.parse().unwrap_or(u64::MAX));
+    let mut next = || numbers.next().unwrap_or(u64::MAX).min(max.0);
+    format!("{} {} {}", next(), next(), max.0)
 }
 
 #[cfg(test)]
@@ -397,23 +410,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_of_a_buffer_changes_and_nothing_is_above_it() {
-        assert_eq!(with_most("4096\t131072\t33554432\n", Size(1 << 20)), "4096 131072 1048576");
-        assert_eq!(with_most("4096\t131072\t33554432\n", Size(1 << 16)), "4096 65536 65536");
-        assert_eq!(with_most("", Size(1 << 16)), "65536 65536 65536");
+    fn the_maximum_changes_and_bounds_the_other_sizes() {
+        assert_eq!(with_max("4096\t131072\t33554432\n", Size(1 << 20)), "4096 131072 1048576");
+        assert_eq!(with_max("4096\t131072\t33554432\n", Size(1 << 16)), "4096 65536 65536");
+        assert_eq!(with_max("", Size(1 << 16)), "65536 65536 65536");
     }
 
     #[test]
-    fn a_row_brings_the_one_it_is_compared_with() {
-        let basis = Tuning::as_it_is(Some("reno".into()));
+    fn a_row_includes_the_rows_it_is_compared_with() {
+        let basis = Tuning::host_default(Some("reno".into()));
         let rows = rows(&[Name::BusyPoll], &basis);
         assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2, 3]);
         assert!(rows.windows(2).all(|pair| pair[1].starts_with(&pair[0])));
     }
 
-    /// What is set stands in the lab, on both its hosts, and nothing else does.
+    /// Every change reaches both hosts of the lab, and an unchanged lab keeps its values.
     #[test]
-    fn what_is_changed_is_set_in_the_lab() {
+    fn changes_are_applied_to_the_lab() {
         let changes = [
             Change::Mtu(9000),
             Change::SendBuffer(Size(256 << 10)),
@@ -421,7 +434,7 @@ mod tests {
             Change::NotsentLowat(Size(16 << 10)),
             Change::NoSegmentation,
         ];
-        let basis = Tuning::as_it_is(Some("reno".into()));
+        let basis = Tuning::host_default(Some("reno".into()));
         let (plain, set) = match (basis.open(None), basis.with(&changes).open(None)) {
             (Ok(plain), Ok(set)) if plain.kind() == Kind::Veth => (plain, set),
             (plain, set) => {
@@ -433,7 +446,7 @@ mod tests {
             }
         };
         let read = |host: &haul_lab::Host, name: &str| {
-            host.run(|| fs::read_to_string(format!("{SYSCTLS}/{name}")).unwrap_or_default())
+            host.run(|| fs::read_to_string(format!("{IPV4_SYSCTLS}/{name}")).unwrap_or_default())
                 .unwrap()
         };
         for host in [&set.sender, &set.receiver] {
@@ -468,7 +481,7 @@ mod tests {
 
     #[test]
     fn every_setting_has_a_row() {
-        let basis = Tuning::as_it_is(Some("none".into()));
+        let basis = Tuning::host_default(Some("none".into()));
         for name in Name::ALL {
             let rows = rows(&[name], &basis);
             assert!(

@@ -1,4 +1,4 @@
-//! A row of `settings`: the contract, and how people are shown it.
+//! A row of the experiment `settings`: its JSON fields and its table columns.
 
 use super::change::{Change, Name, Tuning};
 use super::{Role, SettingCase, SettingRound, SettingsSeries};
@@ -6,49 +6,52 @@ use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, number};
 use serde::{Deserialize, Serialize};
 
-/// One setting, with one path.
+/// The result of one setting with one send method.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SettingRow {
-    /// How it was sent.
+    /// The name of the send method.
     pub path: String,
-    /// What it is for.
+    /// The purpose of the row.
     pub role: Role,
-    /// What was changed; empty for the hosts as they are.
-    pub changes: Vec<Setting>,
-    /// How many of the changes, from the first on, are also in the row that this one is compared with.
+    /// The changes; empty for the unchanged hosts.
+    pub changes: Vec<AppliedSetting>,
+    /// The number of changes, from the first on, that the row it is compared with also has.
     pub changes_compared: usize,
-    /// What the hosts are without the changes, in words.
+    /// The hosts' settings without the changes, in words.
     pub basis: String,
-    /// Rounds measured. 0 for a row that was refused.
+    /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
-    /// What other programs used of a host's CPU, where too few windows were clean. Such a row has no intervals.
+    /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
+    /// too few rounds were undisturbed; such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
-    /// Why nothing was measured.
+    /// The reason why nothing was measured.
     pub refused: Option<String>,
-    /// Payload that arrived.
+    /// Payload that reached the receiving program.
     pub throughput_bits_per_second: Option<Figure>,
     /// Load of the sending host's CPU.
     pub sender_load_percent: Option<Figure>,
     /// Load of the receiving host's CPU.
     pub receiver_load_percent: Option<Figure>,
-    /// CPU time of the sending host per MiB that arrived.
+    /// CPU time of the sending host per received MiB.
     pub sender_us_per_mib: Option<Figure>,
-    /// CPU time of the receiving host per MiB that arrived.
+    /// CPU time of the receiving host per received MiB.
     pub receiver_us_per_mib: Option<Figure>,
-    /// Of both together.
+    /// CPU time of both hosts per received MiB.
     pub us_per_mib: Option<Figure>,
-    /// The sending host's cost over that without the last change (without all, where they are put together), in the same
-    /// round: the median of the rounds' ratios.
+    /// The sending host's cost divided by that of the row without the last change, in the same
+    /// round: the median of the rounds' ratios. The row `together` is compared with the row without
+    /// any change.
     pub sender_us_ratio: Option<Figure>,
-    /// The same of the receiving host.
+    /// The receiving host's cost divided likewise.
     pub receiver_us_ratio: Option<Figure>,
-    /// The same of both together.
+    /// The cost of both hosts divided likewise.
     pub us_ratio: Option<Figure>,
-    /// The throughput over that without the last change, or without all, as above.
+    /// The throughput divided likewise.
     pub throughput_ratio: Option<Figure>,
-    /// Interrupts of both hosts' CPUs for each MiB, other than their timers'. What puts a connection into the regime where
-    /// packets share them is what most of these settings do.
+    /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. Most of these settings
+    /// work by changing how many packets share an interrupt: they move the connection into the
+    /// regime with fewer interrupts.
     #[serde(default)]
     pub interrupts_per_mib: Option<Figure>,
     /// System calls of the receiving process per MiB.
@@ -57,18 +60,18 @@ pub struct SettingRow {
 
 /// A setting and its value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Setting {
-    /// Its name, as `--settings` takes it.
+pub struct AppliedSetting {
+    /// The name, as `--settings` accepts it.
     pub name: String,
-    /// Name and value, as tables show it.
+    /// Name and value, as tables show them.
     pub value: String,
-    /// What sets it on this machine.
+    /// The command that applies it on this machine.
     pub command: String,
-    /// What may go wrong.
+    /// The risk.
     pub risk: String,
 }
 
-/// A value over that of the row without the change, in the same rounds.
+/// A value divided by that of the row without the change, in the same rounds.
 pub(super) fn ratio(
     series: &SettingsSeries,
     all: &[SettingsSeries],
@@ -76,50 +79,57 @@ pub(super) fn ratio(
 ) -> Option<Figure> {
     let case = &series.case;
     let is_other = |other: &&SettingsSeries| {
-        other.case.path == case.path
-            && other.case.changes == case.beside()
+        other.case.method == case.method
+            && other.case.changes == case.compared_changes()
             && other.case.role != Role::Control
     };
     let other = all.iter().find(is_other)?;
     if case.role == Role::Basis { None } else { series.ratio_to(other, of) }
 }
 
-/// Settings do not pay that cost more throughput than this.
+/// The smallest throughput ratio of a setting that pays.
 const THROUGHPUT_RATIO_MIN: f64 = 0.95;
 
-/// Whether a setting surely costs less than none, and does not cost throughput.
-pub(super) fn pays(cost: Figure, throughput: Figure, equal: Option<Figure>) -> bool {
-    is_below(cost, equal) && throughput.median >= THROUGHPUT_RATIO_MIN
+/// Whether a setting pays: it costs less than the control row's difference allows, and keeps the
+/// throughput.
+pub(super) fn pays(cost: Figure, throughput: Figure, control: Option<Figure>) -> bool {
+    is_below(cost, control) && throughput.median >= THROUGHPUT_RATIO_MIN
 }
 
-/// By how much two equal rows differ, to either side.
-fn chance(equal: Option<Figure>) -> f64 {
-    // Where the equal row has no interval nothing is known of chance, and nothing exceeds it.
-    let of = |equal: Figure| {
-        if equal.has_interval() { equal.high.max(1.0 / equal.low).max(1.0) } else { f64::INFINITY }
+/// The factor by which two equal rows differ, at least 1.
+fn chance_factor(control: Option<Figure>) -> f64 {
+    // If the control row has no interval, the difference by chance is unknown, and no ratio exceeds
+    // it.
+    let of = |control: Figure| {
+        if control.has_interval() {
+            control.high.max(1.0 / control.low).max(1.0)
+        } else {
+            f64::INFINITY
+        }
     };
-    equal.map_or(1.0, of)
+    control.map_or(1.0, of)
 }
 
-/// Whether a ratio is surely below 1, and below what two equal rows differ by.
-fn is_below(ratio: Figure, equal: Option<Figure>) -> bool {
-    ratio.is_below(1.0 / chance(equal))
+/// Whether a ratio's whole interval lies below 1, and below the factor by which two equal rows
+/// differ.
+fn is_below(ratio: Figure, control: Option<Figure>) -> bool {
+    ratio.is_below(1.0 / chance_factor(control))
 }
 
-/// Whether it is surely above.
-pub(super) fn is_above(ratio: Figure, equal: Option<Figure>) -> bool {
-    ratio.is_above(chance(equal))
+/// Whether a ratio's whole interval lies above the factor by which two equal rows differ.
+pub(super) fn is_above(ratio: Figure, control: Option<Figure>) -> bool {
+    ratio.is_above(chance_factor(control))
 }
 
-/// The row that a series comes to, beside all the others.
+/// The row of a series; `all` holds the series that it is compared with.
 pub(super) fn of(
     series: &SettingsSeries,
     all: &[SettingsSeries],
     basis: &Tuning,
     device: &str,
 ) -> SettingRow {
-    let SettingCase { path, changes, role } = &series.case;
-    let setting = |change: &Change| Setting {
+    let SettingCase { method, changes, role } = &series.case;
+    let setting = |change: &Change| AppliedSetting {
         name: change.name().to_string(),
         value: change.to_string(),
         command: change.command(device),
@@ -127,14 +137,14 @@ pub(super) fn of(
     };
     let calls = series.figure(|round| round.received.calls as f64 / round.received.mib());
     SettingRow {
-        path: path.name().into(),
+        path: method.name().into(),
         role: *role,
         changes: changes.iter().map(setting).collect(),
-        changes_compared: series.case.beside().len(),
-        basis: basis.words(),
+        changes_compared: series.case.compared_changes().len(),
+        basis: basis.description(),
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
-        refused: series.why_none(),
+        refused: series.failure_reason(),
         throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
         sender_load_percent: series.figure(|round| round.costs.sender.load_percent),
         receiver_load_percent: series.figure(|round| round.costs.receiver.load_percent),
@@ -151,8 +161,8 @@ pub(super) fn of(
 }
 
 impl SettingRow {
-    /// The changes that it has beyond what it is compared with, in words.
-    pub(super) fn own(&self) -> String {
+    /// The changes that the row it is compared with lacks, in words.
+    pub(super) fn own_changes(&self) -> String {
         let own: Vec<&str> = self.changes[self.changes_compared.min(self.changes.len())..]
             .iter()
             .map(|setting| setting.value.as_str())
@@ -161,21 +171,21 @@ impl SettingRow {
     }
 }
 
-/// A ratio; nothing for a row that is compared with none.
-fn ratio_or_nothing(row: &SettingRow, figure: Option<Figure>) -> String {
+/// The cell of a ratio; 1 for the row that the others are compared with.
+fn ratio_cell(row: &SettingRow, figure: Option<Figure>) -> String {
     if row.role == Role::Basis { "1".into() } else { crate::view::ratio(figure) }
 }
 
 const COLUMNS: [Column<SettingRow>; 11] = [
     Column::narrow("setting", Tabled::name),
     Column::narrow("both\nµs/MiB", |row| number(row.us_per_mib, 1.0, 0)),
-    Column::narrow("× without\n(interval)", |row| ratio_or_nothing(row, row.us_ratio)),
+    Column::narrow("× without\n(interval)", |row| ratio_cell(row, row.us_ratio)),
     Column::narrow("inter-\nrupts", |row| number(row.interrupts_per_mib, 1.0, 0)),
     Column::narrow("Gbit/s", |row| number(row.throughput_bits_per_second, 1e9, 1)),
     Column::wide("sender\nµs/MiB", |row| number(row.sender_us_per_mib, 1.0, 0)),
-    Column::wide("sender\n× without", |row| ratio_or_nothing(row, row.sender_us_ratio)),
+    Column::wide("sender\n× without", |row| ratio_cell(row, row.sender_us_ratio)),
     Column::wide("receiver\nµs/MiB", |row| number(row.receiver_us_per_mib, 1.0, 0)),
-    Column::wide("receiver\n× without", |row| ratio_or_nothing(row, row.receiver_us_ratio)),
+    Column::wide("receiver\n× without", |row| ratio_cell(row, row.receiver_us_ratio)),
     Column::wide("sender\nload %", |row| number(row.sender_load_percent, 1.0, 0)),
     Column::wide("receiver\nload %", |row| number(row.receiver_load_percent, 1.0, 0)),
 ];
@@ -191,8 +201,8 @@ impl Tabled for SettingRow {
             Role::Basis => "as it is".into(),
             Role::Control => "unchanged".into(),
             Role::Together => "together".into(),
-            Role::Setting if self.changes_compared > 0 => format!("+ {}", self.own()),
-            Role::Setting => self.own(),
+            Role::Setting if self.changes_compared > 0 => format!("+ {}", self.own_changes()),
+            Role::Setting => self.own_changes(),
         }
     }
 
@@ -223,24 +233,30 @@ impl Tabled for SettingRow {
     }
 
     fn notes(rows: &[Self]) -> Vec<String> {
-        let mut settings: Vec<&Setting> = Vec::new();
+        let mut settings: Vec<&AppliedSetting> = Vec::new();
         for setting in rows.iter().flat_map(|row| &row.changes) {
             if !settings.contains(&setting) {
                 settings.push(setting);
             }
         }
-        // Nobody wants to switch offloads off; that row is there to show what they are worth.
+        // The row with offloads off only shows their gain. It is no recommendation, so its command
+        // is not printed.
         settings.retain(|setting| setting.name != Name::Offloads.to_string());
-        // Values of one setting that risk the same share the line on that.
-        let alike =
-            |one: &&Setting, other: &&Setting| one.name == other.name && one.risk == other.risk;
-        let how = settings.chunk_by(alike).flat_map(|alike| {
+        // Values of one setting that have the same risk share the line on it.
+        let same_risk = |one: &&AppliedSetting, other: &&AppliedSetting| {
+            one.name == other.name && one.risk == other.risk
+        };
+        let commands = settings.chunk_by(same_risk).flat_map(|settings| {
             let values =
-                alike.iter().map(|setting| format!("{}: {}", setting.value, setting.command));
-            values.chain([format!("  {} risks: {}", alike[0].name, alike[0].risk)])
+                settings.iter().map(|setting| format!("{}: {}", setting.value, setting.command));
+            values.chain([format!("  {} risks: {}", settings[0].name, settings[0].risk)])
         });
-        let about = "× without compares both hosts' cost with that of the row that lacks the setting; + stands before what is set besides the row above; unchanged shows by how much two equal rows differ; together is measured after the others, beside the hosts as they are once more. The commands hold until the next start.";
-        std::iter::once(about.into()).chain(how).collect()
+        let explanation = "× without compares both hosts' cost with that of the row that lacks the \
+                           setting; + marks what is set in addition to the row above; unchanged \
+                           shows by how much two equal rows differ; together is measured after the \
+                           others, and the unchanged hosts are measured again beside it. The \
+                           commands apply until the next boot.";
+        std::iter::once(explanation.into()).chain(commands).collect()
     }
 }
 
@@ -253,17 +269,18 @@ mod tests {
     }
 
     #[test]
-    fn only_what_exceeds_chance_pays_or_costs() {
-        let as_fast = figure(0.9, 1.0, 1.1);
-        let equal = Some(figure(0.92, 1.01, 1.05));
-        assert!(pays(figure(0.6, 0.7, 0.8), as_fast, equal));
-        assert!(!pays(figure(0.8, 0.9, 0.93), as_fast, equal), "two equal rows differ as much");
-        assert!(pays(figure(0.8, 0.9, 0.95), as_fast, None));
-        assert!(!pays(figure(0.9, 0.97, 1.01), as_fast, None));
-        assert!(!pays(figure(0.6, 0.7, 0.8), figure(0.5, 0.6, 0.7), equal), "it is slower");
-        // As much to one side as to the other.
+    fn only_a_ratio_beyond_chance_pays_or_costs() {
+        let same_throughput = figure(0.9, 1.0, 1.1);
+        let control = Some(figure(0.92, 1.01, 1.05));
+        assert!(pays(figure(0.6, 0.7, 0.8), same_throughput, control));
+        let small_gain = figure(0.8, 0.9, 0.93);
+        assert!(!pays(small_gain, same_throughput, control), "two equal rows differ as much");
+        assert!(pays(figure(0.8, 0.9, 0.95), same_throughput, None));
+        assert!(!pays(figure(0.9, 0.97, 1.01), same_throughput, None));
+        assert!(!pays(figure(0.6, 0.7, 0.8), figure(0.5, 0.6, 0.7), control), "it is slower");
+        // The limit is the same factor in both directions.
         assert!(
-            is_above(figure(1.09, 1.1, 1.2), equal) && !is_above(figure(1.07, 1.1, 1.2), equal)
+            is_above(figure(1.09, 1.1, 1.2), control) && !is_above(figure(1.07, 1.1, 1.2), control)
         );
     }
 }

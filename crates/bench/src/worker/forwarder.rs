@@ -1,6 +1,6 @@
-//! The process in the middle: accepts a connection, makes one, and passes on what comes from either.
+//! The forwarding worker: accepts a connection, opens another, and forwards bytes both ways.
 
-use super::{Message, Outcome, Tally, failed, stopped};
+use super::{Message, Outcome, WorkCounters, failed, message_of};
 use crate::forward::method::TestedForwardMethod;
 use haul::{
     Counts, DirectionReport, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Readiness,
@@ -13,72 +13,74 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How to forward.
+/// Parameters of a forwarding task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Forwarding {
     pub by: TestedForwardMethod,
-    /// The pipe's or the buffer's size; `None` for the library's own.
+    /// Size of the pipe or the buffer; `None` for the library's default.
     pub buffer_bytes: Option<usize>,
 }
 
 impl Forwarding {
-    /// Forwards until both sides have ended.
+    /// Forwards until both directions have ended.
     pub(super) fn run(
         &self,
         from: &TcpStream,
         to: &TcpStream,
-        tally: &Tally,
+        counters: &WorkCounters,
     ) -> Result<Outcome, Message> {
         for socket in [from, to] {
             super::set_nodelay(socket)?;
         }
-        let way = match self.by {
+        let method = match self.by {
             TestedForwardMethod::Sockmap => {
                 join_in_kernel(from, to)?;
-                return tally.outcome();
+                return counters.outcome();
             }
             TestedForwardMethod::Copy => ForwardMethod::Copy,
             TestedForwardMethod::Splice => ForwardMethod::Splice,
             TestedForwardMethod::Auto => ForwardMethod::Adaptive,
         };
-        let basis = ForwardSettings::default();
+        let defaults = ForwardSettings::default();
         let settings = ForwardSettings {
-            way,
-            pipe_bytes: self.buffer_bytes.unwrap_or(basis.pipe_bytes),
-            buffer_bytes: self.buffer_bytes.unwrap_or(basis.buffer_bytes),
-            ..basis
+            way: method,
+            pipe_bytes: self.buffer_bytes.unwrap_or(defaults.pipe_bytes),
+            buffer_bytes: self.buffer_bytes.unwrap_or(defaults.buffer_bytes),
+            ..defaults
         };
-        let pool = ForwardPool::with(settings).map_err(|error| stopped(&error))?;
+        let pool = ForwardPool::with(settings).map_err(|error| message_of(&error))?;
         for socket in [from, to] {
             socket
                 .set_nonblocking(true)
                 .map_err(|error| failed("making a socket non-blocking", error))?;
         }
         let mut forwarder =
-            Forwarder::with_pool(from, to, pool).map_err(|error| stopped(&error))?;
+            Forwarder::with_pool(from, to, pool).map_err(|error| message_of(&error))?;
         loop {
-            let step = forwarder.step().map_err(|error| stopped(&error))?;
+            let step = forwarder.step().map_err(|error| message_of(&error))?;
             let report = forwarder.report();
             let sum = |of: fn(&DirectionReport) -> Counts| {
-                let (there, back) = (of(&report.there), of(&report.back));
-                (there.bytes + back.bytes, there.calls + back.calls)
+                let (forward, reverse) = (of(&report.there), of(&report.back));
+                (forward.bytes + reverse.bytes, forward.calls + reverse.calls)
             };
             let ((spliced, splices), (copied, copies)) =
                 (sum(|direction| direction.spliced), sum(|direction| direction.copied));
-            tally.bytes.store(spliced + copied, Relaxed);
-            tally.spliced_bytes.store(spliced, Relaxed);
-            tally.calls.store(splices + copies, Relaxed);
+            counters.bytes.store(spliced + copied, Relaxed);
+            counters.spliced_bytes.store(spliced, Relaxed);
+            counters.calls.store(splices + copies, Relaxed);
             match step {
-                Step::Done => return tally.outcome(),
+                Step::Done => return counters.outcome(),
                 Step::Again => {}
-                Step::Wait { from: one, to: other } => wait([(from, one), (to, other)])?,
+                Step::Wait { from: from_readiness, to: to_readiness } => {
+                    wait([(from, from_readiness), (to, to_readiness)])?;
+                }
             }
         }
     }
 }
 
 fn wait(sockets: [(&TcpStream, Readiness); 2]) -> Result<(), Message> {
-    let mut wanted: Vec<PollFd<'_>> = sockets
+    let mut poll_fds: Vec<PollFd<'_>> = sockets
         .iter()
         .filter(|(_, readiness)| *readiness != Readiness::default())
         .map(|(socket, readiness)| {
@@ -88,27 +90,29 @@ fn wait(sockets: [(&TcpStream, Readiness); 2]) -> Result<(), Message> {
             PollFd::from_borrowed_fd(socket.as_fd(), events)
         })
         .collect();
-    poll_for(&mut wanted, None)
+    poll_for(&mut poll_fds, None)
 }
 
-fn poll_for(wanted: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> Result<(), Message> {
-    match poll(wanted, timeout) {
+fn poll_for(poll_fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> Result<(), Message> {
+    match poll(poll_fds, timeout) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(errno) => Err(failed("poll", errno)),
     }
 }
 
-/// Lets the kernel pass everything on until the one that connected has ended, then ends the other too.
+/// Joins the sockets in the kernel (sockmap) until the peer that connected closes its end, then
+/// shuts down the other connection.
 fn join_in_kernel(from: &TcpStream, to: &TcpStream) -> Result<(), Message> {
-    /// For what the kernel still has in its own queue when the source ends; nothing is measured any more.
-    const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    let joined = Sockmap::join(from, to).map_err(|error| {
-        Message::Refused(format!("the kernel does not join sockets here: {error} (it takes root)"))
+    /// Time for the kernel to deliver the rest of its own queue after the source has ended. The
+    /// window is over by then.
+    const DRAIN_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let sockmap = Sockmap::join(from, to).map_err(|error| {
+        Message::Refused(format!("the kernel refuses to join the sockets: {error} (run as root)"))
     })?;
     poll_for(&mut [PollFd::new(from, PollFlags::RDHUP)], None)?;
-    poll_for(&mut [], Some(&REST))?;
-    // A socket that has gone meanwhile needs no end.
+    poll_for(&mut [], Some(&DRAIN_TIME))?;
+    // Shutdown fails if the peer has already closed the connection, which needs no handling.
     let _ = to.shutdown(Shutdown::Write);
-    drop(joined);
+    drop(sockmap);
     Ok(())
 }

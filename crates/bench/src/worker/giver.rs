@@ -1,6 +1,8 @@
-//! The process that sends memory of its own: copied, grouped, cut by the device, or lent.
+//! The worker that sends its own memory: copied, grouped, segmented by the device, or lent.
 
-use super::{Job, Message, Outcome, Tally, failed, now_ns, say_started, sleep_until, stopped};
+use super::{
+    Job, Message, Outcome, WorkCounters, failed, message_of, now_ns, report_started, sleep_until,
+};
 use haul::{Buffer, Limits, Pool, SendSettings, Sender};
 use haul_sys::datagram::{self, Datagrams};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,58 +14,59 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Lent at a time: as much as a socket's buffer takes anyway.
+/// Maximum bytes on loan at a time: about as much as a socket's send buffer accepts.
 const LENT_BYTES_MAX: usize = 8 << 20;
-/// Buffers of the smallest pieces.
+/// Maximum number of buffers, which the smallest pieces reach.
 const BUFFERS_MAX: usize = 1024;
-/// How long the kernel may keep the last loans.
+/// Maximum wait for the last loans to be returned.
 const SETTLE_MAX: Duration = Duration::from_secs(1);
 
-/// How to give memory to the kernel.
+/// The system call that sends memory, and whether the memory is lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Hand {
-    /// One `send` a piece, copied.
+    /// One `send` per piece, copied.
     Send,
-    /// Datagrams by `sendmmsg`, copied.
+    /// Several datagrams per `sendmmsg`, copied.
     Group,
-    /// Datagrams cut by the device or the kernel (`UDP_SEGMENT`), copied.
+    /// Datagrams segmented by the device or the kernel (`UDP_SEGMENT`), copied.
     Segments,
-    /// Lent, the next piece while the last ones are still out.
+    /// Lent; the next piece is sent while earlier loans are in flight.
     Lend,
-    /// Lent, and waited for before the next piece.
+    /// Lent; waits for the completion before the next piece.
     LendAndWait,
-    /// Lent, and cut by the device or the kernel.
+    /// Lent, and segmented by the device or the kernel.
     LendSegments,
 }
 
-/// What to give and how.
+/// Parameters of a task that sends memory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Giving {
     pub is_tcp: bool,
     pub by: Hand,
-    /// What one call gives; several datagrams where it is cut or grouped.
+    /// Bytes per call; several datagrams if the piece is segmented or grouped.
     pub piece_bytes: usize,
-    /// The size of a datagram where it is cut or grouped.
+    /// Size of a datagram if the piece is segmented or grouped.
     pub datagram_bytes: u16,
-    /// To whom, where nobody waits for it.
+    /// Destination if no worker receives; `None` for the peer of the job.
     pub to: Option<SocketAddr>,
     pub beat: Beat,
 }
 
-/// When to give.
+/// Schedule of the pieces.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) enum Beat {
-    /// At full speed.
+    /// As fast as the socket accepts them.
     Free,
-    /// So many pieces a second, each at its moment: the giver's CPU is busy all the while.
+    /// A fixed rate, each piece at its due time. The sender spins in between, so its CPU is always
+    /// busy.
     Exact { pieces_per_second: u32 },
-    /// So many pieces at a time, so often; the giver sleeps in between.
+    /// So many pieces at a time, at a fixed rate of batches. The sender sleeps in between.
     Batches { pieces: u32, per_second: u32 },
 }
 
 impl Beat {
-    /// Waits until the piece of this number is due.
-    fn wait(self, start_ns: u64, piece: u64) {
+    /// Waits until the piece with this index is due.
+    fn wait_until_due(self, start_ns: u64, piece: u64) {
         match self {
             Self::Free => {}
             Self::Exact { pieces_per_second } => {
@@ -73,9 +76,9 @@ impl Beat {
                 }
             }
             Self::Batches { pieces, per_second } => {
-                let (batch, place) =
+                let (batch, index) =
                     (piece / u64::from(pieces.max(1)), piece % u64::from(pieces.max(1)));
-                if place == 0 {
+                if index == 0 {
                     sleep_until(start_ns + batch * 1_000_000_000 / u64::from(per_second.max(1)));
                 }
             }
@@ -83,12 +86,13 @@ impl Beat {
     }
 }
 
-/// Where it goes.
-enum Way {
-    Plain(Plain),
-    Lent {
+/// The socket and the memory that is sent through it.
+enum PieceSender {
+    Copying(CopyingSender),
+    Lending {
         sender: Box<Sender<Socket>>,
-        /// All that are not lent, the longest at rest first: memory is walked round and round, as it is for copies.
+        /// Buffers that are not on loan, least recently used first. In this order memory is used
+        /// cyclically, as it is for copies.
         idle: VecDeque<Buffer>,
         buffers: usize,
     },
@@ -99,19 +103,20 @@ enum Socket {
     Udp(UdpSocket),
 }
 
-struct Plain {
+struct CopyingSender {
     socket: Socket,
-    /// As much as is lent at a time: the copy must not come from a smaller and so nearer cache.
+    /// As many bytes as may be on loan at a time. A smaller block would stay in a nearer cache and
+    /// make copies cheaper.
     bytes: Vec<u8>,
-    at: usize,
+    offset: usize,
 }
 
-impl Plain {
-    /// The next piece, round and round.
-    fn next(&mut self, piece_bytes: usize) -> (&Socket, &[u8]) {
-        self.at =
-            if self.at + 2 * piece_bytes <= self.bytes.len() { self.at + piece_bytes } else { 0 };
-        (&self.socket, &self.bytes[self.at..self.at + piece_bytes])
+impl CopyingSender {
+    /// The next piece of the memory, which is used in a cycle.
+    fn next_piece(&mut self, piece_bytes: usize) -> (&Socket, &[u8]) {
+        let next = self.offset + piece_bytes;
+        self.offset = if next + piece_bytes <= self.bytes.len() { next } else { 0 };
+        (&self.socket, &self.bytes[self.offset..self.offset + piece_bytes])
     }
 }
 
@@ -125,33 +130,33 @@ impl AsFd for Socket {
 }
 
 impl Giving {
-    /// Gives until the window is over.
-    pub(super) fn run(&self, job: &Job, tally: &Tally) -> Result<Outcome, Message> {
+    /// Sends until the window is over.
+    pub(super) fn run(&self, job: &Job, counters: &WorkCounters) -> Result<Outcome, Message> {
         let peer = self
             .to
             .or(job.peer)
-            .ok_or_else(|| Message::Failed("there is nobody to send to".into()))?;
-        let mut way = self.open(job, peer, tally)?;
+            .ok_or_else(|| Message::Failed("the job names no peer to send to".into()))?;
+        let mut piece_sender = self.open(job, peer, counters)?;
         let start_ns = now_ns();
         let mut pieces = 0u64;
-        while !tally.is_over() {
-            self.beat.wait(start_ns, pieces);
-            let (bytes, calls) = match self.give(&mut way) {
-                Ok(given) => given,
-                // Whoever took it may have left by now.
-                Err(_) if tally.is_over() => break,
+        while !counters.is_over() {
+            self.beat.wait_until_due(start_ns, pieces);
+            let (bytes, calls) = match self.send_piece(&mut piece_sender) {
+                Ok(sent) => sent,
+                // The receiver may have closed its socket by now.
+                Err(_) if counters.is_over() => break,
                 Err(message) => return Err(message),
             };
             pieces += 1;
-            tally.bytes.fetch_add(bytes, Relaxed);
-            tally.calls.fetch_add(calls, Relaxed);
+            counters.bytes.fetch_add(bytes, Relaxed);
+            counters.calls.fetch_add(calls, Relaxed);
             if pieces == 1 {
-                say_started()?;
+                report_started()?;
             }
         }
-        let outcome = tally.outcome()?;
-        let Way::Lent { sender, .. } = &mut way else { return Ok(outcome) };
-        sender.settle(SETTLE_MAX).map_err(|error| stopped(&error))?;
+        let outcome = counters.outcome()?;
+        let PieceSender::Lending { sender, .. } = &mut piece_sender else { return Ok(outcome) };
+        sender.settle(SETTLE_MAX).map_err(|error| message_of(&error))?;
         let loans = sender.report().loans;
         Ok(Outcome {
             zero_copied_bytes: loans.zero_copied_bytes,
@@ -160,26 +165,31 @@ impl Giving {
         })
     }
 
-    fn open(&self, job: &Job, peer: SocketAddr, tally: &Tally) -> Result<Way, Message> {
-        let at = |error| failed(&format!("connecting to {peer}"), error);
+    fn open(
+        &self,
+        job: &Job,
+        peer: SocketAddr,
+        counters: &WorkCounters,
+    ) -> Result<PieceSender, Message> {
+        let connect_error = |error| failed(&format!("connecting to {peer}"), error);
         let socket = if self.is_tcp {
             let stream = job.socket.connect(peer)?;
-            tally.watch_socket(&stream);
+            counters.watch_socket(&stream);
             Socket::Tcp(stream)
         } else {
-            let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            let socket = UdpSocket::bind(any).map_err(at)?;
-            socket.connect(peer).map_err(at)?;
+            let unspecified = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let socket = UdpSocket::bind(unspecified).map_err(connect_error)?;
+            socket.connect(peer).map_err(connect_error)?;
             Socket::Udp(socket)
         };
         if matches!(self.by, Hand::Send | Hand::Group | Hand::Segments) {
-            let walked_bytes =
+            let buffer_bytes =
                 LENT_BYTES_MAX.min(BUFFERS_MAX * self.piece_bytes).max(2 * self.piece_bytes);
-            let bytes = vec![0x5a; walked_bytes];
-            return Ok(Way::Plain(Plain { socket, bytes, at: 0 }));
+            let bytes = vec![0x5a; buffer_bytes];
+            return Ok(PieceSender::Copying(CopyingSender { socket, bytes, offset: 0 }));
         }
         let buffers = (LENT_BYTES_MAX / self.piece_bytes).clamp(2, BUFFERS_MAX);
-        let pool = Pool::new(self.piece_bytes, buffers).map_err(|error| stopped(&error))?;
+        let pool = Pool::new(self.piece_bytes, buffers).map_err(|error| message_of(&error))?;
         let idle: Result<VecDeque<Buffer>, haul::Error> = (0..buffers)
             .map(|_| {
                 let mut buffer = pool.take()?;
@@ -188,7 +198,7 @@ impl Giving {
                 Ok(Buffer::from(buffer))
             })
             .collect();
-        let idle = idle.map_err(|error| stopped(&error))?;
+        let idle = idle.map_err(|error| message_of(&error))?;
         let settings = SendSettings {
             zerocopy_bytes_min: 1,
             lends_on_when_copied: true,
@@ -198,15 +208,15 @@ impl Giving {
             },
             ..SendSettings::default()
         };
-        let sender = Sender::with(socket, settings).map_err(|error| stopped(&error))?;
-        Ok(Way::Lent { sender: Box::new(sender), idle, buffers })
+        let sender = Sender::with(socket, settings).map_err(|error| message_of(&error))?;
+        Ok(PieceSender::Lending { sender: Box::new(sender), idle, buffers })
     }
 
-    /// Gives one piece; returns how many bytes were taken, in how many system calls.
-    fn give(&self, way: &mut Way) -> Result<(u64, u64), Message> {
-        match way {
-            Way::Plain(plain) => {
-                let (socket, bytes) = plain.next(self.piece_bytes);
+    /// Sends one piece; returns the bytes that the socket accepted and the system calls made.
+    fn send_piece(&self, piece_sender: &mut PieceSender) -> Result<(u64, u64), Message> {
+        match piece_sender {
+            PieceSender::Copying(copying) => {
+                let (socket, bytes) = copying.next_piece(self.piece_bytes);
                 match (socket, self.by) {
                     (Socket::Tcp(stream), _) => {
                         let mut stream: &TcpStream = stream;
@@ -225,7 +235,7 @@ impl Giving {
                 .map(|taken| (taken as u64, 1))
                 .map_err(|error| failed("sending", error))
             }
-            Way::Lent { sender, idle, buffers } => {
+            PieceSender::Lending { sender, idle, buffers } => {
                 let calls_before = sender.report().loans.calls;
                 let buffer = loop {
                     reclaim(sender, idle)?;
@@ -238,7 +248,7 @@ impl Giving {
                     Hand::LendSegments => sender.lend_segments(buffer, self.datagram_bytes),
                     _ => sender.lend(buffer),
                 };
-                lent.map_err(|refused| stopped(&refused.error))?;
+                lent.map_err(|refused| message_of(&refused.error))?;
                 while self.by == Hand::LendAndWait && idle.len() < *buffers {
                     wait_for_completions(sender)?;
                     reclaim(sender, idle)?;
@@ -249,18 +259,19 @@ impl Giving {
     }
 }
 
-/// Takes back what the kernel is done with.
+/// Takes back the buffers of completed loans.
 fn reclaim(sender: &mut Sender<Socket>, idle: &mut VecDeque<Buffer>) -> Result<(), Message> {
-    idle.extend(sender.reclaim().map_err(|error| stopped(&error))?.map(|back| back.buffer));
+    let reclaimed = sender.reclaim().map_err(|error| message_of(&error))?;
+    idle.extend(reclaimed.map(|loan| loan.buffer));
     Ok(())
 }
 
-/// Waits until the kernel has something to say of loans.
+/// Waits until a completion arrives, at most 100 ms.
 fn wait_for_completions(sender: &Sender<Socket>) -> Result<(), Message> {
-    let short = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    // Errors are told whatever is asked for, and notices count as such.
-    let mut wanted = [PollFd::new(sender.socket(), PollFlags::empty())];
-    match poll(&mut wanted, Some(&short)) {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    // `poll` reports errors whatever events are requested, and a completion counts as an error.
+    let mut poll_fds = [PollFd::new(sender.socket(), PollFlags::empty())];
+    match poll(&mut poll_fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(errno) => Err(failed("poll", errno)),
     }

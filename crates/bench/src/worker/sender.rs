@@ -1,8 +1,8 @@
-//! The sending process: a workload over and over, through one path.
+//! The sending worker: sends a workload repeatedly with one method.
 
-use super::{Message, Outcome, Tally, failed, say_started, stopped};
+use super::{Message, Outcome, WorkCounters, failed, message_of, report_started};
 use crate::tested_method::{Opened, TestedMethod};
-use crate::workload::{HandedOver, Piece};
+use crate::workload::{Piece, PieceHandle};
 use haul::{MethodOptions, Plan};
 use serde::{Deserialize, Serialize};
 use std::net::{Shutdown, TcpStream};
@@ -11,85 +11,96 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the kernel may keep pages after the last byte was sent.
+/// Maximum wait for the kernel to release its pages after the last byte was sent.
 const SETTLE_MAX: Duration = Duration::from_secs(1);
 
-/// What to send and how.
+/// Parameters of a sending task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Sending {
     pub path: String,
-    /// At most how much a call.
+    /// Maximum bytes per call.
     pub chunk_bytes: usize,
-    /// Whether `TCP_CORK` holds back partial packets inside each file.
+    /// Whether `TCP_CORK` holds partial segments back within each file.
     pub cork: bool,
-    /// The rate to hold, or full speed.
+    /// Pacing rate; `None` for full speed.
     pub rate_bits_per_second: Option<u64>,
-    pub pieces: Vec<HandedOver>,
-    /// What to choose the path by, for the way that is chosen by a plan.
+    pub pieces: Vec<PieceHandle>,
+    /// Cost model for the method `planned`, which chooses by it.
     pub plan: Option<Box<Plan>>,
 }
 
 impl Sending {
     /// Sends until the window is over.
-    pub(super) fn run(&self, stream: TcpStream, tally: &Tally) -> Result<Outcome, Message> {
-        let way: TestedMethod =
+    pub(super) fn run(
+        &self,
+        stream: TcpStream,
+        counters: &WorkCounters,
+    ) -> Result<Outcome, Message> {
+        let method: TestedMethod =
             self.path.parse().map_err(|error| failed("reading the job", error))?;
         let pieces = self
             .pieces
             .iter()
-            .map(HandedOver::take)
+            .map(PieceHandle::open)
             .collect::<Result<Vec<Piece>, _>>()
-            .map_err(|error| failed("taking over the workload", error))?;
+            .map_err(|error| failed("opening the workload", error))?;
         if let Some(rate) = self.rate_bits_per_second {
             haul_sys::sockopt::set_max_pacing_rate(&stream, rate / 8)
                 .map_err(|error| failed("setting SO_MAX_PACING_RATE", error))?;
         }
-        tally.watch_socket(&stream);
+        counters.watch_socket(&stream);
         let options = MethodOptions { chunk_bytes: self.chunk_bytes, pipe_bytes: None };
-        let path =
-            way.open(&stream, &options, self.plan.as_deref()).map_err(|error| stopped(&error))?;
-        let mut at_work =
-            AtWork { sending: self, stream, path, tally, cork_calls: 0, has_started: false };
+        let method = method
+            .open(&stream, &options, self.plan.as_deref())
+            .map_err(|error| message_of(&error))?;
+        let mut sender = ActiveSender {
+            task: self,
+            stream,
+            method,
+            counters,
+            cork_calls: 0,
+            has_started: false,
+        };
         for piece in pieces.iter().cycle() {
-            at_work.send(piece)?;
-            if tally.is_over() {
+            sender.send(piece)?;
+            if counters.is_over() {
                 break;
             }
         }
-        at_work.finish()
+        sender.finish()
     }
 }
 
-struct AtWork<'a> {
-    sending: &'a Sending,
+struct ActiveSender<'a> {
+    task: &'a Sending,
     stream: TcpStream,
-    path: Opened,
-    tally: &'a Tally,
+    method: Opened,
+    counters: &'a WorkCounters,
     cork_calls: u64,
     has_started: bool,
 }
 
-impl AtWork<'_> {
-    /// Sends one piece, or its beginning if the window closes meanwhile.
+impl ActiveSender<'_> {
+    /// Sends one piece, or the first part of it if the window ends first.
     fn send(&mut self, piece: &Piece) -> Result<(), Message> {
         self.cork(true)?;
         let mut range = 0..piece.len();
-        while !range.is_empty() && !self.tally.is_over() {
-            let sent = self.path.send(self.stream.as_fd(), piece.source(), range.clone());
-            range.start += sent.map_err(|error| stopped(&error))?;
-            let counts = self.path.counts();
-            self.tally.bytes.store(counts.bytes, Relaxed);
-            self.tally.calls.store(counts.calls + self.cork_calls, Relaxed);
+        while !range.is_empty() && !self.counters.is_over() {
+            let sent = self.method.send(self.stream.as_fd(), piece.source(), range.clone());
+            range.start += sent.map_err(|error| message_of(&error))?;
+            let counts = self.method.counts();
+            self.counters.bytes.store(counts.bytes, Relaxed);
+            self.counters.calls.store(counts.calls + self.cork_calls, Relaxed);
             if !self.has_started {
                 self.has_started = true;
-                say_started()?;
+                report_started()?;
             }
         }
         self.cork(false)
     }
 
     fn cork(&mut self, on: bool) -> Result<(), Message> {
-        if self.sending.cork {
+        if self.task.cork {
             self.cork_calls += 1;
             rustix::net::sockopt::set_tcp_cork(&self.stream, on)
                 .map_err(|errno| failed("setting TCP_CORK", errno))?;
@@ -97,22 +108,23 @@ impl AtWork<'_> {
         Ok(())
     }
 
-    /// Says what was done in the window, and what the kernel said of the copies.
+    /// Returns the counters of the window and the completions' counts of copied and zero-copied
+    /// bytes.
     fn finish(mut self) -> Result<Outcome, Message> {
-        let outcome = self.tally.outcome()?;
-        // Not connected any more if the receiver hung up; the kernel's notices come all the same.
+        let outcome = self.counters.outcome()?;
+        // Fails if the receiver has closed the connection. Completions arrive all the same.
         let _ = self.stream.shutdown(Shutdown::Write);
         let deadline = Instant::now() + SETTLE_MAX;
-        while self.path.settle(self.stream.as_fd()).map_err(|error| stopped(&error))? > 0
+        while self.method.settle(self.stream.as_fd()).map_err(|error| message_of(&error))? > 0
             && Instant::now() < deadline
         {
             thread::sleep(Duration::from_millis(1));
         }
-        let settled = self.path.counts();
+        let settled = self.method.counts();
         Ok(Outcome {
             zero_copied_bytes: settled.zero_copied_bytes,
             copied_bytes: settled.copied_bytes,
-            taken: self.path.taken(),
+            taken: self.method.taken(),
             ..outcome
         })
     }

@@ -1,8 +1,8 @@
-//! Connecting and listening with socket options that must be set before the connection exists.
+//! Sockets with options that must be set before the connection is made.
 //!
-//! `TCP_CONGESTION` set on a connected socket leaves behind what the first algorithm set up: BBR turns on TCP's pacing
-//! timers (`sk_pacing_status`) at the handshake, and no later call turns them off. `SO_RCVBUF` decides the window scale,
-//! which only a SYN carries.
+//! `TCP_CONGESTION` on a connected socket does not undo the setup of the first algorithm. BBR turns
+//! on TCP's pacing timers (`sk_pacing_status`) at the handshake, and no later call turns them off.
+//! `SO_RCVBUF` determines the window scale, which only a SYN carries.
 
 use super::{Message, failed};
 use haul_sys::sockopt;
@@ -16,25 +16,25 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// How long connecting two hosts may take.
+/// Timeout of connecting two hosts.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// Socket options of both ends of a connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SocketOptions {
-    /// `TCP_CONGESTION`; the namespace's default where `None`.
+    /// `TCP_CONGESTION`; `None` for the namespace's default.
     pub congestion: Option<String>,
-    /// The send and the receive buffer, fixed; the kernel sizes both by itself where `None`.
+    /// Fixed size of the send and the receive buffer; `None` for the kernel's autotuning.
     pub buffer_bytes: Option<usize>,
 }
 
 impl SocketOptions {
-    /// This congestion control, and buffers that the kernel sizes.
+    /// Options with this congestion control and autotuned buffers.
     pub(crate) fn with_congestion(name: impl Into<String>) -> Self {
         Self { congestion: Some(name.into()), buffer_bytes: None }
     }
 
-    /// A TCP socket that has these options.
+    /// Creates a TCP socket with these options.
     fn socket(&self, peer: IpAddr) -> Result<OwnedFd, Message> {
         let family = if peer.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket =
@@ -53,34 +53,34 @@ impl SocketOptions {
 
     /// Connects to `peer`.
     pub(super) fn connect(&self, peer: SocketAddr) -> Result<TcpStream, Message> {
-        let at = |errno: Errno| failed(&format!("connecting to {peer}"), errno);
+        let connect_error = |errno: Errno| failed(&format!("connecting to {peer}"), errno);
         let socket = self.socket(peer.ip())?;
-        rustix::io::ioctl_fionbio(&socket, true).map_err(at)?;
+        rustix::io::ioctl_fionbio(&socket, true).map_err(connect_error)?;
         match connect(&socket, &peer) {
             Ok(()) => {}
             Err(Errno::INPROGRESS) => {
                 let timeout = Timespec { tv_sec: CONNECT_MAX.as_secs() as i64, tv_nsec: 0 };
-                let mut wanted = [PollFd::new(&socket, PollFlags::OUT)];
-                if poll(&mut wanted, Some(&timeout)).map_err(at)? == 0 {
-                    return Err(at(Errno::TIMEDOUT));
+                let mut poll_fds = [PollFd::new(&socket, PollFlags::OUT)];
+                if poll(&mut poll_fds, Some(&timeout)).map_err(connect_error)? == 0 {
+                    return Err(connect_error(Errno::TIMEDOUT));
                 }
                 rustix::net::sockopt::socket_error(&socket)
                     .and_then(|result| result)
-                    .map_err(at)?;
+                    .map_err(connect_error)?;
             }
-            Err(errno) => return Err(at(errno)),
+            Err(errno) => return Err(connect_error(errno)),
         }
-        rustix::io::ioctl_fionbio(&socket, false).map_err(at)?;
+        rustix::io::ioctl_fionbio(&socket, false).map_err(connect_error)?;
         Ok(socket.into())
     }
 
     /// Listens; accepted sockets inherit the options.
     pub(super) fn listen(&self, address: SocketAddr) -> Result<TcpListener, Message> {
-        let at = |errno: Errno| failed(&format!("listening on {address}"), errno);
+        let listen_error = |errno: Errno| failed(&format!("listening on {address}"), errno);
         let socket = self.socket(address.ip())?;
-        rustix::net::sockopt::set_socket_reuseaddr(&socket, true).map_err(at)?;
-        bind(&socket, &address).map_err(at)?;
-        listen(&socket, 16).map_err(at)?;
+        rustix::net::sockopt::set_socket_reuseaddr(&socket, true).map_err(listen_error)?;
+        bind(&socket, &address).map_err(listen_error)?;
+        listen(&socket, 16).map_err(listen_error)?;
         Ok(socket.into())
     }
 }

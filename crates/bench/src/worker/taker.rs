@@ -1,41 +1,44 @@
-//! The process that takes datagrams, one a call, until the window is over and nobody sends any more.
+//! The worker that receives datagrams, one per call, until the window is over and the sender has
+//! stopped.
 
-use super::{Message, Outcome, Tally, failed, say};
+use super::{Message, Outcome, WorkCounters, failed, send_message};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How often a taker that gets nothing looks whether the window is over.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// Receive timeout, after which the worker checks whether the window is over.
+const READ_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// How to take.
+/// Parameters of a task that receives datagrams.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Taking {
-    /// For how long to poll the device before waiting for an interrupt, in microseconds; 0 for not at all.
+    /// Time to poll the device before waiting for an interrupt, in microseconds; 0 disables busy
+    /// polling.
     pub busy_poll_us: u32,
 }
 
 impl Taking {
-    /// Takes what comes to a port of `host`.
-    pub(super) fn run(&self, host: IpAddr, tally: &Tally) -> Result<Outcome, Message> {
-        let at = |error| failed(&format!("listening on {host}"), error);
-        let socket = UdpSocket::bind((host, 0)).map_err(at)?;
-        socket.set_read_timeout(Some(LOOK_INTERVAL)).map_err(at)?;
-        super::poll_busily(&socket, self.busy_poll_us)?;
-        say(&Message::Listening { address: socket.local_addr().map_err(at)? })
+    /// Receives datagrams on a free port of `host`.
+    pub(super) fn run(&self, host: IpAddr, counters: &WorkCounters) -> Result<Outcome, Message> {
+        let listen_error = |error| failed(&format!("listening on {host}"), error);
+        let socket = UdpSocket::bind((host, 0)).map_err(listen_error)?;
+        socket.set_read_timeout(Some(READ_TIMEOUT)).map_err(listen_error)?;
+        super::set_busy_poll(&socket, self.busy_poll_us)?;
+        send_message(&Message::Listening { address: socket.local_addr().map_err(listen_error)? })
             .map_err(|error| failed("reporting", error))?;
         let mut buffer = vec![0; 1 << 16];
         loop {
             match socket.recv(&mut buffer) {
                 Ok(count) => {
-                    tally.bytes.fetch_add(count as u64, Relaxed);
-                    tally.messages.fetch_add(1, Relaxed);
+                    counters.bytes.fetch_add(count as u64, Relaxed);
+                    counters.messages.fetch_add(1, Relaxed);
                 }
-                // Whoever still sends to a port that nobody has is refused.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && tally.is_over() => {
-                    return tally.outcome();
+                // The socket stays open until the sender has stopped: a datagram to a closed port
+                // is refused.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && counters.is_over() => {
+                    return counters.outcome();
                 }
                 Err(error)
                     if matches!(
@@ -44,7 +47,7 @@ impl Taking {
                     ) => {}
                 Err(error) => return Err(failed("recv", error)),
             }
-            tally.calls.fetch_add(1, Relaxed);
+            counters.calls.fetch_add(1, Relaxed);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! `haul bench profile`.
+//! `haul bench profile`: profiles the lab's two hosts, or the whole machine while a command runs.
 
-use super::{Context, Finished};
+use super::{Context, ExperimentResult};
 use crate::arguments::ProfileArguments;
 use crate::output::Failure;
 use haul_bench::export;
@@ -8,16 +8,19 @@ use haul_bench::profile::{self, Profile, ProfilePlan};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-pub fn run(arguments: &ProfileArguments, context: &Context<'_>) -> Result<Finished, Failure> {
-    let mut code = 0;
+pub fn run(
+    arguments: &ProfileArguments,
+    context: &Context<'_>,
+) -> Result<ExperimentResult, Failure> {
+    let mut command_exit_code = 0;
     let profile = if let Some((program, rest)) = arguments.command.split_first() {
         let mut command = Command::new(program);
         command.args(rest);
-        let watched = profile::during(&mut command).map_err(crate::output::bench_failure)?;
-        let (profile, status) = watched.map_err(|error| {
+        let result = profile::during(&mut command).map_err(crate::output::bench_failure)?;
+        let (profile, status) = result.map_err(|error| {
             Failure::bad_input(format!("cannot start {}: {error}", program.to_string_lossy()))
         })?;
-        code = exit_code(status);
+        command_exit_code = exit_code(status);
         profile
     } else {
         let window = Duration::from_secs(if context.is_quick { 2 } else { 10 });
@@ -29,15 +32,20 @@ pub fn run(arguments: &ProfileArguments, context: &Context<'_>) -> Result<Finish
             mtu: arguments.mtu,
             congestion: context.common.congestion.clone(),
         };
-        context.watch(|stop, progress| profile::run(&plan, stop, progress))?
+        context.run_with_progress(|stop, progress| profile::run(&plan, stop, progress))?
     };
     let Profile { report, pictures } = profile;
     let mut view = report.view();
     view.pictures = pictures;
-    Ok(Finished { view, json: export::json(&report), experiment: report.experiment, code })
+    Ok(ExperimentResult {
+        view,
+        json: export::json(&report),
+        experiment: report.experiment,
+        exit_code: command_exit_code,
+    })
 }
 
-/// As a shell has it: 128 and the signal's number where one ended it.
+/// Returns the same exit code as a shell: 128 plus the number of the signal that ended the command.
 fn exit_code(status: ExitStatus) -> u8 {
     use std::os::unix::process::ExitStatusExt;
     status

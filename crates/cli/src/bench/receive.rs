@@ -1,13 +1,16 @@
-//! `haul bench receive`: flags to rows.
+//! `haul bench receive`: converts the arguments to the rows to measure.
 
-use super::{Context, Finished, or, refuse_with_peer};
+use super::{Context, ExperimentResult, non_empty_or, reject_with_peer};
 use crate::arguments::{ReceiveArguments, Switch};
 use crate::output::Failure;
 use haul_bench::receive::{self, PageOrder, ReceivePlan, ReceiveSelection};
 
-pub fn run(arguments: &ReceiveArguments, context: &Context<'_>) -> Result<Finished, Failure> {
-    refuse_with_peer(context, !arguments.mtu.is_empty(), "--mtu")?;
-    refuse_with_peer(context, !arguments.page_order.is_empty(), "--page-order")?;
+pub fn run(
+    arguments: &ReceiveArguments,
+    context: &Context<'_>,
+) -> Result<ExperimentResult, Failure> {
+    reject_with_peer(context, !arguments.mtu.is_empty(), "--mtu")?;
+    reject_with_peer(context, !arguments.page_order.is_empty(), "--page-order")?;
     let mut selections = selections(arguments, context.is_quick);
     if let Some(peer) = &context.peer {
         for selection in &mut selections {
@@ -24,7 +27,7 @@ pub fn run(arguments: &ReceiveArguments, context: &Context<'_>) -> Result<Finish
     context.run(|stop, progress| receive::run(&plan, stop, progress))
 }
 
-/// The rows that the flags name; the default set when they name none.
+/// Returns the rows that the arguments select, or the default set if they select none.
 fn selections(arguments: &ReceiveArguments, is_quick: bool) -> Vec<ReceiveSelection> {
     let ReceiveArguments { paths, mtu, sent_by, page_order, buffer, touch } = arguments;
     let is_named = !(paths.is_empty()
@@ -38,12 +41,15 @@ fn selections(arguments: &ReceiveArguments, is_quick: bool) -> Vec<ReceiveSelect
         (false, false) => ReceiveSelection::default_set(),
         (false, true) => vec![plain],
         (true, _) => vec![ReceiveSelection {
-            ways: or(paths.clone(), plain.ways),
-            mtus: or(mtu.clone(), plain.mtus),
-            sent_by: or(sent_by.clone(), plain.sent_by),
-            page_orders: or(page_order.clone(), plain.page_orders),
-            buffers: or(buffer.clone(), plain.buffers),
-            touches: or(touch.iter().map(|&touch| touch == Switch::On).collect(), plain.touches),
+            ways: non_empty_or(paths.clone(), plain.ways),
+            mtus: non_empty_or(mtu.clone(), plain.mtus),
+            sent_by: non_empty_or(sent_by.clone(), plain.sent_by),
+            page_orders: non_empty_or(page_order.clone(), plain.page_orders),
+            buffers: non_empty_or(buffer.clone(), plain.buffers),
+            touches: non_empty_or(
+                touch.iter().map(|&touch| touch == Switch::On).collect(),
+                plain.touches,
+            ),
         }],
     }
 }

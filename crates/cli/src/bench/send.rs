@@ -1,6 +1,6 @@
-//! `haul bench send`: flags to rows.
+//! `haul bench send`: converts the arguments to the rows to measure.
 
-use super::{Context, Finished, or, refuse_with_peer};
+use super::{Context, ExperimentResult, non_empty_or, reject_with_peer};
 use crate::arguments::{SendArguments, Switch};
 use crate::output::Failure;
 use haul_bench::matrix::SendSelection;
@@ -8,17 +8,17 @@ use haul_bench::send::{self, SendPlan};
 use haul_bench::tested_method::TestedMethod;
 use haul_lab::Offloads;
 
-pub fn run(arguments: &SendArguments, context: &Context<'_>) -> Result<Finished, Failure> {
+pub fn run(arguments: &SendArguments, context: &Context<'_>) -> Result<ExperimentResult, Failure> {
     let plan = plan(arguments, context)?;
     context.run(|stop, progress| send::run(&plan, stop, progress))
 }
 
-/// The rows that the flags name; the default set when they name none.
+/// Returns the rows that the arguments select, or the default set if they select none.
 fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<SendPlan, Failure> {
     let SendArguments { paths, chunk, workload, cork, offloads, rate, reading, mtu, plan } =
         arguments;
-    refuse_with_peer(context, mtu.is_some(), "--mtu")?;
-    refuse_with_peer(context, !offloads.is_empty(), "--offloads")?;
+    reject_with_peer(context, mtu.is_some(), "--mtu")?;
+    reject_with_peer(context, !offloads.is_empty(), "--offloads")?;
     let is_named = !(paths.is_empty()
         && chunk.is_empty()
         && workload.is_empty()
@@ -33,11 +33,11 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<SendPlan, Fa
         (false, false) => SendSelection::default_set(),
         (false, true) => vec![plain],
         (true, _) => vec![SendSelection {
-            paths: or(paths.clone(), plain.paths),
-            chunks: or(chunk.clone(), plain.chunks),
-            workloads: or(workload.clone(), plain.workloads),
-            corks: or(cork.iter().map(|&cork| cork == Switch::On).collect(), plain.corks),
-            offloads: or(
+            paths: non_empty_or(paths.clone(), plain.paths),
+            chunks: non_empty_or(chunk.clone(), plain.chunks),
+            workloads: non_empty_or(workload.clone(), plain.workloads),
+            corks: non_empty_or(cork.iter().map(|&cork| cork == Switch::On).collect(), plain.corks),
+            offloads: non_empty_or(
                 offloads.iter().map(|&offloads| offloads.into()).collect(),
                 plain.offloads,
             ),

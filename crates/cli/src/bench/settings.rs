@@ -1,17 +1,20 @@
-//! `haul bench settings`: flags to rows.
+//! `haul bench settings`: converts the arguments to the rows to measure.
 
-use super::{Context, Finished, or};
+use super::{Context, ExperimentResult, non_empty_or};
 use crate::arguments::SettingsArguments;
 use crate::output::Failure;
 use haul_bench::settings::{self, SettingsPlan};
 
-pub fn run(arguments: &SettingsArguments, context: &Context<'_>) -> Result<Finished, Failure> {
+pub fn run(
+    arguments: &SettingsArguments,
+    context: &Context<'_>,
+) -> Result<ExperimentResult, Failure> {
     let SettingsArguments { paths, settings, workload, rate } = arguments;
     let pace = context.pace();
     let basis = if context.is_quick { SettingsPlan::quick(pace) } else { SettingsPlan::new(pace) };
     let plan = SettingsPlan {
-        paths: or(paths.clone(), basis.paths),
-        settings: or(settings.clone(), basis.settings),
+        paths: non_empty_or(paths.clone(), basis.paths),
+        settings: non_empty_or(settings.clone(), basis.settings),
         workload: workload.clone().unwrap_or(basis.workload),
         rate: *rate,
         pace,

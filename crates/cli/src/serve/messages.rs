@@ -1,6 +1,7 @@
-//! What `haul serve` says of itself while it runs, on standard error: lines for people, or JSON for programs.
+//! Log messages of `haul serve` on standard error, as plain lines or as JSON lines.
 //!
-//! Event loops speak, too, and must not wait for whoever reads: a thread writes, and what it cannot keep up with is lost.
+//! Event loops log too and must not block on a slow reader of standard error. So a separate thread
+//! writes the messages from a bounded queue, and messages that do not fit into the queue are lost.
 
 use clap::ValueEnum;
 use serde::Deserialize;
@@ -15,12 +16,12 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Messages that wait to be written.
-const WAITING_MAX: usize = 1024;
-/// How long the last ones may take.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Maximum number of messages in the queue.
+const QUEUE_MAX: usize = 1024;
+/// How long writing the rest of the queue may take at the end.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How messages are written.
+/// The format of log messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MessageFormat {
@@ -29,78 +30,79 @@ pub enum MessageFormat {
     Json,
 }
 
-/// The thread that writes; what has been said is written before this is gone.
+/// The thread that writes messages to standard error. Dropping it first writes the queued messages.
 #[derive(Debug)]
-pub struct Messages {
-    sink: Sink,
-    end: Receiver<()>,
+pub struct MessageWriter {
+    queue: MessageQueue,
+    /// Receives one item when the thread has ended.
+    done_rx: Receiver<()>,
 }
 
-/// Where messages go: `None` is the last.
+/// The queue to the thread that writes. `None` ends the thread.
 #[derive(Debug, Clone)]
-struct Sink(SyncSender<Option<Vec<u8>>>);
+struct MessageQueue(SyncSender<Option<Vec<u8>>>);
 
-/// A message that is being put together.
-struct Message {
+/// A message that is being formatted. It enters the queue when it is dropped.
+struct MessageBuffer {
     bytes: Vec<u8>,
-    sink: Sink,
+    queue: MessageQueue,
 }
 
-/// `haul: ` and the message itself.
-struct ForPeople;
+/// Formats an event as `haul: ` and its message.
+struct PlainFormat;
 
-impl Messages {
-    /// From here on everything of this process that speaks by `tracing` is written to standard error.
+impl MessageWriter {
+    /// Starts the thread and installs it as the process's global `tracing` subscriber.
     pub fn start(format: MessageFormat) -> io::Result<Self> {
-        let (sink, messages) = sync_channel::<Option<Vec<u8>>>(WAITING_MAX);
-        let (end_out, end) = sync_channel(1);
+        let (message_tx, message_rx) = sync_channel::<Option<Vec<u8>>>(QUEUE_MAX);
+        let (done_tx, done_rx) = sync_channel(1);
         std::thread::Builder::new().name("haul-messages".into()).spawn(move || {
-            while let Ok(Some(message)) = messages.recv() {
-                // Nobody is left to be told that nobody listens.
+            while let Ok(Some(message)) = message_rx.recv() {
+                // If standard error cannot be written, the error has no other destination.
                 let _ = io::stderr().write_all(&message);
             }
-            let _ = end_out.send(());
+            let _ = done_tx.send(());
         })?;
-        let sink = Sink(sink);
+        let queue = MessageQueue(message_tx);
         let builder =
-            tracing_subscriber::fmt().with_max_level(LevelFilter::INFO).with_writer(sink.clone());
-        let is_first = match format {
+            tracing_subscriber::fmt().with_max_level(LevelFilter::INFO).with_writer(queue.clone());
+        let installed = match format {
             MessageFormat::Text => {
-                tracing::subscriber::set_global_default(builder.event_format(ForPeople).finish())
+                tracing::subscriber::set_global_default(builder.event_format(PlainFormat).finish())
             }
             MessageFormat::Json => {
                 let json = builder.json().flatten_event(true).with_target(false);
                 tracing::subscriber::set_global_default(json.finish())
             }
         };
-        is_first.map_err(io::Error::other)?;
-        Ok(Self { sink, end })
+        installed.map_err(io::Error::other)?;
+        Ok(Self { queue, done_rx })
     }
 }
 
-impl Drop for Messages {
+impl Drop for MessageWriter {
     fn drop(&mut self) {
-        // Where nobody reads standard error it may stay full, and then what is in it is lost.
-        let until = Instant::now() + LAST_WORDS;
-        while Instant::now() < until {
-            if self.sink.0.try_send(None).is_ok() {
-                let _: Result<(), RecvTimeoutError> = self.end.recv_timeout(LAST_WORDS);
+        // If standard error has no reader, the queue may stay full; its messages are then lost.
+        let deadline = Instant::now() + FLUSH_TIMEOUT;
+        while Instant::now() < deadline {
+            if self.queue.0.try_send(None).is_ok() {
+                let _: Result<(), RecvTimeoutError> = self.done_rx.recv_timeout(FLUSH_TIMEOUT);
                 return;
             }
-            std::thread::sleep(LAST_WORDS / 100);
+            std::thread::sleep(FLUSH_TIMEOUT / 100);
         }
     }
 }
 
-impl<'m> MakeWriter<'m> for Sink {
-    type Writer = Message;
+impl<'m> MakeWriter<'m> for MessageQueue {
+    type Writer = MessageBuffer;
 
-    fn make_writer(&'m self) -> Message {
-        Message { bytes: Vec::new(), sink: self.clone() }
+    fn make_writer(&'m self) -> MessageBuffer {
+        MessageBuffer { bytes: Vec::new(), queue: self.clone() }
     }
 }
 
-impl Write for Message {
+impl Write for MessageBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.bytes.write(bytes)
     }
@@ -110,15 +112,15 @@ impl Write for Message {
     }
 }
 
-impl Drop for Message {
+impl Drop for MessageBuffer {
     fn drop(&mut self) {
-        // Full: nobody reads standard error, or too much happens to be read.
-        let _ = self.sink.0.try_send(Some(std::mem::take(&mut self.bytes)));
+        // A full queue: standard error has no reader, or messages come faster than it reads.
+        let _ = self.queue.0.try_send(Some(std::mem::take(&mut self.bytes)));
     }
 }
 
 impl<S: Subscriber + for<'s> LookupSpan<'s>, F: for<'w> FormatFields<'w> + 'static>
-    FormatEvent<S, F> for ForPeople
+    FormatEvent<S, F> for PlainFormat
 {
     fn format_event(
         &self,
@@ -126,17 +128,17 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>, F: for<'w> FormatFields<'w> + 'stat
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        struct Words<'w, 'm>(&'w mut Writer<'m>, fmt::Result);
-        impl Visit for Words<'_, '_> {
+        struct MessageVisitor<'w, 'm>(&'w mut Writer<'m>, fmt::Result);
+        impl Visit for MessageVisitor<'_, '_> {
             fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-                // Fields are for programs; the message says the same in words.
+                // Other fields are for the JSON format; the message contains their values.
                 if field.name() == "message" {
                     self.1 = writeln!(self.0, "haul: {value:?}");
                 }
             }
         }
-        let mut words = Words(&mut writer, Ok(()));
-        event.record(&mut words);
-        words.1
+        let mut visitor = MessageVisitor(&mut writer, Ok(()));
+        event.record(&mut visitor);
+        visitor.1
     }
 }

@@ -1,4 +1,4 @@
-//! The options of `haul serve`: the same on the command line and in a file.
+//! The options of `haul serve`: the same on the command line and in the configuration file.
 
 use super::messages::MessageFormat;
 use crate::output::Failure;
@@ -13,50 +13,54 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The largest file that clients may put here, unless told otherwise.
+/// Default maximum size of an uploaded file, in bytes.
 const PUT_BYTES_MAX: u64 = 1 << 30;
 
-/// What `haul serve` can be told. A file has the same names, as TOML keys; what the command line says comes first.
+/// The options of `haul serve`. The configuration file has the flags' names as TOML keys, and flags
+/// take precedence.
 #[derive(Debug, Default, Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Options {
-    /// The folder whose files are served
+    /// Directory whose files are served
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Where to listen: a port, an address with one, unix:PATH, or systemd for the sockets it hands over;
-    /// may be given again [default: 8080]
+    /// Address to listen on for HTTP: a port, an address and port, unix:PATH, or systemd for the
+    /// sockets that systemd passes; may be repeated [default: 8080]
     #[arg(long, value_name = "ADDRESS")]
-    #[serde(deserialize_with = "parsed_list")]
+    #[serde(deserialize_with = "deserialize_list_from_text")]
     pub listen: Vec<Address>,
-    /// Where to listen for TLS; may be given again
+    /// Address to listen on for HTTPS, as for --listen; may be repeated
     #[arg(long, help_heading = "TLS and passwords", value_name = "ADDRESS")]
-    #[serde(deserialize_with = "parsed_list")]
+    #[serde(deserialize_with = "deserialize_list_from_text")]
     pub tls_listen: Vec<Address>,
-    /// The certificate and those that lead from it to a known one: a PEM file, read again at SIGHUP
+    /// PEM file of the certificate and its intermediate certificates; read again on SIGHUP
     #[arg(long, help_heading = "TLS and passwords", value_name = "FILE")]
     pub tls_certificate: Option<PathBuf>,
-    /// The certificate's key: a PEM file
+    /// PEM file of the certificate's private key
     #[arg(long, help_heading = "TLS and passwords", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Let the kernel encrypt where it can (kTLS) [default: true]
+    /// Encrypt in the kernel where it supports that (kTLS) [default: true]
     #[arg(long, help_heading = "TLS and passwords", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub ktls: Option<bool>,
-    /// Ask for a name and a password from this file of bcrypt hashes, written by htpasswd -B and read again at SIGHUP
+    /// Require a user name and password from this file of bcrypt hashes, which htpasswd -B writes;
+    /// read again on SIGHUP
     #[arg(long, help_heading = "TLS and passwords", value_name = "FILE")]
     pub auth_file: Option<PathBuf>,
-    /// What people are told that the password is for [default: haul]
+    /// Realm that browsers show when they ask for the password [default: haul]
     #[arg(long, help_heading = "TLS and passwords", value_name = "TEXT")]
     pub auth_realm: Option<String>,
-    /// Names that stand for their folder, separated by commas [default: index.html]
+    /// Names of index files, separated by commas; the first that exists is sent for its directory
+    /// [default: index.html]
     #[arg(long, help_heading = "Files", value_name = "NAME,…", value_delimiter = ',')]
     pub index: Vec<String>,
-    /// List folders that have no index file
+    /// List the contents of directories that have no index file
     #[arg(long, help_heading = "Files", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub listing: Option<bool>,
-    /// Serve names that begin with a dot too; .well-known is served anyway
+    /// Serve names that begin with a dot; .well-known is always served
     #[arg(long, help_heading = "Files", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub hidden: Option<bool>,
-    /// Where symbolic links may lead: inside the folder, nowhere (never), or anywhere [default: inside]
+    /// Targets that symbolic links may have: inside the served directory (inside), none (never), or
+    /// anywhere [default: inside]
     #[arg(
         long,
         help_heading = "Files",
@@ -65,36 +69,38 @@ pub struct Options {
         hide_possible_values = true
     )]
     pub symlinks: Option<LinkPolicy>,
-    /// Send x.br, x.zst or x.gz for x to whoever accepts it
+    /// Send x.br, x.zst or x.gz instead of x to clients that accept that coding
     #[arg(long, help_heading = "Files", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub precompressed: Option<bool>,
-    /// A file in the folder to send for every address that names none, for applications that live in one page
+    /// File in the served directory to send for every path that names no file, for single-page
+    /// applications
     #[arg(long, help_heading = "Files", value_name = "FILE")]
     pub fallback: Option<String>,
-    /// A file in the folder to show with a status, such as 404=/404.html; may be given again
+    /// File in the served directory to send with an error status, such as 404=/404.html; may be
+    /// repeated
     #[arg(long, help_heading = "Files", value_name = "STATUS=FILE")]
     pub error_page: Vec<String>,
-    /// Let clients put files here (PUT): whoever reaches the service may then write
+    /// Accept uploads (PUT): every client that can reach the service may then write files
     #[arg(long, help_heading = "Uploads", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub allow_put: Option<bool>,
-    /// The largest file that clients may put here [default: 1GiB]
+    /// Maximum size of an uploaded file [default: 1GiB]
     #[arg(long, help_heading = "Uploads", value_name = "SIZE")]
-    #[serde(deserialize_with = "parsed")]
+    #[serde(deserialize_with = "deserialize_from_text")]
     pub put_limit: Option<Size>,
-    /// A field for every response, such as 'X-Frame-Options: DENY'; may be given again
+    /// Header field to add to every response, such as 'X-Frame-Options: DENY'; may be repeated
     #[arg(long, help_heading = "Responses", value_name = "NAME: VALUE")]
     pub header: Vec<String>,
-    /// Cache-Control for files that a pattern fits, such as '*.html=no-cache' or 'assets/**=max-age=31536000, immutable'; may
-    /// be given again, and the first that fits counts
+    /// Cache-Control value for files that match a pattern, such as '*.html=no-cache' or
+    /// 'assets/**=max-age=31536000, immutable'; may be repeated; the first match is used
     #[arg(long, help_heading = "Responses", value_name = "PATTERN=VALUE")]
     pub cache_control: Vec<String>,
-    /// Origins whose scripts may read responses, separated by commas; * is everybody's
+    /// Origins whose scripts may read responses (CORS), separated by commas; * allows every origin
     #[arg(long, help_heading = "Responses", value_name = "ORIGIN,…", value_delimiter = ',')]
     pub cors: Vec<String>,
     /// Log requests to this file; - is standard output
     #[arg(long, help_heading = "Logs and metrics", value_name = "FILE")]
     pub access_log: Option<PathBuf>,
-    /// How requests are logged: common, combined or json [default: combined]
+    /// Format of the access log: common, combined or json [default: combined]
     #[arg(
         long,
         help_heading = "Logs and metrics",
@@ -102,8 +108,8 @@ pub struct Options {
         value_enum,
         hide_possible_values = true
     )]
-    pub log_format: Option<Format>,
-    /// How haul says what happens to itself, on standard error: text or json [default: text]
+    pub log_format: Option<AccessLogFormat>,
+    /// Format of the service's own messages on standard error: text or json [default: text]
     #[arg(
         long,
         help_heading = "Logs and metrics",
@@ -112,64 +118,64 @@ pub struct Options {
         hide_possible_values = true
     )]
     pub message_format: Option<MessageFormat>,
-    /// Answer Prometheus (/metrics) at this address and port
+    /// Address and port on which to serve metrics for Prometheus (/metrics)
     #[arg(long, help_heading = "Logs and metrics", value_name = "ADDRESS")]
     pub metrics_listen: Option<SocketAddr>,
-    /// Who to be once everything is open, for a service that root starts
+    /// User to switch to once all files and sockets are open, for a service that root starts
     #[arg(long, help_heading = "Privileges", value_name = "NAME")]
     pub user: Option<String>,
-    /// Give up every file that is not served, where the kernel has Landlock [default: true]
+    /// Give up access to files that are not served, where the kernel has Landlock [default: true]
     #[arg(long, help_heading = "Privileges", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
     pub confine: Option<bool>,
-    /// Connections at a time [default: 65536, or what the limit on open files allows]
+    /// Maximum number of open connections [default: 65536, or what the limit on open files allows]
     #[arg(long, help_heading = "Limits", value_name = "N")]
     pub max_connections: Option<usize>,
-    /// The longest head of a request [default: 16KiB]
+    /// Maximum size of the head of a request [default: 16KiB]
     #[arg(long, help_heading = "Limits", value_name = "SIZE")]
-    #[serde(deserialize_with = "parsed")]
+    #[serde(deserialize_with = "deserialize_from_text")]
     pub head_limit: Option<Size>,
-    /// How long a request's head may take to arrive [default: 30s]
+    /// Maximum time for the head of a request to arrive [default: 30s]
     #[arg(long, help_heading = "Limits", value_name = "TIME")]
-    #[serde(deserialize_with = "parsed")]
-    pub head_timeout: Option<Time>,
-    /// How long a connection may lie idle between two requests [default: 75s]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub head_timeout: Option<Timeout>,
+    /// Maximum time that a connection may be idle between two requests [default: 75s]
     #[arg(long, help_heading = "Limits", value_name = "TIME")]
-    #[serde(deserialize_with = "parsed")]
-    pub idle_timeout: Option<Time>,
-    /// How long a client may take nothing of what is being sent [default: 60s]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub idle_timeout: Option<Timeout>,
+    /// Maximum time for which a client may accept none of the data being sent [default: 60s]
     #[arg(long, help_heading = "Limits", value_name = "TIME")]
-    #[serde(deserialize_with = "parsed")]
-    pub send_timeout: Option<Time>,
-    /// How long responses under way may take after SIGTERM [default: 30s]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub send_timeout: Option<Timeout>,
+    /// Maximum time for open requests to finish after SIGTERM [default: 30s]
     #[arg(long, help_heading = "Limits", value_name = "TIME")]
-    #[serde(deserialize_with = "parsed")]
-    pub drain_timeout: Option<Time>,
-    /// The most that one connection is sent in a second
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub drain_timeout: Option<Timeout>,
+    /// Maximum rate at which each connection is sent data, in bytes per second
     #[arg(long, help_heading = "Limits", value_name = "SIZE")]
-    #[serde(deserialize_with = "parsed")]
+    #[serde(deserialize_with = "deserialize_from_text")]
     pub rate_limit: Option<Size>,
-    /// Files to keep open [default: 4096, or what the limit on open files allows]
+    /// Maximum number of files kept open [default: 4096, or what the limit on open files allows]
     #[arg(long, help_heading = "Limits", value_name = "N")]
     pub cached_files: Option<usize>,
-    /// Memory to keep small files in [default: 64MiB]
+    /// Maximum memory for cached small files [default: 64MiB]
     #[arg(long, help_heading = "Limits", value_name = "SIZE")]
-    #[serde(deserialize_with = "parsed")]
+    #[serde(deserialize_with = "deserialize_from_text")]
     pub cache_memory: Option<Size>,
-    /// Event loops [default: one for each CPU]
-    #[arg(long, help_heading = "How bytes go", value_name = "N")]
+    /// Number of event loops [default: one for each CPU]
+    #[arg(long, help_heading = "Sending", value_name = "N")]
     pub workers: Option<usize>,
-    /// The path that files take to the socket, such as sendfile [default: auto, the cheapest]
-    #[arg(long, help_heading = "How bytes go", value_name = "PATH")]
+    /// Path (send method) for files, such as sendfile [default: auto, the cheapest]
+    #[arg(long, help_heading = "Sending", value_name = "PATH")]
     pub path: Option<String>,
-    /// A plan of haul plan to choose the path by
-    #[arg(long, help_heading = "How bytes go", value_name = "FILE")]
+    /// Plan file of haul plan by which to choose the path
+    #[arg(long, help_heading = "Sending", value_name = "FILE")]
     pub plan: Option<PathBuf>,
-    /// The sockets' congestion control [default: the machine's]
-    #[arg(long, help_heading = "How bytes go", value_name = "NAME")]
+    /// Congestion control of the sockets [default: the machine's]
+    #[arg(long, help_heading = "Sending", value_name = "NAME")]
     pub congestion: Option<String>,
 }
 
-/// Where symbolic links may lead.
+/// The targets that symbolic links may have.
 #[derive(Debug, Clone, Copy, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkPolicy {
@@ -178,33 +184,33 @@ pub enum LinkPolicy {
     Anywhere,
 }
 
-/// How requests are logged.
+/// The format of the access log.
 #[derive(Debug, Clone, Copy, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Format {
+pub enum AccessLogFormat {
     Common,
     Combined,
     Json,
 }
 
-/// A time of a second or more.
+/// A timeout from one second to 24 hours.
 #[derive(Debug, Clone, Copy)]
-pub struct Time(Duration);
+pub struct Timeout(Duration);
 
-impl FromStr for Time {
+impl FromStr for Timeout {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         const DAY: Duration = Duration::from_secs(24 * 3600);
-        let wrong = || format!("{text:?} is not a time from 1s to 24h: write 30s or 2m");
-        let time: jiff::SignedDuration = text.parse().map_err(|_| wrong())?;
-        let time = Duration::try_from(time).map_err(|_| wrong())?;
-        (Duration::from_secs(1)..=DAY).contains(&time).then_some(Self(time)).ok_or_else(wrong)
+        let invalid = || format!("{text:?} is not a time from 1s to 24h: write 30s or 2m");
+        let time: jiff::SignedDuration = text.parse().map_err(|_| invalid())?;
+        let time = Duration::try_from(time).map_err(|_| invalid())?;
+        (Duration::from_secs(1)..=DAY).contains(&time).then_some(Self(time)).ok_or_else(invalid)
     }
 }
 
 impl Options {
-    /// Options from the text of a file.
+    /// Parses the text of a configuration file.
     pub fn parse(text: &str) -> Result<Self, String> {
         toml::from_str(text).map_err(|error| {
             let line = error
@@ -215,33 +221,33 @@ impl Options {
         })
     }
 
-    /// These, and `other` where these say nothing.
+    /// Returns these options, with those of `other` in place of options that are not set.
     pub fn or(self, other: Self) -> Self {
-        fn list<T>(one: Vec<T>, other: Vec<T>) -> Vec<T> {
-            if one.is_empty() { other } else { one }
+        fn non_empty_or<T>(list: Vec<T>, other: Vec<T>) -> Vec<T> {
+            if list.is_empty() { other } else { list }
         }
         Self {
             dir: self.dir.or(other.dir),
-            listen: list(self.listen, other.listen),
-            tls_listen: list(self.tls_listen, other.tls_listen),
+            listen: non_empty_or(self.listen, other.listen),
+            tls_listen: non_empty_or(self.tls_listen, other.tls_listen),
             tls_certificate: self.tls_certificate.or(other.tls_certificate),
             tls_key: self.tls_key.or(other.tls_key),
             ktls: self.ktls.or(other.ktls),
             auth_file: self.auth_file.or(other.auth_file),
             auth_realm: self.auth_realm.or(other.auth_realm),
             workers: self.workers.or(other.workers),
-            index: list(self.index, other.index),
+            index: non_empty_or(self.index, other.index),
             listing: self.listing.or(other.listing),
             hidden: self.hidden.or(other.hidden),
             symlinks: self.symlinks.or(other.symlinks),
             precompressed: self.precompressed.or(other.precompressed),
             fallback: self.fallback.or(other.fallback),
-            error_page: list(self.error_page, other.error_page),
+            error_page: non_empty_or(self.error_page, other.error_page),
             allow_put: self.allow_put.or(other.allow_put),
             put_limit: self.put_limit.or(other.put_limit),
-            header: list(self.header, other.header),
-            cache_control: list(self.cache_control, other.cache_control),
-            cors: list(self.cors, other.cors),
+            header: non_empty_or(self.header, other.header),
+            cache_control: non_empty_or(self.cache_control, other.cache_control),
+            cors: non_empty_or(self.cors, other.cors),
             access_log: self.access_log.or(other.access_log),
             log_format: self.log_format.or(other.log_format),
             message_format: self.message_format.or(other.message_format),
@@ -263,14 +269,14 @@ impl Options {
         }
     }
 
-    /// What the service takes.
+    /// Converts the options to the configuration of a server.
     pub fn into_config(self) -> Result<Config, Failure> {
-        check_pairs(&self)?;
+        check_dependencies(&self)?;
         let dir = self
             .dir
-            .ok_or_else(|| Failure::bad_input("no folder to serve: name one, haul serve DIR"))?;
+            .ok_or_else(|| Failure::bad_input("no directory to serve: name one, haul serve DIR"))?;
         let mut config = Config::new(dir);
-        // Who names an address for TLS alone does not want another.
+        // If only TLS addresses are given, the default HTTP address is not used.
         if !self.listen.is_empty() || !self.tls_listen.is_empty() {
             config.listen = self.listen;
         }
@@ -280,16 +286,16 @@ impl Options {
                 Some(Tls { listen, certificate, key, in_kernel: self.ktls.unwrap_or(true) })
             }
             _ => {
-                let needs =
-                    "tls-listen, tls-certificate and tls-key belong together: give all three";
-                return Err(Failure::bad_input(needs));
+                let message =
+                    "tls-listen, tls-certificate and tls-key require each other: give all three";
+                return Err(Failure::bad_input(message));
             }
         };
         let realm = self.auth_realm.unwrap_or_else(|| "haul".into());
         config.basic_auth = self.auth_file.map(|file| BasicAuth { file, realm });
-        at_least_one("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
-        at_least_one("workers", self.workers)?;
-        at_least_one("max-connections", self.max_connections)?;
+        check_not_zero("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
+        check_not_zero("workers", self.workers)?;
+        check_not_zero("max-connections", self.max_connections)?;
         config.workers = self.workers;
         let content = &mut config.content;
         if !self.index.is_empty() {
@@ -305,23 +311,25 @@ impl Options {
             Some(LinkPolicy::Anywhere) => Symlinks::Anywhere,
         };
         for text in &self.error_page {
-            let (status, file) = split("error-page", text, '=', "404=/404.html")?;
+            let (status, file) = split_pair("error-page", text, '=', "404=/404.html")?;
             let status = status.parse().map_err(|_| {
                 Failure::bad_input(format!(
-                    "error-page {text:?}: {status:?} is no status, such as 404"
+                    "error-page {text:?}: {status:?} is not a status code, such as 404"
                 ))
             })?;
             content.error_pages.push((status, file));
         }
         for text in &self.header {
-            config.fields.headers.push(split("header", text, ':', "X-Frame-Options: DENY")?);
+            config.fields.headers.push(split_pair("header", text, ':', "X-Frame-Options: DENY")?);
         }
         for text in &self.cache_control {
-            config.fields.cache_control.push(split("cache-control", text, '=', "*.html=no-cache")?);
+            let pair = split_pair("cache-control", text, '=', "*.html=no-cache")?;
+            config.fields.cache_control.push(pair);
         }
-        if let Some(wrong) = self.cors.iter().find(|origin| !is_origin(origin)) {
+        if let Some(invalid) = self.cors.iter().find(|origin| !is_origin(origin)) {
             return Err(Failure::bad_input(format!(
-                "cors {wrong:?} is no origin as browsers say it: write \"https://example.com\", with the port where it is not the usual one, \
+                "cors {invalid:?} is not an origin as browsers send it: write \
+                 \"https://example.com\", with the port if it is not the default port and \
                  without a path, or \"*\""
             )));
         }
@@ -329,9 +337,9 @@ impl Options {
         config.access_log = self.access_log.map(|path| AccessLog {
             path: (path.as_os_str() != "-").then_some(path),
             format: match self.log_format {
-                Some(Format::Common) => LogFormat::Common,
-                None | Some(Format::Combined) => LogFormat::Combined,
-                Some(Format::Json) => LogFormat::Json,
+                Some(AccessLogFormat::Common) => LogFormat::Common,
+                None | Some(AccessLogFormat::Combined) => LogFormat::Combined,
+                Some(AccessLogFormat::Json) => LogFormat::Json,
             },
         });
         let put_bytes_max = self.put_limit.map_or(PUT_BYTES_MAX, |size| size.0);
@@ -353,30 +361,30 @@ impl Options {
                 .cache_memory
                 .map_or(limits.cached_bytes_max, |size| size.0 as usize),
         };
-        config.choice = choice(self.path.as_deref(), self.plan.as_deref())?;
+        config.choice = method_choice(self.path.as_deref(), self.plan.as_deref())?;
         config.congestion = self.congestion;
         Ok(config)
     }
 }
 
-fn at_least_one(name: &str, number: Option<usize>) -> Result<(), Failure> {
+fn check_not_zero(name: &str, number: Option<usize>) -> Result<(), Failure> {
     if number == Some(0) {
-        Err(Failure::bad_input(format!("{name} is 0: nobody would be served")))
+        Err(Failure::bad_input(format!("{name} is 0: it must be at least 1")))
     } else {
         Ok(())
     }
 }
 
-/// Options that mean nothing without another.
-fn check_pairs(options: &Options) -> Result<(), Failure> {
+/// Rejects options that have no effect without another option.
+fn check_dependencies(options: &Options) -> Result<(), Failure> {
     let pairs = [
         (options.log_format.is_some() && options.access_log.is_none(), "log-format", "access-log"),
         (options.auth_realm.is_some() && options.auth_file.is_none(), "auth-realm", "auth-file"),
         (options.put_limit.is_some() && options.allow_put != Some(true), "put-limit", "allow-put"),
     ];
-    match pairs.iter().find(|(is_alone, ..)| *is_alone) {
+    match pairs.iter().find(|(is_missing, ..)| *is_missing) {
         Some((_, name, other)) => {
-            Err(Failure::bad_input(format!("{name} means nothing without {other}")))
+            Err(Failure::bad_input(format!("{name} has no effect without {other}")))
         }
         None => Ok(()),
     }
@@ -387,25 +395,33 @@ fn head_limit(size: Option<Size>) -> Result<Option<usize>, Failure> {
     if (256..=1 << 20).contains(&bytes) {
         Ok(Some(bytes as usize))
     } else {
-        Err(Failure::bad_input(format!("head-limit {bytes} B is not from 256B to 1MiB")))
+        Err(Failure::bad_input(format!("head-limit {bytes} B is out of range: 256B to 1MiB")))
     }
 }
 
-/// Whether a browser could say that a page comes from there (RFC 6454 section 6.2).
+/// Whether the text is `*` or an origin as browsers serialize it (RFC 6454 section 6.2).
 fn is_origin(text: &str) -> bool {
     let host = text.split_once("://").map_or("", |(_, host)| host);
     text == "*" || text == "null" || (!host.is_empty() && !host.contains(['/', '?', '#', '@', ' ']))
 }
 
-fn split(name: &str, text: &str, at: char, example: &str) -> Result<(String, String), Failure> {
-    text.split_once(at)
+fn split_pair(
+    name: &str,
+    text: &str,
+    separator: char,
+    example: &str,
+) -> Result<(String, String), Failure> {
+    text.split_once(separator)
         .map(|(before, after)| (before.trim().to_owned(), after.trim().to_owned()))
         .ok_or_else(|| {
-            Failure::bad_input(format!("{name} {text:?} has no {at:?}: write {example:?}"))
+            Failure::bad_input(format!("{name} {text:?} has no {separator:?}: write {example:?}"))
         })
 }
 
-fn choice(path: Option<&str>, plan: Option<&std::path::Path>) -> Result<MethodChoice, Failure> {
+fn method_choice(
+    path: Option<&str>,
+    plan: Option<&std::path::Path>,
+) -> Result<MethodChoice, Failure> {
     match (path, plan) {
         (None | Some("auto"), None) => Ok(MethodChoice::Builtin),
         (None | Some("auto"), Some(plan)) => {
@@ -420,17 +436,17 @@ fn choice(path: Option<&str>, plan: Option<&std::path::Path>) -> Result<MethodCh
     }
 }
 
-/// A value that is written as on the command line.
-fn parsed<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(
-    from: D,
+/// Deserializes a value from the same text as on the command line.
+fn deserialize_from_text<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(
+    deserializer: D,
 ) -> Result<Option<T>, D::Error> {
-    String::deserialize(from)?.parse().map(Some).map_err(D::Error::custom)
+    String::deserialize(deserializer)?.parse().map(Some).map_err(D::Error::custom)
 }
 
-/// One such value, or a list of them.
-fn parsed_list<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(
-    from: D,
+/// Deserializes a list of values from the same texts as on the command line.
+fn deserialize_list_from_text<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(
+    deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
-    let texts = Vec::<String>::deserialize(from)?;
+    let texts = Vec::<String>::deserialize(deserializer)?;
     texts.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
 }

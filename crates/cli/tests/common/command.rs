@@ -1,22 +1,22 @@
-//! The command under test.
+//! Runs the `haul` program under test.
 
 use std::process::{Command, Output};
 
-/// The command under test.
+/// Returns a command that runs the program under test with these arguments.
 pub fn haul(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
     command.args(arguments);
     command
 }
 
-/// Its output, with its words beside an assertion that fails.
+/// Runs the command. Returns its output, and a transcript of it for the messages of assertions.
 pub fn run(command: &mut Command) -> (Output, String) {
     let output = command.output().unwrap();
-    let words = format!(
+    let transcript = format!(
         "{command:?}: {}\n{}\n{}",
         output.status,
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
-    (output, words)
+    (output, transcript)
 }

@@ -1,16 +1,18 @@
-//! The command as somebody else.
+//! Runs the program under test as an unprivileged user.
 
 use std::path::Path;
 use std::process::Command;
 
-/// An ordinary user's command: the program copied to where that user may reach it, in a folder of his own.
+/// Returns a command that runs as an unprivileged user. The program is copied to `folder`, which
+/// becomes that user's, because the user may not be able to reach the original.
 ///
-/// `None`, and a loud word, where the test does not run as root and so cannot become somebody else.
-pub fn as_ordinary_user(folder: &Path, arguments: &[&str]) -> Option<Command> {
+/// If the test does not run as root and so cannot switch users, prints a message that begins with
+/// `SKIPPED` and returns `None`.
+pub fn as_unprivileged_user(folder: &Path, arguments: &[&str]) -> Option<Command> {
     use std::os::unix::fs::{PermissionsExt, chown};
     const NOBODY: u32 = 65_534;
     if chown(folder, Some(NOBODY), Some(NOBODY)).is_err() {
-        eprintln!("SKIPPED: only root can test what an ordinary user sees");
+        eprintln!("SKIPPED: only root can run commands as another user");
         return None;
     }
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -9,31 +9,32 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use rustix::pipe::SpliceFlags;
 use std::os::fd::BorrowedFd;
 
-/// What is copied at a time.
+/// The most bytes that are copied at a time.
 pub(super) const BUFFER_BYTES: usize = 16 << 10;
-/// Full buffers in a row after which splicing begins: a bulk transfer, and not one large message.
-const FULL_BEFORE_SPLICING: u32 = 2;
-/// A pipe that is filled with less than this was not worth two calls.
-const SMALL_BYTES: usize = 4 << 10;
-/// Small fillings in a row after which copying begins again.
-const SMALL_BEFORE_COPYING: u32 = 4;
-/// What one direction moves before the other, and other connections, get their turn.
+/// Consecutive full buffers after which splicing begins: a bulk transfer, and not one large
+/// message.
+const FULL_BUFFERS_BEFORE_SPLICING: u32 = 2;
+/// A pipe that is filled with fewer bytes than this was not worth two calls.
+const SMALL_FILL_BYTES: usize = 4 << 10;
+/// Consecutive small fills after which copying begins again.
+const SMALL_FILLS_BEFORE_COPYING: u32 = 4;
+/// Bytes that one direction moves before the other, and other connections, get their turn.
 const TURN_BYTES: usize = 1 << 20;
 
-/// Never waits, and passes pages on rather than copies.
+/// Never blocks, and moves pages instead of copying them.
 const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
 
-/// One direction: what it holds on its way, and by which way it moves.
+/// One direction: its current method, and the bytes that it holds in transit.
 #[derive(Debug)]
 pub(super) struct Direction {
-    way: Way,
-    /// Whether it is kept: it was asked for, or the other is refused.
-    is_settled: bool,
+    method: ActiveMethod,
+    /// Whether the method is fixed: it was requested, or the other is refused.
+    is_method_fixed: bool,
     /// Holds bytes, or is filled next.
     pipe: Option<Pipe>,
-    /// Copied bytes that the sink has not taken yet.
-    leftover: Vec<u8>,
-    /// Sizes in a row that speak for the other way.
+    /// Copied bytes that the sink has not accepted yet.
+    unsent: Vec<u8>,
+    /// Consecutive sizes that favor the other method.
     streak: u32,
     source_has_ended: bool,
     sink_is_shut: bool,
@@ -41,35 +42,39 @@ pub(super) struct Direction {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum ActiveMethod {
     Copy,
     Splice,
 }
 
-/// What a direction waits for; nothing when it is done.
+/// The events that a direction waits for; none when it is done.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Waiting {
+pub(super) struct Interest {
     /// The source must become readable.
     pub read: bool,
     /// The sink must become writable.
     pub write: bool,
-    /// Nothing: its turn is over.
+    /// No event: the turn is over, and there may be more to do.
     pub has_more: bool,
 }
 
-impl Waiting {
+impl Interest {
     pub fn is_done(self) -> bool {
         self == Self::default()
     }
 }
 
 impl Direction {
-    pub fn new(way: ForwardMethod) -> Self {
+    pub fn new(method: ForwardMethod) -> Self {
         Self {
-            way: if way == ForwardMethod::Splice { Way::Splice } else { Way::Copy },
-            is_settled: way != ForwardMethod::Adaptive,
+            method: if method == ForwardMethod::Splice {
+                ActiveMethod::Splice
+            } else {
+                ActiveMethod::Copy
+            },
+            is_method_fixed: method != ForwardMethod::Adaptive,
             pipe: None,
-            leftover: Vec::new(),
+            unsent: Vec::new(),
             streak: 0,
             source_has_ended: false,
             sink_is_shut: false,
@@ -81,54 +86,54 @@ impl Direction {
         &self.report
     }
 
-    /// Moves what can be moved now.
+    /// Moves the data that can be moved now.
     pub fn advance(
         &mut self,
         from: BorrowedFd<'_>,
         to: BorrowedFd<'_>,
         pool: &ForwardPool,
-    ) -> Result<Waiting, Error> {
+    ) -> Result<Interest, Error> {
         let mut moved = 0;
-        let waiting = loop {
+        let interest = loop {
             if !self.deliver(to)? {
-                break Waiting { write: true, ..Waiting::default() };
+                break Interest { write: true, ..Interest::default() };
             }
             if self.source_has_ended {
-                self.end(to)?;
-                break Waiting::default();
+                self.shut_down_sink(to)?;
+                break Interest::default();
             }
             if moved >= TURN_BYTES {
-                break Waiting { has_more: true, ..Waiting::default() };
+                break Interest { has_more: true, ..Interest::default() };
             }
-            match self.take(from, to, pool) {
+            match self.receive(from, to, pool) {
                 Ok(0) => self.source_has_ended = true,
                 Ok(count) => moved += count,
-                Err(Error::WouldBlock) => break Waiting { read: true, ..Waiting::default() },
+                Err(Error::WouldBlock) => break Interest { read: true, ..Interest::default() },
                 Err(error) => return Err(error),
             }
         };
-        // Between turns a pipe is kept only for what it holds.
+        // Between turns a pipe is kept only if it holds bytes.
         if let Some(pipe) = self.pipe.take_if(|pipe| pipe.held_bytes() == 0) {
-            pool.put_pipe(pipe);
+            pool.release_pipe(pipe);
         }
-        Ok(waiting)
+        Ok(interest)
     }
 
-    /// Passes on what is held; false when the sink takes no more.
+    /// Sends the bytes that are held; false if the sink accepts no more.
     fn deliver(&mut self, to: BorrowedFd<'_>) -> Result<bool, Error> {
-        while !self.leftover.is_empty() {
+        while !self.unsent.is_empty() {
             self.report.copied.calls += 1;
-            match send(to, &self.leftover) {
+            match send(to, &self.unsent) {
                 Ok(count) => {
-                    self.leftover.drain(..count);
+                    self.unsent.drain(..count);
                     self.report.copied.bytes += count as u64;
                 }
                 Err(Error::WouldBlock) => return Ok(false),
                 Err(error) => return Err(error),
             }
         }
-        // Gives its memory back: a direction at rest holds none.
-        self.leftover = Vec::new();
+        // Frees the memory: an idle direction holds none.
+        self.unsent = Vec::new();
         while let Some(pipe) = self.pipe.as_mut().filter(|pipe| pipe.held_bytes() > 0) {
             self.report.spliced.calls += 1;
             match pipe.drain(to, None, usize::MAX, FLAGS) {
@@ -140,21 +145,22 @@ impl Direction {
         Ok(true)
     }
 
-    /// Takes what has arrived, by the way of the moment; 0 at the end of the stream.
-    fn take(
+    /// Receives the data that has arrived, by the current method; 0 at the end of the stream.
+    fn receive(
         &mut self,
         from: BorrowedFd<'_>,
         to: BorrowedFd<'_>,
         pool: &ForwardPool,
     ) -> Result<usize, Error> {
-        match self.way {
-            Way::Copy => self.copy(from, to, pool),
-            Way::Splice => match self.splice(from, pool) {
-                // The end, nothing, or an urgent byte, before which splicing stops: reading tells, and passes it by.
+        match self.method {
+            ActiveMethod::Copy => self.copy(from, to, pool),
+            ActiveMethod::Splice => match self.splice(from, pool) {
+                // The end of the stream, no data, or an urgent byte, before which splicing stops.
+                // `recv` distinguishes them, and skips the urgent byte.
                 Ok(0) | Err(Error::WouldBlock) => self.copy(from, to, pool),
                 Err(reason) if reason.is_refusal() => {
-                    self.change(Way::Copy);
-                    self.is_settled = true;
+                    self.switch_to(ActiveMethod::Copy);
+                    self.is_method_fixed = true;
                     let reason = reason.to_string();
                     self.report.fallbacks.push(Fallback { from: "splice", to: "copy", reason });
                     self.copy(from, to, pool)
@@ -177,51 +183,54 @@ impl Direction {
             .1;
         if count > 0 {
             self.report.copied.calls += 1;
-            // What the sink does not take, and why, is the next delivery's affair.
+            // Bytes that the sink does not accept, and the error, are left to the next delivery.
             let sent = send(to, &buffer[..count]).unwrap_or(0);
             self.report.copied.bytes += sent as u64;
-            self.leftover.extend_from_slice(&buffer[sent..count]);
+            self.unsent.extend_from_slice(&buffer[sent..count]);
         }
-        self.consider(count == buffer.len(), FULL_BEFORE_SPLICING, Way::Splice);
+        let is_full = count == buffer.len();
+        self.consider_switch(is_full, FULL_BUFFERS_BEFORE_SPLICING, ActiveMethod::Splice);
         Ok(count)
     }
 
     fn splice(&mut self, from: BorrowedFd<'_>, pool: &ForwardPool) -> Result<usize, Error> {
         let pipe = match &mut self.pipe {
             Some(pipe) => pipe,
-            none => none.insert(pool.take_pipe()?),
+            none => none.insert(pool.acquire_pipe()?),
         };
         self.report.spliced.calls += 1;
         let count = pipe
             .fill(from, pool.0.settings.pipe_bytes, FLAGS)
             .map_err(|errno| failed("splice from a socket")(errno.into()))?;
-        self.consider(count > 0 && count < SMALL_BYTES, SMALL_BEFORE_COPYING, Way::Copy);
+        let is_small = count > 0 && count < SMALL_FILL_BYTES;
+        self.consider_switch(is_small, SMALL_FILLS_BEFORE_COPYING, ActiveMethod::Copy);
         Ok(count)
     }
 
-    /// Counts what speaks for the other way, and takes it after so many in a row.
-    fn consider(&mut self, speaks_for_it: bool, in_a_row: u32, other: Way) {
-        if other == self.way || self.is_settled {
+    /// Counts consecutive sizes that favor the other method, and switches to it after
+    /// `switch_after` of them.
+    fn consider_switch(&mut self, favors_other: bool, switch_after: u32, other: ActiveMethod) {
+        if other == self.method || self.is_method_fixed {
             return;
         }
-        self.streak = if speaks_for_it { self.streak + 1 } else { 0 };
-        if self.streak >= in_a_row {
-            self.change(other);
+        self.streak = if favors_other { self.streak + 1 } else { 0 };
+        if self.streak >= switch_after {
+            self.switch_to(other);
         }
     }
 
-    fn change(&mut self, way: Way) {
-        self.way = way;
+    fn switch_to(&mut self, method: ActiveMethod) {
+        self.method = method;
         self.streak = 0;
         self.report.changes += 1;
     }
 
-    /// Passes the end on, after everything else.
-    fn end(&mut self, to: BorrowedFd<'_>) -> Result<(), Error> {
+    /// Ends the stream to the sink, after all data was delivered.
+    fn shut_down_sink(&mut self, to: BorrowedFd<'_>) -> Result<(), Error> {
         if !self.sink_is_shut {
             self.sink_is_shut = true;
             match rustix::net::shutdown(to, Shutdown::Write) {
-                // A peer that has gone meanwhile needs no end.
+                // A peer that is gone already needs no end of stream.
                 Ok(()) | Err(Errno::NOTCONN) => {}
                 Err(errno) => return Err(failed("shutdown")(errno.into())),
             }

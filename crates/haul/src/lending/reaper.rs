@@ -1,8 +1,9 @@
-//! Who waits for the loans of senders that were dropped.
+//! The reaper: waits for the completions of loans whose senders were dropped.
 //!
-//! The kernel reads lent pages until it has said that it is done, and says so to whoever holds the socket:
-//! closing it would lose the notice while the pages stay in use. So socket and buffers stay here, with one
-//! thread of the process that sleeps until the kernel speaks.
+//! The kernel reads lent pages until it has reported their completion, and reports it only on the
+//! socket. If the socket were closed, the completion would be lost while the pages stay in use. So
+//! the reaper keeps socket and buffers. It is one thread of the process, which sleeps until the
+//! kernel reports an event.
 
 use super::{Lending, OsSocket};
 use rustix::event::epoll;
@@ -18,138 +19,144 @@ use shuttle::sync::Mutex;
 #[cfg(not(test))]
 use std::sync::Mutex;
 
-/// How long a peer may take nothing before the kernel gives the connection up, once nobody but the reaper
-/// waits for it. Without a bound a peer that stops reading would keep memory and descriptor for ever.
+/// The longest time that a peer may accept nothing before the kernel closes the connection, in
+/// milliseconds, once only the reaper waits for it. Without a limit, a peer that stops reading
+/// would keep memory and descriptor forever.
 const IDLE_MS_MAX: u32 = 120_000;
-/// Events taken at a time.
+/// The most events of one wait.
 const EVENTS: usize = 64;
 
-/// Keeps `socket` and the loans until the kernel has let go of them.
-pub(super) fn keep(socket: impl AsFd + Send + 'static, lending: Lending) {
+/// Keeps `socket` and the loans until the kernel has released them.
+pub(super) fn keep_until_complete(socket: impl AsFd + Send + 'static, lending: Lending) {
     if let Ok(0) = rustix::net::sockopt::tcp_user_timeout(&socket) {
         let _ = rustix::net::sockopt::set_tcp_user_timeout(&socket, IDLE_MS_MAX);
     }
-    let left = Left { socket: Box::new(socket), lending };
+    let abandoned = AbandonedLoans { socket: Box::new(socket), lending };
     match reaper() {
-        Some(reaper) => reaper.keep(left),
-        // No descriptor or no thread to be had: nobody can wait, so the memory stays with the process.
-        None => std::mem::forget(left),
+        Some(reaper) => reaper.insert(abandoned),
+        // Without a descriptor or a thread there is no way to wait, so the memory is leaked, not
+        // freed early.
+        None => std::mem::forget(abandoned),
     }
 }
 
 /// The reaper of real sockets.
-type SocketReaper = Reaper<Epoll, Left>;
+type SocketReaper = Reaper<Epoll, AbandonedLoans>;
 
-/// This process's reaper, started when it is first needed.
+/// The reaper of this process, started when it is first needed.
 fn reaper() -> Option<Arc<SocketReaper>> {
-    /// With the process it runs in: a forked child has the memory and not the thread.
+    /// With the process id: a forked child has the memory but not the thread.
     static REAPER: RwLock<Option<(u32, Arc<SocketReaper>)>> = RwLock::new(None);
     let mut reaper = REAPER.write().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
     if let Some((_, reaper)) = reaper.as_ref().filter(|(owner, _)| *owner == process) {
         return Some(Arc::clone(reaper));
     }
-    let fresh = Arc::new(Reaper::new(Epoll(epoll::create(epoll::CreateFlags::CLOEXEC).ok()?)));
-    let working = Arc::clone(&fresh);
+    let new_reaper = Arc::new(Reaper::new(Epoll(epoll::create(epoll::CreateFlags::CLOEXEC).ok()?)));
+    let thread_reaper = Arc::clone(&new_reaper);
     thread::Builder::new()
         .name("haul-reaper".into())
-        .spawn(move || while working.turn() {})
+        .spawn(move || while thread_reaper.run_once() {})
         .ok()?;
-    *reaper = Some((process, Arc::clone(&fresh)));
-    Some(fresh)
+    *reaper = Some((process, Arc::clone(&new_reaper)));
+    Some(new_reaper)
 }
 
-/// What a sender leaves behind.
-struct Left {
+/// The socket and the loans of a dropped sender.
+struct AbandonedLoans {
     socket: Box<dyn AsFd + Send>,
     lending: Lending,
 }
 
-/// Something to be kept until it is done.
-trait Keep {
-    /// Looks at what has happened; whether that was all.
-    fn is_done(&mut self) -> bool;
+/// An item that the reaper keeps until it is done.
+trait ReapItem {
+    /// Processes the events of the item; returns whether it is done.
+    fn poll_done(&mut self) -> bool;
 }
 
-/// Says when to look.
-trait Watch<K> {
-    /// From now on `key` is named whenever something happens to `kept`, beginning with what has happened
-    /// already. False where that cannot be.
-    fn add(&self, key: u64, kept: &K) -> bool;
-    /// Waits until something has happened; false when it cannot wait any more.
+/// Waits for events of items.
+trait Poller<I> {
+    /// Registers `item`: from now on [`Poller::wait`] returns `key` whenever the item has an event,
+    /// beginning with earlier ones. False if the item cannot be registered.
+    fn register(&self, key: u64, item: &I) -> bool;
+    /// Waits for events and adds the keys of their items; false if it cannot wait any more.
     fn wait(&self, keys: &mut Vec<u64>) -> bool;
 }
 
-/// Keeps things until they are done.
-struct Reaper<W, K> {
-    watch: W,
-    kept: Mutex<Kept<K>>,
+/// Keeps items until they are done.
+struct Reaper<P, I> {
+    poller: P,
+    items: Mutex<Items<I>>,
 }
 
-struct Kept<K> {
+struct Items<I> {
     next_key: u64,
-    by_key: HashMap<u64, K>,
-    /// Those that cannot be watched are looked at whenever something happens to another.
-    unwatched: Vec<K>,
+    by_key: HashMap<u64, I>,
+    /// Items that cannot be registered; they are checked whenever another item has an event.
+    unregistered: Vec<I>,
 }
 
-impl<W: Watch<K>, K: Keep> Reaper<W, K> {
-    fn new(watch: W) -> Self {
-        let kept = Kept { next_key: 0, by_key: HashMap::new(), unwatched: Vec::new() };
-        Self { watch, kept: Mutex::new(kept) }
+impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
+    fn new(poller: P) -> Self {
+        let items = Items { next_key: 0, by_key: HashMap::new(), unregistered: Vec::new() };
+        Self { poller, items: Mutex::new(items) }
     }
 
-    fn keep(&self, left: K) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = kept.next_key;
-        kept.next_key += 1;
-        // Watched under the lock: whoever is woken by what has happened already then finds it here.
-        if self.watch.add(key, &left) {
-            kept.by_key.insert(key, left);
+    fn insert(&self, item: I) {
+        let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = items.next_key;
+        items.next_key += 1;
+        // Registered under the lock: a thread that an earlier event wakes then finds the item here.
+        if self.poller.register(key, &item) {
+            items.by_key.insert(key, item);
         } else {
-            kept.unwatched.push(left);
+            items.unregistered.push(item);
         }
     }
 
-    /// Waits for something to happen and lets go of what is done by then.
-    fn turn(&self) -> bool {
+    /// Waits for an event and drops the items that are done by then; false if it cannot wait any
+    /// more.
+    fn run_once(&self) -> bool {
         let mut keys = Vec::with_capacity(EVENTS);
-        if !self.watch.wait(&mut keys) {
+        if !self.poller.wait(&mut keys) {
             return false;
         }
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         let mut done = Vec::new();
         for key in keys {
-            if kept.by_key.get_mut(&key).is_some_and(Keep::is_done) {
-                done.extend(kept.by_key.remove(&key));
+            if items.by_key.get_mut(&key).is_some_and(ReapItem::poll_done) {
+                done.extend(items.by_key.remove(&key));
             }
         }
-        done.extend(kept.unwatched.extract_if(.., Keep::is_done));
-        // Closing a socket may take a while; nobody has to wait for that. And whatever a program's own socket does
-        // when it is dropped, the others are still waited for.
-        drop(kept);
+        done.extend(items.unregistered.extract_if(.., ReapItem::poll_done));
+        // Closing a socket may take a while, so it happens without the lock. If the drop of a
+        // caller's own socket type panics, the reaper still waits for the others.
+        drop(items);
         let _ = std::panic::catch_unwind(AssertUnwindSafe(|| drop(done)));
         true
     }
 }
 
-impl Keep for Left {
-    fn is_done(&mut self) -> bool {
-        // A failed look is no reason to free what the kernel may still read.
-        let _ = self.lending.hear(&mut OsSocket::of(self.socket.as_fd(), SocketType::STREAM));
-        // Nobody reclaims any more: what has come back is free, and a pool has it again.
+impl ReapItem for AbandonedLoans {
+    fn poll_done(&mut self) -> bool {
+        // An error here is no reason to free pages that the kernel may still read.
+        let mut socket = OsSocket::of(self.socket.as_fd(), SocketType::STREAM);
+        let _ = self.lending.process_completions(&mut socket);
+        // There is no caller left to reclaim the buffers, so they are dropped; those of a pool
+        // return to it.
         while self.lending.take_returned().is_some() {}
-        self.lending.open_sends() == 0
+        self.lending.sends_in_flight() == 0
     }
 }
 
 struct Epoll(OwnedFd);
 
-impl Watch<Left> for Epoll {
-    fn add(&self, key: u64, left: &Left) -> bool {
-        // Edge-triggered: a hang-up would be reported for ever otherwise. Errors are always reported.
+impl Poller<AbandonedLoans> for Epoll {
+    fn register(&self, key: u64, abandoned: &AbandonedLoans) -> bool {
+        // Edge-triggered: otherwise a hang-up would be reported continuously. Errors are always
+        // reported.
         let data = epoll::EventData::new_u64(key);
-        epoll::add(&self.0, left.socket.as_fd(), data, epoll::EventFlags::ET).is_ok()
+        epoll::add(&self.0, abandoned.socket.as_fd(), data, epoll::EventFlags::ET).is_ok()
     }
 
     fn wait(&self, keys: &mut Vec<u64>) -> bool {
@@ -171,59 +178,59 @@ mod tests {
     use shuttle::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use std::collections::HashSet;
 
-    /// Something that happens in the kernel while senders come and go: each thing kept is finished by one
-    /// thread while another keeps it.
-    struct Thing {
-        notices: Arc<AtomicUsize>,
+    /// Simulates the loans of a dropped sender: one thread completes them while another gives them
+    /// to the reaper.
+    struct FakeLoans {
+        completions: Arc<AtomicUsize>,
         dropped: Arc<AtomicUsize>,
     }
 
-    impl Keep for Thing {
-        fn is_done(&mut self) -> bool {
-            self.notices.load(SeqCst) > 0
+    impl ReapItem for FakeLoans {
+        fn poll_done(&mut self) -> bool {
+            self.completions.load(SeqCst) > 0
         }
     }
 
-    impl Drop for Thing {
+    impl Drop for FakeLoans {
         fn drop(&mut self) {
-            assert!(self.notices.load(SeqCst) > 0, "let go before the kernel was done");
+            assert!(self.completions.load(SeqCst) > 0, "dropped before the kernel was done");
             self.dropped.fetch_add(1, SeqCst);
         }
     }
 
-    /// As an edge-triggered epoll: names what has happened since, once.
+    /// Simulates an edge-triggered epoll: returns the key of each event once.
     #[derive(Default)]
-    struct Edges {
-        state: Mutex<EdgeState>,
+    struct FakeEpoll {
+        state: Mutex<FakeEpollState>,
         woken: Condvar,
     }
 
     #[derive(Default)]
-    struct EdgeState {
-        /// The notices of what is watched, with the key.
-        watched: Vec<(Arc<AtomicUsize>, u64)>,
+    struct FakeEpollState {
+        /// The completion counters of the registered items, with their keys.
+        registered: Vec<(Arc<AtomicUsize>, u64)>,
         ready: HashSet<u64>,
     }
 
-    impl Edges {
-        fn happen(&self, notices: &Arc<AtomicUsize>) {
+    impl FakeEpoll {
+        fn complete(&self, completions: &Arc<AtomicUsize>) {
             let mut state = self.state.lock().unwrap();
-            notices.fetch_add(1, SeqCst);
+            completions.fetch_add(1, SeqCst);
             let key = state
-                .watched
+                .registered
                 .iter()
-                .find(|(other, _)| Arc::ptr_eq(other, notices))
+                .find(|(other, _)| Arc::ptr_eq(other, completions))
                 .map(|(_, key)| *key);
             state.ready.extend(key);
             self.woken.notify_all();
         }
     }
 
-    impl Watch<Thing> for Arc<Edges> {
-        fn add(&self, key: u64, thing: &Thing) -> bool {
+    impl Poller<FakeLoans> for Arc<FakeEpoll> {
+        fn register(&self, key: u64, loans: &FakeLoans) -> bool {
             let mut state = self.state.lock().unwrap();
-            state.watched.push((Arc::clone(&thing.notices), key));
-            if thing.notices.load(SeqCst) > 0 {
+            state.registered.push((Arc::clone(&loans.completions), key));
+            if loans.completions.load(SeqCst) > 0 {
                 state.ready.insert(key);
                 self.woken.notify_all();
             }
@@ -240,29 +247,31 @@ mod tests {
         }
     }
 
-    /// Whatever the order of threads, nothing is let go early and everything is let go in the end; a lost
-    /// wake-up would be a deadlock, which shuttle reports.
+    /// In every order of threads, no item is dropped early and every item is dropped in the end. A
+    /// lost wake-up would be a deadlock, which shuttle reports.
     #[test]
-    fn nothing_is_let_go_early_and_no_wake_up_is_lost() {
-        const THINGS: usize = 3;
+    fn no_item_is_dropped_early_and_no_wake_up_is_lost() {
+        const LOANS_COUNT: usize = 3;
         let run = || {
-            let edges = Arc::new(Edges::default());
-            let reaper = Arc::new(Reaper::<_, Thing>::new(Arc::clone(&edges)));
+            let fake_epoll = Arc::new(FakeEpoll::default());
+            let reaper = Arc::new(Reaper::<_, FakeLoans>::new(Arc::clone(&fake_epoll)));
             let dropped = Arc::new(AtomicUsize::new(0));
-            let threads: Vec<_> = (0..THINGS)
+            let threads: Vec<_> = (0..LOANS_COUNT)
                 .flat_map(|_| {
-                    let notices = Arc::new(AtomicUsize::new(0));
-                    let thing =
-                        Thing { notices: Arc::clone(&notices), dropped: Arc::clone(&dropped) };
-                    let (reaper, edges) = (Arc::clone(&reaper), Arc::clone(&edges));
+                    let completions = Arc::new(AtomicUsize::new(0));
+                    let loans = FakeLoans {
+                        completions: Arc::clone(&completions),
+                        dropped: Arc::clone(&dropped),
+                    };
+                    let (reaper, fake_epoll) = (Arc::clone(&reaper), Arc::clone(&fake_epoll));
                     [
-                        shuttle::thread::spawn(move || reaper.keep(thing)),
-                        shuttle::thread::spawn(move || edges.happen(&notices)),
+                        shuttle::thread::spawn(move || reaper.insert(loans)),
+                        shuttle::thread::spawn(move || fake_epoll.complete(&completions)),
                     ]
                 })
                 .collect();
-            while dropped.load(SeqCst) < THINGS {
-                assert!(reaper.turn());
+            while dropped.load(SeqCst) < LOANS_COUNT {
+                assert!(reaper.run_once());
             }
             for thread in threads {
                 thread.join().unwrap();

@@ -1,4 +1,4 @@
-//! Loans over a real socket.
+//! [`OsSocket`]: loans over a real socket.
 
 use super::ZeroCopySocket;
 use crate::error::{Error, failed};
@@ -11,8 +11,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// How often a wait looks again at a connection that has ended.
-const HUNG_UP_INTERVAL: Duration = Duration::from_millis(1);
+/// The poll interval of a wait on a connection that has ended.
+const HANG_UP_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A socket, of any kind that can be sent from.
 pub(crate) struct OsSocket<'a> {
@@ -37,7 +37,8 @@ impl ZeroCopySocket for OsSocket<'_> {
     }
 
     fn enable_zerocopy(&mut self) -> Result<(), Error> {
-        // The kernel numbers a socket's sends from its first: whoever switched this on may have sent already.
+        // The kernel numbers a socket's sends from its first one. If the option is set already,
+        // other code may have sent some.
         if haul_sys::sockopt::zerocopy(self.socket).map_err(failed("getsockopt SO_ZEROCOPY"))? {
             return Err(Error::Unsuited(
                 "SO_ZEROCOPY was set on this socket before: somebody else counts its sends",
@@ -56,14 +57,16 @@ impl ZeroCopySocket for OsSocket<'_> {
         }
         let timeout = rustix::net::sockopt::socket_timeout(self.socket, Timeout::Send)?;
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        // No event is asked for: POLLERR, which says that the error queue holds something, always comes.
+        // No event is requested: `POLLERR`, which reports a non-empty error queue, is always
+        // reported.
         let mut descriptors = [PollFd::new(&self.socket, PollFlags::empty())];
         match rustix::event::poll(&mut descriptors, timeout.as_ref()) {
             Ok(0) => Ok(false),
             Ok(_) => {
                 if !descriptors[0].revents().contains(PollFlags::ERR) {
-                    // A connection that has ended wakes for ever; its notices are a moment away.
-                    std::thread::sleep(HUNG_UP_INTERVAL);
+                    // A connection that has ended wakes every poll at once; its completions follow
+                    // shortly.
+                    std::thread::sleep(HANG_UP_POLL_INTERVAL);
                 }
                 Ok(true)
             }
@@ -72,8 +75,9 @@ impl ZeroCopySocket for OsSocket<'_> {
         }
     }
 
-    /// TCP takes the number of a failed send back. UDP does so only before the packet is built: a segment larger
-    /// than the MTU, or a firewall's refusal, fails after that, and a notice comes for it.
+    /// TCP takes the number of a failed send back. UDP does so only before the packet is built. If
+    /// a segment is larger than the MTU or a firewall refuses it, the send fails after that and
+    /// gets a completion.
     fn numbers_failed_sends(&self) -> bool {
         self.kind != SocketType::STREAM
     }

@@ -1,6 +1,6 @@
-//! What `read+write` and `read+send` share: a buffer between the file and the socket.
+//! The common part of `read+write` and `read+send`: a buffer between the file and the socket.
 
-use super::{BoundMethod, Counts, MethodOptions, Opened, chunk_of};
+use super::{BoundMethod, Counts, MethodOptions, OpenResult, first_chunk};
 use crate::Source;
 use crate::error::{Error, failed};
 use haul_sys::region::Region;
@@ -8,34 +8,34 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-/// Puts a range of memory into a socket.
-pub(super) type Put = fn(&Region, BorrowedFd<'_>, Range<usize>) -> io::Result<usize>;
+/// Sends a range of memory to a socket.
+pub(super) type SendFn = fn(&Region, BorrowedFd<'_>, Range<usize>) -> io::Result<usize>;
 
-/// Reads into a buffer and puts the buffer into the socket. Memory is put in as it is.
-pub(super) struct ThroughBuffer {
+/// Reads into a buffer and sends the buffer. Memory is sent directly.
+pub(super) struct BufferedMethod {
     buffer: Region,
     call: &'static str,
-    put: Put,
+    send_fn: SendFn,
     counts: Counts,
 }
 
-impl ThroughBuffer {
-    pub fn open(options: &MethodOptions, call: &'static str, put: Put) -> Opened {
+impl BufferedMethod {
+    pub fn open(options: &MethodOptions, call: &'static str, send_fn: SendFn) -> OpenResult {
         let buffer = Region::anonymous(options.chunk_bytes).map_err(failed("mmap"))?;
-        Ok(Box::new(Self { buffer, call, put, counts: Counts::default() }))
+        Ok(Box::new(Self { buffer, call, send_fn, counts: Counts::default() }))
     }
 }
 
-impl BoundMethod for ThroughBuffer {
+impl BoundMethod for BufferedMethod {
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let (offset, len) = chunk_of(&range, self.buffer.len());
+        let (offset, len) = first_chunk(&range, self.buffer.len());
         let sent = if let Some(memory) = source.as_memory() {
-            (self.put)(memory, socket, offset as usize..offset as usize + len)
+            (self.send_fn)(memory, socket, offset as usize..offset as usize + len)
         } else {
             self.counts.calls += 1;
             let read =
@@ -43,7 +43,7 @@ impl BoundMethod for ThroughBuffer {
             if read == 0 {
                 return Err(Error::Ended { at: offset });
             }
-            (self.put)(&self.buffer, socket, 0..read)
+            (self.send_fn)(&self.buffer, socket, 0..read)
         };
         self.counts.calls += 1;
         let sent = sent.map_err(failed(self.call))? as u64;

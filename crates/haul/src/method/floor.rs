@@ -1,11 +1,11 @@
-//! `floor`: the same few hot pages spliced again and again.
+//! `floor`: the same few cached pages, spliced repeatedly.
 //!
-//! Not a way to send anything, but the bound of them all: the network stack's own cost with no data moved and
-//! nothing read. What the peer receives is the source's first pages over and over, as many bytes as were
-//! asked for.
+//! It is no method of sending data, but the lower bound of all methods: the network stack's own
+//! cost, with nothing read and no data moved. The peer receives the source's first pages
+//! repeatedly, as many bytes as were requested.
 
 use super::piped::SourcePipe;
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, chunk_of};
+use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::Source;
 use crate::error::{Error, failed};
 use crate::pipe::Pipe;
@@ -14,7 +14,7 @@ use rustix::pipe::SpliceFlags;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-/// The hot pages: 16 of them, which any first- or second-level cache holds.
+/// The size of the repeated pages: 16 pages, which any first- or second-level cache holds.
 const HOT_BYTES: u64 = 64 * 1024;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -40,20 +40,21 @@ impl BoundMethod for Floor {
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let hot = HOT_BYTES.min(range.end);
-        let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
+        let hot_bytes = HOT_BYTES.min(range.end);
+        let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
         let mut fill_calls = 0;
         let calls = &mut self.counts.calls;
         let sent = self.pipe.send(socket, source, offset, len, calls, |pipe, offset, len| {
-            // Fill the whole pipe before it is drained, as the paths do whose floor this is.
+            // Fills the whole pipe before draining it, as the methods do whose bound this is.
             let mut filled = 0;
             while filled < len {
-                let mut position = (offset + filled as u64) % hot;
-                let wanted = (len - filled).min((hot - position) as usize);
+                let mut position = (offset + filled as u64) % hot_bytes;
+                let wanted = (len - filled).min((hot_bytes - position) as usize);
                 fill_calls += u64::from(filled > 0);
-                match splice_in(source, &mut position, pipe, wanted) {
+                match splice_into_pipe(source, &mut position, pipe, wanted) {
                     Ok(count) if count > 0 => filled += count,
-                    // The pipe counts slots, and is full sooner than its bytes say.
+                    // The pipe counts slots, so it can be full before its capacity in bytes is
+                    // reached.
                     Ok(_) | Err(Error::WouldBlock) if filled > 0 => break,
                     ended_or_failed => return ended_or_failed,
                 }
@@ -70,7 +71,7 @@ impl BoundMethod for Floor {
     }
 }
 
-fn splice_in(
+fn splice_into_pipe(
     source: Source<'_>,
     position: &mut u64,
     pipe: &Pipe,

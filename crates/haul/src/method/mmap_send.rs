@@ -1,10 +1,10 @@
-//! `mmap+send`: map the file, slide a window over it, one `send` a window.
+//! `mmap+send`: map the file in windows, one `send` per window.
 //!
-//! One copy, made by the kernel, from the mapped page cache into the socket; the price is mapping and
-//! unmapping each window. The program itself never looks at the mapping, so a file that shrinks is an error
-//! of the call (`EFAULT`) and no `SIGBUS`.
+//! The kernel makes one copy, from the mapped page cache into the socket; the price is mapping and
+//! unmapping each window. The program itself never accesses the mapping. So if the file shrinks,
+//! the call fails with `EFAULT`, and there is no `SIGBUS`.
 
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, chunk_of};
+use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::Source;
 use crate::error::{Error, failed};
 use haul_sys::region::{Region, SendMode, page_bytes};
@@ -33,10 +33,10 @@ impl BoundMethod for MmapSend {
         range: Range<u64>,
     ) -> Result<u64, Error> {
         if source.as_memory().is_some() {
-            return Err(Error::Unsuited("memory is mapped already: read+send sends it as it is"));
+            return Err(Error::Unsuited("memory is mapped already: use read+send"));
         }
-        let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
-        let window = Window::of(source, offset, len)?;
+        let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
+        let window = FileWindow::map(source, offset, len)?;
         // Map, send, unmap.
         self.counts.calls += 3;
         let sent = window
@@ -52,22 +52,23 @@ impl BoundMethod for MmapSend {
     }
 }
 
-/// A stretch of a file, mapped from the page boundary before it.
-pub(super) struct Window {
+/// A part of a file, mapped from the page boundary before it.
+pub(super) struct FileWindow {
     pub region: Region,
-    /// The stretch inside the mapping.
+    /// The part inside the mapping.
     pub range: Range<usize>,
 }
 
-impl Window {
-    pub fn of(source: Source<'_>, offset: u64, len: usize) -> Result<Self, Error> {
-        let before = (offset % page_bytes() as u64) as usize;
-        let region = Region::of_file(source.descriptor(), offset - before as u64, before + len)
-            .map_err(failed("mmap"))?;
-        Ok(Self { region, range: before..before + len })
+impl FileWindow {
+    pub fn map(source: Source<'_>, offset: u64, len: usize) -> Result<Self, Error> {
+        let page_offset = (offset % page_bytes() as u64) as usize;
+        let region =
+            Region::of_file(source.descriptor(), offset - page_offset as u64, page_offset + len)
+                .map_err(failed("mmap"))?;
+        Ok(Self { region, range: page_offset..page_offset + len })
     }
 
-    /// What an error of `call` on this window means: pages that are not there are a file that was truncated.
+    /// Converts an error of `call` on this window: if pages are missing, the file was truncated.
     #[expect(clippy::unused_self, reason = "only meaningful for a window")]
     pub fn failed(&self, call: &'static str, offset: u64, error: std::io::Error) -> Error {
         match rustix::io::Errno::from_io_error(&error) {

@@ -1,37 +1,37 @@
-//! What `splice`, `vmsplice` and `floor` share: a pipe between a source and the socket.
+//! The common part of `splice`, `vmsplice` and `floor`: a pipe between a source and the socket.
 //!
-//! Bytes that the socket did not take stay in the pipe and go first with the next call, if that goes on where this one
-//! stopped, in the same state of the same file. Bytes of anything else are thrown away: the caller has turned
-//! elsewhere.
+//! Bytes that the socket did not accept stay in the pipe. If the next call continues at their
+//! offset, in the same state of the same file, they are sent first. Otherwise they are discarded,
+//! because the caller has moved on to other data.
 
 use crate::error::{Error, failed};
 use crate::pipe::Pipe;
-use crate::source::{Identity, Source};
+use crate::source::{FileVersion, Source};
 use rustix::pipe::SpliceFlags;
 use std::os::fd::BorrowedFd;
 
-/// A pipe that remembers whose bytes it holds between two calls.
+/// A pipe, and the origin of the bytes that it holds between two calls.
 #[derive(Debug)]
 pub(super) struct SourcePipe {
     pipe: Pipe,
     chunk_bytes: usize,
-    /// The source, and the offset of the first byte.
-    held_from: Option<(Identity, u64)>,
+    /// The file version and the offset of the first byte.
+    origin: Option<(FileVersion, u64)>,
 }
 
 impl SourcePipe {
-    /// A pipe for calls of `chunk_bytes`, or for what the kernel allows.
+    /// Creates a pipe for calls of `chunk_bytes`, or as large as the kernel allows.
     pub fn new(chunk_bytes: usize) -> Result<Self, Error> {
         let pipe =
             Pipe::with_room_for(chunk_bytes).map_err(|errno| failed("pipe2")(errno.into()))?;
-        Ok(Self { pipe, chunk_bytes, held_from: None })
+        Ok(Self { pipe, chunk_bytes, origin: None })
     }
 
-    /// Moves up to `len` bytes of `source` to the socket; `fill` fills the pipe when it is empty.
+    /// Moves up to `len` bytes of `source` to the socket; `fill` fills the pipe if it is empty.
     ///
-    /// An error after some bytes went is not reported: what went must be, and the error comes back on the next
-    /// call. `fill(pipe, offset, len)` returns the bytes it put in, 0 at the end of the source. `calls` counts
-    /// system calls.
+    /// If an error occurs after some bytes were sent, their number is returned instead, and the
+    /// next call returns the error. `fill(pipe, offset, len)` returns the bytes that it added, 0 at
+    /// the end of the source. `calls` counts system calls.
     pub fn send(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -42,23 +42,24 @@ impl SourcePipe {
         fill: impl FnMut(&Pipe, u64, usize) -> Result<usize, Error>,
     ) -> Result<u64, Error> {
         if self.pipe.held_bytes() > 0 {
-            let now = (source.identity().map_err(failed("fstat"))?, offset);
-            if self.held_from != Some(now) {
+            let requested = (source.file_version().map_err(failed("fstat"))?, offset);
+            if self.origin != Some(requested) {
                 *self = Self::new(self.chunk_bytes)?;
             }
         }
         let mut sent = 0;
-        let moved = self.fill_and_drain(socket, offset, len, calls, fill, &mut sent);
-        let holds_some = self.pipe.held_bytes() > 0;
-        let identity = if holds_some { source.identity().ok() } else { None };
-        self.held_from = identity.map(|identity| (identity, offset + sent));
-        match moved {
+        let result = self.fill_and_drain(socket, offset, len, calls, fill, &mut sent);
+        let holds_bytes = self.pipe.held_bytes() > 0;
+        let file_version = if holds_bytes { source.file_version().ok() } else { None };
+        self.origin = file_version.map(|file_version| (file_version, offset + sent));
+        match result {
             Err(error) if sent == 0 => Err(error),
             _ => Ok(sent),
         }
     }
 
-    /// Fills and drains the pipe until `len` bytes went or one end refuses; `sent` says how far it came.
+    /// Fills and drains the pipe until `len` bytes are sent or one end refuses; counts them in
+    /// `sent`.
     fn fill_and_drain(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -77,10 +78,10 @@ impl SourcePipe {
                 if count == 0 {
                     return Err(Error::Ended { at: offset + *sent });
                 }
-                pipe.filled(count);
+                pipe.record_filled(count);
             }
             *calls += 1;
-            // The pipe may hold more than is asked for now, if the caller asked for more before.
+            // If an earlier call asked for more, the pipe may hold more than this call asks for.
             let flags =
                 if pipe.held_bytes() < left { SpliceFlags::MORE } else { SpliceFlags::empty() };
             let drained = pipe.drain(socket, None, left, flags);

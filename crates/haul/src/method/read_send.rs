@@ -1,9 +1,9 @@
-//! `read+send`: as `read+write`, but with the socket's own call.
+//! `read+send`: like `read+write`, but with `send` instead of `write`.
 //!
-//! `send` goes straight to the protocol where `write` first passes the file layer, and takes `MSG_NOSIGNAL`.
-//! The copies are the same. Memory needs no read and is sent as it is.
+//! `send` calls the protocol directly, where `write` first passes the file layer; it also takes
+//! `MSG_NOSIGNAL`. The copies are the same. Memory needs no read and is sent directly.
 
-use super::buffered::ThroughBuffer;
+use super::buffered::BufferedMethod;
 use super::{Copying, Entry, SendMethod};
 use haul_sys::region::SendMode;
 
@@ -12,7 +12,7 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::Always,
     fallback: Some(SendMethod::ReadWrite),
     open: |_, options| {
-        ThroughBuffer::open(options, "send", |memory, socket, range| {
+        BufferedMethod::open(options, "send", |memory, socket, range| {
             memory.send(socket, range, SendMode::Copy)
         })
     },

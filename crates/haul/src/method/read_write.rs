@@ -1,9 +1,10 @@
-//! `read+write`: the way that always works, and the one the others are compared with.
+//! `read+write`: the method that always works, and the baseline of the others.
 //!
-//! Two copies: from the page cache into the buffer, from the buffer into the socket. Memory needs no read and
-//! costs one copy; it is then a plain `write`. Nothing to try: it needs a file and a socket.
+//! It makes two copies: from the page cache into the buffer, and from the buffer into the socket.
+//! Memory needs no read and costs one copy, in a plain `write`. There is nothing to probe: the
+//! method needs only a file and a socket.
 
-use super::buffered::ThroughBuffer;
+use super::buffered::BufferedMethod;
 use super::{Copying, Entry};
 use haul_sys::region::Region;
 
@@ -12,7 +13,7 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::Always,
     fallback: None,
     open: |_, options| {
-        ThroughBuffer::open(options, "write", |memory, socket, range| {
+        BufferedMethod::open(options, "write", |memory, socket, range| {
             Region::write(memory, socket, range)
         })
     },

@@ -1,12 +1,16 @@
 //! `sendfile`: file to socket in one call.
 //!
-//! The kernel moves references to the page cache, in pieces of up to 64 KiB, through a pipe of its own. It
-//! sends pages, not a snapshot: a file that is written meanwhile sends a mixture. It may wait for the disk
-//! even on a non-blocking socket. It copies where the device cannot gather (scatter-gather off), and for
-//! files without a page cache (direct access storage, some of /proc). Tried by calling it: `EINVAL` for a
-//! descriptor that cannot be spliced from.
+//! The kernel moves references to the page cache, in pieces of up to 64 KiB, through a pipe of its
+//! own.
+//!
+//! * It sends pages, not a snapshot: if the file is written meanwhile, the peer receives a mixture.
+//! * It may wait for the disk even on a non-blocking socket.
+//! * It copies if the device cannot gather (scatter-gather off), and for files without a page cache
+//!   (direct access storage, some of /proc).
+//!
+//! Probed by calling it: `EINVAL` for a descriptor that cannot be spliced from.
 
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, pages_of};
+use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, page_aligned_chunk};
 use crate::Source;
 use crate::error::{Error, failed};
 use rustix::io::retry_on_intr;
@@ -34,7 +38,7 @@ impl BoundMethod for Sendfile {
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let (offset, len) = pages_of(&range, self.options.chunk_bytes);
+        let (offset, len) = page_aligned_chunk(&range, self.options.chunk_bytes);
         let mut position = offset;
         self.counts.calls += 1;
         let sent = retry_on_intr(|| {

@@ -1,12 +1,14 @@
 //! `splice`: file to pipe, pipe to socket.
 //!
-//! What `sendfile` does inside the kernel, with a pipe of one's own: two calls, but the pipe may be larger
-//! than the kernel's 16 slots, and it can be kept when the socket blocks. It copies where `sendfile` does.
-//! Tried by calling it; hardened hosts refuse it with `EPERM` or `ENOSYS`. `EAGAIN` does not say which end
-//! blocks: the pipe is only filled when empty, so it is always the socket.
+//! It does what `sendfile` does inside the kernel, with a pipe of the program's own. That takes two
+//! calls, but the pipe may be larger than the kernel's 16 slots, and it can be kept if the socket
+//! blocks. It copies where `sendfile` does.
+//!
+//! Probed by calling it; hardened hosts refuse it with `EPERM` or `ENOSYS`. `EAGAIN` does not
+//! identify the end that blocks. The pipe is filled only when empty, so it is always the socket.
 
 use super::piped::SourcePipe;
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, chunk_of};
+use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::Source;
 use crate::error::{Error, failed};
 use rustix::io::retry_on_intr;
@@ -37,7 +39,7 @@ impl BoundMethod for Splice {
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
+        let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
         let calls = &mut self.counts.calls;
         let sent = self.pipe.send(socket, source, offset, len, calls, |pipe, offset, len| {
             let mut position = offset;

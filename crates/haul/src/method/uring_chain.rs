@@ -1,11 +1,12 @@
 //! `uring-chain`: a read linked to a send, submitted as one system call.
 //!
-//! The merged system call: the copies of `read+send`, one entry into the kernel a chunk (Linux 5.6). A read
-//! that comes out short, because the file was truncated, breaks the chain; what was read is then sent by
-//! itself. Memory has nothing to read and nothing to merge. Tried by setting a ring up, as `uring-send`.
+//! It makes the copies of `read+send`, and enters the kernel once per chunk (Linux 5.6). If the
+//! file was truncated, the short read breaks the chain; the bytes that were read are then sent
+//! separately. Memory needs no read, so there is nothing to link. Probed by setting up a ring, as
+//! `uring-send` is.
 
 use super::uring_send::ring_for;
-use super::{BoundMethod, Copying, Counts, Entry, SendMethod, chunk_of};
+use super::{BoundMethod, Copying, Counts, Entry, SendMethod, first_chunk};
 use crate::Source;
 use crate::error::{Error, failed};
 use haul_sys::region::Region;
@@ -39,11 +40,9 @@ impl BoundMethod for UringChain {
         range: Range<u64>,
     ) -> Result<u64, Error> {
         if source.as_memory().is_some() {
-            return Err(Error::Unsuited(
-                "memory has no read to merge with the send: uring-send sends it as it is",
-            ));
+            return Err(Error::Unsuited("memory needs no read: use uring-send"));
         }
-        let (offset, len) = chunk_of(&range, self.buffer.len());
+        let (offset, len) = first_chunk(&range, self.buffer.len());
         let (read, sent) = self
             .ring
             .read_then_send(source.descriptor(), offset, socket, &self.buffer, 0..len)

@@ -1,11 +1,13 @@
 //! `uring-send`: io_uring reads into a buffer, io_uring sends the buffer.
 //!
-//! The same copies as `read+send`, submitted through a ring (Linux 5.6), one call each. It shows what the
-//! ring itself costs or saves on one connection; a server with many would submit for all of them at once.
-//! Memory is sent as it is. Tried by setting a ring up: `ENOSYS` without io_uring, `EPERM` where
-//! `kernel.io_uring_disabled` or seccomp forbids it.
+//! It makes the copies of `read+send`, submitted through a ring (Linux 5.6), one call each. It
+//! shows the cost or the saving of the ring itself on one connection; a server with many
+//! connections would submit for all of them at once. Memory is sent directly.
+//!
+//! Probed by setting up a ring: `ENOSYS` without io_uring, `EPERM` if `kernel.io_uring_disabled` or
+//! seccomp forbids it.
 
-use super::{BoundMethod, Copying, Counts, Entry, SendMethod, chunk_of};
+use super::{BoundMethod, Copying, Counts, Entry, SendMethod, first_chunk};
 use crate::Source;
 use crate::error::{Error, failed};
 use haul_sys::region::Region;
@@ -25,7 +27,7 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-/// A ring that waits for `socket` exactly where the socket itself would, as its mode stands now.
+/// A ring that waits for `socket` if the socket is blocking now, and returns `EAGAIN` otherwise.
 pub(super) fn ring_for(socket: BorrowedFd<'_>) -> Result<Ring, Error> {
     let mut ring = Ring::new().map_err(failed("io_uring_setup"))?;
     if is_nonblocking(socket)? {
@@ -52,7 +54,7 @@ impl BoundMethod for UringSend {
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let (offset, len) = chunk_of(&range, self.buffer.len());
+        let (offset, len) = first_chunk(&range, self.buffer.len());
         let sent = if let Some(memory) = source.as_memory() {
             self.ring.send(socket, memory, offset as usize..offset as usize + len)
         } else {

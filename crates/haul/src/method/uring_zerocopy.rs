@@ -1,15 +1,16 @@
 //! `uring-zerocopy`: `SEND_ZC` from registered buffers.
 //!
-//! As `zerocopy`, with completions in the ring instead of the error queue, and with pages that were pinned
-//! once instead of at every send (Linux 6.0; 6.2 to be told whether it copied). Only memory can be
-//! registered, so a file is first *read* into one of a few registered buffers: that copy is the price. It
-//! copies once more where `zerocopy` does; a protocol without support fails rather than copies.
+//! Like `zerocopy`, but completions arrive in the ring instead of the error queue, and pages are
+//! pinned once instead of at every send. It needs Linux 6.0, and 6.2 to report whether it copied.
+//! Only memory can be registered, so a file is first *read* into one of a few registered buffers:
+//! that copy is the price. It copies once more where `zerocopy` does; a protocol without support
+//! fails instead of copying.
 //!
-//! Tried by asking the ring for the operation. `RLIMIT_MEMLOCK` bounds what an ordinary user may register;
-//! past it the path works unregistered.
+//! Probed by querying the ring for the operation. `RLIMIT_MEMLOCK` limits the bytes that an
+//! unprivileged user may register; beyond it the method works unregistered.
 
 use super::uring_send::{is_nonblocking, ring_for};
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, chunk_of};
+use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::Source;
 use crate::error::{Error, failed};
 use haul_sys::region::Region;
@@ -19,9 +20,10 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// What the buffers of one path take together: half of the 8 MiB that an ordinary user may pin by default.
+/// Bytes of all buffers of one socket: half of the 8 MiB that an unprivileged user may pin by
+/// default.
 const BUFFERS_BYTES: usize = 4 << 20;
-/// More buffers than this do not make a connection faster.
+/// The most buffers of one socket. More do not make a connection faster.
 const BUFFERS_MAX: usize = 16;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -42,20 +44,20 @@ pub(super) const ENTRY: Entry = Entry {
             buffers: None,
             has_registered: false,
             nonblocking: is_nonblocking(socket)?,
-            open: VecDeque::new(),
+            in_flight: VecDeque::new(),
             counts: Counts::default(),
         }))
     },
 };
 
-/// Buffers of one chunk each, in one region, so that registering it registers them all.
+/// Buffers of one chunk each, in one region, so that one registration covers them all.
 struct Buffers {
     region: Arc<Region>,
     free: Vec<usize>,
 }
 
-/// A send whose notice has not come.
-struct Open {
+/// A send in flight.
+struct SendInFlight {
     send: u64,
     bytes: u64,
     buffer: Option<usize>,
@@ -67,12 +69,13 @@ struct UringZerocopy {
     buffers: Option<Buffers>,
     has_registered: bool,
     nonblocking: bool,
-    open: VecDeque<Open>,
+    in_flight: VecDeque<SendInFlight>,
     counts: Counts,
 }
 
 impl UringZerocopy {
-    /// Registers the first region it is given; memory that cannot be pinned for long is sent unregistered.
+    /// Registers the first region that it is given. Memory that cannot be pinned for long is sent
+    /// unregistered.
     fn register(&mut self, region: &Arc<Region>) {
         if !self.has_registered {
             self.has_registered = true;
@@ -92,10 +95,11 @@ impl UringZerocopy {
         self.buffers.as_mut().ok_or(Error::Unsuited("no buffers"))
     }
 
-    /// A buffer that the kernel does not hold, waiting for one if the socket may block.
-    fn free_buffer(&mut self) -> Result<(usize, Arc<Region>), Error> {
+    /// Returns a buffer that the kernel does not hold. If there is none, it waits on a blocking
+    /// socket.
+    fn acquire_buffer(&mut self) -> Result<(usize, Arc<Region>), Error> {
         loop {
-            self.reap();
+            self.drain_completions();
             let buffers = self.buffers()?;
             if let Some(buffer) = buffers.free.pop() {
                 return Ok((buffer, Arc::clone(&buffers.region)));
@@ -107,29 +111,30 @@ impl UringZerocopy {
         }
     }
 
-    fn reap(&mut self) {
-        for notice in self.ring.take_completions() {
-            let Some(index) = self.open.iter().position(|open| open.send == notice.send) else {
+    fn drain_completions(&mut self) {
+        for completion in self.ring.take_completions() {
+            let Some(index) = self.in_flight.iter().position(|sent| sent.send == completion.send)
+            else {
                 continue;
             };
-            if let Some(open) = self.open.remove(index) {
-                if notice.copied {
-                    self.counts.copied_bytes += open.bytes;
+            if let Some(sent) = self.in_flight.remove(index) {
+                if completion.copied {
+                    self.counts.copied_bytes += sent.bytes;
                 } else {
-                    self.counts.zero_copied_bytes += open.bytes;
+                    self.counts.zero_copied_bytes += sent.bytes;
                 }
-                self.give_back(open.buffer);
+                self.release_buffer(sent.buffer);
             }
         }
     }
 
-    fn give_back(&mut self, buffer: Option<usize>) {
+    fn release_buffer(&mut self, buffer: Option<usize>) {
         if let (Some(buffers), Some(buffer)) = (&mut self.buffers, buffer) {
             buffers.free.push(buffer);
         }
     }
 
-    fn lend(
+    fn send_region(
         &mut self,
         socket: BorrowedFd<'_>,
         region: &Arc<Region>,
@@ -138,12 +143,12 @@ impl UringZerocopy {
     ) -> Result<u64, Error> {
         match self.ring.send_zerocopy(socket, region, range) {
             Ok((send, bytes)) => {
-                self.open.push_back(Open { send, bytes: bytes as u64, buffer });
+                self.in_flight.push_back(SendInFlight { send, bytes: bytes as u64, buffer });
                 self.counts.bytes += bytes as u64;
                 Ok(bytes as u64)
             }
             Err(error) => {
-                self.give_back(buffer);
+                self.release_buffer(buffer);
                 Err(failed("SEND_ZC")(error))
             }
         }
@@ -157,31 +162,31 @@ impl BoundMethod for UringZerocopy {
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
+        let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
         if let Some(memory) = source.as_memory() {
             self.register(memory);
-            self.reap();
-            return self.lend(socket, memory, offset as usize..offset as usize + len, None);
+            self.drain_completions();
+            return self.send_region(socket, memory, offset as usize..offset as usize + len, None);
         }
-        let (buffer, region) = self.free_buffer()?;
+        let (buffer, region) = self.acquire_buffer()?;
         let start = buffer * self.options.chunk_bytes;
         self.counts.calls += 1;
         let read = match region.fill(source.descriptor(), offset, start..start + len) {
             Ok(read) if read > 0 => read,
             ended_or_failed => {
-                self.give_back(Some(buffer));
+                self.release_buffer(Some(buffer));
                 return Err(match ended_or_failed {
                     Ok(_) => Error::Ended { at: offset },
                     Err(error) => failed("pread")(error),
                 });
             }
         };
-        self.lend(socket, &region, start..start + read, Some(buffer))
+        self.send_region(socket, &region, start..start + read, Some(buffer))
     }
 
     fn settle(&mut self, _socket: BorrowedFd<'_>) -> Result<usize, Error> {
-        self.reap();
-        Ok(self.open.len())
+        self.drain_completions();
+        Ok(self.in_flight.len())
     }
 
     fn counts(&self) -> Counts {

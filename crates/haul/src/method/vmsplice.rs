@@ -1,14 +1,17 @@
 //! `vmsplice`: mapped pages into a pipe, the pipe into the socket.
 //!
-//! The user's own pages travel, on every device that gathers, loopback and veth too. **No completion
-//! exists**: nobody says when the peer has them, so this is only for memory that is never written again. A
-//! [`crate::Source`] is such memory: its memory cannot be written, and of a file it maps windows that it does
-//! not write. It copies where the device cannot gather. Tried by calling it; hardened hosts refuse it with
-//! `EPERM` or `ENOSYS`.
+//! The program's own pages are sent, on every device that gathers, including loopback and veth. It
+//! copies if the device cannot gather.
+//!
+//! **There is no completion**: the kernel does not report when the peer has received the pages. So
+//! this method is only for memory that is never written again. A [`crate::Source`] is such memory:
+//! its memory cannot be written, and of a file the method maps windows that it does not write.
+//!
+//! Probed by calling it; hardened hosts refuse it with `EPERM` or `ENOSYS`.
 
-use super::mmap_send::Window;
+use super::mmap_send::FileWindow;
 use super::piped::SourcePipe;
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, chunk_of};
+use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::Source;
 use crate::error::{Error, failed};
 use std::ops::Range;
@@ -37,7 +40,7 @@ impl BoundMethod for Vmsplice {
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let (offset, len) = chunk_of(&range, self.options.chunk_bytes);
+        let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
         let mut map_calls = 0;
         let calls = &mut self.counts.calls;
         let sent = self.pipe.send(socket, source, offset, len, calls, |pipe, offset, len| {
@@ -46,7 +49,7 @@ impl BoundMethod for Vmsplice {
                 return memory.vmsplice(pipe.write_end(), range, true).map_err(failed("vmsplice"));
             }
             map_calls += 2;
-            let window = Window::of(source, offset, len)?;
+            let window = FileWindow::map(source, offset, len)?;
             window
                 .region
                 .vmsplice(pipe.write_end(), window.range.clone(), true)

@@ -1,7 +1,7 @@
 //! From a socket into a file: spliced through a pipe, one copy into the page cache.
 //!
-//! What is in the pipe has left the socket, so it is never dropped: what a file did not take is kept for
-//! whoever asks next.
+//! Bytes in the pipe have left the socket, so they are never dropped: bytes that a file did not
+//! accept are kept for the next call.
 
 use crate::error::{Error, failed};
 use crate::method::Counts;
@@ -12,28 +12,28 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-/// The pipe between a socket and files, and what did not fit into one.
+/// The pipe between a socket and files, and the bytes that a file did not accept.
 #[derive(Debug, Default)]
 pub(super) struct IntoFile {
     pipe: Option<Pipe>,
-    is_given_up: bool,
-    /// Bytes that were read for a file that would not take them.
-    leftover: Vec<u8>,
+    is_disabled: bool,
+    /// Bytes that were read and that a file did not accept.
+    unwritten: Vec<u8>,
 }
 
 impl IntoFile {
-    /// Whether bytes are waiting here that come before the socket's.
+    /// Whether it holds bytes that come before the socket's.
     pub fn holds_bytes(&self) -> bool {
-        !self.leftover.is_empty() || self.pipe.as_ref().is_some_and(|pipe| pipe.held_bytes() > 0)
+        !self.unwritten.is_empty() || self.pipe.as_ref().is_some_and(|pipe| pipe.held_bytes() > 0)
     }
 
-    /// Does not splice any more.
-    pub fn give_up(&mut self) {
-        self.is_given_up = true;
+    /// Disables splicing.
+    pub fn disable(&mut self) {
+        self.is_disabled = true;
     }
 
-    /// Moves the beginning of `range`; returns how much, 0 at the end of the stream, or `None` where it must be
-    /// read instead.
+    /// Moves a prefix of `range`; returns the number of bytes, or `None` if the caller must read
+    /// instead, as at the end of the stream.
     pub fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -41,7 +41,7 @@ impl IntoFile {
         range: &Range<u64>,
         counts: &mut Counts,
     ) -> Result<Option<u64>, Error> {
-        if self.is_given_up || !self.leftover.is_empty() {
+        if self.is_disabled || !self.unwritten.is_empty() {
             return Ok(None);
         }
         let pipe = match &mut self.pipe {
@@ -55,7 +55,8 @@ impl IntoFile {
         if pipe.held_bytes() == 0 {
             counts.calls += 1;
             match pipe.fill(socket, wanted, SpliceFlags::empty()) {
-                // The end, nothing, or an urgent byte, before which splicing stops: reading tells, and passes it by.
+                // The end of the stream, no data, or an urgent byte, before which splicing stops.
+                // `recv` distinguishes them, and skips the urgent byte.
                 Ok(0) | Err(Errno::AGAIN) => return Ok(None),
                 Ok(_) => {}
                 Err(errno) => return Err(failed("splice from the socket")(errno.into())),
@@ -77,7 +78,7 @@ impl IntoFile {
         Ok(Some(moved as u64))
     }
 
-    /// Writes bytes that were read; what the file does not take is kept.
+    /// Writes bytes that were read; bytes that the file does not accept are kept.
     pub fn write(
         &mut self,
         file: BorrowedFd<'_>,
@@ -95,8 +96,8 @@ impl IntoFile {
                 stopped => {
                     let error =
                         stopped.map_or_else(Into::into, |_| io::ErrorKind::WriteZero.into());
-                    // In front of what is left already: these bytes were taken from there, or there is none.
-                    self.leftover.splice(..0, bytes[written..].iter().copied());
+                    // Before the bytes already kept: these were taken from there, or none are kept.
+                    self.unwritten.splice(..0, bytes[written..].iter().copied());
                     if written == 0 {
                         return Err(failed("pwrite")(error));
                     }
@@ -108,12 +109,12 @@ impl IntoFile {
         Ok(written as u64)
     }
 
-    /// Takes bytes that come before the socket's; returns how many, 0 where there are none.
-    pub fn take_back(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        if !self.leftover.is_empty() {
-            let count = buffer.len().min(self.leftover.len());
-            buffer[..count].copy_from_slice(&self.leftover[..count]);
-            self.leftover.drain(..count);
+    /// Takes bytes that come before the socket's; returns how many, 0 if there are none.
+    pub fn take_held(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        if !self.unwritten.is_empty() {
+            let count = buffer.len().min(self.unwritten.len());
+            buffer[..count].copy_from_slice(&self.unwritten[..count]);
+            self.unwritten.drain(..count);
             return Ok(count);
         }
         let held = self.pipe.as_mut().map_or(Ok(0), |pipe| pipe.read(buffer));

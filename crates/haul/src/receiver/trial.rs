@@ -1,33 +1,35 @@
-//! Whether mapping pays on this connection: both ways are tried in turn, and the dearer one is dropped.
+//! Decides whether a connection maps pages: both methods are tried in turn, and the dearer one is
+//! dropped.
 //!
-//! The measure is the CPU clock of the calling thread during the calls themselves. What it cannot see: what
-//! the program's own reading of the bytes costs, which is more where they were mapped and are in no cache yet.
+//! The measure is the CPU clock of the calling thread during the calls themselves. It does not
+//! include the program's own access to the bytes, which costs more where they were mapped and are
+//! in no cache yet.
 
 use super::Mapping;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// Bytes each way is given in its turns, and how many turns. A megabyte is several windows long, and four turns
-/// each see past a slow start.
+/// The bytes of one turn, and the number of turns, which alternate between the methods. A megabyte
+/// is several windows long, and four turns of each outlast a slow start.
 const TURN_BYTES: u64 = 1 << 20;
 const TURNS: u32 = 8;
-/// Mapping that moves a smaller share than this of what arrives only adds calls.
+/// The smallest share of the received bytes that must be mapped. Below it, mapping only adds calls.
 const MAPPED_PERCENT_MIN: u64 = 50;
 
 /// The trial of one connection.
 #[derive(Debug)]
-pub(super) struct Trial {
+pub(super) struct MappingTrial {
     state: State,
-    /// What the turns of mapping, and of reading, have cost so far.
+    /// The cost of the turns of mapping, and of reading, so far.
     mapping: Cost,
     reading: Cost,
-    /// Of the bytes in mapping's turns, those that were mapped.
+    /// Bytes in the turns of mapping that were mapped.
     mapped_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// In the trial: which turn, and how many bytes it has moved. Even turns map.
+    /// In the trial: the number of the turn, and the bytes that it has moved. Even turns map.
     Turn(u32, u64),
     Map,
     Read,
@@ -39,15 +41,15 @@ struct Cost {
     time: Duration,
 }
 
-/// What to do.
+/// The decision after a recorded call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    GoOn,
+    Continue,
     /// Mapping does not pay, for this reason.
     StopMapping(String),
 }
 
-impl Trial {
+impl MappingTrial {
     pub fn new(mapping: Mapping) -> Self {
         let state = match mapping {
             Mapping::Measured => State::Turn(0, 0),
@@ -71,27 +73,27 @@ impl Trial {
         self.state == State::Read
     }
 
-    pub fn never_map(&mut self) {
+    pub fn disable_mapping(&mut self) {
         self.state = State::Read;
     }
 
-    /// The clock before a call, while the trial lasts.
-    pub fn clock(&self) -> Option<Duration> {
+    /// The CPU clock at the start of a call, while the trial lasts.
+    pub fn start_clock(&self) -> Option<Duration> {
         matches!(self.state, State::Turn(..)).then(cpu_time)
     }
 
-    /// Enters a call that began at `started` and moved so many bytes.
-    pub fn judge(&mut self, started: Option<Duration>, mapped: usize, read: usize) -> Verdict {
-        let (State::Turn(turn, so_far), Some(started)) = (self.state, started) else {
-            return Verdict::GoOn;
+    /// Records a call that began at `started`, and the bytes that it mapped and read.
+    pub fn record(&mut self, started: Option<Duration>, mapped: usize, read: usize) -> Verdict {
+        let (State::Turn(turn, turn_bytes), Some(started)) = (self.state, started) else {
+            return Verdict::Continue;
         };
-        self.enter(turn, so_far, cpu_time().saturating_sub(started), mapped, read)
+        self.add_call(turn, turn_bytes, cpu_time().saturating_sub(started), mapped, read)
     }
 
-    fn enter(
+    fn add_call(
         &mut self,
         turn: u32,
-        so_far: u64,
+        turn_bytes: u64,
         time: Duration,
         mapped: usize,
         read: usize,
@@ -101,12 +103,12 @@ impl Trial {
         cost.bytes += bytes;
         cost.time += time;
         self.mapped_bytes += mapped as u64;
-        self.state = State::Turn(turn, so_far + bytes);
-        if so_far + bytes < TURN_BYTES {
-            return Verdict::GoOn;
+        self.state = State::Turn(turn, turn_bytes + bytes);
+        if turn_bytes + bytes < TURN_BYTES {
+            return Verdict::Continue;
         }
         self.state = State::Turn(turn + 1, 0);
-        if turn + 1 == TURNS { self.decide() } else { Verdict::GoOn }
+        if turn + 1 == TURNS { self.decide() } else { Verdict::Continue }
     }
 
     fn decide(&mut self) -> Verdict {
@@ -115,7 +117,7 @@ impl Trial {
         self.state = State::Map;
         if mapped_percent < MAPPED_PERCENT_MIN {
             return Verdict::StopMapping(format!(
-                "only {mapped_percent} % of what arrived lay in pages that can be mapped"
+                "only {mapped_percent} % of the received bytes lay in pages that can be mapped"
             ));
         }
         if mapping > reading {
@@ -123,7 +125,7 @@ impl Trial {
                 "mapping cost {mapping:.0} µs/MiB on this connection, and reading {reading:.0}"
             ));
         }
-        Verdict::GoOn
+        Verdict::Continue
     }
 }
 
@@ -142,11 +144,16 @@ fn cpu_time() -> Duration {
 mod tests {
     use super::*;
 
-    /// Runs a trial in which each MiB costs so much and so much of it is mapped; returns the last verdict.
-    fn tried(mapping_us: u64, reading_us: u64, mapped_percent: usize) -> (Trial, Verdict) {
-        let mut trial = Trial::new(Mapping::Measured);
+    /// Runs a trial with these costs per MiB, of which this share is mapped; returns the last
+    /// verdict.
+    fn run_trial(
+        mapping_us: u64,
+        reading_us: u64,
+        mapped_percent: usize,
+    ) -> (MappingTrial, Verdict) {
+        let mut trial = MappingTrial::new(Mapping::Measured);
         for turn in 0..TURNS {
-            let State::Turn(at, so_far) = trial.state else {
+            let State::Turn(at, turn_bytes) = trial.state else {
                 panic!("the trial is over at turn {turn}")
             };
             assert_eq!((at, trial.maps()), (turn, turn % 2 == 0));
@@ -155,21 +162,21 @@ mod tests {
             } else {
                 (reading_us, 0)
             };
-            let verdict =
-                trial.enter(turn, so_far, Duration::from_micros(us), mapped, (1 << 20) - mapped);
+            let time = Duration::from_micros(us);
+            let verdict = trial.add_call(turn, turn_bytes, time, mapped, (1 << 20) - mapped);
             if turn + 1 == TURNS {
                 return (trial, verdict);
             }
-            assert_eq!(verdict, Verdict::GoOn);
+            assert_eq!(verdict, Verdict::Continue);
         }
         unreachable!()
     }
 
     #[test]
-    fn the_cheaper_way_is_kept() {
-        let (trial, verdict) = tried(100, 150, 99);
-        assert_eq!((verdict, trial.maps()), (Verdict::GoOn, true));
-        let (_, verdict) = tried(150, 100, 99);
+    fn the_cheaper_method_is_kept() {
+        let (trial, verdict) = run_trial(100, 150, 99);
+        assert_eq!((verdict, trial.maps()), (Verdict::Continue, true));
+        let (_, verdict) = run_trial(150, 100, 99);
         assert!(
             matches!(&verdict, Verdict::StopMapping(reason) if reason.contains("150 µs/MiB")),
             "{verdict:?}"
@@ -177,8 +184,8 @@ mod tests {
     }
 
     #[test]
-    fn mapping_little_does_not_pay_however_cheap_it_looks() {
-        let (_, verdict) = tried(10, 100, 25);
+    fn mapping_stops_if_few_pages_can_be_mapped() {
+        let (_, verdict) = run_trial(10, 100, 25);
         assert!(
             matches!(&verdict, Verdict::StopMapping(reason) if reason.contains("25 %")),
             "{verdict:?}"
@@ -186,10 +193,10 @@ mod tests {
     }
 
     #[test]
-    fn who_is_told_what_to_do_does_not_try() {
-        assert!(
-            Trial::new(Mapping::Always).maps() && Trial::new(Mapping::Always).clock().is_none()
-        );
-        assert!(!Trial::new(Mapping::Never).maps() && Trial::new(Mapping::Never).clock().is_none());
+    fn a_fixed_setting_skips_the_trial() {
+        let always = MappingTrial::new(Mapping::Always);
+        assert!(always.maps() && always.start_clock().is_none());
+        let never = MappingTrial::new(Mapping::Never);
+        assert!(!never.maps() && never.start_clock().is_none());
     }
 }
