@@ -124,10 +124,7 @@ impl Connection {
 
     /// Whether it waits for an offload thread.
     pub fn is_offloaded(&self) -> bool {
-        matches!(
-            self.state,
-            State::AwaitingJob | State::AwaitingPages(_) | State::Committing(_)
-        )
+        matches!(self.state, State::AwaitingJob | State::AwaitingPages(_) | State::Committing(_))
     }
 
     /// Takes an offload thread's reply. [`Connection::drive`] follows.

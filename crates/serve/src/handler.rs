@@ -221,8 +221,7 @@ impl FileHandler {
     /// Takes the secrets of the latest reload. Clients that the former passwords admitted have to
     /// be verified again.
     fn reload_secrets(&mut self) {
-        let secrets =
-            self.shared_secrets.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let secrets = self.shared_secrets.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_same = match (&secrets.passwords, &self.secrets.passwords) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
             (one, other) => one.is_none() && other.is_none(),

@@ -282,9 +282,7 @@ mod tests {
         let head = b"GET /a\"b HTTP/1.1\r\nHost: h\r\nUser-Agent: \\\"\xe4\r\n\r\n";
         let combined = line(LogFormat::Combined, head);
         assert!(
-            combined.ends_with(
-                "\"GET /a\\x22b HTTP/1.1\" 200 42 \"-\" \"\\x5C\\x22\\xE4\"\n"
-            ),
+            combined.ends_with("\"GET /a\\x22b HTTP/1.1\" 200 42 \"-\" \"\\x5C\\x22\\xE4\"\n"),
             "{combined}"
         );
         let head = b"GET /a\"b HTTP/1.1\r\nHost: h\r\nReferer: r\r\nUser-Agent: \"\r\n\r\n";

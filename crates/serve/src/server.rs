@@ -16,7 +16,7 @@ use haul_server::ktls::KtlsSupport;
 use haul_server::listener::{ListenAddress, Listener, Listeners};
 use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
 use haul_server::metrics::{self, MetricsServer, Registry};
-use haul_server::offload::{Inbox, Offload};
+use haul_server::offload::Offload;
 use haul_server::runtime::{self, Control};
 use haul_server::sandbox::{self, Allowed};
 use haul_server::{Address, privileges};
@@ -98,7 +98,8 @@ impl Server {
             let ktls = *ktls.as_ref().unwrap_or(&KtlsSupport::default());
             event_loops.push(handle.event_loop(listeners, loops, &service, ktls, &offload)?);
         }
-        let metrics = metrics_listener.map(|listener| handle.serve_metrics(listener)).transpose()?;
+        let metrics =
+            metrics_listener.map(|listener| handle.serve_metrics(listener)).transpose()?;
         Ok(Self { listeners, loops: event_loops, offload, metrics, caveats, handle })
     }
 
@@ -143,7 +144,8 @@ impl Server {
 fn listen_addresses(config: &Config) -> Vec<ListenAddress> {
     let plain = config.listen.iter().map(|address| (address, false));
     let tls = config.tls.iter().flat_map(|tls| &tls.listen).map(|address| (address, true));
-    let listen = |(address, is_tls): (&Address, bool)| ListenAddress { address: address.clone(), is_tls };
+    let listen =
+        |(address, is_tls): (&Address, bool)| ListenAddress { address: address.clone(), is_tls };
     plain.chain(tls).map(listen).collect()
 }
 
@@ -153,8 +155,7 @@ fn within_descriptor_limit(config: &Config) -> Config {
     let available = runtime::descriptors_available();
     let limits = &mut config.limits;
     limits.cached_files_max = limits.cached_files_max.min(available / 4);
-    limits.connections_max =
-        limits.connections_max.min(available - limits.cached_files_max).max(1);
+    limits.connections_max = limits.connections_max.min(available - limits.cached_files_max).max(1);
     config
 }
 
@@ -170,8 +171,7 @@ fn restrict(
     // The present user must be able to read the files.
     let path = || config.root.clone();
     service.root.check().map_err(|error| Error::Root { path: path(), error })?;
-    let mut caveats: Vec<_> =
-        unreadable(config).into_iter().chain(service.root.caveat()).collect();
+    let mut caveats: Vec<_> = unreadable(config).into_iter().chain(service.root.caveat()).collect();
     if let Some(error) = ktls_error {
         caveats.push(format!(
             "the kernel does not encrypt, so files pass through the program: {error} (modprobe \
@@ -260,8 +260,7 @@ impl Handle {
         ktls: KtlsSupport,
         offload: &Offload<FileJob>,
     ) -> Result<EventLoop<FileHandler>, Error> {
-        let waker = Arc::clone(&self.control.wakers()[self.counters.len()]);
-        let queue = offload.queue(&Inbox::new(Arc::clone(&waker)));
+        let index = self.counters.len();
         let buffer = self.log.as_ref().map_or_else(LogBuffer::default, |log| log.buffer());
         let format = self.config.access_log.as_ref().map(|log| log.format).unwrap_or_default();
         let log = AccessLog::new(format, buffer);
@@ -269,9 +268,7 @@ impl Handle {
         let handler = FileHandler::new(&self.config, loops, service, secrets, ktls, log);
         self.counters.push(Arc::clone(&handler.accounting.counters));
         let settings = FileHandler::loop_settings(&self.config.limits, loops);
-        let control = Arc::clone(&self.control);
-        EventLoop::new(listeners, waker, queue, control, settings, handler)
-            .map_err(|error| haul_server::Error::at("making an event loop")(error).into())
+        Ok(EventLoop::new(index, listeners, offload, &self.control, settings, handler)?)
     }
 
     fn serve_metrics(&self, listener: std::net::TcpListener) -> Result<MetricsServer, Error> {

@@ -44,7 +44,8 @@ impl FromStr for Address {
         if text == "systemd" {
             return Ok(Self::Systemd);
         }
-        let any_address = |port| Self::Tcp(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port));
+        let any_address =
+            |port| Self::Tcp(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port));
         if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse() {
             return Ok(any_address(port));
         }

@@ -87,8 +87,7 @@ mod tests {
 
     #[test]
     fn a_full_accept_queue_leaves_a_connection_under_way() {
-        let socket =
-            rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         rustix::net::bind(&socket, &any).unwrap();
         rustix::net::listen(&socket, 0).unwrap();

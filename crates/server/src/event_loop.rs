@@ -14,9 +14,10 @@
 //! bytes. A connection may have two sockets (a proxy's client and upstream); see [`Registry`].
 
 use crate::counter::ConnectionCounters;
+use crate::error::Error;
 use crate::listener::{Accepted, Listener};
 use crate::log_limiter::LogLimiter;
-use crate::offload::{Job, OffloadQueue};
+use crate::offload::{Inbox, Job, Offload, OffloadQueue};
 use crate::runtime::Control;
 use crate::waker::Waker;
 use rustix::buffer::spare_capacity;
@@ -66,7 +67,9 @@ pub trait Handler {
     ) -> io::Result<Self::Connection>;
 
     /// Phase 1: records what an event says about a socket, and may receive.
-    fn receive(&mut self, connection: &mut Self::Connection, event: Readiness);
+    fn receive(&mut self, connection: &mut Self::Connection, event: Readiness) {
+        let _ = (connection, event);
+    }
 
     /// Phase 2: prepares a response to what was received.
     fn prepare(&mut self, connection: &mut Self::Connection) -> Prepared<Self::Job> {
@@ -92,7 +95,9 @@ pub trait Handler {
     }
 
     /// Takes the reply to a job of this connection; [`Handler::drive`] follows.
-    fn complete(&mut self, connection: &mut Self::Connection, reply: <Self::Job as Job>::Reply);
+    fn complete(&mut self, connection: &mut Self::Connection, reply: <Self::Job as Job>::Reply) {
+        let _ = (connection, reply);
+    }
 
     /// Whether the connection waits for an offload thread and no socket event concerns it.
     fn is_offloaded(&self, connection: &Self::Connection) -> bool {
@@ -108,10 +113,15 @@ pub trait Handler {
         &mut self,
         connection: &mut Self::Connection,
         registry: &Registry<'_>,
-    ) -> Action<Self::Job>;
+    ) -> Action<Self::Job> {
+        let _ = (connection, registry);
+        Action::Close
+    }
 
-    /// The last call for a connection.
-    fn close(&mut self, connection: Self::Connection);
+    /// The last call for a connection. Dropping its socket closes it.
+    fn close(&mut self, connection: Self::Connection) {
+        drop(connection);
+    }
 
     /// Another thread woke the loop: reads changed settings.
     fn wake(&mut self) {}
@@ -188,11 +198,8 @@ pub struct Registry<'l> {
 impl Registry<'_> {
     /// Registers a socket for all of its events, edge-triggered. Closing the socket ends it.
     pub fn add(&self, socket: impl AsFd, side: Side) -> io::Result<()> {
-        let flags = EventFlags::IN
-            | EventFlags::OUT
-            | EventFlags::RDHUP
-            | EventFlags::PRI
-            | EventFlags::ET;
+        let flags =
+            EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::PRI | EventFlags::ET;
         let token = self.token | u64::from(side == Side::Upstream);
         Ok(epoll::add(self.epoll, socket, EventData::new_u64(token), flags)?)
     }
@@ -207,6 +214,14 @@ pub struct LoopSettings {
     pub drain_timeout: Duration,
     /// The pacing rate of accepted connections; `None` for none.
     pub rate_bytes_per_second: Option<u64>,
+}
+
+impl Default for LoopSettings {
+    /// 65,536 connections, 30 s to drain, no pacing.
+    fn default() -> Self {
+        let drain_timeout = Duration::from_secs(30);
+        Self { connections_max: 65_536, drain_timeout, rate_bytes_per_second: None }
+    }
 }
 
 /// An event loop.
@@ -246,8 +261,22 @@ struct Entry<C> {
 }
 
 impl<H: Handler> EventLoop<H> {
-    /// An event loop that accepts from these sockets.
+    /// The event loop number `index` of a service, which accepts from `listeners`.
     pub fn new(
+        index: usize,
+        listeners: Vec<Listener>,
+        offload: &Offload<H::Job>,
+        control: &Arc<Control>,
+        settings: LoopSettings,
+        handler: H,
+    ) -> Result<Self, Error> {
+        let waker = Arc::clone(&control.wakers()[index]);
+        let offload = offload.queue(&Inbox::new(Arc::clone(&waker)));
+        Self::open(listeners, waker, offload, Arc::clone(control), settings, handler)
+            .map_err(Error::at("making an event loop"))
+    }
+
+    fn open(
         listeners: Vec<Listener>,
         waker: Arc<Waker>,
         offload: OffloadQueue<H::Job>,
@@ -283,8 +312,11 @@ impl<H: Handler> EventLoop<H> {
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
-            let timeout =
-                if self.runnable.is_empty() { WAIT_MAX } else { Timespec { tv_sec: 0, tv_nsec: 0 } };
+            let timeout = if self.runnable.is_empty() {
+                WAIT_MAX
+            } else {
+                Timespec { tv_sec: 0, tv_nsec: 0 }
+            };
             events.clear();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
                 Ok(_) | Err(Errno::INTR) => {}

@@ -72,9 +72,8 @@ impl KtlsSupport {
             return false;
         };
         let name = suite.suite().as_str().unwrap_or_default();
-        let is_same = |(other, _, end): &(Version, Keys<'_>, &str)| {
-            *other == version && name.ends_with(end)
-        };
+        let is_same =
+            |(other, _, end): &(Version, Keys<'_>, &str)| *other == version && name.ends_with(end);
         COMBINATIONS.iter().position(is_same).is_some_and(|at| self.0 & 1 << at != 0)
     }
 }

@@ -130,11 +130,13 @@ impl Listeners {
         checked.map_err(|error| failed(address, error))?;
         let is_one_of_many = self.by_loop.len() > 1;
         for listeners in &mut self.by_loop {
-            let socket = tcp_socket(address, is_one_of_many)
-                .map_err(|error| failed(address, error))?;
+            let socket =
+                tcp_socket(address, is_one_of_many).map_err(|error| failed(address, error))?;
             if let Some(name) = congestion {
-                sockopt::set_tcp_congestion(&socket, name)
-                    .map_err(|errno| Error::Congestion { name: name.into(), error: errno.into() })?;
+                sockopt::set_tcp_congestion(&socket, name).map_err(|errno| Error::Congestion {
+                    name: name.into(),
+                    error: errno.into(),
+                })?;
             }
             listen(&socket, address).map_err(|error| failed(address, error))?;
             let bound = rustix::net::getsockname(&socket).and_then(SocketAddr::try_from);

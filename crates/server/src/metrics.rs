@@ -233,7 +233,8 @@ mod tests {
         registry.register(|text: &mut Exposition| text.counter("a_total", "A.", 1));
         registry.register(|text: &mut Exposition| text.gauge("b", "B.", 2.5));
         let server =
-            MetricsServer::start(listen("127.0.0.1:0".parse().unwrap()).unwrap(), registry).unwrap();
+            MetricsServer::start(listen("127.0.0.1:0".parse().unwrap()).unwrap(), registry)
+                .unwrap();
         let get = |target: &str| {
             let mut stream = TcpStream::connect(server.address()).unwrap();
             write!(stream, "GET {target} HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();

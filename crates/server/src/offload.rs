@@ -277,6 +277,9 @@ mod tests {
         let queue = offload.queue(&Inbox::new(Arc::new(Waker::new().unwrap())));
         let (_tx, rx) = channel();
         queue.push(0, Wait(0, Some(rx)));
+        while !lock(&offload.pools[0].state).jobs.is_empty() {
+            std::thread::yield_now();
+        }
         drop(offload);
         assert!(queue.replies().is_empty());
     }

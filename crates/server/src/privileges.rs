@@ -19,8 +19,7 @@ pub fn switch_user(name: &str) -> Result<(), Error> {
     let wrong = |problem: String| Error::User { name: name.into(), problem };
     let passwd = fs::read_to_string("/etc/passwd")
         .map_err(|error| wrong(format!("/etc/passwd: {error}")))?;
-    let identity =
-        find(&passwd, name).ok_or_else(|| wrong("there is no such user".into()))?;
+    let identity = find(&passwd, name).ok_or_else(|| wrong("there is no such user".into()))?;
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     let refused = |errno: rustix::io::Errno| {
         wrong(format!("{}: only root can switch to another user", io::Error::from(errno)))

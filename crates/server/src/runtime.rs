@@ -1,10 +1,14 @@
 //! Runs the event loops of a service on threads, and drains them.
 
 use crate::error::Error;
-use crate::event_loop::{EventLoop, Handler};
+use crate::event_loop::{EventLoop, Handler, LoopSettings};
+use crate::listener::{ListenAddress, Listeners};
+use crate::metrics::{self, MetricsServer, Registry};
+use crate::offload::{Offload, PoolSettings};
 use crate::waker::Waker;
 use rustix::process::{Resource, getrlimit};
 use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -53,6 +57,72 @@ impl Control {
     }
 }
 
+/// A service whose sockets are open and whose event loops do not run yet.
+///
+/// Between [`Service::open`] and [`Service::run`] it can drop privileges and enter its sandbox: no
+/// thread runs, and nothing more is opened.
+#[derive(Debug)]
+pub struct Service {
+    name: &'static str,
+    listeners: Listeners,
+    metrics: Option<TcpListener>,
+    control: Arc<Control>,
+    loops: usize,
+}
+
+impl Service {
+    /// Opens the sockets of a service with so many event loops ([`loop_count`]).
+    pub fn open(
+        name: &'static str,
+        listen: &[ListenAddress],
+        metrics: Option<SocketAddr>,
+        loops: usize,
+    ) -> Result<Self, Error> {
+        let listeners = Listeners::open(listen, None, loops)?;
+        let metrics = metrics.map(metrics::listen).transpose()?;
+        Ok(Self { name, listeners, metrics, control: Control::new(loops)?, loops })
+    }
+
+    /// The addresses that it listens on. A port that was 0 is the one that the kernel chose.
+    pub fn addresses(&self) -> &[ListenAddress] {
+        self.listeners.addresses()
+    }
+
+    /// The address of the metrics endpoint, likewise.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref()?.local_addr().ok()
+    }
+
+    /// Control over the service while it runs.
+    pub fn control(&self) -> Arc<Control> {
+        Arc::clone(&self.control)
+    }
+
+    /// Runs the service until it has drained. `pools` are those of the handler's jobs; `handler`
+    /// makes the handler of each event loop.
+    pub fn run<H>(
+        mut self,
+        pools: &[PoolSettings],
+        settings: LoopSettings,
+        registry: Registry,
+        mut handler: impl FnMut(usize) -> H,
+    ) -> Result<(), Error>
+    where
+        H: Handler + Send + 'static,
+        H::Connection: Send,
+    {
+        let offload = Offload::start(pools).map_err(Error::at("starting a thread"))?;
+        let mut loops = Vec::with_capacity(self.loops);
+        for (index, listeners) in self.listeners.take().into_iter().enumerate() {
+            let (control, handler) = (&self.control, handler(index));
+            loops.push(EventLoop::new(index, listeners, &offload, control, settings, handler)?);
+        }
+        let metrics = self.metrics.map(|listener| MetricsServer::start(listener, registry));
+        let _metrics = metrics.transpose()?;
+        run(self.name, loops, &self.control)
+    }
+}
+
 /// The number of event loops: `wanted`, or one for each CPU that this process may use.
 pub fn loop_count(wanted: Option<usize>) -> Result<usize, Error> {
     let cpus = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -77,7 +147,6 @@ pub fn run<H>(name: &str, loops: Vec<EventLoop<H>>, control: &Arc<Control>) -> R
 where
     H: Handler + Send + 'static,
     H::Connection: Send,
-    H::Job: Send,
 {
     let mut threads = Vec::new();
     for event_loop in loops {

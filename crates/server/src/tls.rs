@@ -150,7 +150,13 @@ impl Session {
         let mut tls = ClientConnection::new(config, server)?;
         tls.set_buffer_limit(Some(PENDING_BYTES_MAX));
         let ktls = KtlsSupport::default();
-        Ok(Self { tls: tls.into(), ktls, record: None, is_tls_peer: true, is_close_notified: false })
+        Ok(Self {
+            tls: tls.into(),
+            ktls,
+            record: None,
+            is_tls_peer: true,
+            is_close_notified: false,
+        })
     }
 
     /// The rustls session, for the hand-over to the kernel.

@@ -142,10 +142,8 @@ impl Connection {
     /// Prepares the response to a request; `None` if the state has changed.
     fn answer(&mut self, mut request: Request<'_>, handler: &mut FileHandler) -> Option<Next> {
         // A request that was offloaded is parsed again, and was received earlier.
-        let received = self
-            .pending
-            .as_ref()
-            .map_or(handler.clock.turn_started(), |pending| pending.received);
+        let received =
+            self.pending.as_ref().map_or(handler.clock.turn_started(), |pending| pending.received);
         request.keeps_alive &= !handler.is_draining && !self.stream.is_key_worn();
         let response = if let Some(response) = handler.response().without_file(&request) {
             response
@@ -190,8 +188,7 @@ impl Connection {
         handler: &mut FileHandler,
     ) -> Option<Result<Status, FileJob>> {
         let passwords = handler.secrets.passwords.as_ref()?;
-        let login: Option<Login> =
-            self.pending.as_mut().and_then(|pending| pending.login.take());
+        let login: Option<Login> = self.pending.as_mut().and_then(|pending| pending.login.take());
         let value = request.fields.authorization.unwrap_or(b"");
         let field = blake3::hash(value);
         if handler.known_logins.get(&field).is_some() {

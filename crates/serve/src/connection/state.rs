@@ -20,8 +20,8 @@
 //!
 //! A transition from any other state than the one named changes nothing.
 
-use crate::body_receiver::BodyReceiver;
 use super::upload::PendingUpload;
+use crate::body_receiver::BodyReceiver;
 use crate::response::writer::ResponseWriter;
 use haul_http::status::Status;
 

@@ -115,7 +115,10 @@ impl Connection {
         }
         let (receiver, only_new) = self.state.commit()?;
         handler.accounting.counters.disk_waits.add(1);
-        Some(Next::Offload(FileJob::CommitUpload { file: Box::new(receiver.into_file()), only_new }))
+        Some(Next::Offload(FileJob::CommitUpload {
+            file: Box::new(receiver.into_file()),
+            only_new,
+        }))
     }
 
     /// Makes the response to an upload whose result is known.

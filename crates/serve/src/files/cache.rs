@@ -59,7 +59,12 @@ impl FileCache {
     }
 
     /// What stands for a target, if it is known and unchanged. `seconds` is the loop's clock.
-    pub fn get(&mut self, target: &str, seconds: u32, epoch: ValidationEpoch) -> Option<Arc<Resource>> {
+    pub fn get(
+        &mut self,
+        target: &str,
+        seconds: u32,
+        epoch: ValidationEpoch,
+    ) -> Option<Arc<Resource>> {
         let entry = self.entries.get_mut(target)?;
         entry.used = seconds;
         if seconds.saturating_sub(entry.walked) >= WALKED_SECONDS {

@@ -167,7 +167,11 @@ impl<'s> ResponseBuilder<'s> {
                 .field("Access-Control-Max-Age", "86400");
         }
         head.end(context.keeps_alive, context.minor_version);
-        Response { status: Status::NO_CONTENT, body: Body::empty(), keeps_alive: context.keeps_alive }
+        Response {
+            status: Status::NO_CONTENT,
+            body: Body::empty(),
+            keeps_alive: context.keeps_alive,
+        }
     }
 
     fn redirect(&mut self, request: &Request<'_>, location: &str) -> Response {
@@ -194,7 +198,12 @@ impl<'s> ResponseBuilder<'s> {
     }
 
     /// Ends a head whose body is all there.
-    fn whole(&mut self, status: Status, context: RequestContext<'_>, content: Arc<[u8]>) -> Response {
+    fn whole(
+        &mut self,
+        status: Status,
+        context: RequestContext<'_>,
+        content: Arc<[u8]>,
+    ) -> Response {
         let mut head = Head::resume(self.head);
         head.content_length(content.len() as u64).end(context.keeps_alive, context.minor_version);
         let body = if context.is_head { Body::empty() } else { Body::bytes(content) };
@@ -307,8 +316,9 @@ impl<'s> ResponseBuilder<'s> {
             head.field("Access-Control-Allow-Origin", "*");
         } else if !allowed.is_empty() {
             head.field("Vary", "Origin");
-            if let Some(origin) =
-                context.origin.filter(|context| allowed.iter().any(|one| one.as_bytes() == *context))
+            if let Some(origin) = context
+                .origin
+                .filter(|context| allowed.iter().any(|one| one.as_bytes() == *context))
             {
                 head.field("Access-Control-Allow-Origin", origin);
             }

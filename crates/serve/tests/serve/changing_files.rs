@@ -228,7 +228,11 @@ fn what_is_replaced_or_deleted_on_its_way_comes_whole_all_the_same() {
     for service in [fresh(), fresh().settled()] {
         let sent = || -> u64 {
             let counters = service.handle.counters().iter();
-            counters.flat_map(|counters| Transport::all().map(|transport| counters.by(transport).bytes.get())).sum()
+            counters
+                .flat_map(|counters| {
+                    Transport::all().map(|transport| counters.by(transport).bytes.get())
+                })
+                .sum()
         };
         for (name, remove) in removals {
             let before = sent();

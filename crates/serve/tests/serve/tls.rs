@@ -301,8 +301,11 @@ fn the_kernel_knows_every_cipher_that_clients_may_choose() {
     }
     // A client may have a body before the server has counted it.
     service.stop();
-    let used =
-        if kernel_has_tls() { Transport::KernelTlsMethod(haul::SendMethod::Sendfile) } else { Transport::Tls };
+    let used = if kernel_has_tls() {
+        Transport::KernelTlsMethod(haul::SendMethod::Sendfile)
+    } else {
+        Transport::Tls
+    };
     assert!(sent(&service, used) >= 6 * large.len() as u64);
     if used == Transport::Tls {
         eprintln!(
