@@ -2,10 +2,9 @@
 
 use haul::MethodChoice;
 use haul_fs::Symlinks;
-use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use haul_server::Address;
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 /// How a file service is to work. [`Config::new`] has the defaults.
@@ -203,95 +202,6 @@ impl Default for Limits {
             rate_bytes_per_second: None,
             cached_files_max: 4096,
             cached_bytes_max: 64 << 20,
-        }
-    }
-}
-
-/// Where to listen.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Address {
-    /// A TCP address.
-    Tcp(SocketAddr),
-    /// A Unix socket.
-    Unix(PathBuf),
-    /// The sockets that systemd has opened and handed over (socket activation).
-    Systemd,
-}
-
-impl Address {
-    /// Whether what is sent there leaves this machine.
-    pub(crate) fn is_public(&self) -> bool {
-        matches!(self, Self::Tcp(address) if !address.ip().is_loopback())
-    }
-}
-
-impl Default for Address {
-    /// Port 8080 of every address of this machine, IPv4's too.
-    fn default() -> Self {
-        Self::Tcp(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8080))
-    }
-}
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Some(path) = text.strip_prefix("unix:") {
-            return if path.is_empty() {
-                Err("unix: lacks the socket's path: write unix:/run/haul.sock".into())
-            } else {
-                Ok(Self::Unix(path.into()))
-            };
-        }
-        if text == "systemd" {
-            return Ok(Self::Systemd);
-        }
-        let everywhere = |port| Self::Tcp(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port));
-        if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse() {
-            return Ok(everywhere(port));
-        }
-        if let Some(Ok(port)) = text.strip_prefix("*:").map(str::parse) {
-            return Ok(everywhere(port));
-        }
-        let text = text
-            .strip_prefix("localhost:")
-            .map_or(text.to_owned(), |port| format!("127.0.0.1:{port}"));
-        text.parse().map(Self::Tcp).map_err(|_| {
-            format!("{text:?} is no place to listen at: write 8080, 127.0.0.1:8080, [::1]:8080, unix:/run/haul.sock or systemd")
-        })
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => address.fmt(formatter),
-            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
-            Self::Systemd => formatter.write_str("systemd"),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_read_as_people_write_them() {
-        for (text, shown) in [
-            ("8080", "[::]:8080"),
-            (":80", "[::]:80"),
-            ("*:80", "[::]:80"),
-            ("localhost:80", "127.0.0.1:80"),
-            ("127.0.0.1:0", "127.0.0.1:0"),
-            ("[::1]:443", "[::1]:443"),
-            ("unix:/run/a.sock", "unix:/run/a.sock"),
-            ("systemd", "systemd"),
-        ] {
-            assert_eq!(text.parse::<Address>().unwrap().to_string(), shown);
-        }
-        for text in ["", "host:80", "127.0.0.1", "70000", "unix:"] {
-            assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }
 }

@@ -19,14 +19,15 @@
 
 #![forbid(unsafe_code)]
 
+mod body_receiver;
 mod clock;
 mod config;
-mod confine;
+mod connection;
 mod counters;
 mod error;
-mod event_loop;
 mod files;
-mod join;
+mod handler;
+mod jobs;
 mod log;
 mod metrics;
 mod passwords;
@@ -34,10 +35,10 @@ mod response;
 mod secrets;
 mod server;
 
-pub use config::{
-    AccessLog, Address, BasicAuth, Config, Content, ExtraFields, Limits, LogFormat, Tls,
-};
-pub use counters::{Counter, Counters, LATENCY_CLASSES_US, Way, WayCounters};
+pub use config::{AccessLog, BasicAuth, Config, Content, ExtraFields, Limits, LogFormat, Tls};
+pub use counters::{Counters, LATENCY_BOUNDS_US, TransportCounters};
 pub use error::Error;
 pub use haul_fs::Symlinks;
+pub use haul_server::listener::ListenAddress;
+pub use haul_server::{Address, Counter, Transport};
 pub use server::{Handle, Server};

@@ -1,5 +1,6 @@
-//! Responses: what is said to a request, and what follows.
+//! Responses: built from a request and what its target stands for, then sent.
 
-pub mod answer;
 pub mod body;
+pub mod builder;
 pub mod head;
+pub mod writer;

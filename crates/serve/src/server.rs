@@ -1,34 +1,34 @@
-//! A file service as a whole: its listening sockets, its loops, and the way to stop it.
+//! The file service as a whole: listening sockets, event loops, metrics, and how to stop it.
 
-use crate::config::{Address, Config};
-use crate::confine;
+use crate::config::{Config, Tls};
 use crate::counters::Counters;
 use crate::error::Error;
-use crate::event_loop::context::Context;
-use crate::event_loop::helper::{Helpers, Inbox};
-use crate::event_loop::kernel_tls::Supported;
-use crate::event_loop::listen::Listeners;
-use crate::event_loop::wake::Wake;
-use crate::event_loop::worker::{Orders, Worker};
 use crate::files::service::Service;
-use crate::log::{self, Log, Writer};
-use crate::metrics::{self, Metrics};
+use crate::handler::FileHandler;
+use crate::jobs::{self, FileJob};
+use crate::log::AccessLog;
+use crate::metrics::ServeMetrics;
 use crate::secrets::Secrets;
 use haul::{MethodChoice, SendMethod};
+use haul_fs::Symlinks;
+use haul_server::event_loop::EventLoop;
+use haul_server::ktls::KtlsSupport;
+use haul_server::listener::{ListenAddress, Listener, Listeners};
+use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
+use haul_server::metrics::{self, MetricsServer, Registry};
+use haul_server::offload::Offload;
+use haul_server::runtime::{self, Control};
+use haul_server::sandbox::{self, Allowed};
+use haul_server::{Address, privileges};
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Threads that wait for the disk: as many requests as a disk may work on at a time.
-const HELPERS: usize = 8;
-
-/// More loops than the largest machine has CPUs.
-const WORKERS_MAX: usize = 4096;
-/// The paths that a server can take. The others need a ring or pinned buffers for each connection, and wait for something else than
-/// room in the socket.
-const PATHS: [SendMethod; 6] = [
+/// The send methods that a server can use. The others need a ring or pinned buffers for each
+/// connection, and wait for something else than room in the socket.
+const METHODS: [SendMethod; 6] = [
     SendMethod::ReadWrite,
     SendMethod::ReadSend,
     SendMethod::MmapSend,
@@ -36,239 +36,245 @@ const PATHS: [SendMethod; 6] = [
     SendMethod::Splice,
     SendMethod::Vmsplice,
 ];
-/// Descriptors for everything but connections and cached files: loops, listening sockets, logs, files being opened.
-const DESCRIPTORS_RESERVED: usize = 128;
 
-/// A file service that listens, and serves once it is told to run.
+/// A file service that listens, and serves once it runs.
 #[derive(Debug)]
 pub struct Server {
     listeners: Listeners,
-    workers: Vec<Worker>,
-    helpers: Helpers,
-    metrics: Option<Metrics>,
+    loops: Vec<EventLoop<FileHandler>>,
+    offload: Offload<FileJob>,
+    metrics: Option<MetricsServer>,
     caveats: Vec<String>,
     handle: Handle,
 }
 
-/// The way to a service that runs on other threads.
+/// Control over a running service, from any thread.
 #[derive(Debug, Clone)]
 pub struct Handle {
-    orders: Arc<Orders>,
+    control: Arc<Control>,
     config: Arc<Config>,
-    log: Option<Arc<Writer>>,
-    wakes: Vec<Arc<Wake>>,
+    secrets: Arc<Mutex<Secrets>>,
+    log: Option<Arc<LogWriter>>,
     counters: Vec<Arc<Counters>>,
 }
 
 impl Server {
-    /// Opens the folder and the log, listens, gives up what is not needed from then on, and starts threads. Connections wait
+    /// Opens the root and the log, listens, drops privileges and starts threads. Connections wait
     /// until [`Server::run`].
     pub fn new(config: &Config) -> Result<Self, Error> {
-        let workers = config
-            .workers
-            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
-        if !(1..=WORKERS_MAX).contains(&workers) {
-            return Err(Error::Workers { workers, workers_max: WORKERS_MAX });
-        }
-        if let MethodChoice::Method(path) = config.choice
-            && !PATHS.contains(&path)
+        let loops = runtime::loop_count(config.workers)?;
+        if let MethodChoice::Method(method) = config.choice
+            && !METHODS.contains(&method)
         {
-            return Err(Error::Method(path));
+            return Err(Error::Method(method));
         }
         let config = &within_descriptor_limit(config);
         let service = Arc::new(Service::new(config)?);
         let secrets = Secrets::load(config)?;
-        let mut log_file = config.access_log.as_ref().map(log::open).transpose()?;
-        let listeners = Listeners::open(config, workers)?;
-        // Before connections to anywhere are given up.
-        let kernel_tls = match &config.tls {
-            Some(tls) if tls.in_kernel => Supported::probe(),
-            _ => Ok(Supported::default()),
+        let log = config.access_log.as_ref();
+        let log_file = log.map(|log| LogFile::open(log.path.as_deref())).transpose()?;
+        let mut listeners =
+            Listeners::open(&listen_addresses(config), config.congestion.as_deref(), loops)?;
+        // The probe connects, so it comes before the sandbox.
+        let ktls = match &config.tls {
+            Some(tls) if tls.in_kernel => KtlsSupport::probe(),
+            _ => Ok(KtlsSupport::default()),
         };
         let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
-        if let Some(user) = &config.user {
-            confine::become_user(user)?;
-        }
-        // Whoever this is now must be able to read what is served.
-        service.root.check().map_err(|source| Error::Root { path: config.root.clone(), source })?;
-        let mut caveats: Vec<_> =
-            confine::unreadable(config).into_iter().chain(service.root.caveat()).collect();
-        if let Err(error) = &kernel_tls {
-            caveats.push(format!(
-                "the kernel does not encrypt, so files pass through the program: {error} (modprobe tls, where it has that module)"
-            ));
-        }
-        if config.basic_auth.is_some()
-            && let Some(address) = config.listen.iter().find(|address| address.is_public())
-        {
-            caveats.push(format!(
-                "passwords travel to {address} for everybody on the way to read: use TLS"
-            ));
-        }
-        if config.confine {
-            caveats.extend(confine::give_up_files(config)?);
-        }
+        let caveats = restrict(config, &service, ktls.as_ref().err())?;
         // From here on there are threads.
-        let log = config.access_log.as_ref().zip(log_file.take());
-        let log = log.map(|(log, file)| Writer::start(log, file)).transpose()?;
-        let failed = |step| move |source: io::Error| Error::Failed { step, source };
-        let helpers = Helpers::start(&service, HELPERS, secrets.passwords.is_some())
-            .map_err(failed("starting a thread"))?;
-        let log = log.map(Arc::new);
+        let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
+        let offload = Offload::start(&jobs::pools(secrets.passwords.is_some()))
+            .map_err(haul_server::Error::at("starting a thread"))?;
         let mut handle = Handle {
-            orders: Arc::new(Orders {
-                drain: AtomicBool::new(false),
-                secrets: Mutex::new(secrets.clone()),
-            }),
+            control: Control::new(loops)?,
             config: Arc::new(config.clone()),
-            log: log.clone(),
-            wakes: Vec::new(),
+            secrets: Arc::new(Mutex::new(secrets)),
+            log,
             counters: Vec::new(),
         };
-        let kernel_tls = kernel_tls.unwrap_or_default();
-        let mut loops = Vec::new();
-        for listeners in &listeners.by_worker {
-            let wake = Arc::new(Wake::new().map_err(failed("making an event loop"))?);
-            let inbox = Inbox::new(Arc::clone(&wake));
-            let lines = log.as_deref().map_or_else(Log::off, Writer::log);
-            let context = Context::new(
-                config,
-                workers,
-                Arc::clone(&service),
-                secrets.clone(),
-                kernel_tls,
-                lines,
-            );
-            handle.wakes.push(Arc::clone(&wake));
-            handle.counters.push(Arc::clone(&context.counters));
-            let asker = helpers.asker(&inbox);
-            let orders = Arc::clone(&handle.orders);
-            let connections_max = config.limits.connections_max.div_ceil(workers);
-            let worker = Worker::new(
-                listeners.clone(),
-                wake,
-                inbox,
-                asker,
-                orders,
-                context,
-                connections_max,
-            );
-            loops.push(worker.map_err(failed("making an event loop"))?);
+        let mut event_loops = Vec::new();
+        for listeners in listeners.take() {
+            let ktls = *ktls.as_ref().unwrap_or(&KtlsSupport::default());
+            event_loops.push(handle.event_loop(listeners, loops, &service, ktls, &offload)?);
         }
-        let counters = handle.counters.clone();
-        let unwritten = log.as_ref().map(|log| Arc::clone(log.unwritten()));
-        let metrics = metrics_listener
-            .map(|listener| Metrics::start(listener, counters, unwritten))
-            .transpose()?;
-        let mut listeners = listeners;
-        // The loops have them, and let go of them when they drain.
-        listeners.by_worker.clear();
-        Ok(Self { listeners, workers: loops, helpers, metrics, caveats, handle })
+        let metrics =
+            metrics_listener.map(|listener| handle.serve_metrics(listener)).transpose()?;
+        Ok(Self { listeners, loops: event_loops, offload, metrics, caveats, handle })
     }
 
-    /// Where it listens, and whether for TLS; a port that was 0 has become one.
-    pub fn addresses(&self) -> &[(Address, bool)] {
-        &self.listeners.addresses
+    /// The addresses that it listens on. A port that was 0 is the one that the kernel chose.
+    pub fn addresses(&self) -> &[ListenAddress] {
+        self.listeners.addresses()
     }
 
-    /// Where it answers `/metrics`.
+    /// The address of the metrics endpoint.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
-        self.metrics.as_ref().map(Metrics::address)
+        self.metrics.as_ref().map(MetricsServer::address)
     }
 
-    /// What was asked for and could not be had, and what that means.
+    /// Requested features that are not available, each with its consequence.
     pub fn caveats(&self) -> &[String] {
         &self.caveats
     }
 
-    /// How many event loops it has.
+    /// The number of event loops.
     pub fn workers(&self) -> usize {
-        self.workers.len()
+        self.loops.len()
     }
 
-    /// The way to it while it runs.
+    /// Control over the service while it runs.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Serves until [`Handle::drain`], and then until what is under way has ended or its time is over.
+    /// Serves until [`Handle::drain`], and then until open responses are sent or the drain timeout
+    /// is over.
     pub fn run(self) -> Result<(), Error> {
-        let Self { workers, listeners, helpers, metrics, handle, .. } = self;
-        let failed = |step| move |source: io::Error| Error::Failed { step, source };
-        let mut threads = Vec::new();
-        for worker in workers {
-            let handle = handle.clone();
-            let name = format!("haul-serve-{}", threads.len());
-            let thread = std::thread::Builder::new().name(name).spawn(move || {
-                // Half a server is none: however this loop ends, the others end too.
-                let _others = DrainedAtEnd(handle);
-                worker.run()
-            });
-            threads.push(thread.map_err(failed("starting a thread"))?);
-        }
-        let mut result = Ok(());
-        for thread in threads {
-            let ended =
-                thread.join().unwrap_or_else(|_| Err(io::Error::other("a loop has panicked")));
-            result = result.and(ended.map_err(failed("waiting for events")));
-        }
-        drop((helpers, metrics, listeners));
+        let Self { loops, listeners, offload, metrics, handle, .. } = self;
+        let result = runtime::run("haul-serve", loops, &handle.control);
+        drop((offload, metrics, listeners));
         if let Some(log) = &handle.log {
             log.end();
         }
-        result
+        Ok(result?)
     }
 }
 
-/// Has a service end when it is dropped.
-struct DrainedAtEnd(Handle);
-
-impl Drop for DrainedAtEnd {
-    fn drop(&mut self) {
-        self.0.drain();
-    }
+fn listen_addresses(config: &Config) -> Vec<ListenAddress> {
+    let plain = config.listen.iter().map(|address| (address, false));
+    let tls = config.tls.iter().flat_map(|tls| &tls.listen).map(|address| (address, true));
+    let listen =
+        |(address, is_tls): (&Address, bool)| ListenAddress { address: address.clone(), is_tls };
+    plain.chain(tls).map(listen).collect()
 }
 
-/// Connections and cached files within what this process may open.
+/// Connection and cache limits within the process's descriptor limit.
 fn within_descriptor_limit(config: &Config) -> Config {
     let mut config = config.clone();
-    let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let left = (allowed.unwrap_or(u64::MAX) as usize).saturating_sub(DESCRIPTORS_RESERVED).max(2);
+    let available = runtime::descriptors_available();
     let limits = &mut config.limits;
-    limits.cached_files_max = limits.cached_files_max.min(left / 4);
-    limits.connections_max = limits.connections_max.min(left - limits.cached_files_max).max(1);
+    limits.cached_files_max = limits.cached_files_max.min(available / 4);
+    limits.connections_max = limits.connections_max.min(available - limits.cached_files_max).max(1);
     config
 }
 
+/// Switches to the configured user and sets up the sandbox. Returns the caveats of the start so far.
+fn restrict(
+    config: &Config,
+    service: &Service,
+    ktls_error: Option<&io::Error>,
+) -> Result<Vec<String>, Error> {
+    if let Some(user) = &config.user {
+        privileges::switch_user(user)?;
+    }
+    // The present user must be able to read the files.
+    let path = || config.root.clone();
+    service.root.check().map_err(|error| Error::Root { path: path(), error })?;
+    let mut caveats: Vec<_> = unreadable(config).into_iter().chain(service.root.caveat()).collect();
+    if let Some(error) = ktls_error {
+        caveats.push(format!(
+            "the kernel does not encrypt, so files pass through the program: {error} (modprobe \
+             tls, where it has that module)"
+        ));
+    }
+    if config.basic_auth.is_some()
+        && let Some(address) = config.listen.iter().find(|address| address.is_public())
+    {
+        caveats.push(format!(
+            "passwords travel to {address} for everybody on the way to read: use TLS"
+        ));
+    }
+    if config.confine {
+        if config.content.symlinks == Symlinks::Anywhere {
+            caveats.push("links may lead anywhere, so every file stays in reach".into());
+        } else {
+            caveats.extend(sandbox::restrict(&sandbox_paths(config))?);
+        }
+    }
+    Ok(caveats)
+}
+
+/// The paths that the service needs after its start.
+fn sandbox_paths(config: &Config) -> Vec<(PathBuf, Allowed)> {
+    let root = if config.put_bytes_max.is_some() { Allowed::ReadWrite } else { Allowed::Read };
+    let mut paths = vec![(config.root.clone(), root)];
+    paths.extend(reloaded_files(config).map(|path| (path.clone(), Allowed::ReadAgain)));
+    let log = config.access_log.as_ref().and_then(|log| log.path.clone());
+    paths.extend(log.map(|path| (path, Allowed::Append)));
+    paths.extend(config.unix_sockets().map(|path| (path.clone(), Allowed::Remove)));
+    paths
+}
+
+/// Files that a reload reads again.
+fn reloaded_files(config: &Config) -> impl Iterator<Item = &PathBuf> {
+    let tls = config.tls.iter().flat_map(|Tls { certificate, key, .. }| [certificate, key]);
+    tls.chain(config.basic_auth.iter().map(|auth| &auth.file))
+}
+
+/// A caveat if a reload will fail because the present user cannot read a file: reported at the start
+/// rather than when the certificate has expired.
+fn unreadable(config: &Config) -> Option<String> {
+    let unreadable = reloaded_files(config).filter(|path| File::open(path).is_err());
+    let names: Vec<_> = unreadable.map(|path| path.display().to_string()).collect();
+    let names = names.join(" and ");
+    (!names.is_empty()).then(|| {
+        format!("{names} cannot be read any more: SIGHUP will not renew it, restart instead")
+    })
+}
+
 impl Handle {
-    /// Has the service accept nobody any more, finish what is under way, and end.
+    /// Stops accepting; the service ends once open responses are sent.
     pub fn drain(&self) {
-        self.orders.drain.store(true, Relaxed);
-        for wake in &self.wakes {
-            wake.wake();
-        }
+        self.control.drain();
     }
 
-    /// Reads the certificate again, for connections that begin from now on, and the passwords, for requests from now on, and opens
-    /// the access log again by its name. What cannot be read stays as it was, and is told; the rest holds.
+    /// Reads the certificate and the passwords again and opens the access log by its name again. The
+    /// certificate applies to new connections, the passwords to new requests. What cannot be read
+    /// stays in force, and its error is returned.
     pub fn reload(&self) -> Result<(), Vec<Error>> {
-        let mut wrong = Vec::new();
+        let mut errors = Vec::new();
         if let Some(log) = &self.log {
-            wrong.extend(log.reopen().err());
+            errors.extend(log.reopen().err().map(Error::from));
         }
-        // Loops look there: nothing is read while it is locked.
-        let secrets = || self.orders.secrets.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut fresh = secrets().clone();
-        wrong.extend(fresh.load_again(&self.config));
-        *secrets() = fresh;
-        for wake in &self.wakes {
-            wake.wake();
-        }
-        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+        // The event loops take this lock, so no file is read while it is held.
+        let secrets = || self.secrets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reloaded = secrets().clone();
+        errors.extend(reloaded.reload(&self.config));
+        *secrets() = reloaded;
+        self.control.wake();
+        if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
-    /// What each loop has done so far.
+    /// The counters, one for each event loop.
     pub fn counters(&self) -> &[Arc<Counters>] {
         &self.counters
+    }
+
+    /// Makes the next of `loops` event loops.
+    fn event_loop(
+        &mut self,
+        listeners: Vec<Listener>,
+        loops: usize,
+        service: &Arc<Service>,
+        ktls: KtlsSupport,
+        offload: &Offload<FileJob>,
+    ) -> Result<EventLoop<FileHandler>, Error> {
+        let index = self.counters.len();
+        let buffer = self.log.as_ref().map_or_else(LogBuffer::default, |log| log.buffer());
+        let format = self.config.access_log.as_ref().map(|log| log.format).unwrap_or_default();
+        let log = AccessLog::new(format, buffer);
+        let (service, secrets) = (Arc::clone(service), Arc::clone(&self.secrets));
+        let handler = FileHandler::new(&self.config, loops, service, secrets, ktls, log);
+        self.counters.push(Arc::clone(&handler.accounting.counters));
+        let settings = FileHandler::loop_settings(&self.config.limits, loops);
+        Ok(EventLoop::new(index, listeners, offload, &self.control, settings, handler)?)
+    }
+
+    fn serve_metrics(&self, listener: std::net::TcpListener) -> Result<MetricsServer, Error> {
+        let unwritten = self.log.as_ref().map(|log| Arc::clone(log.unwritten()));
+        let mut registry = Registry::default();
+        registry.register(ServeMetrics { loops: self.counters.clone(), unwritten });
+        Ok(MetricsServer::start(listener, registry)?)
     }
 }

@@ -16,7 +16,7 @@ const KEPT_SECONDS: u32 = 60;
 
 /// Files that are kept open.
 #[derive(Debug)]
-pub struct Cache {
+pub struct FileCache {
     entries: LruCache<Box<str>, Entry>,
     descriptors_max: usize,
     bytes_max: usize,
@@ -29,24 +29,24 @@ struct Entry {
     resource: Arc<Resource>,
     walked: u32,
     used: u32,
-    /// The moment in which it was last found unchanged.
-    looked_at: Option<Moment>,
+    /// The epoch in which it was last found unchanged.
+    validated_in: Option<ValidationEpoch>,
     bytes: usize,
 }
 
 /// A time in which no client has said anything: all who have asked until then may be told what a look at a file has found out
 /// in it.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Moment(u64);
+pub struct ValidationEpoch(u64);
 
-impl Moment {
+impl ValidationEpoch {
     /// It is over: somebody has said something.
-    pub fn end(&mut self) {
+    pub fn advance(&mut self) {
         self.0 += 1;
     }
 }
 
-impl Cache {
+impl FileCache {
     /// A cache of so many descriptors and so much memory.
     pub fn new(descriptors_max: usize, bytes_max: usize) -> Self {
         Self {
@@ -59,16 +59,21 @@ impl Cache {
     }
 
     /// What stands for a target, if it is known and unchanged. `seconds` is the loop's clock.
-    pub fn get(&mut self, target: &str, seconds: u32, moment: Moment) -> Option<Arc<Resource>> {
+    pub fn get(
+        &mut self,
+        target: &str,
+        seconds: u32,
+        epoch: ValidationEpoch,
+    ) -> Option<Arc<Resource>> {
         let entry = self.entries.get_mut(target)?;
         entry.used = seconds;
         if seconds.saturating_sub(entry.walked) >= WALKED_SECONDS {
             return None;
         }
-        if entry.looked_at != Some(moment) {
-            entry.looked_at = entry.resource.is_current().then_some(moment);
+        if entry.validated_in != Some(epoch) {
+            entry.validated_in = entry.resource.is_current().then_some(epoch);
         }
-        entry.looked_at.map(|_| Arc::clone(&entry.resource))
+        entry.validated_in.map(|_| Arc::clone(&entry.resource))
     }
 
     /// Keeps what was found for a target, in the place of what was known before.
@@ -89,7 +94,7 @@ impl Cache {
                 resource: Arc::clone(resource),
                 walked: seconds,
                 used: seconds,
-                looked_at: None,
+                validated_in: None,
                 bytes,
             },
         );
@@ -107,7 +112,7 @@ impl Cache {
     }
 
     /// Lets go of what nobody has asked for in a while: a deleted file keeps its space as long as it is open.
-    pub fn age(&mut self, seconds: u32) {
+    pub fn expire(&mut self, seconds: u32) {
         while self
             .entries
             .peek_lru()
@@ -157,23 +162,23 @@ mod tests {
         }
         std::thread::sleep(Duration::from_millis(2100));
         let service = Service::new(&Config::new(folder.path())).unwrap();
-        let mut moment = Moment::default();
-        for mut cache in [Cache::new(2, 1 << 20), Cache::new(100, 2 * (1000 + 1000))] {
+        let mut epoch = ValidationEpoch::default();
+        for mut cache in [FileCache::new(2, 1 << 20), FileCache::new(100, 2 * (1000 + 1000))] {
             for name in ["/a", "/b", "/a", "/c"] {
-                if cache.get(name, 0, moment).is_none() {
+                if cache.get(name, 0, epoch).is_none() {
                     cache.put(name, &find(&service, name), 0);
                 }
             }
-            assert!(cache.get("/a", 0, moment).is_some() && cache.get("/c", 0, moment).is_some());
-            assert!(cache.get("/b", 0, moment).is_none(), "it was used longest ago");
-            assert!(cache.get("/a", WALKED_SECONDS, moment).is_none(), "its path is walked again");
-            cache.age(KEPT_SECONDS);
-            assert!(cache.get("/c", 0, moment).is_some(), "it was used not so long ago");
+            assert!(cache.get("/a", 0, epoch).is_some() && cache.get("/c", 0, epoch).is_some());
+            assert!(cache.get("/b", 0, epoch).is_none(), "it was used longest ago");
+            assert!(cache.get("/a", WALKED_SECONDS, epoch).is_none(), "its path is walked again");
+            cache.expire(KEPT_SECONDS);
+            assert!(cache.get("/c", 0, epoch).is_some(), "it was used not so long ago");
             fs::write(folder.path().join("c"), "new").unwrap();
-            moment.end();
-            assert!(cache.get("/c", 0, moment).is_none(), "it has changed");
+            epoch.advance();
+            assert!(cache.get("/c", 0, epoch).is_none(), "it has changed");
             cache.remove("/c");
-            cache.age(2 * KEPT_SECONDS + 2);
+            cache.expire(2 * KEPT_SECONDS + 2);
             assert_eq!((cache.descriptors, cache.bytes), (0, 0));
             fs::write(folder.path().join("c"), "c".repeat(1000)).unwrap();
             std::thread::sleep(Duration::from_millis(2100));
@@ -186,24 +191,24 @@ mod tests {
         fs::write(folder.path().join("a"), "old").unwrap();
         std::thread::sleep(Duration::from_millis(2100));
         let service = Service::new(&Config::new(folder.path())).unwrap();
-        let mut cache = Cache::new(1, 10_000);
-        let mut moment = Moment::default();
+        let mut cache = FileCache::new(1, 10_000);
+        let mut epoch = ValidationEpoch::default();
         let old = find(&service, "/a");
         fs::write(folder.path().join("a"), "new").unwrap();
         cache.put("/a", &old, 0);
-        assert!(cache.get("/a", 0, moment).is_none(), "nobody has looked at it since it was found");
+        assert!(cache.get("/a", 0, epoch).is_none(), "nobody has looked at it since it was found");
         std::thread::sleep(Duration::from_millis(2100));
         cache.put("/a", &find(&service, "/a"), 0);
-        assert!(cache.get("/a", 0, moment).is_some());
+        assert!(cache.get("/a", 0, epoch).is_some());
         fs::remove_file(folder.path().join("a")).unwrap();
         assert!(
-            cache.get("/a", 0, moment).is_some(),
+            cache.get("/a", 0, epoch).is_some(),
             "whoever asks for it asked before it was removed"
         );
-        moment.end();
-        assert!(cache.get("/a", 0, moment).is_none());
+        epoch.advance();
+        assert!(cache.get("/a", 0, epoch).is_none());
         assert!(
-            cache.get("/a", 0, moment).is_none(),
+            cache.get("/a", 0, epoch).is_none(),
             "what has changed is not taken for unchanged later"
         );
     }

@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// For so long after a change the call that made it may still be at work, or another may carry the same time.
-const DOUBTED_FOR: Duration = Duration::from_secs(2);
+const AMBIGUOUS_FOR: Duration = Duration::from_secs(2);
 /// A file that changed so recently is likely to change again; see [`Object::is_settled`].
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
 /// For so long a look is as good as one made now: sending a few hundred KiB takes as long, and no look tells what happens meanwhile.
-const LOOK_GOOD_FOR_NS: u64 = 100_000;
+const REVALIDATE_AFTER_NS: u64 = 100_000;
 /// The last second of the year 9999.
 const LAST_SECOND: u64 = 253_402_300_799;
 /// How often a small file is read again that changes while it is read.
@@ -78,7 +78,7 @@ pub struct Object {
     /// When it last changed, as it was first found after its last name had gone.
     deleted: OnceLock<(i64, u64)>,
     /// When it was last found to be intact, by its loop's clock.
-    intact_at_ns: AtomicU64,
+    validated_at_ns: AtomicU64,
 }
 
 impl Stamp {
@@ -109,7 +109,7 @@ impl Stamp {
     }
 
     fn validators(&self) -> Validators {
-        if self.age() < DOUBTED_FOR {
+        if self.age() < AMBIGUOUS_FOR {
             return Validators::default();
         }
         // `ctime` rather than `mtime`: tools that restore times (rsync, tar, reproducible builds) give two
@@ -166,7 +166,7 @@ impl Object {
             is_keepable,
             resident_at: AtomicU32::new(u32::MAX),
             deleted: OnceLock::new(),
-            intact_at_ns: AtomicU64::new(u64::MAX),
+            validated_at_ns: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -207,7 +207,7 @@ impl Object {
 
     /// The same for whoever is sending it: it may have been deleted meanwhile, or another have been put in its place, which changes none
     /// of its bytes. Only what else changes its time between that and the first look after it is not told apart from that.
-    pub fn is_intact(&self) -> bool {
+    pub fn is_unchanged(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| {
             let now = Stamp::of(&stat);
             let as_before = Stamp { links: self.stamp.links, changed: self.stamp.changed, ..now };
@@ -220,17 +220,17 @@ impl Object {
 
     /// Whether it is intact, for whoever is about to send its pages and looks at it again after that. A look made a moment ago will do.
     /// `ns` is the time by the loop's clock.
-    pub fn is_intact_at(&self, ns: u64) -> bool {
-        let looked = self.intact_at_ns.load(Relaxed);
-        ns.checked_sub(looked).is_some_and(|age_ns| age_ns <= LOOK_GOOD_FOR_NS)
-            || self.looks_intact_at(ns)
+    pub fn is_unchanged_at(&self, ns: u64) -> bool {
+        let validated_ns = self.validated_at_ns.load(Relaxed);
+        ns.checked_sub(validated_ns).is_some_and(|age_ns| age_ns <= REVALIDATE_AFTER_NS)
+            || self.revalidate_at(ns)
     }
 
     /// Whether it is intact; if so, others need not look again for a moment. `ns` is a time before that.
-    pub fn looks_intact_at(&self, ns: u64) -> bool {
-        let is_intact = self.is_intact();
-        self.intact_at_ns.store(if is_intact { ns } else { u64::MAX }, Relaxed);
-        is_intact
+    pub fn revalidate_at(&self, ns: u64) -> bool {
+        let is_unchanged = self.is_unchanged();
+        self.validated_at_ns.store(if is_unchanged { ns } else { u64::MAX }, Relaxed);
+        is_unchanged
     }
 
     /// Whether it was last modified when `other` was or later.
@@ -239,13 +239,13 @@ impl Object {
     }
 
     /// Whether it has not changed for a while. Pages of a file that somebody is writing to would change on their way to
-    /// the client, so such a file is copied, piece by piece, each looked at before it goes.
+    /// the client, so such a file is copied, piece by piece, each validated_ns at before it goes.
     pub fn is_settled(&self, now: SystemTime) -> bool {
         now.duration_since(self.stamp.changed_at()).is_ok_and(|age| age >= SETTLED_AFTER)
     }
 
     /// Whether these of its bytes are in memory, so that sending them does not wait for the disk. It looks at the first and the
-    /// last page: readahead fills what lies between. A file that is asked for as a whole is looked at once a second, by the
+    /// last page: readahead fills what lies between. A file that is asked for as a whole is validated_ns at once a second, by the
     /// caller's clock.
     pub fn is_resident(&self, range: &Range<u64>, seconds: u32) -> bool {
         let is_short = range.end - range.start >= self.stamp.len;
@@ -333,7 +333,7 @@ mod tests {
             change(&path);
             assert!(!object.is_current(), "{name}");
             let is_another = ["deleted", "replaced"].contains(&name);
-            assert_eq!(object.is_intact(), is_another, "{name}");
+            assert_eq!(object.is_unchanged(), is_another, "{name}");
             assert_eq!(object.content(), Some(&b"first"[..]), "what was read stays");
         }
     }
@@ -344,17 +344,17 @@ mod tests {
         let path = folder.path().join("a");
         fs::write(&path, "first").unwrap();
         let object = object(&path);
-        assert!(object.is_intact_at(7), "nobody has looked, so it does");
+        assert!(object.is_unchanged_at(7), "nobody has validated_ns, so it does");
         fs::write(&path, "other").unwrap();
-        assert!(object.is_intact_at(7 + LOOK_GOOD_FOR_NS));
-        assert!(!object.is_intact_at(6), "a look from later says nothing of now");
-        assert!(!object.is_intact_at(7), "it has been seen to change");
+        assert!(object.is_unchanged_at(7 + REVALIDATE_AFTER_NS));
+        assert!(!object.is_unchanged_at(6), "a look from later says nothing of now");
+        assert!(!object.is_unchanged_at(7), "it has been seen to change");
         fs::write(&path, "first").unwrap();
         let object = self::object(&path);
-        assert!(object.looks_intact_at(7));
+        assert!(object.revalidate_at(7));
         fs::write(&path, "other").unwrap();
-        assert!(!object.is_intact_at(8 + LOOK_GOOD_FOR_NS), "that look was too long ago");
-        assert!(!object.looks_intact_at(8));
+        assert!(!object.is_unchanged_at(8 + REVALIDATE_AFTER_NS), "that look was too long ago");
+        assert!(!object.revalidate_at(8));
     }
 
     #[test]
@@ -365,11 +365,11 @@ mod tests {
         let object = object(&path);
         let mut writer = File::options().write(true).open(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        assert!(object.is_intact() && object.is_intact());
+        assert!(object.is_unchanged() && object.is_unchanged());
         let modified = writer.metadata().unwrap().modified().unwrap();
         writer.write_all(b"other").unwrap();
         writer.set_modified(modified).unwrap();
-        assert!(!object.is_intact());
+        assert!(!object.is_unchanged());
     }
 
     #[test]
@@ -394,7 +394,7 @@ mod tests {
         for content in ["one", "two"] {
             fs::write(&path, content).unwrap();
             File::options().write(true).open(&path).unwrap().set_modified(UNIX_EPOCH).unwrap();
-            std::thread::sleep(DOUBTED_FOR + Duration::from_millis(100));
+            std::thread::sleep(AMBIGUOUS_FOR + Duration::from_millis(100));
             tags.push(object(&path).validators().etag.clone().unwrap());
         }
         assert_ne!(tags[0], tags[1]);

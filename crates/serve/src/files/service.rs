@@ -24,7 +24,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use tracing::warn;
 
 /// Files of up to this are kept in memory, and sent with their head in one call. Beyond it their pages travel: see
-/// docs/findings.md for where one begins to cost more than the other.
+/// docs/measurements for where one begins to cost more than the other.
 pub const CONTENT_BYTES_MAX: u64 = 16 << 10;
 /// The largest error page.
 const ERROR_PAGE_BYTES_MAX: u64 = 1 << 20;
@@ -58,7 +58,7 @@ pub struct Service {
     pub(crate) put_bytes_max: Option<u64>,
     started: Instant,
     /// The second, from 1, in which an unreadable file was last told of.
-    said_in: AtomicU64,
+    logged_in: AtomicU64,
 }
 
 /// What is shown with a status.
@@ -73,7 +73,7 @@ impl Service {
     /// Opens the folder and reads the error pages.
     pub fn new(config: &Config) -> Result<Self, Error> {
         let root = Root::open(&config.root, config.content.symlinks)
-            .map_err(|source| Error::Root { path: config.root.clone(), source })?;
+            .map_err(|error| Error::Root { path: config.root.clone(), error })?;
         let mut cache_control = Vec::new();
         for (pattern, value) in &config.fields.cache_control {
             let pattern = pattern.trim_start_matches('/');
@@ -100,7 +100,7 @@ impl Service {
             error_pages: Vec::new(),
             put_bytes_max: config.put_bytes_max,
             started: Instant::now(),
-            said_in: AtomicU64::new(0),
+            logged_in: AtomicU64::new(0),
         };
         for (status, path) in &config.content.error_pages {
             service.error_pages.push(service.read_error_page(*status, path)?);
@@ -141,7 +141,7 @@ impl Service {
             Err(error) => match status_of(&error) {
                 Status::NOT_FOUND => self.find_fallback(blocking),
                 status => {
-                    self.say_unreadable(&target.path, status, &error);
+                    self.log_unreadable(&target.path, status, &error);
                     Ok(Found::Nothing(status))
                 }
             },
@@ -149,9 +149,9 @@ impl Service {
     }
 
     /// Tells whoever runs the service of a file that is his to mend; one in a second, since anybody may ask for it.
-    fn say_unreadable(&self, path: &[u8], status: Status, error: &io::Error) {
+    fn log_unreadable(&self, path: &[u8], status: Status, error: &io::Error) {
         let now = self.started.elapsed().as_secs() + 1;
-        if self.said_in.swap(now, Relaxed) != now {
+        if self.logged_in.swap(now, Relaxed) != now {
             let path = String::from_utf8_lossy(path);
             warn!(%path, status = status.code, %error, "{path:?} cannot be served: {error}");
         }

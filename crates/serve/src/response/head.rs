@@ -1,6 +1,6 @@
 //! The head of a response, written into memory that is used again.
 
-use crate::clock::Clock;
+use crate::clock::ResponseClock;
 use haul_http::status::Status;
 
 /// A head being written.
@@ -11,7 +11,7 @@ pub struct Head<'o> {
 
 impl<'o> Head<'o> {
     /// Begins a head in `out`.
-    pub fn new(out: &'o mut Vec<u8>, status: Status, clock: &Clock) -> Self {
+    pub fn new(out: &'o mut Vec<u8>, status: Status, clock: &ResponseClock) -> Self {
         out.clear();
         out.extend_from_slice(b"HTTP/1.1 ");
         let mut head = Self { out };
@@ -24,7 +24,7 @@ impl<'o> Head<'o> {
     }
 
     /// Goes on with what was begun in `out`.
-    pub fn again(out: &'o mut Vec<u8>) -> Self {
+    pub fn resume(out: &'o mut Vec<u8>) -> Self {
         Self { out }
     }
 

@@ -1,7 +1,7 @@
 //! Files that are written to, replaced, truncated and deleted while they are sent: what comes whole under a tag is that version.
 
 use crate::common::{Client, Service, eventually, large};
-use haul_serve::Way;
+use haul_serve::Transport;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How large files go that have not changed for a while.
-const SENDFILE: Way = Way::SendMethod(haul::SendMethod::Sendfile);
+const SENDFILE: Transport = Transport::Method(haul::SendMethod::Sendfile);
 /// For how long files change: a burst of changes, and then a pause long enough for a tag, and so on.
 const DURATION: Duration = Duration::from_secs(9);
 const PAUSE: Duration = Duration::from_millis(2500);
@@ -228,7 +228,11 @@ fn what_is_replaced_or_deleted_on_its_way_comes_whole_all_the_same() {
     for service in [fresh(), fresh().settled()] {
         let sent = || -> u64 {
             let counters = service.handle.counters().iter();
-            counters.flat_map(|counters| Way::all().map(|way| counters.by(way).bytes.get())).sum()
+            counters
+                .flat_map(|counters| {
+                    Transport::all().map(|transport| counters.by(transport).bytes.get())
+                })
+                .sum()
         };
         for (name, remove) in removals {
             let before = sent();

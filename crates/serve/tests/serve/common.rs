@@ -1,7 +1,7 @@
 //! A file service of its own for each test, on one host of a lab of its own; who asks is on the other.
 
 use haul_lab::{Lab, Settings};
-use haul_serve::{Config, Handle, Server};
+use haul_serve::{Address, Config, Handle, ListenAddress, Server};
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -64,7 +64,7 @@ impl Service {
         configure(&mut config);
         let server = lab.sender.run(|| Server::new(&config)).unwrap().unwrap();
         let address = server.addresses().iter().find_map(|address| match address {
-            (haul_serve::Address::Tcp(address), false) => Some(*address),
+            ListenAddress { address: Address::Tcp(address), is_tls: false } => Some(*address),
             _ => None,
         });
         let handle = server.handle();

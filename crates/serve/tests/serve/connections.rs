@@ -180,7 +180,7 @@ fn slow_clients_are_given_up() {
     assert!(silent.is_closed());
     assert_eq!(slow.response(false).unwrap().status, 408);
     assert!(idle.is_closed());
-    eventually(|| service.handle.counters()[0].timed_out.get() >= 2);
+    eventually(|| service.handle.counters()[0].connections.timed_out.get() >= 2);
     // What was on its way may still come; the whole does not, and the end is no clean one.
     let mut came = Vec::new();
     let end = stuck.stream.read_to_end(&mut came);
@@ -241,7 +241,7 @@ fn past_the_limit_the_longest_idle_makes_room() {
     assert!(clients[1].is_closed(), "the one that was idle the longest made room");
     ask(&mut clients[2]);
     ask(&mut clients[0]);
-    assert_eq!(service.handle.counters()[0].crowded_out.get(), 1);
+    assert_eq!(service.handle.counters()[0].connections.evicted.get(), 1);
 }
 
 #[test]

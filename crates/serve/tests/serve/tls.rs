@@ -1,7 +1,7 @@
 //! The same over TLS, whether the program encrypts or the kernel.
 
 use crate::common::{Client, Service, eventually, large};
-use haul_serve::{Tls, Way};
+use haul_serve::{Tls, Transport};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::version::{TLS12, TLS13};
@@ -112,7 +112,7 @@ fn connect_through<T: Read + Write>(
 }
 
 /// Bytes that went so.
-fn sent(service: &Service, way: Way) -> u64 {
+fn sent(service: &Service, way: Transport) -> u64 {
     service.handle.counters().iter().map(|counters| counters.by(way).bytes.get()).sum()
 }
 
@@ -249,8 +249,8 @@ fn whoever_encrypts_the_bytes_are_the_same() {
             next("206", &large[1_000_000..2_000_000]);
             assert!(rest.is_empty() && fs::read(service.path("new")).unwrap() == large);
         }
-        let by_program = sent(&service, Way::Tls);
-        let sendfile = sent(&service, Way::KernelTlsMethod(haul::SendMethod::Sendfile));
+        let by_program = sent(&service, Transport::Tls);
+        let sendfile = sent(&service, Transport::KernelTlsMethod(haul::SendMethod::Sendfile));
         assert!(if in_kernel {
             sendfile == bodies && by_program == 0
         } else {
@@ -301,10 +301,13 @@ fn the_kernel_knows_every_cipher_that_clients_may_choose() {
     }
     // A client may have a body before the server has counted it.
     service.stop();
-    let used =
-        if kernel_has_tls() { Way::KernelTlsMethod(haul::SendMethod::Sendfile) } else { Way::Tls };
+    let used = if kernel_has_tls() {
+        Transport::KernelTlsMethod(haul::SendMethod::Sendfile)
+    } else {
+        Transport::Tls
+    };
     assert!(sent(&service, used) >= 6 * large.len() as u64);
-    if used == Way::Tls {
+    if used == Transport::Tls {
         eprintln!(
             "SKIPPED: ciphers were tested in the program; the kernel has no TLS (modprobe tls)"
         );

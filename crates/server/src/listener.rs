@@ -1,6 +1,7 @@
-//! Listening sockets: one of each address for each event loop, so that no loop waits for another to accept.
+//! Listening sockets: one per address and event loop (`SO_REUSEPORT`), so that loops accept
+//! independently.
 
-use crate::config::{Address, Config};
+use crate::address::Address;
 use crate::error::Error;
 use rustix::io::Errno;
 use rustix::net::{
@@ -13,47 +14,55 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Connections that may wait to be accepted (`net.core.somaxconn` may allow fewer).
+/// The accept queue's length; `net.core.somaxconn` may limit it further.
 const BACKLOG: i32 = 4096;
-/// Eight of these fill a packet as the kernel makes them for the device to cut: of 64 KiB less what it keeps for headers
-/// (`MAX_TCP_HEADER` + 1: 321 bytes, or 385 where cache lines have 128).
+/// The largest segment of accepted connections, in bytes (`TCP_MAXSEG`): eight of them fill one
+/// packet of the kernel's segmentation offload, 64 KiB less its headers (`MAX_TCP_HEADER` + 1: 321
+/// bytes, or 385 with cache lines of 128 bytes).
 ///
-/// `sendfile` gives TCP 64 KiB at a time. At an MTU of 9000 seven of the largest segments would be a packet, and every third time
-/// what is left over a packet of one segment, which costs as much as another.
+/// `sendfile` hands TCP 64 KiB at a time. At an MTU of 9000, seven of the largest segments would make
+/// a packet, and the rest would leave every third time in a packet of one segment, at the same cost.
 const SEGMENT_BYTES_MAX: u16 = (u16::MAX - 384) / 8;
+
+/// One listen address and its protocol.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenAddress {
+    /// The address.
+    pub address: Address,
+    /// Whether clients speak TLS there.
+    pub is_tls: bool,
+}
 
 /// A listening socket of one event loop.
 #[derive(Debug, Clone)]
 pub struct Listener {
     socket: Arc<OwnedFd>,
-    /// Whether other loops wait at the same socket.
+    /// Whether other event loops poll the same socket.
     pub is_shared: bool,
-    /// Whether what is said there is encrypted.
+    /// Whether clients speak TLS there.
     pub is_tls: bool,
 }
 
-/// A connection that has been accepted.
+/// An accepted connection.
 #[derive(Debug)]
 pub struct Accepted {
-    /// Its socket, non-blocking.
+    /// The socket, non-blocking.
     pub socket: OwnedFd,
-    /// Who is at the other end; `None` behind a Unix socket.
+    /// The peer's address; `None` for a Unix socket.
     pub peer: Option<SocketAddr>,
-    /// Whether what is said is encrypted.
+    /// Whether the client speaks TLS.
     pub is_tls: bool,
 }
 
-/// All listening sockets of a server.
+/// All listening sockets of a service.
 #[derive(Debug)]
 pub struct Listeners {
-    /// One list for each event loop.
-    pub by_worker: Vec<Vec<Listener>>,
-    /// Where they really listen, and whether for TLS: port 0 has become one.
-    pub addresses: Vec<(Address, bool)>,
+    by_loop: Vec<Vec<Listener>>,
+    addresses: Vec<ListenAddress>,
     files: Vec<SocketFile>,
 }
 
-/// The file of a Unix socket, gone when the server is.
+/// The file of a Unix socket, removed when it is dropped.
 #[derive(Debug)]
 struct SocketFile(PathBuf);
 
@@ -64,60 +73,77 @@ impl Drop for SocketFile {
 }
 
 impl Listeners {
-    /// Listens everywhere that `config` says, for so many event loops.
-    pub fn open(config: &Config, workers: usize) -> Result<Self, Error> {
-        let plain = config.listen.iter().map(|address| (address, false));
-        let tls = config.tls.iter().flat_map(|tls| &tls.listen).map(|address| (address, true));
-        let all: Vec<_> = plain.chain(tls).collect();
-        if all.is_empty() {
+    /// Listens on all of `addresses`, for so many event loops. `congestion` is the congestion control
+    /// of accepted connections; `None` for the host's default.
+    ///
+    /// It is set before `listen`: a socket that inherits BBR stays paced when it is changed later.
+    pub fn open(
+        addresses: &[ListenAddress],
+        congestion: Option<&str>,
+        loops: usize,
+    ) -> Result<Self, Error> {
+        if addresses.is_empty() {
             return Err(Error::NoAddress);
         }
         let mut listeners =
-            Self { by_worker: vec![Vec::new(); workers], addresses: Vec::new(), files: Vec::new() };
-        for (address, is_tls) in all {
-            let failed = |source| Error::Listen { address: address.clone(), source };
+            Self { by_loop: vec![Vec::new(); loops], addresses: Vec::new(), files: Vec::new() };
+        for ListenAddress { address, is_tls } in addresses {
+            let failed = |error| Error::Listen { address: address.clone(), error };
             match address {
-                Address::Tcp(address) => listeners.open_tcp(*address, is_tls, config)?,
-                Address::Unix(path) => listeners.open_unix(path, is_tls).map_err(failed)?,
-                Address::Systemd => listeners.take_from_systemd(is_tls).map_err(failed)?,
+                Address::Tcp(address) => listeners.open_tcp(*address, *is_tls, congestion)?,
+                Address::Unix(path) => listeners.open_unix(path, *is_tls).map_err(failed)?,
+                Address::Systemd => listeners.take_from_systemd(*is_tls).map_err(failed)?,
             }
         }
         Ok(listeners)
     }
 
+    /// The addresses that are listened on. A port that was 0 is the one that the kernel chose.
+    pub fn addresses(&self) -> &[ListenAddress] {
+        &self.addresses
+    }
+
+    /// The sockets of each event loop. Only the loops hold them then, so that they close when the
+    /// loops drain.
+    pub fn take(&mut self) -> Vec<Vec<Listener>> {
+        std::mem::take(&mut self.by_loop)
+    }
+
     fn open_tcp(
         &mut self,
-        address: SocketAddr,
+        mut address: SocketAddr,
         is_tls: bool,
-        config: &Config,
+        congestion: Option<&str>,
     ) -> Result<(), Error> {
-        let failed = |source: io::Error| Error::Listen { address: Address::Tcp(address), source };
-        let mut address = address;
-        // Another server of the same user would share the port unasked; a socket that does not share finds it taken.
-        let mut first = listen_tcp(address, false);
-        if first.as_ref().is_err_and(is_without_ipv6) && address.ip() == Ipv6Addr::UNSPECIFIED {
-            // Every address of a machine without IPv6.
+        let failed =
+            |address, error: io::Error| Error::Listen { address: Address::Tcp(address), error };
+        // Another server of the same user could share the port by SO_REUSEPORT: a first socket
+        // without that option finds the port taken.
+        let is_free = |address| listen(&tcp_socket(address, false)?, address);
+        let mut checked = is_free(address);
+        let is_any = address.ip() == Ipv6Addr::UNSPECIFIED;
+        if is_any && checked.as_ref().is_err_and(is_without_ipv6) {
+            // The IPv4 equivalent on a host without IPv6.
             address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port());
-            first = listen_tcp(address, false);
+            checked = is_free(address);
         }
-        drop(first.map_err(failed)?);
-        for index in 0..self.by_worker.len() {
-            let socket = listen_tcp(address, self.by_worker.len() > 1).map_err(failed)?;
-            if let Some(name) = &config.congestion {
+        checked.map_err(|error| failed(address, error))?;
+        let is_one_of_many = self.by_loop.len() > 1;
+        for listeners in &mut self.by_loop {
+            let socket =
+                tcp_socket(address, is_one_of_many).map_err(|error| failed(address, error))?;
+            if let Some(name) = congestion {
                 sockopt::set_tcp_congestion(&socket, name).map_err(|errno| Error::Congestion {
-                    name: name.clone(),
-                    source: errno.into(),
+                    name: name.into(),
+                    error: errno.into(),
                 })?;
             }
-            let bound = rustix::net::getsockname(&socket).map_err(|errno| failed(errno.into()))?;
-            address = SocketAddr::try_from(bound).map_err(|errno| failed(errno.into()))?;
-            self.by_worker[index].push(Listener {
-                socket: Arc::new(socket),
-                is_shared: false,
-                is_tls,
-            });
+            listen(&socket, address).map_err(|error| failed(address, error))?;
+            let bound = rustix::net::getsockname(&socket).and_then(SocketAddr::try_from);
+            address = bound.map_err(|errno| failed(address, errno.into()))?;
+            listeners.push(Listener { socket: Arc::new(socket), is_shared: false, is_tls });
         }
-        self.addresses.push((Address::Tcp(address), is_tls));
+        self.addresses.push(ListenAddress { address: Address::Tcp(address), is_tls });
         Ok(())
     }
 
@@ -138,19 +164,20 @@ impl Listeners {
             bound => bound?,
         }
         self.files.push(SocketFile(path.to_owned()));
-        // Who may reach it is its folder's to say.
+        // The folder's permissions decide who may connect.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         rustix::net::listen(&socket, BACKLOG)?;
         self.share(socket, Address::Unix(path.to_owned()), is_tls);
         Ok(())
     }
 
-    /// The sockets that the service manager has opened: one of each for all loops.
+    /// Takes the sockets that systemd passes on; all event loops share each of them.
     fn take_from_systemd(&mut self, is_tls: bool) -> io::Result<()> {
         let mut handed = listenfd::ListenFd::from_env();
         if handed.len() == 0 {
             return Err(io::Error::other(
-                "nothing more was handed over (LISTEN_FDS): start it by its .socket unit, and take its sockets once, for HTTP or for TLS",
+                "nothing more was handed over (LISTEN_FDS): start it by its .socket unit, and take \
+                 its sockets once, for HTTP or for TLS",
             ));
         }
         for index in 0..handed.len() {
@@ -170,19 +197,19 @@ impl Listeners {
         Ok(())
     }
 
-    /// One socket for all loops.
+    /// Registers a socket that all event loops poll.
     fn share(&mut self, socket: OwnedFd, address: Address, is_tls: bool) {
         let socket = Arc::new(socket);
-        let is_shared = self.by_worker.len() > 1;
-        for listeners in &mut self.by_worker {
+        let is_shared = self.by_loop.len() > 1;
+        for listeners in &mut self.by_loop {
             listeners.push(Listener { socket: Arc::clone(&socket), is_shared, is_tls });
         }
-        self.addresses.push((address, is_tls));
+        self.addresses.push(ListenAddress { address, is_tls });
     }
 }
 
 impl Listener {
-    /// The next connection; `None` when nobody waits.
+    /// Accepts a connection; `None` if the queue is empty.
     pub fn accept(&self) -> io::Result<Option<Accepted>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         loop {
@@ -195,7 +222,7 @@ impl Listener {
                     }));
                 }
                 Err(Errno::AGAIN) => return Ok(None),
-                // It was gone before it was accepted: the next one.
+                // The peer closed it before it was accepted.
                 Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -209,7 +236,7 @@ impl AsFd for Listener {
     }
 }
 
-/// An address as people write it: IPv4 on an IPv6 socket as IPv4.
+/// The peer's address; an IPv4-mapped IPv6 address as IPv4.
 fn inet(address: SocketAddrAny) -> Option<SocketAddr> {
     let address = SocketAddr::try_from(address).ok()?;
     Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
@@ -221,28 +248,32 @@ fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, protocol)?)
 }
 
-fn listen_tcp(address: SocketAddr, is_one_of_many: bool) -> io::Result<OwnedFd> {
+/// A TCP socket with the options that apply before `bind`.
+fn tcp_socket(address: SocketAddr, is_one_of_many: bool) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = socket(family)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     sockopt::set_socket_reuseport(&socket, is_one_of_many)?;
     if address.is_ipv6() {
-        // An unspecified address means IPv4 too, whatever net.ipv6.bindv6only says.
+        // An unspecified address includes IPv4, independent of net.ipv6.bindv6only.
         sockopt::set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
     }
     set_inherited(&socket)?;
-    rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
-/// Sets what accepted sockets shall have from a socket that listens.
+fn listen(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
+    rustix::net::bind(socket, &address)?;
+    Ok(rustix::net::listen(socket, BACKLOG)?)
+}
+
+/// Sets the options that accepted sockets inherit.
 fn set_inherited(socket: impl AsFd) -> io::Result<()> {
     // The last, partial packet of a response must not wait for the peer's acknowledgement.
     sockopt::set_tcp_nodelay(&socket, true)?;
-    // Nor does one byte of urgent data make what comes behind it invisible.
+    // One byte of urgent data must not end a read early: it is read like any other.
     sockopt::set_socket_oobinline(&socket, true)?;
-    // It spares work and no more: a kernel that refuses it for sockets of another kind (MPTCP, by systemd) serves all the same.
+    // An optimisation: sockets of other protocols from systemd (MPTCP) may refuse it.
     let _ = haul_sys::sockopt::set_max_segment(&socket, SEGMENT_BYTES_MAX);
     Ok(())
 }
@@ -251,7 +282,7 @@ fn is_without_ipv6(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL))
 }
 
-/// Whether a socket's file is left over from a server that is gone.
+/// Whether a socket file is left over from a process that has ended.
 fn is_abandoned(path: &Path, address: &SocketAddrUnix) -> bool {
     is_socket(path)
         && socket(AddressFamily::UNIX)
@@ -269,13 +300,15 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn segments_of_accepted_connections_fill_a_packet() {
-        let socket = listen_tcp("127.0.0.1:0".parse().unwrap(), false).unwrap();
+    fn eight_segments_of_an_accepted_connection_fill_a_packet() {
+        let address = "127.0.0.1:0".parse().unwrap();
+        let socket = tcp_socket(address, false).unwrap();
+        listen(&socket, address).unwrap();
         let address = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
         let listener = Listener { socket: Arc::new(socket), is_shared: false, is_tls: false };
         let client = TcpStream::connect(address).unwrap();
         let accepted = listener.accept().unwrap().unwrap();
-        // TCP's options are part of it: at most 40 bytes.
+        // The segment includes TCP options of at most 40 bytes.
         let expected = u32::from(SEGMENT_BYTES_MAX) - 40..=u32::from(SEGMENT_BYTES_MAX);
         for socket in [accepted.socket.as_fd(), client.as_fd()] {
             let segment = max_segment(socket).unwrap();

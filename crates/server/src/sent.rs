@@ -1,15 +1,15 @@
-//! What came of sending, whatever lies between HTTP and the socket.
+//! The result of a send, the same for plain, TLS and kTLS streams.
 
-/// What came of sending.
+/// The result of a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
-    /// So many bytes went.
+    /// The socket accepted so many bytes.
     Bytes(u64),
-    /// None now.
+    /// The socket is full.
     Blocked,
     /// The file ends before the range does.
     Ended,
-    /// The connection is no more.
+    /// The connection failed.
     Broken,
 }
 

@@ -1,31 +1,33 @@
-//! TLS in the kernel (kTLS): rustls agrees on keys with the client, and from then on the kernel encrypts, so that files go by the same
-//! paths as without.
+//! TLS in the kernel (kTLS): rustls makes the handshake, then the kernel encrypts, so that files take
+//! the same send methods as without TLS.
 //!
-//! It is there where the module `tls` is. A client that renews its keys later (nobody's browser does) is cut off: kernels before
-//! 6.14 cannot follow.
+//! It needs the kernel module `tls`. A client that renews its keys later (no browser does) is
+//! disconnected: kernels before 6.14 cannot follow.
 
-use crate::event_loop::sent::Sent;
+use crate::sent::Sent;
 use haul_sys::ktls::{self, ContentType, Direction, Keys, Version};
 use haul_sys::sockopt::set_upper_layer_protocol;
-use rustls::{ConnectionTrafficSecrets, ProtocolVersion, ServerConnection};
+use rustls::{Connection, ConnectionTrafficSecrets, ProtocolVersion};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 
-/// Records under one key: RFC 8446 section 5.5 allows AES-GCM 2^24.5. A connection ends before.
+/// The number of records sent under one key before the connection fails. RFC 8446 section 5.5
+/// allows AES-GCM 2^24.5.
 pub const RECORDS_MAX: u64 = 1 << 24;
-/// The most that one record holds, in bytes (RFC 8446 section 5.1).
+/// The largest record's plaintext, in bytes (RFC 8446 section 5.1).
 pub const RECORD_BYTES_MAX: u64 = 1 << 14;
 
-/// `close_notify`, a warning (RFC 8446 section 6.1).
+/// The alert `close_notify`, a warning (RFC 8446 section 6.1).
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 
-/// What both sides may agree on and the kernel takes over: the bits of [`OFFERS`].
+/// The combinations of version and cipher that this kernel encrypts: a bit for each of
+/// [`COMBINATIONS`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Supported(u8);
+pub struct KtlsSupport(u8);
 
-/// What rustls may agree on, by the kernel's version and cipher and by the end of its name.
-const OFFERS: [(Version, Keys<'static>, &str); 6] = [
+/// Version, kernel cipher and the end of rustls's cipher suite name.
+const COMBINATIONS: [(Version, Keys<'static>, &str); 6] = [
     (Version::V1_2, AES_128, "AES_128_GCM_SHA256"),
     (Version::V1_2, AES_256, "AES_256_GCM_SHA384"),
     (Version::V1_2, CHACHA20, "CHACHA20_POLY1305_SHA256"),
@@ -37,16 +39,16 @@ const AES_128: Keys<'static> = Keys::Aes128Gcm(&[0; 16], &[0; 12]);
 const AES_256: Keys<'static> = Keys::Aes256Gcm(&[0; 32], &[0; 12]);
 const CHACHA20: Keys<'static> = Keys::ChaCha20Poly1305(&[0; 32], &[0; 12]);
 
-impl Supported {
-    /// Tries everything on a connection of its own. An error where the kernel takes nothing.
+impl KtlsSupport {
+    /// Probes each combination on a loopback connection. An error if the kernel supports none.
     pub fn probe() -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
         let mut supported = 0;
         let mut refused = None;
-        for (at, (version, keys, _)) in OFFERS.into_iter().enumerate() {
+        for (at, (version, keys, _)) in COMBINATIONS.into_iter().enumerate() {
             let socket = TcpStream::connect(address)?;
-            let _other = listener.accept()?;
+            let _peer = listener.accept()?;
             let installed = prepare(&socket)
                 .and_then(|()| ktls::install(&socket, Direction::Transmit, version, keys, 0))
                 .and_then(|()| ktls::install(&socket, Direction::Receive, version, keys, 0));
@@ -58,25 +60,25 @@ impl Supported {
         refused.filter(|_| supported == 0).map_or(Ok(Self(supported)), Err)
     }
 
-    /// Whether there is anything.
+    /// Whether the kernel supports any combination.
     pub fn is_any(self) -> bool {
         self.0 != 0
     }
 
-    /// Whether this session's version and cipher are among them.
-    pub fn takes(self, session: &ServerConnection) -> bool {
+    /// Whether the kernel supports this session's version and cipher.
+    pub fn covers(self, session: &Connection) -> bool {
         let (Some(version), Some(suite)) = (version(session), session.negotiated_cipher_suite())
         else {
             return false;
         };
         let name = suite.suite().as_str().unwrap_or_default();
-        let offer =
-            |(of, _, end): &(Version, Keys<'_>, &str)| *of == version && name.ends_with(end);
-        OFFERS.iter().position(offer).is_some_and(|at| self.0 & 1 << at != 0)
+        let is_same =
+            |(other, _, end): &(Version, Keys<'_>, &str)| *other == version && name.ends_with(end);
+        COMBINATIONS.iter().position(is_same).is_some_and(|at| self.0 & 1 << at != 0)
     }
 }
 
-fn version(session: &ServerConnection) -> Option<Version> {
+fn version(session: &Connection) -> Option<Version> {
     match session.protocol_version()? {
         ProtocolVersion::TLSv1_2 => Some(Version::V1_2),
         ProtocolVersion::TLSv1_3 => Some(Version::V1_3),
@@ -84,24 +86,25 @@ fn version(session: &ServerConnection) -> Option<Version> {
     }
 }
 
-/// Readies a socket, for a session that [`Supported::takes`] allows; until [`take_over`] nothing changes. Refused where the
-/// client has said all that it will already.
+/// Attaches the kernel's TLS to a socket, for a session that [`KtlsSupport::covers`]. Until
+/// [`take_over`] the socket is still plain. Refused once the peer has closed its direction.
 pub fn prepare(socket: impl AsFd) -> io::Result<()> {
     set_upper_layer_protocol(socket, "tls")
 }
 
-/// Gives the kernel the keys of a session that has neither sent nor received anything but its handshake.
-pub fn take_over(socket: impl AsFd, session: ServerConnection) -> io::Result<()> {
+/// Hands the keys of a session to the kernel. The session must have sent and received nothing but its
+/// handshake.
+pub fn take_over(socket: impl AsFd, session: Connection) -> io::Result<()> {
     let version = version(&session).ok_or(io::ErrorKind::Unsupported)?;
     let secrets = session.dangerous_extract_secrets().map_err(io::Error::other)?;
     let (sent, received) = (&secrets.tx, &secrets.rx);
     let mut explicit = [0; 12];
     let keys_to_send = match (version, keys(&sent.1)?) {
         (Version::V1_2, Keys::Aes128Gcm(key, iv)) => {
-            Keys::Aes128Gcm(key, after(iv, sent.0, &mut explicit))
+            Keys::Aes128Gcm(key, iv_after(iv, sent.0, &mut explicit))
         }
         (Version::V1_2, Keys::Aes256Gcm(key, iv)) => {
-            Keys::Aes256Gcm(key, after(iv, sent.0, &mut explicit))
+            Keys::Aes256Gcm(key, iv_after(iv, sent.0, &mut explicit))
         }
         (_, keys) => keys,
     };
@@ -109,12 +112,13 @@ pub fn take_over(socket: impl AsFd, session: ServerConnection) -> io::Result<()>
     ktls::install(&socket, Direction::Receive, version, keys(&received.1)?, received.0)
 }
 
-/// The initialization vector for TLS 1.2 with AES-GCM once `sequence` records have gone.
+/// The initialization vector for TLS 1.2 with AES-GCM after `sequence` records.
 ///
-/// rustls has numbered those by its vector's explicit part XOR the record's number; the kernel begins with that part as it is
-/// given, and counts up from there. **The same number twice under one key would give the key's secrets away.** What differs from the
-/// part in its lowest bits only, as the first `sequence` of rustls' do, is less than the part plus `sequence`.
-fn after<'i>(iv: &[u8; 12], sequence: u64, out: &'i mut [u8; 12]) -> &'i [u8; 12] {
+/// rustls derives each record's nonce as the vector's explicit part XOR the record number. The kernel
+/// starts with the explicit part that it is given and counts up. **A nonce used twice under one key
+/// reveals the key.** The first `sequence` nonces of rustls differ from the explicit part in its
+/// lowest bits only, so all of them are less than the part plus `sequence`.
+fn iv_after<'i>(iv: &[u8; 12], sequence: u64, out: &'i mut [u8; 12]) -> &'i [u8; 12] {
     let (salt, explicit) = iv.split_at(4);
     let explicit = explicit.iter().fold(0, |number: u64, &byte| number << 8 | u64::from(byte));
     out[..4].copy_from_slice(salt);
@@ -140,7 +144,8 @@ fn keys(secrets: &ConnectionTrafficSecrets) -> io::Result<Keys<'_>> {
     })
 }
 
-/// Reads what has come into the free room of `buffer`; 0 is the end, with a word or without.
+/// Receives into the spare capacity of `buffer`; 0 is the end of the stream, with or without an
+/// alert.
 pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<usize> {
     let before = buffer.len();
     let (content_type, count) = ktls::receive(socket, buffer)?;
@@ -154,9 +159,9 @@ pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<usize> {
     }
 }
 
-/// Says that nothing more comes. Once that is taken, the kernel holds back nothing of what was said before: until then, closing or
-/// shutting down would lose it.
-pub fn end(socket: impl AsFd) -> Sent {
+/// Sends `close_notify`. Once the kernel has accepted it, all data before it is in the socket; until
+/// then, closing or shutting down would lose it.
+pub fn send_close_notify(socket: impl AsFd) -> Sent {
     match ktls::send_record(socket, ContentType::Alert, &CLOSE_NOTIFY) {
         Ok(_) => Sent::Bytes(0),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Blocked,
@@ -171,10 +176,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_number_is_used_by_both(iv in any::<[u8; 12]>(), sequence in 1u64..100, later in 0u64..1000) {
+        fn no_nonce_is_used_twice(iv in any::<[u8; 12]>(), sequence in 1u64..100, later in 0u64..1000) {
             let mut out = [0; 12];
             let explicit = |iv: &[u8; 12]| u64::from_be_bytes(iv[4..].try_into().unwrap());
-            let first = explicit(after(&iv, sequence, &mut out));
+            let first = explicit(iv_after(&iv, sequence, &mut out));
             prop_assert_eq!(&out[..4], &iv[..4]);
             for number in 0..sequence {
                 prop_assert_ne!(explicit(&iv) ^ number, first.wrapping_add(later));

@@ -2,7 +2,7 @@
 //!
 //! Nothing here waits, sends or opens: it writes a head and says what follows it.
 
-use crate::clock::Clock;
+use crate::clock::ResponseClock;
 use crate::files::listing::{Rendered, escape};
 use crate::files::resource::Representation;
 use crate::files::service::{Found, Service};
@@ -23,7 +23,7 @@ const HEADERS_ALLOWED: &str = "Authorization, Content-Type, If-Match, If-Modifie
 
 /// What a response is, beside its head.
 #[derive(Debug)]
-pub struct Answer {
+pub struct Response {
     /// Its status.
     pub status: Status,
     /// What follows the head.
@@ -34,19 +34,19 @@ pub struct Answer {
 
 /// Writes responses of one service.
 #[derive(Debug)]
-pub struct Answering<'a> {
+pub struct ResponseBuilder<'a> {
     /// What is served.
     pub service: &'a Service,
     /// The time.
-    pub clock: &'a Clock,
+    pub clock: &'a ResponseClock,
     /// Where the head is written.
     pub head: &'a mut Vec<u8>,
 }
 
-impl<'s> Answering<'s> {
+impl<'s> ResponseBuilder<'s> {
     /// What needs no file: requests that are refused for what they are, and questions about the server. `None` where the
     /// target has to be looked for.
-    pub fn without_file(&mut self, request: &Request<'_>) -> Option<Answer> {
+    pub fn without_file(&mut self, request: &Request<'_>) -> Option<Response> {
         match request.method {
             Method::Unknown => Some(self.refuse(request, Status::NOT_IMPLEMENTED)),
             Method::Put if self.service.put_bytes_max.is_some() => None,
@@ -62,7 +62,7 @@ impl<'s> Answering<'s> {
     }
 
     /// The response to `GET` and `HEAD`.
-    pub fn with_found(&mut self, request: &Request<'_>, found: &Found) -> Answer {
+    pub fn with_found(&mut self, request: &Request<'_>, found: &Found) -> Response {
         match found {
             Found::Resource(resource) => {
                 self.file(request, resource.choose(&request.fields.accept_encoding))
@@ -74,15 +74,15 @@ impl<'s> Answering<'s> {
     }
 
     /// A refusal of what could not even be read as a request; it ends the connection.
-    pub fn refuse_unread(&mut self, status: Status) -> Answer {
+    pub fn refuse_malformed(&mut self, status: Status) -> Response {
         self.page(
             status,
-            Asked { is_head: false, keeps_alive: false, minor_version: 1, origin: None },
+            RequestContext { is_head: false, keeps_alive: false, minor_version: 1, origin: None },
         )
     }
 
     /// Why a file may not be put there, where that is known before its body; `found` is what is there now.
-    pub fn refuse_put(&mut self, request: &Request<'_>, found: &Found) -> Option<Answer> {
+    pub fn refuse_upload(&mut self, request: &Request<'_>, found: &Found) -> Option<Response> {
         let target = Target::parse(request.target).ok();
         let current = match found {
             Found::Resource(resource) => Some(resource.plain.object.validators()),
@@ -110,29 +110,29 @@ impl<'s> Answering<'s> {
     }
 
     /// What has become of a file that was put here.
-    pub fn put(&mut self, status: Status, minor_version: u8, keeps_alive: bool) -> Answer {
-        let asked = Asked { is_head: false, keeps_alive, minor_version, origin: None };
+    pub fn uploaded(&mut self, status: Status, minor_version: u8, keeps_alive: bool) -> Response {
+        let context = RequestContext { is_head: false, keeps_alive, minor_version, origin: None };
         if status.is_error() {
-            return self.page(status, asked);
+            return self.page(status, context);
         }
-        let mut head = self.begin(status, asked);
+        let mut head = self.begin(status, context);
         if status != Status::NO_CONTENT {
             head.content_length(0);
         }
         head.end(keeps_alive, minor_version);
-        Answer { status, body: Body::empty(), keeps_alive }
+        Response { status, body: Body::empty(), keeps_alive }
     }
 
     /// Refuses a request; where its body has not been read, that ends the connection.
-    pub fn refuse(&mut self, request: &Request<'_>, status: Status) -> Answer {
-        let mut asked = Asked::of(request);
+    pub fn refuse(&mut self, request: &Request<'_>, status: Status) -> Response {
+        let mut context = RequestContext::of(request);
         // A body that is not read could not be told from the next request.
-        asked.keeps_alive &= !request.has_body();
-        self.page(status, asked)
+        context.keeps_alive &= !request.has_body();
+        self.page(status, context)
     }
 
     /// What an error's page holds, and its kind: that of the configuration, or else these words.
-    fn shown(&self, status: Status, words: impl FnOnce() -> String) -> (&'s str, Arc<[u8]>) {
+    fn error_page(&self, status: Status, words: impl FnOnce() -> String) -> (&'s str, Arc<[u8]>) {
         match self.service.error_pages.iter().find(|page| page.status == status.code) {
             Some(page) => (&page.content_type, Arc::clone(&page.content)),
             None => ("text/plain; charset=utf-8", words().into_bytes().into()),
@@ -140,10 +140,10 @@ impl<'s> Answering<'s> {
     }
 
     /// The page that goes with a status.
-    fn page(&mut self, status: Status, asked: Asked<'_>) -> Answer {
-        let (content_type, content) = self.shown(status, || format!("{status}\n"));
+    fn page(&mut self, status: Status, context: RequestContext<'_>) -> Response {
+        let (content_type, content) = self.error_page(status, || format!("{status}\n"));
         let (allowed, challenge) = (self.service.allowed(), &self.service.challenge);
-        let mut head = self.begin(status, asked);
+        let mut head = self.begin(status, context);
         match status {
             Status::METHOD_NOT_ALLOWED => drop(head.field("Allow", allowed)),
             Status::UNAUTHORIZED => drop(head.field("WWW-Authenticate", challenge)),
@@ -151,68 +151,77 @@ impl<'s> Answering<'s> {
             _ => {}
         }
         head.field("Content-Type", content_type).content_length(content.len() as u64);
-        head.end(asked.keeps_alive, asked.minor_version);
-        let body = if asked.is_head { Body::empty() } else { Body::bytes(content) };
-        Answer { status, body, keeps_alive: asked.keeps_alive }
+        head.end(context.keeps_alive, context.minor_version);
+        let body = if context.is_head { Body::empty() } else { Body::bytes(content) };
+        Response { status, body, keeps_alive: context.keeps_alive }
     }
 
-    fn options(&mut self, request: &Request<'_>) -> Answer {
-        let asked = Asked::of(request);
+    fn options(&mut self, request: &Request<'_>) -> Response {
+        let context = RequestContext::of(request);
         let allowed = self.service.allowed();
-        let mut head = self.begin(Status::NO_CONTENT, asked);
+        let mut head = self.begin(Status::NO_CONTENT, context);
         head.field("Allow", allowed);
         if request.fields.origin.is_some() {
             head.field("Access-Control-Allow-Methods", allowed)
                 .field("Access-Control-Allow-Headers", HEADERS_ALLOWED)
                 .field("Access-Control-Max-Age", "86400");
         }
-        head.end(asked.keeps_alive, asked.minor_version);
-        Answer { status: Status::NO_CONTENT, body: Body::empty(), keeps_alive: asked.keeps_alive }
+        head.end(context.keeps_alive, context.minor_version);
+        Response {
+            status: Status::NO_CONTENT,
+            body: Body::empty(),
+            keeps_alive: context.keeps_alive,
+        }
     }
 
-    fn redirect(&mut self, request: &Request<'_>, location: &str) -> Answer {
-        let asked = Asked::of(request);
+    fn redirect(&mut self, request: &Request<'_>, location: &str) -> Response {
+        let context = RequestContext::of(request);
         let status = Status::MOVED_PERMANENTLY;
         let page = format!("<a href=\"{0}\">{0}</a>\n", escape(location)).into_bytes();
-        let mut head = self.begin(status, asked);
+        let mut head = self.begin(status, context);
         head.field("Location", location).field("Content-Type", "text/html; charset=utf-8");
-        self.whole(status, asked, page.into())
+        self.whole(status, context, page.into())
     }
 
-    fn listing(&mut self, request: &Request<'_>, listing: &Rendered) -> Answer {
-        let asked = Asked::of(request);
+    fn listing(&mut self, request: &Request<'_>, listing: &Rendered) -> Response {
+        let context = RequestContext::of(request);
         let content_type =
             if listing.is_json { "application/json" } else { "text/html; charset=utf-8" };
-        let mut head = self.begin(Status::OK, asked);
+        let mut head = self.begin(Status::OK, context);
         head.field("Content-Type", content_type)
             .field("Vary", "Accept")
             .field("Cache-Control", "no-cache");
         if !listing.is_json {
             head.field("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'");
         }
-        self.whole(Status::OK, asked, Arc::clone(&listing.content))
+        self.whole(Status::OK, context, Arc::clone(&listing.content))
     }
 
     /// Ends a head whose body is all there.
-    fn whole(&mut self, status: Status, asked: Asked<'_>, content: Arc<[u8]>) -> Answer {
-        let mut head = Head::again(self.head);
-        head.content_length(content.len() as u64).end(asked.keeps_alive, asked.minor_version);
-        let body = if asked.is_head { Body::empty() } else { Body::bytes(content) };
-        Answer { status, body, keeps_alive: asked.keeps_alive }
+    fn whole(
+        &mut self,
+        status: Status,
+        context: RequestContext<'_>,
+        content: Arc<[u8]>,
+    ) -> Response {
+        let mut head = Head::resume(self.head);
+        head.content_length(content.len() as u64).end(context.keeps_alive, context.minor_version);
+        let body = if context.is_head { Body::empty() } else { Body::bytes(content) };
+        Response { status, body, keeps_alive: context.keeps_alive }
     }
 
-    fn file(&mut self, request: &Request<'_>, form: &Arc<Representation>) -> Answer {
-        let asked = Asked::of(request);
+    fn file(&mut self, request: &Request<'_>, form: &Arc<Representation>) -> Response {
+        let context = RequestContext::of(request);
         let fields = &request.fields;
         match conditional::judge(request.method, fields, Some(form.object.validators())) {
             Verdict::Failed => return self.refuse(request, Status::PRECONDITION_FAILED),
             Verdict::NotModified => {
-                let mut head = self.begin(Status::NOT_MODIFIED, asked);
-                head.lines(&form.fields).end(asked.keeps_alive, asked.minor_version);
-                return Answer {
+                let mut head = self.begin(Status::NOT_MODIFIED, context);
+                head.lines(&form.fields).end(context.keeps_alive, context.minor_version);
+                return Response {
                     status: Status::NOT_MODIFIED,
                     body: Body::empty(),
-                    keeps_alive: asked.keeps_alive,
+                    keeps_alive: context.keeps_alive,
                 };
             }
             Verdict::Proceed => {}
@@ -227,59 +236,59 @@ impl<'s> Answering<'s> {
             })
             .map_or(Wanted::Everything, |field| range::parse(field, len));
         match wanted {
-            Wanted::Everything => self.everything(asked, form),
-            Wanted::One(range) => self.one_range(asked, form, range),
-            Wanted::Many(ranges) => self.many_ranges(asked, form, &ranges),
+            Wanted::Everything => self.everything(context, form),
+            Wanted::One(range) => self.one_range(context, form, range),
+            Wanted::Many(ranges) => self.many_ranges(context, form, &ranges),
             Wanted::Unsatisfiable => {
                 let status = Status::RANGE_NOT_SATISFIABLE;
                 let (content_type, content) =
-                    self.shown(status, || format!("{status}: there are {len} bytes\n"));
-                let mut head = self.begin(status, asked);
+                    self.error_page(status, || format!("{status}: there are {len} bytes\n"));
+                let mut head = self.begin(status, context);
                 head.field("Content-Range", format!("bytes */{len}"))
                     .field("Content-Type", content_type);
-                self.whole(status, asked, content)
+                self.whole(status, context, content)
             }
         }
     }
 
-    fn everything(&mut self, asked: Asked<'_>, form: &Arc<Representation>) -> Answer {
+    fn everything(&mut self, context: RequestContext<'_>, form: &Arc<Representation>) -> Response {
         let len = form.object.len();
-        let mut head = self.begin(Status::OK, asked);
+        let mut head = self.begin(Status::OK, context);
         head.lines(&form.fields).field("Content-Type", &*form.content_type).content_length(len);
-        head.end(asked.keeps_alive, asked.minor_version);
-        let body = if asked.is_head { Body::empty() } else { Body::file(form, 0..len) };
-        Answer { status: Status::OK, body, keeps_alive: asked.keeps_alive }
+        head.end(context.keeps_alive, context.minor_version);
+        let body = if context.is_head { Body::empty() } else { Body::file(form, 0..len) };
+        Response { status: Status::OK, body, keeps_alive: context.keeps_alive }
     }
 
     fn one_range(
         &mut self,
-        asked: Asked<'_>,
+        context: RequestContext<'_>,
         form: &Arc<Representation>,
         range: Range<u64>,
-    ) -> Answer {
+    ) -> Response {
         let status = Status::PARTIAL_CONTENT;
-        let mut head = self.begin(status, asked);
+        let mut head = self.begin(status, context);
         head.lines(&form.fields)
             .field("Content-Type", &*form.content_type)
             .content_range(&range, form.object.len())
             .content_length(range.end - range.start)
-            .end(asked.keeps_alive, asked.minor_version);
-        Answer { status, body: Body::file(form, range), keeps_alive: asked.keeps_alive }
+            .end(context.keeps_alive, context.minor_version);
+        Response { status, body: Body::file(form, range), keeps_alive: context.keeps_alive }
     }
 
     /// RFC 9110 section 14.6.
     fn many_ranges(
         &mut self,
-        asked: Asked<'_>,
+        context: RequestContext<'_>,
         form: &Arc<Representation>,
         ranges: &[Range<u64>],
-    ) -> Answer {
+    ) -> Response {
         let len = form.object.len();
         let boundary = format!("haul{:016x}", RandomState::new().hash_one(len));
         let mut pieces = Vec::with_capacity(2 * ranges.len() + 1);
         let mut part = Vec::new();
         for range in ranges {
-            let mut head = Head::again(&mut part);
+            let mut head = Head::resume(&mut part);
             head.lines(b"\r\n--").lines(boundary.as_bytes()).lines(b"\r\n");
             head.field("Content-Type", &*form.content_type)
                 .content_range(range, len)
@@ -290,16 +299,16 @@ impl<'s> Answering<'s> {
         pieces.push(Piece::of_bytes(format!("\r\n--{boundary}--\r\n").into_bytes()));
         let body = Body::pieces(pieces);
         let status = Status::PARTIAL_CONTENT;
-        let mut head = self.begin(status, asked);
+        let mut head = self.begin(status, context);
         head.lines(&form.fields)
             .field("Content-Type", format!("multipart/byteranges; boundary={boundary}"))
             .content_length(body.len())
-            .end(asked.keeps_alive, asked.minor_version);
-        Answer { status, body, keeps_alive: asked.keeps_alive }
+            .end(context.keeps_alive, context.minor_version);
+        Response { status, body, keeps_alive: context.keeps_alive }
     }
 
     /// The beginning that all heads share.
-    fn begin(&mut self, status: Status, asked: Asked<'_>) -> Head<'_> {
+    fn begin(&mut self, status: Status, context: RequestContext<'_>) -> Head<'_> {
         let mut head = Head::new(self.head, status, self.clock);
         head.lines(&self.service.common_fields);
         let allowed = &self.service.cors;
@@ -307,8 +316,9 @@ impl<'s> Answering<'s> {
             head.field("Access-Control-Allow-Origin", "*");
         } else if !allowed.is_empty() {
             head.field("Vary", "Origin");
-            if let Some(origin) =
-                asked.origin.filter(|asked| allowed.iter().any(|one| one.as_bytes() == *asked))
+            if let Some(origin) = context
+                .origin
+                .filter(|context| allowed.iter().any(|one| one.as_bytes() == *context))
             {
                 head.field("Access-Control-Allow-Origin", origin);
             }
@@ -322,14 +332,14 @@ impl<'s> Answering<'s> {
 
 /// What of a request every response needs.
 #[derive(Debug, Clone, Copy)]
-struct Asked<'b> {
+struct RequestContext<'b> {
     is_head: bool,
     keeps_alive: bool,
     minor_version: u8,
     origin: Option<&'b [u8]>,
 }
 
-impl<'b> Asked<'b> {
+impl<'b> RequestContext<'b> {
     fn of(request: &Request<'b>) -> Self {
         Self {
             is_head: request.method == Method::Head,

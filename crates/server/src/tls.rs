@@ -1,33 +1,53 @@
-//! TLS in the program: rustls between the socket and HTTP, for the whole connection or until the kernel takes over.
+//! TLS in this program: rustls over a non-blocking socket, for the whole connection or until the
+//! kernel takes over (kTLS, [`crate::ktls`]).
 //!
-//! The bytes of a file pass through the program's memory here, because somebody has to encrypt them. What the socket does not
-//! take is kept as ciphertext, a bounded amount of it, and goes before anything else.
+//! A file's bytes pass through this program's memory here. Ciphertext that the socket does not accept
+//! is kept, up to a limit, and is sent before anything else.
 
-use crate::config::Tls;
 use crate::error::Error;
-use crate::event_loop::kernel_tls::Supported;
-use crate::event_loop::sent::Sent;
+use crate::ktls::KtlsSupport;
+use crate::sent::Sent;
 use rustix::net::RecvFlags;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ServerConfig, ServerConnection};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 use std::fs::File;
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The first byte of whoever speaks TLS: a record of the handshake (RFC 8446 section 5.1).
+/// The content type of a handshake record, the first byte that a TLS client sends (RFC 8446 section
+/// 5.1).
 const HANDSHAKE: u8 = 22;
-
-/// Plaintext whose ciphertext may wait for the socket, for each connection.
+/// The limit of plaintext whose ciphertext waits for the socket, in bytes, for each connection.
 const PENDING_BYTES_MAX: usize = 256 << 10;
-
-/// Reads of the socket for one piece of data. A handshake takes a few; records without data could go on for ever.
+/// Reads of the socket in one call. A handshake takes a few; records without data could go on
+/// without end.
 const READS_MAX: usize = 32;
 
-/// What is said of this server, by its certificate's chain and its key, both PEM and from the files that `tls` names.
-pub fn configure(tls: &Tls, chain: &[u8], key: &[u8]) -> Result<Arc<ServerConfig>, Error> {
+/// A server's TLS settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsSettings {
+    /// The PEM file of the certificate chain, the server's own certificate first.
+    pub certificate: PathBuf,
+    /// The PEM file of the certificate's key.
+    pub key: PathBuf,
+    /// Whether the kernel may encrypt (kTLS).
+    pub in_kernel: bool,
+    /// Application protocols in order of preference (ALPN), such as `http/1.1`.
+    pub alpn: Vec<Vec<u8>>,
+}
+
+/// The cryptography provider of all sessions.
+pub fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+/// Builds rustls's configuration from the contents of the certificate and key files.
+pub fn configure(tls: &TlsSettings, chain: &[u8], key: &[u8]) -> Result<Arc<ServerConfig>, Error> {
     let wrong =
         |path: &std::path::Path, problem: String| Error::Tls { path: path.to_owned(), problem };
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(chain)
@@ -46,8 +66,7 @@ pub fn configure(tls: &Tls, chain: &[u8], key: &[u8]) -> Result<Arc<ServerConfig
         ),
         error => wrong(&tls.key, error.to_string()),
     })?;
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut config = ServerConfig::builder_with_provider(provider)
+    let mut config = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(|error| wrong(&tls.certificate, error.to_string()))?
         .with_no_client_auth()
@@ -65,80 +84,102 @@ pub fn configure(tls: &Tls, chain: &[u8], key: &[u8]) -> Result<Arc<ServerConfig
             }
         })?;
     config.enable_secret_extraction = tls.in_kernel;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // Tickets hold the session at the client's: nothing to keep here, nothing to lock.
+    config.alpn_protocols.clone_from(&tls.alpn);
+    // The client keeps its session in a ticket: no memory and no lock here.
     config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new()
         .map_err(|error| wrong(&tls.certificate, error.to_string()))?;
     Ok(Arc::new(config))
 }
 
-/// An encrypted connection's state, in the program. Its socket is lent to each call.
+/// The TLS session of one connection. Each call borrows the socket.
 #[derive(Debug)]
 pub struct Session {
-    tls: ServerConnection,
-    /// What the kernel can take over.
-    kernel: Supported,
-    /// Where the kernel may take over; then nothing is read beyond the record at whose end that can be.
-    until_agreed: Option<RecordsOneByOne>,
-    /// Whether the client has said anything yet.
-    has_begun: bool,
-    /// Whether it has said that nothing more comes.
-    has_ended: bool,
+    tls: Connection,
+    /// The ciphers that the kernel can take over.
+    ktls: KtlsSupport,
+    /// The record being read, while the kernel may still take over: then no byte beyond the end of
+    /// the handshake may leave the socket.
+    record: Option<RecordReader>,
+    /// Whether the peer's first byte is known to be TLS.
+    is_tls_peer: bool,
+    /// Whether `close_notify` was sent.
+    is_close_notified: bool,
 }
 
-/// What came of receiving.
+/// The result of receiving.
 #[derive(Debug)]
 pub enum Received {
-    /// So many bytes; 0 is the end.
+    /// So many bytes; 0 is the end of the stream.
     Bytes(usize),
-    /// Both sides have agreed on keys, and nothing has been said since.
-    Agreed,
-    /// What has come first, and was left in the socket, is no TLS.
+    /// The handshake is complete and the kernel can take over: no record was read after it.
+    HandshakeDone,
+    /// The client does not speak TLS. Its bytes are still in the socket.
     NotTls,
 }
 
-/// How far the record that is being read has come.
+/// Progress within one TLS record.
 #[derive(Debug, Default)]
-struct RecordsOneByOne {
-    /// RFC 8446 section 5.1: a type, two bytes of a version, and how long the rest is.
+struct RecordReader {
+    /// The record header: type, two version bytes, length (RFC 8446 section 5.1).
     header: [u8; 5],
-    /// Of the header, bytes that were read.
+    /// Header bytes read from the socket.
     read: usize,
-    /// Of those, bytes that rustls has.
+    /// Header bytes given to rustls.
     given: usize,
-    /// Bytes of the rest that are to come.
-    left: usize,
+    /// Payload bytes still to read.
+    remaining: usize,
 }
 
 impl Session {
-    /// A session that the client is to begin.
-    pub fn new(config: Arc<ServerConfig>, kernel: Supported) -> Result<Self, rustls::Error> {
+    /// A server session, which waits for the client's first record.
+    pub fn accept(config: Arc<ServerConfig>, ktls: KtlsSupport) -> Result<Self, rustls::Error> {
         let mut tls = ServerConnection::new(config)?;
         tls.set_buffer_limit(Some(PENDING_BYTES_MAX));
-        let until_agreed = kernel.is_any().then(RecordsOneByOne::default);
-        Ok(Self { tls, kernel, until_agreed, has_begun: false, has_ended: false })
+        let record = ktls.is_any().then(RecordReader::default);
+        Ok(Self { tls: tls.into(), ktls, record, is_tls_peer: false, is_close_notified: false })
     }
 
-    /// The session itself.
-    pub fn into_inner(self) -> ServerConnection {
+    /// A client session, whose first record is ready to be flushed.
+    ///
+    /// It stays in this program: a server may send a session ticket at any time, which the kernel
+    /// cannot process.
+    pub fn connect(
+        config: Arc<ClientConfig>,
+        server: ServerName<'static>,
+    ) -> Result<Self, rustls::Error> {
+        let mut tls = ClientConnection::new(config, server)?;
+        tls.set_buffer_limit(Some(PENDING_BYTES_MAX));
+        let ktls = KtlsSupport::default();
+        Ok(Self {
+            tls: tls.into(),
+            ktls,
+            record: None,
+            is_tls_peer: true,
+            is_close_notified: false,
+        })
+    }
+
+    /// The rustls session, for the hand-over to the kernel.
+    pub fn into_inner(self) -> Connection {
         self.tls
     }
 
-    /// Reads what has come into the free room of `buffer`; 0 is the end.
+    /// Receives plaintext into the spare capacity of `buffer`; 0 is the end of the stream.
     ///
-    /// [`io::ErrorKind::Interrupted`] where much has come that was nobody's data: others are to have their turn.
+    /// [`io::ErrorKind::Interrupted`] after many records without data, so that other connections
+    /// get their turn.
     pub fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
         buffer: &mut Vec<u8>,
     ) -> io::Result<Received> {
-        if !self.has_begun {
+        if !self.is_tls_peer {
             let mut first = [0];
             let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
             match rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut first, flags))? {
                 (0, _) => return Ok(Received::Bytes(0)),
                 _ if first != [HANDSHAKE] => return Ok(Received::NotTls),
-                _ => self.has_begun = true,
+                _ => self.is_tls_peer = true,
             }
         }
         for _ in 0..READS_MAX {
@@ -152,15 +193,15 @@ impl Session {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
-            let count = match &mut self.until_agreed {
+            let count = match &mut self.record {
                 None => self.tls.read_tls(&mut Socket(socket)),
-                Some(records) => {
-                    self.tls.read_tls(&mut Limited { socket: Socket(socket), records })
+                Some(record) => {
+                    self.tls.read_tls(&mut RecordLimited { socket: Socket(socket), record })
                 }
             };
             let count = match count {
                 Ok(count) => count,
-                // More than rustls takes of a handshake: its own name for that is the caller's for something else.
+                // rustls's kind for an oversized handshake means something else to our caller.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     return Err(io::Error::other(error));
                 }
@@ -170,27 +211,27 @@ impl Session {
                 return Ok(Received::Bytes(0));
             }
             let processed = self.tls.process_new_packets();
-            // An answer of the handshake, or the alert that says what was wrong with it.
+            // The next handshake message, or the alert that explains a failure.
             if self.tls.wants_write() && self.flush(socket) == Sent::Broken {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
             processed.map_err(io::Error::other)?;
-            let has_agreed = !self.tls.is_handshaking()
-                && self.until_agreed.take_if(|records| records.read == 0).is_some();
-            // Where the socket has not taken the last words of the handshake, this program goes on.
-            if has_agreed && !self.tls.wants_write() && self.kernel.takes(&self.tls) {
-                return Ok(Received::Agreed);
+            let is_done = !self.tls.is_handshaking()
+                && self.record.take_if(|record| record.read == 0).is_some();
+            // If the socket has not accepted the end of the handshake, this program goes on.
+            if is_done && !self.tls.wants_write() && self.ktls.covers(&self.tls) {
+                return Ok(Received::HandshakeDone);
             }
         }
         Err(io::ErrorKind::Interrupted.into())
     }
 
-    /// Whether both sides still agree on keys.
-    pub fn is_beginning(&self) -> bool {
+    /// Whether the handshake is under way.
+    pub fn is_handshaking(&self) -> bool {
         self.tls.is_handshaking()
     }
 
-    /// Takes a beginning of these parts; with `more` to follow at once, they are sent with that.
+    /// Encrypts a beginning of these parts. With `more`, they are sent together with what follows.
     pub fn send(&mut self, socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], more: bool) -> Sent {
         match self.flush(socket) {
             Sent::Bytes(_) => {}
@@ -216,14 +257,15 @@ impl Session {
             other => return other,
         }
         let len = copy.len().min(usize::try_from(range.end - range.start).unwrap_or(usize::MAX));
-        match rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut copy[..len], range.start)) {
+        let read = || rustix::io::pread(file, &mut copy[..len], range.start);
+        match rustix::io::retry_on_intr(read) {
             Ok(0) => Sent::Ended,
             Ok(count) => self.send(socket, &[IoSlice::new(&copy[..count])], false),
             Err(_) => Sent::Broken,
         }
     }
 
-    /// Sends what is encrypted and has not been taken. [`Sent::Bytes`] where nothing is left.
+    /// Sends pending ciphertext. [`Sent::Bytes`] if none is left.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> Sent {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut Socket(socket)) {
@@ -235,24 +277,24 @@ impl Session {
         Sent::Bytes(0)
     }
 
-    /// Says that nothing more comes, so that the client can tell this end from one that somebody else has made.
-    pub fn end(&mut self, socket: BorrowedFd<'_>) -> Sent {
-        if !std::mem::replace(&mut self.has_ended, true) {
+    /// Sends `close_notify`, so that the peer can tell this end from a truncation.
+    pub fn send_close_notify(&mut self, socket: BorrowedFd<'_>) -> Sent {
+        if !std::mem::replace(&mut self.is_close_notified, true) {
             self.tls.send_close_notify();
         }
         self.flush(socket)
     }
 }
 
-/// A socket of which no more is read than to the end of a record.
-struct Limited<'s> {
+/// A socket that is read up to the end of a record and no further.
+struct RecordLimited<'s> {
     socket: Socket<'s>,
-    records: &'s mut RecordsOneByOne,
+    record: &'s mut RecordReader,
 }
 
-impl Read for Limited<'_> {
+impl Read for RecordLimited<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let RecordsOneByOne { header, read, given, left } = self.records;
+        let RecordReader { header, read, given, remaining } = self.record;
         if *read < header.len() {
             let count = self.socket.read(&mut header[*read..])?;
             *read += count;
@@ -260,29 +302,29 @@ impl Read for Limited<'_> {
                 return Ok(0);
             }
             if *read < header.len() {
-                // The rest of it, or the end, will be an event.
+                // The rest, or the end of the stream, is another event.
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            *left = usize::from(u16::from_be_bytes([header[3], header[4]]));
+            *remaining = usize::from(u16::from_be_bytes([header[3], header[4]]));
         }
         let count = if *given < header.len() {
             let count = (&header[*given..]).read(buffer)?;
             *given += count;
             count
         } else {
-            let room = buffer.len().min(*left);
+            let room = buffer.len().min(*remaining);
             let count = self.socket.read(&mut buffer[..room])?;
-            *left -= count;
+            *remaining -= count;
             count
         };
-        if *given == header.len() && *left == 0 {
-            *self.records = RecordsOneByOne::default();
+        if *given == header.len() && *remaining == 0 {
+            *self.record = RecordReader::default();
         }
         Ok(count)
     }
 }
 
-/// A non-blocking socket as rustls takes it.
+/// A non-blocking socket as rustls reads and writes it.
 struct Socket<'s>(BorrowedFd<'s>);
 
 impl Read for Socket<'_> {

@@ -1,0 +1,161 @@
+//! Receives a request body into a file.
+//!
+//! A plain body of known length goes by [`haul::Receiver::receive_into_file`], without passing
+//! through this program's memory; any other is read and written.
+
+use haul::Receiver;
+use haul_fs::AtomicFile;
+use haul_http::chunked::{Chunked, Piece};
+use haul_http::request::BodyLength;
+use haul_http::status::Status;
+use haul_server::stream::Stream;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+/// Body bytes that one connection receives before others have their turn.
+const TURN_BYTES: u64 = 1 << 20;
+/// The size of a read, in bytes.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// A request body on its way into a file.
+#[derive(Debug)]
+pub struct BodyReceiver {
+    file: AtomicFile,
+    method: Method,
+    /// Bytes in the file.
+    received: u64,
+    bytes_max: u64,
+}
+
+/// How the body is received and how its end is known.
+#[derive(Debug)]
+enum Method {
+    /// Into the file without a copy here, until `len` bytes.
+    Direct { receiver: Box<Receiver<OwnedFd>>, len: u64 },
+    /// Read and written, until `len` bytes.
+    Read { len: u64 },
+    /// Read and written, until the last chunk.
+    Chunked(Chunked),
+}
+
+/// Why a body is not complete.
+#[derive(Debug)]
+pub enum Stop {
+    /// The socket is empty.
+    Blocked,
+    /// The connection has had its turn.
+    Yield,
+    /// The body is refused with this status.
+    Refused(Status),
+    /// The connection failed or ended.
+    Broken,
+}
+
+impl BodyReceiver {
+    /// A body of this length, of at most `bytes_max`.
+    pub fn new(
+        file: AtomicFile,
+        stream: &Stream,
+        body: BodyLength,
+        bytes_max: u64,
+    ) -> io::Result<Self> {
+        let method = match body {
+            BodyLength::Chunked => Method::Chunked(Chunked::default()),
+            BodyLength::Bytes(len) if stream.is_tls() => Method::Read { len },
+            BodyLength::Bytes(len) => {
+                // A descriptor of its own: what the receiver holds back belongs to this body.
+                let receiver = Receiver::new(stream.as_fd().try_clone_to_owned()?)?;
+                Method::Direct { receiver: Box::new(receiver), len }
+            }
+        };
+        Ok(Self { file, method, received: 0, bytes_max })
+    }
+
+    /// The file with what was received.
+    pub fn into_file(self) -> AtomicFile {
+        self.file
+    }
+
+    /// Receives until the body is complete. `input` holds bytes of the connection that were read
+    /// already; those after the body stay there.
+    pub fn receive(&mut self, stream: &mut Stream, input: &mut Vec<u8>) -> Result<(), Stop> {
+        let turn_ends = self.received + TURN_BYTES;
+        loop {
+            if self.take(input).map_err(Stop::Refused)? {
+                return Ok(());
+            }
+            if self.received >= turn_ends {
+                return Err(Stop::Yield);
+            }
+            if let Method::Direct { receiver, len } = &mut self.method {
+                match receiver.receive_into_file(self.file.file(), self.received..*len) {
+                    Ok(0) => return Err(Stop::Broken),
+                    Ok(count) => self.received += count,
+                    Err(haul::Error::WouldBlock) => return Err(Stop::Blocked),
+                    Err(error) => {
+                        return Err(match io::Error::from(error).kind() {
+                            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                                Stop::Broken
+                            }
+                            _ => Stop::Refused(Status::INSUFFICIENT_STORAGE),
+                        });
+                    }
+                }
+            } else {
+                input.reserve(BUFFER_BYTES);
+                match stream.receive(input) {
+                    Ok(0) => return Err(Stop::Broken),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        return Err(Stop::Blocked);
+                    }
+                    Err(_) => return Err(Stop::Broken),
+                }
+            }
+        }
+    }
+
+    /// Writes what was read already; true once the body is complete.
+    fn take(&mut self, input: &mut Vec<u8>) -> Result<bool, Status> {
+        match &mut self.method {
+            Method::Direct { len, .. } | Method::Read { len } => {
+                let left = usize::try_from(*len - self.received).unwrap_or(usize::MAX);
+                let count = left.min(input.len());
+                write(self.file.file(), &input[..count], &mut self.received)?;
+                input.drain(..count);
+                Ok(self.received == *len)
+            }
+            Method::Chunked(chunked) => {
+                let mut at = 0;
+                loop {
+                    match chunked.next(input, at) {
+                        Piece::Data(range) => {
+                            if self.received + range.len() as u64 > self.bytes_max {
+                                return Err(Status::CONTENT_TOO_LARGE);
+                            }
+                            at = range.end;
+                            write(self.file.file(), &input[range], &mut self.received)?;
+                        }
+                        Piece::More => {
+                            input.clear();
+                            return Ok(false);
+                        }
+                        Piece::End(end) => {
+                            input.drain(..end);
+                            return Ok(true);
+                        }
+                        Piece::Malformed => return Err(Status::BAD_REQUEST),
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn write(file: &File, bytes: &[u8], at: &mut u64) -> Result<(), Status> {
+    file.write_all_at(bytes, *at).map_err(|_| Status::INSUFFICIENT_STORAGE)?;
+    *at += bytes.len() as u64;
+    Ok(())
+}

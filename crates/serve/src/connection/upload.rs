@@ -1,0 +1,133 @@
+//! `PUT`: a request body becomes a file.
+//!
+//! The preconditions are checked against what is there now, an offload thread creates a temporary
+//! file, the body is received into it, an offload thread syncs and renames it, and only then the
+//! client gets its response.
+
+use super::{Connection, Next, State, deadline};
+use crate::body_receiver::{BodyReceiver, Stop};
+use crate::handler::FileHandler;
+use crate::jobs::FileJob;
+use crate::log::LogEntry;
+use haul_http::request::{BodyLength, Request};
+use haul_http::status::Status;
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+/// An accepted `PUT`: what its response and log entry need.
+#[derive(Debug)]
+pub struct PendingUpload {
+    pub target: String,
+    pub keeps_alive: bool,
+    pub only_new: bool,
+    minor_version: u8,
+    received: Instant,
+    /// The log entry but for its result; `None` if there is no log.
+    entry: Option<LogEntry>,
+}
+
+impl PendingUpload {
+    fn new(
+        request: &Request<'_>,
+        peer: Option<SocketAddr>,
+        received: Instant,
+        is_logged: bool,
+    ) -> Self {
+        let entry = || LogEntry::new(peer, request, Status::CREATED, 0, received);
+        Self {
+            target: request.target.to_owned(),
+            keeps_alive: request.keeps_alive,
+            only_new: request.fields.if_none_match.is_any(),
+            minor_version: request.minor_version,
+            received,
+            entry: is_logged.then(entry),
+        }
+    }
+
+    /// The log entry with this result.
+    pub fn log_entry(&self, status: Status, body_bytes: u64) -> Option<LogEntry> {
+        Some(self.entry.as_ref()?.with_result(status, body_bytes))
+    }
+}
+
+impl Connection {
+    /// Begins an upload, as far as that is possible before the body. `None` if the state has
+    /// changed.
+    pub(super) fn begin_upload(
+        &mut self,
+        request: &Request<'_>,
+        received: Instant,
+        handler: &mut FileHandler,
+    ) -> Option<Next> {
+        let refused = match self.pending.as_mut().and_then(|pending| pending.upload.take()) {
+            None => {
+                let Some(found) = self.find(request.target, handler) else {
+                    let job = FileJob::find(request, handler);
+                    return Some(self.offload(job, received, handler));
+                };
+                let Some(refused) = handler.response().refuse_upload(request, &found) else {
+                    let job = FileJob::begin_upload(request.target, handler);
+                    return Some(self.offload(job, received, handler));
+                };
+                refused
+            }
+            Some(Err(status)) => handler.response().refuse(request, status),
+            Some(Ok(file)) => {
+                let body = request.body.unwrap_or(BodyLength::Bytes(0));
+                let bytes_max = handler.fixed.service.put_bytes_max.unwrap_or(0);
+                let Ok(receiver) = BodyReceiver::new(*file, &self.stream, body, bytes_max) else {
+                    return Some(Next::Close);
+                };
+                if request.expects_continue {
+                    // A socket without room for these few bytes has lost its client; a client goes
+                    // on after a while without them.
+                    self.stream.send(&[IoSlice::new(b"HTTP/1.1 100 Continue\r\n\r\n")], false);
+                }
+                let is_logged = handler.accounting.log.is_on();
+                let upload = PendingUpload::new(request, self.peer, received, is_logged);
+                self.state.upload(receiver, upload);
+                return None;
+            }
+        };
+        self.respond_to(request, refused, received, handler);
+        None
+    }
+
+    /// Receives more of a body; `None` if the state has changed.
+    pub(super) fn receive_body(&mut self, handler: &mut FileHandler) -> Option<Next> {
+        let State::Uploading(receiver, _) = &mut self.state else { return None };
+        let status = match receiver.receive(&mut self.stream, &mut self.input) {
+            Err(Stop::Blocked) => {
+                let now = handler.clock.seconds();
+                return Some(Next::WaitUntil(deadline(now, handler.fixed.limits.send_timeout)));
+            }
+            Err(Stop::Yield) => return Some(Next::Yield),
+            Err(Stop::Broken) => return Some(Next::Close),
+            Err(Stop::Refused(status)) => Some(status),
+            Ok(()) => None,
+        };
+        // What arrived after the body has left no event behind.
+        self.is_readable = true;
+        if let Some(status) = status {
+            self.state.reject_upload(status);
+            return None;
+        }
+        let (receiver, only_new) = self.state.commit()?;
+        handler.accounting.counters.disk_waits.add(1);
+        Some(Next::Offload(FileJob::CommitUpload {
+            file: Box::new(receiver.into_file()),
+            only_new,
+        }))
+    }
+
+    /// Makes the response to an upload whose result is known.
+    pub(super) fn answer_upload(&mut self, handler: &mut FileHandler) {
+        let Some((upload, status)) = self.state.finish_upload() else { return };
+        handler.cache.remove(&upload.target);
+        let keeps_alive = upload.keeps_alive && !handler.is_draining;
+        let response = handler.response().uploaded(status, upload.minor_version, keeps_alive);
+        let entry = upload.log_entry(status, response.body.len());
+        self.respond(response, entry, upload.received, handler);
+    }
+}

@@ -1,0 +1,361 @@
+//! The file service's part of an event loop: what all connections of the loop share.
+//!
+//! It has three parts: what is fixed for the service's life ([`Fixed`]), scratch memory
+//! ([`Scratch`]) and accounting ([`Accounting`]); and the loop's caches.
+
+use crate::clock::ResponseClock;
+use crate::config::{Config, Limits};
+use crate::connection::{Connection, Next};
+use crate::counters::Counters;
+use crate::files::cache::{FileCache, ValidationEpoch};
+use crate::files::service::{Found, Service};
+use crate::jobs::{FileJob, FileReply};
+use crate::log::{AccessLog, LogEntry};
+use crate::response::builder::{Response, ResponseBuilder};
+use crate::response::writer::ResponseWriter;
+use crate::secrets::Secrets;
+use haul::SendSettings;
+use haul_fs::Blocking;
+use haul_http::target::Target;
+use haul_server::event_loop::{
+    EVENTS_MAX, Handler, LoopSettings, Prepared, Readiness, Registry, Side,
+};
+use haul_server::ktls::KtlsSupport;
+use haul_server::listener::Accepted;
+use haul_server::{ConnectionCounters, LogLimiter};
+use lru::LruCache;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::warn;
+
+/// The input buffer, in bytes: a few dozen requests of a pipelining client.
+const INPUT_BYTES: usize = 32 << 10;
+/// The capacity of a response head's buffer, in bytes. Most heads are shorter.
+const HEAD_BYTES: usize = 512;
+/// Files that are changing are copied in pieces of this size, which fits a second-level cache.
+const COPY_BYTES: usize = 64 << 10;
+/// Logins that need no new verification.
+const KNOWN_LOGINS_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+/// One send in so many is timed. A prime, so that a response of two or four sends has each of them
+/// timed in the long run.
+const TIMED_EVERY: u32 = 127;
+
+/// What is fixed for the service's life.
+#[derive(Debug)]
+pub struct Fixed {
+    pub service: Arc<Service>,
+    pub send_settings: Arc<SendSettings>,
+    pub ktls: KtlsSupport,
+    pub limits: Limits,
+}
+
+/// Memory that every connection of the loop uses in turn.
+#[derive(Debug)]
+pub struct Scratch {
+    /// Receives request heads.
+    pub input: Vec<u8>,
+    /// Receives response heads.
+    pub head: Vec<u8>,
+    /// Copies files that are changing.
+    pub copy: Box<[u8]>,
+    /// Writers of responses that were sent, with their buffers.
+    #[expect(clippy::vec_box, reason = "a connection's state takes the box as it is")]
+    writers: Vec<Box<ResponseWriter>>,
+}
+
+/// Counters and the access log.
+#[derive(Debug)]
+pub struct Accounting {
+    pub counters: Arc<Counters>,
+    pub log: AccessLog,
+    /// Sends since the last that was timed.
+    untimed: u32,
+    dropped_lines: LogLimiter,
+}
+
+/// The file service on one event loop.
+#[derive(Debug)]
+pub struct FileHandler {
+    pub fixed: Fixed,
+    pub scratch: Scratch,
+    pub accounting: Accounting,
+    pub clock: ResponseClock,
+    pub secrets: Secrets,
+    /// The secrets of all loops, replaced by a reload.
+    shared_secrets: Arc<Mutex<Secrets>>,
+    /// Hashes of `Authorization` fields that were accepted.
+    pub known_logins: LruCache<blake3::Hash, ()>,
+    pub cache: FileCache,
+    /// Advanced by everything that is received, from a client or from an offload thread.
+    pub epoch: ValidationEpoch,
+    /// Whether partial segments are held, to be flushed together.
+    pub holds: bool,
+    /// Whether the service drains: each connection closes after its response.
+    pub is_draining: bool,
+}
+
+/// Measures CPU time of the calling thread.
+#[derive(Debug)]
+pub struct CpuTimer(Timespec);
+
+impl CpuTimer {
+    fn start() -> Self {
+        Self(clock_gettime(ClockId::ThreadCPUTime))
+    }
+
+    /// The CPU time since the start.
+    pub fn elapsed(&self) -> Option<Duration> {
+        let now = clock_gettime(ClockId::ThreadCPUTime);
+        Duration::try_from(now).ok()?.checked_sub(Duration::try_from(self.0).ok()?)
+    }
+}
+
+impl FileHandler {
+    /// The handler of one of `loops` event loops.
+    pub fn new(
+        config: &Config,
+        loops: usize,
+        service: Arc<Service>,
+        secrets: Arc<Mutex<Secrets>>,
+        ktls: KtlsSupport,
+        log: AccessLog,
+    ) -> Self {
+        let limits = config.limits;
+        let choice = config.choice.clone();
+        let current_secrets = secrets.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let send_settings = Arc::new(SendSettings { choice, ..SendSettings::default() });
+        Self {
+            fixed: Fixed { service, send_settings, ktls, limits },
+            scratch: Scratch {
+                input: Vec::with_capacity(INPUT_BYTES.max(limits.head_bytes_max)),
+                head: Vec::with_capacity(HEAD_BYTES),
+                copy: vec![0; COPY_BYTES].into(),
+                writers: Vec::with_capacity(EVENTS_MAX),
+            },
+            accounting: Accounting {
+                counters: Arc::default(),
+                log,
+                untimed: 0,
+                dropped_lines: LogLimiter::default(),
+            },
+            clock: ResponseClock::new(),
+            secrets: current_secrets,
+            shared_secrets: secrets,
+            known_logins: LruCache::new(KNOWN_LOGINS_MAX),
+            cache: FileCache::new(limits.cached_files_max / loops, limits.cached_bytes_max / loops),
+            epoch: ValidationEpoch::default(),
+            holds: false,
+            is_draining: false,
+        }
+    }
+
+    /// The event loop's settings, for one of `loops`.
+    pub fn loop_settings(limits: &Limits, loops: usize) -> LoopSettings {
+        LoopSettings {
+            connections_max: limits.connections_max.div_ceil(loops),
+            drain_timeout: limits.drain_timeout,
+            rate_bytes_per_second: limits.rate_bytes_per_second,
+        }
+    }
+
+    /// Builds a response, with its head in [`Scratch::head`].
+    pub fn response(&mut self) -> ResponseBuilder<'_> {
+        ResponseBuilder {
+            service: &self.fixed.service,
+            clock: &self.clock,
+            head: &mut self.scratch.head,
+        }
+    }
+
+    /// A writer of a response whose head is in [`Scratch::head`].
+    pub fn writer(
+        &mut self,
+        response: Response,
+        log_entry: Option<LogEntry>,
+        received: Instant,
+    ) -> Box<ResponseWriter> {
+        let writer = ResponseWriter {
+            head: std::mem::take(&mut self.scratch.head),
+            body: response.body,
+            closes: !response.keeps_alive,
+            log_entry,
+            received,
+            progress_at: self.clock.seconds(),
+            resident: 0..0,
+        };
+        let Some(mut reused) = self.scratch.writers.pop() else {
+            self.scratch.head = Vec::with_capacity(HEAD_BYTES);
+            return Box::new(writer);
+        };
+        self.scratch.head = std::mem::replace(&mut *reused, writer).head;
+        reused
+    }
+
+    /// Finds what a target stands for; `None` if the lookup would block.
+    pub fn find(&mut self, target: &str) -> Option<Found> {
+        if let Some(resource) = self.cache.get(key(target), self.clock.seconds(), self.epoch) {
+            return Some(Found::Resource(resource));
+        }
+        let found = match Target::parse(target) {
+            // Without blocking, the only error is that it would block.
+            Ok(parsed) => self.fixed.service.find(&parsed, false, Blocking::None).ok()?,
+            Err(error) => Service::refuse(error),
+        };
+        self.cache_found(target, &found);
+        Some(found)
+    }
+
+    /// Caches what was found, if it is a file of its own, instead of what was cached before.
+    pub fn cache_found(&mut self, target: &str, found: &Found) {
+        match found {
+            Found::Resource(resource) if !resource.is_fallback => {
+                self.cache.put(key(target), resource, self.clock.seconds());
+            }
+            _ => self.cache.remove(key(target)),
+        }
+    }
+
+    /// Takes the secrets of the latest reload. Clients that the former passwords admitted have to
+    /// be verified again.
+    fn reload_secrets(&mut self) {
+        let secrets = self.shared_secrets.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_same = match (&secrets.passwords, &self.secrets.passwords) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        if !is_same {
+            self.known_logins.clear();
+        }
+        self.secrets = secrets;
+    }
+}
+
+impl Scratch {
+    /// Takes back the memory of a response that was sent.
+    pub fn reuse(&mut self, writer: Box<ResponseWriter>) {
+        if self.writers.len() < EVENTS_MAX && writer.head.capacity() <= 8 * HEAD_BYTES {
+            self.writers.push(writer);
+        }
+    }
+}
+
+impl Accounting {
+    /// A timer for one send in [`TIMED_EVERY`]: reading the CPU clock is a system call.
+    pub fn timer(&mut self) -> Option<CpuTimer> {
+        self.untimed += 1;
+        if self.untimed < TIMED_EVERY {
+            return None;
+        }
+        self.untimed = 0;
+        Some(CpuTimer::start())
+    }
+}
+
+impl Handler for FileHandler {
+    type Connection = Connection;
+    type Job = FileJob;
+
+    fn begin_turn(&mut self) -> u32 {
+        self.clock.tick();
+        self.epoch.advance();
+        self.clock.seconds()
+    }
+
+    fn counters(&self) -> &ConnectionCounters {
+        &self.accounting.counters.connections
+    }
+
+    fn accept(&mut self, accepted: Accepted, registry: &Registry<'_>) -> io::Result<Connection> {
+        let connection = Connection::new(accepted, self)?;
+        registry.add(connection.stream(), Side::Client)?;
+        Ok(connection)
+    }
+
+    fn receive(&mut self, connection: &mut Connection, event: Readiness) {
+        if event.is_readable {
+            connection.set_readable(event.is_end_or_urgent);
+            connection.read_ahead(self);
+        }
+    }
+
+    fn prepare(&mut self, connection: &mut Connection) -> Prepared<FileJob> {
+        match connection.prepare(self) {
+            Some(next) => Prepared::Act(next),
+            None if connection.has_small_response() => Prepared::Small,
+            None => Prepared::Large,
+        }
+    }
+
+    fn drive(&mut self, connection: &mut Connection, _: &Registry<'_>) -> Next {
+        connection.drive(self)
+    }
+
+    fn flush(&mut self, connection: &mut Connection) {
+        connection.flush(self);
+    }
+
+    fn set_holding(&mut self, on: bool) {
+        self.holds = on;
+    }
+
+    fn complete(&mut self, connection: &mut Connection, reply: FileReply) {
+        connection.complete(reply);
+    }
+
+    fn is_offloaded(&self, connection: &Connection) -> bool {
+        connection.is_offloaded()
+    }
+
+    fn is_idle(&self, connection: &Connection) -> bool {
+        connection.is_idle()
+    }
+
+    fn expire(&mut self, connection: &mut Connection, _: &Registry<'_>) -> Next {
+        connection.expire(self)
+    }
+
+    fn close(&mut self, connection: Connection) {
+        connection.close(self);
+    }
+
+    fn wake(&mut self) {
+        // An offload thread may just have replaced a file that a client has asked for since.
+        self.epoch.advance();
+        self.reload_secrets();
+    }
+
+    fn begin_drain(&mut self) {
+        self.is_draining = true;
+    }
+
+    fn free_caches(&mut self) {
+        self.cache.clear();
+    }
+
+    fn every_second(&mut self, now_seconds: u32) {
+        self.cache.expire(now_seconds);
+        let accounting = &mut self.accounting;
+        let dropped = accounting.log.flush();
+        accounting.counters.log_dropped.add(dropped);
+        if dropped > 0 && accounting.dropped_lines.allow(now_seconds) {
+            warn!(
+                dropped,
+                "lines of the access log that were dropped, because they are not written fast \
+                 enough: {dropped}"
+            );
+        }
+    }
+
+    fn end(&mut self) {
+        // The count may be read after the end.
+        self.accounting.counters.log_dropped.add(self.accounting.log.flush());
+    }
+}
+
+/// The part of a target that decides which file it stands for.
+fn key(target: &str) -> &str {
+    target.find(['?', '#']).map_or(target, |end| &target[..end])
+}

@@ -1,0 +1,288 @@
+//! Calls of the file service that may block: lookups, pages that are not in memory, uploads,
+//! passwords.
+//!
+//! An event loop asks the kernel for what is in memory and offloads the rest. Passwords have a pool
+//! of their own, so that guessing does not delay files.
+
+use crate::files::resource::Representation;
+use crate::files::service::{Found, Service, status_of};
+use crate::handler::FileHandler;
+use crate::passwords::Passwords;
+use haul_fs::{AtomicFile, Blocking, Committed};
+use haul_http::credentials::Credentials;
+use haul_http::request::Request;
+use haul_http::status::Status;
+use haul_http::target::Target;
+use haul_server::offload::{Job, PoolSettings, Queued};
+use rustix::fs::Advice;
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv6Addr};
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::sync::Arc;
+use tracing::warn;
+
+/// Bytes that are read ahead of what is sent next.
+const AHEAD_BYTES: u64 = 4 << 20;
+/// Bytes of these that the reply waits for: the rest is read while these are sent.
+pub const AWAITED_BYTES: u64 = 2 << 20;
+/// The kernel reads ahead in pieces of this size or more (`read_ahead_kb` of most disks).
+const READAHEAD_BYTES: usize = 128 << 10;
+
+/// Threads for the disk: the number of requests that a disk works on at a time.
+const DISK_THREADS: usize = 8;
+/// Passwords that may wait for verification.
+const UNVERIFIED_MAX: usize = 64;
+/// Of these, passwords from one address (of IPv6, one network of 64 bits, a customer's).
+const UNVERIFIED_PER_ADDRESS_MAX: usize = 32;
+/// Of these, different passwords: a browser sends the same one on several connections, a guesser
+/// different ones.
+const GUESSES_PER_ADDRESS_MAX: usize = 4;
+
+const DISK_POOL: usize = 0;
+const PASSWORD_POOL: usize = 1;
+
+/// A call that may block.
+#[derive(Debug)]
+pub enum FileJob {
+    /// Finds what a target stands for. A listing is JSON if that is accepted.
+    Find { service: Arc<Service>, target: String, accepts_json: bool },
+    /// Reads a range of a file into memory; waits for at most [`AWAITED_BYTES`].
+    ReadPages(Arc<Representation>, Range<u64>),
+    /// Creates a temporary file for this target.
+    BeginUpload { service: Arc<Service>, target: String },
+    /// Gives a file its name. `only_new`: unless the name is taken.
+    CommitUpload { file: Box<AtomicFile>, only_new: bool },
+    /// Verifies a password.
+    VerifyPassword(PasswordCheck),
+}
+
+/// A login to be verified.
+#[derive(Debug)]
+pub struct PasswordCheck {
+    /// The passwords to verify it by.
+    pub passwords: Arc<Passwords>,
+    /// The user and the password.
+    pub credentials: Credentials,
+    /// The hash of the `Authorization` field.
+    pub field: blake3::Hash,
+    /// The client's address; `None` for a Unix socket.
+    pub address: Option<IpAddr>,
+}
+
+/// The reply to a [`FileJob`].
+#[derive(Debug)]
+pub enum FileReply {
+    /// What the target stands for.
+    Found(Found),
+    /// The pages are in memory, or the file cannot be read: sending finds out.
+    PagesRead,
+    /// A temporary file, or the reason why there is none.
+    UploadBegun(Result<Box<AtomicFile>, Status>),
+    /// The result of an upload.
+    Committed(Status),
+    /// Whether the passwords accept the login.
+    PasswordVerified(Arc<Passwords>, bool),
+    /// Too many similar jobs wait.
+    Refused,
+    /// The job panicked.
+    Failed,
+}
+
+/// The pools of threads; passwords need none if there are none.
+pub fn pools(has_passwords: bool) -> [PoolSettings; 2] {
+    let (disk, passwords) = ("haul-disk", "haul-passwords");
+    // Each connection has at most one job.
+    [
+        PoolSettings { name: disk, threads: DISK_THREADS, jobs_max: usize::MAX },
+        PoolSettings { name: passwords, threads: has_passwords.into(), jobs_max: UNVERIFIED_MAX },
+    ]
+}
+
+impl FileJob {
+    /// The lookup of a request's target.
+    pub fn find(request: &Request<'_>, handler: &FileHandler) -> Self {
+        Self::Find {
+            service: Arc::clone(&handler.fixed.service),
+            target: request.target.to_owned(),
+            accepts_json: request.accepts_json(),
+        }
+    }
+
+    /// The temporary file for a target.
+    pub fn begin_upload(target: &str, handler: &FileHandler) -> Self {
+        let service = Arc::clone(&handler.fixed.service);
+        Self::BeginUpload { service, target: target.to_owned() }
+    }
+
+    /// Whether it may wait for the disk.
+    pub fn is_for_disk(&self) -> bool {
+        !matches!(self, Self::VerifyPassword(_))
+    }
+}
+
+impl Job for FileJob {
+    type Reply = FileReply;
+
+    fn pool(&self) -> usize {
+        if self.is_for_disk() { DISK_POOL } else { PASSWORD_POOL }
+    }
+
+    fn run(self) -> FileReply {
+        match self {
+            Self::Find { service, target, accepts_json } => {
+                FileReply::Found(match Target::parse(&target) {
+                    Ok(target) => service
+                        .find(&target, accepts_json, Blocking::Disk)
+                        .unwrap_or(Found::Nothing(Status::INTERNAL_ERROR)),
+                    Err(error) => Service::refuse(error),
+                })
+            }
+            Self::ReadPages(form, range) => {
+                read_pages(&form, range);
+                FileReply::PagesRead
+            }
+            Self::BeginUpload { service, target } => {
+                FileReply::UploadBegun(begin_upload(&service, &target))
+            }
+            Self::CommitUpload { file, only_new } => {
+                FileReply::Committed(commit_upload(*file, only_new))
+            }
+            Self::VerifyPassword(check) => {
+                let accepted = check.is_accepted();
+                FileReply::PasswordVerified(check.passwords, accepted)
+            }
+        }
+    }
+
+    fn exceeds_share(&self, queued: &VecDeque<Queued<Self>>) -> bool {
+        let Self::VerifyPassword(check) = self else { return false };
+        let Some(network) = check.network() else { return false };
+        let others = queued.iter().filter_map(|queued| match &queued.job {
+            Self::VerifyPassword(other) if other.network() == Some(network) => Some(other),
+            _ => None,
+        });
+        let (all, guesses) = others.fold((0, 0), |(all, guesses), other| {
+            (all + 1, guesses + usize::from(other.field != check.field))
+        });
+        all >= UNVERIFIED_PER_ADDRESS_MAX || guesses >= GUESSES_PER_ADDRESS_MAX
+    }
+
+    fn refused() -> FileReply {
+        FileReply::Refused
+    }
+
+    fn failed() -> FileReply {
+        FileReply::Failed
+    }
+}
+
+impl PasswordCheck {
+    /// The network that shares a limit: an IPv4 address, or 64 bits of IPv6.
+    fn network(&self) -> Option<IpAddr> {
+        Some(match self.address?.to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+            address @ IpAddr::V4(_) => address,
+        })
+    }
+
+    /// Whether the login is accepted. Another connection may have verified it meanwhile.
+    fn is_accepted(&self) -> bool {
+        let Self { passwords, credentials, field, .. } = self;
+        let accepted = passwords.knows(field) || passwords.accept(credentials);
+        if accepted {
+            passwords.remember(*field);
+        }
+        accepted
+    }
+}
+
+fn begin_upload(service: &Service, target: &str) -> Result<Box<AtomicFile>, Status> {
+    let target = Target::parse(target).map_err(|_| Status::NOT_FOUND)?;
+    let file = AtomicFile::create_below(&service.root, &target.path);
+    file.map(Box::new).map_err(|error| refused_write(&target.path, &error))
+}
+
+fn commit_upload(file: AtomicFile, only_new: bool) -> Status {
+    let name = file.name().to_owned();
+    match file.commit(only_new) {
+        Ok(Committed::Created) => Status::CREATED,
+        Ok(Committed::Replaced) => Status::NO_CONTENT,
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            Status::PRECONDITION_FAILED
+        }
+        Err(error) => refused_write(&name, &error),
+    }
+}
+
+/// The status for a file that cannot be written. Logged, except for what the client did wrong.
+fn refused_write(path: &[u8], error: &std::io::Error) -> Status {
+    let status = status_of_write(error);
+    if status != Status::CONFLICT {
+        let path = path.escape_ascii();
+        warn!(status = status.code, %path, %error, "{path} cannot be put here: {error}");
+    }
+    status
+}
+
+fn status_of_write(error: &std::io::Error) -> Status {
+    match Errno::from_io_error(error) {
+        // A missing folder, or one where a file should be (RFC 4918 section 9.7.1).
+        Some(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Status::CONFLICT,
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => Status::INSUFFICIENT_STORAGE,
+        Some(Errno::ROFS) => Status::FORBIDDEN,
+        _ => status_of(error),
+    }
+}
+
+/// Reads a file's pages into memory. A disk error shows when they are sent.
+fn read_pages(form: &Representation, range: Range<u64>) {
+    let file = form.object.file();
+    let ahead = NonZeroU64::new((range.end - range.start).min(AHEAD_BYTES));
+    let _ = rustix::fs::fadvise(file, range.start, ahead, Advice::WillNeed);
+    let awaited = range.start..range.end.min(range.start + AWAITED_BYTES);
+    let last = awaited.end.saturating_sub(1);
+    for at in awaited.step_by(READAHEAD_BYTES).chain([last]) {
+        if !matches!(rustix::io::pread(file, &mut [0], at), Ok(1)) {
+            break;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use haul_server::offload::{Inbox, Offload};
+    use haul_server::waker::Waker;
+
+    const ANN: &str = "ann:$2y$04$kKF1wBUUpJTD9eRrzuOMzOQgdt4LkwWmpel7dDkYztkeKHrCZpNqG";
+
+    #[test]
+    fn one_address_gets_its_share_of_the_queue_and_no_more() {
+        let passwords = Arc::new(Passwords::parse(ANN).unwrap());
+        // No thread: every job stays in the queue.
+        let offload = Offload::start(&pools(false)).unwrap();
+        let queue = offload.queue(&Inbox::new(Arc::new(Waker::new().unwrap())));
+        let is_accepted = |address: Option<&str>, guess: usize| {
+            let credentials = Credentials { user: "ann".into(), password: b"open".to_vec() };
+            let address = address.map(|address| address.parse().unwrap());
+            let field = blake3::hash(&guess.to_ne_bytes());
+            let passwords = Arc::clone(&passwords);
+            let check = PasswordCheck { passwords, credentials, field, address };
+            queue.push(0, FileJob::VerifyPassword(check));
+            queue.replies().is_empty()
+        };
+        let accepted = |addresses: &[&str]| {
+            let address = |at: usize| Some(addresses[at % addresses.len()]);
+            (0..20).filter(|&at| is_accepted(address(at), at)).count()
+        };
+        assert_eq!(accepted(&["192.0.2.1", "::ffff:192.0.2.1"]), GUESSES_PER_ADDRESS_MAX);
+        let network = ["2001:db8::1", "2001:db8::2"];
+        assert_eq!(accepted(&network), GUESSES_PER_ADDRESS_MAX, "a customer's network");
+        assert_eq!(accepted(&["192.0.2.2"]), GUESSES_PER_ADDRESS_MAX);
+        let same = (0..100).filter(|_| is_accepted(Some("192.0.2.3"), 7)).count();
+        assert_eq!(same, UNVERIFIED_PER_ADDRESS_MAX, "one password on many connections");
+        assert!((0..20).all(|at| is_accepted(None, at)), "a Unix socket has no address");
+    }
+}

@@ -1,0 +1,46 @@
+//! The time of an event loop, read once a turn.
+
+use std::time::{Instant, SystemTime};
+
+/// The time of an event loop. It stands still during a turn, except for [`Clock::elapsed_ns`].
+#[derive(Debug)]
+pub struct Clock {
+    started: Instant,
+    turn_started: Instant,
+    now: SystemTime,
+}
+
+impl Clock {
+    /// A clock that starts now.
+    #[expect(clippy::new_without_default, reason = "the time of its making matters")]
+    pub fn new() -> Self {
+        let started = Instant::now();
+        Self { started, turn_started: started, now: SystemTime::now() }
+    }
+
+    /// Reads the time. To be called at the start of a turn.
+    pub fn tick(&mut self) {
+        self.turn_started = Instant::now();
+        self.now = SystemTime::now();
+    }
+
+    /// The time of day at the start of the turn.
+    pub fn now(&self) -> SystemTime {
+        self.now
+    }
+
+    /// The start of the turn.
+    pub fn turn_started(&self) -> Instant {
+        self.turn_started
+    }
+
+    /// Whole seconds from the clock's start to the start of the turn: the unit of deadlines.
+    pub fn seconds(&self) -> u32 {
+        (self.turn_started - self.started).as_secs() as u32
+    }
+
+    /// Nanoseconds from the clock's start until now.
+    pub fn elapsed_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+}

@@ -1,0 +1,37 @@
+//! Counters with one writer: an addition is a load and a store, not a locked instruction.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A counter that one thread writes and any thread reads.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `count`. Only the owning thread may call this: concurrent additions are lost.
+    pub fn add(&self, count: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(count), Relaxed);
+    }
+
+    /// Subtracts `count`. Only the owning thread may call this.
+    pub fn subtract(&self, count: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_sub(count), Relaxed);
+    }
+
+    /// The current value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Counters of one event loop's connections.
+#[derive(Debug, Default)]
+pub struct ConnectionCounters {
+    /// Connections accepted.
+    pub accepted: Counter,
+    /// Connections open.
+    pub open: Counter,
+    /// Idle connections closed to make room for new ones.
+    pub evicted: Counter,
+    /// Connections closed because the peer exceeded a time limit; idle ones are not counted.
+    pub timed_out: Counter,
+}

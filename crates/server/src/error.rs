@@ -1,0 +1,98 @@
+//! Errors that keep a service from starting, or that stop it.
+//!
+//! Each message holds its cause, so [`std::error::Error::source`] is always `None`.
+
+use crate::address::Address;
+use std::io;
+use std::path::PathBuf;
+
+/// A service could not be started, or has stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An address cannot be listened on.
+    #[error("listening at {address}: {error}{}", listen_advice(address, error))]
+    Listen {
+        /// The address.
+        address: Address,
+        /// The kernel's error.
+        error: io::Error,
+    },
+    /// No listen address was given.
+    #[error("there is no address to listen at: name one")]
+    NoAddress,
+    /// The number of event loops is out of range.
+    #[error("{loops} workers: one to {loops_max} make sense")]
+    Loops {
+        /// The number asked for.
+        loops: usize,
+        /// The largest number possible.
+        loops_max: usize,
+    },
+    /// The congestion control is not available.
+    #[error("congestion control {name}: {error}: see net.ipv4.tcp_allowed_congestion_control")]
+    Congestion {
+        /// Its name.
+        name: String,
+        /// The kernel's error.
+        error: io::Error,
+    },
+    /// A certificate or its key cannot be used.
+    #[error("TLS, {path}: {problem}", path = path.display())]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// The problem with it.
+        problem: String,
+    },
+    /// Switching to the configured user failed.
+    #[error("user {name}: {problem}")]
+    User {
+        /// The user's name.
+        name: String,
+        /// The reason.
+        problem: String,
+    },
+    /// The sandbox could not be set up.
+    #[error("giving up what is not needed: {0}")]
+    Sandbox(String),
+    /// A log file cannot be written.
+    #[error("access log {path}: {error}", path = path.display())]
+    Log {
+        /// The file; `-` is standard output.
+        path: PathBuf,
+        /// The kernel's error.
+        error: io::Error,
+    },
+    /// A system call failed that every service needs.
+    #[error("{step}: {error}")]
+    System {
+        /// The step that failed.
+        step: &'static str,
+        /// The kernel's error.
+        error: io::Error,
+    },
+}
+
+impl Error {
+    /// Whether the configuration is wrong, rather than the host.
+    pub fn is_bad_input(&self) -> bool {
+        !matches!(self, Self::System { .. })
+    }
+
+    /// Maps the I/O error of a step to [`Error::System`].
+    pub fn at(step: &'static str) -> impl Fn(io::Error) -> Self {
+        move |error| Self::System { step, error }
+    }
+}
+
+fn listen_advice(address: &Address, error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => ": another process listens there already",
+        io::ErrorKind::PermissionDenied if matches!(address, Address::Tcp(_)) => {
+            ": ports below 1024 need CAP_NET_BIND_SERVICE"
+        }
+        io::ErrorKind::AddrNotAvailable => ": this machine has no such address",
+        _ => "",
+    }
+}

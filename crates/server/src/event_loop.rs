@@ -1,0 +1,681 @@
+//! The event loop: one thread that accepts, receives and sends, and shares nothing with other loops
+//! while it does.
+//!
+//! Events are edge-triggered: a socket is registered once, and its handler remembers its readiness.
+//! Each turn has four phases over the events that epoll returned, so that packets leave close
+//! together and share interrupts at the receiver:
+//!
+//! 1. *receive*: every ready connection receives ([`Handler::receive`]).
+//! 2. *prepare*: every connection makes its response ([`Handler::prepare`]).
+//! 3. *send*: small responses first, held in their sockets, then the others ([`Handler::drive`]).
+//! 4. *flush*: the held segments leave together ([`Handler::flush`]).
+//!
+//! The loop owns registration, deadlines, turns, eviction and draining; the [`Handler`] owns the
+//! bytes. A connection may have two sockets (a proxy's client and upstream); see [`Registry`].
+
+use crate::counter::ConnectionCounters;
+use crate::error::Error;
+use crate::listener::{Accepted, Listener};
+use crate::log_limiter::LogLimiter;
+use crate::offload::{Inbox, Job, Offload, OffloadQueue};
+use crate::runtime::Control;
+use crate::waker::Waker;
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use slab::Slab;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::warn;
+
+/// Events of one turn. More of them send more responses together, make the first of them wait longer
+/// and need more memory. 512 gained nothing over 128.
+pub const EVENTS_MAX: usize = 128;
+/// The deadline of a connection without one.
+pub const NEVER: u32 = u32::MAX;
+
+/// Connections accepted before existing ones get their turn.
+const ACCEPTS_MAX: usize = 64;
+/// The longest wait for events, the interval of [`Handler::every_second`].
+const WAIT_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// Tokens from here on are not connections'.
+const WAKER: u64 = u64::MAX;
+const LISTENERS: u64 = u64::MAX - 1_000_000;
+
+/// A network service's part of an event loop.
+pub trait Handler {
+    /// The state of one connection.
+    type Connection;
+    /// A call for an offload thread.
+    type Job: Job;
+
+    /// Starts a turn: updates the clock and returns its seconds, the unit of deadlines.
+    fn begin_turn(&mut self) -> u32;
+
+    /// The counters of the loop's connections.
+    fn counters(&self) -> &ConnectionCounters;
+
+    /// Makes the state of an accepted connection and registers its socket. An error drops it.
+    fn accept(
+        &mut self,
+        accepted: Accepted,
+        registry: &Registry<'_>,
+    ) -> io::Result<Self::Connection>;
+
+    /// Phase 1: records what an event says about a socket, and may receive.
+    fn receive(&mut self, connection: &mut Self::Connection, event: Readiness) {
+        let _ = (connection, event);
+    }
+
+    /// Phase 2: prepares a response to what was received.
+    fn prepare(&mut self, connection: &mut Self::Connection) -> Prepared<Self::Job> {
+        let _ = connection;
+        Prepared::Large
+    }
+
+    /// Phase 3: goes as far as it can without blocking.
+    fn drive(
+        &mut self,
+        connection: &mut Self::Connection,
+        registry: &Registry<'_>,
+    ) -> Action<Self::Job>;
+
+    /// Phase 4: sends what [`Handler::drive`] held back since the last [`Handler::set_holding`].
+    fn flush(&mut self, connection: &mut Self::Connection) {
+        let _ = connection;
+    }
+
+    /// Whether [`Handler::drive`] should hold partial segments back until [`Handler::flush`].
+    fn set_holding(&mut self, on: bool) {
+        let _ = on;
+    }
+
+    /// Takes the reply to a job of this connection; [`Handler::drive`] follows.
+    fn complete(&mut self, connection: &mut Self::Connection, reply: <Self::Job as Job>::Reply) {
+        let _ = (connection, reply);
+    }
+
+    /// Whether the connection waits for an offload thread and no socket event concerns it.
+    fn is_offloaded(&self, connection: &Self::Connection) -> bool {
+        let _ = connection;
+        false
+    }
+
+    /// Whether the connection may be closed to make room, or because the service drains.
+    fn is_idle(&self, connection: &Self::Connection) -> bool;
+
+    /// The connection's deadline has passed.
+    fn expire(
+        &mut self,
+        connection: &mut Self::Connection,
+        registry: &Registry<'_>,
+    ) -> Action<Self::Job> {
+        let _ = (connection, registry);
+        Action::Close
+    }
+
+    /// The last call for a connection. Dropping its socket closes it.
+    fn close(&mut self, connection: Self::Connection) {
+        drop(connection);
+    }
+
+    /// Another thread woke the loop: reads changed settings.
+    fn wake(&mut self) {}
+
+    /// The service drains: connections should close once they are idle.
+    fn begin_drain(&mut self) {}
+
+    /// Descriptors or memory ran out: drops what is only cached.
+    fn free_caches(&mut self) {}
+
+    /// Housekeeping, about once a second.
+    fn every_second(&mut self, now_seconds: u32) {
+        let _ = now_seconds;
+    }
+
+    /// The loop ends: flushes what is buffered.
+    fn end(&mut self) {}
+}
+
+/// The next need of a connection.
+#[derive(Debug)]
+pub enum Action<J> {
+    /// An event before this second of the clock, or else [`Handler::expire`].
+    WaitUntil(u32),
+    /// Another turn, after the other connections had theirs.
+    Yield,
+    /// The reply to this job; until then no event and no deadline.
+    Offload(J),
+    /// The end.
+    Close,
+}
+
+/// The result of preparing a response.
+#[derive(Debug)]
+pub enum Prepared<J> {
+    /// There is nothing to send; this is needed instead.
+    Act(Action<J>),
+    /// A response that is small enough to share packets and interrupts with others.
+    Small,
+    /// Any other response, or none.
+    Large,
+}
+
+/// The readiness that an event reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Readiness {
+    /// The socket.
+    pub side: Side,
+    /// Whether there is something to receive, be it the end or an error.
+    pub is_readable: bool,
+    /// Whether the socket accepts bytes.
+    pub is_writable: bool,
+    /// Whether a short read is not the last: the peer has closed its direction or sent urgent data.
+    pub is_end_or_urgent: bool,
+}
+
+/// One of a connection's two sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Side {
+    /// The accepted socket.
+    #[default]
+    Client,
+    /// A second socket.
+    Upstream,
+}
+
+/// Registers the sockets of one connection with its event loop.
+#[derive(Debug)]
+pub struct Registry<'l> {
+    epoll: BorrowedFd<'l>,
+    token: u64,
+}
+
+impl Registry<'_> {
+    /// Registers a socket for all of its events, edge-triggered. Closing the socket ends it.
+    pub fn add(&self, socket: impl AsFd, side: Side) -> io::Result<()> {
+        let flags =
+            EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::PRI | EventFlags::ET;
+        let token = self.token | u64::from(side == Side::Upstream);
+        Ok(epoll::add(self.epoll, socket, EventData::new_u64(token), flags)?)
+    }
+}
+
+/// The settings of one event loop.
+#[derive(Debug, Clone, Copy)]
+pub struct LoopSettings {
+    /// The number of connections at a time. Beyond it, the longest idle one is closed.
+    pub connections_max: usize,
+    /// The time that open messages have once the service drains.
+    pub drain_timeout: Duration,
+    /// The pacing rate of accepted connections; `None` for none.
+    pub rate_bytes_per_second: Option<u64>,
+}
+
+impl Default for LoopSettings {
+    /// 65,536 connections, 30 s to drain, no pacing.
+    fn default() -> Self {
+        let drain_timeout = Duration::from_secs(30);
+        Self { connections_max: 65_536, drain_timeout, rate_bytes_per_second: None }
+    }
+}
+
+/// An event loop.
+#[derive(Debug)]
+pub struct EventLoop<H: Handler> {
+    epoll: OwnedFd,
+    listeners: Vec<Listener>,
+    waker: Arc<Waker>,
+    offload: OffloadQueue<H::Job>,
+    control: Arc<Control>,
+    settings: LoopSettings,
+    handler: H,
+    connections: Slab<Entry<H::Connection>>,
+    /// Tells a connection from an earlier one with the same index.
+    generation: u32,
+    /// Connections that wait for their turn.
+    runnable: VecDeque<u64>,
+    is_accepting: bool,
+    drain_until: Option<Instant>,
+    now_seconds: u32,
+    swept_at_seconds: u32,
+    shortage: LogLimiter,
+    /// Turns of all connections so far.
+    turns: u64,
+}
+
+/// A connection in the table.
+#[derive(Debug)]
+struct Entry<C> {
+    connection: Box<C>,
+    generation: u32,
+    /// In seconds of the loop's clock.
+    deadline: u32,
+    /// [`EventLoop::turns`] at its latest turn: the smallest is idle the longest.
+    last_turn: u64,
+    is_runnable: bool,
+}
+
+impl<H: Handler> EventLoop<H> {
+    /// The event loop number `index` of a service, which accepts from `listeners`.
+    pub fn new(
+        index: usize,
+        listeners: Vec<Listener>,
+        offload: &Offload<H::Job>,
+        control: &Arc<Control>,
+        settings: LoopSettings,
+        handler: H,
+    ) -> Result<Self, Error> {
+        let waker = Arc::clone(&control.wakers()[index]);
+        let offload = offload.queue(&Inbox::new(Arc::clone(&waker)));
+        Self::open(listeners, waker, offload, Arc::clone(control), settings, handler)
+            .map_err(Error::at("making an event loop"))
+    }
+
+    fn open(
+        listeners: Vec<Listener>,
+        waker: Arc<Waker>,
+        offload: OffloadQueue<H::Job>,
+        control: Arc<Control>,
+        settings: LoopSettings,
+        handler: H,
+    ) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &*waker, EventData::new_u64(WAKER), EventFlags::IN)?;
+        let mut event_loop = Self {
+            epoll,
+            listeners,
+            waker,
+            offload,
+            control,
+            settings,
+            handler,
+            connections: Slab::new(),
+            generation: 0,
+            runnable: VecDeque::new(),
+            is_accepting: false,
+            drain_until: None,
+            now_seconds: 0,
+            swept_at_seconds: 0,
+            shortage: LogLimiter::default(),
+            turns: 0,
+        };
+        event_loop.start_accepting()?;
+        Ok(event_loop)
+    }
+
+    /// Runs until the service has drained.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        loop {
+            let timeout = if self.runnable.is_empty() {
+                WAIT_MAX
+            } else {
+                Timespec { tv_sec: 0, tv_nsec: 0 }
+            };
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            self.now_seconds = self.handler.begin_turn();
+            for event in &events {
+                self.receive(event);
+            }
+            let mut small = 0;
+            for index in 0..events.len() {
+                if self.prepare(&events[index]) {
+                    events.swap(small, index);
+                    small += 1;
+                }
+            }
+            let (small, others) = events.split_at(small);
+            self.send_together(small);
+            for event in others {
+                self.dispatch(event);
+            }
+            for _ in 0..self.runnable.len() {
+                if let Some(token) = self.runnable.pop_front() {
+                    self.run_again(token);
+                }
+            }
+            self.sweep();
+            let is_over = |until| self.connections.is_empty() || Instant::now() >= until;
+            if self.drain_until.is_some_and(is_over) {
+                self.end();
+                return Ok(());
+            }
+        }
+    }
+
+    fn receive(&mut self, event: &Event) {
+        let token = event.data.u64();
+        let Some((connection, handler)) = self.connection(token) else { return };
+        let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+        let end_or_urgent = ends | EventFlags::PRI;
+        let flags = event.flags;
+        let readiness = Readiness {
+            side: if token & 1 == 0 { Side::Client } else { Side::Upstream },
+            is_readable: flags.intersects(EventFlags::IN | end_or_urgent),
+            is_writable: flags.intersects(EventFlags::OUT | ends),
+            is_end_or_urgent: flags.intersects(end_or_urgent),
+        };
+        handler.receive(connection, readiness);
+    }
+
+    /// Whether a small response is ready.
+    fn prepare(&mut self, event: &Event) -> bool {
+        let token = event.data.u64();
+        let Some((connection, handler)) = self.connection(token) else { return false };
+        match handler.prepare(connection) {
+            Prepared::Act(action) => {
+                self.apply(token, action);
+                false
+            }
+            Prepared::Small => true,
+            Prepared::Large => false,
+        }
+    }
+
+    /// Sends small responses. Nothing else may come in between: the held ones would wait for it.
+    fn send_together(&mut self, events: &[Event]) {
+        self.handler.set_holding(events.len() > 1);
+        for event in events {
+            self.drive(event.data.u64());
+        }
+        self.handler.set_holding(false);
+        for event in events {
+            if let Some((connection, handler)) = self.connection(event.data.u64()) {
+                handler.flush(connection);
+            }
+        }
+    }
+
+    fn dispatch(&mut self, event: &Event) {
+        match event.data.u64() {
+            WAKER => self.wake(),
+            token if token >= LISTENERS => {
+                self.accept((token - LISTENERS) as usize);
+            }
+            token => {
+                let is_due = self
+                    .connection(token)
+                    .is_some_and(|(connection, handler)| !handler.is_offloaded(connection));
+                if is_due {
+                    self.drive(token);
+                }
+            }
+        }
+    }
+
+    fn wake(&mut self) {
+        self.waker.clear();
+        self.handler.wake();
+        for (token, reply) in self.offload.replies() {
+            if let Some((connection, handler)) = self.connection(token) {
+                handler.complete(connection, reply);
+                self.drive(token);
+            }
+        }
+        if self.control.is_draining() && self.drain_until.is_none() {
+            self.begin_drain();
+        }
+    }
+
+    fn begin_drain(&mut self) {
+        self.drain_until = Some(Instant::now() + self.settings.drain_timeout);
+        // Clients that are connected already get their answer.
+        for index in 0..self.listeners.len() {
+            while self.accept(index) {}
+        }
+        self.handler.begin_drain();
+        self.stop_accepting();
+        self.listeners.clear();
+        let tokens: Vec<_> =
+            self.connections.iter().map(|(index, entry)| token(index, entry.generation)).collect();
+        for token in tokens {
+            let Some((connection, handler)) = self.connection(token) else { continue };
+            if handler.is_idle(connection) {
+                // A request may have arrived without an event so far.
+                let readiness = Readiness {
+                    side: Side::Client,
+                    is_readable: true,
+                    is_writable: false,
+                    is_end_or_urgent: false,
+                };
+                handler.receive(connection, readiness);
+                self.drive(token);
+            }
+        }
+    }
+
+    /// Accepts some connections; false if none waits or none can be accepted.
+    fn accept(&mut self, index: usize) -> bool {
+        for _ in 0..ACCEPTS_MAX {
+            let is_full = self.connections.len() >= self.settings.connections_max;
+            let evicted = if is_full { self.longest_idle() } else { None };
+            if is_full && evicted.is_none() {
+                self.stop_accepting();
+                return false;
+            }
+            let Some(listener) = self.listeners.get(index) else { return false };
+            match listener.accept() {
+                Ok(Some(accepted)) => {
+                    self.handler.counters().accepted.add(1);
+                    if let Some(index) = evicted {
+                        self.evict(index);
+                    }
+                    self.add(accepted);
+                }
+                Ok(None) => return false,
+                Err(error) if is_shortage(&error) => {
+                    if !self.make_room(&error) {
+                        return false;
+                    }
+                }
+                // An error of that one connection.
+                Err(_) => {}
+            }
+        }
+        true
+    }
+
+    /// Frees descriptors and memory after a shortage; false if nothing could be freed.
+    fn make_room(&mut self, error: &io::Error) -> bool {
+        self.handler.free_caches();
+        if self.shortage.allow(self.now_seconds) {
+            let open = self.connections.len();
+            warn!(open, %error, "no room for another connection beside {open}: {error}");
+        }
+        let Some(index) = self.longest_idle() else {
+            self.stop_accepting();
+            return false;
+        };
+        self.evict(index);
+        true
+    }
+
+    fn add(&mut self, accepted: Accepted) {
+        if let Some(rate) = self.settings.rate_bytes_per_second {
+            // A Unix socket has no rate.
+            let _ = haul_sys::sockopt::set_max_pacing_rate(&accepted.socket, rate);
+        }
+        // 30 bits, so that every connection's token is below the listeners'.
+        self.generation = (self.generation + 1) & (u32::MAX >> 2);
+        let generation = self.generation;
+        let vacant = self.connections.vacant_entry();
+        let token = token(vacant.key(), generation);
+        let registry = Registry { epoll: self.epoll.as_fd(), token };
+        let Ok(connection) = self.handler.accept(accepted, &registry) else { return };
+        let connection = Box::new(connection);
+        vacant.insert(Entry {
+            connection,
+            generation,
+            deadline: NEVER,
+            last_turn: 0,
+            is_runnable: false,
+        });
+        self.handler.counters().open.add(1);
+        self.drive(token);
+    }
+
+    fn longest_idle(&self) -> Option<usize> {
+        let is_idle = |entry: &Entry<_>| self.handler.is_idle(&entry.connection);
+        let idle = self.connections.iter().filter(|(_, entry)| is_idle(entry));
+        idle.min_by_key(|(_, entry)| entry.last_turn).map(|(index, _)| index)
+    }
+
+    /// Closes an idle connection to make room for another.
+    fn evict(&mut self, index: usize) {
+        self.handler.counters().evicted.add(1);
+        self.close(index);
+    }
+
+    fn start_accepting(&mut self) -> io::Result<()> {
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let exclusive =
+                if listener.is_shared { EventFlags::EXCLUSIVE } else { EventFlags::empty() };
+            let data = EventData::new_u64(LISTENERS + index as u64);
+            epoll::add(&self.epoll, listener, data, EventFlags::IN | exclusive)?;
+        }
+        self.is_accepting = true;
+        Ok(())
+    }
+
+    fn stop_accepting(&mut self) {
+        if std::mem::take(&mut self.is_accepting) {
+            for listener in &self.listeners {
+                // It is registered: nothing else can fail.
+                let _ = epoll::delete(&self.epoll, listener.as_fd());
+            }
+        }
+    }
+
+    /// Accepts again after a shortage, which may be over.
+    fn resume_accepting(&mut self) {
+        let is_due = !self.is_accepting && self.drain_until.is_none();
+        if is_due && self.start_accepting().is_err() {
+            // Some listeners may be registered: all are removed, and the next second tries again.
+            self.is_accepting = true;
+            self.stop_accepting();
+        }
+    }
+
+    fn run_again(&mut self, token: u64) {
+        if let Some(entry) = self.entry(token) {
+            entry.is_runnable = false;
+            self.drive(token);
+        }
+    }
+
+    fn drive(&mut self, token: u64) {
+        let Some(entry) = self.connections.get_mut(index(token)) else { return };
+        if entry.generation != generation(token) {
+            return;
+        }
+        let registry = Registry { epoll: self.epoll.as_fd(), token: token & !1 };
+        let action = self.handler.drive(&mut entry.connection, &registry);
+        self.apply(token, action);
+    }
+
+    fn apply(&mut self, token: u64, action: Action<H::Job>) {
+        self.turns += 1;
+        let turns = self.turns;
+        let Some(entry) = self.entry(token) else { return };
+        entry.last_turn = turns;
+        match action {
+            Action::WaitUntil(deadline) => entry.deadline = deadline,
+            Action::Yield => {
+                entry.deadline = NEVER;
+                if !std::mem::replace(&mut entry.is_runnable, true) {
+                    self.runnable.push_back(token);
+                }
+            }
+            Action::Offload(job) => {
+                entry.deadline = NEVER;
+                self.offload.push(token, job);
+            }
+            Action::Close => self.close(index(token)),
+        }
+    }
+
+    fn close(&mut self, index: usize) {
+        if let Some(entry) = self.connections.try_remove(index) {
+            self.handler.close(*entry.connection);
+            self.handler.counters().open.subtract(1);
+        }
+        self.resume_accepting();
+    }
+
+    /// Once a second: expires connections and does the handler's housekeeping.
+    fn sweep(&mut self) {
+        let now = self.now_seconds;
+        if now == self.swept_at_seconds {
+            return;
+        }
+        self.swept_at_seconds = now;
+        // Another process may have freed what was short.
+        self.resume_accepting();
+        self.handler.every_second(now);
+        let expired = self.connections.iter().filter(|(_, entry)| entry.deadline <= now);
+        let expired: Vec<_> =
+            expired.map(|(index, entry)| token(index, entry.generation)).collect();
+        for token in expired {
+            let Some(entry) = self.connections.get_mut(index(token)) else { continue };
+            let is_idle = self.handler.is_idle(&entry.connection);
+            self.handler.counters().timed_out.add(u64::from(!is_idle));
+            let registry = Registry { epoll: self.epoll.as_fd(), token };
+            let action = self.handler.expire(&mut entry.connection, &registry);
+            self.apply(token, action);
+        }
+    }
+
+    fn end(&mut self) {
+        let open = self.connections.len();
+        if open > 0 {
+            warn!(open, "the time to end is over: connections that are cut off: {open}");
+        }
+        let indices: Vec<_> = self.connections.iter().map(|(index, _)| index).collect();
+        for index in indices {
+            self.close(index);
+        }
+        self.handler.end();
+    }
+
+    fn entry(&mut self, token: u64) -> Option<&mut Entry<H::Connection>> {
+        let entry = self.connections.get_mut(index(token))?;
+        (entry.generation == generation(token)).then_some(entry)
+    }
+
+    /// A connection, if it is still open, and its handler.
+    fn connection(&mut self, token: u64) -> Option<(&mut H::Connection, &mut H)> {
+        let entry = self.connections.get_mut(index(token))?;
+        (entry.generation == generation(token))
+            .then_some((&mut *entry.connection, &mut self.handler))
+    }
+}
+
+/// Whether the host or this process lacks what another connection needs.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
+    )
+}
+
+/// Generation, index and side: 30, 32 and 1 bits.
+fn token(index: usize, generation: u32) -> u64 {
+    u64::from(generation) << 33 | (index as u64) << 1
+}
+
+fn index(token: u64) -> usize {
+    (token >> 1 & u64::from(u32::MAX)) as usize
+}
+
+fn generation(token: u64) -> u32 {
+    (token >> 33) as u32
+}

@@ -1,0 +1,228 @@
+//! Writes log lines to a file on a thread of its own, so that a slow disk or a full pipe delays no
+//! event loop.
+//!
+//! Each loop collects lines in a [`LogBuffer`]. If the thread falls far behind, batches are dropped
+//! and counted.
+
+use crate::counter::Counter;
+use crate::error::Error;
+use crate::join::join_with_timeout;
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use tracing::warn;
+
+/// A batch is handed over at this size, in bytes, and by [`LogBuffer::flush`].
+const BATCH_BYTES: usize = 32 << 10;
+/// Batches that may wait for the thread.
+const BATCHES_MAX: usize = 256;
+
+/// A log file with its writing thread.
+#[derive(Debug)]
+pub struct LogWriter {
+    tx: SyncSender<Message>,
+    /// `None` is standard output.
+    path: Option<PathBuf>,
+    unwritten: Arc<Counter>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The lines of one event loop that have not been handed to the writer.
+#[derive(Debug, Default)]
+pub struct LogBuffer {
+    lines: Vec<u8>,
+    count: u64,
+    dropped: u64,
+    tx: Option<SyncSender<Message>>,
+}
+
+#[derive(Debug)]
+enum Message {
+    /// Lines, and their number.
+    Write(Vec<u8>, u64),
+    Reopen(File),
+    End,
+}
+
+/// A log file that is open for appending.
+#[derive(Debug)]
+pub struct LogFile {
+    file: File,
+    path: Option<PathBuf>,
+}
+
+impl LogFile {
+    /// Opens or creates a log file; `None` is standard output.
+    pub fn open(path: Option<&Path>) -> Result<Self, Error> {
+        let file = match path {
+            None => rustix::io::fcntl_dupfd_cloexec(io::stdout(), 0),
+            Some(path) => {
+                let flags = OFlags::WRONLY
+                    | OFlags::CREATE
+                    | OFlags::APPEND
+                    | OFlags::CLOEXEC
+                    | OFlags::NOCTTY;
+                rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP)
+            }
+        };
+        let shown = || path.map_or_else(|| "-".into(), Path::to_owned);
+        let file = file.map_err(|errno| Error::Log { path: shown(), error: errno.into() })?;
+        Ok(Self { file: file.into(), path: path.map(Path::to_owned) })
+    }
+}
+
+impl LogWriter {
+    /// Starts the writing thread.
+    pub fn start(log: LogFile) -> Result<Self, Error> {
+        let unwritten: Arc<Counter> = Arc::default();
+        let counter = Arc::clone(&unwritten);
+        let (tx, rx) = sync_channel(BATCHES_MAX);
+        let thread = std::thread::Builder::new()
+            .name("haul-log".into())
+            .spawn(move || write_all(&rx, log.file, &counter))
+            .map_err(Error::at("starting the log's thread"))?;
+        Ok(Self { tx, path: log.path, unwritten, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// A buffer for one event loop.
+    pub fn buffer(&self) -> LogBuffer {
+        LogBuffer { tx: Some(self.tx.clone()), ..LogBuffer::default() }
+    }
+
+    /// Opens the file again by its name, after a log rotation has moved it.
+    pub fn reopen(&self) -> Result<(), Error> {
+        let log = LogFile::open(self.path.as_deref())?;
+        // If the queue is full, the thread is stuck, and a new file would not help it.
+        let _ = self.tx.try_send(Message::Reopen(log.file));
+        Ok(())
+    }
+
+    /// Lines that could not be written: the disk is full or the pipe has no reader.
+    pub fn unwritten(&self) -> &Arc<Counter> {
+        &self.unwritten
+    }
+
+    /// Writes all batches and ends the thread. A thread that is stuck is left behind after two
+    /// seconds, with its lines.
+    pub fn end(&self) {
+        let _ = self.tx.try_send(Message::End);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            join_with_timeout(thread);
+        }
+    }
+}
+
+fn write_all(rx: &Receiver<Message>, mut file: File, unwritten: &Counter) {
+    let mut is_failing = false;
+    for message in rx {
+        match message {
+            // A full disk costs log lines and nothing else.
+            Message::Write(lines, count) => match file.write_all(&lines) {
+                Ok(()) => is_failing = false,
+                Err(error) => {
+                    unwritten.add(count);
+                    if !std::mem::replace(&mut is_failing, true) {
+                        warn!(%error, "the access log cannot be written, its lines are lost: {error}");
+                    }
+                }
+            },
+            Message::Reopen(reopened) => file = reopened,
+            Message::End => break,
+        }
+    }
+}
+
+impl LogBuffer {
+    /// Whether a writer takes the lines. [`LogBuffer::default`] has none.
+    pub fn is_on(&self) -> bool {
+        self.tx.is_some()
+    }
+
+    /// Appends one line, which `write` writes without its newline.
+    pub fn line(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        write(&mut self.lines);
+        self.lines.push(b'\n');
+        self.count += 1;
+        if self.lines.len() >= BATCH_BYTES {
+            self.dropped = self.flush();
+        }
+    }
+
+    /// Hands the lines to the writer. Returns the number of lines dropped since the last call
+    /// because the writer's queue was full.
+    pub fn flush(&mut self) -> u64 {
+        let lines = std::mem::take(&mut self.lines);
+        let count = std::mem::take(&mut self.count);
+        if let Some(tx) = self.tx.as_ref().filter(|_| !lines.is_empty()) {
+            self.lines.reserve(BATCH_BYTES + 1024);
+            if let Err(TrySendError::Full(_)) = tx.try_send(Message::Write(lines, count)) {
+                self.dropped += count;
+            }
+        }
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// The lines that have not been handed over.
+    pub fn pending(&self) -> &[u8] {
+        &self.lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_go_to_the_file_and_after_a_rotation_to_the_new_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let writer = LogWriter::start(LogFile::open(Some(&path)).unwrap()).unwrap();
+        let mut buffer = writer.buffer();
+        buffer.line(|out| out.extend_from_slice(b"one"));
+        assert_eq!(buffer.pending(), b"one\n");
+        assert_eq!(buffer.flush(), 0);
+        let moved = folder.path().join("log.1");
+        std::fs::rename(&path, &moved).unwrap();
+        writer.reopen().unwrap();
+        buffer.line(|out| out.extend_from_slice(b"two"));
+        buffer.flush();
+        writer.end();
+        assert_eq!(std::fs::read(moved).unwrap(), b"one\n");
+        assert_eq!(std::fs::read(path).unwrap(), b"two\n");
+        assert_eq!(writer.unwritten().get(), 0);
+    }
+
+    #[test]
+    fn lines_that_a_full_disk_refuses_are_counted() {
+        let full = LogFile::open(Some(Path::new("/dev/full"))).unwrap();
+        let writer = LogWriter::start(full).unwrap();
+        let mut buffer = writer.buffer();
+        for _ in 0..3 {
+            buffer.line(|out| out.extend_from_slice(b"lost"));
+        }
+        buffer.flush();
+        writer.end();
+        assert_eq!(writer.unwritten().get(), 3);
+    }
+
+    #[test]
+    fn a_writer_that_is_stuck_costs_lines_and_no_time() {
+        let (reader, pipe) = rustix::pipe::pipe().unwrap();
+        let log = LogFile { file: pipe.into(), path: None };
+        let writer = LogWriter::start(log).unwrap();
+        let mut buffer = writer.buffer();
+        // A pipe of 64 KiB, the batch that is being written, and the queue.
+        let batches = BATCHES_MAX + 8;
+        for _ in 0..batches {
+            buffer.line(|out| out.resize(BATCH_BYTES, b'x'));
+        }
+        assert!(buffer.flush() > 0);
+        drop(reader);
+        writer.end();
+    }
+}

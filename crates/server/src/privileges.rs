@@ -1,0 +1,55 @@
+//! Drops privileges: switches to another user's identity.
+
+use crate::error::Error;
+use rustix::process::{Gid, Uid};
+use std::{fs, io};
+
+/// A user's ID and its group's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    uid: u32,
+    gid: u32,
+}
+
+/// Switches the calling thread to a user of `/etc/passwd` for good, with that user's group only.
+///
+/// Threads started afterwards inherit the identity. So the call belongs after everything that needs
+/// privileges (ports below 1024, keys) and before the first thread.
+pub fn switch_user(name: &str) -> Result<(), Error> {
+    let wrong = |problem: String| Error::User { name: name.into(), problem };
+    let passwd = fs::read_to_string("/etc/passwd")
+        .map_err(|error| wrong(format!("/etc/passwd: {error}")))?;
+    let identity = find(&passwd, name).ok_or_else(|| wrong("there is no such user".into()))?;
+    let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
+    let refused = |errno: rustix::io::Errno| {
+        wrong(format!("{}: only root can switch to another user", io::Error::from(errno)))
+    };
+    // The user comes last: without root's identity the groups cannot be changed.
+    rustix::thread::set_thread_groups(&[gid]).map_err(refused)?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(refused)?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(refused)
+}
+
+fn find(passwd: &str, name: &str) -> Option<Identity> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let is_named = fields.next() == Some(name);
+        let (uid, gid) = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
+        is_named.then_some(Identity { uid, gid })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_found_by_the_whole_name() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nbroken\nwww:x:33:34::/:/bin/false\n\
+                      www-data:x:35:36::/:/x\n";
+        assert_eq!(find(passwd, "www"), Some(Identity { uid: 33, gid: 34 }));
+        assert_eq!(find(passwd, "www-data"), Some(Identity { uid: 35, gid: 36 }));
+        assert_eq!(find(passwd, "ww"), None);
+        assert_eq!(find(passwd, "broken"), None);
+    }
+}

@@ -1,0 +1,176 @@
+//! Runs the event loops of a service on threads, and drains them.
+
+use crate::error::Error;
+use crate::event_loop::{EventLoop, Handler, LoopSettings};
+use crate::listener::{ListenAddress, Listeners};
+use crate::metrics::{self, MetricsServer, Registry};
+use crate::offload::{Offload, PoolSettings};
+use crate::waker::Waker;
+use rustix::process::{Resource, getrlimit};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// More event loops than the largest host has CPUs.
+const LOOPS_MAX: usize = 4096;
+/// Descriptors for everything but connections and caches: loops, listeners, logs, opening files.
+const DESCRIPTORS_RESERVED: usize = 128;
+
+/// Control over running event loops, from any thread.
+#[derive(Debug)]
+pub struct Control {
+    is_draining: AtomicBool,
+    wakers: Box<[Arc<Waker>]>,
+}
+
+impl Control {
+    /// The control of so many event loops.
+    pub fn new(loops: usize) -> Result<Arc<Self>, Error> {
+        let wakers: io::Result<_> = (0..loops).map(|_| Waker::new().map(Arc::new)).collect();
+        let wakers = wakers.map_err(Error::at("making an event loop"))?;
+        Ok(Arc::new(Self { is_draining: AtomicBool::new(false), wakers }))
+    }
+
+    /// The wakers, one for each event loop.
+    pub fn wakers(&self) -> &[Arc<Waker>] {
+        &self.wakers
+    }
+
+    /// Wakes every event loop, to read changed settings ([`Handler::wake`]).
+    pub fn wake(&self) {
+        for waker in &self.wakers {
+            waker.wake();
+        }
+    }
+
+    /// Stops accepting; open messages are finished, then the loops end.
+    pub fn drain(&self) {
+        self.is_draining.store(true, Relaxed);
+        self.wake();
+    }
+
+    /// Whether [`Control::drain`] was called.
+    pub fn is_draining(&self) -> bool {
+        self.is_draining.load(Relaxed)
+    }
+}
+
+/// A service whose sockets are open and whose event loops do not run yet.
+///
+/// Between [`Service::open`] and [`Service::run`] it can drop privileges and enter its sandbox: no
+/// thread runs, and nothing more is opened.
+#[derive(Debug)]
+pub struct Service {
+    name: &'static str,
+    listeners: Listeners,
+    metrics: Option<TcpListener>,
+    control: Arc<Control>,
+    loops: usize,
+}
+
+impl Service {
+    /// Opens the sockets of a service with so many event loops ([`loop_count`]).
+    pub fn open(
+        name: &'static str,
+        listen: &[ListenAddress],
+        metrics: Option<SocketAddr>,
+        loops: usize,
+    ) -> Result<Self, Error> {
+        let listeners = Listeners::open(listen, None, loops)?;
+        let metrics = metrics.map(metrics::listen).transpose()?;
+        Ok(Self { name, listeners, metrics, control: Control::new(loops)?, loops })
+    }
+
+    /// The addresses that it listens on. A port that was 0 is the one that the kernel chose.
+    pub fn addresses(&self) -> &[ListenAddress] {
+        self.listeners.addresses()
+    }
+
+    /// The address of the metrics endpoint, likewise.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref()?.local_addr().ok()
+    }
+
+    /// Control over the service while it runs.
+    pub fn control(&self) -> Arc<Control> {
+        Arc::clone(&self.control)
+    }
+
+    /// Runs the service until it has drained. `pools` are those of the handler's jobs; `handler`
+    /// makes the handler of each event loop.
+    pub fn run<H>(
+        mut self,
+        pools: &[PoolSettings],
+        settings: LoopSettings,
+        registry: Registry,
+        mut handler: impl FnMut(usize) -> H,
+    ) -> Result<(), Error>
+    where
+        H: Handler + Send + 'static,
+        H::Connection: Send,
+    {
+        let offload = Offload::start(pools).map_err(Error::at("starting a thread"))?;
+        let mut loops = Vec::with_capacity(self.loops);
+        for (index, listeners) in self.listeners.take().into_iter().enumerate() {
+            let (control, handler) = (&self.control, handler(index));
+            loops.push(EventLoop::new(index, listeners, &offload, control, settings, handler)?);
+        }
+        let metrics = self.metrics.map(|listener| MetricsServer::start(listener, registry));
+        let _metrics = metrics.transpose()?;
+        run(self.name, loops, &self.control)
+    }
+}
+
+/// The number of event loops: `wanted`, or one for each CPU that this process may use.
+pub fn loop_count(wanted: Option<usize>) -> Result<usize, Error> {
+    let cpus = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let loops = wanted.unwrap_or_else(cpus);
+    if (1..=LOOPS_MAX).contains(&loops) {
+        Ok(loops)
+    } else {
+        Err(Error::Loops { loops, loops_max: LOOPS_MAX })
+    }
+}
+
+/// Descriptors that connections and caches may use (`RLIMIT_NOFILE` less a reserve), at least two.
+pub fn descriptors_available() -> usize {
+    let allowed = getrlimit(Resource::Nofile).current;
+    (allowed.unwrap_or(u64::MAX) as usize).saturating_sub(DESCRIPTORS_RESERVED).max(2)
+}
+
+/// Runs event loops until they have drained, each on a thread `NAME-0`, `NAME-1`, ….
+///
+/// If one of them ends for any reason, the others drain: half a service is none.
+pub fn run<H>(name: &str, loops: Vec<EventLoop<H>>, control: &Arc<Control>) -> Result<(), Error>
+where
+    H: Handler + Send + 'static,
+    H::Connection: Send,
+{
+    let mut threads = Vec::new();
+    for event_loop in loops {
+        let control = Arc::clone(control);
+        let thread = std::thread::Builder::new().name(format!("{name}-{}", threads.len()));
+        let thread = thread.spawn(move || {
+            let _drained = DrainOnDrop(control);
+            event_loop.run()
+        });
+        threads.push(thread.map_err(Error::at("starting a thread"))?);
+    }
+    let mut result = Ok(());
+    for thread in threads {
+        let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a loop has panicked")));
+        result = result.and(ended.map_err(Error::at("waiting for events")));
+    }
+    result
+}
+
+/// Drains the service when it is dropped.
+struct DrainOnDrop(Arc<Control>);
+
+impl Drop for DrainOnDrop {
+    fn drop(&mut self) {
+        self.0.drain();
+    }
+}

@@ -1,0 +1,107 @@
+//! The example `echo` as a whole: TLS, metrics, the sandbox and draining.
+
+#[path = "../examples/echo.rs"]
+mod echo;
+
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Makes `certificate.pem` and `key.pem`; false, with a message, without openssl.
+fn make_certificate(folder: &Path) -> bool {
+    let arguments = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 \
+                     -subj /CN=localhost -addext subjectAltName=DNS:localhost \
+                     -addext basicConstraints=critical,CA:FALSE \
+                     -keyout key.pem -out certificate.pem";
+    let mut openssl = Command::new("openssl");
+    match openssl.args(arguments.split_whitespace()).current_dir(folder).output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            true
+        }
+        Err(error) => {
+            eprintln!("SKIPPED: the echo service is not tested without openssl: {error}");
+            false
+        }
+    }
+}
+
+/// Set for the process that is the service.
+const SERVICE_VARIABLE: &str = "HAUL_TEST_ECHO";
+
+/// The service's process: this program again, with this test alone.
+#[test]
+fn the_service_runs_in_a_process_of_its_own() {
+    if std::env::var_os(SERVICE_VARIABLE).is_some() {
+        echo::main().unwrap();
+    }
+}
+
+fn start(folder: &Path) -> Child {
+    let mut echo = Command::new(std::env::current_exe().unwrap());
+    echo.args(["--exact", "the_service_runs_in_a_process_of_its_own", "--nocapture"]);
+    echo.env(SERVICE_VARIABLE, "1").current_dir(folder);
+    echo.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+fn connect(folder: &Path, address: &str) -> StreamOwned<ClientConnection, TcpStream> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(folder.join("certificate.pem")).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(haul_server::tls::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = "localhost".try_into().unwrap();
+    let socket = TcpStream::connect(address).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), socket)
+}
+
+#[test]
+fn the_echo_service_echoes_over_tls_counts_connections_and_drains() {
+    let folder = tempfile::tempdir().unwrap();
+    if !make_certificate(folder.path()) {
+        return;
+    }
+    let mut echo = start(folder.path());
+    let mut output = BufReader::new(echo.stdout.take().unwrap()).lines();
+    let line = output.find_map(|line| {
+        let line = line.unwrap();
+        let start = line.find("127.0.0.1:")?;
+        Some(line[start..].to_owned())
+    });
+    let line = line.unwrap();
+    let (address, metrics) = line.trim().split_once(' ').unwrap();
+
+    let mut client = connect(folder.path(), address);
+    // More than the socket and the session hold at once.
+    let sent: Vec<u8> = (0..4u32 << 20).map(|index| (index % 251) as u8).collect();
+    let mut received = vec![0; 64 << 10];
+    for chunk in sent.chunks(received.len()) {
+        client.write_all(chunk).unwrap();
+        client.read_exact(&mut received[..chunk.len()]).unwrap();
+        assert!(received[..chunk.len()] == *chunk);
+    }
+
+    let mut scrape = TcpStream::connect(metrics).unwrap();
+    scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    let mut page = String::new();
+    scrape.read_to_string(&mut page).unwrap();
+    assert!(page.contains("\nhaul_connections_accepted_total 1\n"), "{page}");
+    assert!(page.contains("\nhaul_connections 1\n"), "{page}");
+
+    // An open connection outlives the beginning of the drain, and the service ends with it.
+    drop(echo.stdin.take());
+    assert!(TcpStream::connect(address).is_ok() || echo.try_wait().unwrap().is_none());
+    drop(client);
+    assert!(echo.wait().unwrap().success());
+    assert!(TcpStream::connect(address).is_err());
+}
