@@ -6,7 +6,7 @@
 #![cfg_attr(not(test), no_main)]
 
 use haul_http::chunked::{Chunked, Piece};
-use haul_http::conditional::{Validators, judge, range_applies};
+use haul_http::conditional::{Validators, evaluate, range_applies};
 use haul_http::credentials::Credentials;
 use haul_http::encoding::{Coding, choose};
 use haul_http::range::{Wanted, parse as parse_range};
@@ -30,7 +30,7 @@ fn check_head(bytes: &[u8]) {
     let again = parse(&bytes[..head_bytes], HEAD_BYTES_MAX);
     assert!(matches!(again, Parsed::Whole(_, same) if same == head_bytes));
     let validators = Validators { etag: Some("\"a\"".into()), modified: Some(784_111_777) };
-    let _ = judge(request.method, &request.fields, Some(&validators));
+    let _ = evaluate(request.method, &request.fields, Some(&validators));
     let _ = range_applies(&request.fields, &validators, SystemTime::now());
     let _ = choose(&request.fields.accept_encoding, Coding::ALL.into_iter());
     if let Some(credentials) = request.fields.authorization.and_then(Credentials::parse) {

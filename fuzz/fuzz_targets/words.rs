@@ -3,7 +3,7 @@
 //! No input panics. Parsed sizes and workloads survive a round trip through their text format.
 #![cfg_attr(not(test), no_main)]
 
-use haul_bench::quantity::{Rate, Size};
+use haul_units::{Rate, Size};
 use haul_bench::workload::Workload;
 
 fn target(bytes: &[u8]) {

@@ -75,12 +75,12 @@ pub enum VmError {
     #[error("{0} is missing: run ci/install as root")]
     Missing(String),
     /// An operation failed.
-    #[error("{step}: {source}")]
+    #[error("{step}: {error}")]
     Step {
         /// The operation that failed.
         step: String,
         /// The I/O error.
-        source: io::Error,
+        error: io::Error,
     },
     /// A check in the guest failed, or the guest ended early.
     #[error("{0}")]
@@ -89,7 +89,7 @@ pub enum VmError {
 
 /// Returns a function for `map_err` that adds the failed operation to an I/O error.
 fn step(step: impl Into<String>) -> impl FnOnce(io::Error) -> VmError {
-    move |source| VmError::Step { step: step.into(), source }
+    move |error| VmError::Step { step: step.into(), error }
 }
 
 /// Folder into which `ci/install` unpacks Debian's kernel.

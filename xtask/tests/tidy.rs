@@ -1,4 +1,4 @@
-//! The rules of the house that a machine can keep. Each is stated in ARCHITECTURE.md with its reason.
+//! The rules of ARCHITECTURE.md and docs/STYLE.md that a program can check.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 /// Crates that may hold `unsafe`, and no other.
 const GROUND: [&str; 2] = ["sys", "checksum"];
 /// How high each crate stands: one may use those below it, never those above or beside.
-const FLOORS: [(&str, u8); 14] = [
+const FLOORS: [(&str, u8); 15] = [
     ("sys", 0),
     ("checksum", 0),
+    ("units", 0),
     ("http", 1),
     ("fs", 1),
     ("haul", 2),
@@ -23,8 +24,18 @@ const FLOORS: [(&str, u8); 14] = [
     ("cli", 5),
     ("xtask", 5),
 ];
-/// About 400 lines is where a file is asking to be two; at this it is made to.
-const LINES_MAX: usize = 500;
+/// Columns of a line of code, of a comment or of prose.
+const COLUMNS_MAX: usize = 100;
+/// Files with longer lines, and how many: text that has to stay on one line. The list only shrinks.
+const LONG_LINES: [(&str, usize); 0] = [];
+/// Lines of a function.
+const FUNCTION_LINES_MAX: usize = 70;
+/// Lines of a file, without its tests, that are worth a second look. A file is one idea, not a
+/// number of lines: this is a warning.
+const FILE_LINES_NOTED: usize = 800;
+/// Words that hide a term of the field (docs/STYLE.md).
+const BANNED_WORDS: [&str; 6] =
+    ["whoever", "whomever", "nobody", "somebody", "anybody", "everybody"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
@@ -48,6 +59,17 @@ fn sources() -> Vec<(String, String)> {
     let mut paths = Vec::new();
     files(&root(), "rs", &mut paths);
     assert!(paths.len() > 30, "the house was not found");
+    let read = |path: PathBuf| {
+        let name = path.strip_prefix(root()).unwrap().display().to_string();
+        (name, fs::read_to_string(path).unwrap())
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// The documents, with their names.
+fn documents() -> Vec<(String, String)> {
+    let mut paths = Vec::new();
+    files(&root(), "md", &mut paths);
     let read = |path: PathBuf| {
         let name = path.strip_prefix(root()).unwrap().display().to_string();
         (name, fs::read_to_string(path).unwrap())
@@ -114,12 +136,149 @@ fn arrows_point_down() {
     }
 }
 
+/// Whether a line cannot be wrapped: a link, a table row, or one long word.
+fn is_unwrappable(line: &str) -> bool {
+    let text = line.trim_start_matches(['/', '!', '#', ' ']);
+    text.starts_with('|') || text.contains("://") || !text.trim_end().contains(' ')
+}
+
 #[test]
-fn a_file_is_one_idea() {
+fn lines_have_at_most_100_columns() {
+    let mut long = BTreeMap::<String, Vec<usize>>::new();
+    let prose = documents().into_iter().flat_map(|(name, text)| {
+        let mut is_code = false;
+        let lines: Vec<_> = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| {
+                is_code ^= line.trim_start().starts_with("```");
+                !is_code && !is_unwrappable(line)
+            })
+            .map(|(index, line)| (name.clone(), index, line.to_owned()))
+            .collect();
+        lines
+    });
+    let code = sources().into_iter().flat_map(|(name, text)| {
+        let lines: Vec<_> = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| !is_unwrappable(line))
+            .map(|(index, line)| (name.clone(), index, line.to_owned()))
+            .collect();
+        lines
+    });
+    for (name, index, line) in prose.chain(code) {
+        if line.chars().count() > COLUMNS_MAX {
+            long.entry(name).or_default().push(index + 1);
+        }
+    }
+    for (name, allowed) in LONG_LINES {
+        let found = long.remove(name).map_or(0, |lines| lines.len());
+        assert_eq!(found, allowed, "{name}: its number in LONG_LINES only shrinks, with the file");
+    }
+    assert!(long.is_empty(), "lines over {COLUMNS_MAX} columns: {long:#?}");
+}
+
+/// The functions of a source file as rustfmt lays them out: name and number of lines.
+fn functions(text: &str) -> Vec<(String, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (start, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let indent = line.len() - code.len();
+        let words: Vec<&str> = code.split_whitespace().collect();
+        let Some(at) = words.iter().position(|&word| word == "fn") else { continue };
+        let is_item = words[..at].iter().all(|word| {
+            word.starts_with("pub")
+                || ["const", "unsafe", "async", "extern", "\"C\""].contains(word)
+        });
+        if !is_item || code.starts_with("//") {
+            continue;
+        }
+        let end = format!("{}}}", " ".repeat(indent));
+        let semicolon = format!("{};", " ".repeat(indent));
+        let last = lines[start..].iter().position(|line| {
+            *line == end
+                || line.ends_with('}') && line.starts_with(&end)
+                || line.starts_with(&semicolon)
+        });
+        let is_one_line = code.ends_with('}') || code.ends_with(';');
+        let length = if is_one_line { 1 } else { last.map_or(1, |last| last + 1) };
+        found.push((words.get(at + 1).unwrap_or(&"").to_string(), length));
+    }
+    found
+}
+
+#[test]
+fn functions_have_at_most_70_lines() {
     for (name, text) in sources() {
-        let lines = text.lines().count();
-        assert!(lines <= LINES_MAX, "{name} has {lines} lines: which two ideas are in it?");
-        assert!(text.starts_with("//!"), "{name} does not say in its first line what it is");
+        for (function, lines) in functions(&text) {
+            assert!(
+                lines <= FUNCTION_LINES_MAX,
+                "{name}: {function} has {lines} lines: which steps of it have a name?"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_length_of_a_function_is_that_of_its_text() {
+    let text = "fn one() -> u8 { 1 }\n\nimpl A {\n    pub fn three(\n    ) {\n    }\n}\n";
+    assert_eq!(functions(text), [("one()".to_owned(), 1), ("three(".to_owned(), 3)]);
+}
+
+#[test]
+fn a_file_begins_with_its_purpose() {
+    for (name, text) in sources() {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default().lines().count();
+        if code > FILE_LINES_NOTED {
+            eprintln!("{name} has {code} lines without its tests: is it one idea?");
+        }
+        assert!(text.starts_with("//!"), "{name} does not begin with a comment about its purpose");
+    }
+}
+
+#[test]
+fn no_module_imports_from_its_crate_root() {
+    for (name, text) in sources() {
+        let is_root = name.ends_with("src/lib.rs") || name.ends_with("src/main.rs");
+        if is_root || !name.contains("/src/") {
+            continue;
+        }
+        let code: String = text
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"))
+            .collect::<Vec<_>>()
+            .join("\n");
+        for (at, _) in code.match_indices("crate::") {
+            if code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_') {
+                continue;
+            }
+            let path = &code[at + "crate::".len()..];
+            let is_item = path.starts_with(|first: char| first.is_uppercase());
+            assert!(!is_item, "{name} imports {} from the root", path.lines().next().unwrap());
+        }
+    }
+}
+
+#[test]
+fn comments_use_no_banned_words() {
+    for (name, text) in sources().into_iter().chain(documents()) {
+        if name == "docs/STYLE.md" {
+            continue;
+        }
+        for (index, line) in text.lines().enumerate() {
+            let comment = if name.ends_with(".md") {
+                line
+            } else {
+                let Some((_, comment)) = line.split_once("//") else { continue };
+                comment
+            };
+            let lower = comment.to_lowercase();
+            let mut words = lower.split(|character: char| !character.is_alphanumeric());
+            let banned = words.find(|word| BANNED_WORDS.contains(word));
+            assert!(banned.is_none(), "{name}:{}: {}", index + 1, banned.unwrap_or_default());
+        }
     }
 }
 

@@ -5,11 +5,13 @@
 //! The first seven rows are the orderings of checksum and copy in the original question, with its
 //! numbers.
 
-use crate::quantity::Size;
+use crate::error::BenchError;
+use crate::host::HostFacts;
+use crate::rounds::Pace;
 use crate::rounds::{Progress, Series, Steps, few_rounds_warning, unsteady_warning};
 use crate::warning::{Kind, Warning};
-use crate::{BenchError, HostFacts, Pace};
 use haul_checksum::Kernel;
+use haul_units::Size;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
@@ -62,7 +64,7 @@ pub fn run(
     if plan.sizes.iter().any(|size| size.0 == 0) || largest > SIZE_MAX {
         return Err(BenchError::BadInput(format!("sizes must be 1B to {SIZE_MAX}")));
     }
-    let started = crate::now();
+    let started = crate::report::now();
     let mut report = ChecksumReport::new("checksum", started, HostFacts::here(), None);
     let mut buffers = work::Buffers::new(largest.0 as usize).map_err(|error| {
         BenchError::BadInput(format!("two buffers of {largest} do not fit in memory: {error}"))

@@ -1,6 +1,6 @@
 //! Selects the congestion control of the sockets.
 
-use crate::BenchError;
+use crate::error::BenchError;
 use crate::topology::Topology;
 use rustix::net::{AddressFamily, SocketType, ipproto, socket, sockopt};
 use std::fs;

@@ -5,9 +5,10 @@
 //! The source and the destination of the stream share the other host. So at full speed these two
 //! limit the throughput, and the rows are compared by the forwarder's load per MiB.
 
+use crate::congestion;
+use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::pair::Pair;
-use crate::quantity::{Rate, Size};
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::tested_method::TestedMethod;
@@ -16,10 +17,10 @@ use crate::worker::forwarder::Forwarding;
 use crate::worker::messages::{Answering, Asking, Latency};
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
-use crate::{BenchError, congestion};
 use haul::SendMethod;
 use haul_lab::{Lab, Settings};
 use haul_soak::Meter;
+use haul_units::{Rate, Size};
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
@@ -171,7 +172,7 @@ pub fn run(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<ForwardReport, BenchError> {
     plan.check()?;
-    let started = crate::now();
+    let started = crate::report::now();
     let lab;
     let topology = if let Some(pair) = plan.peer.as_deref() {
         Topology::TurnedPair(pair)

@@ -9,10 +9,11 @@
 //! CPU passes packets to the host. All other interrupts of that CPU except the timer's are
 //! included.
 
+use crate::congestion;
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
+use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
-use crate::quantity::Size;
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::tested_method::TestedMethod;
 use crate::topology::Loads;
@@ -21,10 +22,10 @@ use crate::worker::messages::{Answering, Asking, Latency};
 use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending, taker::Taking};
 use crate::workload::{Opened, Workload};
-use crate::{BenchError, congestion};
 use haul::SendMethod;
 use haul_lab::{Lab, Reception, Settings};
 use haul_soak::Meter;
+use haul_units::Size;
 use std::sync::atomic::AtomicBool;
 
 mod answer;
@@ -162,7 +163,7 @@ pub fn run(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<InterruptsReport, BenchError> {
     plan.pace.check()?;
-    let started = crate::now();
+    let started = crate::report::now();
     let lab = Lab::open(&Settings { mtu: 1500, cpus: None })?;
     let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
     let mut run = Run::new(&lab, plan.pace)?;

@@ -7,9 +7,10 @@
 //! copied, which shows the gain of loans where zero-copy works. TCP needs a peer that acknowledges,
 //! so only datagrams are sent to that device.
 
+use crate::congestion;
 use crate::endpoint::Endpoint;
+use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
-use crate::quantity::Size;
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::tested_method::TestedMethod;
@@ -17,10 +18,10 @@ use crate::topology::Loads;
 use crate::worker::giver::{Beat, Giving, Hand};
 use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending, taker::Taking};
 use crate::workload::{Opened, Workload};
-use crate::{BenchError, congestion};
 use haul::SendMethod;
 use haul_lab::{Lab, Settings};
 use haul_soak::Meter;
+use haul_units::Size;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -139,7 +140,7 @@ pub fn run(
     if let Some(piece) = plan.pieces.iter().find(|piece| !(Size(1)..=PIECE_MAX).contains(piece)) {
         return Err(BenchError::BadInput(format!("piece {piece} is outside 1B to {PIECE_MAX}")));
     }
-    let started = crate::now();
+    let started = crate::report::now();
     let lab = Lab::open(&Settings::default())?;
     let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
     let mut run = Run::new(&lab, plan.pace)?;

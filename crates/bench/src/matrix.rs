@@ -1,11 +1,11 @@
 //! The rows of the experiment `send`: combinations of methods and conditions.
 
-use crate::BenchError;
-use crate::quantity::Size;
+use crate::error::BenchError;
 use crate::tested_method::TestedMethod;
 use crate::workload::{Opened, Workload};
 use haul::SendMethod;
 use haul_lab::Offloads;
+use haul_units::Size;
 
 /// A set of rows: every combination of the listed conditions and methods.
 #[derive(Debug, Clone, PartialEq, Eq)]

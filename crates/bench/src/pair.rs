@@ -45,20 +45,20 @@ const PRINTED_CHARS_MAX: usize = 200;
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
     /// The peer's name could not be resolved.
-    #[error("cannot resolve {peer:?}: {source}")]
+    #[error("cannot resolve {peer:?}: {error}")]
     Unknown {
         /// The peer, as it was given.
         peer: String,
         /// The resolver's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// Connecting failed.
-    #[error("cannot connect to {peer}: {source} (run `haul bench --listen` there)")]
+    #[error("cannot connect to {peer}: {error} (run `haul bench --listen` there)")]
     Unreachable {
         /// The peer's address.
         peer: SocketAddr,
         /// The kernel's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// Another program answers at that address.
     #[error(
@@ -89,12 +89,12 @@ pub enum PairError {
         peer: SocketAddr,
     },
     /// The connection to the peer was lost.
-    #[error("{peer} was lost: {source}")]
+    #[error("{peer} was lost: {error}")]
     Lost {
         /// The peer's address.
         peer: SocketAddr,
         /// The cause.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
@@ -133,7 +133,7 @@ impl Pair {
     /// [`PORT`].
     pub fn connect(peer: &str) -> Result<Self, PairError> {
         let (stream, address) = connect_any(peer)?;
-        let unreachable = |source| PairError::Unreachable { peer: address, source };
+        let unreachable = |error| PairError::Unreachable { peer: address, error };
         stream.set_nodelay(true).map_err(unreachable)?;
         stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(unreachable)?;
         stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(unreachable)?;
@@ -257,7 +257,7 @@ impl Pair {
             self.pending_windows.fetch_add(1, Relaxed);
         }
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        write_line(&*writer, request).map_err(|source| self.lost(source))
+        write_line(&*writer, request).map_err(|error| self.lost(error))
     }
 
     /// Locks the replies for the caller until the reader is dropped. Measurements of earlier
@@ -277,9 +277,9 @@ impl Pair {
         self.lost(io::Error::other(format!("it sent an unexpected reply: {}", truncate(&text))))
     }
 
-    fn lost(&self, source: io::Error) -> PairError {
+    fn lost(&self, error: io::Error) -> PairError {
         self.is_lost.store(true, Relaxed);
-        PairError::Lost { peer: self.address, source }
+        PairError::Lost { peer: self.address, error }
     }
 }
 
@@ -297,9 +297,9 @@ impl ReplyReader<'_> {
 
     /// Waits for the next reply.
     pub(crate) fn next(&mut self) -> Result<Reply, PairError> {
-        let lost = |source: io::Error| {
+        let lost = |error: io::Error| {
             let timeout = format!("it sent nothing for {} s", REPLY_TIMEOUT.as_secs());
-            self.pair.lost(if is_timeout(&source) { io::Error::other(timeout) } else { source })
+            self.pair.lost(if is_timeout(&error) { io::Error::other(timeout) } else { error })
         };
         if self.pair.cancelled_at().is_some_and(|since| since.elapsed() > CANCEL_TIMEOUT) {
             return Err(lost(io::Error::other("it still sends messages of a cancelled worker")));
@@ -375,18 +375,18 @@ fn connect_any(peer: &str) -> Result<(TcpStream, SocketAddr), PairError> {
     for address in resolve(peer)? {
         match TcpStream::connect_timeout(&address, HANDSHAKE_TIMEOUT) {
             Ok(stream) => return Ok((stream, address)),
-            Err(source) => failure = Some(PairError::Unreachable { peer: address, source }),
+            Err(error) => failure = Some(PairError::Unreachable { peer: address, error }),
         }
     }
     let no_address =
-        || PairError::Unknown { peer: peer.into(), source: io::ErrorKind::NotFound.into() };
+        || PairError::Unknown { peer: peer.into(), error: io::ErrorKind::NotFound.into() };
     Err(failure.unwrap_or_else(no_address))
 }
 
 /// Resolves a name or an address, either of which may have a port. An IPv6 address with a port
 /// stands in brackets.
 fn resolve(peer: &str) -> Result<Vec<SocketAddr>, PairError> {
-    let unknown = |source| PairError::Unknown { peer: peer.into(), source };
+    let unknown = |error| PairError::Unknown { peer: peer.into(), error };
     let host = peer.trim_start_matches('[').trim_end_matches(']');
     let is_bare_host = host.parse::<IpAddr>().is_ok() || !peer.contains(':');
     let found = if is_bare_host { (host, PORT).to_socket_addrs() } else { peer.to_socket_addrs() };

@@ -1,17 +1,18 @@
 //! Compares haul with iperf3: the CPU use that each reports, and the meter's reading.
 
 use crate::endpoint::Endpoint;
+use crate::error::BenchError;
 use crate::flow::Flow;
-use crate::quantity::Size;
 use crate::rounds::{CALIBRATION, Costs};
+use crate::stats::Figure;
 use crate::topology::Loads;
 use crate::worker::socket::SocketOptions;
 use crate::worker::{receiver::Receiving, sender::Sending};
 use crate::workload::Workload;
-use crate::{BenchError, Figure};
 use haul::SendMethod;
 use haul_lab::{Lab, Running, Settings};
 use haul_soak::{Interval, Meter};
+use haul_units::Size;
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};

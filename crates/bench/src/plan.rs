@@ -5,14 +5,16 @@
 //! the measured ones. Rounds of one measurement share conditions that a later day does not have.
 
 use crate::congestion::{DEFAULT_CONGESTION_FILE, paces};
+use crate::error::BenchError;
+use crate::host::HostFacts;
 use crate::matrix::{CHUNK_DEFAULT, SendSelection};
-use crate::quantity::Size;
+use crate::rounds::{Pace, Progress};
+use crate::send;
 use crate::send::prediction::{self, is_same_distance};
 use crate::send::{SendReport, SendRow};
 use crate::tested_method::TestedMethod;
 use crate::warning::Kind;
 use crate::workload::Workload;
-use crate::{BenchError, HostFacts, Pace, Progress, send};
 pub use description::{describe, describe_rate, describe_tests};
 use fit::is_clean;
 pub use fit::of;
@@ -20,6 +22,7 @@ use haul::SendMethod;
 pub use haul::plan::Plan;
 use haul::plan::{Network, call_bytes};
 use haul_lab::Offloads;
+use haul_units::Size;
 use std::fs;
 use std::sync::atomic::AtomicBool;
 

@@ -11,11 +11,11 @@ use crate::regime::{self, Reading};
 use crate::report::LabFacts;
 use crate::rounds::{CALIBRATION, Costs, OTHERS_PERCENT_MAX, Pace, Progress, Run, Steps};
 use crate::stats::Figure;
-use crate::topology::Loads;
+use crate::topology::{HostLoad, Loads};
 use crate::view::Picture;
 use crate::warning::{Kind, Warning};
 use crate::worker::{receiver::Receiving, sender::Sending};
-use crate::workload::Workload;
+use crate::workload::{Opened, Workload};
 use crate::{
     BenchError, HostFacts, congestion, receive::method::ReceiveMethod, tested_method::TestedMethod,
 };
@@ -87,7 +87,7 @@ pub fn run(
     if !(0.1..=SECONDS_MAX).contains(&plan.window.as_secs_f64()) {
         return Err(BenchError::BadInput(format!("a profile lasts 0.1 to {SECONDS_MAX} seconds")));
     }
-    let started = crate::now();
+    let started = crate::report::now();
     let lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
     let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
     let mut cpus = vec![lab.sender.cpu(), lab.receiver.cpu()];
@@ -96,28 +96,7 @@ pub fn run(
     let workload = plan.workload.open()?;
     let run = Run::new(&lab, Pace { rounds: 1, window: plan.window })?;
     let meter_threads: HashSet<u32> = run.meter.threads().into_iter().collect();
-    let sending = Sending {
-        path: plan.send.name().into(),
-        chunk_bytes: CHUNK_BYTES,
-        cork: false,
-        rate_bits_per_second: None,
-        pieces: workload.handed_over(),
-        plan: None,
-    };
-    let socket = Reading::Held.socket(&congestion);
-    let flow = |receiving: Receiving, window| {
-        let to = (Endpoint::Lab(&lab.receiver), receiving);
-        Flow::stream((Endpoint::Lab(&lab.sender), sending.clone()), to, socket.clone(), window)
-    };
-    let flow = if plan.receive == ReceiveMethod::Read {
-        let full_speed = regime::full_speed(&flow(Receiving::plainly(), PILOT_WINDOW))?;
-        Flow {
-            warm_up: regime::warm_up(full_speed),
-            ..flow(regime::held(&Receiving::plainly(), full_speed), plan.window)
-        }
-    } else {
-        flow(Receiving { way: plan.receive, ..Receiving::plainly() }, plan.window)
-    };
+    let flow = flow(plan, &lab, &workload, &congestion)?;
     let mut steps = Steps::new(1, is_stopped, progress);
     steps.go_on("sending and receiving");
     // Sampling interrupts the CPUs as well. The baseline includes it, so it is subtracted from the
@@ -162,14 +141,7 @@ pub fn run(
         let counts = TickCounts::of(ticks, &symbols, &groups, &meter_threads, &owners);
         let subject = format!("{host}, {method}");
         warn_of_lost_ticks(&mut report, &subject, ticks.lost);
-        let others_percent = meter.account.map_or(0.0, |account| account.others_percent);
-        if others_percent > OTHERS_PERCENT_MAX {
-            let detail = format!(
-                "{subject}: other programs used {others_percent:.0} % of this CPU; they are listed \
-                 by name and excluded from its figures, but they affected its caches and timing"
-            );
-            report.warnings.push(Warning::new(Kind::Disturbed, detail));
-        }
+        warn_of_other_programs(&mut report, &subject, meter);
         let reading = Some((meter.load_percent, us_per_mib));
         report.rows.extend(row::rows(&subject, &counts, reading));
         report.answers.extend(row::answer(&subject, &counts, reading));
@@ -181,9 +153,50 @@ pub fn run(
     Ok(Profile { report, pictures })
 }
 
+/// The flow that is profiled, held by the receive window if the receiver reads.
+fn flow<'a>(
+    plan: &ProfilePlan,
+    lab: &'a Lab,
+    workload: &Opened,
+    congestion: &str,
+) -> Result<Flow<'a>, BenchError> {
+    let sending = Sending {
+        path: plan.send.name().into(),
+        chunk_bytes: CHUNK_BYTES,
+        cork: false,
+        rate_bits_per_second: None,
+        pieces: workload.handed_over(),
+        plan: None,
+    };
+    let socket = Reading::Held.socket(congestion);
+    let flow = |receiving: Receiving, window| {
+        let to = (Endpoint::Lab(&lab.receiver), receiving);
+        Flow::stream((Endpoint::Lab(&lab.sender), sending.clone()), to, socket.clone(), window)
+    };
+    if plan.receive != ReceiveMethod::Read {
+        return Ok(flow(Receiving { way: plan.receive, ..Receiving::plainly() }, plan.window));
+    }
+    let full_speed = regime::full_speed(&flow(Receiving::plainly(), PILOT_WINDOW))?;
+    Ok(Flow {
+        warm_up: regime::warm_up(full_speed),
+        ..flow(regime::held(&Receiving::plainly(), full_speed), plan.window)
+    })
+}
+
+fn warn_of_other_programs(report: &mut ProfileReport, subject: &str, meter: &HostLoad) {
+    let others_percent = meter.account.map_or(0.0, |account| account.others_percent);
+    if others_percent > OTHERS_PERCENT_MAX {
+        let detail = format!(
+            "{subject}: other programs used {others_percent:.0} % of this CPU; they are listed by \
+             name and excluded from its figures, but they affected its caches and timing"
+        );
+        report.warnings.push(Warning::new(Kind::Disturbed, detail));
+    }
+}
+
 /// Profiles the whole machine while a command runs.
 pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitStatus)>, BenchError> {
-    let started = crate::now();
+    let started = crate::report::now();
     let cpus = haul_lab::allowed_cpus().map_err(|error| BenchError::Failed(error.to_string()))?;
     let (recorder, symbols) = start_recorder(&cpus)?;
     drop(recorder.take());

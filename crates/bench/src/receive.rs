@@ -6,19 +6,20 @@
 //! their order. `buffer_bytes` is the memory that is filled repeatedly, because a copy into a cache
 //! costs less than one into memory.
 
+use crate::congestion;
+use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Sample};
 use crate::pair::Pair;
-use crate::quantity::Size;
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::tested_method::TestedMethod;
 use crate::topology::{Loads, Topology};
 use crate::worker::{Outcome, receiver::Receiving, sender};
 use crate::workload::{Opened, Workload};
-use crate::{BenchError, congestion};
 use haul::SendMethod;
 use haul_lab::{HostSetting, Lab, Settings};
 use haul_soak::Meter;
+use haul_units::Size;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -224,7 +225,7 @@ pub fn run(
             )));
         }
     }
-    let started = crate::now();
+    let started = crate::report::now();
     let mut labs: BTreeMap<u32, Lab> = BTreeMap::new();
     let mtus = cases.iter().map(|case| case.condition.mtu).filter(|_| plan.peer.is_none());
     for mtu in mtus {

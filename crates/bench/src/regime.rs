@@ -12,9 +12,9 @@
 //! method's full speed, with large buffers of fixed size. Then the window limits the sender with
 //! every method.
 
-use crate::Figure;
 use crate::flow::{Flow, FlowError, WARM_UP};
 use crate::rounds::retry_slipped;
+use crate::stats::Figure;
 use crate::worker::Outcome;
 use crate::worker::receiver::Receiving;
 use crate::worker::socket::SocketOptions;

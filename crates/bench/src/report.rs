@@ -2,11 +2,11 @@
 
 use crate::host::HostFacts;
 use crate::pair::PeerFacts;
-use crate::quantity::Rate;
 use crate::regime::Reading;
 use crate::rounds::Run;
 use crate::stats::Figure;
 use crate::warning::Warning;
+use haul_units::Rate;
 use serde::{Deserialize, Serialize};
 
 /// Name and version of the JSON contract. The version changes if a field changes or is removed, not
@@ -144,4 +144,10 @@ impl LabFacts {
             cache_line_round_trip_ns: run.cache_line_round_trip_ns(),
         }
     }
+}
+
+/// The current time in UTC, rounded to the second, in RFC 3339 format.
+pub(crate) fn now() -> String {
+    let now = jiff::Timestamp::now();
+    now.round(jiff::Unit::Second).unwrap_or(now).to_string()
 }

@@ -1,11 +1,12 @@
 //! Measures rows in interleaved rounds of one window each, so that drift affects all rows alike.
 
 use crate::counters::Counters;
+use crate::error::BenchError;
 use crate::flow::{FlowError, Sample};
+use crate::host::HostFacts;
 use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
 use crate::topology::{Loads, Quiet, Topology};
 use crate::warning::{Kind, Warning};
-use crate::{BenchError, HostFacts};
 use haul_lab::CpuPair;
 use haul_soak::Meter;
 use std::time::{Duration, Instant};

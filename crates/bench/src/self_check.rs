@@ -1,6 +1,6 @@
 //! Self-check of the meter: known loads, and interrupt loads that other tools do not show.
 
-use crate::BenchError;
+use crate::error::BenchError;
 use crate::warning::{Kind, Warning};
 use haul_lab::{Lab, Settings};
 use haul_soak::{Baseline, CpuLoad, Load, Meter, SoakError};

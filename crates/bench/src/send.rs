@@ -1,10 +1,11 @@
 //! The experiment `send`: the CPU cost of each send method, on the sending and the receiving host,
 //! for files and memory.
 
+use crate::congestion;
+use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix::{self, SendCase, SendCondition, SendSelection};
 use crate::pair::Pair;
-use crate::quantity::Rate;
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::report::Observer;
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
@@ -14,10 +15,10 @@ use crate::topology::{Loads, Topology};
 use crate::warning::{Kind, Warning};
 use crate::worker::{Outcome, Paced, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
-use crate::{BenchError, congestion};
 use haul::SendMethod;
 use haul_lab::{Lab, Offloads, Settings};
 use haul_soak::Meter;
+use haul_units::Rate;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -99,7 +100,7 @@ pub fn run(
         return Err(BenchError::BadInput("planned needs a plan to choose by: --plan FILE".into()));
     }
     let workloads = open_workloads(&cases)?;
-    let started = crate::now();
+    let started = crate::report::now();
     let lab;
     let topology = if let Some(pair) = plan.peer.as_deref() {
         Topology::Pair(pair)
@@ -128,21 +129,7 @@ pub fn run(
         .map(|(case, proved_copied_percent)| ProvedCase { case, proved_copied_percent })
         .map(Series::new)
         .collect();
-    // The other machine's meter cannot be paused.
-    let has_observer = plan.rate.is_none() && topology.lab().is_some();
-    let observer_pairs = if has_observer { plan.observer_pairs } else { 0 };
-    let mut steps = Steps::new(run.steps(rows.len()) + observer_pairs, is_stopped, progress);
-    let is_complete = run.measure_all(&mut experiment, &mut rows, &mut steps)?;
-    let observer = if is_complete {
-        observer_effect(&mut experiment, &run.meter, &rows, observer_pairs, &mut steps)
-    } else {
-        Ok(None)
-    };
-    let observer = observer.unwrap_or_else(|error| {
-        let detail = format!("the meter's own effect is not known: {error}");
-        run.warnings.push(Warning::new(Kind::Observer, detail));
-        None
-    });
+    let observer = measure_all(plan, &mut run, &mut experiment, &mut rows, is_stopped, progress)?;
     run.warn(
         &rows,
         |proved_case| warnings::name(&proved_case.case),
@@ -160,6 +147,30 @@ pub fn run(
         report.warnings.extend(prediction::warning(planned, &report));
     }
     Ok(report)
+}
+
+/// Measures the rows and the observer effect, which is `None` if it is not known.
+fn measure_all(
+    plan: &SendPlan,
+    run: &mut Run<'_>,
+    experiment: &mut SendExperiment<'_>,
+    rows: &mut [SendSeries],
+    is_stopped: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Option<Observer>, BenchError> {
+    // The other machine's meter cannot be paused.
+    let has_observer = plan.rate.is_none() && experiment.topology.lab().is_some();
+    let observer_pairs = if has_observer { plan.observer_pairs } else { 0 };
+    let mut steps = Steps::new(run.steps(rows.len()) + observer_pairs, is_stopped, progress);
+    if !run.measure_all(experiment, rows, &mut steps)? {
+        return Ok(None);
+    }
+    let observer = observer_effect(experiment, &run.meter, rows, observer_pairs, &mut steps);
+    Ok(observer.unwrap_or_else(|error| {
+        let detail = format!("the meter's own effect is not known: {error}");
+        run.warnings.push(Warning::new(Kind::Observer, detail));
+        None
+    }))
 }
 
 fn open_workloads(cases: &[SendCase]) -> Result<HashMap<Workload, Opened>, BenchError> {

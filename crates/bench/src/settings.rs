@@ -12,9 +12,9 @@
 //! and for differences between congestion controls.
 
 use crate::endpoint::Endpoint;
+use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix;
-use crate::quantity::{Rate, Size};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::stats::Figure;
 use crate::tested_method::TestedMethod;
@@ -22,10 +22,11 @@ use crate::topology::Loads;
 use crate::worker::socket::SocketOptions;
 use crate::worker::{Outcome, receiver::Receiving, sender::Sending};
 use crate::workload::{Opened, Workload};
-use crate::{BenchError, congestion, doctor};
+use crate::{congestion, doctor};
 use haul::SendMethod;
 use haul_lab::{CpuPair, Lab};
 use haul_soak::Meter;
+use haul_units::{Rate, Size};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -128,7 +129,7 @@ pub fn run(
     }
     let workload = plan.workload.open()?;
     matrix::check_chunk_in(CHUNK, &workload)?;
-    let started = crate::now();
+    let started = crate::report::now();
     let basis = Tuning::host_default(plan.congestion.clone());
     let lab = basis.open(None)?;
     let congestion = congestion::choose(&lab, Some(&basis.congestion))?;

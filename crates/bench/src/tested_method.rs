@@ -73,7 +73,7 @@ impl TestedMethod {
             (Self::Auto, _) => MethodChoice::Builtin,
         };
         let socket =
-            stream.try_clone().map_err(|source| Error::Failed { call: "fcntl F_DUPFD", source })?;
+            stream.try_clone().map_err(|error| Error::Failed { call: "fcntl F_DUPFD", error })?;
         Ok(Opened::Chosen(Box::new(Sender::with(
             socket,
             SendSettings { choice, ..SendSettings::default() },

@@ -1,10 +1,10 @@
 //! Views of reports: the common form from which the terminal, Markdown and HTML outputs are made.
 
 use crate::host::HostFacts;
-use crate::quantity::Rate;
 use crate::regime::Reading;
 use crate::report::{Observer, Report};
 use crate::stats::Figure;
+use haul_units::Rate;
 
 /// A report as text, tables and bars.
 #[derive(Debug, Clone)]

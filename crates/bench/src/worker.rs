@@ -144,7 +144,7 @@ impl Outcome {
 
     /// Payload in MiB.
     pub fn mib(&self) -> f64 {
-        self.bytes as f64 / crate::MIB
+        self.bytes as f64 / haul_units::MIB
     }
 }
 

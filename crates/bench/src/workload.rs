@@ -1,7 +1,7 @@
 //! Workloads: the data that is sent, which is many files, one file, or memory.
 
-use crate::quantity::{ParseQuantityError, Size};
 use haul::{Memory, Source, SourceError, file_len};
+use haul_units::{ParseQuantityError, Size};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
@@ -47,35 +47,35 @@ pub enum WorkloadError {
     )]
     Unknown(String),
     /// The size is invalid.
-    #[error("workload {workload:?}: {source}")]
+    #[error("workload {workload:?}: {error}")]
     Size {
         /// The workload, as it was given.
         workload: String,
         /// The cause.
-        source: ParseQuantityError,
+        error: ParseQuantityError,
     },
     /// The workload is too large.
     #[error("workload {0} is larger than {max} in total", max = Size(TOTAL_MAX))]
     TooLarge(String),
     /// The file is missing or cannot be read.
-    #[error("cannot open {path}: {source}", path = path.display())]
+    #[error("cannot open {path}: {error}", path = path.display())]
     Open {
         /// Path of the file.
         path: PathBuf,
         /// The kernel's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// The workload cannot be used as a source.
-    #[error("cannot send {workload}: {source}")]
+    #[error("cannot send {workload}: {error}")]
     Source {
         /// The workload.
         workload: String,
         /// The cause.
-        source: SourceError,
+        error: SourceError,
     },
     /// The temporary files could not be created.
     #[error(
-        "cannot make the files of workload {workload} in {folder}: {source} (set TMPDIR to a \
+        "cannot make the files of workload {workload} in {folder}: {error} (set TMPDIR to a \
          folder with enough space)",
         folder = folder.display()
     )]
@@ -85,7 +85,7 @@ pub enum WorkloadError {
         /// The folder of the files.
         folder: PathBuf,
         /// The kernel's error.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
@@ -95,7 +95,7 @@ impl FromStr for Workload {
     fn from_str(text: &str) -> Result<Self, WorkloadError> {
         let size = |part: &str| {
             part.parse::<Size>()
-                .map_err(|source| WorkloadError::Size { workload: text.into(), source })
+                .map_err(|error| WorkloadError::Size { workload: text.into(), error })
         };
         let workload = if let Some(path) = text.strip_prefix("file:") {
             return if path.is_empty() {
@@ -222,9 +222,9 @@ impl Opened {
 impl PieceHandle {
     /// Opens the piece.
     pub(crate) fn open(&self) -> Result<Piece, WorkloadError> {
-        let open = |source| WorkloadError::Open { path: self.path.clone(), source };
+        let open = |error| WorkloadError::Open { path: self.path.clone(), error };
         let source_error =
-            |source| WorkloadError::Source { workload: self.path.display().to_string(), source };
+            |error| WorkloadError::Source { workload: self.path.display().to_string(), error };
         if self.is_memory {
             let file = File::options().read(true).write(true).open(&self.path).map_err(open)?;
             Memory::of_file(file).map(Piece::Memory).map_err(source_error)
@@ -252,15 +252,15 @@ impl Workload {
     /// ends.
     pub fn open(&self) -> Result<Opened, WorkloadError> {
         let name = self.to_string();
-        let source_error = |source| WorkloadError::Source { workload: name.clone(), source };
+        let source_error = |error| WorkloadError::Source { workload: name.clone(), error };
         let pieces = match self {
             Self::Files { .. } | Self::Equal { .. } => {
                 let folder = std::env::temp_dir();
                 let make = |bytes| {
-                    random_file(bytes).map_err(|source| WorkloadError::Make {
+                    random_file(bytes).map_err(|error| WorkloadError::Make {
                         workload: name.clone(),
                         folder: folder.clone(),
-                        source,
+                        error,
                     })
                 };
                 self.sizes()
@@ -270,7 +270,7 @@ impl Workload {
             }
             Self::File(path) => {
                 let file = File::open(path)
-                    .map_err(|source| WorkloadError::Open { path: path.clone(), source })?;
+                    .map_err(|error| WorkloadError::Open { path: path.clone(), error })?;
                 vec![Piece::of_file(file).map_err(source_error)?]
             }
             Self::Memory(size) => {

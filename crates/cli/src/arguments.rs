@@ -2,10 +2,9 @@
 
 use crate::output::{Destination, Failure};
 use crate::serve::ServeArguments;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use haul_bench::forward::Traffic;
 use haul_bench::forward::method::TestedForwardMethod;
-use haul_bench::quantity::{Rate, Size};
 use haul_bench::receive::method::ReceiveMethod;
 use haul_bench::receive::{PageOrder, SentBy};
 use haul_bench::regime::Reading;
@@ -13,6 +12,7 @@ use haul_bench::settings;
 use haul_bench::tested_method::TestedMethod;
 use haul_bench::workload::Workload;
 use haul_lab::{Loss, Offloads};
+use haul_units::{ParseQuantityError, Rate, Size};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -49,6 +49,24 @@ pub enum Command {
     /// Run a command in the lab: two hosts (network namespaces) on this machine, joined by a veth
     /// pair, each with its own CPU
     Lab(LabArguments),
+    /// Print a shell's completions of this command
+    Completions(CompletionsArguments),
+    /// Write the manual pages of this command and its subcommands into a directory
+    Man(ManArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct CompletionsArguments {
+    /// Shell, such as bash, zsh or fish
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct ManArguments {
+    /// Directory, which must exist
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -61,7 +79,13 @@ pub struct BenchArguments {
     ///
     /// Data connections use the next port number. Any host that can reach the port can make this
     /// machine receive data, and forward data back to that host: listen only while measuring.
-    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = ALL_ADDRESSES, exclusive = true)]
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        num_args = 0..=1,
+        default_missing_value = ALL_ADDRESSES,
+        exclusive = true,
+    )]
     pub listen: Option<ListenAddress>,
     #[command(flatten)]
     pub common: CommonArguments,
@@ -416,6 +440,11 @@ pub fn all_experiments() -> Result<Vec<Experiment>, Failure> {
     parsed.into_iter().map(|experiment| experiment.map_err(not_parsed)).collect()
 }
 
+/// The command line's definition: flags, texts and subcommands.
+pub fn definition() -> clap::Command {
+    Arguments::command().bin_name("haul")
+}
+
 /// Parses the command line. `--help` and `--version` print their text and end the process.
 ///
 /// A usage error becomes a one-line [`Failure`].
@@ -439,10 +468,7 @@ pub fn parse() -> Result<Arguments, Failure> {
     })
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    const MAX: Duration = Duration::from_secs(24 * 3600);
-    let invalid = || format!("{text:?} is not a time from 100ms to 24h: write 10s, 500ms or 2m");
-    let duration: jiff::SignedDuration = text.parse().map_err(|_| invalid())?;
-    let duration = Duration::try_from(duration).map_err(|_| invalid())?;
-    (Duration::from_millis(100)..=MAX).contains(&duration).then_some(duration).ok_or_else(invalid)
+fn duration(text: &str) -> Result<Duration, ParseQuantityError> {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    haul_units::parse_time(text, Duration::from_millis(100)..=DAY)
 }

@@ -77,10 +77,11 @@ impl Context<'_> {
     }
 
     /// Runs one experiment and shows its progress.
-    fn run<R: Tabled + Serialize>(
-        &self,
-        experiment: impl FnOnce(&AtomicBool, &mut dyn FnMut(Progress)) -> Result<Report<R>, BenchError>,
-    ) -> Result<ExperimentResult, Failure> {
+    fn run<R, E>(&self, experiment: E) -> Result<ExperimentResult, Failure>
+    where
+        R: Tabled + Serialize,
+        E: FnOnce(&AtomicBool, &mut dyn FnMut(Progress)) -> Result<Report<R>, BenchError>,
+    {
         self.run_with_progress(experiment).map(ExperimentResult::from)
     }
 

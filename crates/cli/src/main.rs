@@ -4,8 +4,10 @@
 
 mod arguments;
 mod bench;
+mod daemon;
 mod doctor;
 mod lab;
+mod manual;
 mod output;
 mod plan;
 mod serve;
@@ -36,5 +38,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Lab(arguments) => lab::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
+        Command::Completions(arguments) => manual::print_completions(&arguments),
+        Command::Man(arguments) => manual::write_pages(&arguments),
     }
 }

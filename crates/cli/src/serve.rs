@@ -1,17 +1,14 @@
 //! `haul serve`: runs a file server from its options, and handles signals.
 
-mod messages;
 mod options;
 
+use crate::daemon::messages::{MessageFormat, MessageWriter};
+use crate::daemon::{limits, readiness, signals};
 use crate::output::Failure;
 use clap::Args;
-use haul_serve::{Address, Handle, Server};
-use messages::{MessageFormat, MessageWriter};
+use haul_serve::{Address, Config, ListenAddress, Server, ServerError};
 use options::Options;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use std::io::{ErrorKind, Read};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing::{error, info, warn};
@@ -79,27 +76,12 @@ fn serve(
     messages: &mut Option<MessageWriter>,
 ) -> Result<ExitCode, Failure> {
     let config = options.into_config()?;
-    raise_descriptor_limit();
+    limits::raise_descriptor_limit();
     let failed = |error: haul_serve::Error| {
         if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
     };
     let server = match Server::new(&config) {
-        // Everything else is checked before, so an address in use does not fail the check: the
-        // configuration of a running service can be checked.
-        Err(haul_serve::Error::Listen { address, source })
-            if check && source.kind() == ErrorKind::AddrInUse && address != Address::Systemd =>
-        {
-            println!(
-                "{} can be served; another process listens on {address} now",
-                config.root.display()
-            );
-            return Ok(ExitCode::SUCCESS);
-        }
-        Err(haul_serve::Error::Listen { address: Address::Systemd, .. }) if check => {
-            println!(
-                "{} can be served, on the sockets that systemd will pass",
-                config.root.display()
-            );
+        Err(haul_serve::Error::Server(error)) if check && is_in_use(&error, &config) => {
             return Ok(ExitCode::SUCCESS);
         }
         server => server.map_err(failed)?,
@@ -113,17 +95,58 @@ fn serve(
         return Ok(ExitCode::SUCCESS);
     }
     *messages = Some(MessageWriter::start(format).map_err(Failure::failed)?);
-    handle_signals(server.handle()).map_err(Failure::failed)?;
+    let handle = server.handle();
+    let reload = move || match handle.reload() {
+        Ok(()) => info!("reloaded"),
+        Err(errors) => {
+            for error in errors {
+                error!(%error, "not reloaded: {error}");
+            }
+        }
+    };
+    let handle = server.handle();
+    signals::handle(reload, move || handle.drain()).map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server
         .metrics_address()
         .map_or(String::new(), |address| format!(", metrics at http://{address}/metrics"));
     let folder = config.root.display();
-    info!(%folder, %places, loops, "serving {folder} at {places} with {loops} loop{plural}{metrics}");
+    info!(
+        %folder,
+        %places,
+        loops,
+        "serving {folder} at {places} with {loops} loop{plural}{metrics}"
+    );
     for caveat in server.caveats() {
         warn!("{caveat}");
     }
+    warn_of_missing_index(&config);
+    readiness::notify_ready();
+    server.run().map_err(failed)?;
+    info!("ended");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the start failed only because its addresses are in use, or come from systemd; then this
+/// is printed. The configuration of a running service can be checked so: everything else is checked
+/// before the addresses.
+fn is_in_use(error: &ServerError, config: &Config) -> bool {
+    let root = config.root.display();
+    match error {
+        ServerError::Listen { address: Address::Systemd, .. } => {
+            println!("{root} can be served, on the sockets that systemd will pass");
+        }
+        ServerError::Listen { address, error } if error.kind() == ErrorKind::AddrInUse => {
+            println!("{root} can be served; another process listens on {address} now");
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// Warns if `/` cannot be answered.
+fn warn_of_missing_index(config: &Config) {
     let content = &config.content;
     if !content.listing
         && !content.index.iter().any(|name| config.root.join(name).exists())
@@ -134,15 +157,10 @@ fn serve(
             content.index.join(" or ")
         );
     }
-    // Without systemd there is no receiver of the notification.
-    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
-    server.run().map_err(failed)?;
-    info!("ended");
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Formats an address as a URL for a browser.
-fn display_url((address, is_tls): &(Address, bool)) -> String {
+fn display_url(ListenAddress { address, is_tls }: &ListenAddress) -> String {
     match address {
         Address::Tcp(address) => {
             let scheme = if *is_tls { "https" } else { "http" };
@@ -154,57 +172,4 @@ fn display_url((address, is_tls): &(Address, bool)) -> String {
         }
         other => other.to_string(),
     }
-}
-
-/// Starts the threads that handle signals.
-///
-/// * SIGTERM, SIGINT and SIGQUIT drain the service: it finishes open requests, then ends. A second
-///   one ends the process at once.
-/// * SIGHUP and SIGUSR1 reload the certificate and the passwords, and reopen the log.
-///
-/// SIGQUIT and SIGUSR1 are nginx's signals for this. Unhandled, they would kill the process.
-fn handle_signals(handle: Handle) -> std::io::Result<()> {
-    let (mut end_rx, end_tx) = UnixStream::pair()?;
-    let (mut reload_rx, reload_tx) = UnixStream::pair()?;
-    for signal in [SIGTERM, SIGINT, SIGQUIT] {
-        signal_hook::low_level::pipe::register(signal, end_tx.try_clone()?)?;
-    }
-    for signal in [SIGHUP, SIGUSR1] {
-        signal_hook::low_level::pipe::register(signal, reload_tx.try_clone()?)?;
-    }
-    let reload_handle = handle.clone();
-    let spawn = |work: Box<dyn FnOnce() + Send>| {
-        std::thread::Builder::new().name("haul-signals".into()).spawn(work)
-    };
-    spawn(Box::new(move || {
-        while reload_rx.read_exact(&mut [0]).is_ok() {
-            match reload_handle.reload() {
-                Ok(()) => info!("reloaded"),
-                Err(errors) => {
-                    for error in errors {
-                        error!(%error, "not reloaded: {error}");
-                    }
-                }
-            }
-        }
-    }))?;
-    spawn(Box::new(move || {
-        if end_rx.read_exact(&mut [0]).is_ok() {
-            info!("finishing open requests, then ending; another signal ends at once");
-            let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
-            handle.drain();
-        }
-        if end_rx.read_exact(&mut [0]).is_ok() {
-            std::process::exit(1);
-        }
-    }))?;
-    Ok(())
-}
-
-/// Raises the limit on open file descriptors to its maximum: each connection and each open file
-/// takes one.
-fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    // If this fails, the service stays within the present limit.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }

@@ -143,8 +143,7 @@ fn a_machine_cannot_measure_with_itself() {
 #[test]
 fn data_connections_are_accepted_only_from_the_peer() {
     let Some((lab, _listener, _stderr)) = start_listener() else { return };
-    let receive = json!({"Receive": {"way": "Read", "buffer_bytes": 65536, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0, "read_bytes_per_second": null, "read_pause_us": 0}});
-    let start = json!({"Start": {"task": receive, "socket": {"congestion": null, "buffer_bytes": null}, "peer": null}}).to_string();
+    let start = start_receiver(65536).to_string();
     let mut control =
         lab.sender.run(|| TcpStream::connect((lab.receiver.address(), PORT)).unwrap()).unwrap();
     control.write_all(format!("{}\n{start}\n", hello()).as_bytes()).unwrap();
@@ -196,12 +195,37 @@ fn hello() -> String {
     json!({"Hello": {"schema": "haul.pair/2", "haul": "0"}}).to_string()
 }
 
+/// A task that receives into a buffer of this size.
+fn receive(buffer_bytes: u64) -> Value {
+    json!({"Receive": {
+        "way": "Read",
+        "buffer_bytes": buffer_bytes,
+        "touch": false,
+        "low_water_bytes": 1,
+        "busy_poll_us": 0,
+        "read_bytes_per_second": null,
+        "read_pause_us": 0,
+    }})
+}
+
+/// The request that starts it.
+fn start_receiver(buffer_bytes: u64) -> Value {
+    let socket = json!({"congestion": null, "buffer_bytes": null});
+    json!({"Start": {"task": receive(buffer_bytes), "socket": socket, "peer": null}})
+}
+
 #[test]
 fn requests_for_more_than_measuring_are_refused() {
     let Some((lab, _listener, _stderr)) = start_listener() else { return };
-    let receive = |buffer_bytes: u64| json!({"Receive": {"way": "Read", "buffer_bytes": buffer_bytes, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0, "read_bytes_per_second": null, "read_pause_us": 0}});
     let forward = || json!({"Forward": {"by": "Copy", "buffer_bytes": null}});
-    let give = json!({"Give": {"is_tcp": false, "by": "Send", "piece_bytes": 1, "datagram_bytes": 1, "to": "10.77.0.9:9", "beat": "Free"}});
+    let give = json!({"Give": {
+        "is_tcp": false,
+        "by": "Send",
+        "piece_bytes": 1,
+        "datagram_bytes": 1,
+        "to": "10.77.0.9:9",
+        "beat": "Free",
+    }});
     let answer = json!({"Answer": {}});
     let plain = || json!({"congestion": "reno", "buffer_bytes": null});
     let large = json!({"congestion": "reno", "buffer_bytes": 1u64 << 30});
@@ -238,8 +262,7 @@ fn requests_for_more_than_measuring_are_refused() {
 #[test]
 fn one_peer_is_served_at_a_time_and_the_next_after_an_abrupt_end() {
     let Some((lab, _listener, mut stderr)) = start_listener() else { return };
-    let receive = json!({"Receive": {"way": "Read", "buffer_bytes": 65536, "touch": false, "low_water_bytes": 1, "busy_poll_us": 0, "read_bytes_per_second": null, "read_pause_us": 0}});
-    let start = json!({"Start": {"task": receive, "socket": {"congestion": null, "buffer_bytes": null}, "peer": null}}).to_string();
+    let start = start_receiver(65536).to_string();
     lab.sender
         .run(|| {
             let mut first = TcpStream::connect((lab.receiver.address(), PORT)).unwrap();
@@ -340,7 +363,10 @@ fn a_peer_with_another_protocol_is_a_one_line_error() {
     assert!(line.contains("it said \"SSH-2.0-OpenSSH_9.2p1\""), "{line}");
     let (line, _) = run_against(b"\x16\x03\x01\x00\xff\n");
     assert!(line.contains("it said"), "{line}");
-    let (line, _) = run_against(b"{\"Hello\":{\"schema\":\"haul.pair/9\",\"host\":{\"kernel\":\"\",\"cpu\":\"\",\"cpus\":1,\"steal_percent\":0},\"congestion\":[]}}\n");
+    let (line, _) = run_against(
+        b"{\"Hello\":{\"schema\":\"haul.pair/9\",\"host\":{\"kernel\":\"\",\"cpu\":\"\",\"cpus\":1,\
+        \"steal_percent\":0},\"congestion\":[]}}\n",
+    );
     assert!(line.contains("it speaks haul.pair/9"), "{line}");
     let (line, elapsed) = run_against(b"");
     assert!(

@@ -12,6 +12,7 @@ use common::cpus::lock_cpus;
 use common::json::json;
 use common::user::as_unprivileged_user;
 use std::collections::BTreeSet;
+use std::path::Path;
 
 #[test]
 fn doctor_reports_every_path_and_a_fix_for_each_problem() {
@@ -154,7 +155,14 @@ fn a_plan_is_made_from_the_undisturbed_rows_of_a_report() {
 fn a_plan_is_measured_tested_written_and_used() {
     let _cpu_lock = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
-    let in_folder = |arguments: &[&str]| run(haul(arguments).current_dir(folder.path()));
+    let text = measure_plan(folder.path());
+    check_and_use_plan(folder.path(), &text);
+    distrust_changed_plan(folder.path(), &text);
+}
+
+/// Measures a plan; returns its file's text.
+fn measure_plan(folder: &Path) -> String {
+    let in_folder = |arguments: &[&str]| run(haul(arguments).current_dir(folder));
     let (output, transcript) = in_folder(&["plan", "--force"]);
     assert!(output.status.success(), "{transcript}");
     for part in
@@ -164,7 +172,7 @@ fn a_plan_is_measured_tested_written_and_used() {
     }
     // The costs exclude the test workloads: there are six paths for files and five for memory, with
     // offloads on. With offloads off, a path is missing if other programs disturbed its two rows.
-    let text = std::fs::read_to_string(folder.path().join("haul-plan.json")).unwrap();
+    let text = std::fs::read_to_string(folder.join("haul-plan.json")).unwrap();
     let plan: serde_json::Value = serde_json::from_str(&text).unwrap();
     let costs = plan["costs"].as_array().unwrap();
     let has_offloads = |cost: &&serde_json::Value| cost["offloads"] == true;
@@ -174,6 +182,28 @@ fn a_plan_is_measured_tested_written_and_used() {
     assert_eq!(plan["network"]["mtu"], 9000, "{transcript}");
     let tests = plan["tests"].as_array().unwrap();
     assert!((1..=6).contains(&tests.len()), "{transcript}");
+    text
+}
+
+/// The row `planned` of `haul bench send`, and the library's own choice in the row `auto`.
+const PLANNED: [&str; 11] = [
+    "bench",
+    "send",
+    "--quick",
+    "--rounds",
+    // If there were only one round and its window slipped, no round would be left.
+    "3",
+    "--paths",
+    "auto",
+    "--plan",
+    "haul-plan.json",
+    "--json",
+    "-",
+];
+
+fn check_and_use_plan(folder: &Path, text: &str) {
+    let in_folder = |arguments: &[&str]| run(haul(arguments).current_dir(folder));
+    let plan: serde_json::Value = serde_json::from_str(text).unwrap();
     let default = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
     let (output, transcript) = in_folder(&["plan", "--check"]);
     assert!(output.status.success(), "{transcript}");
@@ -192,22 +222,7 @@ fn a_plan_is_measured_tested_written_and_used() {
     let (output, transcript) = in_folder(&["plan", "--rate", "100gbit"]);
     assert!(output.status.success() && transcript.contains("files, sendfile: "), "{transcript}");
     assert!(transcript.contains("cores (") && started.elapsed().as_secs() < 10, "{transcript}");
-    // The row `planned` chooses by this plan, beside the library's own choice in the row `auto`.
-    let arguments = [
-        "bench",
-        "send",
-        "--quick",
-        "--rounds",
-        // If there were only one round and its window slipped, no round would be left.
-        "3",
-        "--paths",
-        "auto",
-        "--plan",
-        "haul-plan.json",
-        "--json",
-        "-",
-    ];
-    let report = json(haul(&arguments).current_dir(folder.path()));
+    let report = json(haul(&PLANNED).current_dir(folder));
     let paths: Vec<&str> = report["rows"]
         .as_array()
         .unwrap()
@@ -218,8 +233,13 @@ fn a_plan_is_measured_tested_written_and_used() {
     // The report names the path that was taken, and the plan has costs for it.
     let taken = &report["rows"][1]["taken"];
     assert!(plan["costs"].as_array().unwrap().iter().any(|cost| cost["path"] == *taken), "{taken}");
+}
+
+fn distrust_changed_plan(folder: &Path, text: &str) {
+    let in_folder = |arguments: &[&str]| run(haul(arguments).current_dir(folder));
+    let plan: serde_json::Value = serde_json::from_str(text).unwrap();
     let other = text.replace(plan["kernel"].as_str().unwrap(), "2.4.2");
-    std::fs::write(folder.path().join("haul-plan.json"), other).unwrap();
+    std::fs::write(folder.join("haul-plan.json"), other).unwrap();
     let (output, transcript) = in_folder(&["plan", "--check"]);
     assert_eq!(output.status.code(), Some(1), "{transcript}");
     assert!(transcript.contains("kernel: 2.4.2 when it was measured"), "{transcript}");
@@ -229,8 +249,8 @@ fn a_plan_is_measured_tested_written_and_used() {
         output.status.success() && transcript.contains("was made before this machine changed"),
         "{transcript}"
     );
-    std::fs::write(folder.path().join("haul-plan.json"), &text[..text.len() / 2]).unwrap();
-    for arguments in [&["plan", "--check"][..], &["plan", "--rate", "1gbit"], &arguments] {
+    std::fs::write(folder.join("haul-plan.json"), &text[..text.len() / 2]).unwrap();
+    for arguments in [&["plan", "--check"][..], &["plan", "--rate", "1gbit"], &PLANNED] {
         let (output, transcript) = in_folder(arguments);
         let lines = String::from_utf8_lossy(&output.stderr).lines().count();
         assert_eq!((output.status.code(), lines), (Some(2), 1), "{transcript}");

@@ -203,7 +203,8 @@ fn the_configuration_file_has_the_same_options_and_flags_take_precedence() {
     let elsewhere = tempfile::tempdir().unwrap();
     let file = elsewhere.path().join("serve.toml");
     let text = format!(
-        "dir = {:?}\nlisten = [\"127.0.0.1:0\"]\nworkers = 1\nlisting = true\nheader = [\"X-From: file\"]\nidle-timeout = \"5s\"\n",
+        "dir = {:?}\nlisten = [\"127.0.0.1:0\"]\nworkers = 1\nlisting = true\n\
+         header = [\"X-From: file\"]\nidle-timeout = \"5s\"\n",
         folder.path()
     );
     fs::write(&file, &text).unwrap();

@@ -133,7 +133,8 @@ fn a_control_group_that_the_meter_starves_is_named_in_a_warning() {
     }
     std::fs::write(group.join("cpu.shares"), "2").unwrap();
     let script = format!(
-        "echo $$ > {}/cgroup.procs; echo $$ > {}/cgroup.procs; exec timeout 4 taskset -c 1 sh -c 'while :; do :; done'",
+        "echo $$ > {}/cgroup.procs; echo $$ > {}/cgroup.procs; \
+         exec timeout 4 taskset -c 1 sh -c 'while :; do :; done'",
         group.display(),
         usage.display()
     );

@@ -1,7 +1,8 @@
 //! Atomic file replacement: write to a temporary file, sync it, rename it, sync the directory.
 //!
-//! The calls may wait for the disk, so an event loop leaves them to another thread. A killed process
-//! leaves a hidden temporary file `.NAME.haul-…` behind (without `NAME` if that would be too long).
+//! The calls may wait for the disk, so an event loop leaves them to another thread. A killed
+//! process leaves a hidden temporary file `.NAME.haul-…` behind (without `NAME` if that would be
+//! too long).
 
 use crate::root::{Blocking, Root};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
@@ -60,7 +61,8 @@ impl AtomicFile {
             Some(slash) => (&path[..slash], &path[slash + 1..]),
             None => (&[][..], path),
         };
-        // Checked before the lookup, so that a name that cannot be is not reported as a missing folder.
+        // Checked before the lookup, so that a name that cannot be is not reported as a missing
+        // folder.
         check_name(name)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         Self::create_in(root.open_below(directory, flags, Mode::empty(), Blocking::Disk)?, name)

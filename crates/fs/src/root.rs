@@ -1,8 +1,8 @@
 //! Path lookup confined to a directory: opens a path below a root, and nothing outside it.
 //!
 //! The kernel resolves the path (`openat2` with `RESOLVE_BENEATH`, Linux 5.6), so no rename and no
-//! symbolic link can lead out between a check and its use. With `RESOLVE_CACHED` (Linux 5.12) it also
-//! reports when the lookup would block on the disk.
+//! symbolic link can lead out between a check and its use. With `RESOLVE_CACHED` (Linux 5.12) it
+//! also reports when the lookup would block on the disk.
 //!
 //! If the call is refused (an older kernel, a container's seccomp filter), paths are resolved
 //! directory by directory and symbolic links are refused: slower, and as safe.

@@ -7,12 +7,12 @@ use std::io;
 pub enum Error {
     /// The kernel does not support the call, in general or for this socket. Another method may
     /// work: [`crate::SendMethod::fallback`].
-    #[error("the kernel refuses {call}: {source}{}", advice(.call, .source))]
+    #[error("the kernel refuses {call}: {error}{}", advice(.call, .error))]
     Refused {
         /// The call that was refused.
         call: &'static str,
         /// The kernel's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// An argument is invalid, or the method does not apply here.
     #[error("{0}")]
@@ -71,12 +71,12 @@ pub enum Error {
         buffers_max: usize,
     },
     /// The call failed for another reason, such as a reset connection or a disk error.
-    #[error("{call}: {source}")]
+    #[error("{call}: {error}")]
     Failed {
         /// The call that failed.
         call: &'static str,
         /// The kernel's error.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
@@ -84,7 +84,7 @@ impl Error {
     /// The kernel's error number, if the kernel reported one.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
-            Self::Refused { source, .. } | Self::Failed { source, .. } => source.raw_os_error(),
+            Self::Refused { error, .. } | Self::Failed { error, .. } => error.raw_os_error(),
             _ => None,
         }
     }
@@ -103,7 +103,7 @@ impl From<Error> for io::Error {
             Error::WouldBlock | Error::LoansOut => io::ErrorKind::WouldBlock,
             Error::PoolEmpty { .. } => io::ErrorKind::ResourceBusy,
             Error::Ended { .. } => io::ErrorKind::UnexpectedEof,
-            Error::Refused { source, .. } | Error::Failed { source, .. } => source.kind(),
+            Error::Refused { error, .. } | Error::Failed { error, .. } => error.kind(),
             _ => io::ErrorKind::InvalidInput,
         };
         Self::new(kind, error)
@@ -113,9 +113,9 @@ impl From<Error> for io::Error {
 /// Converts an error of `call`, and separates errors that another method could avoid from the
 /// others.
 pub(crate) fn failed(call: &'static str) -> impl Fn(io::Error) -> Error {
-    move |source| {
+    move |error| {
         use rustix::io::Errno;
-        match Errno::from_io_error(&source) {
+        match Errno::from_io_error(&error) {
             Some(Errno::AGAIN) => Error::WouldBlock,
             Some(Errno::NOTSOCK) => Error::NotASocket,
             Some(
@@ -129,16 +129,16 @@ pub(crate) fn failed(call: &'static str) -> impl Fn(io::Error) -> Error {
                 | Errno::MFILE
                 | Errno::NFILE
                 | Errno::NOPROTOOPT,
-            ) => Error::Refused { call, source },
-            _ => Error::Failed { call, source },
+            ) => Error::Refused { call, error },
+            _ => Error::Failed { call, error },
         }
     }
 }
 
 /// Advice on an error, appended to its message; empty if none is known.
-fn advice(call: &str, source: &io::Error) -> &'static str {
+fn advice(call: &str, error: &io::Error) -> &'static str {
     use rustix::io::Errno;
-    match (call, Errno::from_io_error(source)) {
+    match (call, Errno::from_io_error(error)) {
         ("io_uring_setup", Some(Errno::PERM)) => {
             " (sysctl kernel.io_uring_disabled=0, or allow it in seccomp)"
         }

@@ -18,8 +18,8 @@ mod uring_zerocopy;
 mod vmsplice;
 mod zerocopy;
 
-use crate::Source;
 use crate::error::Error;
+use crate::source::Source;
 use haul_sys::region::page_bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -147,12 +147,12 @@ pub struct Spread {
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The file cannot be read or written.
-    #[error("plan {path}: {source}", path = path.display())]
+    #[error("plan {path}: {error}", path = path.display())]
     File {
         /// The path of the file.
         path: PathBuf,
         /// The underlying error.
-        source: io::Error,
+        error: io::Error,
     },
     /// The file is not a valid plan.
     #[error(
@@ -240,7 +240,7 @@ impl Plan {
     /// Reads a plan file.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, PlanError> {
         let path = path.as_ref();
-        let failed = |source| PlanError::File { path: path.into(), source };
+        let failed = |error| PlanError::File { path: path.into(), error };
         let malformed = |problem| PlanError::Malformed { path: path.into(), problem };
         let mut bytes = Vec::new();
         let mut file = File::open(path).map_err(failed)?.take(FILE_BYTES_MAX + 1);
@@ -286,7 +286,7 @@ impl Plan {
     /// Writes the plan file atomically: readers see the old plan or the new one.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), PlanError> {
         let path = path.as_ref();
-        let failed = |source| PlanError::File { path: path.into(), source };
+        let failed = |error| PlanError::File { path: path.into(), error };
         let mut text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
         text.push('\n');
         haul_fs::replace(path, text.as_bytes()).map_err(failed)

@@ -51,12 +51,12 @@ pub enum ProofError {
     #[error("creating the scratch source: {0}")]
     Source(#[from] SourceError),
     /// The connection failed.
-    #[error("{step}: {source}")]
+    #[error("{step}: {error}")]
     Connection {
         /// The step that failed.
         step: &'static str,
         /// The kernel's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// The bytes did not reach the peer's socket in time.
     #[error(
@@ -79,7 +79,7 @@ pub enum ProofError {
 /// Probes `method` between two sockets on loopback. `zerocopy` copies on loopback, as on veth; a
 /// network device may not.
 pub fn probe(method: SendMethod) -> Result<Proved, ProofError> {
-    let failed = |step| move |source| ProofError::Connection { step, source };
+    let failed = |step| move |error| ProofError::Connection { step, error };
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("listening on loopback"))?;
     let address = listener.local_addr().map_err(failed("listening on loopback"))?;
@@ -94,7 +94,7 @@ pub fn probe(method: SendMethod) -> Result<Proved, ProofError> {
 /// Both ends must be on this machine, blocking, and unused. A method that reads into a buffer is
 /// reported as copying.
 pub fn prove(method: SendMethod, from: &TcpStream, to: &TcpStream) -> Result<Proved, ProofError> {
-    let failed = |step| move |source| ProofError::Connection { step, source };
+    let failed = |step| move |error| ProofError::Connection { step, error };
     let memory = Memory::new(io::repeat(BEFORE), PROOF_BYTES)?;
     let source =
         if method.takes_memory() { Source::from(&memory) } else { Source::from(memory.file()) };

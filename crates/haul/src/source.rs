@@ -73,18 +73,18 @@ pub enum SourceError {
     )]
     Empty,
     /// A step failed.
-    #[error("{step}: {source}")]
+    #[error("{step}: {error}")]
     Failed {
         /// The step that failed.
         step: &'static str,
         /// The underlying error.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
 /// The length in bytes of a regular file that is not empty.
 pub fn file_len(file: &File) -> Result<u64, SourceError> {
-    let failed = |source| SourceError::Failed { step: "reading the file's size", source };
+    let failed = |error| SourceError::Failed { step: "reading the file's size", error };
     let stat = rustix::fs::fstat(file).map_err(|errno| failed(errno.into()))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(SourceError::NotAFile);
@@ -113,7 +113,7 @@ pub struct Memory {
 impl Memory {
     /// Copies the next `len` bytes of `content` into a new memory file.
     pub fn new(content: impl Read, len: usize) -> Result<Self, SourceError> {
-        let failed = |step| move |source| SourceError::Failed { step, source };
+        let failed = |step| move |error| SourceError::Failed { step, error };
         if len == 0 {
             return Err(SourceError::Empty);
         }
@@ -135,7 +135,7 @@ impl Memory {
     pub fn of_file(file: File) -> Result<Self, SourceError> {
         let len = file_len(&file)?;
         let region = Region::of_memory_file(&file, len as usize)
-            .map_err(|source| SourceError::Failed { step: "mapping a memory file", source })?;
+            .map_err(|error| SourceError::Failed { step: "mapping a memory file", error })?;
         Ok(Self { file, region: Arc::new(region) })
     }
 

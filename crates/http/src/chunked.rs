@@ -1,91 +1,96 @@
-//! A body that says its own length, chunk by chunk (RFC 9112 section 7.1).
+//! Decodes bodies with the chunked transfer coding (RFC 9112 section 7.1).
 //!
-//! Nothing is tolerated that the grammar does not have: two servers that disagree about where a body ends are how requests are
-//! smuggled. Extensions and trailers are read and thrown away, within a limit.
+//! The decoder accepts only what the grammar allows: if two servers disagree about the end of a
+//! body, an attacker can smuggle requests. Chunk extensions and trailers are discarded, within a
+//! limit.
 
 use std::ops::Range;
 
-/// The longest line of a size or a trailer, and the most of trailers, in bytes.
+/// The largest number of consecutive bytes that are not data: the line of a chunk size with its
+/// extensions, and after the last chunk all trailers.
 const LINES_BYTES_MAX: usize = 4096;
 
-/// Where in such a body one is.
+/// An incremental decoder of a chunked body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunked {
     state: State,
-    /// Bytes of lines since the last data.
+    /// The number of bytes since the last data.
     line_bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// In a size's digits, so many of them read.
+    /// In the digits of a chunk size; `digits` is the number of digits read.
     Size {
         bytes: u64,
         digits: u32,
     },
-    /// In what follows a size: an extension.
+    /// After a chunk size, in an extension.
     Extension {
         bytes: u64,
     },
-    /// After the carriage return of a size's line.
+    /// After the carriage return of a chunk size's line.
     SizeEnd {
         bytes: u64,
     },
+    /// In the data of a chunk.
     Data {
-        left: u64,
+        remaining: u64,
     },
-    /// After data: a line end.
+    /// After the data of a chunk, before its carriage return.
     DataEnd,
+    /// After the data of a chunk, before its line feed.
     DataLineFeed,
-    /// At the beginning of a trailer's line, or of the line that ends it all.
+    /// At the start of a trailer's line, or of the empty line that ends the body.
     Trailer,
     InTrailer,
     TrailerLineFeed,
     LastLineFeed,
-    Over,
+    Complete,
 }
 
-/// What comes next in what was read.
+/// The next part of the input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// These bytes are the body's.
+    /// A range of the input that is data of the body.
     Data(Range<usize>),
-    /// All of what was read has been understood, and more is needed.
+    /// All of the input is decoded, and the body is not complete.
     More,
-    /// The body ends before this position.
+    /// The body ends before this position of the input.
     End(usize),
-    /// It is no such body.
+    /// The input is not a chunked body.
     Malformed,
 }
 
 impl Default for Chunked {
-    /// At the beginning.
+    /// A decoder at the start of a body.
     fn default() -> Self {
         Self { state: State::Size { bytes: 0, digits: 0 }, line_bytes: 0 }
     }
 }
 
 impl Chunked {
-    /// Goes on from `at` in `input` to the next piece of data or the end.
+    /// Decodes `input` from position `at` up to the next data, the end of the body or the end of
+    /// the input.
     pub fn next(&mut self, input: &[u8], mut at: usize) -> Piece {
         while at < input.len() {
-            if let State::Data { left } = self.state {
-                let count = usize::try_from(left).unwrap_or(usize::MAX).min(input.len() - at);
+            if let State::Data { remaining } = self.state {
+                let count = usize::try_from(remaining).unwrap_or(usize::MAX).min(input.len() - at);
                 self.line_bytes = 0;
-                self.state = match left - count as u64 {
+                self.state = match remaining - count as u64 {
                     0 => State::DataEnd,
-                    left => State::Data { left },
+                    remaining => State::Data { remaining },
                 };
                 return Piece::Data(at..at + count);
             }
             self.line_bytes += 1;
-            let Some(state) = self.state.after(input[at]) else { return Piece::Malformed };
+            let Some(state) = self.state.advance(input[at]) else { return Piece::Malformed };
             if self.line_bytes > LINES_BYTES_MAX {
                 return Piece::Malformed;
             }
             self.state = state;
             at += 1;
-            if state == State::Over {
+            if state == State::Complete {
                 return Piece::End(at);
             }
         }
@@ -94,8 +99,8 @@ impl Chunked {
 }
 
 impl State {
-    /// The state after a byte that is no data; `None` where it may not stand there.
-    fn after(self, byte: u8) -> Option<Self> {
+    /// The state after a byte that is not data; `None` if the grammar does not allow the byte.
+    fn advance(self, byte: u8) -> Option<Self> {
         Some(match (self, byte) {
             (Self::Size { bytes, digits }, _) if byte.is_ascii_hexdigit() => {
                 let digit = char::from(byte).to_digit(16)?;
@@ -110,7 +115,7 @@ impl State {
                 Self::Extension { bytes }
             }
             (Self::SizeEnd { bytes: 0 } | Self::TrailerLineFeed, b'\n') => Self::Trailer,
-            (Self::SizeEnd { bytes }, b'\n') => Self::Data { left: bytes },
+            (Self::SizeEnd { bytes }, b'\n') => Self::Data { remaining: bytes },
             (Self::DataEnd, b'\r') => Self::DataLineFeed,
             (Self::DataLineFeed, b'\n') => Self::Size { bytes: 0, digits: 0 },
             (Self::Trailer, b'\r') => Self::LastLineFeed,
@@ -120,7 +125,7 @@ impl State {
             {
                 Self::InTrailer
             }
-            (Self::LastLineFeed, b'\n') => Self::Over,
+            (Self::LastLineFeed, b'\n') => Self::Complete,
             _ => return None,
         })
     }
@@ -131,7 +136,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The body in `input`, read in pieces of `step`, and what follows it; `None` where there is none.
+    /// Decodes the body in `input`, received in pieces of `step` bytes. Returns the body and the
+    /// bytes after it; `None` if there is no complete body.
     fn decode(input: &[u8], step: usize) -> Option<(Vec<u8>, Vec<u8>)> {
         let mut chunked = Chunked::default();
         let mut body = Vec::new();
@@ -156,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_are_read_and_nothing_but_bodies() {
+    fn only_well_formed_bodies_are_decoded() {
         for (input, expected) in [
             ("0\r\n\r\nrest", Some(("", "rest"))),
             ("5\r\nhello\r\n0\r\n\r\n", Some(("hello", ""))),
@@ -189,7 +195,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_cut_into_chunks_comes_out_however_it_arrives(
+        fn a_body_is_decoded_however_the_input_is_split(
             chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..50), 0..6),
             step in 1usize..20,
         ) {
@@ -204,7 +210,10 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_are_judged_the_same_however_they_arrive(input in "[0-9a-f;\r\n x]{0,60}", step in 1usize..20) {
+        fn arbitrary_bytes_decode_to_the_same_however_they_are_split(
+            input in "[0-9a-f;\r\n x]{0,60}",
+            step in 1usize..20,
+        ) {
             prop_assert_eq!(decode(input.as_bytes(), step), decode(input.as_bytes(), 1000));
         }
     }

@@ -1,20 +1,20 @@
-//! Who a client says that it is: `Authorization` by the Basic scheme (RFC 7617).
+//! Parses the `Authorization` field of the Basic scheme (RFC 7617).
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_PAD_INDIFFERENT;
 use std::fmt;
 
-/// A name and a password as they came, neither of them believed yet.
+/// A user name and a password as received, not yet verified.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// Who.
+    /// The user name.
     pub user: String,
-    /// The proof.
+    /// The password.
     pub password: Vec<u8>,
 }
 
 impl Credentials {
-    /// Reads the field's value; `None` where it is of another scheme, or nonsense.
+    /// Parses the field's value; `None` if it has another scheme or is malformed.
     pub fn parse(field: &[u8]) -> Option<Self> {
         let (scheme, encoded) = field.split_at(field.iter().position(|&byte| byte == b' ')?);
         if !scheme.eq_ignore_ascii_case(b"basic") {
@@ -32,7 +32,7 @@ impl Credentials {
 }
 
 impl fmt::Debug for Credentials {
-    /// Without the password: this may end up in a log.
+    /// Formats the credentials without the password: the output may end up in a log.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
     }
@@ -48,11 +48,11 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_read_as_rfc_7617_writes_them() {
+    fn credentials_are_parsed_as_rfc_7617_defines_them() {
         let some = |user: &str, password: &str| Some((user.to_owned(), password.to_owned()));
         assert_eq!(parsed("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="), some("Aladdin", "open sesame"));
         assert_eq!(parsed("basic  dGVzdDoxMjPCow"), some("test", "123£"), "without padding");
-        assert_eq!(parsed("Basic YTpiOmM="), some("a", "b:c"), "the first colon counts");
+        assert_eq!(parsed("Basic YTpiOmM="), some("a", "b:c"), "the first colon separates");
         assert_eq!(parsed("Basic Og=="), some("", ""));
         for field in
             ["", "Basic", "Basic ", "Bearer YTpi", "Basic YQ==", "Basic ****", "Basic YTpiCg=="]

@@ -1,8 +1,9 @@
-//! Content codings: which of the files that lie there already compressed a client is sent (RFC 9110 section 12.5.3).
+//! Content codings: chooses between precompressed files by `Accept-Encoding` (RFC 9110 section
+//! 12.5.3).
 
 use crate::request::ListField;
 
-/// A content coding that files are kept in.
+/// A content coding of precompressed files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coding {
     /// Brotli (RFC 7932).
@@ -14,10 +15,11 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// All, the one that makes files smallest first: of equally welcome ones the first that is there is sent.
+    /// All codings, the one with the smallest output first. Of codings with equal weights the first
+    /// that is available is sent.
     pub const ALL: [Self; 3] = [Self::Brotli, Self::Zstandard, Self::Gzip];
 
-    /// Its name in `Content-Encoding`.
+    /// The coding's name in `Content-Encoding`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Brotli => "br",
@@ -26,7 +28,7 @@ impl Coding {
         }
     }
 
-    /// What is added to the name of a file that is in it.
+    /// The extension that a precompressed file adds to the name of the original.
     pub fn extension(self) -> &'static str {
         match self {
             Self::Brotli => ".br",
@@ -36,33 +38,36 @@ impl Coding {
     }
 }
 
-/// The best of the codings that are `there`, or `None` to send the file as it is.
-pub fn choose(field: &ListField<'_>, there: impl Iterator<Item = Coding>) -> Option<Coding> {
+/// Chooses the available coding with the largest weight; `None` to send the file without a coding.
+pub fn choose(field: &ListField<'_>, available: impl Iterator<Item = Coding>) -> Option<Coding> {
     let mut best: Option<(Coding, u16)> = None;
-    let plain = weight(field, b"identity").unwrap_or(1);
-    for coding in there {
-        let welcome =
+    let identity_weight = weight(field, b"identity").unwrap_or(1);
+    for coding in available {
+        let coding_weight =
             weight(field, coding.name().as_bytes()).or_else(|| weight(field, b"*")).unwrap_or(0);
-        if welcome > 0 && welcome >= plain && best.is_none_or(|(_, weight)| welcome > weight) {
-            best = Some((coding, welcome));
+        if coding_weight > 0
+            && coding_weight >= identity_weight
+            && best.is_none_or(|(_, largest)| coding_weight > largest)
+        {
+            best = Some((coding, coding_weight));
         }
     }
     best.map(|(coding, _)| coding)
 }
 
-/// How welcome a coding is, in thousandths, where the field names it.
+/// The weight of a coding in thousandths; `None` if the field does not name the coding.
 fn weight(field: &ListField<'_>, name: &[u8]) -> Option<u16> {
     let items = field.lines().flat_map(|line| line.split(|&byte| byte == b','));
     items.map(|item| item.split(|&byte| byte == b';')).find_map(|mut parts| {
         let coding = parts.next()?.trim_ascii();
-        // x-gzip is gzip's old name (RFC 9110 section 8.4.1.3).
+        // `x-gzip` is an old name of gzip (RFC 9110 section 8.4.1.3).
         let is_named = coding.eq_ignore_ascii_case(name)
             || (name == b"gzip" && coding.eq_ignore_ascii_case(b"x-gzip"));
         is_named.then(|| parts.find_map(|part| parse_weight(part.trim_ascii())).unwrap_or(1000))
     })
 }
 
-/// `q=0.5` as 500; a malformed weight is none.
+/// Parses a weight: `q=0.5` is 500. `None` if it is malformed.
 fn parse_weight(parameter: &[u8]) -> Option<u16> {
     let value = parameter.strip_prefix(b"q=").or_else(|| parameter.strip_prefix(b"Q="))?;
     let value: f32 = std::str::from_utf8(value).ok()?.parse().ok()?;
@@ -74,14 +79,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_welcome_one_that_is_there_is_sent() {
+    fn the_available_coding_with_the_largest_weight_is_chosen() {
         let chosen = |field: &'static [u8]| choose(&ListField::of(field), Coding::ALL.into_iter());
         assert_eq!(chosen(b"gzip, deflate, br, zstd"), Some(Coding::Brotli));
         assert_eq!(chosen(b"gzip, zstd;q=0.9"), Some(Coding::Gzip));
         assert_eq!(chosen(b"gzip;q=0, *"), Some(Coding::Brotli));
         assert_eq!(chosen(b"br;q=0, zstd;q=0, *;q=0.1"), Some(Coding::Gzip));
         assert_eq!(chosen(b"x-gzip"), Some(Coding::Gzip));
-        assert_eq!(chosen(b"identity, gzip;q=0.5"), None, "as it is, if that is asked for");
+        assert_eq!(chosen(b"identity, gzip;q=0.5"), None, "identity has the larger weight");
         assert_eq!(chosen(b"identity;q=0.2, gzip;q=0.5"), Some(Coding::Gzip));
         assert_eq!(chosen(b"deflate"), None);
         assert_eq!(chosen(b""), None);

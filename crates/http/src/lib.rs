@@ -1,9 +1,9 @@
 //! HTTP/1.1 messages: the request head, bodies, conditional requests, ranges and content codings.
 //!
-//! The crate is arithmetic over bytes. It opens nothing, waits for nothing and sends nothing. All
-//! of its input may be hostile: every parser has a limit, a property test and a fuzz target.
+//! The crate only computes: it does no I/O and never blocks. All its input is untrusted, so every
+//! parser has a limit, a property test and a fuzz target.
 //!
-//! It does not parse responses, and it knows no HTTP/2.
+//! It does not parse responses and does not support HTTP/2.
 
 #![forbid(unsafe_code)]
 

@@ -1,28 +1,32 @@
-//! The `Range` field: which bytes of a file are wanted (RFC 9110 section 14).
+//! Parses the `Range` field: the byte ranges of a representation that a client requests (RFC 9110
+//! section 14).
 //!
-//! Written here rather than taken from a crate, because those at hand answer malformed and unsatisfiable ranges alike, and
-//! the difference is whether the client gets the file or an error.
+//! It is written here because the available crates do not distinguish malformed from unsatisfiable
+//! ranges. After a malformed field the client gets the whole file, after an unsatisfiable one an
+//! error.
 
 use crate::request::parse_digits;
 use std::ops::Range;
 
-/// Ranges that one request may name. More than a few are asked for by nobody but attackers (RFC 9110 section 17.15).
+/// The largest number of ranges in one request. Only attackers ask for more than a few (RFC 9110
+/// section 17.15).
 const RANGES_MAX: usize = 32;
 
-/// What a `Range` field asks of a file.
+/// The part of a representation that a `Range` field selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// All of it: the field is of another unit, malformed or unreasonable, and may be ignored.
+    /// The whole representation: the field has another unit, is malformed or is unreasonable, and
+    /// may be ignored.
     Everything,
-    /// These bytes.
+    /// One range.
     One(Range<u64>),
-    /// These, in this order, none empty.
+    /// Several ranges in the order of the field, none of them empty.
     Many(Vec<Range<u64>>),
-    /// None that there are: 416.
+    /// No range of the field is satisfiable: status 416.
     Unsatisfiable,
 }
 
-/// Reads the field for a file of `len` bytes.
+/// Parses the field for a representation of `len` bytes.
 pub fn parse(field: &[u8], len: u64) -> Wanted {
     let Some(set) =
         field.split_at_checked(6).filter(|(unit, _)| unit.eq_ignore_ascii_case(b"bytes="))
@@ -38,54 +42,56 @@ pub fn parse(field: &[u8], len: u64) -> Wanted {
         match parse_spec(spec, len) {
             _ if specs > RANGES_MAX => return Wanted::Everything,
             Spec::Malformed => return Wanted::Everything,
-            Spec::Beyond => {}
+            Spec::Unsatisfiable => {}
             Spec::Bytes(range) => ranges.push(range),
         }
     }
     if specs == 0 {
         return Wanted::Everything;
     }
-    // Overlapping ranges would send more than there is (RFC 9110 section 14.2 allows to ignore those).
-    let wanted_bytes: u64 =
+    // Overlapping ranges may select more bytes than the representation has. RFC 9110 section 14.2
+    // allows a server to ignore them.
+    let selected_bytes: u64 =
         ranges.iter().map(|range| range.end - range.start).fold(0, u64::saturating_add);
     match <[_; 1]>::try_from(ranges) {
         Ok([range]) if range.is_empty() => Wanted::Everything,
         Ok([range]) => Wanted::One(range),
         Err(ranges) if ranges.is_empty() => Wanted::Unsatisfiable,
-        Err(ranges) if wanted_bytes > len || ranges.iter().any(Range::is_empty) => {
+        Err(ranges) if selected_bytes > len || ranges.iter().any(Range::is_empty) => {
             Wanted::Everything
         }
         Err(ranges) => Wanted::Many(ranges),
     }
 }
 
+/// One range of the field.
 enum Spec {
     Malformed,
-    /// Well formed, and beyond the end.
-    Beyond,
+    /// Well formed, but without a byte of the representation.
+    Unsatisfiable,
     Bytes(Range<u64>),
 }
 
 fn parse_spec(spec: &[u8], len: u64) -> Spec {
     let Some(dash) = spec.iter().position(|&byte| byte == b'-') else { return Spec::Malformed };
     let (first, last) = (&spec[..dash], &spec[dash + 1..]);
-    // A number too large to hold lies beyond every file.
+    // A number that overflows is beyond the end of every representation.
     let number = |digits: &[u8]| {
         (!digits.is_empty() && digits.iter().all(u8::is_ascii_digit))
             .then(|| parse_digits(digits).unwrap_or(u64::MAX))
     };
     match (number(first), number(last)) {
         (None, Some(suffix)) if first.is_empty() => match suffix {
-            0 => Spec::Beyond,
-            // Of an empty file too: all there is.
+            0 => Spec::Unsatisfiable,
+            // A suffix of an empty representation is satisfiable, and empty.
             _ => Spec::Bytes(len.saturating_sub(suffix)..len),
         },
         (Some(first), Some(last)) if last < first => Spec::Malformed,
-        (Some(first), Some(_)) if first >= len => Spec::Beyond,
+        (Some(first), Some(_)) if first >= len => Spec::Unsatisfiable,
         (Some(first), Some(last)) => Spec::Bytes(first..len.min(last.saturating_add(1))),
         (Some(first), None) if last.is_empty() => {
             if first >= len {
-                Spec::Beyond
+                Spec::Unsatisfiable
             } else {
                 Spec::Bytes(first..len)
             }
@@ -100,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn every_form_of_section_14_1_2() {
+    fn every_form_of_section_14_1_2_is_parsed() {
         let of_ten = |field: &str| parse(field.as_bytes(), 10);
         for (field, expected) in [
             ("bytes=0-3", Wanted::One(0..4)),
@@ -138,13 +144,16 @@ mod tests {
         assert_eq!(
             parse(b"bytes=-1", 0),
             Wanted::Everything,
-            "all there is of an empty file is nothing"
+            "a suffix of an empty file is the whole file"
         );
     }
 
     proptest! {
         #[test]
-        fn what_comes_out_lies_inside_the_file(field in "(bytes=)?[-0-9, a]{0,30}", len in 0u64..100) {
+        fn parsed_ranges_lie_inside_the_file(
+            field in "(bytes=)?[-0-9, a]{0,30}",
+            len in 0u64..100,
+        ) {
             let ranges = match parse(field.as_bytes(), len) {
                 Wanted::One(range) => vec![range],
                 Wanted::Many(ranges) => { prop_assert!(ranges.len() > 1); ranges }

@@ -1,95 +1,97 @@
-//! The head of a request: what was asked, and how long its body is.
+//! Parses the head of a request: method, target, fields and the length of the body.
 //!
-//! The syntax is httparse's. What this adds is what a server must not get wrong: where the request ends, so that
-//! nothing of one request is ever taken for another (RFC 9112 section 11.2), and which fields may be there once only.
-//! It reads no body and knows no files.
+//! httparse parses the syntax. This module adds what security depends on: where the request ends,
+//! so that no part of one request is taken for another (RFC 9112 section 11.2), and which fields
+//! must not be repeated. It reads no body and opens no file.
 
 use crate::status::Status;
 use std::mem::MaybeUninit;
 
-/// Fields that a head may have. Browsers send about fifteen, proxies add some.
+/// The largest number of fields in a head. Browsers send about fifteen, proxies add some.
 pub const FIELDS_MAX: usize = 100;
 
-/// What is to be done with the target.
+/// The method of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// Send it.
+    /// `GET`: send a representation of the target.
     Get,
-    /// Send what would be said of it.
+    /// `HEAD`: send the head of the response to `GET`.
     Head,
-    /// Say what may be asked.
+    /// `OPTIONS`: list the allowed methods.
     Options,
-    /// Take the body as its new content.
+    /// `PUT`: replace the target's content by the body.
     Put,
-    /// One that is known and never allowed here (RFC 9110 section 9.3, RFC 5789).
+    /// A standard method that is never allowed here (RFC 9110 section 9.3, RFC 5789).
     Other,
-    /// One that nobody knows.
+    /// Any other method.
     Unknown,
 }
 
-/// How the end of a request's body is known.
+/// How the length of a request's body is determined (RFC 9112 section 6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BodyLength {
-    /// So many bytes.
+    /// By `Content-Length`: this number of bytes.
     Bytes(u64),
-    /// It says so itself, chunk by chunk.
+    /// By the chunked transfer coding: the last chunk ends the body.
     Chunked,
 }
 
-/// A request's head, borrowed from the bytes it was read from.
+/// The head of a request, borrowed from the input.
 #[derive(Debug, Clone)]
 pub struct Request<'b> {
-    /// What is to be done.
+    /// The method.
     pub method: Method,
-    /// The method's name as it came.
+    /// The method's name as received.
     pub method_name: &'b str,
-    /// The target as it came.
+    /// The request target as received.
     pub target: &'b str,
-    /// 0 for HTTP/1.0, 1 for HTTP/1.1.
+    /// The minor version: 0 for HTTP/1.0, 1 for HTTP/1.1.
     pub minor_version: u8,
-    /// Whether the connection goes on after the response.
+    /// Whether the connection persists after the response.
     pub keeps_alive: bool,
-    /// The body that follows; `None` where the head does not speak of one.
+    /// The length of the body; `None` if the head announces no body.
     pub body: Option<BodyLength>,
-    /// Whether the client waits to be told to go on before it sends its body.
+    /// Whether the client waits for `100 Continue` before it sends the body.
     pub expects_continue: bool,
-    /// The fields that matter to a file service.
+    /// The fields that servers evaluate.
     pub fields: Fields<'b>,
 }
 
-/// The fields that matter to a file service, as they came. A field that is a list may stand there several times, and
-/// then its value here has all of them.
+/// The fields of a request that servers evaluate, as received. All other fields are discarded.
+///
+/// A [`ListField`] holds all lines of a repeated field.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Fields<'b> {
-    /// RFC 9110 section 12.5.1.
+    /// `Accept` (RFC 9110 section 12.5.1): the first line.
     pub accept: Option<&'b [u8]>,
-    /// RFC 9110 section 12.5.3.
+    /// `Accept-Encoding` (RFC 9110 section 12.5.3).
     pub accept_encoding: ListField<'b>,
-    /// RFC 9110 section 11.6.2.
+    /// `Authorization` (RFC 9110 section 11.6.2).
     pub authorization: Option<&'b [u8]>,
-    /// RFC 9110 section 14.4.
+    /// `Content-Range` (RFC 9110 section 14.4).
     pub content_range: Option<&'b [u8]>,
-    /// RFC 9110 section 13.1.1.
+    /// `If-Match` (RFC 9110 section 13.1.1).
     pub if_match: ListField<'b>,
-    /// RFC 9110 section 13.1.3.
+    /// `If-Modified-Since` (RFC 9110 section 13.1.3).
     pub if_modified_since: Option<&'b [u8]>,
-    /// RFC 9110 section 13.1.2.
+    /// `If-None-Match` (RFC 9110 section 13.1.2).
     pub if_none_match: ListField<'b>,
-    /// RFC 9110 section 13.1.5.
+    /// `If-Range` (RFC 9110 section 13.1.5).
     pub if_range: Option<&'b [u8]>,
-    /// RFC 9110 section 13.1.4.
+    /// `If-Unmodified-Since` (RFC 9110 section 13.1.4).
     pub if_unmodified_since: Option<&'b [u8]>,
-    /// RFC 6454 section 7.
+    /// `Origin` (RFC 6454 section 7).
     pub origin: Option<&'b [u8]>,
-    /// RFC 9110 section 14.2.
+    /// `Range` (RFC 9110 section 14.2).
     pub range: Option<&'b [u8]>,
-    /// RFC 9110 section 10.1.3.
+    /// `Referer` (RFC 9110 section 10.1.3).
     pub referer: Option<&'b [u8]>,
-    /// RFC 9110 section 10.1.5.
+    /// `User-Agent` (RFC 9110 section 10.1.5).
     pub user_agent: Option<&'b [u8]>,
 }
 
-/// A field whose value is a list, in as many lines as the client liked (RFC 9110 section 5.3), up to four.
+/// A field whose value is a list. A client may split it into several lines (RFC 9110 section 5.3);
+/// up to four are accepted.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ListField<'b> {
     lines: [Option<&'b [u8]>; 4],
@@ -102,17 +104,17 @@ impl<'b> ListField<'b> {
         Self { lines: [Some(line), None, None, None] }
     }
 
-    /// Whether the field is there at all.
+    /// Whether the request has the field.
     pub fn is_present(&self) -> bool {
         self.lines[0].is_some()
     }
 
-    /// Whether it is `*`, which stands for anything.
+    /// Whether the value is `*`, which matches any representation.
     pub fn is_any(&self) -> bool {
         self.lines().any(|line| line.trim_ascii() == b"*")
     }
 
-    /// Its lines.
+    /// The lines of the field.
     pub fn lines(&self) -> impl Iterator<Item = &'b [u8]> + '_ {
         self.lines.iter().flatten().copied()
     }
@@ -124,22 +126,22 @@ impl<'b> ListField<'b> {
     }
 }
 
-/// What the beginning of a stream is.
+/// The result of parsing the start of a byte stream.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "it lives on the stack, and a box would be made for each request"
+    reason = "it lives on the stack, and a box would cost an allocation for each request"
 )]
 pub enum Parsed<'b> {
-    /// Not all of a head yet.
+    /// The head is not complete yet.
     Partial,
-    /// A head, and how many bytes it takes.
+    /// A complete head, and its length in bytes.
     Whole(Request<'b>, usize),
-    /// No head that could be answered otherwise than with this; where the next request begins is not known.
+    /// A head that is refused with this status. The position of the next request is not known.
     Refused(Status),
 }
 
-/// Reads the head at the beginning of `bytes`, which may take `head_bytes_max`.
+/// Parses the head at the start of `bytes`, of at most `head_bytes_max` bytes.
 pub fn parse(bytes: &[u8], head_bytes_max: usize) -> Parsed<'_> {
     let mut lines = [const { MaybeUninit::uninit() }; FIELDS_MAX];
     let mut head = httparse::Request::new(&mut []);
@@ -160,7 +162,7 @@ pub fn parse(bytes: &[u8], head_bytes_max: usize) -> Parsed<'_> {
     }
 }
 
-/// Whether another version was asked for, or something that is no version at all.
+/// The status for a head whose version is either not supported or malformed.
 fn version_status(bytes: &[u8]) -> Status {
     let line = bytes
         .split(|&byte| byte == b'\n')
@@ -187,10 +189,10 @@ impl<'b> Request<'b> {
         let mut fields = Fields::default();
         let mut framing = Framing::default();
         for line in head.headers.iter() {
-            framing.note(line.name, line.value)?;
-            fields.note(line.name, line.value)?;
+            framing.record(line.name, line.value)?;
+            fields.record(line.name, line.value)?;
         }
-        // RFC 9112 section 3.2: exactly one Host, even where it is empty.
+        // RFC 9112 section 3.2: exactly one `Host`, which may be empty. HTTP/1.0 may omit it.
         if framing.hosts > 1 || (framing.hosts == 0 && minor_version == 1) {
             return Err(Status::BAD_REQUEST);
         }
@@ -207,12 +209,12 @@ impl<'b> Request<'b> {
         })
     }
 
-    /// Whether the client would rather have JSON than a page.
+    /// Whether the client prefers JSON to HTML: `Accept` begins with `application/json`.
     pub fn accepts_json(&self) -> bool {
         self.fields.accept.is_some_and(|accept| accept.starts_with(b"application/json"))
     }
 
-    /// Whether a body follows.
+    /// Whether a body follows the head.
     pub fn has_body(&self) -> bool {
         !matches!(self.body, None | Some(BodyLength::Bytes(0)))
     }
@@ -231,9 +233,9 @@ impl Method {
     }
 }
 
-/// What decides where the request ends and whether another may follow.
+/// The fields that determine where the request ends and whether the connection persists.
 #[derive(Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a word of a field that is there or not")]
+#[expect(clippy::struct_excessive_bools, reason = "each is the presence of an option in a field")]
 struct Framing {
     hosts: u32,
     length: Option<u64>,
@@ -245,16 +247,16 @@ struct Framing {
 }
 
 impl Framing {
-    fn note(&mut self, name: &str, value: &[u8]) -> Result<(), Status> {
+    fn record(&mut self, name: &str, value: &[u8]) -> Result<(), Status> {
         let is = |other: &str| name.eq_ignore_ascii_case(other);
         match name.len() {
             4 if is("host") => {
                 self.hosts += 1;
-                // RFC 9112 section 3.2: a host and perhaps a port, or nothing.
-                let is_of_host = |byte: &u8| {
+                // RFC 9112 section 3.2: a host with an optional port, or nothing.
+                let is_host_byte = |byte: &u8| {
                     byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(byte)
                 };
-                if !value.iter().all(is_of_host) {
+                if !value.iter().all(is_host_byte) {
                     return Err(Status::BAD_REQUEST);
                 }
             }
@@ -271,7 +273,8 @@ impl Framing {
                 }
             }
             14 if is("content-length") => {
-                // Twice, or a list: RFC 9112 section 6.3 allows equal ones to be taken for one; nobody needs that.
+                // A repeated length and a list of lengths are refused. RFC 9112 section 6.3 allows
+                // to accept them if all are equal, but no client needs that.
                 let length = parse_digits(value).ok_or(Status::BAD_REQUEST)?;
                 if self.length.replace(length).is_some() {
                     return Err(Status::BAD_REQUEST);
@@ -286,8 +289,8 @@ impl Framing {
         Ok(())
     }
 
-    /// RFC 9112 section 6.3, with every doubt refused: a message that two servers could cut in two ways is how
-    /// requests are smuggled.
+    /// The length of the body by RFC 9112 section 6.3; an ambiguous one is refused. If two servers
+    /// disagree about the end of a request, an attacker can smuggle another one.
     fn body(&self, minor_version: u8) -> Result<Option<BodyLength>, Status> {
         if self.transfer_codings == 0 {
             return Ok(self.length.map(BodyLength::Bytes));
@@ -302,7 +305,7 @@ impl Framing {
     }
 }
 
-/// Decimal digits and nothing else: no sign, no space, no overflow.
+/// Parses a number of decimal digits only; `None` for a sign, a space or an overflow.
 pub(crate) fn parse_digits(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -314,9 +317,9 @@ pub(crate) fn parse_digits(text: &[u8]) -> Option<u64> {
 }
 
 impl<'b> Fields<'b> {
-    fn note(&mut self, name: &str, value: &'b [u8]) -> Result<(), Status> {
+    fn record(&mut self, name: &str, value: &'b [u8]) -> Result<(), Status> {
         let is = |other: &str| name.eq_ignore_ascii_case(other);
-        let once = match name.len() {
+        let slot = match name.len() {
             5 if is("range") => &mut self.range,
             6 if is("accept") => &mut self.accept,
             6 if is("origin") => &mut self.origin,
@@ -328,7 +331,7 @@ impl<'b> Fields<'b> {
             13 if is("content-range") => &mut self.content_range,
             13 if is("if-none-match") => return self.if_none_match.add(value),
             15 if is("accept-encoding") => {
-                // A wish too many is none.
+                // Lines beyond the limit are ignored: the client loses a preference.
                 let _ = self.accept_encoding.add(value);
                 return Ok(());
             }
@@ -336,8 +339,9 @@ impl<'b> Fields<'b> {
             19 if is("if-unmodified-since") => &mut self.if_unmodified_since,
             _ => return Ok(()),
         };
-        // A second one is nonsense (RFC 9110 section 5.3); Accept may be a list, of which the first line is enough here.
-        once.get_or_insert(value);
+        // The first line counts. Of these fields only `Accept` may be repeated (RFC 9110 section
+        // 5.3), and its first line is enough here.
+        slot.get_or_insert(value);
         Ok(())
     }
 }
@@ -367,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_could_be_cut_in_two_ways_is_refused() {
+    fn a_head_with_an_ambiguous_end_is_refused() {
         let head = |fields: &str| format!("PUT /a HTTP/1.1\r\nHost: h\r\n{fields}\r\n\r\n");
         for (fields, status) in [
             ("Content-Length: 1\r\nContent-Length: 1", 400),
@@ -393,12 +397,12 @@ mod tests {
         assert_eq!(
             refused("PUT / HTTP/1.0\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"),
             Some(400),
-            "HTTP/1.0 knows no chunks"
+            "HTTP/1.0 has no chunked coding"
         );
     }
 
     #[test]
-    fn lengths_and_codings_are_read() {
+    fn the_length_of_the_body_is_parsed() {
         let put = |fields: &str| format!("PUT /a HTTP/1.1\r\nhost: h\r\n{fields}\r\n\r\n");
         assert_eq!(whole(&put("content-LENGTH: 012")).body, Some(BodyLength::Bytes(12)));
         assert_eq!(whole(&put("Transfer-Encoding: Chunked")).body, Some(BodyLength::Chunked));
@@ -407,19 +411,19 @@ mod tests {
     }
 
     #[test]
-    fn connections_stay_open_as_the_version_says() {
-        let keeps = |version: &str, fields: &str| {
+    fn the_version_and_connection_options_decide_whether_a_connection_persists() {
+        let persists = |version: &str, fields: &str| {
             whole(&format!("GET / HTTP/{version}\r\nHost: h\r\n{fields}\r\n\r\n")).keeps_alive
         };
-        assert!(keeps("1.1", "X: y"));
-        assert!(!keeps("1.1", "Connection: Close"));
-        assert!(!keeps("1.1", "Connection: keep-alive, close"));
-        assert!(!keeps("1.0", "X: y"));
-        assert!(keeps("1.0", "Connection: Keep-Alive"));
+        assert!(persists("1.1", "X: y"));
+        assert!(!persists("1.1", "Connection: Close"));
+        assert!(!persists("1.1", "Connection: keep-alive, close"));
+        assert!(!persists("1.0", "X: y"));
+        assert!(persists("1.0", "Connection: Keep-Alive"));
     }
 
     #[test]
-    fn what_is_no_request_gets_the_status_that_says_so() {
+    fn an_invalid_head_is_refused_with_its_status() {
         assert_eq!(refused("GET / HTTP/1.1\r\n\r\n"), Some(400), "no Host");
         assert_eq!(refused("GET / HTTP/2.0\r\n\r\n"), Some(505));
         assert_eq!(refused("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), Some(505));
@@ -435,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_may_come_in_several_lines() {
+    fn a_list_field_may_have_several_lines() {
         let text =
             "GET / HTTP/1.1\r\nHost: h\r\nIf-None-Match: \"a\"\r\nIf-None-Match: \"b\"\r\n\r\n";
         let lines: Vec<_> = whole(text).fields.if_none_match.lines().collect();
@@ -444,12 +448,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_are_judged_the_same_however_they_arrive(bytes in prop::collection::vec(any::<u8>(), 0..300), cut in 0usize..300) {
+        fn more_input_does_not_change_the_result_of_a_complete_head(
+            bytes in prop::collection::vec(any::<u8>(), 0..300),
+            cut in 0usize..300,
+        ) {
             let early = parse(&bytes[..cut.min(bytes.len())], 256);
             let late = parse(&bytes, 256);
-            // What was a whole head or a refusal with fewer bytes stays one with more.
+            // A complete head stays complete and a refusal stays one when more bytes arrive.
             match early {
-                Parsed::Whole(_, length) => prop_assert!(matches!(late, Parsed::Whole(_, same) if same == length)),
+                Parsed::Whole(_, length) => {
+                    prop_assert!(matches!(late, Parsed::Whole(_, same) if same == length));
+                }
                 Parsed::Refused(_) => prop_assert!(matches!(late, Parsed::Refused(_))),
                 Parsed::Partial => {}
             }

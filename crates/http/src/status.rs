@@ -1,13 +1,13 @@
-//! The status codes that are answered (RFC 9110 section 15), each with its phrase.
+//! The status codes of responses (RFC 9110 section 15), each with its reason phrase.
 
 use std::fmt;
 
-/// A status code with its phrase.
+/// A status code with its reason phrase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Status {
-    /// The three digits.
+    /// The status code, three digits.
     pub code: u16,
-    /// What they mean, for people.
+    /// The reason phrase.
     pub phrase: &'static str,
 }
 
@@ -48,7 +48,7 @@ statuses! {
 }
 
 impl Status {
-    /// Whether it says that something went wrong, on either side.
+    /// Whether it reports an error of the client (4xx) or of the server (5xx).
     pub fn is_error(self) -> bool {
         self.code >= 400
     }

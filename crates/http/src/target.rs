@@ -1,66 +1,67 @@
-//! From a request's target to a path below the root: percent-encoding, dot segments, the query.
+//! Parses a request target into a path below the root: percent-encoding, dot segments, the query.
 //!
-//! What comes out has no empty, `.` or `..` segment, no NUL and no slash inside a segment. That it does not leave the root
-//! by a symbolic link is the kernel's business ([`haul_fs::Root`]), not this module's.
+//! A parsed path has no empty, `.` or `..` segment, no NUL and no slash inside a segment. It may
+//! still leave the root through a symbolic link; the kernel prevents that (`haul_fs::Root`).
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_encode};
 use std::borrow::Cow;
 
-/// What a path segment may hold unescaped: RFC 3986's unreserved characters.
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// The characters that are escaped in a path segment: all but RFC 3986's unreserved characters.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A target, taken apart.
+/// A parsed request target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target<'t> {
-    /// The path below the root without a slash at either end; empty is the root itself.
+    /// The decoded path below the root, without a slash at either end; empty for the root itself.
     pub path: Vec<u8>,
-    /// Whether it names a folder: it ends in a slash or in a dot segment.
-    pub is_folder: bool,
-    /// What follows the question mark, as it came.
+    /// Whether the target names a directory: it ends in a slash or in a dot segment.
+    pub is_directory: bool,
+    /// The query (after the question mark), not decoded.
     pub query: &'t str,
 }
 
-/// Why a target names nothing here.
+/// Why a request target is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TargetError {
-    /// It is no path and no address with one.
+    /// It has neither origin form nor absolute form.
     Malformed,
-    /// It is a path that no file can have, or that leads out of the root.
-    Nowhere,
+    /// Its path leads out of the root, or no file can have it.
+    InvalidPath,
 }
 
 impl<'t> Target<'t> {
-    /// Takes a target in origin form (`/a?b`) or in absolute form (`http://host/a?b`) apart.
+    /// Parses a target in origin form (`/a?b`) or in absolute form (`http://host/a?b`).
     pub fn parse(target: &'t str) -> Result<Self, TargetError> {
-        let target = without_authority(target)?;
+        let target = strip_authority(target)?;
         let target = target.split_once('#').map_or(target, |(before, _)| before);
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let mut segments: Vec<Cow<'_, [u8]>> = Vec::new();
-        let mut is_folder = true;
+        let mut is_directory = true;
         for encoded in path.split('/') {
             let segment: Cow<'_, [u8]> = percent_decode(encoded.as_bytes()).into();
-            is_folder = matches!(&*segment, b"" | b"." | b"..");
+            is_directory = matches!(&*segment, b"" | b"." | b"..");
             match &*segment {
                 b"" | b"." => {}
                 b".." => {
-                    segments.pop().ok_or(TargetError::Nowhere)?;
+                    segments.pop().ok_or(TargetError::InvalidPath)?;
                 }
                 name if name.contains(&b'/') || name.contains(&0) => {
-                    return Err(TargetError::Nowhere);
+                    return Err(TargetError::InvalidPath);
                 }
                 _ => segments.push(segment),
             }
         }
-        Ok(Self { path: segments.join(&b'/'), is_folder, query })
+        Ok(Self { path: segments.join(&b'/'), is_directory, query })
     }
 
-    /// Whether a segment begins with a dot, as hidden files do; `.well-known` (RFC 8615) is no such one.
+    /// Whether a segment begins with a dot, as the names of hidden files do. `.well-known` (RFC
+    /// 8615) is not hidden.
     pub fn is_hidden(&self) -> bool {
         let mut segments = self.path.split(|&byte| byte == b'/');
         segments.any(|segment| segment.starts_with(b".") && segment != b".well-known")
     }
 
-    /// The value of a parameter of the query, as it came.
+    /// The value of a parameter of the query, not decoded.
     pub fn parameter(&self, name: &str) -> Option<&'t str> {
         self.query.split('&').find_map(|pair| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -69,7 +70,8 @@ impl<'t> Target<'t> {
     }
 }
 
-/// The path for a `Location` field or a link: beginning with exactly one slash, so that it never names a host.
+/// Percent-encodes a path for a `Location` field or a link. The result begins with exactly one
+/// slash, so that it never names a host; for the root itself it is empty.
 pub fn encode_path(path: &[u8]) -> String {
     let mut encoded = String::with_capacity(path.len() + 1);
     for segment in path.split(|&byte| byte == b'/').filter(|segment| !segment.is_empty()) {
@@ -79,12 +81,13 @@ pub fn encode_path(path: &[u8]) -> String {
     encoded
 }
 
-/// One name of a path, escaped.
+/// Percent-encodes one segment of a path.
 pub fn encode_segment(segment: &[u8]) -> String {
-    percent_encode(segment, SEGMENT).to_string()
+    percent_encode(segment, ESCAPED).to_string()
 }
 
-fn without_authority(target: &str) -> Result<&str, TargetError> {
+/// Removes the scheme and authority of the absolute form.
+fn strip_authority(target: &str) -> Result<&str, TargetError> {
     if target.starts_with('/') {
         return Ok(target);
     }
@@ -108,13 +111,13 @@ mod tests {
 
     fn path(target: &str) -> Result<String, TargetError> {
         Target::parse(target).map(|target| {
-            let end = if target.is_folder { "/" } else { "" };
+            let end = if target.is_directory { "/" } else { "" };
             String::from_utf8_lossy(&target.path).into_owned() + end
         })
     }
 
     #[test]
-    fn segments_are_decoded_and_dots_followed() {
+    fn segments_are_decoded_and_dot_segments_are_removed() {
         for (target, expected) in [
             ("/", "/"),
             ("/a/b", "a/b"),
@@ -137,7 +140,7 @@ mod tests {
             ("/a#b", "a"),
         ] {
             let found = path(target).unwrap_or_else(|error| {
-                assert_eq!(error, TargetError::Nowhere, "{target}");
+                assert_eq!(error, TargetError::InvalidPath, "{target}");
                 "!".into()
             });
             assert_eq!(found, expected, "{target}");
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_names_are_known_everywhere_in_a_path() {
+    fn one_hidden_segment_makes_a_target_hidden() {
         let is_hidden = |target| Target::parse(target).unwrap().is_hidden();
         assert!(is_hidden("/.git/config"));
         assert!(is_hidden("/a/.env"));
@@ -168,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_target_leads_out(target in "/[a-c./%2eE?#\\\\]{0,40}") {
+        fn no_target_leaves_the_root(target in "/[a-c./%2eE?#\\\\]{0,40}") {
             if let Ok(parsed) = Target::parse(&target) {
                 for segment in parsed.path.split(|&byte| byte == b'/') {
                     prop_assert!(!matches!(segment, b"." | b".."));
@@ -179,7 +182,9 @@ mod tests {
         }
 
         #[test]
-        fn what_is_encoded_is_read_back(path in prop::collection::vec("[^/\0]{1,8}", 1..4)) {
+        fn an_encoded_path_parses_to_the_same_path(
+            path in prop::collection::vec("[^/\0]{1,8}", 1..4),
+        ) {
             prop_assume!(path.iter().all(|segment| segment != "." && segment != ".."));
             let joined = path.join("/").into_bytes();
             let encoded = encode_path(&joined);

@@ -1,6 +1,6 @@
 //! Selects and assigns the CPUs of the lab's hosts.
 
-use crate::LabError;
+use crate::error::LabError;
 use rustix::thread::CpuSet;
 use std::fs;
 use std::io;

@@ -6,7 +6,8 @@
 //! between different ones. A hypervisor may move a guest's CPUs between the two cases at any time
 //! without notice.
 
-use crate::{Lab, LabError};
+use crate::error::LabError;
+use crate::lab::Lab;
 use std::hint::spin_loop;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -92,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_cache_line_round_trip_is_plausible() {
-        let lab = match Lab::veth(&crate::Settings::default()) {
+        let lab = match Lab::veth(&crate::lab::Settings::default()) {
             Ok(lab) => lab,
             Err(error) => {
                 return eprintln!(

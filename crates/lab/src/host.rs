@@ -1,6 +1,7 @@
 //! A host of the lab: a network namespace, a CPU and an address.
 
-use crate::{LabError, cpus, netlink, steer};
+use crate::error::LabError;
+use crate::{cpus, netlink, steer};
 use rustix::thread::LinkNameSpaceType;
 use std::fs::{self, File};
 use std::io;
@@ -90,7 +91,7 @@ impl Host {
         if self.namespace.is_none() {
             return Err(LabError::Loopback("a sysctl"));
         }
-        let setting_error = |source| LabError::Setting { name: name.into(), source };
+        let setting_error = |error| LabError::Setting { name: name.into(), error };
         let file = Path::new("/proc/sys").join(name.replace('.', "/"));
         self.run(|| fs::write(file, value))?.map_err(setting_error)
     }
@@ -168,8 +169,8 @@ pub(crate) fn can_create_namespaces() -> bool {
 }
 
 /// Builds the error for a refused namespace, with advice on how to allow it.
-pub(crate) fn namespace_error(source: io::Error) -> LabError {
-    let advice = match source.kind() {
+pub(crate) fn namespace_error(error: io::Error) -> LabError {
+    let advice = match error.kind() {
         io::ErrorKind::InvalidInput => "it must be made before the process starts a second thread",
         io::ErrorKind::StorageFull => "raise sysctl user.max_user_namespaces",
         _ => {
@@ -177,7 +178,7 @@ pub(crate) fn namespace_error(source: io::Error) -> LabError {
              kernel.apparmor_restrict_unprivileged_userns=0; in a container: --privileged)"
         }
     };
-    LabError::NoNamespaces { source, advice }
+    LabError::NoNamespaces { error, advice }
 }
 
 /// A program that runs on a host; dropping this kills it.

@@ -1,6 +1,7 @@
 //! Link impairments: a rate limit and packet loss.
 
-use crate::{LabError, netlink};
+use crate::error::LabError;
+use crate::netlink;
 use netlink_packet_core::DefaultNla;
 use std::io::{self, Write};
 use std::process::{Command, Stdio};

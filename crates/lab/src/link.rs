@@ -1,6 +1,8 @@
 //! The veth pair and its offloads.
 
-use crate::{Host, LabError, netlink};
+use crate::error::LabError;
+use crate::host::Host;
+use crate::netlink;
 use haul_sys::ethtool::{self, Offload};
 
 /// Scatter-gather and transmit checksum offload of the sending device, which the lab switches

@@ -1,6 +1,6 @@
 //! Requests to rtnetlink, made in the calling thread's network namespace.
 
-use crate::LabError;
+use crate::error::LabError;
 use netlink_packet_core::{
     DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader,
     NetlinkMessage, NetlinkPayload,

@@ -1,7 +1,8 @@
 //! Receive settings of a host's device: GRO, NAPI deferral and threaded polling.
 
+use crate::error::LabError;
+use crate::host::Host;
 use crate::steer;
-use crate::{Host, LabError};
 use haul_sys::ethtool::{self, Offload};
 use rustix::process::Pid;
 use rustix::thread::CpuSet;

@@ -3,7 +3,7 @@
 //! Few settings that matter here are global rather than separate for each network namespace. A
 //! separate process waits for this one to end and restores the value, even after `kill -9`.
 
-use crate::LabError;
+use crate::error::LabError;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -31,7 +31,7 @@ impl HostSetting {
     /// not exist, may not be written, or is locked by another process.
     pub fn hold(name: &str) -> Result<Self, LabError> {
         let file = PathBuf::from("/proc/sys").join(name.replace('.', "/"));
-        let setting_error = |source| LabError::Setting { name: name.into(), source };
+        let setting_error = |error| LabError::Setting { name: name.into(), error };
         let lock_file = OpenOptions::new().write(true).open(&file).map_err(setting_error)?;
         // The restoring process inherits this descriptor, so it holds the lock until it has
         // restored the value.
@@ -60,7 +60,7 @@ impl HostSetting {
     /// Changes the value.
     pub fn set(&self, value: &str) -> Result<(), LabError> {
         fs::write(&self.file, value)
-            .map_err(|source| LabError::Setting { name: self.name.clone(), source })
+            .map_err(|error| LabError::Setting { name: self.name.clone(), error })
     }
 }
 

@@ -80,7 +80,7 @@ mod tests {
     /// Tests the method for kernels before 6.3, on any kernel.
     #[test]
     fn a_device_can_be_steered_by_sysfs() {
-        let lab = match crate::Lab::veth(&crate::Settings::default()) {
+        let lab = match crate::lab::Lab::veth(&crate::lab::Settings::default()) {
             Ok(lab) => lab,
             Err(error) => {
                 return eprintln!("SKIPPED: steering is not tested, there is no lab: {error}");

@@ -1,4 +1,4 @@
-//! How a file service is to work.
+//! The configuration of a file server.
 
 use haul::MethodChoice;
 use haul_fs::Symlinks;
@@ -7,142 +7,150 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How a file service is to work. [`Config::new`] has the defaults.
+/// The configuration of a file server. [`Config::new`] has the defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The folder whose files are served.
+    /// The directory whose files are served.
     pub root: PathBuf,
-    /// Where to listen.
+    /// The addresses of listeners for plain HTTP.
     pub listen: Vec<Address>,
-    /// Where to listen for TLS, and with which certificate.
+    /// The TLS listeners and the server certificate; `None` for no TLS.
     pub tls: Option<Tls>,
-    /// Who may ask at all; `None` for everybody.
+    /// The users that may send requests; `None` if no password is required.
     pub basic_auth: Option<BasicAuth>,
-    /// Event loops, each on a thread of its own; `None` for one for each CPU that the process may use.
+    /// The number of event loops, each on its own thread; `None` for one for each CPU that the
+    /// process may use.
     pub workers: Option<usize>,
-    /// What files are sent for.
+    /// The rules by which targets are mapped to files.
     pub content: Content,
-    /// What is said beside files.
+    /// Additional header fields of responses.
     pub fields: ExtraFields,
-    /// The largest file that clients may put here (`PUT`), in bytes; `None` where they may put none. **Whoever reaches the service may
-    /// then write below the root.**
+    /// The size of the largest upload (`PUT`), in bytes; `None` if uploads are not allowed. **With
+    /// this, every client that can reach the server may write below the root.**
     pub put_bytes_max: Option<u64>,
-    /// Where and how requests are logged; `None` for nowhere.
+    /// The access log; `None` if requests are not logged.
     pub access_log: Option<AccessLog>,
-    /// Where Prometheus may ask what the service does (`/metrics`); port 0 takes any that is free.
+    /// The address of the metrics endpoint for Prometheus (`/metrics`). Port 0 is any free port.
     pub metrics: Option<SocketAddr>,
-    /// Who to be once everything is open that needs more, for a service that is started by root.
+    /// The user to switch to once everything that needs more privileges is open, for a server that
+    /// root starts.
     pub user: Option<String>,
-    /// Whether to give up every file that is not served (Landlock) and every new connection. Both this and `user` hold for the
-    /// thread that makes the service and for those it starts from then on.
+    /// Whether to give up access to files that are not served, and the right to bind and connect
+    /// TCP sockets (Landlock).
+    ///
+    /// This and `user` apply to the thread that calls [`Server::new`](crate::Server::new) and to
+    /// the threads that it starts afterwards.
     pub confine: bool,
-    /// What a client may take.
+    /// Limits on connections, requests and memory.
     pub limits: Limits,
-    /// The path that file bodies take to the socket.
+    /// The method by which files are sent.
     pub choice: MethodChoice,
-    /// The sockets' congestion control; `None` for the machine's own.
+    /// The congestion control of accepted connections; `None` for the host's default.
     pub congestion: Option<String>,
 }
 
-/// Where to listen for TLS, and who to say that one is.
+/// The TLS listeners and the server certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tls {
-    /// Where to listen.
+    /// The addresses of TLS listeners.
     pub listen: Vec<Address>,
-    /// The certificate and those that lead from it to a known one: a PEM file.
+    /// The PEM file of the certificate and its intermediate certificates.
     pub certificate: PathBuf,
-    /// The certificate's key: a PEM file.
+    /// The PEM file of the certificate's private key.
     pub key: PathBuf,
-    /// Whether the kernel encrypts where it can (kTLS), so that files go to the socket without passing through the program.
+    /// Whether the kernel encrypts if it supports that (kTLS), so that files do not pass through
+    /// the program.
     pub in_kernel: bool,
 }
 
-/// Who may ask, by name and password (RFC 7617).
+/// The users that may send requests, by name and password (RFC 7617).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BasicAuth {
-    /// Users and bcrypt hashes of their passwords, as `htpasswd -B` writes them.
+    /// The password file: user names and bcrypt hashes, as `htpasswd -B` writes it.
     pub file: PathBuf,
-    /// What people are told that the password is for.
+    /// The realm, which browsers show when they ask for the password.
     pub realm: String,
 }
 
-/// Which file a target stands for.
+/// The rules by which targets are mapped to files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Content {
-    /// Names that stand for their folder; the first that is there is sent.
+    /// Names of index files. The first that exists is sent for its directory.
     pub index: Vec<String>,
-    /// Whether a folder without such a file is listed.
+    /// Whether a directory without an index file is listed.
     pub listing: bool,
-    /// Whether names that begin with a dot are served.
+    /// Whether names that begin with a dot are served. `.well-known` always is.
     pub hidden: bool,
-    /// Where symbolic links may lead.
+    /// The targets that symbolic links may have.
     pub symlinks: Symlinks,
-    /// Whether `x.br`, `x.zst` or `x.gz` is sent for `x` to whoever accepts it.
+    /// Whether `x.br`, `x.zst` or `x.gz` is sent for `x` to clients that accept that coding.
     pub precompressed: bool,
-    /// A file, by its path below the root, that is sent for every target that names none: for applications that live in
-    /// one page.
+    /// A file that is sent for every target that names no file, for single-page applications. Its
+    /// path is relative to the root.
     pub fallback: Option<String>,
-    /// Files to show with a status, by their paths below the root.
+    /// Files that are sent with an error status: the status, and the path relative to the root.
     pub error_pages: Vec<(u16, String)>,
 }
 
-/// What responses say beside what they must.
+/// Additional header fields of responses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExtraFields {
-    /// Fields of every response, name and value.
+    /// Fields of every response: name and value.
     pub headers: Vec<(String, String)>,
-    /// `Cache-Control` by pattern: the first that fits the path, such as `*.html` or `assets/**`.
+    /// `Cache-Control` values by pattern, such as `*.html` or `assets/**`. The first pattern that
+    /// matches the path is used.
     pub cache_control: Vec<(String, String)>,
-    /// Origins whose scripts may read responses; `*` is everybody's.
+    /// Origins whose scripts may read responses (CORS); `*` for every origin.
     pub cors: Vec<String>,
 }
 
-/// Where and how requests are logged.
+/// The access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessLog {
-    /// The file to append to; `None` is standard output.
+    /// The file to append to; `None` for standard output.
     pub path: Option<PathBuf>,
-    /// How each request is written.
+    /// The format of each line.
     pub format: LogFormat,
 }
 
-/// How a request is written to the access log.
+/// The format of the access log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
     /// The common log format.
     Common,
-    /// The same with referrer and user agent.
+    /// The combined log format: the common one with referrer and user agent.
     #[default]
     Combined,
     /// One JSON object a line.
     Json,
 }
 
-/// What clients may take.
+/// Limits on connections, requests and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at a time, over all workers.
+    /// The number of open connections, over all workers.
     pub connections_max: usize,
-    /// The longest head of a request, in bytes.
+    /// The size of the largest request head, in bytes.
     pub head_bytes_max: usize,
-    /// How long a head may take to arrive, from its first byte (or from the connection's beginning).
+    /// The time in which a request head must arrive, from its first byte (or from the start of the
+    /// connection).
     pub head_timeout: Duration,
-    /// How long a connection may lie idle between two requests.
+    /// The time for which a connection may be idle between two requests.
     pub idle_timeout: Duration,
-    /// How long a client may take nothing of what is being sent.
+    /// The time for which a client may accept none of the bytes that are being sent.
     pub send_timeout: Duration,
-    /// How long responses under way may take once the server is to stop.
+    /// The time in which open responses must be sent when the server drains.
     pub drain_timeout: Duration,
-    /// The most that one connection is sent in a second, in bytes.
+    /// The rate at which each connection is sent data, in bytes per second; `None` for no limit.
     pub rate_bytes_per_second: Option<u64>,
-    /// Files that each worker keeps open.
+    /// The number of files that are kept open, over all workers.
     pub cached_files_max: usize,
-    /// Memory that each worker keeps small files in, in bytes.
+    /// The memory in which small files are kept, in bytes, over all workers.
     pub cached_bytes_max: usize,
 }
 
 impl Config {
-    /// The defaults, for the files below `root`.
+    /// The default configuration, for the files below `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
             root: root.into(),
@@ -165,7 +173,7 @@ impl Config {
 }
 
 impl Config {
-    /// The Unix sockets among the addresses.
+    /// The paths of the Unix sockets among the addresses.
     pub(crate) fn unix_sockets(&self) -> impl Iterator<Item = &PathBuf> {
         let all = self.listen.iter().chain(self.tls.iter().flat_map(|tls| &tls.listen));
         all.filter_map(|address| match address {
@@ -190,7 +198,7 @@ impl Default for Content {
 }
 
 impl Default for Limits {
-    /// What a public server can live with: nginx's timeouts where it has such.
+    /// Limits for a public server, with nginx's timeouts where nginx has the same ones.
     fn default() -> Self {
         Self {
             connections_max: 65_536,

@@ -1,7 +1,7 @@
 //! One connection: requests in, responses out, one after the other.
 //!
-//! A connection never blocks: [`Connection::drive`] goes as far as it can and returns its next need.
-//! A response is prepared before it is sent ([`Connection::prepare`]), so that those of many
+//! A connection never blocks: [`Connection::drive`] goes as far as it can and returns its next
+//! need. A response is prepared before it is sent ([`Connection::prepare`]), so that those of many
 //! connections leave back to back. An idle connection holds no buffer.
 //!
 //! The states and all transitions are in [`state`]; requests are handled in `request`, responses in

@@ -1,4 +1,4 @@
-//! What is served: files opened below the root and nowhere else, kept while they are unchanged, listed, written.
+//! The served files: lookup below the root, the cache of open files, and directory listings.
 
 pub mod cache;
 pub mod listing;

@@ -1,21 +1,23 @@
-//! Serves files over HTTP/1.1 by the cheapest way the kernel offers.
+//! A static file server: HTTP/1.1 over TCP, TLS and Unix sockets, by the cheapest send method that
+//! the kernel offers.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), haul_serve::Error> {
 //! let mut config = haul_serve::Config::new("/srv/www");
 //! config.listen = vec!["8080".parse().expect("a port")];
 //! let server = haul_serve::Server::new(&config)?;
-//! let handle = server.handle(); // handle.drain() from another thread ends it
+//! let handle = server.handle(); // handle.drain() on another thread ends run()
 //! server.run()
 //! # }
 //! ```
 //!
-//! One event loop on each CPU, none of which waits for another or for the disk. A small file goes with its head in one call from
-//! memory; a large one goes by [`haul::Sender::send_file`], and not through the program's memory.
+//! There is one event loop on each CPU. No loop waits for another or for the disk. Small files are
+//! sent from memory, with their head in one call. Large files are sent by
+//! [`haul::Sender::send_file`], without passing through the program's memory.
 //!
-//! TLS is rustls', and the kernel's once both sides have agreed on keys, where it has kTLS.
+//! rustls negotiates TLS. If the kernel has kTLS, it encrypts once both sides have agreed on keys.
 //!
-//! What it cannot do: HTTP/2, anything but files.
+//! Limitations: no HTTP/2, and nothing but files.
 
 #![forbid(unsafe_code)]
 
@@ -40,5 +42,5 @@ pub use counters::{Counters, LATENCY_BOUNDS_US, TransportCounters};
 pub use error::Error;
 pub use haul_fs::Symlinks;
 pub use haul_server::listener::ListenAddress;
-pub use haul_server::{Address, Counter, Transport};
+pub use haul_server::{Address, Counter, Error as ServerError, Transport};
 pub use server::{Handle, Server};

@@ -28,8 +28,8 @@ pub struct LogEntry {
     received: Instant,
 }
 
-/// The fields of a request that a log line needs. They lie in one piece of memory, each from the end
-/// of the one before.
+/// The fields of a request that a log line needs. They lie in one piece of memory, each from the
+/// end of the one before.
 #[derive(Debug, Clone)]
 struct LoggedRequest {
     bytes: Box<[u8]>,

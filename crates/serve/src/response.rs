@@ -1,4 +1,4 @@
-//! Responses: built from a request and what its target stands for, then sent.
+//! Responses: built from a request and the lookup of its target, then sent.
 
 pub mod body;
 pub mod builder;

@@ -159,7 +159,8 @@ fn within_descriptor_limit(config: &Config) -> Config {
     config
 }
 
-/// Switches to the configured user and sets up the sandbox. Returns the caveats of the start so far.
+/// Switches to the configured user and sets up the sandbox. Returns the caveats of the start so
+/// far.
 fn restrict(
     config: &Config,
     service: &Service,
@@ -212,8 +213,8 @@ fn reloaded_files(config: &Config) -> impl Iterator<Item = &PathBuf> {
     tls.chain(config.basic_auth.iter().map(|auth| &auth.file))
 }
 
-/// A caveat if a reload will fail because the present user cannot read a file: reported at the start
-/// rather than when the certificate has expired.
+/// A caveat if a reload will fail because the present user cannot read a file: reported at the
+/// start rather than when the certificate has expired.
 fn unreadable(config: &Config) -> Option<String> {
     let unreadable = reloaded_files(config).filter(|path| File::open(path).is_err());
     let names: Vec<_> = unreadable.map(|path| path.display().to_string()).collect();
@@ -229,9 +230,9 @@ impl Handle {
         self.control.drain();
     }
 
-    /// Reads the certificate and the passwords again and opens the access log by its name again. The
-    /// certificate applies to new connections, the passwords to new requests. What cannot be read
-    /// stays in force, and its error is returned.
+    /// Reads the certificate and the passwords again and opens the access log by its name again.
+    /// The certificate applies to new connections, the passwords to new requests. What cannot be
+    /// read stays in force, and its error is returned.
     pub fn reload(&self) -> Result<(), Vec<Error>> {
         let mut errors = Vec::new();
         if let Some(log) = &self.log {

@@ -32,8 +32,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// Events of one turn. More of them send more responses together, make the first of them wait longer
-/// and need more memory. 512 gained nothing over 128.
+/// Events of one turn. More of them send more responses together, make the first of them wait
+/// longer and need more memory. 512 gained nothing over 128.
 pub const EVENTS_MAX: usize = 128;
 /// The deadline of a connection without one.
 pub const NEVER: u32 = u32::MAX;

@@ -1,5 +1,5 @@
-//! TLS in the kernel (kTLS): rustls makes the handshake, then the kernel encrypts, so that files take
-//! the same send methods as without TLS.
+//! TLS in the kernel (kTLS): rustls makes the handshake, then the kernel encrypts, so that files
+//! take the same send methods as without TLS.
 //!
 //! It needs the kernel module `tls`. A client that renews its keys later (no browser does) is
 //! disconnected: kernels before 6.14 cannot follow.
@@ -92,8 +92,8 @@ pub fn prepare(socket: impl AsFd) -> io::Result<()> {
     set_upper_layer_protocol(socket, "tls")
 }
 
-/// Hands the keys of a session to the kernel. The session must have sent and received nothing but its
-/// handshake.
+/// Hands the keys of a session to the kernel. The session must have sent and received nothing but
+/// its handshake.
 pub fn take_over(socket: impl AsFd, session: Connection) -> io::Result<()> {
     let version = version(&session).ok_or(io::ErrorKind::Unsupported)?;
     let secrets = session.dangerous_extract_secrets().map_err(io::Error::other)?;
@@ -114,10 +114,10 @@ pub fn take_over(socket: impl AsFd, session: Connection) -> io::Result<()> {
 
 /// The initialization vector for TLS 1.2 with AES-GCM after `sequence` records.
 ///
-/// rustls derives each record's nonce as the vector's explicit part XOR the record number. The kernel
-/// starts with the explicit part that it is given and counts up. **A nonce used twice under one key
-/// reveals the key.** The first `sequence` nonces of rustls differ from the explicit part in its
-/// lowest bits only, so all of them are less than the part plus `sequence`.
+/// rustls derives each record's nonce as the vector's explicit part XOR the record number. The
+/// kernel starts with the explicit part that it is given and counts up. **A nonce used twice under
+/// one key reveals the key.** The first `sequence` nonces of rustls differ from the explicit part
+/// in its lowest bits only, so all of them are less than the part plus `sequence`.
 fn iv_after<'i>(iv: &[u8; 12], sequence: u64, out: &'i mut [u8; 12]) -> &'i [u8; 12] {
     let (salt, explicit) = iv.split_at(4);
     let explicit = explicit.iter().fold(0, |number: u64, &byte| number << 8 | u64::from(byte));
@@ -159,8 +159,8 @@ pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<usize> {
     }
 }
 
-/// Sends `close_notify`. Once the kernel has accepted it, all data before it is in the socket; until
-/// then, closing or shutting down would lose it.
+/// Sends `close_notify`. Once the kernel has accepted it, all data before it is in the socket;
+/// until then, closing or shutting down would lose it.
 pub fn send_close_notify(socket: impl AsFd) -> Sent {
     match ktls::send_record(socket, ContentType::Alert, &CLOSE_NOTIFY) {
         Ok(_) => Sent::Bytes(0),

@@ -13,8 +13,8 @@
 //! A service implements [`Handler`](event_loop::Handler) and hands one handler to each
 //! [`EventLoop`](event_loop::EventLoop). `examples/echo.rs` is a complete service.
 //!
-//! The crate knows no protocol above TLS, except for the HTTP of its metrics endpoint, and serves no
-//! files. It needs epoll and eventfd; Landlock and kTLS are used if the kernel has them.
+//! The crate knows no protocol above TLS, except for the HTTP of its metrics endpoint, and serves
+//! no files. It needs epoll and eventfd; Landlock and kTLS are used if the kernel has them.
 
 #![forbid(unsafe_code)]
 

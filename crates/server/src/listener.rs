@@ -20,8 +20,9 @@ const BACKLOG: i32 = 4096;
 /// packet of the kernel's segmentation offload, 64 KiB less its headers (`MAX_TCP_HEADER` + 1: 321
 /// bytes, or 385 with cache lines of 128 bytes).
 ///
-/// `sendfile` hands TCP 64 KiB at a time. At an MTU of 9000, seven of the largest segments would make
-/// a packet, and the rest would leave every third time in a packet of one segment, at the same cost.
+/// `sendfile` hands TCP 64 KiB at a time. At an MTU of 9000, seven of the largest segments would
+/// make a packet, and the rest would leave every third time in a packet of one segment, at the same
+/// cost.
 const SEGMENT_BYTES_MAX: u16 = (u16::MAX - 384) / 8;
 
 /// One listen address and its protocol.
@@ -73,8 +74,8 @@ impl Drop for SocketFile {
 }
 
 impl Listeners {
-    /// Listens on all of `addresses`, for so many event loops. `congestion` is the congestion control
-    /// of accepted connections; `None` for the host's default.
+    /// Listens on all of `addresses`, for so many event loops. `congestion` is the congestion
+    /// control of accepted connections; `None` for the host's default.
     ///
     /// It is set before `listen`: a socket that inherits BBR stays paced when it is changed later.
     pub fn open(

@@ -127,7 +127,8 @@ fn write_all(rx: &Receiver<Message>, mut file: File, unwritten: &Counter) {
                 Err(error) => {
                     unwritten.add(count);
                     if !std::mem::replace(&mut is_failing, true) {
-                        warn!(%error, "the access log cannot be written, its lines are lost: {error}");
+                        let message = "the access log cannot be written, its lines are lost";
+                        warn!(%error, "{message}: {error}");
                     }
                 }
             },

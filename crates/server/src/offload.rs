@@ -1,9 +1,9 @@
 //! Threads for calls that may block (disk, password hashes, name resolution), so that no event loop
 //! blocks.
 //!
-//! An event loop pushes a [`Job`]; the reply arrives in the loop's [`Inbox`] and wakes it. Jobs run in
-//! pools: a slow kind of job in one pool does not delay the jobs of another. The locks here are taken
-//! for offloaded jobs only.
+//! An event loop pushes a [`Job`]; the reply arrives in the loop's [`Inbox`] and wakes it. Jobs run
+//! in pools: a slow kind of job in one pool does not delay the jobs of another. The locks here are
+//! taken for offloaded jobs only.
 
 use crate::join::join_with_timeout;
 use crate::waker::Waker;

@@ -1,8 +1,8 @@
 //! TLS in this program: rustls over a non-blocking socket, for the whole connection or until the
 //! kernel takes over (kTLS, [`crate::ktls`]).
 //!
-//! A file's bytes pass through this program's memory here. Ciphertext that the socket does not accept
-//! is kept, up to a limit, and is sent before anything else.
+//! A file's bytes pass through this program's memory here. Ciphertext that the socket does not
+//! accept is kept, up to a limit, and is sent before anything else.
 
 use crate::error::Error;
 use crate::ktls::KtlsSupport;
@@ -43,7 +43,7 @@ pub struct TlsSettings {
 
 /// The cryptography provider of all sessions.
 pub fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+    Arc::new(rustls::crypto::ring::default_provider())
 }
 
 /// Builds rustls's configuration from the contents of the certificate and key files.
@@ -86,7 +86,7 @@ pub fn configure(tls: &TlsSettings, chain: &[u8], key: &[u8]) -> Result<Arc<Serv
     config.enable_secret_extraction = tls.in_kernel;
     config.alpn_protocols.clone_from(&tls.alpn);
     // The client keeps its session in a ticket: no memory and no lock here.
-    config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new()
+    config.ticketer = rustls::crypto::ring::Ticketer::new()
         .map_err(|error| wrong(&tls.certificate, error.to_string()))?;
     Ok(Arc::new(config))
 }

@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod control_groups;
+mod error;
 mod meter;
 mod proc_stat;
 pub mod process;
@@ -36,32 +37,7 @@ pub mod report;
 mod spinner;
 mod weight;
 
+pub use error::SoakError;
 pub use meter::{Interval, Meter, SLICE, Snapshot};
 pub use proc_stat::{CpuTimes, ProcStat};
 pub use reading::{Baseline, CpuLoad, Load};
-
-use std::io;
-
-/// Errors of the meter.
-#[derive(Debug, thiserror::Error)]
-pub enum SoakError {
-    /// A spinner thread could not be started or set up.
-    #[error("cannot put an idle-priority thread on CPU {cpu}: {source}")]
-    Spinner {
-        /// The CPU.
-        cpu: usize,
-        /// The kernel's error.
-        source: io::Error,
-    },
-    /// The process that runs the spinners could not be started or read.
-    #[error("{step}: {source}")]
-    Process {
-        /// The step that failed.
-        step: &'static str,
-        /// The cause.
-        source: io::Error,
-    },
-    /// `/proc/stat` could not be read.
-    #[error("cannot read /proc/stat, the cross-check of the readings: {0}")]
-    ProcStat(io::Error),
-}

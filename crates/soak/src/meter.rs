@@ -1,7 +1,9 @@
 //! The load meter: reads the spinners of several CPUs together.
 
+use crate::error::SoakError;
+use crate::proc_stat::ProcStat;
+use crate::reading::Baseline;
 use crate::spinner::{Counts, Spinner};
-use crate::{Baseline, ProcStat, SoakError};
 use serde::{Deserialize, Serialize};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,7 +37,7 @@ pub(crate) struct CpuInterval {
     pub own: Duration,
     pub interrupted: Duration,
     pub work: u64,
-    pub stat: crate::CpuTimes,
+    pub stat: crate::proc_stat::CpuTimes,
 }
 
 impl Meter {
@@ -129,7 +131,7 @@ impl Snapshot {
                 work: now.work - then.work,
                 stat: match (self.stat.0.get(&cpu), earlier.stat.0.get(&cpu)) {
                     (Some(now), Some(then)) => now.since(then),
-                    _ => crate::CpuTimes::default(),
+                    _ => crate::proc_stat::CpuTimes::default(),
                 },
             })
             .collect();

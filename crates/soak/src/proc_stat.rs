@@ -3,7 +3,7 @@
 //! It is a cross-check, not the measurement. On a kernel with tick accounting it samples the task
 //! that runs at the tick, every 10 ms, and charges the whole 10 ms to that task.
 
-use crate::SoakError;
+use crate::error::SoakError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;

@@ -18,10 +18,13 @@
 //! would get no CPU time to start them.
 
 use crate::control_groups::LowWeightGroups;
+use crate::error::SoakError;
+use crate::meter::{Interval, Snapshot};
+use crate::proc_stat::ProcStat;
+use crate::reading::Baseline;
 use crate::reading::Resolution;
 use crate::report::{SoakReport, Warning};
 use crate::spinner::{self, Counts, Publish};
-use crate::{Baseline, Interval, ProcStat, Snapshot, SoakError};
 use haul_sys::clock::ProcessClock;
 use haul_sys::rusage::{self, Who};
 use haul_sys::shared_counters::SharedCounters;
@@ -141,7 +144,7 @@ struct Spinners {
 impl Spinners {
     /// Starts the spinners and waits until all spin in a session of the least weight.
     fn start() -> Result<Self, SoakError> {
-        let failed = |step| move |source| SoakError::Process { step, source };
+        let failed = |step| move |error| SoakError::Process { step, error };
         let cpus = rustix::thread::sched_getaffinity(None)
             .map_err(|errno| failed("reading the allowed CPUs")(errno.into()))?;
         let cpus: Vec<usize> =
@@ -167,7 +170,7 @@ impl Spinners {
             let process =
                 spinners.counters.get(index * slot::COUNT + slot::PROCESS).load(Relaxed) as u32;
             let clock = ProcessClock::for_process(process)
-                .map_err(|source| SoakError::Spinner { cpu, source })?;
+                .map_err(|error| SoakError::Spinner { cpu, error })?;
             spinners.clocks.push((cpu, clock));
             spinners.processes.push(process);
         }
@@ -181,7 +184,7 @@ impl Spinners {
         deadline: Instant,
     ) -> Result<(), SoakError> {
         loop {
-            let source = match self.counters.get(index * slot::COUNT + slot::STATE).load(Acquire) {
+            let error = match self.counters.get(index * slot::COUNT + slot::STATE).load(Acquire) {
                 LOWERED => return Ok(()),
                 state if state >= FAILED => io::Error::from_raw_os_error((state - FAILED) as i32),
                 _ if Instant::now() > deadline => io::ErrorKind::TimedOut.into(),
@@ -190,7 +193,7 @@ impl Spinners {
                     continue;
                 }
             };
-            return Err(SoakError::Spinner { cpu, source });
+            return Err(SoakError::Spinner { cpu, error });
         }
     }
 
@@ -237,8 +240,8 @@ impl Spinners {
             let state =
                 stat.rsplit_once(')').and_then(|(_, fields)| fields.trim_start().chars().next());
             if matches!(state, None | Some('Z' | 'X')) {
-                let source = io::Error::other("the spinner was killed during the measurement");
-                return Err(SoakError::Spinner { cpu: *cpu, source });
+                let error = io::Error::other("the spinner was killed during the measurement");
+                return Err(SoakError::Spinner { cpu: *cpu, error });
             }
         }
         Ok(())

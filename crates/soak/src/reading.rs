@@ -316,7 +316,7 @@ mod tests {
                 own: Duration::from_millis(own_ms),
                 interrupted: Duration::from_millis(interrupted_ms),
                 work,
-                stat: crate::CpuTimes::default(),
+                stat: crate::proc_stat::CpuTimes::default(),
             }],
         }
     }

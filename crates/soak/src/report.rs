@@ -1,6 +1,6 @@
 //! The report of `haul soak` and its warnings.
 
-use crate::{CpuLoad, Load};
+use crate::reading::{CpuLoad, Load};
 use serde::{Deserialize, Serialize};
 use std::fs;
 

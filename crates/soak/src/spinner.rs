@@ -1,6 +1,6 @@
 //! The spinner: an idle-priority thread that measures the CPU time it gets.
 
-use crate::SoakError;
+use crate::error::SoakError;
 use haul_sys::clock::ThreadClock;
 use rustix::thread::CpuSet;
 use std::io;
@@ -86,7 +86,7 @@ pub(crate) struct Spinner {
 
 impl Spinner {
     pub fn start(cpu: usize) -> Result<Self, SoakError> {
-        let failed = |source| SoakError::Spinner { cpu, source };
+        let failed = |error| SoakError::Spinner { cpu, error };
         let state = Arc::new(LocalState::default());
         let (ready_tx, ready_rx) = mpsc::channel();
         let thread = thread::Builder::new()

@@ -2,8 +2,8 @@
 //! be read anyway.
 
 use super::{ChecksumReport, ChecksumRow};
-use crate::quantity::Size;
 use crate::stats::Figure;
+use haul_units::Size;
 
 /// The answers that a report's rows support, for the smallest, the middle and the largest size.
 pub(super) fn of(report: &ChecksumReport) -> Vec<String> {

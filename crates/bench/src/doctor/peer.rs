@@ -17,22 +17,22 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
     /// The peer's name could not be resolved.
-    #[error("cannot resolve peer {peer:?}: {source}")]
+    #[error("cannot resolve peer {peer:?}: {error}")]
     Unknown {
         /// The peer, as it was given.
         peer: String,
         /// The resolver's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// There is no route to the peer.
-    #[error("cannot reach peer {peer} ({address}): {source}")]
+    #[error("cannot reach peer {peer} ({address}): {error}")]
     Unreachable {
         /// The peer, as it was given.
         peer: String,
         /// Its address.
         address: IpAddr,
         /// The kernel's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// The kernel did not list the devices.
     #[error("cannot list the network devices: {0}")]
@@ -52,14 +52,14 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
         };
         return Ok(facts(name));
     };
-    let unknown = |source| PeerError::Unknown { peer: peer.into(), source };
+    let unknown = |error| PeerError::Unknown { peer: peer.into(), error };
     let address = (peer, DISCARD_PORT)
         .to_socket_addrs()
         .map_err(unknown)?
         .next()
         .ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))?
         .ip();
-    let unreachable = |source| PeerError::Unreachable { peer: peer.into(), address, source };
+    let unreachable = |error| PeerError::Unreachable { peer: peer.into(), address, error };
     let local = local_address_towards(address).map_err(unreachable)?;
     let answered =
         match TcpStream::connect_timeout(&SocketAddr::new(address, DISCARD_PORT), ANSWER_TIMEOUT) {

@@ -1,10 +1,10 @@
 //! Socket diagnostics (`NETLINK_SOCK_DIAG`, Linux 3.3): TCP connections of this network namespace
 //! that an earlier congestion control left paced.
 
-use crate::MIB;
 use crate::counters::Counters;
 use haul::pacing::{default_congestion, is_pacing};
 use haul_sys::tcp_info::TcpInfo;
+use haul_units::MIB;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -33,17 +33,17 @@ pub enum FlowError {
     #[error(transparent)]
     Pair(#[from] PairError),
     /// A process could not be started, or its pipe failed.
-    #[error("{step}: {source}")]
+    #[error("{step}: {error}")]
     Process {
         /// The step that failed.
         step: &'static str,
         /// The cause.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
 impl FlowError {
     pub(crate) fn at(step: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Process { step, source }
+        move |error| Self::Process { step, error }
     }
 }

@@ -28,7 +28,7 @@ pub(super) fn copied_percents(
 
 fn copied_percent(lab: &Lab, method: TestedForwardMethod) -> Result<Option<f64>, LabError> {
     let Some(forwarder) = ProofForwarder::of(method) else { return Ok(None) };
-    let failed = |source| LabError::Step { step: "proving a copy".into(), source };
+    let failed = |error| LabError::Step { step: "proving a copy".into(), error };
     // The client and the server run on one host, the two sockets of the forwarder on the other.
     let listener =
         lab.sender.run(|| TcpListener::bind((lab.sender.address(), 0)))?.map_err(failed)?;

@@ -2,10 +2,10 @@
 
 use super::method::TestedForwardMethod;
 use super::{ForwardCase, ForwardRound, Traffic};
-use crate::quantity::Size;
 use crate::rounds::Series;
 use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, number, ratio, share, speed};
+use haul_units::Size;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 

@@ -2,8 +2,8 @@
 //! `sendfile`.
 
 use super::{Destination, LoanReport, LoanRow};
-use crate::quantity::Size;
 use crate::stats::Figure;
+use haul_units::Size;
 
 /// The answers that a report's rows support, one sentence each.
 pub(super) fn of(report: &LoanReport) -> Vec<String> {

@@ -1,11 +1,11 @@
 //! A row of the experiment `loan`: its JSON fields and its table columns.
 
 use super::{LoanCase, LoanMethod, LoanRound};
-use crate::quantity::Size;
 use crate::rounds::Series;
 use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio, share, speed};
 use crate::worker::giver::Hand;
+use haul_units::Size;
 use serde::{Deserialize, Serialize};
 
 /// The result of one method, with pieces of one size, to one destination.

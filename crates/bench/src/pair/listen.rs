@@ -11,13 +11,14 @@
 
 use super::HANDSHAKE_TIMEOUT;
 use super::protocol::{MeterFacts, Reply, Request, SCHEMA};
+use crate::congestion;
+use crate::error::BenchError;
 use crate::flow::FlowError;
 use crate::flow::start::WorkerProcess;
 use crate::host::HostFacts;
 use crate::lines::{Line, read_line, write_line};
 use crate::worker::socket::SocketOptions;
 use crate::worker::{Job, Message, Task, Window, now_ns, sleep_until};
-use crate::{BenchError, congestion};
 use haul_soak::Meter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt;
@@ -130,7 +131,7 @@ impl Drop for Slot<'_> {
 fn describe(error: &FlowError) -> String {
     match error {
         FlowError::Worker(reason) => reason.clone(),
-        FlowError::Process { source, .. } => match source.kind() {
+        FlowError::Process { error, .. } => match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 "it sent nothing for too long".into()
             }

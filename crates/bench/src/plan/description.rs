@@ -1,10 +1,10 @@
 //! Describes a cost model in words: its choices, its tests, and the cores that a rate needs.
 
 use super::{ERROR_PERCENT_MAX, misses};
-use crate::MIB;
-use crate::quantity::{Rate, Size};
 use haul::plan::{Condition, Plan, SourceKind, Spread};
 use haul::{Copying, SendMethod};
+use haul_units::MIB;
+use haul_units::{Rate, Size};
 use std::fmt::Write;
 
 /// The cost model's choices: the method for each range of sizes, and its expected cost.

@@ -1,13 +1,13 @@
 //! Fits a cost model to a report's rows: points where all files have one size, and a line over
 //! calls per MiB.
 
-use crate::MIB;
 use crate::send::prediction::network;
 use crate::send::{SendReport, SendRow};
 use crate::stats::Figure;
 use crate::workload::Workload;
 use haul::SendMethod;
 use haul::plan::{Condition, Cost, Plan, Point, SCHEMA, SourceKind, Spread, call_bytes};
+use haul_units::MIB;
 use std::collections::BTreeMap;
 
 /// The end of an interval that a line is fitted to.

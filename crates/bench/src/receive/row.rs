@@ -2,10 +2,10 @@
 
 use super::method::ReceiveMethod;
 use super::{PageOrder, ReceiveCase, ReceiveCondition, ReceiveRound, SentBy};
-use crate::quantity::Size;
 use crate::rounds::Series;
 use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, interval, number, ratio, share, speed};
+use haul_units::Size;
 use serde::{Deserialize, Serialize};
 
 /// The result of one receive method under one condition.
@@ -81,7 +81,7 @@ pub(super) fn of(
     };
     let (mib, mapped) = (
         sum(&|round| round.received.mib()),
-        sum(&|round| round.received.mapped_bytes as f64 / crate::MIB),
+        sum(&|round| round.received.mapped_bytes as f64 / haul_units::MIB),
     );
     let mapped_percent = (mib > 0.0).then(|| 100.0 * mapped / mib);
     let copied_percent = mapped_percent.map(|mapped| match method {

@@ -1,7 +1,7 @@
 //! The costs of both hosts: CPU time and interrupts per MiB.
 
-use crate::MIB;
 use crate::topology::{HostAccount, HostLoad, Loads};
+use haul_units::MIB;
 
 /// The costs of both hosts in a window.
 #[derive(Debug, Clone, Copy)]

@@ -6,8 +6,9 @@
 //! remain; else the row is marked as disturbed.
 
 use super::Series;
+use crate::rounds::short_list;
+use crate::stats::VERDICT_ROUNDS_MIN;
 use crate::warning::{Kind, Warning};
-use crate::{rounds::short_list, stats::VERDICT_ROUNDS_MIN};
 use std::collections::HashMap;
 
 /// The largest CPU use of other programs in an undisturbed window, in percent: about twice that of
@@ -52,7 +53,8 @@ impl Disturbances {
                 row.rounds.retain(|(number, _)| self.is_clean(index, *number));
                 left_out += disturbed;
             } else if disturbed > 0 {
-                row.disturbed_percent = crate::Figure::of(&percents).map(|figure| figure.median);
+                row.disturbed_percent =
+                    crate::stats::Figure::of(&percents).map(|figure| figure.median);
                 marked.push(name(&row.case));
             }
         }

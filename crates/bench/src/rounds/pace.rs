@@ -1,6 +1,6 @@
 //! The number and length of measurements, and the progress of a run.
 
-use crate::BenchError;
+use crate::error::BenchError;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 

@@ -2,8 +2,8 @@
 //! the methods that copied unexpectedly, and the most expensive setting.
 
 use super::{SendReport, SendRow};
-use crate::quantity::Size;
 use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
+use haul_units::Size;
 use std::collections::BTreeSet;
 
 /// The answers that a report's rows support, one sentence each.

@@ -36,7 +36,7 @@ pub(super) fn prove(experiment: &mut SendExperiment<'_>, cases: &[SendCase]) -> 
 }
 
 fn prove_method(lab: &Lab, method: SendMethod) -> Result<haul::Proved, ProofError> {
-    let failed = |step| move |source| ProofError::Connection { step, source };
+    let failed = |step| move |error| ProofError::Connection { step, error };
     let (from, to) =
         lab.connect().map_err(|error| failed("connecting the hosts")(io::Error::other(error)))?;
     haul::prove(method, &from, &to)

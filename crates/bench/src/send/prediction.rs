@@ -2,15 +2,15 @@
 //! networks.
 
 use super::{Kind, SendReport, SendRow, Warning};
-use crate::MIB;
 use crate::congestion::paces;
-use crate::quantity::Rate;
 use crate::regime::Reading;
 use crate::rounds::MOVED_FACTOR_MIN;
 use crate::stats::Figure;
 use crate::workload::Workload;
 use haul::Plan;
 use haul::plan::{Condition, Network, SourceKind, Spread, Test};
+use haul_units::MIB;
+use haul_units::Rate;
 
 /// The cost model's prediction for a row's workload, with the measured cost. `None` if the model
 /// has no cost for it, or if nothing was measured.

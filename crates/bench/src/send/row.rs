@@ -1,11 +1,11 @@
 //! A row of the experiment `send`: its JSON fields and its table columns.
 
-use crate::quantity::Size;
 use crate::regime::HELD_NOTE;
 use crate::stats::Figure;
 use crate::tested_method::AUTO;
 use crate::view::{Bar, Column, Tabled, copied_after_all, interval, number, ratio, share, speed};
 use crate::worker::Paced;
+use haul_units::Size;
 use serde::{Deserialize, Serialize};
 
 /// The result of one send method under one condition.

@@ -3,12 +3,12 @@
 use super::copies::copied_share;
 use super::{Kind, SendSeries, WINDOW_LIMITED_SHARE_MIN, Warning, rows};
 use crate::matrix::SendCase;
-use crate::quantity::Rate;
 use crate::regime::Reading;
 use crate::report::Observer;
 use crate::rounds::{LOW_LOAD_PERCENT_MAX, short_list};
 use crate::worker::Paced;
 use haul::Copying;
+use haul_units::Rate;
 use std::collections::BTreeMap;
 
 /// A host whose load is higher than this limits the throughput.

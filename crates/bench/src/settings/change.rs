@@ -1,8 +1,8 @@
 //! The settings: how a lab applies each one, the command for a machine, and the risk.
 
 use crate::congestion::paces;
-use crate::quantity::Size;
 use haul_lab::{CpuPair, Kind, Lab, LabError, Offloads, Reception, Settings};
+use haul_units::Size;
 use std::fmt;
 use std::fs;
 use std::str::FromStr;

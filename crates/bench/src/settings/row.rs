@@ -90,13 +90,13 @@ pub(super) fn ratio(
 /// The smallest throughput ratio of a setting that pays.
 const THROUGHPUT_RATIO_MIN: f64 = 0.95;
 
-/// Whether a setting pays: it costs less than the control row's difference allows, and keeps the
+/// Whether a setting pays: it saves more than two equal rows differ by chance, and keeps the
 /// throughput.
 pub(super) fn pays(cost: Figure, throughput: Figure, control: Option<Figure>) -> bool {
     is_below(cost, control) && throughput.median >= THROUGHPUT_RATIO_MIN
 }
 
-/// The factor by which two equal rows differ, at least 1.
+/// The factor by which two equal rows differ by chance, at least 1.
 fn chance_factor(control: Option<Figure>) -> f64 {
     // If the control row has no interval, the difference by chance is unknown, and no ratio exceeds
     // it.
@@ -110,7 +110,7 @@ fn chance_factor(control: Option<Figure>) -> f64 {
     control.map_or(1.0, of)
 }
 
-/// Whether a ratio's whole interval lies below 1, and below the factor by which two equal rows
+/// Whether a ratio's whole interval lies below the inverse of the factor by which two equal rows
 /// differ.
 fn is_below(ratio: Figure, control: Option<Figure>) -> bool {
     ratio.is_below(1.0 / chance_factor(control))

@@ -1,11 +1,13 @@
 //! The options of `haul serve`: the same on the command line and in the configuration file.
 
-use super::messages::MessageFormat;
+use crate::daemon::messages::MessageFormat;
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul::{MethodChoice, Plan, SendMethod};
-use haul_bench::quantity::Size;
-use haul_serve::{AccessLog, Address, BasicAuth, Config, Limits, LogFormat, Symlinks, Tls};
+use haul_serve::{
+    AccessLog, Address, BasicAuth, Config, Content, ExtraFields, Limits, LogFormat, Symlinks, Tls,
+};
+use haul_units::Size;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -40,7 +42,15 @@ pub struct Options {
     #[arg(long, help_heading = "TLS and passwords", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
     /// Encrypt in the kernel where it supports that (kTLS) [default: true]
-    #[arg(long, help_heading = "TLS and passwords", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(
+        long,
+        help_heading = "TLS and passwords",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
+    )]
     pub ktls: Option<bool>,
     /// Require a user name and password from this file of bcrypt hashes, which htpasswd -B writes;
     /// read again on SIGHUP
@@ -54,10 +64,26 @@ pub struct Options {
     #[arg(long, help_heading = "Files", value_name = "NAME,…", value_delimiter = ',')]
     pub index: Vec<String>,
     /// List the contents of directories that have no index file
-    #[arg(long, help_heading = "Files", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(
+        long,
+        help_heading = "Files",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
+    )]
     pub listing: Option<bool>,
     /// Serve names that begin with a dot; .well-known is always served
-    #[arg(long, help_heading = "Files", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(
+        long,
+        help_heading = "Files",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
+    )]
     pub hidden: Option<bool>,
     /// Targets that symbolic links may have: inside the served directory (inside), none (never), or
     /// anywhere [default: inside]
@@ -70,7 +96,15 @@ pub struct Options {
     )]
     pub symlinks: Option<LinkPolicy>,
     /// Send x.br, x.zst or x.gz instead of x to clients that accept that coding
-    #[arg(long, help_heading = "Files", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(
+        long,
+        help_heading = "Files",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
+    )]
     pub precompressed: Option<bool>,
     /// File in the served directory to send for every path that names no file, for single-page
     /// applications
@@ -81,7 +115,15 @@ pub struct Options {
     #[arg(long, help_heading = "Files", value_name = "STATUS=FILE")]
     pub error_page: Vec<String>,
     /// Accept uploads (PUT): every client that can reach the service may then write files
-    #[arg(long, help_heading = "Uploads", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(
+        long,
+        help_heading = "Uploads",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
+    )]
     pub allow_put: Option<bool>,
     /// Maximum size of an uploaded file [default: 1GiB]
     #[arg(long, help_heading = "Uploads", value_name = "SIZE")]
@@ -125,7 +167,15 @@ pub struct Options {
     #[arg(long, help_heading = "Privileges", value_name = "NAME")]
     pub user: Option<String>,
     /// Give up access to files that are not served, where the kernel has Landlock [default: true]
-    #[arg(long, help_heading = "Privileges", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false", hide_possible_values = true)]
+    #[arg(
+        long,
+        help_heading = "Privileges",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
+    )]
     pub confine: Option<bool>,
     /// Maximum number of open connections [default: 65536, or what the limit on open files allows]
     #[arg(long, help_heading = "Limits", value_name = "N")]
@@ -202,10 +252,9 @@ impl FromStr for Timeout {
 
     fn from_str(text: &str) -> Result<Self, String> {
         const DAY: Duration = Duration::from_secs(24 * 3600);
-        let invalid = || format!("{text:?} is not a time from 1s to 24h: write 30s or 2m");
-        let time: jiff::SignedDuration = text.parse().map_err(|_| invalid())?;
-        let time = Duration::try_from(time).map_err(|_| invalid())?;
-        (Duration::from_secs(1)..=DAY).contains(&time).then_some(Self(time)).ok_or_else(invalid)
+        haul_units::parse_time(text, Duration::from_secs(1)..=DAY)
+            .map(Self)
+            .map_err(|error| error.to_string())
     }
 }
 
@@ -272,10 +321,17 @@ impl Options {
     /// Converts the options to the configuration of a server.
     pub fn into_config(self) -> Result<Config, Failure> {
         check_dependencies(&self)?;
+        check_not_zero("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
+        check_not_zero("workers", self.workers)?;
+        check_not_zero("max-connections", self.max_connections)?;
         let dir = self
             .dir
+            .clone()
             .ok_or_else(|| Failure::bad_input("no directory to serve: name one, haul serve DIR"))?;
         let mut config = Config::new(dir);
+        self.set_content(&mut config.content)?;
+        self.set_limits(&mut config.limits)?;
+        config.fields = self.extra_fields()?;
         // If only TLS addresses are given, the default HTTP address is not used.
         if !self.listen.is_empty() || !self.tls_listen.is_empty() {
             config.listen = self.listen;
@@ -293,18 +349,33 @@ impl Options {
         };
         let realm = self.auth_realm.unwrap_or_else(|| "haul".into());
         config.basic_auth = self.auth_file.map(|file| BasicAuth { file, realm });
-        check_not_zero("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
-        check_not_zero("workers", self.workers)?;
-        check_not_zero("max-connections", self.max_connections)?;
         config.workers = self.workers;
-        let content = &mut config.content;
+        config.access_log = self.access_log.map(|path| AccessLog {
+            path: (path.as_os_str() != "-").then_some(path),
+            format: match self.log_format {
+                Some(AccessLogFormat::Common) => LogFormat::Common,
+                None | Some(AccessLogFormat::Combined) => LogFormat::Combined,
+                Some(AccessLogFormat::Json) => LogFormat::Json,
+            },
+        });
+        let put_bytes_max = self.put_limit.map_or(PUT_BYTES_MAX, |size| size.0);
+        config.put_bytes_max = self.allow_put.unwrap_or(false).then_some(put_bytes_max);
+        config.metrics = self.metrics_listen;
+        config.user = self.user;
+        config.confine = self.confine.unwrap_or(true);
+        config.choice = method_choice(self.path.as_deref(), self.plan.as_deref())?;
+        config.congestion = self.congestion;
+        Ok(config)
+    }
+
+    fn set_content(&self, content: &mut Content) -> Result<(), Failure> {
         if !self.index.is_empty() {
-            content.index = self.index;
+            content.index.clone_from(&self.index);
         }
         content.listing = self.listing.unwrap_or(content.listing);
         content.hidden = self.hidden.unwrap_or(content.hidden);
         content.precompressed = self.precompressed.unwrap_or(content.precompressed);
-        content.fallback = self.fallback;
+        content.fallback.clone_from(&self.fallback);
         content.symlinks = match self.symlinks {
             None | Some(LinkPolicy::Inside) => Symlinks::Inside,
             Some(LinkPolicy::Never) => Symlinks::Never,
@@ -319,12 +390,17 @@ impl Options {
             })?;
             content.error_pages.push((status, file));
         }
+        Ok(())
+    }
+
+    fn extra_fields(&self) -> Result<ExtraFields, Failure> {
+        let mut fields = ExtraFields::default();
         for text in &self.header {
-            config.fields.headers.push(split_pair("header", text, ':', "X-Frame-Options: DENY")?);
+            fields.headers.push(split_pair("header", text, ':', "X-Frame-Options: DENY")?);
         }
         for text in &self.cache_control {
             let pair = split_pair("cache-control", text, '=', "*.html=no-cache")?;
-            config.fields.cache_control.push(pair);
+            fields.cache_control.push(pair);
         }
         if let Some(invalid) = self.cors.iter().find(|origin| !is_origin(origin)) {
             return Err(Failure::bad_input(format!(
@@ -333,37 +409,26 @@ impl Options {
                  without a path, or \"*\""
             )));
         }
-        config.fields.cors = self.cors;
-        config.access_log = self.access_log.map(|path| AccessLog {
-            path: (path.as_os_str() != "-").then_some(path),
-            format: match self.log_format {
-                Some(AccessLogFormat::Common) => LogFormat::Common,
-                None | Some(AccessLogFormat::Combined) => LogFormat::Combined,
-                Some(AccessLogFormat::Json) => LogFormat::Json,
-            },
-        });
-        let put_bytes_max = self.put_limit.map_or(PUT_BYTES_MAX, |size| size.0);
-        config.put_bytes_max = self.allow_put.unwrap_or(false).then_some(put_bytes_max);
-        config.metrics = self.metrics_listen;
-        config.user = self.user;
-        config.confine = self.confine.unwrap_or(true);
-        let limits = &mut config.limits;
+        fields.cors.clone_from(&self.cors);
+        Ok(fields)
+    }
+
+    fn set_limits(&self, limits: &mut Limits) -> Result<(), Failure> {
+        let time = |time: Option<Timeout>, default| time.map_or(default, |time| time.0);
         *limits = Limits {
             connections_max: self.max_connections.unwrap_or(limits.connections_max),
             head_bytes_max: head_limit(self.head_limit)?.unwrap_or(limits.head_bytes_max),
-            head_timeout: self.head_timeout.map_or(limits.head_timeout, |time| time.0),
-            idle_timeout: self.idle_timeout.map_or(limits.idle_timeout, |time| time.0),
-            send_timeout: self.send_timeout.map_or(limits.send_timeout, |time| time.0),
-            drain_timeout: self.drain_timeout.map_or(limits.drain_timeout, |time| time.0),
+            head_timeout: time(self.head_timeout, limits.head_timeout),
+            idle_timeout: time(self.idle_timeout, limits.idle_timeout),
+            send_timeout: time(self.send_timeout, limits.send_timeout),
+            drain_timeout: time(self.drain_timeout, limits.drain_timeout),
             rate_bytes_per_second: self.rate_limit.map(|size| size.0),
             cached_files_max: self.cached_files.unwrap_or(limits.cached_files_max),
             cached_bytes_max: self
                 .cache_memory
                 .map_or(limits.cached_bytes_max, |size| size.0 as usize),
         };
-        config.choice = method_choice(self.path.as_deref(), self.plan.as_deref())?;
-        config.congestion = self.congestion;
-        Ok(config)
+        Ok(())
     }
 }
 

@@ -1,8 +1,8 @@
 //! The common part of `read+write` and `read+send`: a buffer between the file and the socket.
 
 use super::{BoundMethod, Counts, MethodOptions, OpenResult, first_chunk};
-use crate::Source;
 use crate::error::{Error, failed};
+use crate::source::Source;
 use haul_sys::region::Region;
 use std::io;
 use std::ops::Range;

@@ -6,9 +6,9 @@
 
 use super::piped::SourcePipe;
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
-use crate::Source;
 use crate::error::{Error, failed};
 use crate::pipe::Pipe;
+use crate::source::Source;
 use rustix::io::retry_on_intr;
 use rustix::pipe::SpliceFlags;
 use std::ops::Range;

@@ -5,8 +5,8 @@
 //! the call fails with `EFAULT`, and there is no `SIGBUS`.
 
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
-use crate::Source;
 use crate::error::{Error, failed};
+use crate::source::Source;
 use haul_sys::region::{Region, SendMode, page_bytes};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;

@@ -11,8 +11,8 @@
 //! Probed by calling it: `EINVAL` for a descriptor that cannot be spliced from.
 
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, page_aligned_chunk};
-use crate::Source;
 use crate::error::{Error, failed};
+use crate::source::Source;
 use rustix::io::retry_on_intr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;

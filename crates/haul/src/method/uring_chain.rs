@@ -7,8 +7,8 @@
 
 use super::uring_send::ring_for;
 use super::{BoundMethod, Copying, Counts, Entry, SendMethod, first_chunk};
-use crate::Source;
 use crate::error::{Error, failed};
+use crate::source::Source;
 use haul_sys::region::Region;
 use haul_sys::uring::Ring;
 use std::ops::Range;

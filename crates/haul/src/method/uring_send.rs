@@ -8,8 +8,8 @@
 //! seccomp forbids it.
 
 use super::{BoundMethod, Copying, Counts, Entry, SendMethod, first_chunk};
-use crate::Source;
 use crate::error::{Error, failed};
+use crate::source::Source;
 use haul_sys::region::Region;
 use haul_sys::uring::Ring;
 use std::ops::Range;

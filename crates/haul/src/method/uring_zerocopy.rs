@@ -11,8 +11,8 @@
 
 use super::uring_send::{is_nonblocking, ring_for};
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
-use crate::Source;
 use crate::error::{Error, failed};
+use crate::source::Source;
 use haul_sys::region::Region;
 use haul_sys::uring::Ring;
 use std::collections::VecDeque;
@@ -35,7 +35,7 @@ pub(super) const ENTRY: Entry = Entry {
         if !ring.has_send_zerocopy().map_err(failed("io_uring_register"))? {
             return Err(Error::Refused {
                 call: "SEND_ZC",
-                source: std::io::Error::other("the kernel is older than 6.0"),
+                error: std::io::Error::other("the kernel is older than 6.0"),
             });
         }
         Ok(Box::new(UringZerocopy {

@@ -12,8 +12,8 @@
 use super::mmap_send::FileWindow;
 use super::piped::SourcePipe;
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
-use crate::Source;
 use crate::error::{Error, failed};
+use crate::source::Source;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 

@@ -20,9 +20,9 @@
 
 use super::mmap_send::FileWindow;
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
-use crate::Source;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
+use crate::source::Source;
 use haul_sys::region::{Region, SendMode};
 use rustix::io::Errno;
 use std::ops::Range;

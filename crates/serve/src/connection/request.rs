@@ -180,8 +180,8 @@ impl Connection {
         Next::Offload(job)
     }
 
-    /// Authorizes a request (RFC 7617). `None`: it is allowed. Otherwise the status that refuses it,
-    /// or the job that verifies its password.
+    /// Authorizes a request (RFC 7617). `None`: it is allowed. Otherwise the status that refuses
+    /// it, or the job that verifies its password.
     fn authorize(
         &mut self,
         request: &Request<'_>,

@@ -7,8 +7,8 @@
 //! * a file that changed a moment ago is copied, and each piece is checked after it was read and
 //!   before it is sent;
 //! * any other file is checked before each piece (a check of a tenth of a millisecond ago will do)
-//!   and after the last; if it has changed, the connection is reset, so that the client does not take
-//!   an incomplete response for a complete one.
+//!   and after the last; if it has changed, the connection is reset, so that the client does not
+//!   take an incomplete response for a complete one.
 //!
 //! A change after the last check and before the client's acknowledgement remains undetected.
 

@@ -1,20 +1,21 @@
-//! Files that are kept open, and small ones in memory, for one event loop.
+//! A cache of open files, and of the content of small ones, for one event loop.
 //!
-//! What is kept is looked at before it is sent: a file that was written to, replaced, renamed or deleted is seen by every
-//! request that is sent after that (its inode's change time tells, one cheap call). A folder or a symbolic link above it that was
-//! moved is seen within a second, when the whole path is walked again.
+//! A cached file is validated before it is sent, by one `fstat` of its change time (`ctime`). So
+//! every request that a client sends after a write, replacement, rename or deletion gets the new
+//! state. If a directory or symbolic link above the file was moved, this is detected within a
+//! second, when the whole path is looked up again.
 
 use crate::files::resource::Resource;
 use lru::LruCache;
 use std::sync::Arc;
 
-/// How long a path need not be walked again.
-const WALKED_SECONDS: u32 = 1;
+/// The time for which the lookup of a path is valid, in seconds.
+const LOOKUP_SECONDS_MAX: u32 = 1;
 
-/// How long a file is kept that nobody asks for.
-const KEPT_SECONDS: u32 = 60;
+/// The time for which an unused file is kept, in seconds.
+const UNUSED_SECONDS_MAX: u32 = 60;
 
-/// Files that are kept open.
+/// A cache of open files by target. The least recently used file is evicted first.
 #[derive(Debug)]
 pub struct FileCache {
     entries: LruCache<Box<str>, Entry>,
@@ -27,27 +28,29 @@ pub struct FileCache {
 #[derive(Debug)]
 struct Entry {
     resource: Arc<Resource>,
-    walked: u32,
-    used: u32,
-    /// The epoch in which it was last found unchanged.
+    /// The second of the clock in which the path was looked up.
+    looked_up_at: u32,
+    /// The second of the clock in which the entry was last used.
+    used_at: u32,
+    /// The epoch in which the files were last found unchanged.
     validated_in: Option<ValidationEpoch>,
     bytes: usize,
 }
 
-/// A time in which no client has said anything: all who have asked until then may be told what a look at a file has found out
-/// in it.
+/// A validation epoch: the time between two receives. One `fstat` in it is valid for all requests
+/// that were received before.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct ValidationEpoch(u64);
 
 impl ValidationEpoch {
-    /// It is over: somebody has said something.
+    /// Ends the epoch: something was received, from a client or from an offload thread.
     pub fn advance(&mut self) {
         self.0 += 1;
     }
 }
 
 impl FileCache {
-    /// A cache of so many descriptors and so much memory.
+    /// A cache of at most this many descriptors and this much memory, in bytes.
     pub fn new(descriptors_max: usize, bytes_max: usize) -> Self {
         Self {
             entries: LruCache::unbounded(),
@@ -58,7 +61,8 @@ impl FileCache {
         }
     }
 
-    /// What stands for a target, if it is known and unchanged. `seconds` is the loop's clock.
+    /// The resource of a target, if it is cached and unchanged. `seconds` is the time by the event
+    /// loop's clock.
     pub fn get(
         &mut self,
         target: &str,
@@ -66,8 +70,8 @@ impl FileCache {
         epoch: ValidationEpoch,
     ) -> Option<Arc<Resource>> {
         let entry = self.entries.get_mut(target)?;
-        entry.used = seconds;
-        if seconds.saturating_sub(entry.walked) >= WALKED_SECONDS {
+        entry.used_at = seconds;
+        if seconds.saturating_sub(entry.looked_up_at) >= LOOKUP_SECONDS_MAX {
             return None;
         }
         if entry.validated_in != Some(epoch) {
@@ -76,11 +80,11 @@ impl FileCache {
         entry.validated_in.map(|_| Arc::clone(&entry.resource))
     }
 
-    /// Keeps what was found for a target, in the place of what was known before.
+    /// Caches the resource of a target instead of a former one, if it may be cached and fits.
     pub fn put(&mut self, target: &str, resource: &Arc<Resource>, seconds: u32) {
         self.remove(target);
         let bytes = resource.memory_bytes() + target.len();
-        if !resource.is_keepable()
+        if !resource.is_cacheable()
             || bytes > self.bytes_max
             || resource.descriptors() > self.descriptors_max
         {
@@ -92,46 +96,48 @@ impl FileCache {
             target.into(),
             Entry {
                 resource: Arc::clone(resource),
-                walked: seconds,
-                used: seconds,
+                looked_up_at: seconds,
+                used_at: seconds,
                 validated_in: None,
                 bytes,
             },
         );
         while self.descriptors > self.descriptors_max || self.bytes > self.bytes_max {
             let Some((_, oldest)) = self.entries.pop_lru() else { break };
-            self.forget(&oldest);
+            self.release(&oldest);
         }
     }
 
-    /// Lets go of what was known for a target.
+    /// Removes the resource of a target.
     pub fn remove(&mut self, target: &str) {
         if let Some(entry) = self.entries.pop(target) {
-            self.forget(&entry);
+            self.release(&entry);
         }
     }
 
-    /// Lets go of what nobody has asked for in a while: a deleted file keeps its space as long as it is open.
+    /// Removes resources that were not used for a while: a deleted file occupies disk space as long
+    /// as it is open.
     pub fn expire(&mut self, seconds: u32) {
         while self
             .entries
             .peek_lru()
-            .is_some_and(|(_, entry)| seconds.saturating_sub(entry.used) > KEPT_SECONDS)
+            .is_some_and(|(_, entry)| seconds.saturating_sub(entry.used_at) > UNUSED_SECONDS_MAX)
         {
             if let Some((_, entry)) = self.entries.pop_lru() {
-                self.forget(&entry);
+                self.release(&entry);
             }
         }
     }
 
-    /// Lets go of everything: descriptors are short.
+    /// Removes all resources, because the process is short of descriptors.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.descriptors = 0;
         self.bytes = 0;
     }
 
-    fn forget(&mut self, entry: &Entry) {
+    /// Subtracts an entry that was removed from the totals.
+    fn release(&mut self, entry: &Entry) {
         self.descriptors -= entry.resource.descriptors();
         self.bytes -= entry.bytes;
     }
@@ -155,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_stays_within_its_bounds_and_the_longest_unused_goes_first() {
+    fn the_cache_stays_within_its_limits_and_evicts_the_least_recently_used() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["a", "b", "c"] {
             fs::write(folder.path().join(name), name.repeat(1000)).unwrap();
@@ -170,15 +176,15 @@ mod tests {
                 }
             }
             assert!(cache.get("/a", 0, epoch).is_some() && cache.get("/c", 0, epoch).is_some());
-            assert!(cache.get("/b", 0, epoch).is_none(), "it was used longest ago");
-            assert!(cache.get("/a", WALKED_SECONDS, epoch).is_none(), "its path is walked again");
-            cache.expire(KEPT_SECONDS);
-            assert!(cache.get("/c", 0, epoch).is_some(), "it was used not so long ago");
+            assert!(cache.get("/b", 0, epoch).is_none(), "it was the least recently used");
+            assert!(cache.get("/a", LOOKUP_SECONDS_MAX, epoch).is_none(), "its lookup expired");
+            cache.expire(UNUSED_SECONDS_MAX);
+            assert!(cache.get("/c", 0, epoch).is_some(), "it was used recently");
             fs::write(folder.path().join("c"), "new").unwrap();
             epoch.advance();
             assert!(cache.get("/c", 0, epoch).is_none(), "it has changed");
             cache.remove("/c");
-            cache.expire(2 * KEPT_SECONDS + 2);
+            cache.expire(2 * UNUSED_SECONDS_MAX + 2);
             assert_eq!((cache.descriptors, cache.bytes), (0, 0));
             fs::write(folder.path().join("c"), "c".repeat(1000)).unwrap();
             std::thread::sleep(Duration::from_millis(2100));
@@ -186,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_is_good_for_all_who_have_asked_before_it_and_for_nobody_else() {
+    fn one_validation_serves_all_requests_of_its_epoch_and_no_later_one() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a"), "old").unwrap();
         std::thread::sleep(Duration::from_millis(2100));
@@ -196,20 +202,17 @@ mod tests {
         let old = find(&service, "/a");
         fs::write(folder.path().join("a"), "new").unwrap();
         cache.put("/a", &old, 0);
-        assert!(cache.get("/a", 0, epoch).is_none(), "nobody has looked at it since it was found");
+        assert!(cache.get("/a", 0, epoch).is_none(), "it has changed since the lookup");
         std::thread::sleep(Duration::from_millis(2100));
         cache.put("/a", &find(&service, "/a"), 0);
         assert!(cache.get("/a", 0, epoch).is_some());
         fs::remove_file(folder.path().join("a")).unwrap();
-        assert!(
-            cache.get("/a", 0, epoch).is_some(),
-            "whoever asks for it asked before it was removed"
-        );
+        assert!(cache.get("/a", 0, epoch).is_some(), "it was validated in the same epoch");
         epoch.advance();
         assert!(cache.get("/a", 0, epoch).is_none());
         assert!(
             cache.get("/a", 0, epoch).is_none(),
-            "what has changed is not taken for unchanged later"
+            "a file that was found changed stays invalid later"
         );
     }
 }

@@ -1,7 +1,8 @@
-//! A folder as a page for people and as JSON for programs.
+//! Directory listings: an HTML page for browsers, JSON for programs.
 //!
-//! The page has no scripts: its columns are links that ask for another order. Names are escaped for HTML and for addresses, so
-//! that whoever may put a file here cannot put a script into somebody's browser.
+//! The page has no scripts: its column headings are links that request another order. Names are
+//! escaped for HTML and percent-encoded in links, so that a client that may upload files cannot
+//! inject a script into the page.
 
 use haul_fs::Blocking;
 use haul_fs::Root;
@@ -14,28 +15,30 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Entries that a page shows. A folder with more is listed in part, and says so.
+/// The largest number of entries in a listing. A larger directory is listed in part, and its page
+/// reports that.
 const ENTRIES_MAX: usize = 10_000;
 
 const STYLE: &str = include_str!("listing.css");
 
-/// A folder's entries in the order that was asked for.
+/// The entries of a directory in the requested order.
 #[derive(Debug)]
 pub struct Listing {
     path: Vec<u8>,
     sort: Sort,
-    descends: bool,
+    is_descending: bool,
+    /// Whether the query requests JSON; `None` if it requests no format.
     is_json: Option<bool>,
     entries: Vec<Entry>,
-    is_cut: bool,
+    is_truncated: bool,
 }
 
-/// A listing as it is sent.
+/// A listing as a response body.
 #[derive(Debug, Clone)]
-pub struct Rendered {
-    /// Whether it is JSON, and not a page.
+pub struct RenderedListing {
+    /// Whether it is JSON; otherwise HTML.
     pub is_json: bool,
-    /// The bytes.
+    /// The content.
     pub content: Arc<[u8]>,
 }
 
@@ -49,12 +52,12 @@ enum Sort {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     name: Vec<u8>,
-    is_folder: bool,
+    is_directory: bool,
     size_bytes: u64,
     modified_seconds: i64,
 }
 
-/// What programs are told of an entry.
+/// An entry of a JSON listing.
 #[derive(Serialize)]
 struct JsonEntry<'e> {
     name: std::borrow::Cow<'e, str>,
@@ -65,33 +68,34 @@ struct JsonEntry<'e> {
 }
 
 impl Listing {
-    /// Reads a folder. What a symbolic link leads to is asked of `root`, so that a link out of it is not shown.
+    /// Reads a directory. Symbolic links are resolved below `root`, so a link that leads out of it
+    /// is not listed.
     pub fn read(
         root: &Root,
-        folder: &File,
+        directory: &File,
         target: &Target<'_>,
         shows_hidden: bool,
     ) -> io::Result<Self> {
         let mut entries = Vec::new();
-        let mut is_cut = false;
-        for found in Dir::read_from(folder)? {
-            let found = found?;
-            let name = found.file_name().to_bytes();
+        let mut is_truncated = false;
+        for entry in Dir::read_from(directory)? {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
             if matches!(name, b"." | b"..") || (!shows_hidden && name.starts_with(b".")) {
                 continue;
             }
             if entries.len() == ENTRIES_MAX {
-                is_cut = true;
+                is_truncated = true;
                 break;
             }
-            entries.extend(Entry::of(root, folder, &target.path, name));
+            entries.extend(Entry::of(root, directory, &target.path, name));
         }
         let sort = match target.parameter("sort") {
             Some("size") => Sort::Size,
             Some("modified") => Sort::Modified,
             _ => Sort::Name,
         };
-        let descends = target.parameter("order") == Some("desc");
+        let is_descending = target.parameter("order") == Some("desc");
         entries.sort_by(|one, other| {
             let by_name = one.name.cmp(&other.name);
             let order = match sort {
@@ -99,28 +103,33 @@ impl Listing {
                 Sort::Size => one.size_bytes.cmp(&other.size_bytes).then(by_name),
                 Sort::Modified => one.modified_seconds.cmp(&other.modified_seconds).then(by_name),
             };
-            // Folders stay in front, whichever way the rest is sorted.
-            other.is_folder.cmp(&one.is_folder).then(if descends { order.reverse() } else { order })
+            // Directories come first in every order.
+            let order = if is_descending { order.reverse() } else { order };
+            other.is_directory.cmp(&one.is_directory).then(order)
         });
         let is_json = target.parameter("format").map(|format| format == "json");
-        Ok(Self { path: target.path.clone(), sort, descends, is_json, entries, is_cut })
+        Ok(Self { path: target.path.clone(), sort, is_descending, is_json, entries, is_truncated })
     }
 
-    /// As it was asked for: by the query (`?format=json`, `?format=html`), or else by what the client accepts.
-    pub fn render(&self, accepts_json: bool) -> Rendered {
+    /// Renders the listing in the format that the query requests (`?format=json`, `?format=html`),
+    /// or else in the one that the client prefers.
+    pub fn render(&self, accepts_json: bool) -> RenderedListing {
         let is_json = self.is_json.unwrap_or(accepts_json);
-        Rendered { is_json, content: if is_json { self.to_json() } else { self.to_html() }.into() }
+        RenderedListing {
+            is_json,
+            content: if is_json { self.to_json() } else { self.to_html() }.into(),
+        }
     }
 
-    /// As JSON: an array of objects with `name`, `type` (`file` or `folder`), `size` in bytes and `mtime` in RFC 3339. Bytes
-    /// of a name that are no UTF-8 become U+FFFD.
+    /// Renders JSON: an array of objects with `name`, `type` (`file` or `folder`), `size` in bytes
+    /// and `mtime` in RFC 3339. Bytes of a name that are not UTF-8 become U+FFFD.
     fn to_json(&self) -> Vec<u8> {
         let entries: Vec<_> = self
             .entries
             .iter()
             .map(|entry| JsonEntry {
                 name: String::from_utf8_lossy(&entry.name),
-                kind: if entry.is_folder { "folder" } else { "file" },
+                kind: if entry.is_directory { "folder" } else { "file" },
                 size: entry.size_bytes,
                 mtime: entry.modified().to_string(),
             })
@@ -130,7 +139,7 @@ impl Listing {
         json
     }
 
-    /// As a page.
+    /// Renders an HTML page.
     fn to_html(&self) -> Vec<u8> {
         let mut html = String::new();
         // Writing to a String does not fail.
@@ -146,7 +155,7 @@ impl Listing {
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
              <title>{shown}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>"
         )?;
-        self.write_crumbs(html)?;
+        self.write_breadcrumbs(html)?;
         write!(html, "</h1>\n<table>\n<thead><tr>")?;
         for (sort, name, parameter) in [
             (Sort::Name, "Name", "name"),
@@ -154,8 +163,8 @@ impl Listing {
             (Sort::Modified, "Modified", "modified"),
         ] {
             let is_current = sort == self.sort;
-            let order = if is_current && !self.descends { "desc" } else { "asc" };
-            let (aria, arrow) = match (is_current, self.descends) {
+            let order = if is_current && !self.is_descending { "desc" } else { "asc" };
+            let (aria, arrow) = match (is_current, self.is_descending) {
                 (false, _) => ("", ""),
                 (true, false) => (" aria-sort=\"ascending\"", " \u{2191}"),
                 (true, true) => (" aria-sort=\"descending\"", " \u{2193}"),
@@ -174,7 +183,7 @@ impl Listing {
         }
         html.push_str("</tbody>\n</table>\n");
         let count = self.entries.len();
-        match (count, self.is_cut) {
+        match (count, self.is_truncated) {
             (0, _) => html.push_str("<p>This folder is empty.</p>\n"),
             (_, true) => writeln!(html, "<p>Only {count} entries are shown: there are more.</p>")?,
             (1, _) => html.push_str("<p>1 entry</p>\n"),
@@ -184,8 +193,8 @@ impl Listing {
         Ok(())
     }
 
-    /// The way here, each folder of it a link.
-    fn write_crumbs(&self, html: &mut String) -> std::fmt::Result {
+    /// Writes the path of the directory, with a link to each directory in it.
+    fn write_breadcrumbs(&self, html: &mut String) -> std::fmt::Result {
         html.push_str("<a href=\"/\">/</a>");
         let mut end = 0;
         for segment in self.path.split(|&byte| byte == b'/').filter(|segment| !segment.is_empty()) {
@@ -199,8 +208,9 @@ impl Listing {
 }
 
 impl Entry {
-    fn of(root: &Root, folder: &File, path: &[u8], name: &[u8]) -> Option<Self> {
-        let mut stat = rustix::fs::statat(folder.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    fn of(root: &Root, directory: &File, path: &[u8], name: &[u8]) -> Option<Self> {
+        let mut stat =
+            rustix::fs::statat(directory.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
             let below = if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() };
             let flags = OFlags::PATH;
@@ -211,7 +221,7 @@ impl Entry {
         let kind = FileType::from_raw_mode(stat.st_mode);
         matches!(kind, FileType::RegularFile | FileType::Directory).then(|| Self {
             name: name.to_vec(),
-            is_folder: kind == FileType::Directory,
+            is_directory: kind == FileType::Directory,
             size_bytes: if kind == FileType::Directory { 0 } else { stat.st_size as u64 },
             modified_seconds: stat.st_mtime,
         })
@@ -222,15 +232,16 @@ impl Entry {
     }
 
     fn write_row(&self, html: &mut String) -> std::fmt::Result {
-        let slash = if self.is_folder { "/" } else { "" };
-        // `./` in front, so that a name with a colon is not taken for a scheme.
+        let slash = if self.is_directory { "/" } else { "" };
+        // With `./` in front, a name with a colon is not parsed as a scheme.
         let link = encode_segment(&self.name);
         let name = escape(&String::from_utf8_lossy(&self.name));
-        let size = if self.is_folder { String::new() } else { human_size(self.size_bytes) };
+        let size = if self.is_directory { String::new() } else { format_size(self.size_bytes) };
         let modified = self.modified();
         writeln!(
             html,
-            "<tr><td><a href=\"./{link}{slash}\">{name}{slash}</a></td><td title=\"{} bytes\">{size}</td>\
+            "<tr><td><a href=\"./{link}{slash}\">{name}{slash}</a></td>\
+             <td title=\"{} bytes\">{size}</td>\
              <td><time datetime=\"{modified}\">{}</time></td></tr>",
             self.size_bytes,
             modified.strftime("%Y-%m-%d %H:%M"),
@@ -238,7 +249,7 @@ impl Entry {
     }
 }
 
-fn human_size(bytes: u64) -> String {
+fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -252,7 +263,7 @@ fn human_size(bytes: u64) -> String {
     format!("{size:.1} {}", UNITS[unit])
 }
 
-/// Text for HTML, in elements and in attributes.
+/// Escapes text for HTML elements and attributes.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -289,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_sorted_as_asked_with_folders_in_front() {
+    fn a_listing_has_the_requested_order_with_directories_first() {
         let folder = tempfile::tempdir().unwrap();
         for (name, size) in [("b", 3), ("a", 20), ("c", 1), (".hidden", 1)] {
             fs::write(folder.path().join(name), vec![0; size]).unwrap();
@@ -310,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_break_out_of_the_page() {
+    fn a_file_name_cannot_inject_html() {
         let folder = tempfile::tempdir().unwrap();
         let name = "\"><img src=x onerror='alert(1)'>&";
         fs::write(folder.path().join(name), "").unwrap();
@@ -322,10 +333,10 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_written_for_people() {
+    fn sizes_are_formatted_with_binary_units() {
         let shown: Vec<_> = [0, 1023, 1024, 1536, 1 << 20, (1 << 20) - 1, u64::MAX]
             .into_iter()
-            .map(human_size)
+            .map(format_size)
             .collect();
         assert_eq!(
             shown,

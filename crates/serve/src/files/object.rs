@@ -1,12 +1,15 @@
-//! An open file with all that a response about it needs, and the proof that it has not changed since.
+//! An open file with everything that a response needs, and checks that it has not changed since.
 //!
-//! Bytes that are sent must belong to the entity tag that is sent with them. A file's version is told by its inode, its size
-//! and the time of its last change (`ctime`, which unlike `mtime` nobody can set back). But a call that writes sets the time when it
-//! begins, and changes bytes after that; and before Linux 6.13 two changes within one tick of the clock look alike. So a file that
-//! has changed only just now is given no tag at all, and is not kept.
+//! The bytes that are sent must belong to the entity tag that is sent with them. A version of a
+//! file is identified by its inode, its size and the time of its last change (`ctime`, which cannot
+//! be set back, unlike `mtime`).
 //!
-//! What this does not see: a program that has mapped the file and goes on writing after the kernel has noted its first write to a
-//! page; that changes the bytes and no time.
+//! The change time is ambiguous at first. A write sets it at the start of the call and changes
+//! bytes after that, and before Linux 6.13 two changes within one clock tick have the same time. So
+//! a file that has just changed gets no entity tag and is not cached.
+//!
+//! Limitation: if a program has mapped the file, the kernel records only its first write to a page.
+//! Later writes to that page change the bytes but no time, and are not detected.
 
 use haul_fs::{Blocking, Root};
 use haul_http::conditional::Validators;
@@ -20,20 +23,22 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// For so long after a change the call that made it may still be at work, or another may carry the same time.
+/// The time after a change in which `ctime` is ambiguous: the call may still be writing, or another
+/// change may have the same time.
 const AMBIGUOUS_FOR: Duration = Duration::from_secs(2);
-/// A file that changed so recently is likely to change again; see [`Object::is_settled`].
+/// The time after a change in which another one is likely; see [`Object::is_settled`].
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
-/// For so long a look is as good as one made now: sending a few hundred KiB takes as long, and no look tells what happens meanwhile.
+/// The time for which one `fstat` is valid. Sending a few hundred KiB takes as long, and no `fstat`
+/// detects a change in that time.
 const REVALIDATE_AFTER_NS: u64 = 100_000;
-/// The last second of the year 9999.
-const LAST_SECOND: u64 = 253_402_300_799;
-/// How often a small file is read again that changes while it is read.
+/// The last second of the year 9999, in seconds since 1970.
+const HTTP_DATE_SECONDS_MAX: u64 = 253_402_300_799;
+/// Attempts to read a small file that changes while it is read.
 const READS_MAX: usize = 3;
 
-/// What tells one version of a file from another.
+/// Identifies one version of a file. Times are in seconds and nanoseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct Version {
     device: u64,
     inode: u64,
     len: u64,
@@ -42,18 +47,19 @@ struct Stamp {
     links: u64,
 }
 
-/// What kind of thing was opened.
+/// An opened file, by its kind.
 #[derive(Debug)]
 pub enum Opened {
     /// A regular file.
     File(Object),
-    /// A folder.
-    Folder(File),
-    /// Something that has no content to serve: a device, a pipe, a socket.
+    /// A directory.
+    Directory(File),
+    /// A file without content to serve: a device, a pipe, a socket.
     Other,
 }
 
-/// Opens what lies at `path` below the root, for reading; files of up to `content_bytes_max` are read at once.
+/// Opens the file at `path` below the root for reading. The content of files of up to
+/// `content_bytes_max` bytes is read at once.
 pub fn open(
     root: &Root,
     path: &[u8],
@@ -65,23 +71,23 @@ pub fn open(
     Opened::of(root.open_below(path, flags, Mode::empty(), blocking)?, content_bytes_max, blocking)
 }
 
-/// A regular file, open.
+/// An open regular file.
 #[derive(Debug)]
 pub struct Object {
     file: File,
-    stamp: Stamp,
+    version: Version,
     validators: Validators,
     content: Option<Box<[u8]>>,
-    is_keepable: bool,
-    /// The second in which all of it was last found in memory.
+    is_cacheable: bool,
+    /// The second of the clock in which the whole file was last found in memory.
     resident_at: AtomicU32,
-    /// When it last changed, as it was first found after its last name had gone.
-    deleted: OnceLock<(i64, u64)>,
-    /// When it was last found to be intact, by its loop's clock.
+    /// The change time (`ctime`) at the first check after the file's last name was removed.
+    ctime_after_unlink: OnceLock<(i64, u64)>,
+    /// The time by the event loop's clock at which the file was last found unchanged.
     validated_at_ns: AtomicU64,
 }
 
-impl Stamp {
+impl Version {
     fn of(stat: &Stat) -> Self {
         Self {
             device: stat.st_dev,
@@ -100,7 +106,7 @@ impl Stamp {
     }
 
     fn age(&self) -> Duration {
-        // A file from the future (a clock that was set back) counts as new.
+        // A file from the future (the clock was set back) counts as new.
         SystemTime::now().duration_since(self.changed_at()).unwrap_or(Duration::ZERO)
     }
 
@@ -112,29 +118,31 @@ impl Stamp {
         if self.age() < AMBIGUOUS_FOR {
             return Validators::default();
         }
-        // `ctime` rather than `mtime`: tools that restore times (rsync, tar, reproducible builds) give two
-        // versions the same `mtime`, and one of them would be taken for the other.
-        // A date that cannot be written (RFC 9110 has four digits for a year), or that is yet to come, says nothing.
+        // `ctime` rather than `mtime`: tools that restore times (rsync, tar, reproducible builds)
+        // give two versions the same `mtime`, and one of them would be taken for the other.
+        // A date is omitted if it is in the future or cannot be expressed: RFC 9110 has four digits
+        // for the year.
         let modified = self.modified_seconds();
-        let is_sayable = modified <= LAST_SECOND
+        let is_valid_date = modified <= HTTP_DATE_SECONDS_MAX
             && SystemTime::now() >= UNIX_EPOCH + Duration::from_secs(modified);
         let etag = format!(
             "\"{:x}-{:x}-{:x}{:08x}\"",
             self.inode, self.len, self.changed.0, self.changed.1
         );
-        Validators { etag: Some(etag.into()), modified: is_sayable.then_some(modified) }
+        Validators { etag: Some(etag.into()), modified: is_valid_date.then_some(modified) }
     }
 }
 
 impl Opened {
-    /// Finds out what was opened, and reads files of up to `content_bytes_max` into memory.
+    /// Determines the kind of an open file, and reads files of up to `content_bytes_max` bytes into
+    /// memory.
     pub fn of(file: File, content_bytes_max: u64, blocking: Blocking) -> io::Result<Self> {
         let stat = rustix::fs::fstat(&file)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
                 Object::of(file, &stat, content_bytes_max, blocking).map(Self::File)
             }
-            FileType::Directory => Ok(Self::Folder(file)),
+            FileType::Directory => Ok(Self::Directory(file)),
             _ => Ok(Self::Other),
         }
     }
@@ -142,40 +150,40 @@ impl Opened {
 
 impl Object {
     fn of(file: File, stat: &Stat, content_bytes_max: u64, blocking: Blocking) -> io::Result<Self> {
-        let mut stamp = Stamp::of(stat);
+        let mut version = Version::of(stat);
         let mut content = None;
-        let mut is_steady = true;
-        if stamp.len <= content_bytes_max {
+        let mut is_consistent = true;
+        if version.len <= content_bytes_max {
             for _ in 0..READS_MAX {
-                content = read_all(&file, stamp.len as usize, blocking)?;
-                let after = Stamp::of(&rustix::fs::fstat(&file)?);
-                is_steady = after == stamp && content.is_some();
-                if is_steady || after.len > content_bytes_max {
+                content = read_all(&file, version.len as usize, blocking)?;
+                let after = Version::of(&rustix::fs::fstat(&file)?);
+                is_consistent = after == version && content.is_some();
+                if is_consistent || after.len > content_bytes_max {
                     break;
                 }
-                stamp = after;
+                version = after;
             }
         }
-        let validators = if is_steady { stamp.validators() } else { Validators::default() };
-        let is_keepable = is_steady && validators.etag.is_some() && stamp.links > 0;
+        let validators = if is_consistent { version.validators() } else { Validators::default() };
+        let is_cacheable = is_consistent && validators.etag.is_some() && version.links > 0;
         Ok(Self {
             file,
-            stamp,
+            version,
             validators,
-            content: content.filter(|_| is_steady),
-            is_keepable,
+            content: content.filter(|_| is_consistent),
+            is_cacheable,
             resident_at: AtomicU32::new(u32::MAX),
-            deleted: OnceLock::new(),
+            ctime_after_unlink: OnceLock::new(),
             validated_at_ns: AtomicU64::new(u64::MAX),
         })
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> u64 {
-        self.stamp.len
+        self.version.len
     }
 
-    /// What tells a client that it has this version.
+    /// The validators of this version.
     pub fn validators(&self) -> &Validators {
         &self.validators
     }
@@ -185,88 +193,102 @@ impl Object {
         &self.file
     }
 
-    /// All of its bytes, where it is small: exactly those of this version.
+    /// The whole content of this version, if the file is small.
     pub fn content(&self) -> Option<&[u8]> {
         self.content.as_deref()
     }
 
-    /// Bytes of memory that it takes beside its descriptor.
+    /// The memory that the content takes, in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.content.as_ref().map_or(0, |content| content.len())
     }
 
-    /// Whether it may be kept and sent to others: its version is known beyond doubt.
-    pub fn is_keepable(&self) -> bool {
-        self.is_keepable
+    /// Whether it may be cached and sent to other clients: its version is unambiguous.
+    pub fn is_cacheable(&self) -> bool {
+        self.is_cacheable
     }
 
-    /// Whether the file is still this version: not written to, replaced, renamed or deleted. One cheap system call.
+    /// Whether the file is still this version: not written to, replaced, renamed or deleted. Costs
+    /// one `fstat`.
     pub fn is_current(&self) -> bool {
-        rustix::fs::fstat(&self.file).is_ok_and(|stat| Stamp::of(&stat) == self.stamp)
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| Version::of(&stat) == self.version)
     }
 
-    /// The same for whoever is sending it: it may have been deleted meanwhile, or another have been put in its place, which changes none
-    /// of its bytes. Only what else changes its time between that and the first look after it is not told apart from that.
+    /// Like [`Object::is_current`], but also true if the file was deleted or replaced meanwhile,
+    /// which changes none of its bytes.
+    ///
+    /// Limitation: a further change between the deletion and the first check after it is not
+    /// detected if it keeps the size and `mtime`.
     pub fn is_unchanged(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| {
-            let now = Stamp::of(&stat);
-            let as_before = Stamp { links: self.stamp.links, changed: self.stamp.changed, ..now };
-            now == self.stamp
+            let now = Version::of(&stat);
+            let as_before =
+                Version { links: self.version.links, changed: self.version.changed, ..now };
+            now == self.version
                 || now.links == 0
-                    && as_before == self.stamp
-                    && *self.deleted.get_or_init(|| now.changed) == now.changed
+                    && as_before == self.version
+                    && *self.ctime_after_unlink.get_or_init(|| now.changed) == now.changed
         })
     }
 
-    /// Whether it is intact, for whoever is about to send its pages and looks at it again after that. A look made a moment ago will do.
-    /// `ns` is the time by the loop's clock.
-    pub fn is_unchanged_at(&self, ns: u64) -> bool {
+    /// Like [`Object::is_unchanged`], but a check within the last 0.1 ms ([`REVALIDATE_AFTER_NS`])
+    /// is enough. For a caller that sends pages of the file and checks it again afterwards.
+    ///
+    /// `now_ns` is the time by the event loop's clock.
+    pub fn is_unchanged_at(&self, now_ns: u64) -> bool {
         let validated_ns = self.validated_at_ns.load(Relaxed);
-        ns.checked_sub(validated_ns).is_some_and(|age_ns| age_ns <= REVALIDATE_AFTER_NS)
-            || self.revalidate_at(ns)
+        now_ns.checked_sub(validated_ns).is_some_and(|age_ns| age_ns <= REVALIDATE_AFTER_NS)
+            || self.revalidate_at(now_ns)
     }
 
-    /// Whether it is intact; if so, others need not look again for a moment. `ns` is a time before that.
-    pub fn revalidate_at(&self, ns: u64) -> bool {
+    /// Like [`Object::is_unchanged`], and records the check for [`Object::is_unchanged_at`].
+    ///
+    /// `now_ns` is the time by the event loop's clock, or an earlier one.
+    pub fn revalidate_at(&self, now_ns: u64) -> bool {
         let is_unchanged = self.is_unchanged();
-        self.validated_at_ns.store(if is_unchanged { ns } else { u64::MAX }, Relaxed);
+        self.validated_at_ns.store(if is_unchanged { now_ns } else { u64::MAX }, Relaxed);
         is_unchanged
     }
 
-    /// Whether it was last modified when `other` was or later.
+    /// Whether it was modified at the same time as `other` or later.
     pub fn is_as_new_as(&self, other: &Self) -> bool {
-        self.stamp.modified >= other.stamp.modified
+        self.version.modified >= other.version.modified
     }
 
-    /// Whether it has not changed for a while. Pages of a file that somebody is writing to would change on their way to
-    /// the client, so such a file is copied, piece by piece, each validated_ns at before it goes.
+    /// Whether the last change is at least ten seconds old ([`SETTLED_AFTER`]).
+    ///
+    /// Pages of a file that is being written to would change on their way to the client. So such a
+    /// file is copied piece by piece, and each copy is checked before it is sent.
     pub fn is_settled(&self, now: SystemTime) -> bool {
-        now.duration_since(self.stamp.changed_at()).is_ok_and(|age| age >= SETTLED_AFTER)
+        now.duration_since(self.version.changed_at()).is_ok_and(|age| age >= SETTLED_AFTER)
     }
 
-    /// Whether these of its bytes are in memory, so that sending them does not wait for the disk. It looks at the first and the
-    /// last page: readahead fills what lies between. A file that is asked for as a whole is validated_ns at once a second, by the
+    /// Whether a range of the file is in memory, so that sending it does not wait for the disk.
+    ///
+    /// Only the first and the last page are checked: readahead fills the pages between them. If the
+    /// range is the whole file, one positive check is valid for one second: `seconds` of the
     /// caller's clock.
     pub fn is_resident(&self, range: &Range<u64>, seconds: u32) -> bool {
-        let is_short = range.end - range.start >= self.stamp.len;
-        if is_short && self.resident_at.load(Relaxed) == seconds {
+        let is_whole = range.end - range.start >= self.version.len;
+        if is_whole && self.resident_at.load(Relaxed) == seconds {
             return true;
         }
         let is_resident = [range.start, range.end.saturating_sub(1)].into_iter().all(|at| {
             let mut byte = [0];
-            let mut place = [IoSliceMut::new(&mut byte)];
-            let read = rustix::io::preadv2(&self.file, &mut place, at, ReadWriteFlags::NOWAIT);
-            // A file system that cannot tell is not asked again and again: sending finds out.
+            let mut buffers = [IoSliceMut::new(&mut byte)];
+            let read = rustix::io::preadv2(&self.file, &mut buffers, at, ReadWriteFlags::NOWAIT);
+            // Any other error counts as resident, such as that of a file system without this flag:
+            // sending the file finds out.
             !matches!(read, Err(Errno::AGAIN))
         });
-        if is_short && is_resident {
+        if is_whole && is_resident {
             self.resident_at.store(seconds, Relaxed);
         }
         is_resident
     }
 }
 
-/// The first `len` bytes, or `None` where there are fewer by now.
+/// Reads the first `len` bytes; `None` if the file has become shorter.
 fn read_all(file: impl AsFd, len: usize, blocking: Blocking) -> io::Result<Option<Box<[u8]>>> {
     let flags = match blocking {
         Blocking::None => ReadWriteFlags::NOWAIT,
@@ -280,7 +302,7 @@ fn read_all(file: impl AsFd, len: usize, blocking: Blocking) -> io::Result<Optio
             Ok(0) => return Ok(None),
             Ok(count) => filled += count,
             Err(Errno::INTR) => {}
-            // What cannot be read without waiting, here or on this file system, is for those who may wait.
+            // The file system cannot read without blocking, so an offload thread has to read.
             Err(Errno::OPNOTSUPP) if blocking == Blocking::None => {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
@@ -306,7 +328,7 @@ mod tests {
     type Change = fn(&std::path::Path);
 
     #[test]
-    fn every_change_to_a_file_is_seen() {
+    fn every_change_to_a_file_is_detected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let changes: [(&str, Change); 6] = [
@@ -332,33 +354,33 @@ mod tests {
             assert!(object.is_current());
             change(&path);
             assert!(!object.is_current(), "{name}");
-            let is_another = ["deleted", "replaced"].contains(&name);
-            assert_eq!(object.is_unchanged(), is_another, "{name}");
-            assert_eq!(object.content(), Some(&b"first"[..]), "what was read stays");
+            let keeps_bytes = ["deleted", "replaced"].contains(&name);
+            assert_eq!(object.is_unchanged(), keeps_bytes, "{name}");
+            assert_eq!(object.content(), Some(&b"first"[..]), "the content that was read stays");
         }
     }
 
     #[test]
-    fn a_look_serves_those_right_behind_it_and_a_bad_one_nobody() {
+    fn a_check_is_valid_for_a_short_time_and_a_failed_one_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         fs::write(&path, "first").unwrap();
         let object = object(&path);
-        assert!(object.is_unchanged_at(7), "nobody has validated_ns, so it does");
+        assert!(object.is_unchanged_at(7), "the first call checks");
         fs::write(&path, "other").unwrap();
         assert!(object.is_unchanged_at(7 + REVALIDATE_AFTER_NS));
-        assert!(!object.is_unchanged_at(6), "a look from later says nothing of now");
-        assert!(!object.is_unchanged_at(7), "it has been seen to change");
+        assert!(!object.is_unchanged_at(6), "a later check proves nothing about an earlier time");
+        assert!(!object.is_unchanged_at(7), "the change was detected");
         fs::write(&path, "first").unwrap();
         let object = self::object(&path);
         assert!(object.revalidate_at(7));
         fs::write(&path, "other").unwrap();
-        assert!(!object.is_unchanged_at(8 + REVALIDATE_AFTER_NS), "that look was too long ago");
+        assert!(!object.is_unchanged_at(8 + REVALIDATE_AFTER_NS), "the check is too old");
         assert!(!object.revalidate_at(8));
     }
 
     #[test]
-    fn what_is_done_to_a_file_after_its_name_has_gone_is_seen_too() {
+    fn a_change_after_the_deletion_is_detected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         fs::write(&path, "first").unwrap();
@@ -373,21 +395,21 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_has_only_just_changed_has_no_tag_and_is_not_kept() {
+    fn a_file_that_has_just_changed_has_no_entity_tag_and_is_not_settled() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         fs::write(&path, "first").unwrap();
         let fresh = object(&path);
-        let stamp = Stamp { changed: (0, 0), ..fresh.stamp };
-        assert!(stamp.validators().etag.is_some());
+        let version = Version { changed: (0, 0), ..fresh.version };
+        assert!(version.validators().etag.is_some());
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        let stamp = Stamp { changed: (now.as_secs() as i64 + 1, 0), ..fresh.stamp };
-        assert_eq!(stamp.validators(), Validators::default());
+        let version = Version { changed: (now.as_secs() as i64 + 1, 0), ..fresh.version };
+        assert_eq!(version.validators(), Validators::default());
         assert!(!fresh.is_settled(SystemTime::now()));
     }
 
     #[test]
-    fn two_versions_with_one_time_of_modification_have_two_tags() {
+    fn two_versions_with_the_same_mtime_have_different_entity_tags() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let mut tags = Vec::new();

@@ -1,64 +1,67 @@
-//! What a target stands for: a file, with the forms it can be sent in.
+//! Resources: a file with the representations in which it can be sent.
 
 use crate::files::object::Object;
 use haul_http::encoding::{self, Coding};
 use haul_http::request::ListField;
 use std::sync::Arc;
 
-/// A file and the compressed forms of it that lie beside it.
+/// A file and its precompressed variants in the same directory.
 #[derive(Debug)]
 pub struct Resource {
-    /// The file itself.
-    pub plain: Arc<Representation>,
-    /// Compressed forms.
-    pub coded: Vec<(Coding, Arc<Representation>)>,
-    /// Whether it stands for targets that name nothing: there is no end of those.
+    /// The file without a content coding.
+    pub identity: Arc<Representation>,
+    /// The precompressed files.
+    pub encoded: Vec<(Coding, Arc<Representation>)>,
+    /// Whether it is the fallback, which is sent for targets that name no file. It is not cached by
+    /// its target, as the number of such targets is unlimited.
     pub is_fallback: bool,
 }
 
-/// One form of a resource (RFC 9110 section 3.2).
+/// A representation of a resource (RFC 9110 section 3.2).
 #[derive(Debug)]
 pub struct Representation {
-    /// The file that holds it.
+    /// The file.
     pub object: Object,
-    /// Its media type.
+    /// The media type.
     pub content_type: Box<str>,
-    /// Lines that every successful response about it has (200, 206, 304).
+    /// The field lines of every successful response (200, 206, 304).
     pub fields: Box<[u8]>,
 }
 
 impl Resource {
-    /// The form to send to a client that accepts these codings.
+    /// The representation for a client that accepts these codings.
     pub fn choose(&self, accepted: &ListField<'_>) -> &Arc<Representation> {
-        if self.coded.is_empty() {
-            return &self.plain;
+        if self.encoded.is_empty() {
+            return &self.identity;
         }
-        let chosen = encoding::choose(accepted, self.coded.iter().map(|(coding, _)| *coding));
-        let found = self.coded.iter().find(|(coding, _)| Some(*coding) == chosen);
-        found.map_or(&self.plain, |(_, representation)| representation)
+        let chosen = encoding::choose(accepted, self.encoded.iter().map(|(coding, _)| *coding));
+        let found = self.encoded.iter().find(|(coding, _)| Some(*coding) == chosen);
+        found.map_or(&self.identity, |(_, representation)| representation)
     }
 
-    /// Memory that it takes, in bytes, beside descriptors.
+    /// The memory that it takes, in bytes.
     pub fn memory_bytes(&self) -> usize {
-        self.forms().map(|form| form.object.memory_bytes() + form.fields.len() + 512).sum()
+        self.representations()
+            .map(|each| each.object.memory_bytes() + each.fields.len() + 512)
+            .sum()
     }
 
-    /// Whether it may be kept and sent to others.
-    pub fn is_keepable(&self) -> bool {
-        self.forms().all(|form| form.object.is_keepable())
+    /// Whether it may be cached and sent to other clients.
+    pub fn is_cacheable(&self) -> bool {
+        self.representations().all(|each| each.object.is_cacheable())
     }
 
-    /// Whether all of its files are still what they were.
+    /// Whether none of its files has changed.
     pub fn is_current(&self) -> bool {
-        self.forms().all(|form| form.object.is_current())
+        self.representations().all(|each| each.object.is_current())
     }
 
-    /// Open descriptors.
+    /// The number of open descriptors.
     pub fn descriptors(&self) -> usize {
-        1 + self.coded.len()
+        1 + self.encoded.len()
     }
 
-    fn forms(&self) -> impl Iterator<Item = &Arc<Representation>> {
-        std::iter::once(&self.plain).chain(self.coded.iter().map(|(_, form)| form))
+    fn representations(&self) -> impl Iterator<Item = &Arc<Representation>> {
+        std::iter::once(&self.identity).chain(self.encoded.iter().map(|(_, each)| each))
     }
 }

@@ -1,10 +1,11 @@
-//! From a target to what it stands for: index files, compressed forms, listings, the fallback.
+//! Looks up targets: index files, precompressed files, listings, the fallback.
 //!
-//! All loops share one service and nothing in it changes but for what was said last, so nothing in it is locked.
+//! All event loops share one [`Service`]. It does not change, except for the time of its last log
+//! message, so it needs no lock.
 
 use crate::config::{BasicAuth, Config, Content};
 use crate::error::Error;
-use crate::files::listing::{Listing, Rendered};
+use crate::files::listing::{Listing, RenderedListing};
 use crate::files::object::{self, Object, Opened};
 use crate::files::resource::{Representation, Resource};
 use globset::{GlobBuilder, GlobMatcher};
@@ -23,45 +24,47 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use tracing::warn;
 
-/// Files of up to this are kept in memory, and sent with their head in one call. Beyond it their pages travel: see
-/// docs/measurements for where one begins to cost more than the other.
+/// The size in bytes up to which files are kept in memory and sent with their head in one call. Of
+/// larger files the pages are sent; docs/measurements has the size at which that becomes cheaper.
 pub const CONTENT_BYTES_MAX: u64 = 16 << 10;
-/// The largest error page.
+/// The size of the largest error page, in bytes.
 const ERROR_PAGE_BYTES_MAX: u64 = 1 << 20;
 
-/// What a target stands for.
+/// The result of looking up a target.
 #[derive(Debug)]
 pub enum Found {
     /// A file.
     Resource(Arc<Resource>),
-    /// A folder that was named without a slash, so that relative links in it would lead elsewhere: this is its name.
+    /// A directory that was named without the slash at its end, so that relative links in it would
+    /// not work. Holds the location to redirect to.
     Redirect(String),
-    /// A folder to be listed.
-    Listing(Rendered),
-    /// Nothing, for this reason.
+    /// A directory listing.
+    Listing(RenderedListing),
+    /// No resource; the status of the response.
     Nothing(Status),
 }
 
-/// Everything that does not change while requests are answered.
+/// The served directory and the configuration of its responses, which do not change while requests
+/// are answered.
 #[derive(Debug)]
 pub struct Service {
     pub(crate) root: Root,
     pub(crate) content: Content,
     cache_control: Vec<(GlobMatcher, String)>,
-    /// Lines of every response.
+    /// The field lines of every response.
     pub(crate) common_fields: Vec<u8>,
     pub(crate) cors: Vec<String>,
-    /// How to ask for a password (RFC 7617).
+    /// The value of `WWW-Authenticate` (RFC 7617).
     pub(crate) challenge: String,
     pub(crate) error_pages: Vec<ErrorPage>,
-    /// The largest file that may be put here, in bytes.
+    /// The size of the largest upload, in bytes; `None` if uploads are not allowed.
     pub(crate) put_bytes_max: Option<u64>,
     started: Instant,
-    /// The second, from 1, in which an unreadable file was last told of.
-    logged_in: AtomicU64,
+    /// The second since `started`, counted from 1, in which an unreadable file was last logged.
+    logged_at: AtomicU64,
 }
 
-/// What is shown with a status.
+/// The content of responses with one error status.
 #[derive(Debug)]
 pub struct ErrorPage {
     pub(crate) status: u16,
@@ -70,7 +73,7 @@ pub struct ErrorPage {
 }
 
 impl Service {
-    /// Opens the folder and reads the error pages.
+    /// Opens the served directory and reads the error pages.
     pub fn new(config: &Config) -> Result<Self, Error> {
         let root = Root::open(&config.root, config.content.symlinks)
             .map_err(|error| Error::Root { path: config.root.clone(), error })?;
@@ -100,7 +103,7 @@ impl Service {
             error_pages: Vec::new(),
             put_bytes_max: config.put_bytes_max,
             started: Instant::now(),
-            logged_in: AtomicU64::new(0),
+            logged_at: AtomicU64::new(0),
         };
         for (status, path) in &config.content.error_pages {
             service.error_pages.push(service.read_error_page(*status, path)?);
@@ -123,8 +126,11 @@ impl Service {
         Ok(service)
     }
 
-    /// What a target stands for, a listing as JSON where that is accepted. Without blocking, what would have to wait for the disk is
-    /// [`io::ErrorKind::WouldBlock`], and nothing else is an error.
+    /// Looks up a target. A listing is JSON if `accepts_json` is set and the query does not request
+    /// another format.
+    ///
+    /// The only error is [`io::ErrorKind::WouldBlock`]: the lookup may not block and would wait for
+    /// the disk.
     pub fn find(
         &self,
         target: &Target<'_>,
@@ -148,25 +154,25 @@ impl Service {
         }
     }
 
-    /// Tells whoever runs the service of a file that is his to mend; one in a second, since anybody may ask for it.
+    /// Logs a file that cannot be read, at most once a second: any client can request it.
     fn log_unreadable(&self, path: &[u8], status: Status, error: &io::Error) {
         let now = self.started.elapsed().as_secs() + 1;
-        if self.logged_in.swap(now, Relaxed) != now {
+        if self.logged_at.swap(now, Relaxed) != now {
             let path = String::from_utf8_lossy(path);
             warn!(%path, status = status.code, %error, "{path:?} cannot be served: {error}");
         }
     }
 
-    /// What may be asked here, as `Allow` says it.
+    /// The allowed methods, as the value of `Allow`.
     pub fn allowed(&self) -> &'static str {
         if self.put_bytes_max.is_some() { "GET, HEAD, OPTIONS, PUT" } else { "GET, HEAD, OPTIONS" }
     }
 
-    /// What stands for a target that is none.
+    /// The result for a target that is invalid.
     pub fn refuse(error: TargetError) -> Found {
         Found::Nothing(match error {
             TargetError::Malformed => Status::BAD_REQUEST,
-            TargetError::Nowhere => Status::NOT_FOUND,
+            TargetError::InvalidPath => Status::NOT_FOUND,
         })
     }
 
@@ -176,13 +182,13 @@ impl Service {
         accepts_json: bool,
         blocking: Blocking,
     ) -> io::Result<Found> {
-        if !target.is_folder {
+        if !target.is_directory {
             return Ok(
                 match object::open(&self.root, &target.path, CONTENT_BYTES_MAX, blocking)? {
                     Opened::File(object) => {
                         Found::Resource(Arc::new(self.resource(&target.path, object, blocking)?))
                     }
-                    Opened::Folder(_) => Found::Redirect(match target.query {
+                    Opened::Directory(_) => Found::Redirect(match target.query {
                         "" => format!("{}/", encode_path(&target.path)),
                         query => format!("{}/?{query}", encode_path(&target.path)),
                     }),
@@ -200,13 +206,13 @@ impl Service {
             }
         }
         match object::open(&self.root, &target.path, 0, blocking)? {
-            Opened::Folder(_) if !self.content.listing => Ok(Found::Nothing(Status::NOT_FOUND)),
-            // Reading a folder may wait for the disk, whatever was in memory so far.
-            Opened::Folder(_) if blocking == Blocking::None => {
+            Opened::Directory(_) if !self.content.listing => Ok(Found::Nothing(Status::NOT_FOUND)),
+            // Reading a directory may wait for the disk, even if its lookup did not.
+            Opened::Directory(_) if blocking == Blocking::None => {
                 Err(io::ErrorKind::WouldBlock.into())
             }
-            Opened::Folder(folder) => {
-                let listing = Listing::read(&self.root, &folder, target, self.content.hidden)?;
+            Opened::Directory(directory) => {
+                let listing = Listing::read(&self.root, &directory, target, self.content.hidden)?;
                 Ok(Found::Listing(listing.render(accepts_json)))
             }
             _ => Ok(Found::Nothing(Status::NOT_FOUND)),
@@ -234,16 +240,16 @@ impl Service {
         }
     }
 
-    fn resource(&self, path: &[u8], plain: Object, blocking: Blocking) -> io::Result<Resource> {
+    fn resource(&self, path: &[u8], identity: Object, blocking: Blocking) -> io::Result<Resource> {
         let content_type = content_type(path);
-        let mut coded = Vec::new();
+        let mut encoded = Vec::new();
         if self.content.precompressed {
             for coding in Coding::ALL {
-                let beside = [path, coding.extension().as_bytes()].concat();
-                match object::open(&self.root, &beside, CONTENT_BYTES_MAX, blocking) {
-                    // An older one was made of something else.
-                    Ok(Opened::File(object)) if object.is_as_new_as(&plain) => {
-                        coded.push((coding, object))
+                let path = [path, coding.extension().as_bytes()].concat();
+                match object::open(&self.root, &path, CONTENT_BYTES_MAX, blocking) {
+                    // A precompressed file that is older has the content of an earlier version.
+                    Ok(Opened::File(object)) if object.is_as_new_as(&identity) => {
+                        encoded.push((coding, object))
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
                     Ok(_) | Err(_) => {}
@@ -251,16 +257,16 @@ impl Service {
             }
         }
         let varies = self.content.precompressed;
-        let form = |object: Object, coding: Option<Coding>| {
+        let represent = |object: Object, coding: Option<Coding>| {
             let fields = self.fields(path, &object, coding, varies).into_bytes().into();
             Arc::new(Representation { object, content_type: content_type.clone(), fields })
         };
         Ok(Resource {
-            plain: form(plain, None),
+            identity: represent(identity, None),
             is_fallback: false,
-            coded: coded
+            encoded: encoded
                 .into_iter()
-                .map(|(coding, object)| (coding, form(object, Some(coding))))
+                .map(|(coding, object)| (coding, represent(object, Some(coding))))
                 .collect(),
         })
     }
@@ -284,9 +290,9 @@ impl Service {
         if varies {
             fields.push_str("Vary: Accept-Encoding\r\n");
         }
-        let shown = String::from_utf8_lossy(path);
-        let fits = |(glob, _): &&(GlobMatcher, String)| glob.is_match(&*shown);
-        if let Some((_, value)) = self.cache_control.iter().find(fits) {
+        let path = String::from_utf8_lossy(path);
+        let matches = |(glob, _): &&(GlobMatcher, String)| glob.is_match(&*path);
+        if let Some((_, value)) = self.cache_control.iter().find(matches) {
             let _ = write!(fields, "Cache-Control: {value}\r\n");
         }
         fields
@@ -313,7 +319,7 @@ impl Service {
     }
 }
 
-/// The field that asks for a password, for what is protected by this name.
+/// The value of `WWW-Authenticate` with the configured realm (RFC 7617).
 fn challenge(auth: &BasicAuth) -> Result<String, Error> {
     let realm = &auth.realm;
     if realm.chars().any(|character| matches!(character, '"' | '\\') || character.is_control()) {
@@ -324,13 +330,13 @@ fn challenge(auth: &BasicAuth) -> Result<String, Error> {
     Ok(format!("Basic realm=\"{realm}\", charset=\"UTF-8\""))
 }
 
-/// A field that somebody set, before it stands in every response.
+/// Checks a configured field before it becomes part of every response.
 fn check_field(name: &str, value: &str) -> Result<(), Error> {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if name.is_empty() || !name.bytes().all(is_token) {
-        return Err(Error::Field(format!("{name:?} is no name of a field")));
+        return Err(Error::Field(format!("{name:?} is not a valid field name")));
     }
-    let own = [
+    let reserved = [
         "accept-ranges",
         "allow",
         "connection",
@@ -348,8 +354,8 @@ fn check_field(name: &str, value: &str) -> Result<(), Error> {
         "vary",
         "www-authenticate",
     ];
-    if own.iter().any(|other| name.eq_ignore_ascii_case(other)) {
-        return Err(Error::Field(format!("{name} is the server's own to set")));
+    if reserved.iter().any(|other| name.eq_ignore_ascii_case(other)) {
+        return Err(Error::Field(format!("{name} is set by the server itself")));
     }
     if value.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t') {
         return Err(Error::Field(format!("{name} has a control character in its value")));
@@ -357,10 +363,10 @@ fn check_field(name: &str, value: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The media type by the name's extension; text is UTF-8, as it mostly is.
+/// The media type by the name's extension. Text is assumed to be UTF-8.
 fn content_type(path: &[u8]) -> Box<str> {
     let name = String::from_utf8_lossy(path);
-    // mime_guess takes the extension for a rare kind of the same.
+    // mime_guess returns a rare type of video for this extension.
     if name.ends_with(".ts") {
         return "video/mp2t".into();
     }
@@ -371,7 +377,7 @@ fn content_type(path: &[u8]) -> Box<str> {
     if is_text { format!("{guess}; charset=utf-8").into() } else { guess.into() }
 }
 
-/// What a client is told about a file that cannot be opened.
+/// The status for a file that cannot be opened.
 pub(crate) fn status_of(error: &io::Error) -> Status {
     match Errno::from_io_error(error) {
         Some(Errno::ACCESS | Errno::PERM) => Status::FORBIDDEN,
@@ -390,6 +396,6 @@ pub(crate) fn status_of(error: &io::Error) -> Status {
     }
 }
 
-fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
-    if folder.is_empty() { name.to_vec() } else { [folder, b"/", name].concat() }
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    if directory.is_empty() { name.to_vec() } else { [directory, b"/", name].concat() }
 }

@@ -1,4 +1,4 @@
-//! What follows a head: pieces of memory and of files, in order.
+//! Response bodies: pieces of memory and of files, in order.
 
 use crate::files::resource::Representation;
 use std::collections::VecDeque;
@@ -12,35 +12,35 @@ pub struct Body {
     rest: VecDeque<Piece>,
 }
 
-/// Part of a body; the range is what is left to send.
+/// A part of a body. The range is its unsent rest.
 #[derive(Debug)]
 pub enum Piece {
-    /// Memory that was made for this response, or that every response of the kind shares.
+    /// Memory of this response, or memory that all responses of a kind share.
     Bytes(Arc<[u8]>, Range<usize>),
-    /// Of a small file's content.
+    /// A part of a small file, from its content in memory.
     Content(Arc<Representation>, Range<usize>),
-    /// Of a file.
+    /// A part of a file.
     File(Arc<Representation>, Range<u64>),
 }
 
 impl Body {
-    /// No body.
+    /// An empty body.
     pub fn empty() -> Self {
         Self::default()
     }
 
-    /// Memory.
+    /// A body in memory.
     pub fn bytes(bytes: Arc<[u8]>) -> Self {
         let len = bytes.len();
         Self::of(Piece::Bytes(bytes, 0..len))
     }
 
-    /// A part of a file.
-    pub fn file(form: &Arc<Representation>, range: Range<u64>) -> Self {
-        Self::of(Piece::of_file(form, range))
+    /// A body that is a part of a file.
+    pub fn file(representation: &Arc<Representation>, range: Range<u64>) -> Self {
+        Self::of(Piece::of_file(representation, range))
     }
 
-    /// Several pieces.
+    /// A body of several pieces. Empty ones are left out.
     pub fn pieces(pieces: impl IntoIterator<Item = Piece>) -> Self {
         let mut rest: VecDeque<_> = pieces.into_iter().filter(|piece| piece.len() > 0).collect();
         Self { first: rest.pop_front(), rest }
@@ -50,22 +50,22 @@ impl Body {
         Self { first: Some(piece).filter(|piece| piece.len() > 0), rest: VecDeque::new() }
     }
 
-    /// How long it is, in bytes.
+    /// The number of unsent bytes.
     pub fn len(&self) -> u64 {
         self.first.iter().chain(&self.rest).map(Piece::len).sum()
     }
 
-    /// What comes next.
+    /// The piece to send next.
     pub fn next(&self) -> Option<&Piece> {
         self.first.as_ref()
     }
 
-    /// Whether nothing comes after the next piece.
+    /// Whether the next piece is the last one.
     pub fn is_last(&self) -> bool {
         self.rest.is_empty()
     }
 
-    /// Takes note of bytes of the next piece that went.
+    /// Records that `bytes` of the next piece were sent.
     pub fn sent(&mut self, bytes: u64) {
         if let Some(piece) = &mut self.first {
             match piece {
@@ -80,21 +80,23 @@ impl Body {
 }
 
 impl Piece {
-    /// A part of a file, from memory where it is there.
-    pub fn of_file(form: &Arc<Representation>, range: Range<u64>) -> Self {
-        match form.object.content() {
-            Some(_) => Self::Content(Arc::clone(form), range.start as usize..range.end as usize),
-            None => Self::File(Arc::clone(form), range),
+    /// A part of a file, from memory if the file is small.
+    pub fn of_file(representation: &Arc<Representation>, range: Range<u64>) -> Self {
+        match representation.object.content() {
+            Some(_) => {
+                Self::Content(Arc::clone(representation), range.start as usize..range.end as usize)
+            }
+            None => Self::File(Arc::clone(representation), range),
         }
     }
 
-    /// Memory that was made for this response.
+    /// Memory of this response.
     pub fn of_bytes(bytes: Vec<u8>) -> Self {
         let len = bytes.len();
         Self::Bytes(bytes.into(), 0..len)
     }
 
-    /// What is left of it, in bytes.
+    /// The number of unsent bytes.
     pub fn len(&self) -> u64 {
         match self {
             Self::Bytes(_, range) | Self::Content(_, range) => range.len() as u64,
@@ -102,11 +104,13 @@ impl Piece {
         }
     }
 
-    /// What is left of it, where it is in memory.
+    /// The unsent bytes, if they are in memory.
     pub fn memory(&self) -> Option<&[u8]> {
         match self {
             Self::Bytes(bytes, range) => bytes.get(range.clone()),
-            Self::Content(form, range) => form.object.content()?.get(range.clone()),
+            Self::Content(representation, range) => {
+                representation.object.content()?.get(range.clone())
+            }
             Self::File(..) => None,
         }
     }

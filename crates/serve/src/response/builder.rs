@@ -1,14 +1,14 @@
-//! From a request and what its target stands for to a response: RFC 9110 as far as files go.
+//! Builds the responses of a file server (RFC 9110) from a request and the lookup of its target.
 //!
-//! Nothing here waits, sends or opens: it writes a head and says what follows it.
+//! It does no I/O: it writes a head and describes the body that follows.
 
 use crate::clock::ResponseClock;
-use crate::files::listing::{Rendered, escape};
+use crate::files::listing::{RenderedListing, escape};
 use crate::files::resource::Representation;
 use crate::files::service::{Found, Service};
 use crate::response::body::{Body, Piece};
 use crate::response::head::Head;
-use haul_http::conditional::{self, Verdict};
+use haul_http::conditional::{self, Outcome};
 use haul_http::range::{self, Wanted};
 use haul_http::request::{BodyLength, Method, Request};
 use haul_http::status::Status;
@@ -17,41 +17,41 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What scripts of other origins may send: everything that is heeded here.
-const HEADERS_ALLOWED: &str = "Authorization, Content-Type, If-Match, If-Modified-Since, If-None-Match, If-Range, \
-    If-Unmodified-Since, Range";
+/// The request fields that scripts of other origins may send: all that the server evaluates.
+const HEADERS_ALLOWED: &str = "Authorization, Content-Type, If-Match, If-Modified-Since, \
+    If-None-Match, If-Range, If-Unmodified-Since, Range";
 
-/// What a response is, beside its head.
+/// A response without its head, which is in the builder's buffer.
 #[derive(Debug)]
 pub struct Response {
-    /// Its status.
+    /// The status.
     pub status: Status,
-    /// What follows the head.
+    /// The body.
     pub body: Body,
-    /// Whether another request may follow.
+    /// Whether the connection persists after the response.
     pub keeps_alive: bool,
 }
 
-/// Writes responses of one service.
+/// Builds the responses of a service.
 #[derive(Debug)]
 pub struct ResponseBuilder<'a> {
-    /// What is served.
+    /// The served directory and the configuration of its responses.
     pub service: &'a Service,
-    /// The time.
+    /// The event loop's clock.
     pub clock: &'a ResponseClock,
-    /// Where the head is written.
+    /// The buffer for the response head.
     pub head: &'a mut Vec<u8>,
 }
 
 impl<'s> ResponseBuilder<'s> {
-    /// What needs no file: requests that are refused for what they are, and questions about the server. `None` where the
-    /// target has to be looked for.
+    /// The response to a request that needs no lookup: one that is refused by its method or its
+    /// body, or `OPTIONS`. `None` if the target has to be looked up.
     pub fn without_file(&mut self, request: &Request<'_>) -> Option<Response> {
         match request.method {
             Method::Unknown => Some(self.refuse(request, Status::NOT_IMPLEMENTED)),
             Method::Put if self.service.put_bytes_max.is_some() => None,
             Method::Other | Method::Put => Some(self.refuse(request, Status::METHOD_NOT_ALLOWED)),
-            // A body would be mistaken for the next request by whoever thinks it has none: nobody needs one.
+            // A proxy that expects no body would take it for the next request. No client needs one.
             _ if request.has_body() => Some(self.refuse(request, Status::BAD_REQUEST)),
             Method::Options if request.target != "*" && Target::parse(request.target).is_err() => {
                 Some(self.refuse(request, Status::BAD_REQUEST))
@@ -61,7 +61,7 @@ impl<'s> ResponseBuilder<'s> {
         }
     }
 
-    /// The response to `GET` and `HEAD`.
+    /// The response to `GET` or `HEAD`, by the result of the lookup.
     pub fn with_found(&mut self, request: &Request<'_>, found: &Found) -> Response {
         match found {
             Found::Resource(resource) => {
@@ -73,7 +73,7 @@ impl<'s> ResponseBuilder<'s> {
         }
     }
 
-    /// A refusal of what could not even be read as a request; it ends the connection.
+    /// The response to bytes that are not a request. The connection closes after it.
     pub fn refuse_malformed(&mut self, status: Status) -> Response {
         self.page(
             status,
@@ -81,26 +81,27 @@ impl<'s> ResponseBuilder<'s> {
         )
     }
 
-    /// Why a file may not be put there, where that is known before its body; `found` is what is there now.
+    /// The refusal of an upload; `None` if its body is to be received. `found` is the result of the
+    /// target's lookup.
     pub fn refuse_upload(&mut self, request: &Request<'_>, found: &Found) -> Option<Response> {
         let target = Target::parse(request.target).ok();
         let current = match found {
-            Found::Resource(resource) => Some(resource.plain.object.validators()),
+            Found::Resource(resource) => Some(resource.identity.object.validators()),
             _ => None,
         };
         let bytes_max = self.service.put_bytes_max.unwrap_or(0);
         let status = match (target, request.body) {
             (None, _) => Status::BAD_REQUEST,
-            (Some(target), _) if target.is_folder => Status::CONFLICT,
+            (Some(target), _) if target.is_directory => Status::CONFLICT,
             (Some(target), _) if target.is_hidden() && !self.service.content.hidden => {
                 Status::NOT_FOUND
             }
             (_, None) => Status::LENGTH_REQUIRED,
-            // A part of a file is not the file (RFC 9110 section 14.5).
+            // A partial `PUT` is not supported (RFC 9110 section 14.5).
             _ if request.fields.content_range.is_some() => Status::BAD_REQUEST,
             (_, Some(BodyLength::Bytes(len))) if len > bytes_max => Status::CONTENT_TOO_LARGE,
-            _ if conditional::judge(request.method, &request.fields, current)
-                == Verdict::Failed =>
+            _ if conditional::evaluate(request.method, &request.fields, current)
+                == Outcome::Failed =>
             {
                 Status::PRECONDITION_FAILED
             }
@@ -109,7 +110,7 @@ impl<'s> ResponseBuilder<'s> {
         Some(self.refuse(request, status))
     }
 
-    /// What has become of a file that was put here.
+    /// The response to an upload that has ended.
     pub fn uploaded(&mut self, status: Status, minor_version: u8, keeps_alive: bool) -> Response {
         let context = RequestContext { is_head: false, keeps_alive, minor_version, origin: None };
         if status.is_error() {
@@ -123,23 +124,24 @@ impl<'s> ResponseBuilder<'s> {
         Response { status, body: Body::empty(), keeps_alive }
     }
 
-    /// Refuses a request; where its body has not been read, that ends the connection.
+    /// The response that refuses a request. If the request has a body, the connection closes after
+    /// it.
     pub fn refuse(&mut self, request: &Request<'_>, status: Status) -> Response {
         let mut context = RequestContext::of(request);
-        // A body that is not read could not be told from the next request.
+        // The body was not read and would be taken for the next request.
         context.keeps_alive &= !request.has_body();
         self.page(status, context)
     }
 
-    /// What an error's page holds, and its kind: that of the configuration, or else these words.
-    fn error_page(&self, status: Status, words: impl FnOnce() -> String) -> (&'s str, Arc<[u8]>) {
+    /// The media type and the content of an error page: the configured one, or else this text.
+    fn error_page(&self, status: Status, text: impl FnOnce() -> String) -> (&'s str, Arc<[u8]>) {
         match self.service.error_pages.iter().find(|page| page.status == status.code) {
             Some(page) => (&page.content_type, Arc::clone(&page.content)),
-            None => ("text/plain; charset=utf-8", words().into_bytes().into()),
+            None => ("text/plain; charset=utf-8", text().into_bytes().into()),
         }
     }
 
-    /// The page that goes with a status.
+    /// A response with the error page of a status.
     fn page(&mut self, status: Status, context: RequestContext<'_>) -> Response {
         let (content_type, content) = self.error_page(status, || format!("{status}\n"));
         let (allowed, challenge) = (self.service.allowed(), &self.service.challenge);
@@ -180,10 +182,10 @@ impl<'s> ResponseBuilder<'s> {
         let page = format!("<a href=\"{0}\">{0}</a>\n", escape(location)).into_bytes();
         let mut head = self.begin(status, context);
         head.field("Location", location).field("Content-Type", "text/html; charset=utf-8");
-        self.whole(status, context, page.into())
+        self.finish(status, context, page.into())
     }
 
-    fn listing(&mut self, request: &Request<'_>, listing: &Rendered) -> Response {
+    fn listing(&mut self, request: &Request<'_>, listing: &RenderedListing) -> Response {
         let context = RequestContext::of(request);
         let content_type =
             if listing.is_json { "application/json" } else { "text/html; charset=utf-8" };
@@ -194,11 +196,11 @@ impl<'s> ResponseBuilder<'s> {
         if !listing.is_json {
             head.field("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'");
         }
-        self.whole(Status::OK, context, Arc::clone(&listing.content))
+        self.finish(Status::OK, context, Arc::clone(&listing.content))
     }
 
-    /// Ends a head whose body is all there.
-    fn whole(
+    /// Ends a head that was begun, for a body in memory.
+    fn finish(
         &mut self,
         status: Status,
         context: RequestContext<'_>,
@@ -210,35 +212,35 @@ impl<'s> ResponseBuilder<'s> {
         Response { status, body, keeps_alive: context.keeps_alive }
     }
 
-    fn file(&mut self, request: &Request<'_>, form: &Arc<Representation>) -> Response {
+    fn file(&mut self, request: &Request<'_>, selected: &Arc<Representation>) -> Response {
         let context = RequestContext::of(request);
         let fields = &request.fields;
-        match conditional::judge(request.method, fields, Some(form.object.validators())) {
-            Verdict::Failed => return self.refuse(request, Status::PRECONDITION_FAILED),
-            Verdict::NotModified => {
+        match conditional::evaluate(request.method, fields, Some(selected.object.validators())) {
+            Outcome::Failed => return self.refuse(request, Status::PRECONDITION_FAILED),
+            Outcome::NotModified => {
                 let mut head = self.begin(Status::NOT_MODIFIED, context);
-                head.lines(&form.fields).end(context.keeps_alive, context.minor_version);
+                head.lines(&selected.fields).end(context.keeps_alive, context.minor_version);
                 return Response {
                     status: Status::NOT_MODIFIED,
                     body: Body::empty(),
                     keeps_alive: context.keeps_alive,
                 };
             }
-            Verdict::Proceed => {}
+            Outcome::Proceed => {}
         }
-        let len = form.object.len();
-        // RFC 9110 section 14.2: Range is defined for GET alone.
+        let len = selected.object.len();
+        // RFC 9110 section 14.2: `Range` is defined only for `GET`.
         let wanted = fields
             .range
             .filter(|_| request.method == Method::Get)
             .filter(|_| {
-                conditional::range_applies(fields, form.object.validators(), self.clock.now())
+                conditional::range_applies(fields, selected.object.validators(), self.clock.now())
             })
             .map_or(Wanted::Everything, |field| range::parse(field, len));
         match wanted {
-            Wanted::Everything => self.everything(context, form),
-            Wanted::One(range) => self.one_range(context, form, range),
-            Wanted::Many(ranges) => self.many_ranges(context, form, &ranges),
+            Wanted::Everything => self.whole_file(context, selected),
+            Wanted::One(range) => self.single_range(context, selected, range),
+            Wanted::Many(ranges) => self.multiple_ranges(context, selected, &ranges),
             Wanted::Unsatisfiable => {
                 let status = Status::RANGE_NOT_SATISFIABLE;
                 let (content_type, content) =
@@ -246,68 +248,74 @@ impl<'s> ResponseBuilder<'s> {
                 let mut head = self.begin(status, context);
                 head.field("Content-Range", format!("bytes */{len}"))
                     .field("Content-Type", content_type);
-                self.whole(status, context, content)
+                self.finish(status, context, content)
             }
         }
     }
 
-    fn everything(&mut self, context: RequestContext<'_>, form: &Arc<Representation>) -> Response {
-        let len = form.object.len();
+    fn whole_file(
+        &mut self,
+        context: RequestContext<'_>,
+        selected: &Arc<Representation>,
+    ) -> Response {
+        let len = selected.object.len();
         let mut head = self.begin(Status::OK, context);
-        head.lines(&form.fields).field("Content-Type", &*form.content_type).content_length(len);
+        head.lines(&selected.fields)
+            .field("Content-Type", &*selected.content_type)
+            .content_length(len);
         head.end(context.keeps_alive, context.minor_version);
-        let body = if context.is_head { Body::empty() } else { Body::file(form, 0..len) };
+        let body = if context.is_head { Body::empty() } else { Body::file(selected, 0..len) };
         Response { status: Status::OK, body, keeps_alive: context.keeps_alive }
     }
 
-    fn one_range(
+    fn single_range(
         &mut self,
         context: RequestContext<'_>,
-        form: &Arc<Representation>,
+        selected: &Arc<Representation>,
         range: Range<u64>,
     ) -> Response {
         let status = Status::PARTIAL_CONTENT;
         let mut head = self.begin(status, context);
-        head.lines(&form.fields)
-            .field("Content-Type", &*form.content_type)
-            .content_range(&range, form.object.len())
+        head.lines(&selected.fields)
+            .field("Content-Type", &*selected.content_type)
+            .content_range(&range, selected.object.len())
             .content_length(range.end - range.start)
             .end(context.keeps_alive, context.minor_version);
-        Response { status, body: Body::file(form, range), keeps_alive: context.keeps_alive }
+        Response { status, body: Body::file(selected, range), keeps_alive: context.keeps_alive }
     }
 
-    /// RFC 9110 section 14.6.
-    fn many_ranges(
+    /// A `multipart/byteranges` response (RFC 9110 section 14.6).
+    fn multiple_ranges(
         &mut self,
         context: RequestContext<'_>,
-        form: &Arc<Representation>,
+        selected: &Arc<Representation>,
         ranges: &[Range<u64>],
     ) -> Response {
-        let len = form.object.len();
+        let len = selected.object.len();
         let boundary = format!("haul{:016x}", RandomState::new().hash_one(len));
         let mut pieces = Vec::with_capacity(2 * ranges.len() + 1);
         let mut part = Vec::new();
         for range in ranges {
             let mut head = Head::resume(&mut part);
             head.lines(b"\r\n--").lines(boundary.as_bytes()).lines(b"\r\n");
-            head.field("Content-Type", &*form.content_type)
+            head.field("Content-Type", &*selected.content_type)
                 .content_range(range, len)
                 .lines(b"\r\n");
             pieces.push(Piece::of_bytes(std::mem::take(&mut part)));
-            pieces.push(Piece::of_file(form, range.clone()));
+            pieces.push(Piece::of_file(selected, range.clone()));
         }
         pieces.push(Piece::of_bytes(format!("\r\n--{boundary}--\r\n").into_bytes()));
         let body = Body::pieces(pieces);
         let status = Status::PARTIAL_CONTENT;
         let mut head = self.begin(status, context);
-        head.lines(&form.fields)
+        head.lines(&selected.fields)
             .field("Content-Type", format!("multipart/byteranges; boundary={boundary}"))
             .content_length(body.len())
             .end(context.keeps_alive, context.minor_version);
         Response { status, body, keeps_alive: context.keeps_alive }
     }
 
-    /// The beginning that all heads share.
+    /// Begins a head with the fields that all responses share.
     fn begin(&mut self, status: Status, context: RequestContext<'_>) -> Head<'_> {
         let mut head = Head::new(self.head, status, self.clock);
         head.lines(&self.service.common_fields);
@@ -318,7 +326,7 @@ impl<'s> ResponseBuilder<'s> {
             head.field("Vary", "Origin");
             if let Some(origin) = context
                 .origin
-                .filter(|context| allowed.iter().any(|one| one.as_bytes() == *context))
+                .filter(|origin| allowed.iter().any(|other| other.as_bytes() == *origin))
             {
                 head.field("Access-Control-Allow-Origin", origin);
             }
@@ -330,7 +338,7 @@ impl<'s> ResponseBuilder<'s> {
     }
 }
 
-/// What of a request every response needs.
+/// The properties of a request that every response needs.
 #[derive(Debug, Clone, Copy)]
 struct RequestContext<'b> {
     is_head: bool,

@@ -1,6 +1,8 @@
-//! Files that are written to, replaced, truncated and deleted while they are sent: what comes whole under a tag is that version.
+//! Files that are overwritten, replaced, truncated and deleted while they are sent.
+//!
+//! A complete body that is sent with an entity tag must be the version which that tag names.
 
-use crate::common::{Client, Service, eventually, large};
+use crate::common::{Client, Service, large_content, wait_until};
 use haul_serve::Transport;
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -11,33 +13,35 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How large files go that have not changed for a while.
+/// The transport of large files that have not changed for 10 s.
 const SENDFILE: Transport = Transport::Method(haul::SendMethod::Sendfile);
-/// For how long files change: a burst of changes, and then a pause long enough for a tag, and so on.
+/// The time in which a file changes: bursts of changes, each followed by [`PAUSE`].
 const DURATION: Duration = Duration::from_secs(9);
+/// The pause between two bursts, long enough (2 s) for the file to have an entity tag.
 const PAUSE: Duration = Duration::from_millis(2500);
 
-/// The content of a version: all of it says which.
+/// The content of a version: its number, repeated.
 fn content(version: u32, len: usize) -> Vec<u8> {
     version.to_le_bytes().into_iter().cycle().take(len).collect()
 }
 
-/// Changes `path` once more.
-fn change(path: &Path, version: u32, how: u32) {
+/// Changes the file at `path`. `kind`: 0 replaces it, 1 overwrites it, 2 truncates it, any other
+/// deletes it.
+fn change(path: &Path, version: u32, kind: u32) {
     let len = 1 + (version as usize * 7919) % 3_000_000;
-    let fresh = content(version, len);
-    match how {
-        // As a careful program does it.
+    let bytes = content(version, len);
+    match kind {
+        // Atomically, as a careful program does it.
         0 => {
-            let aside = path.with_extension("aside");
-            fs::write(&aside, fresh).unwrap();
-            fs::rename(&aside, path).unwrap();
+            let temporary = path.with_extension("tmp");
+            fs::write(&temporary, bytes).unwrap();
+            fs::rename(&temporary, path).unwrap();
         }
-        // As a careless one does: over what is there, and then the rest.
+        // In place and in several calls, as a careless program does it.
         1 => {
             let mut file =
                 fs::File::options().write(true).create(true).truncate(false).open(path).unwrap();
-            for piece in fresh.chunks(100_000) {
+            for piece in bytes.chunks(100_000) {
                 file.write_all(piece).unwrap();
             }
             file.set_len(len as u64).unwrap();
@@ -51,25 +55,25 @@ fn change(path: &Path, version: u32, how: u32) {
     }
 }
 
-/// Whether all bytes are of one version.
+/// Whether all bytes belong to one version.
 fn is_of_one_version(body: &[u8]) -> bool {
     body.iter().zip(body.iter().skip(4)).all(|(one, next)| one == next)
 }
 
 #[test]
-fn what_comes_whole_under_a_tag_is_that_version() {
+fn a_complete_body_is_the_version_of_its_tag() {
     let service = Service::start(
         |root| fs::write(root.join("changing"), content(0, 2_000_000)).unwrap(),
         |_| {},
     );
     let path = service.path("changing");
-    let is_over = Arc::new(AtomicBool::new(false));
-    let changer = {
-        let (path, is_over) = (path.clone(), Arc::clone(&is_over));
+    let is_finished = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (path, is_finished) = (path.clone(), Arc::clone(&is_finished));
         std::thread::spawn(move || {
             let mut random = fastrand::Rng::with_seed(11);
             let mut version = 1;
-            while !is_over.load(Relaxed) {
+            while !is_finished.load(Relaxed) {
                 change(&path, version, random.u32(0..4));
                 version += 1;
                 let pause = if version % 40 == 0 {
@@ -81,78 +85,84 @@ fn what_comes_whole_under_a_tag_is_that_version() {
             }
         })
     };
-    // Every body that came under a tag; of one tag there is one body.
-    let bodies: Arc<Mutex<HashMap<String, u64>>> = Arc::default();
+    let hashes = Hashes::default();
     let deadline = Instant::now() + DURATION;
-    let outcomes: Vec<(usize, usize, usize)> = std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..4)
-            .map(|_| {
-                let mut client = service.connect();
-                let (bodies, service) = (Arc::clone(&bodies), &service);
-                scope.spawn(move || {
-                    let (mut whole, mut cut, mut tagged) = (0, 0, 0);
-                    while Instant::now() < deadline {
-                        client.send("GET /changing HTTP/1.1\r\nHost: h\r\n\r\n");
-                        match try_response(&mut client) {
-                            Some((200, etag, body)) => {
-                                // A program that writes over its file in several calls leaves mixtures there for a while:
-                                // those are versions too, but none that has a tag.
-                                if let Some(etag) = etag {
-                                    assert!(
-                                        is_of_one_version(&body),
-                                        "{} bytes of several versions",
-                                        body.len()
-                                    );
-                                    tagged += 1;
-                                    let hash = fnv(&body);
-                                    let known =
-                                        *bodies.lock().unwrap().entry(etag.clone()).or_insert(hash);
-                                    assert_eq!(known, hash, "two bodies under {etag}");
-                                }
-                                whole += 1;
-                            }
-                            Some((404, ..)) => {}
-                            Some((status, ..)) => panic!("status {status}"),
-                            None => {
-                                cut += 1;
-                                client = service.connect();
-                            }
-                        }
-                    }
-                    (whole, cut, tagged)
-                })
-            })
-            .collect();
+    let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+        let request_until = || request_changing_file(&service, &hashes, deadline);
+        let clients: Vec<_> = (0..4).map(|_| scope.spawn(request_until)).collect();
         clients.into_iter().map(|client| client.join().unwrap()).collect()
     });
-    is_over.store(true, Relaxed);
-    changer.join().unwrap();
-    let whole: usize = outcomes.iter().map(|outcome| outcome.0).sum();
-    let tagged: usize = outcomes.iter().map(|outcome| outcome.2).sum();
-    assert!(whole > 20 && tagged > 20, "hardly anything came: {outcomes:?}");
-    let counted: usize = outcomes.iter().map(|outcome| outcome.1).sum();
+    is_finished.store(true, Relaxed);
+    writer.join().unwrap();
+    let complete: usize = outcomes.iter().map(|outcome| outcome.complete).sum();
+    let tagged: usize = outcomes.iter().map(|outcome| outcome.tagged).sum();
+    assert!(complete > 20 && tagged > 20, "too few responses were complete: {outcomes:?}");
+    let cut_short_count: usize = outcomes.iter().map(|outcome| outcome.cut_short).sum();
     assert_eq!(
         service.handle.counters()[0].cut_short.get(),
-        counted as u64,
-        "every end before the end has this reason"
+        cut_short_count as u64,
+        "every incomplete response is counted"
     );
 }
 
-/// The next response, or `None` where it was cut short.
-fn try_response(client: &mut Client) -> Option<(u16, Option<String>, Vec<u8>)> {
-    let response = client.response_or_cut()?;
+/// The hash of the body that was received with each entity tag.
+type Hashes = Mutex<HashMap<String, u64>>;
+
+/// The responses that one client received.
+#[derive(Debug, Default)]
+struct Outcome {
+    complete: usize,
+    /// Complete ones with an entity tag.
+    tagged: usize,
+    cut_short: usize,
+}
+
+/// Requests a file that is changing until the deadline.
+fn request_changing_file(service: &Service, hashes: &Hashes, deadline: Instant) -> Outcome {
+    let mut client = service.connect();
+    let mut outcome = Outcome::default();
+    while Instant::now() < deadline {
+        client.send("GET /changing HTTP/1.1\r\nHost: h\r\n\r\n");
+        match status_tag_and_body(&mut client) {
+            Some((200, etag, body)) => {
+                outcome.complete += 1;
+                // A program that overwrites a file in several calls leaves mixtures of versions
+                // there for a while. They have no tag.
+                if let Some(etag) = etag {
+                    assert!(is_of_one_version(&body), "{} bytes of several versions", body.len());
+                    outcome.tagged += 1;
+                    let hash = fnv1a(&body);
+                    let known = *hashes.lock().unwrap().entry(etag.clone()).or_insert(hash);
+                    assert_eq!(known, hash, "two bodies with the tag {etag}");
+                }
+            }
+            Some((404, ..)) => {}
+            Some((status, ..)) => panic!("status {status}"),
+            None => {
+                outcome.cut_short += 1;
+                client = service.connect();
+            }
+        }
+    }
+    outcome
+}
+
+/// The next response's status, entity tag and body; `None` if it was cut short.
+fn status_tag_and_body(client: &mut Client) -> Option<(u16, Option<String>, Vec<u8>)> {
+    let response = client.try_response()?;
     Some((response.status, response.field("etag").map(str::to_owned), response.body))
 }
 
-fn fnv(bytes: &[u8]) -> u64 {
+/// The 64-bit FNV-1a hash.
+fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     })
 }
 
 #[test]
-fn a_change_is_seen_by_the_next_request() {
-    let service = Service::plain();
+fn the_next_request_reflects_a_change() {
+    let service = Service::start_default();
     let mut client = service.connect();
     let path = service.path("ten.txt");
     let mut get = || {
@@ -160,73 +170,76 @@ fn a_change_is_seen_by_the_next_request() {
         let response = client.response(false).unwrap();
         (response.status, response.text())
     };
-    for turn in 0..50 {
+    for iteration in 0..50 {
         assert_eq!(get().0, 200);
-        // Once it is kept in memory, too.
-        std::thread::sleep(Duration::from_millis(if turn % 25 == 0 { 2100 } else { 0 }));
+        // In some iterations the file becomes old enough (2 s) to be cached in memory.
+        std::thread::sleep(Duration::from_millis(if iteration % 25 == 0 { 2100 } else { 0 }));
         assert_eq!(get().0, 200);
-        match turn % 4 {
-            0 => fs::write(&path, format!("written {turn}")).unwrap(),
+        match iteration % 4 {
+            0 => fs::write(&path, format!("written {iteration}")).unwrap(),
             1 => {
-                fs::write(path.with_extension("new"), format!("written {turn}")).unwrap();
+                fs::write(path.with_extension("new"), format!("written {iteration}")).unwrap();
                 fs::rename(path.with_extension("new"), &path).unwrap();
             }
             2 => {
                 fs::remove_file(&path).unwrap();
                 assert_eq!(get().0, 404);
-                fs::write(&path, format!("written {turn}")).unwrap();
+                fs::write(&path, format!("written {iteration}")).unwrap();
             }
             _ => {
-                fs::rename(&path, path.with_extension("away")).unwrap();
+                fs::rename(&path, path.with_extension("moved")).unwrap();
                 assert_eq!(get().0, 404);
-                fs::write(&path, format!("written {turn}")).unwrap();
+                fs::write(&path, format!("written {iteration}")).unwrap();
             }
         }
-        assert_eq!(get(), (200, format!("written {turn}")));
+        assert_eq!(get(), (200, format!("written {iteration}")));
     }
 }
 
 #[test]
-fn pages_that_change_on_their_way_end_the_connection() {
-    let service = Service::plain().settled();
-    let large = large();
+fn a_write_to_a_file_that_is_being_sent_resets_the_connection() {
+    let service = Service::start_default().wait_for_sendfile();
+    let large = large_content();
     assert!(service.get("/large.bin").body == large);
-    let by_pages = || -> u64 {
+    let sendfile_bytes = || -> u64 {
         service.handle.counters().iter().map(|counters| counters.by(SENDFILE).bytes.get()).sum()
     };
-    // It is old enough for its pages to travel. The client may have them before the server has counted them.
-    eventually(|| by_pages() == large.len() as u64);
+    // The file is old enough for sendfile. The client may receive the bytes before the server
+    // counts them.
+    wait_until(|| sendfile_bytes() == large.len() as u64);
     let mut client = service.connect();
     client.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
-    // It has begun and cannot end: nobody reads.
-    eventually(|| by_pages() > large.len() as u64);
+    // The response has begun and cannot finish, because the client does not read.
+    wait_until(|| sendfile_bytes() > large.len() as u64);
     let mut file = fs::File::options().write(true).open(service.path("large.bin")).unwrap();
     file.write_all(b"other").unwrap();
-    assert_eq!(client.response_or_cut(), None, "as long as before, and yet another");
+    assert_eq!(client.try_response(), None, "the length is the same, the content is not");
     assert_eq!(service.handle.counters()[0].cut_short.get(), 1);
     assert!(service.get("/large.bin").body.starts_with(b"other"));
 }
 
 #[test]
-fn what_is_replaced_or_deleted_on_its_way_comes_whole_all_the_same() {
+fn a_file_replaced_or_deleted_while_it_is_sent_arrives_complete() {
     type Removal = fn(&Path);
     let removals: [(&str, Removal); 2] = [
         ("replaced", |path| {
-            fs::write(path.with_extension("aside"), "other").unwrap();
-            fs::rename(path.with_extension("aside"), path).unwrap();
+            fs::write(path.with_extension("tmp"), "other").unwrap();
+            fs::rename(path.with_extension("tmp"), path).unwrap();
         }),
         ("deleted", |path| fs::remove_file(path).unwrap()),
     ];
-    let fresh = || {
+    let start = || {
         Service::start(
             |root| {
-                removals.iter().for_each(|(name, _)| fs::write(root.join(name), large()).unwrap())
+                removals
+                    .iter()
+                    .for_each(|(name, _)| fs::write(root.join(name), large_content()).unwrap())
             },
             |_| {},
         )
     };
-    for service in [fresh(), fresh().settled()] {
-        let sent = || -> u64 {
+    for service in [start(), start().wait_for_sendfile()] {
+        let sent_bytes = || -> u64 {
             let counters = service.handle.counters().iter();
             counters
                 .flat_map(|counters| {
@@ -235,15 +248,18 @@ fn what_is_replaced_or_deleted_on_its_way_comes_whole_all_the_same() {
                 .sum()
         };
         for (name, remove) in removals {
-            let before = sent();
+            let before = sent_bytes();
             let mut client = service.connect();
             client.send(&format!("GET /{name} HTTP/1.1\r\nHost: h\r\n\r\n"));
-            // It has begun and cannot end: nobody reads.
-            eventually(|| sent() > before + 100_000);
-            assert!(sent() < before + large().len() as u64, "all of it has gone already");
+            // The response has begun and cannot finish, because the client does not read.
+            wait_until(|| sent_bytes() > before + 100_000);
+            assert!(
+                sent_bytes() < before + large_content().len() as u64,
+                "the response was sent completely"
+            );
             remove(&service.path(name));
             assert!(
-                client.response_or_cut().is_some_and(|response| response.body == large()),
+                client.try_response().is_some_and(|response| response.body == large_content()),
                 "{name}"
             );
         }
@@ -251,8 +267,9 @@ fn what_is_replaced_or_deleted_on_its_way_comes_whole_all_the_same() {
     }
 }
 
-/// Requests for files that come and go; `HAUL_TEST_REQUESTS` asks for more than CI has time for.
-fn requests() -> usize {
+/// Number of requests for files that change, 20,000 by default. `HAUL_TEST_REQUESTS` sets another
+/// number, for longer runs than CI has time for.
+fn request_count() -> usize {
     std::env::var("HAUL_TEST_REQUESTS")
         .ok()
         .and_then(|requests| requests.parse().ok())
@@ -260,71 +277,75 @@ fn requests() -> usize {
 }
 
 #[test]
-fn no_descriptor_stays_behind() {
+fn no_descriptor_leaks() {
     const FILES: usize = 300;
-    /// The others are kept open, as far as there is room.
+    /// Files that change. The others stay in the cache, as far as it has room.
     const CHANGING: usize = 150;
-    /// Asked for at once.
+    /// Requests that are pipelined.
     const BATCH: usize = 50;
     let service = Service::start(
         |root| {
-            for at in 0..FILES {
-                fs::write(root.join(format!("file-{at}")), vec![b'x'; 20_000]).unwrap();
+            for index in 0..FILES {
+                fs::write(root.join(format!("file-{index}")), vec![b'x'; 20_000]).unwrap();
             }
         },
         |config| config.limits.cached_files_max = 20,
     )
-    .aged();
-    let is_over = Arc::new(AtomicBool::new(false));
-    let changer = {
-        let (folder, is_over) = (service.path(""), Arc::clone(&is_over));
+    .wait_for_tags();
+    let is_finished = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (root, is_finished) = (service.path(""), Arc::clone(&is_finished));
         std::thread::spawn(move || {
             let mut version = 0;
-            while !is_over.load(Relaxed) {
+            while !is_finished.load(Relaxed) {
                 version += 1;
-                let path = folder.join(format!("file-{}", version as usize * 31 % CHANGING));
-                // 23 to 71 KB: too large to be kept in memory.
+                let path = root.join(format!("file-{}", version as usize * 31 % CHANGING));
+                // 23 to 71 KB: too large to be cached in memory.
                 change(&path, 3 + version % 7, version / 7 % 4);
                 std::thread::sleep(Duration::from_millis(1));
             }
         })
     };
-    // Other tests of this process have connections of their own: those to files of this one are counted.
-    let open = || {
+    // Other tests of this process have descriptors of their own. Only those below this service's
+    // root are counted.
+    let open_files = || {
         let entries = fs::read_dir("/proc/self/fd").unwrap().flatten();
         let targets = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
-        targets.filter(|target| target.starts_with(service.folder.path())).count()
+        targets.filter(|target| target.starts_with(service.directory.path())).count()
     };
-    let (mut most, mut whole, mut gone, mut cut) = (0, 0, 0, 0);
+    let (mut open_max, mut complete, mut missing, mut cut_short) = (0, 0, 0, 0);
     let mut client = service.connect();
-    for batch in 0..requests() / BATCH {
-        let mut asked = String::new();
-        for at in 0..BATCH {
-            let file = (batch * BATCH + at) * 7919 % FILES;
-            write!(asked, "GET /file-{file} HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    for batch in 0..request_count() / BATCH {
+        let mut requests = String::new();
+        for index in 0..BATCH {
+            let file = (batch * BATCH + index) * 7919 % FILES;
+            write!(requests, "GET /file-{file} HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
         }
-        client.send(&asked);
+        client.send(&requests);
         for _ in 0..BATCH {
-            match client.response_or_cut().map(|response| response.status) {
-                Some(200) => whole += 1,
-                Some(404) => gone += 1,
+            match client.try_response().map(|response| response.status) {
+                Some(200) => complete += 1,
+                Some(404) => missing += 1,
                 Some(other) => panic!("status {other}"),
                 None => {
-                    cut += 1;
+                    cut_short += 1;
                     client = service.connect();
                     break;
                 }
             }
         }
-        most = most.max(open());
+        open_max = open_max.max(open_files());
     }
-    is_over.store(true, Relaxed);
-    changer.join().unwrap();
-    eprintln!("{whole} whole, {gone} gone, {cut} cut short, at most {most} files of it open");
-    assert!(
-        whole > 0 && gone > 0 && most >= 20,
-        "{whole} whole, {gone} gone, {cut} cut, {most} open"
+    is_finished.store(true, Relaxed);
+    writer.join().unwrap();
+    eprintln!(
+        "{complete} complete, {missing} not found, {cut_short} cut short, at most {open_max} open"
     );
-    // Those that are kept, one that is being sent, one that a helper is opening, the folder, and the changer's own.
-    assert!(most <= 20 + 8, "{most} files stay open");
+    assert!(
+        complete > 0 && missing > 0 && open_max >= 20,
+        "{complete} complete, {missing} not found, {cut_short} cut short, {open_max} open"
+    );
+    // At most 20 cached files, one that is being sent, one that an offload thread is opening, the
+    // root, and the writer's own.
+    assert!(open_max <= 20 + 8, "{open_max} files are open");
 }

@@ -1,4 +1,4 @@
-//! A file service of its own for each test, on one host of a lab of its own; who asks is on the other.
+//! A file service for each test, on one host of a lab of its own. Clients are on the other host.
 
 use haul_lab::{Lab, Settings};
 use haul_serve::{Address, Config, Handle, ListenAddress, Server};
@@ -10,29 +10,32 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// No answer takes longer, however busy the machine is.
-const ANSWER_MAX: Duration = Duration::from_secs(20);
+/// The upper bound of every wait for a response or a condition, also on a busy machine.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Waits for what another thread or program has to do first, and panics where it does not.
+/// Polls until another thread or program has made `condition` true. Panics after
+/// [`RESPONSE_TIMEOUT`].
 #[track_caller]
-pub fn eventually(condition: impl Fn() -> bool) {
-    let began = Instant::now();
+pub fn wait_until(condition: impl Fn() -> bool) {
+    let started = Instant::now();
     while !condition() {
-        assert!(began.elapsed() < ANSWER_MAX, "it never came to that");
+        assert!(started.elapsed() < RESPONSE_TIMEOUT, "timed out: the condition is still false");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// A running service.
+/// A running file service.
 pub struct Service {
     pub lab: Lab,
-    pub folder: TempDir,
+    /// The served directory.
+    pub directory: TempDir,
+    /// The first TCP listener without TLS.
     pub address: SocketAddr,
     pub handle: Handle,
-    running: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
-/// A response as it came.
+/// A received HTTP response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
@@ -41,21 +44,21 @@ pub struct Response {
     pub body: Vec<u8>,
 }
 
-/// A connection to a service.
+/// A client's connection to a service.
 pub struct Client {
     pub stream: TcpStream,
-    /// What came after the last response.
-    rest: Vec<u8>,
+    /// Bytes received after the last response.
+    unparsed: Vec<u8>,
 }
 
 impl Service {
-    /// Serves a folder with a few files; `fill` puts more there, `configure` changes how.
+    /// Serves a directory with a few files. `fill` adds files, `configure` changes the settings.
     pub fn start(fill: impl FnOnce(&PathBuf), configure: impl FnOnce(&mut Config)) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().to_path_buf();
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().to_path_buf();
         fs::write(root.join("ten.txt"), "0123456789").unwrap();
         fs::write(root.join("empty"), "").unwrap();
-        fs::write(root.join("large.bin"), large()).unwrap();
+        fs::write(root.join("large.bin"), large_content()).unwrap();
         fill(&root);
         let lab = Lab::open(&Settings::default()).unwrap();
         let mut config = Config::new(&root);
@@ -68,57 +71,57 @@ impl Service {
             _ => None,
         });
         let handle = server.handle();
-        let running = std::thread::spawn(move || server.run().unwrap());
-        Self { lab, folder, address: address.unwrap(), handle, running: Some(running) }
+        let thread = std::thread::spawn(move || server.run().unwrap());
+        Self { lab, directory, address: address.unwrap(), handle, thread: Some(thread) }
     }
 
-    /// Waits until its files are old enough to have tags.
-    pub fn aged(self) -> Self {
+    /// Waits until its files are old enough (2 s) to have entity tags.
+    pub fn wait_for_tags(self) -> Self {
         std::thread::sleep(Duration::from_millis(2100));
         self
     }
 
-    /// Waits until its files are old enough for their pages to travel.
-    pub fn settled(self) -> Self {
+    /// Waits until its files are old enough (10 s) to be sent from the page cache, without a copy.
+    pub fn wait_for_sendfile(self) -> Self {
         std::thread::sleep(Duration::from_millis(10_100));
         self
     }
 
-    /// Serves the few files as they are.
-    pub fn plain() -> Self {
+    /// Serves the few files with the default settings.
+    pub fn start_default() -> Self {
         Self::start(|_| {}, |_| {})
     }
 
-    /// Where a file of it lies.
+    /// The path of a file in the served directory.
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
-    /// A connection from the other host.
+    /// Connects from the other host.
     pub fn connect(&self) -> Client {
         let stream = self.lab.receiver.run(|| TcpStream::connect(self.address)).unwrap().unwrap();
-        stream.set_read_timeout(Some(ANSWER_MAX)).unwrap();
-        stream.set_write_timeout(Some(ANSWER_MAX)).unwrap();
-        Client::of(stream)
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(RESPONSE_TIMEOUT)).unwrap();
+        Client::new(stream)
     }
 
-    /// The response to `method target` with these lines of fields, on a connection of its own.
-    pub fn ask(&self, method: &str, target: &str, fields: &str) -> Response {
+    /// Sends `method target` with these field lines on a new connection and returns the response.
+    pub fn request(&self, method: &str, target: &str, fields: &str) -> Response {
         let mut client = self.connect();
         client.send(&format!("{method} {target} HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));
         client.response(method == "HEAD").unwrap()
     }
 
-    /// `GET` without more.
+    /// Sends a `GET` without further fields.
     pub fn get(&self, target: &str) -> Response {
-        self.ask("GET", target, "")
+        self.request("GET", target, "")
     }
 
-    /// Has it end, and waits until it has.
+    /// Drains the service and waits until it has stopped.
     pub fn stop(&mut self) {
         self.handle.drain();
-        if let Some(running) = self.running.take() {
-            running.join().unwrap();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
         }
     }
 }
@@ -132,43 +135,45 @@ impl Drop for Service {
 }
 
 impl Client {
-    /// A client over a connection that there is already.
-    pub fn of(stream: TcpStream) -> Self {
-        Self { stream, rest: Vec::new() }
+    /// A client on an established connection.
+    pub fn new(stream: TcpStream) -> Self {
+        Self { stream, unparsed: Vec::new() }
     }
 
-    /// Sends these bytes, or says why it cannot.
+    /// Sends these bytes; returns the error if the connection fails.
     pub fn try_send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// Sends these bytes.
+    /// Sends this text.
     pub fn send(&mut self, text: &str) {
         self.stream.write_all(text.as_bytes()).unwrap();
     }
 
-    /// The next response; `None` where the connection ends instead. A body ends where its length says.
+    /// The next response; `None` if the connection ends instead. `Content-Length` delimits its
+    /// body. Panics if the connection ends within the response.
     pub fn response(&mut self, has_no_body: bool) -> Option<Response> {
         match self.receive(has_no_body) {
             Ok(response) => response,
-            Err(came) => panic!("the response ends after {came} bytes"),
+            Err(received) => panic!("the response ends after {received} bytes"),
         }
     }
 
-    /// The next response, or `None` where the connection ends before the response does.
-    pub fn response_or_cut(&mut self) -> Option<Response> {
+    /// The next response; `None` if the connection ends before the response is complete.
+    pub fn try_response(&mut self) -> Option<Response> {
         self.receive(false).ok().flatten()
     }
 
-    /// The next response; `None` where the connection ends instead, an error where it ends within.
+    /// The next response; `None` if the connection ends instead. The error is the number of bytes
+    /// of an incomplete head or body.
     fn receive(&mut self, has_no_body: bool) -> Result<Option<Response>, usize> {
         let head = loop {
-            if let Some(end) = self.rest.windows(4).position(|window| window == b"\r\n\r\n") {
-                let rest = self.rest.split_off(end + 4);
-                break std::mem::replace(&mut self.rest, rest);
+            if let Some(end) = self.unparsed.windows(4).position(|window| window == b"\r\n\r\n") {
+                let rest = self.unparsed.split_off(end + 4);
+                break std::mem::replace(&mut self.unparsed, rest);
             }
-            if self.more() == 0 {
-                return if self.rest.is_empty() { Ok(None) } else { Err(self.rest.len()) };
+            if self.read_more() == 0 {
+                return if self.unparsed.is_empty() { Ok(None) } else { Err(self.unparsed.len()) };
             }
         };
         let head = String::from_utf8(head).unwrap();
@@ -184,36 +189,39 @@ impl Client {
         let has_no_body = has_no_body || matches!(response.status, 100..=199 | 204 | 304);
         let length = response.field("content-length").map_or(0, |length| length.parse().unwrap());
         let length: usize = if has_no_body { 0 } else { length };
-        while self.rest.len() < length {
-            if self.more() == 0 {
-                return Err(self.rest.len());
+        while self.unparsed.len() < length {
+            if self.read_more() == 0 {
+                return Err(self.unparsed.len());
             }
         }
-        let rest = self.rest.split_off(length);
-        response.body = std::mem::replace(&mut self.rest, rest);
+        let rest = self.unparsed.split_off(length);
+        response.body = std::mem::replace(&mut self.unparsed, rest);
         Ok(Some(response))
     }
 
-    /// Whether the service has ended the connection, having sent nothing more.
+    /// Whether the service closes the connection without sending another byte.
     pub fn is_closed(&mut self) -> bool {
-        self.rest.is_empty() && self.more() == 0
+        self.unparsed.is_empty() && self.read_more() == 0
     }
 
-    fn more(&mut self) -> usize {
+    /// Reads once and returns the number of bytes; 0 if the connection was closed or reset.
+    fn read_more(&mut self) -> usize {
         let mut buffer = [0; 16 << 10];
         match self.stream.read(&mut buffer) {
             Ok(count) => {
-                self.rest.extend_from_slice(&buffer[..count]);
+                self.unparsed.extend_from_slice(&buffer[..count]);
                 count
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
-            Err(error) => panic!("{error}; so far {:?}", String::from_utf8_lossy(&self.rest)),
+            Err(error) => {
+                panic!("{error}; received so far: {:?}", String::from_utf8_lossy(&self.unparsed))
+            }
         }
     }
 }
 
 impl Response {
-    /// A field, by its name in lower case.
+    /// The value of a field; its name is given in lower case.
     pub fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
     }
@@ -224,7 +232,8 @@ impl Response {
     }
 }
 
-/// The content of `large.bin`: more than a socket takes at once, and no part like another.
-pub fn large() -> Vec<u8> {
+/// The content of `large.bin`: 3 MiB and 123 bytes, more than a socket accepts at once. It does not
+/// repeat, so a misplaced part is noticed.
+pub fn large_content() -> Vec<u8> {
     (0..(3u64 << 20) + 123).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
 }

@@ -1,6 +1,6 @@
-//! Where one request ends and the next begins, and what a connection may take.
+//! Message framing, persistence, timeouts and limits of connections.
 
-use crate::common::{Client, Service, eventually, large};
+use crate::common::{Client, Service, large_content, wait_until};
 use haul_serve::Counter;
 use std::fmt::Write;
 use std::io::Read;
@@ -8,8 +8,8 @@ use std::net::Shutdown;
 use std::time::Duration;
 
 #[test]
-fn a_connection_goes_on_as_its_version_says() {
-    let service = Service::plain();
+fn persistence_follows_the_version_and_the_connection_field() {
+    let service = Service::start_default();
     let mut client = service.connect();
     for _ in 0..3 {
         client.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -29,33 +29,35 @@ fn a_connection_goes_on_as_its_version_says() {
 }
 
 #[test]
-fn nothing_that_is_held_back_stays_with_the_kernel() {
+fn no_corked_response_waits_for_the_kernels_timeout() {
     const CLIENTS: usize = 64;
-    const TURNS: usize = 20;
-    let service = Service::plain();
-    let answered = || -> u64 {
+    const BATCHES: usize = 20;
+    let service = Service::start_default();
+    let response_count = || -> u64 {
         let counters = service.handle.counters().iter();
         counters.flat_map(|counters| counters.latencies.iter().map(Counter::get)).sum()
     };
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| service.connect()).collect();
-    let mut asked = 0;
-    for turn in 0..TURNS {
-        // Some ask several times in one packet; the last requests end their connections.
-        let is_last = turn + 1 == TURNS;
-        let requests = |at: usize| if is_last { 1 } else { 1 + at % 3 };
+    let mut request_count = 0;
+    for batch in 0..BATCHES {
+        // Some clients send several requests in one segment. The last requests close their
+        // connections.
+        let is_last = batch + 1 == BATCHES;
+        let requests_of = |index: usize| if is_last { 1 } else { 1 + index % 3 };
         let closes = if is_last { "Connection: close\r\n" } else { "" };
-        for (at, client) in clients.iter_mut().enumerate() {
+        for (index, client) in clients.iter_mut().enumerate() {
             let request = format!("GET /ten.txt HTTP/1.1\r\nHost: h\r\n{closes}\r\n");
-            client.send(&request.repeat(requests(at)));
-            asked += requests(at) as u64;
+            client.send(&request.repeat(requests_of(index)));
+            request_count += requests_of(index) as u64;
         }
-        eventually(|| answered() == asked);
-        // When this one is answered, those before it are on their way; the kernel would send what it was left with after 200 ms.
+        wait_until(|| response_count() == request_count);
+        // After this response the earlier ones must have been sent. By itself the kernel sends a
+        // corked segment only after 200 ms (tcp(7)).
         assert_eq!(service.get("/ten.txt").status, 200);
-        asked += 1;
-        for (at, client) in clients.iter_mut().enumerate() {
+        request_count += 1;
+        for (index, client) in clients.iter_mut().enumerate() {
             client.stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-            for _ in 0..requests(at) {
+            for _ in 0..requests_of(index) {
                 assert_eq!(client.response(false).unwrap().text(), "0123456789");
             }
         }
@@ -63,51 +65,54 @@ fn nothing_that_is_held_back_stays_with_the_kernel() {
 }
 
 #[test]
-fn pipelined_requests_are_answered_in_order_however_they_are_cut() {
-    let service = Service::plain();
-    let large = large();
+fn pipelined_requests_are_answered_in_order_for_every_segmentation() {
+    let service = Service::start_default();
+    let large = large_content();
     let mut text = String::new();
-    for at in 0..300 {
-        let target = if at % 50 == 7 { "/large.bin" } else { "/ten.txt" };
-        write!(text, "GET {target} HTTP/1.1\r\nHost: h\r\nRange: bytes={}-\r\n\r\n", at % 10)
+    for index in 0..300 {
+        let target = if index % 50 == 7 { "/large.bin" } else { "/ten.txt" };
+        write!(text, "GET {target} HTTP/1.1\r\nHost: h\r\nRange: bytes={}-\r\n\r\n", index % 10)
             .unwrap();
     }
-    for step in [1, 7, 61, 1000, text.len()] {
+    for piece_bytes in [1, 7, 61, 1000, text.len()] {
         let mut client = service.connect();
-        let writer = {
-            let mut half = Client::of(client.stream.try_clone().unwrap());
+        let thread = {
+            let mut writer = Client::new(client.stream.try_clone().unwrap());
             let text = text.clone();
             std::thread::spawn(move || {
-                for piece in text.as_bytes().chunks(step) {
-                    half.send(std::str::from_utf8(piece).unwrap());
+                for piece in text.as_bytes().chunks(piece_bytes) {
+                    writer.send(std::str::from_utf8(piece).unwrap());
                 }
             })
         };
-        for at in 0..300 {
+        for index in 0..300 {
             let response = client.response(false).unwrap();
-            let content = if at % 50 == 7 { &large[..] } else { b"0123456789" };
-            assert_eq!(response.status, if at % 10 < content.len() { 206 } else { 416 });
-            assert!(response.body == content[at % 10..], "request {at} in pieces of {step}");
+            let content = if index % 50 == 7 { &large[..] } else { b"0123456789" };
+            assert_eq!(response.status, if index % 10 < content.len() { 206 } else { 416 });
+            assert!(
+                response.body == content[index % 10..],
+                "request {index} in pieces of {piece_bytes} bytes"
+            );
         }
-        writer.join().unwrap();
+        thread.join().unwrap();
     }
 }
 
 #[test]
-fn whoever_has_said_all_is_still_answered() {
-    let service = Service::plain();
+fn a_half_closed_client_receives_all_responses() {
+    let service = Service::start_default();
     let mut client = service.connect();
     client
         .send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\nGET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
     client.stream.shutdown(Shutdown::Write).unwrap();
-    assert!(client.response(false).unwrap().body == large());
+    assert!(client.response(false).unwrap().body == large_content());
     assert_eq!(client.response(false).unwrap().text(), "0123456789");
     assert!(client.is_closed());
 }
 
 #[test]
-fn what_could_be_cut_in_two_ways_ends_the_connection() {
-    let service = Service::plain();
+fn a_request_with_uncertain_framing_closes_the_connection() {
+    let service = Service::start_default();
     for (text, status) in [
         ("GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", 400),
         ("GET /ten.txt HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
@@ -125,7 +130,7 @@ fn what_could_be_cut_in_two_ways_ends_the_connection() {
         ("\u{16}\u{3}\u{1}\u{2}", 400),
     ] {
         let mut client = service.connect();
-        // What follows must not be taken for a request.
+        // The bytes that follow must not be parsed as a request.
         client.send(&format!("{text}GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n"));
         let response = client.response(false).unwrap();
         assert_eq!(
@@ -145,8 +150,8 @@ fn what_could_be_cut_in_two_ways_ends_the_connection() {
 }
 
 #[test]
-fn a_refusal_reaches_a_client_that_is_still_sending() {
-    let service = Service::plain();
+fn an_error_response_reaches_a_client_that_is_still_sending() {
+    let service = Service::start_default();
     let mut client = service.connect();
     client.send("POST /ten.txt HTTP/1.1\r\nHost: h\r\nContent-Length: 600000\r\n\r\n");
     for _ in 0..60 {
@@ -158,7 +163,7 @@ fn a_refusal_reaches_a_client_that_is_still_sending() {
 }
 
 #[test]
-fn slow_clients_are_given_up() {
+fn head_idle_and_send_timeouts_close_connections() {
     let service = Service::start(
         |_| {},
         |config| {
@@ -173,30 +178,35 @@ fn slow_clients_are_given_up() {
     let mut idle = service.connect();
     idle.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!(idle.response(false).unwrap().status, 200);
-    let mut stuck = service.connect();
+    let mut stalled = service.connect();
     for _ in 0..10 {
-        stuck.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
+        stalled.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
     }
     assert!(silent.is_closed());
     assert_eq!(slow.response(false).unwrap().status, 408);
     assert!(idle.is_closed());
-    eventually(|| service.handle.counters()[0].connections.timed_out.get() >= 2);
-    // What was on its way may still come; the whole does not, and the end is no clean one.
-    let mut came = Vec::new();
-    let end = stuck.stream.read_to_end(&mut came);
-    assert!(end.is_err() && came.len() < 10 * large().len(), "{end:?} after {} bytes", came.len());
+    wait_until(|| service.handle.counters()[0].connections.timed_out.get() >= 2);
+    // Bytes in the socket buffers may still arrive. The responses stay incomplete, and the
+    // connection ends with a reset.
+    let mut received = Vec::new();
+    let end = stalled.stream.read_to_end(&mut received);
+    assert!(
+        end.is_err() && received.len() < 10 * large_content().len(),
+        "{end:?} after {} bytes",
+        received.len()
+    );
 }
 
 #[test]
-fn a_client_that_trickles_its_head_is_given_up_all_the_same() {
+fn a_client_that_trickles_its_head_times_out() {
     let service =
         Service::start(|_| {}, |config| config.limits.head_timeout = Duration::from_secs(2));
     let mut client = service.connect();
-    let mut half = Client::of(client.stream.try_clone().unwrap());
+    let mut writer = Client::new(client.stream.try_clone().unwrap());
     let trickle = std::thread::spawn(move || {
         let text = "GET / HTTP/1.1\r\nX: ".to_owned() + &"y".repeat(1000);
         for byte in text.bytes() {
-            if half.try_send(&[byte]).is_err() {
+            if writer.try_send(&[byte]).is_err() {
                 return true;
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -205,64 +215,65 @@ fn a_client_that_trickles_its_head_is_given_up_all_the_same() {
     });
     assert_eq!(client.response(false).unwrap().status, 408);
     drop(client);
-    assert!(trickle.join().unwrap(), "the connection outlived its head's time");
+    assert!(trickle.join().unwrap(), "the connection outlived the head timeout");
 }
 
 #[test]
-fn taking_nothing_is_no_better_for_saying_much() {
+fn input_does_not_extend_the_send_timeout() {
     let service =
         Service::start(|_| {}, |config| config.limits.send_timeout = Duration::from_secs(1));
-    let mut stuck = service.connect();
+    let mut stalled = service.connect();
     for _ in 0..10 {
-        stuck.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
+        stalled.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
     }
-    let mut half = Client::of(stuck.stream.try_clone().unwrap());
+    let mut writer = Client::new(stalled.stream.try_clone().unwrap());
     for _ in 0..500 {
-        if half.try_send(b"x").is_err() {
+        if writer.try_send(b"x").is_err() {
             return;
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    panic!("still there after ten times its time");
+    panic!("the connection is still open after ten send timeouts");
 }
 
 #[test]
-fn past_the_limit_the_longest_idle_makes_room() {
+fn at_the_limit_the_longest_idle_connection_is_evicted() {
     let service = Service::start(|_| {}, |config| config.limits.connections_max = 3);
     let mut clients: Vec<_> = (0..3).map(|_| service.connect()).collect();
-    let ask = |client: &mut Client| {
+    let request = |client: &mut Client| {
         client.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
         assert_eq!(client.response(false).unwrap().status, 200);
     };
-    for at in [1, 2, 0] {
-        ask(&mut clients[at]);
+    for index in [1, 2, 0] {
+        request(&mut clients[index]);
     }
-    assert_eq!(service.get("/ten.txt").status, 200, "a fourth is served");
-    assert!(clients[1].is_closed(), "the one that was idle the longest made room");
-    ask(&mut clients[2]);
-    ask(&mut clients[0]);
+    assert_eq!(service.get("/ten.txt").status, 200, "the fourth connection is served");
+    assert!(clients[1].is_closed(), "the longest idle connection is evicted");
+    request(&mut clients[2]);
+    request(&mut clients[0]);
     assert_eq!(service.handle.counters()[0].connections.evicted.get(), 1);
 }
 
 #[test]
-fn a_last_response_is_not_lost_for_what_was_asked_behind_it() {
-    let service = Service::plain();
+fn a_final_response_survives_requests_that_follow_it() {
+    let service = Service::start_default();
     for _ in 0..5 {
         let mut client = service.connect();
         client.send("GET /large.bin HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
         for _ in 0..200 {
             client.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
         }
-        assert!(client.response(false).unwrap().body == large());
+        assert!(client.response(false).unwrap().body == large_content());
         client.stream.shutdown(Shutdown::Write).unwrap();
         assert!(client.is_closed());
     }
 }
 
 #[test]
-fn an_urgent_byte_hides_nothing() {
-    let service = Service::plain();
-    // Reading stops at such a byte, even where more has come behind it: whichever comes first, often enough.
+fn urgent_data_hides_no_bytes() {
+    let service = Service::start_default();
+    // A read stops at urgent data even if more bytes have arrived after it. The repetitions cover
+    // both orders: those bytes arrive before the read, or after it.
     for _ in 0..500 {
         let mut client = service.connect();
         client.send("GET /ten");
@@ -273,8 +284,8 @@ fn an_urgent_byte_hides_nothing() {
 }
 
 #[test]
-fn an_end_that_is_asked_for_lets_responses_finish() {
-    let mut service = Service::plain();
+fn a_drain_finishes_open_responses() {
+    let mut service = Service::start_default();
     let mut idle = service.connect();
     idle.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!(idle.response(false).unwrap().status, 200);
@@ -283,79 +294,81 @@ fn an_end_that_is_asked_for_lets_responses_finish() {
     for _ in 0..requests {
         busy.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
     }
-    // The first response has begun: it is larger than what the sockets between take.
+    // The first response has begun. It is larger than the socket buffers.
     let mut first = [0];
     assert_eq!(busy.stream.peek(&mut first).unwrap(), 1);
     let handle = service.handle.clone();
     handle.drain();
-    assert!(idle.is_closed(), "an idle connection ends at once");
+    assert!(idle.is_closed(), "an idle connection is closed at once");
     let response = busy.response(false).unwrap();
-    assert!(response.body == large(), "what was under way is finished");
+    assert!(response.body == large_content(), "the open response is finished");
     while let Some(response) = busy.response(false) {
-        assert!(response.body == large());
+        assert!(response.body == large_content());
     }
     service.stop();
-    let refused =
+    let connected =
         service.lab.receiver.run(|| std::net::TcpStream::connect(service.address)).unwrap();
-    assert!(refused.is_err(), "nobody listens any more");
+    assert!(connected.is_err(), "the listener is closed");
 }
 
 #[test]
-fn a_rate_is_held_for_each_connection() {
+fn a_connection_is_paced_at_the_configured_rate() {
     let rate = 2 << 20;
     let service = Service::start(|_| {}, |config| config.limits.rate_bytes_per_second = Some(rate));
     let started = std::time::Instant::now();
-    assert!(service.get("/large.bin").body == large());
-    // Three MiB at two a second; the kernel lets a first burst go. A time is asserted from below only: nothing can make it faster.
+    assert!(service.get("/large.bin").body == large_content());
+    // 3 MiB at 2 MiB/s; the kernel sends a first burst unpaced. The time has only a lower bound,
+    // because a busy machine makes it longer and nothing makes it shorter.
     assert!(started.elapsed() > Duration::from_millis(900), "{:?}", started.elapsed());
 }
 
 #[test]
-fn a_unix_socket_serves_too_and_is_gone_afterwards() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("socket");
+fn a_unix_socket_is_served_and_removed_at_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
     let address = format!("unix:{}", path.display());
     let mut service = Service::start(|_| {}, |config| config.listen.push(address.parse().unwrap()));
     for target in ["/ten.txt", "/large.bin"] {
         let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
         let request = format!("GET {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
         std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
-        let mut all = Vec::new();
-        stream.read_to_end(&mut all).unwrap();
-        let body = if target == "/ten.txt" { b"0123456789".to_vec() } else { large() };
-        assert!(all.starts_with(b"HTTP/1.1 200") && all.ends_with(&body), "{target}");
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).unwrap();
+        let body = if target == "/ten.txt" { b"0123456789".to_vec() } else { large_content() };
+        assert!(received.starts_with(b"HTTP/1.1 200") && received.ends_with(&body), "{target}");
     }
     service.stop();
     assert!(!path.exists());
 }
 
 #[test]
-fn whoever_is_slow_holds_nobody_else_up_and_is_served_too() {
-    const OF_EACH: usize = 150;
-    let service = Service::plain();
-    let begin = |request: &str| {
+fn slow_clients_delay_no_others_and_are_served() {
+    /// Slow senders, and as many slow receivers.
+    const CLIENTS: usize = 150;
+    let service = Service::start_default();
+    let connect = |request: &str| {
         let mut client = service.connect();
         client.send(request);
         client
     };
-    let mut slow_to_ask: Vec<_> =
-        (0..OF_EACH).map(|_| begin("GET /ten.txt HTTP/1.1\r\nHost: h")).collect();
-    let mut slow_to_take: Vec<_> =
-        (0..OF_EACH).map(|_| begin("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n")).collect();
+    let mut slow_senders: Vec<_> =
+        (0..CLIENTS).map(|_| connect("GET /ten.txt HTTP/1.1\r\nHost: h")).collect();
+    let mut slow_receivers: Vec<_> =
+        (0..CLIENTS).map(|_| connect("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n")).collect();
     let mut quick = service.connect();
     for _ in 0..100 {
         quick.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
         assert_eq!(quick.response(false).unwrap().text(), "0123456789");
-        for client in &mut slow_to_ask {
+        for client in &mut slow_senders {
             client.send(".");
         }
     }
-    for client in &mut slow_to_ask {
+    for client in &mut slow_senders {
         client.send("\r\n\r\n");
         assert_eq!(client.response(false).unwrap().text(), "0123456789");
     }
-    let large = large();
-    for client in &mut slow_to_take {
+    let large = large_content();
+    for client in &mut slow_receivers {
         assert!(client.response(false).unwrap().body == large);
     }
 }

@@ -1,13 +1,13 @@
-//! Which file a target stands for, and what is said about it.
+//! The file that a request target maps to, and the fields of its response.
 
-use crate::common::{Service, eventually, large};
+use crate::common::{Service, large_content, wait_until};
 use haul_serve::{AccessLog, LogFormat, Symlinks};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
 #[test]
-fn nothing_outside_is_served() {
+fn files_outside_the_root_and_hidden_files_are_not_served() {
     let outside = tempfile::tempdir().unwrap();
     fs::write(outside.path().join("secret"), "secret").unwrap();
     let secret = outside.path().join("secret");
@@ -53,7 +53,7 @@ fn nothing_outside_is_served() {
 }
 
 #[test]
-fn a_folder_is_its_index_or_a_listing_and_ends_in_a_slash() {
+fn a_directory_gets_its_index_or_a_listing_and_a_trailing_slash() {
     let fill = |root: &std::path::PathBuf| {
         fs::create_dir_all(root.join("with/deep")).unwrap();
         fs::write(root.join("with/index.html"), "<p>index").unwrap();
@@ -71,7 +71,11 @@ fn a_folder_is_its_index_or_a_listing_and_ends_in_a_slash() {
         (redirect.status, redirect.field("location")),
         (301, Some("/with%20out/?sort=size"))
     );
-    assert_eq!(service.get("//with").field("location"), Some("/with/"), "never another host");
+    assert_eq!(
+        service.get("//with").field("location"),
+        Some("/with/"),
+        "a leading `//` must not redirect to another host"
+    );
     let page = service.get("/with%20out/");
     assert_eq!(page.status, 200);
     assert!(
@@ -80,20 +84,20 @@ fn a_folder_is_its_index_or_a_listing_and_ends_in_a_slash() {
         page.text()
     );
     assert!(page.field("content-security-policy").unwrap().contains("default-src 'none'"));
-    let json = service.ask("GET", "/with%20out/", "Accept: application/json\r\n");
+    let json = service.request("GET", "/with%20out/", "Accept: application/json\r\n");
     assert_eq!(json.field("content-type"), Some("application/json"));
     let entries: serde_json::Value = serde_json::from_slice(&json.body).unwrap();
     assert_eq!((&entries[0]["name"], &entries[0]["size"]), (&"<b>&".into(), &1.into()));
-    let head = service.ask("HEAD", "/with%20out/", "");
+    let head = service.request("HEAD", "/with%20out/", "");
     assert_eq!((head.status, head.body.len()), (200, 0));
     assert!(
         Service::start(fill, |_| {}).get("/with%20out/").status == 404,
-        "only where it is asked for"
+        "listings are off by default"
     );
 }
 
 #[test]
-fn compressed_forms_are_sent_to_whoever_accepts_them() {
+fn precompressed_files_are_sent_to_clients_that_accept_them() {
     let service = Service::start(
         |root| {
             fs::write(root.join("a.css"), "plain").unwrap();
@@ -105,9 +109,10 @@ fn compressed_forms_are_sent_to_whoever_accepts_them() {
         },
         |config| config.content.precompressed = true,
     )
-    .aged();
-    let accepting =
-        |codings: &str| service.ask("GET", "/a.css", &format!("Accept-Encoding: {codings}\r\n"));
+    .wait_for_tags();
+    let get_accepting = |codings: &str| {
+        service.request("GET", "/a.css", &format!("Accept-Encoding: {codings}\r\n"))
+    };
     let mut tags = Vec::new();
     for (codings, body, coding) in [
         ("gzip, br", "brotli", Some("br")),
@@ -115,7 +120,7 @@ fn compressed_forms_are_sent_to_whoever_accepts_them() {
         ("gzip;q=0", "plain", None),
         ("deflate", "plain", None),
     ] {
-        let response = accepting(codings);
+        let response = get_accepting(codings);
         assert_eq!(
             (response.text().as_str(), response.field("content-encoding")),
             (body, coding),
@@ -125,18 +130,21 @@ fn compressed_forms_are_sent_to_whoever_accepts_them() {
         assert_eq!(response.field("vary"), Some("Accept-Encoding"));
         tags.push(response.field("etag").unwrap().to_owned());
     }
-    assert!(tags[0] != tags[1] && tags[1] != tags[2], "each form has its own tag: {tags:?}");
-    let ten = service.ask("GET", "/ten.txt", "Accept-Encoding: gzip\r\n");
-    assert_eq!(ten.text(), "0123456789", "a form older than its file was made of something else");
+    assert!(
+        tags[0] != tags[1] && tags[1] != tags[2],
+        "each representation has its own tag: {tags:?}"
+    );
+    let ten = service.request("GET", "/ten.txt", "Accept-Encoding: gzip\r\n");
+    assert_eq!(ten.text(), "0123456789", "a compressed file older than its original is not sent");
 }
 
 #[test]
-fn what_was_asked_to_be_said_is_said() {
+fn configured_fields_and_error_pages_are_sent() {
     let service = Service::start(
         |root| {
             fs::create_dir(root.join("assets")).unwrap();
             fs::write(root.join("assets/app.js"), "js").unwrap();
-            fs::write(root.join("404.html"), "<h1>nowhere").unwrap();
+            fs::write(root.join("404.html"), "<h1>not found").unwrap();
         },
         |config| {
             config.fields.headers.push(("X-Frame-Options".into(), "DENY".into()));
@@ -150,17 +158,17 @@ fn what_was_asked_to_be_said_is_said() {
             config.content.error_pages.push((416, "/404.html".into()));
         },
     );
-    let asset = service.ask("GET", "/assets/app.js", "Origin: https://app.example\r\n");
+    let asset = service.request("GET", "/assets/app.js", "Origin: https://app.example\r\n");
     assert_eq!(asset.field("cache-control"), Some("max-age=31536000, immutable"));
     assert_eq!(asset.field("x-frame-options"), Some("DENY"));
     assert_eq!(asset.field("access-control-allow-origin"), Some("https://app.example"));
     assert_eq!(asset.field("vary"), Some("Origin"));
-    let stranger = service.ask("GET", "/ten.txt", "Origin: https://evil.example\r\n");
+    let other_origin = service.request("GET", "/ten.txt", "Origin: https://evil.example\r\n");
     assert_eq!(
-        (stranger.field("access-control-allow-origin"), stranger.field("cache-control")),
+        (other_origin.field("access-control-allow-origin"), other_origin.field("cache-control")),
         (None, Some("no-cache"))
     );
-    let preflight = service.ask(
+    let preflight = service.request(
         "OPTIONS",
         "/ten.txt",
         "Origin: https://app.example\r\nAccess-Control-Request-Method: GET\r\n",
@@ -168,15 +176,15 @@ fn what_was_asked_to_be_said_is_said() {
     assert_eq!(preflight.status, 204);
     assert!(preflight.field("access-control-allow-methods").unwrap().contains("GET"));
     let missing = service.get("/nothing");
-    assert_eq!((missing.status, missing.text().as_str()), (404, "<h1>nowhere"));
+    assert_eq!((missing.status, missing.text().as_str()), (404, "<h1>not found"));
     assert_eq!(missing.field("content-type"), Some("text/html; charset=utf-8"));
-    let beyond = service.ask("GET", "/ten.txt", "Range: bytes=10-\r\n");
-    assert_eq!((beyond.status, beyond.text().as_str()), (416, "<h1>nowhere"));
-    assert_eq!(beyond.field("content-range"), Some("bytes */10"));
+    let unsatisfiable = service.request("GET", "/ten.txt", "Range: bytes=10-\r\n");
+    assert_eq!((unsatisfiable.status, unsatisfiable.text().as_str()), (416, "<h1>not found"));
+    assert_eq!(unsatisfiable.field("content-range"), Some("bytes */10"));
 }
 
 #[test]
-fn an_application_of_one_page_answers_everywhere() {
+fn the_fallback_page_answers_every_target_without_a_file() {
     let service = Service::start(
         |root| fs::write(root.join("app.html"), "app").unwrap(),
         |config| config.content.fallback = Some("/app.html".into()),
@@ -189,10 +197,10 @@ fn an_application_of_one_page_answers_everywhere() {
 }
 
 #[test]
-fn dates_that_cannot_be_said_are_not() {
+fn a_modification_date_in_the_future_is_not_sent() {
     let service = Service::start(
         |root| {
-            for (name, seconds) in [("far", 4_000_000_000u64), ("today", 1_000_000_000)] {
+            for (name, seconds) in [("future", 4_000_000_000u64), ("past", 1_000_000_000)] {
                 fs::write(root.join(name), name).unwrap();
                 let file = fs::File::options().write(true).open(root.join(name)).unwrap();
                 file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
@@ -200,37 +208,37 @@ fn dates_that_cannot_be_said_are_not() {
         },
         |_| {},
     )
-    .aged();
-    assert_eq!(service.get("/far").field("last-modified"), None, "it is yet to come");
-    assert_eq!(service.get("/today").field("last-modified"), Some("Sun, 09 Sep 2001 01:46:40 GMT"));
+    .wait_for_tags();
+    assert_eq!(service.get("/future").field("last-modified"), None, "the date is in the future");
+    assert_eq!(service.get("/past").field("last-modified"), Some("Sun, 09 Sep 2001 01:46:40 GMT"));
 }
 
 #[test]
-fn a_deleted_file_is_let_go_of() {
-    let service = Service::plain().aged();
+fn a_deleted_file_is_closed() {
+    let service = Service::start_default().wait_for_tags();
     let path = service.path("large.bin").display().to_string();
-    // What is deleted has that behind its name.
+    // The link of a deleted file is its path and ` (deleted)` (proc(5)).
     let is_open = || {
         let descriptors = fs::read_dir("/proc/self/fd").unwrap().flatten();
         descriptors
             .filter_map(|entry| fs::read_link(entry.path()).ok())
             .any(|link| link.display().to_string().starts_with(&path))
     };
-    assert!(service.get("/large.bin").body == large());
-    assert!(is_open(), "it is kept for the next");
+    assert!(service.get("/large.bin").body == large_content());
+    assert!(is_open(), "the descriptor is cached");
     fs::remove_file(service.path("large.bin")).unwrap();
     assert_eq!(service.get("/large.bin").status, 404);
     assert!(!is_open());
 }
 
 #[test]
-fn a_log_that_nobody_reads_holds_nobody_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("log");
+fn a_log_pipe_that_is_not_read_delays_no_request() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-    // A pipe that somebody has open and nobody reads.
-    let _held = fs::File::options().read(true).write(true).open(&path).unwrap();
+    // The FIFO is open for reading and writing, but is never read.
+    let _fifo = fs::File::options().read(true).write(true).open(&path).unwrap();
     let mut service = Service::start(
         |_| {},
         |config| {
@@ -250,15 +258,15 @@ fn a_log_that_nobody_reads_holds_nobody_up() {
     service.stop();
     assert!(
         started.elapsed() < Duration::from_secs(20),
-        "it ends all the same: {:?}",
+        "the service stops although its log cannot be written: {:?}",
         started.elapsed()
     );
 }
 
 #[test]
-fn requests_are_logged_and_the_log_can_be_moved_away() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("access.log");
+fn requests_are_logged_and_the_log_can_be_rotated() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("access.log");
     let mut service = Service::start(
         |_| {},
         |config| {
@@ -268,32 +276,35 @@ fn requests_are_logged_and_the_log_can_be_moved_away() {
             config.limits.drain_timeout = Duration::from_secs(1);
         },
     );
-    service.ask("GET", "/ten.txt", "User-Agent: a\"b\r\n");
+    service.request("GET", "/ten.txt", "User-Agent: a\"b\r\n");
     service.get("/nothing");
     service.get("/large.bin");
-    service.ask("POST", "/twice", "Content-Length: 1\r\nContent-Length: 2\r\n");
-    let mut gone = service.connect();
-    gone.send("PUT /half HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nabc");
-    gone.stream.shutdown(std::net::Shutdown::Write).unwrap();
-    assert!(gone.is_closed());
+    service.request("POST", "/twice", "Content-Length: 1\r\nContent-Length: 2\r\n");
+    let mut aborted = service.connect();
+    aborted.send("PUT /half HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nabc");
+    aborted.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(aborted.is_closed());
     let lines = |path: &std::path::Path| -> Vec<serde_json::Value> {
         let text = fs::read_to_string(path).unwrap_or_default();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    eventually(|| lines(&path).len() >= 5);
-    let moved = folder.path().join("access.log.1");
-    fs::rename(&path, &moved).unwrap();
+    wait_until(|| lines(&path).len() >= 5);
+    let rotated = directory.path().join("access.log.1");
+    fs::rename(&path, &rotated).unwrap();
     service.handle.reload().unwrap();
     assert_eq!(service.get("/empty").status, 200);
-    // Whoever is cut off in the end is logged with what he got.
-    let mut stuck = service.connect();
-    stuck.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
-    // More than a head, so that it is sending.
-    eventually(|| stuck.stream.peek(&mut [0; 1000]).unwrap() == 1000);
+    // A response that the drain timeout cuts off is logged with the bytes that were sent.
+    let mut stalled = service.connect();
+    stalled.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
+    // 1000 bytes are more than the response's head: its body is being sent.
+    wait_until(|| stalled.stream.peek(&mut [0; 1000]).unwrap() == 1000);
     service.stop();
-    let (old, new) = (lines(&moved), lines(&path));
+    let (old, new) = (lines(&rotated), lines(&path));
     assert_eq!((&old[0]["target"], &old[0]["user_agent"]), (&"/ten.txt".into(), &"a\"b".into()));
-    assert_eq!((&old[1]["status"], &old[2]["body_bytes"]), (&404.into(), &large().len().into()));
+    assert_eq!(
+        (&old[1]["status"], &old[2]["body_bytes"]),
+        (&404.into(), &large_content().len().into())
+    );
     assert_eq!(
         (&old[3]["status"], &old[3]["refused_line"]),
         (&400.into(), &"POST /twice HTTP/1.1".into())
@@ -301,5 +312,9 @@ fn requests_are_logged_and_the_log_can_be_moved_away() {
     assert_eq!((&old[4]["status"], &old[4]["target"]), (&400.into(), &"/half".into()));
     assert_eq!((old.len(), new.len(), &new[0]["target"]), (5, 2, &"/empty".into()));
     let sent = new[1]["body_bytes"].as_u64().unwrap();
-    assert!(new[1]["status"] == 200 && sent > 0 && sent < large().len() as u64, "{:?}", new[1]);
+    assert!(
+        new[1]["status"] == 200 && sent > 0 && sent < large_content().len() as u64,
+        "{:?}",
+        new[1]
+    );
 }

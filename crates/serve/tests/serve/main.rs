@@ -1,4 +1,4 @@
-//! The file service on the real kernel, each test with one of its own.
+//! Tests of the file service on the real kernel; each test starts a service of its own.
 
 mod changing_files;
 mod common;

@@ -1,4 +1,4 @@
-//! Who is let in, and that asking for it costs nobody else anything.
+//! HTTP Basic authentication (RFC 7617). Password verification must not delay other requests.
 
 use crate::common::{Client, Response, Service};
 use haul_serve::{BasicAuth, Tls};
@@ -7,15 +7,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// `Authorization` of ann, whose password is `sesame`, and of somebody who says that she is ann.
-const ANN: &str = "Authorization: Basic YW5uOnNlc2FtZQ==\r\n";
-const NOT_ANN: &str = "Authorization: Basic YW5uOm9wZW4=\r\n";
+/// `Authorization` of user ann with the password `sesame`, which is valid until it is changed.
+const LOGIN_SESAME: &str = "Authorization: Basic YW5uOnNlc2FtZQ==\r\n";
+/// `Authorization` of user ann with the password `open`.
+const LOGIN_OPEN: &str = "Authorization: Basic YW5uOm9wZW4=\r\n";
 
-/// bcrypt's lowest cost and its usual one.
-const QUICK: u32 = 4;
-const USUAL: u32 = 10;
+/// bcrypt's lowest cost.
+const COST_MIN: u32 = 4;
+/// bcrypt's usual cost.
+const COST_USUAL: u32 = 10;
 
-/// Writes a password file for ann as people do; false, and says so, where there is no program for it.
+/// Writes a password file for user ann with `htpasswd`; false, with a message, if it is missing.
 fn write_passwords(path: &Path, password: &str, cost: u32) -> bool {
     let mut command = Command::new("htpasswd");
     command.args(["-cbB", "-C", &cost.to_string()]).arg(path).args(["ann", password]);
@@ -25,152 +27,175 @@ fn write_passwords(path: &Path, password: &str, cost: u32) -> bool {
             true
         }
         Err(error) => {
-            eprintln!("SKIPPED: passwords are not tested, htpasswd: {error} (ci/install)");
+            eprintln!("SKIPPED: passwords are not tested without htpasswd (ci/install): {error}");
             false
         }
     }
 }
 
-/// A service that asks for a password, ann's, which is `sesame`.
-struct Vault {
+/// A service that requires a login.
+struct ProtectedService {
     service: Service,
+    /// The password file.
     passwords: PathBuf,
+    /// Removes the password file's directory when the service ends.
     _scratch: TempDir,
 }
 
-fn start(cost: u32) -> Option<Vault> {
+/// Starts a service that admits user ann with the password `sesame`; `None` if htpasswd is missing.
+fn start(cost: u32) -> Option<ProtectedService> {
     let scratch = tempfile::tempdir().unwrap();
     let passwords = scratch.path().join("passwords");
     if !write_passwords(&passwords, "sesame", cost) {
         return None;
     }
     let service = Service::start(
-        |root| fs::write(root.join("401.html"), "ask the porter").unwrap(),
+        |root| fs::write(root.join("401.html"), "login required").unwrap(),
         |config| {
             config.basic_auth =
-                Some(BasicAuth { file: passwords.clone(), realm: "the vault".into() });
+                Some(BasicAuth { file: passwords.clone(), realm: "test files".into() });
             config.put_bytes_max = Some(100);
             config.content.error_pages = vec![(401, "/401.html".into())];
         },
     );
-    Some(Vault { service, passwords, _scratch: scratch })
+    Some(ProtectedService { service, passwords, _scratch: scratch })
 }
 
-fn asks(client: &mut Client, method: &str, fields: &str) -> Response {
+/// Requests `/ten.txt` and returns the response.
+fn request(client: &mut Client, method: &str, fields: &str) -> Response {
     client.send(&format!("{method} /ten.txt HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));
     client.response(method == "HEAD").unwrap()
 }
 
 #[test]
-fn nobody_gets_or_puts_anything_without_the_password() {
-    let Some(vault) = start(QUICK) else { return };
-    let service = &vault.service;
+fn get_and_put_require_the_password() {
+    let Some(protected) = start(COST_MIN) else { return };
+    let service = &protected.service;
     let mut client = service.connect();
     for fields in
-        ["", NOT_ANN, "Authorization: Bearer YW5uOnNlc2FtZQ==\r\n", "Authorization: Basic\r\n"]
+        ["", LOGIN_OPEN, "Authorization: Bearer YW5uOnNlc2FtZQ==\r\n", "Authorization: Basic\r\n"]
     {
-        let refused = asks(&mut client, "GET", fields);
-        assert_eq!((refused.status, refused.text().as_str()), (401, "ask the porter"), "{fields}");
-        let challenge = "Basic realm=\"the vault\", charset=\"UTF-8\"";
+        let refused = request(&mut client, "GET", fields);
+        assert_eq!((refused.status, refused.text().as_str()), (401, "login required"), "{fields}");
+        let challenge = "Basic realm=\"test files\", charset=\"UTF-8\"";
         assert_eq!(refused.field("www-authenticate"), Some(challenge));
-        assert_eq!(asks(&mut client, "HEAD", fields).status, 401);
+        assert_eq!(request(&mut client, "HEAD", fields).status, 401);
     }
     for target in ["/", "/nothing", "/large.bin", "/../etc/passwd"] {
-        assert_eq!(service.get(target).status, 401, "what is there is not for strangers: {target}");
+        assert_eq!(
+            service.get(target).status,
+            401,
+            "without a login no response reveals which files exist: {target}"
+        );
     }
     for _ in 0..3 {
-        assert_eq!(asks(&mut client, "GET", ANN).text(), "0123456789");
-        assert_eq!(asks(&mut client, "GET", NOT_ANN).status, 401, "on her connection, too");
+        assert_eq!(request(&mut client, "GET", LOGIN_SESAME).text(), "0123456789");
+        assert_eq!(
+            request(&mut client, "GET", LOGIN_OPEN).status,
+            401,
+            "an earlier login on the connection does not count"
+        );
     }
-    assert_eq!(asks(&mut client, "GET", &format!("{ANN}Range: bytes=2-3\r\n")).text(), "23");
     assert_eq!(
-        asks(&mut client, "OPTIONS", "").status,
+        request(&mut client, "GET", &format!("{LOGIN_SESAME}Range: bytes=2-3\r\n")).text(),
+        "23"
+    );
+    assert_eq!(
+        request(&mut client, "OPTIONS", "").status,
         204,
-        "browsers ask before they know the password"
+        "browsers send OPTIONS before they have the password"
     );
 
-    let put = |fields: &str| service.ask("PUT", "/new", &format!("Content-Length: 0\r\n{fields}"));
-    assert_eq!((put(""), put(NOT_ANN)).0.status, 401);
+    let put =
+        |fields: &str| service.request("PUT", "/new", &format!("Content-Length: 0\r\n{fields}"));
+    assert_eq!((put("").status, put(LOGIN_OPEN).status), (401, 401));
     assert!(!service.path("new").exists());
-    assert_eq!(put(ANN).status, 201);
+    assert_eq!(put(LOGIN_SESAME).status, 201);
     client
         .send("PUT /more HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n");
-    assert_eq!(client.response(false).unwrap().status, 401, "before the body, which is not read");
+    assert_eq!(client.response(false).unwrap().status, 401, "refused before the body is read");
     assert!(client.is_closed());
 
-    // All at once, each with its own.
+    // Pipelined requests, each with its own login.
     let mut client = service.connect();
-    let target = "GET /ten.txt HTTP/1.1\r\nHost: h\r\n";
-    client.send(&format!("{target}{NOT_ANN}\r\n{target}{ANN}\r\n{target}\r\n{target}{ANN}\r\n"));
+    let head = "GET /ten.txt HTTP/1.1\r\nHost: h\r\n";
+    client.send(&format!(
+        "{head}{LOGIN_OPEN}\r\n{head}{LOGIN_SESAME}\r\n{head}\r\n{head}{LOGIN_SESAME}\r\n"
+    ));
     let statuses: Vec<_> = (0..4).map(|_| client.response(false).unwrap().status).collect();
     assert_eq!(statuses, [401, 200, 401, 200]);
 }
 
 #[test]
-fn another_password_holds_from_the_reload_on() {
-    let Some(vault) = start(QUICK) else { return };
-    let Vault { service, passwords, .. } = &vault;
+fn a_reload_replaces_the_passwords() {
+    let Some(protected) = start(COST_MIN) else { return };
+    let ProtectedService { service, passwords, .. } = &protected;
     let mut client = service.connect();
-    assert_eq!(asks(&mut client, "GET", ANN).status, 200);
+    assert_eq!(request(&mut client, "GET", LOGIN_SESAME).status, 200);
     fs::write(passwords, "ann:sesame\n").unwrap();
     let error = service.handle.reload().unwrap_err()[0].to_string();
     assert!(error.contains("line 1") && error.contains("htpasswd -B"), "{error}");
-    assert_eq!(asks(&mut client, "GET", ANN).status, 200, "nothing was reloaded");
-    write_passwords(passwords, "open", QUICK);
+    assert_eq!(
+        request(&mut client, "GET", LOGIN_SESAME).status,
+        200,
+        "a file with an error changes nothing"
+    );
+    write_passwords(passwords, "open", COST_MIN);
     service.handle.reload().unwrap();
-    // The loop is woken; that it has been shows in its answers.
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while asks(&mut client, "GET", ANN).status == 200 {
-        assert!(std::time::Instant::now() < until);
+    // The reload only wakes the event loop; its responses show when the new file is in use.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while request(&mut client, "GET", LOGIN_SESAME).status == 200 {
+        assert!(std::time::Instant::now() < deadline);
     }
-    assert_eq!(asks(&mut client, "GET", NOT_ANN).status, 200, "it is hers now");
-    assert_eq!(asks(&mut client, "GET", ANN).status, 401);
+    assert_eq!(request(&mut client, "GET", LOGIN_OPEN).status, 200, "the new password is valid");
+    assert_eq!(request(&mut client, "GET", LOGIN_SESAME).status, 401);
 }
 
 #[test]
-fn whoever_guesses_keeps_nobody_from_his_files() {
-    let Some(vault) = start(USUAL) else { return };
-    let service = &vault.service;
+fn password_guessing_delays_no_admitted_user() {
+    let Some(protected) = start(COST_USUAL) else { return };
+    let service = &protected.service;
     let mut ann = service.connect();
-    assert_eq!(asks(&mut ann, "GET", ANN).status, 200);
-    let mut guessing: Vec<_> = (0..200).map(|_| service.connect()).collect();
-    for client in &mut guessing {
-        client.send(&format!("GET /ten.txt HTTP/1.1\r\nHost: h\r\n{NOT_ANN}\r\n"));
+    assert_eq!(request(&mut ann, "GET", LOGIN_SESAME).status, 200);
+    let mut guessers: Vec<_> = (0..200).map(|_| service.connect()).collect();
+    for client in &mut guessers {
+        client.send(&format!("GET /ten.txt HTTP/1.1\r\nHost: h\r\n{LOGIN_OPEN}\r\n"));
     }
-    // Trying takes about 50 ms each and there are dozens of them: her requests wait for none.
+    // A verification takes about 50 ms and dozens are queued. The requests of an admitted user wait
+    // for none of them.
     for _ in 0..100 {
-        assert_eq!(asks(&mut ann, "GET", ANN).status, 200);
+        assert_eq!(request(&mut ann, "GET", LOGIN_SESAME).status, 200);
     }
-    let answers: Vec<_> =
-        guessing.iter_mut().map(|client| client.response(false).unwrap()).collect();
-    let busy = answers.iter().filter(|answer| answer.status == 503).count();
-    assert!(busy > 0, "there is a limit");
-    assert!(answers.iter().all(|answer| matches!(answer.status, 401 | 503)));
-    let told = answers.iter().filter(|answer| answer.status == 503);
-    assert!(told.clone().all(|answer| answer.field("retry-after") == Some("1")));
-    let tried = answers.len() - busy;
-    assert!(tried < 64, "one address has its share of the places and no more: {tried}");
+    let responses: Vec<_> =
+        guessers.iter_mut().map(|client| client.response(false).unwrap()).collect();
+    let busy = responses.iter().filter(|response| response.status == 503).count();
+    assert!(busy > 0, "the queue has a limit");
+    assert!(responses.iter().all(|response| matches!(response.status, 401 | 503)));
+    let refused = responses.iter().filter(|response| response.status == 503);
+    assert!(refused.clone().all(|response| response.field("retry-after") == Some("1")));
+    let verified = responses.len() - busy;
+    assert!(verified < 64, "one address gets only its share of the queue: {verified}");
 }
 
 #[test]
-fn a_file_that_clients_could_read_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let passwords = folder.path().join("passwords");
+fn a_secret_in_the_served_directory_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let passwords = directory.path().join("passwords");
     fs::write(&passwords, "").unwrap();
-    let mut config = haul_serve::Config::new(folder.path());
+    let mut config = haul_serve::Config::new(directory.path());
     config.basic_auth = Some(BasicAuth { file: passwords.clone(), realm: "r".into() });
-    let refused = |config: &haul_serve::Config| {
+    let assert_refused = |config: &haul_serve::Config| {
         let error = haul_serve::Server::new(config).unwrap_err();
         assert!(error.is_bad_input() && error.to_string().contains("move it out"), "{error}");
     };
-    refused(&config);
-    let elsewhere = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(&passwords, elsewhere.path().join("link")).unwrap();
-    config.basic_auth = Some(BasicAuth { file: elsewhere.path().join("link"), realm: "r".into() });
-    refused(&config);
+    assert_refused(&config);
+    let outside = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(&passwords, outside.path().join("link")).unwrap();
+    config.basic_auth = Some(BasicAuth { file: outside.path().join("link"), realm: "r".into() });
+    assert_refused(&config);
     config.basic_auth = None;
     let listen = vec!["127.0.0.1:0".parse().unwrap()];
     config.tls =
         Some(Tls { listen, certificate: passwords.clone(), key: passwords, in_kernel: false });
-    refused(&config);
+    assert_refused(&config);
 }

@@ -1,23 +1,27 @@
-//! Ranges and preconditions as RFC 9110 says, every combination with the section that says so.
+//! Range requests and preconditions of RFC 9110. Each row of the table names its section.
 
-use crate::common::{Service, large};
+use crate::common::{Service, large_content};
 
-/// What a row expects.
+/// The expected response of a row.
 pub struct Expected {
     status: u16,
-    /// `Content-Range`, where there is one.
+    /// The value of `Content-Range`; `None` if the field must be absent.
     content_range: Option<&'static str>,
+    /// Not compared if the status is 412.
     body: &'static str,
 }
 
-const fn whole() -> Expected {
+/// The complete representation.
+const fn complete() -> Expected {
     Expected { status: 200, content_range: None, body: "0123456789" }
 }
 
-const fn part(content_range: &'static str, body: &'static str) -> Expected {
+/// One range of the representation.
+const fn partial(content_range: &'static str, body: &'static str) -> Expected {
     Expected { status: 206, content_range: Some(content_range), body }
 }
 
+/// A range that contains no byte of the representation.
 const fn unsatisfiable() -> Expected {
     Expected {
         status: 416,
@@ -26,112 +30,129 @@ const fn unsatisfiable() -> Expected {
     }
 }
 
-const fn nothing(status: u16) -> Expected {
+/// A response without a body. A 412 may have one, which is not compared.
+const fn no_body(status: u16) -> Expected {
     Expected { status, content_range: None, body: "" }
 }
 
-/// What a server must say of ten bytes. `{etag}`, `{modified}`, `{before}` and `{after}` stand for what the file has, a day before it and a
-/// day after.
+/// The responses that RFC 9110 requires for a file of ten bytes. In the fields, `{etag}` and
+/// `{modified}` stand for the file's validators, `{before}` and `{after}` for one day before and
+/// after `{modified}`.
 pub const TABLE: &[(&str, &str, &str, Expected)] = &[
     // Section, method, fields, response.
-    ("9.3.1 GET", "GET", "", whole()),
-    ("9.3.2 HEAD: the same fields, no body", "HEAD", "", nothing(200)),
-    ("14.1.2 first and last", "GET", "Range: bytes=2-4\r\n", part("bytes 2-4/10", "234")),
-    ("14.1.2 one byte", "GET", "Range: bytes=0-0\r\n", part("bytes 0-0/10", "0")),
-    ("14.1.2 open end", "GET", "Range: bytes=7-\r\n", part("bytes 7-9/10", "789")),
-    ("14.1.2 last beyond the end", "GET", "Range: bytes=7-99\r\n", part("bytes 7-9/10", "789")),
-    ("14.1.2 suffix", "GET", "Range: bytes=-3\r\n", part("bytes 7-9/10", "789")),
+    ("9.3.1 GET", "GET", "", complete()),
+    ("9.3.2 HEAD: the same fields, no body", "HEAD", "", no_body(200)),
+    ("14.1.2 first and last", "GET", "Range: bytes=2-4\r\n", partial("bytes 2-4/10", "234")),
+    ("14.1.2 one byte", "GET", "Range: bytes=0-0\r\n", partial("bytes 0-0/10", "0")),
+    ("14.1.2 open end", "GET", "Range: bytes=7-\r\n", partial("bytes 7-9/10", "789")),
+    ("14.1.2 last beyond the end", "GET", "Range: bytes=7-99\r\n", partial("bytes 7-9/10", "789")),
+    ("14.1.2 suffix", "GET", "Range: bytes=-3\r\n", partial("bytes 7-9/10", "789")),
     (
-        "14.1.2 suffix longer than all",
+        "14.1.2 suffix longer than the file",
         "GET",
         "Range: bytes=-99\r\n",
-        part("bytes 0-9/10", "0123456789"),
+        partial("bytes 0-9/10", "0123456789"),
     ),
-    ("14.1.2 units in any case", "GET", "Range: BYTES=2-4\r\n", part("bytes 2-4/10", "234")),
-    ("14.2 another unit is ignored", "GET", "Range: rows=2-4\r\n", whole()),
-    ("14.2 malformed may be ignored", "GET", "Range: bytes=4-2\r\n", whole()),
-    ("14.2 only GET has ranges", "HEAD", "Range: bytes=2-4\r\n", nothing(200)),
+    ("14.1.2 units in any case", "GET", "Range: BYTES=2-4\r\n", partial("bytes 2-4/10", "234")),
+    ("14.2 another unit is ignored", "GET", "Range: rows=2-4\r\n", complete()),
+    ("14.2 malformed may be ignored", "GET", "Range: bytes=4-2\r\n", complete()),
+    ("14.2 only GET has ranges", "HEAD", "Range: bytes=2-4\r\n", no_body(200)),
     ("15.5.17 none satisfiable", "GET", "Range: bytes=10-\r\n", unsatisfiable()),
     ("15.5.17 empty suffix", "GET", "Range: bytes=-0\r\n", unsatisfiable()),
-    ("14.2 one of two satisfiable", "GET", "Range: bytes=20-,2-4\r\n", part("bytes 2-4/10", "234")),
-    ("13.1.1 If-Match holds", "GET", "If-Match: {etag}\r\n", whole()),
-    ("13.1.1 If-Match of any", "GET", "If-Match: *\r\n", whole()),
-    ("13.1.1 If-Match in a list", "GET", "If-Match: \"a\", {etag}\r\n", whole()),
-    ("13.1.1 If-Match of another", "GET", "If-Match: \"a\"\r\n", nothing(412)),
-    ("13.1.1 If-Match is strong", "GET", "If-Match: W/{etag}\r\n", nothing(412)),
-    ("13.1.2 If-None-Match holds", "GET", "If-None-Match: \"a\"\r\n", whole()),
-    ("13.1.2 If-None-Match of this", "GET", "If-None-Match: {etag}\r\n", nothing(304)),
-    ("13.1.2 If-None-Match is weak", "GET", "If-None-Match: W/{etag}\r\n", nothing(304)),
-    ("13.1.2 If-None-Match of any", "HEAD", "If-None-Match: *\r\n", nothing(304)),
+    (
+        "14.2 one of two satisfiable",
+        "GET",
+        "Range: bytes=20-,2-4\r\n",
+        partial("bytes 2-4/10", "234"),
+    ),
+    ("13.1.1 If-Match holds", "GET", "If-Match: {etag}\r\n", complete()),
+    ("13.1.1 If-Match of any", "GET", "If-Match: *\r\n", complete()),
+    ("13.1.1 If-Match in a list", "GET", "If-Match: \"a\", {etag}\r\n", complete()),
+    ("13.1.1 If-Match of another tag", "GET", "If-Match: \"a\"\r\n", no_body(412)),
+    ("13.1.1 If-Match compares strongly", "GET", "If-Match: W/{etag}\r\n", no_body(412)),
+    ("13.1.2 If-None-Match holds", "GET", "If-None-Match: \"a\"\r\n", complete()),
+    ("13.1.2 If-None-Match of this tag", "GET", "If-None-Match: {etag}\r\n", no_body(304)),
+    ("13.1.2 If-None-Match compares weakly", "GET", "If-None-Match: W/{etag}\r\n", no_body(304)),
+    ("13.1.2 If-None-Match of any", "HEAD", "If-None-Match: *\r\n", no_body(304)),
     (
         "13.1.2 If-None-Match in two lines",
         "GET",
         "If-None-Match: \"a\"\r\nIf-None-Match: {etag}\r\n",
-        nothing(304),
+        no_body(304),
     ),
-    ("13.1.3 If-Modified-Since then", "GET", "If-Modified-Since: {modified}\r\n", nothing(304)),
-    ("13.1.3 If-Modified-Since later", "GET", "If-Modified-Since: {after}\r\n", nothing(304)),
-    ("13.1.3 If-Modified-Since before", "GET", "If-Modified-Since: {before}\r\n", whole()),
-    ("13.1.3 no date is ignored", "GET", "If-Modified-Since: tomorrow\r\n", whole()),
+    ("13.1.3 If-Modified-Since equal", "GET", "If-Modified-Since: {modified}\r\n", no_body(304)),
+    ("13.1.3 If-Modified-Since later", "GET", "If-Modified-Since: {after}\r\n", no_body(304)),
+    ("13.1.3 If-Modified-Since before", "GET", "If-Modified-Since: {before}\r\n", complete()),
+    ("13.1.3 an invalid date is ignored", "GET", "If-Modified-Since: tomorrow\r\n", complete()),
     (
-        "13.1.3 If-None-Match comes first",
+        "13.1.3 If-None-Match takes precedence",
         "GET",
         "If-None-Match: \"a\"\r\nIf-Modified-Since: {after}\r\n",
-        whole(),
+        complete(),
     ),
-    ("13.1.4 If-Unmodified-Since holds", "GET", "If-Unmodified-Since: {modified}\r\n", whole()),
-    ("13.1.4 If-Unmodified-Since fails", "GET", "If-Unmodified-Since: {before}\r\n", nothing(412)),
+    ("13.1.4 If-Unmodified-Since holds", "GET", "If-Unmodified-Since: {modified}\r\n", complete()),
+    ("13.1.4 If-Unmodified-Since fails", "GET", "If-Unmodified-Since: {before}\r\n", no_body(412)),
     (
-        "13.1.4 If-Match comes first",
+        "13.1.4 If-Match takes precedence",
         "GET",
         "If-Match: {etag}\r\nIf-Unmodified-Since: {before}\r\n",
-        whole(),
+        complete(),
     ),
-    ("13.2.2 412 before 304", "GET", "If-Match: \"a\"\r\nIf-None-Match: {etag}\r\n", nothing(412)),
+    ("13.2.2 412 before 304", "GET", "If-Match: \"a\"\r\nIf-None-Match: {etag}\r\n", no_body(412)),
     (
         "13.2.2 304 before the range",
         "GET",
         "If-None-Match: {etag}\r\nRange: bytes=2-4\r\n",
-        nothing(304),
+        no_body(304),
     ),
-    ("13.2.2 412 before the range", "GET", "If-Match: \"a\"\r\nRange: bytes=2-4\r\n", nothing(412)),
+    ("13.2.2 412 before the range", "GET", "If-Match: \"a\"\r\nRange: bytes=2-4\r\n", no_body(412)),
     (
         "13.2.2 preconditions before 416",
         "GET",
         "If-None-Match: {etag}\r\nRange: bytes=10-\r\n",
-        nothing(304),
+        no_body(304),
     ),
     (
         "13.1.5 If-Range with this tag",
         "GET",
         "If-Range: {etag}\r\nRange: bytes=2-4\r\n",
-        part("bytes 2-4/10", "234"),
+        partial("bytes 2-4/10", "234"),
     ),
-    ("13.1.5 If-Range with another", "GET", "If-Range: \"a\"\r\nRange: bytes=2-4\r\n", whole()),
-    ("13.1.5 If-Range is strong", "GET", "If-Range: W/{etag}\r\nRange: bytes=2-4\r\n", whole()),
+    (
+        "13.1.5 If-Range with another tag",
+        "GET",
+        "If-Range: \"a\"\r\nRange: bytes=2-4\r\n",
+        complete(),
+    ),
+    (
+        "13.1.5 If-Range compares strongly",
+        "GET",
+        "If-Range: W/{etag}\r\nRange: bytes=2-4\r\n",
+        complete(),
+    ),
     (
         "13.1.5 If-Range with this date",
         "GET",
         "If-Range: {modified}\r\nRange: bytes=2-4\r\n",
-        part("bytes 2-4/10", "234"),
+        partial("bytes 2-4/10", "234"),
     ),
     (
         "13.1.5 If-Range with a later date",
         "GET",
         "If-Range: {after}\r\nRange: bytes=2-4\r\n",
-        whole(),
+        complete(),
     ),
-    ("13.1.5 If-Range without Range", "GET", "If-Range: {etag}\r\n", whole()),
+    ("13.1.5 If-Range without Range", "GET", "If-Range: {etag}\r\n", complete()),
     (
-        "13.1.5 If-Range with another and 416",
+        "13.1.5 If-Range with another tag: no 416",
         "GET",
         "If-Range: \"a\"\r\nRange: bytes=10-\r\n",
-        whole(),
+        complete(),
     ),
 ];
 
-/// The fields of a row, for a file with this tag.
-pub fn asked(fields: &str, etag: &str) -> String {
+/// Replaces the placeholders in the fields of a row, for a file with this entity tag.
+pub fn expand_fields(fields: &str, etag: &str) -> String {
     fields
         .replace("{etag}", etag)
         .replace("{modified}", "Sun, 06 Nov 1994 08:49:37 GMT")
@@ -140,7 +161,7 @@ pub fn asked(fields: &str, etag: &str) -> String {
 }
 
 #[test]
-fn every_row_of_the_table() {
+fn each_row_of_the_table_gets_its_response() {
     let service = Service::start(
         |root| {
             let file = std::fs::File::options().write(true).open(root.join("ten.txt")).unwrap();
@@ -149,25 +170,27 @@ fn every_row_of_the_table() {
         },
         |_| {},
     )
-    .aged();
-    let plain = service.get("/ten.txt");
-    let etag = plain.field("etag").unwrap().to_owned();
-    assert_eq!(plain.field("last-modified"), Some("Sun, 06 Nov 1994 08:49:37 GMT"));
+    .wait_for_tags();
+    let unconditional = service.get("/ten.txt");
+    let etag = unconditional.field("etag").unwrap().to_owned();
+    assert_eq!(unconditional.field("last-modified"), Some("Sun, 06 Nov 1994 08:49:37 GMT"));
     for (section, method, fields, expected) in TABLE {
-        let fields = asked(fields, &etag);
-        let response = service.ask(method, "/ten.txt", &fields);
-        let row = format!("{section}: {fields:?} gave {response:?}");
+        let fields = expand_fields(fields, &etag);
+        let response = service.request(method, "/ten.txt", &fields);
+        let row = format!("{section}: {fields:?} got {response:?}");
         assert_eq!(response.status, expected.status, "{row}");
         assert_eq!(response.field("content-range"), expected.content_range, "{row}");
         if expected.status != 412 {
             assert_eq!(response.text(), expected.body, "{row}");
         }
-        // Section 15.4.5: a 304 has the validators that a 200 would have had; so has every success.
+        // Section 15.4.5: a 304 has the validators that a 200 would have had. Here every response
+        // below 400 has them.
         if response.status < 400 {
             assert_eq!(response.field("etag"), Some(&*etag), "{row}");
             assert!(response.field("date").is_some(), "{row}");
         }
-        // Section 8.6: no length of a body that a 304 has not; the 200's for HEAD.
+        // Section 8.6: a 304, which has no body, has no Content-Length. A response to HEAD has that
+        // of the 200 to GET.
         match (response.status, *method) {
             (304, _) => assert_eq!(response.field("content-length"), None, "{row}"),
             (200, _) => assert_eq!(response.field("content-length"), Some("10"), "{row}"),
@@ -177,9 +200,9 @@ fn every_row_of_the_table() {
 }
 
 #[test]
-fn several_ranges_come_as_one_multipart_body() {
-    let service = Service::plain();
-    let large = large();
+fn several_ranges_are_sent_as_one_multipart_body() {
+    let service = Service::start_default();
+    let large = large_content();
     for (target, ranges, expected) in [
         ("/ten.txt", "0-1,5-,-1", vec![(0, 1), (5, 9), (9, 9)]),
         (
@@ -189,7 +212,7 @@ fn several_ranges_come_as_one_multipart_body() {
         ),
     ] {
         let content = if target == "/ten.txt" { b"0123456789".to_vec() } else { large.clone() };
-        let response = service.ask("GET", target, &format!("Range: bytes={ranges}\r\n"));
+        let response = service.request("GET", target, &format!("Range: bytes={ranges}\r\n"));
         assert_eq!(response.status, 206);
         assert_eq!(response.field("content-range"), None, "section 15.3.7.2");
         let boundary = response
@@ -198,11 +221,12 @@ fn several_ranges_come_as_one_multipart_body() {
             .strip_prefix("multipart/byteranges; boundary=")
             .unwrap();
         let delimiter = format!("\r\n--{boundary}");
-        let mut at = 0;
+        let mut start = 0;
         for (first, last) in expected {
-            let text =
-                String::from_utf8_lossy(&response.body[at..response.body.len().min(at + 300)])
-                    .into_owned();
+            let text = String::from_utf8_lossy(
+                &response.body[start..response.body.len().min(start + 300)],
+            )
+            .into_owned();
             assert!(text.starts_with(&format!("{delimiter}\r\n")), "{text}");
             let head_bytes = text.find("\r\n\r\n").unwrap() + 4;
             assert!(
@@ -213,44 +237,45 @@ fn several_ranges_come_as_one_multipart_body() {
                 "{text}"
             );
             assert!(text[..head_bytes].contains("\r\nContent-Type: "), "{text}");
-            at += head_bytes;
-            assert!(response.body[at..].starts_with(&content[first..=last]), "{first}-{last}");
-            at += last - first + 1;
+            start += head_bytes;
+            assert!(response.body[start..].starts_with(&content[first..=last]), "{first}-{last}");
+            start += last - first + 1;
         }
-        assert_eq!(response.body[at..], *format!("{delimiter}--\r\n").as_bytes());
+        assert_eq!(response.body[start..], *format!("{delimiter}--\r\n").as_bytes());
     }
-    // Section 14.2: ranges that overlap by far are somebody's attack; the whole file is as good an answer.
-    assert_eq!(service.ask("GET", "/ten.txt", "Range: bytes=0-8,1-9\r\n").status, 200);
+    // Section 14.2: many ranges, or ranges that largely overlap, may be an attack. The response is
+    // the complete file instead.
+    assert_eq!(service.request("GET", "/ten.txt", "Range: bytes=0-8,1-9\r\n").status, 200);
     let many = format!("Range: bytes=0-0{}\r\n", ",2-2".repeat(200));
-    assert_eq!(service.ask("GET", "/ten.txt", &many).status, 200);
+    assert_eq!(service.request("GET", "/ten.txt", &many).status, 200);
 }
 
 #[test]
-fn an_empty_file_has_no_ranges() {
-    let service = Service::plain();
+fn an_empty_file_is_never_sent_as_partial_content() {
+    let service = Service::start_default();
     let empty = service.get("/empty");
     assert_eq!((empty.status, empty.field("content-length")), (200, Some("0")));
-    assert_eq!(service.ask("GET", "/empty", "Range: bytes=0-\r\n").status, 416);
-    assert_eq!(service.ask("GET", "/empty", "Range: bytes=-1\r\n").status, 200);
+    assert_eq!(service.request("GET", "/empty", "Range: bytes=0-\r\n").status, 416);
+    assert_eq!(service.request("GET", "/empty", "Range: bytes=-1\r\n").status, 200);
 }
 
 #[test]
-fn methods_are_answered_as_section_9_says() {
-    let service = Service::plain();
-    let options = service.ask("OPTIONS", "/ten.txt", "");
+fn methods_are_answered_as_section_9_requires() {
+    let service = Service::start_default();
+    let options = service.request("OPTIONS", "/ten.txt", "");
     assert_eq!((options.status, options.field("allow")), (204, Some("GET, HEAD, OPTIONS")));
-    assert_eq!(service.ask("OPTIONS", "*", "").status, 204, "section 9.3.7");
+    assert_eq!(service.request("OPTIONS", "*", "").status, 204, "section 9.3.7");
     for method in ["POST", "PUT", "DELETE", "PATCH", "TRACE", "CONNECT"] {
-        let refused = service.ask(method, "/ten.txt", "");
+        let refused = service.request(method, "/ten.txt", "");
         assert_eq!(
             (refused.status, refused.field("allow")),
             (405, Some("GET, HEAD, OPTIONS")),
             "section 15.5.6: {method}"
         );
     }
-    assert_eq!(service.ask("BREW", "/ten.txt", "").status, 501, "section 15.6.2");
+    assert_eq!(service.request("BREW", "/ten.txt", "").status, 501, "section 15.6.2");
     assert_eq!(
-        service.ask("get", "/ten.txt", "").status,
+        service.request("get", "/ten.txt", "").status,
         501,
         "section 9.1: methods are case-sensitive"
     );

@@ -1,6 +1,6 @@
-//! The same over TLS, whether the program encrypts or the kernel.
+//! TLS, encrypted by the program or by the kernel (kTLS).
 
-use crate::common::{Client, Service, eventually, large};
+use crate::common::{Client, Service, large_content, wait_until};
 use haul_serve::{Tls, Transport};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -16,15 +16,16 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where it is spoken.
+/// The port of the TLS listener.
 const PORT: u16 = 8443;
 
+/// A client's TLS session over the stream `T`.
 type Session<T> = StreamOwned<ClientConnection, T>;
 
-/// A certificate in `folder`, or `None` without openssl.
-fn certificate(folder: &Path, name: &str) -> Option<()> {
-    // A machine without OpenSSL's own configuration has to do.
-    fs::write(folder.join("openssl.cnf"), "[req]\ndistinguished_name = name\n[name]\n").unwrap();
+/// Creates a self-signed certificate for `name` in `directory`; `None` if openssl is missing.
+fn create_certificate(directory: &Path, name: &str) -> Option<()> {
+    // A configuration of its own: a machine need not have OpenSSL's default one.
+    fs::write(directory.join("openssl.cnf"), "[req]\ndistinguished_name = name\n[name]\n").unwrap();
     let mut command = Command::new("openssl");
     command.args([
         "req",
@@ -48,8 +49,8 @@ fn certificate(folder: &Path, name: &str) -> Option<()> {
         "-keyout",
         "key.pem",
     ]);
-    let made = command.current_dir(folder).stdin(Stdio::null()).output();
-    match made {
+    let output = command.current_dir(directory).stdin(Stdio::null()).output();
+    match output {
         Ok(output) => {
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             Some(())
@@ -61,18 +62,19 @@ fn certificate(folder: &Path, name: &str) -> Option<()> {
     }
 }
 
-/// A service with a certificate for `first`, over TLS at [`PORT`]; `None`, and says so, without openssl.
-fn start(folder: &Path, in_kernel: bool) -> Option<Service> {
-    certificate(folder, "first")?;
+/// Starts a service with a certificate for `first` and a TLS listener on [`PORT`]; `None`, with a
+/// message, if openssl is missing.
+fn start(directory: &Path, in_kernel: bool) -> Option<Service> {
+    create_certificate(directory, "first")?;
     Some(Service::start(
         |_| {},
         |config| {
-            // The namespace is this test's own: the port is free.
+            // The test has a network namespace of its own, so the port is free.
             let host = config.listen[0].to_string().replace(":0", &format!(":{PORT}"));
             config.tls = Some(Tls {
                 listen: vec![host.parse().unwrap()],
-                certificate: folder.join("certificate.pem"),
-                key: folder.join("key.pem"),
+                certificate: directory.join("certificate.pem"),
+                key: directory.join("key.pem"),
                 in_kernel,
             });
             config.put_bytes_max = Some(100 << 20);
@@ -80,25 +82,25 @@ fn start(folder: &Path, in_kernel: bool) -> Option<Service> {
     ))
 }
 
-/// A connection to it that trusts its certificate.
+/// Connects to the service, with its certificate as the only trusted root.
 fn connect(
     service: &Service,
-    folder: &Path,
+    directory: &Path,
     versions: &[&'static SupportedProtocolVersion],
 ) -> Session<TcpStream> {
-    connect_through(service, folder, versions, |socket| socket)
+    connect_through(service, directory, versions, |socket| socket)
 }
 
-/// The same, through something of the caller's.
+/// Like [`connect`], over a stream that `wrap` makes of the socket.
 fn connect_through<T: Read + Write>(
     service: &Service,
-    folder: &Path,
+    directory: &Path,
     versions: &[&'static SupportedProtocolVersion],
-    through: impl FnOnce(TcpStream) -> T,
+    wrap: impl FnOnce(TcpStream) -> T,
 ) -> Session<T> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(folder.join("certificate.pem")).unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    roots.add(CertificateDer::from_pem_file(directory.join("certificate.pem")).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(versions)
         .unwrap()
@@ -108,24 +110,24 @@ fn connect_through<T: Read + Write>(
     let socket = service.lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let name = "first".try_into().unwrap();
-    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), through(socket))
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), wrap(socket))
 }
 
-/// Bytes that went so.
-fn sent(service: &Service, way: Transport) -> u64 {
-    service.handle.counters().iter().map(|counters| counters.by(way).bytes.get()).sum()
+/// Bytes that the service has sent by `transport`.
+fn sent_bytes(service: &Service, transport: Transport) -> u64 {
+    service.handle.counters().iter().map(|counters| counters.by(transport).bytes.get()).sum()
 }
 
-/// Whether this kernel says that it knows TLS.
+/// Whether the kernel lists kTLS among its upper-layer protocols.
 fn kernel_has_tls() -> bool {
-    let known = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp").unwrap_or_default();
-    known.split_whitespace().any(|name| name == "tls")
+    let protocols = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp").unwrap_or_default();
+    protocols.split_whitespace().any(|name| name == "tls")
 }
 
 #[test]
-fn the_same_comes_encrypted_and_the_certificate_can_be_changed() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(service) = start(folder.path(), true) else { return };
+fn files_are_served_over_tls_and_a_reload_changes_the_certificate() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(service) = start(directory.path(), true) else { return };
     let curl = |arguments: &[&str]| {
         let mut command = Command::new("curl");
         command.args(["-sSk", "--max-time", "20"]).args(arguments).stdin(Stdio::null());
@@ -143,7 +145,7 @@ fn the_same_comes_encrypted_and_the_certificate_can_be_changed() {
             return eprintln!("SKIPPED: TLS is not tested without curl (ci/install): {error}");
         }
     };
-    let large = large();
+    let large = large_content();
     assert!(output.stdout.starts_with(&large), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(
         String::from_utf8_lossy(&output.stdout[large.len()..]),
@@ -161,65 +163,72 @@ fn the_same_comes_encrypted_and_the_certificate_can_be_changed() {
         })
     };
     assert_eq!(subject().as_deref(), Some("CN=first"));
-    certificate(folder.path(), "second").unwrap();
+    create_certificate(directory.path(), "second").unwrap();
     service.handle.reload().unwrap();
-    eventually(|| subject().as_deref() == Some("CN=second"));
-    fs::write(folder.path().join("key.pem"), "nonsense").unwrap();
+    wait_until(|| subject().as_deref() == Some("CN=second"));
+    fs::write(directory.path().join("key.pem"), "nonsense").unwrap();
     assert!(service.handle.reload().is_err());
-    assert_eq!(subject().as_deref(), Some("CN=second"), "what cannot be read changes nothing");
+    assert_eq!(subject().as_deref(), Some("CN=second"), "an invalid key changes nothing");
 
-    // Somebody who does not speak TLS hears so, and never gets what he asks for; somebody who says nothing holds nobody up.
+    assert_clients_without_tls_are_refused(&service);
+}
+
+/// A plain HTTP request at the TLS listener is refused and never gets the file. A silent client and
+/// an oversized handshake delay no other.
+fn assert_clients_without_tls_are_refused(service: &Service) {
     let address = SocketAddr::new(service.address.ip(), PORT);
     let connect = || service.lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
     let _silent = connect();
-    let mut plain = Client::of(connect());
-    plain.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
-    let refusal = plain.response(false).unwrap();
+    let mut plain_client = Client::new(connect());
+    plain_client.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
+    let refusal = plain_client.response(false).unwrap();
     assert_eq!((refusal.status, refusal.text().contains("0123456789")), (400, false));
     assert!(refusal.text().contains("use https"), "{}", refusal.text());
-    assert!(plain.is_closed());
-    // A handshake that is longer than any is not taken for plain HTTP: records of 16 KiB, a hello of 65,535 bytes.
-    let mut endless = Client::of(connect());
-    for at in 0..5 {
-        let mut record = vec![if at == 0 { 0xFF } else { 0 }; 5 + (16 << 10)];
+    assert!(plain_client.is_closed());
+    // A handshake that is longer than any real one is not taken for plain HTTP: records of 16 KiB
+    // with a ClientHello of 65,535 bytes.
+    let mut oversized = Client::new(connect());
+    for index in 0..5 {
+        let mut record = vec![if index == 0 { 0xFF } else { 0 }; 5 + (16 << 10)];
         record[..5].copy_from_slice(&[22, 3, 1, 0x40, 0]);
-        if at == 0 {
+        if index == 0 {
             record[5..9].copy_from_slice(&[1, 0, 0xFF, 0xFF]);
         }
-        // It may be gone already.
-        let _ = endless.try_send(&record);
+        // The service may have closed the connection already.
+        let _ = oversized.try_send(&record);
     }
-    let mut came = Vec::new();
-    let _ = endless.stream.read_to_end(&mut came);
-    assert!(!came.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&came));
-    let answered: u64 =
+    let mut received = Vec::new();
+    let _ = oversized.stream.read_to_end(&mut received);
+    assert!(!received.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&received));
+    let refused_count: u64 =
         service.handle.counters().iter().map(|counters| counters.responses[3].get()).sum();
-    assert_eq!(answered, 1, "only who spoke HTTP was answered");
-    assert_eq!(service.get("/ten.txt").text(), "0123456789", "the others are served on");
+    assert_eq!(refused_count, 1, "only the plain HTTP request gets a response");
+    assert_eq!(service.get("/ten.txt").text(), "0123456789", "other connections are not affected");
 }
 
 #[test]
-fn whoever_encrypts_the_bytes_are_the_same() {
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let Some(by_program) = start(folders[0].path(), false) else { return };
-    let Some(by_kernel) = start(folders[1].path(), true) else { return };
-    let bodies = 2 * (large().len() as u64 + 1_000_000);
-    let services = [(by_program.settled(), false), (by_kernel, true)];
-    for ((service, in_kernel), folder) in services.into_iter().zip(&folders) {
+fn the_program_and_the_kernel_send_the_same_responses() {
+    let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some(program_service) = start(directories[0].path(), false) else { return };
+    let Some(kernel_service) = start(directories[1].path(), true) else { return };
+    let body_bytes = 2 * (large_content().len() as u64 + 1_000_000);
+    let services = [(program_service.wait_for_sendfile(), false), (kernel_service, true)];
+    for ((service, in_kernel), directory) in services.into_iter().zip(&directories) {
         if in_kernel && !kernel_has_tls() {
             return eprintln!(
-                "SKIPPED: TLS in the kernel is not tested, which has none (modprobe tls)"
+                "SKIPPED: TLS by the kernel is not tested: the kernel has none (modprobe tls)"
             );
         }
         for version in [&TLS12, &TLS13] {
-            let mut session = connect(&service, folder.path(), &[version]);
-            // The first request comes with the last words of the handshake, and many at once.
-            let ask = |target: &str, fields: &str| {
+            let mut session = connect(&service, directory.path(), &[version]);
+            // The first two requests arrive with the last message of the handshake. All requests
+            // are pipelined.
+            let get = |target: &str, fields: &str| {
                 format!("GET {target} HTTP/1.1\r\nHost: h\r\n{fields}\r\n")
             };
-            let first = [ask("/ten.txt", ""), ask("/nothing", "")].concat();
+            let first = [get("/ten.txt", ""), get("/nothing", "")].concat();
             session.conn.writer().write_all(first.as_bytes()).unwrap();
-            let large = large();
+            let large = large_content();
             let length = large.len();
             session
                 .write_all(
@@ -230,11 +239,11 @@ fn whoever_encrypts_the_bytes_are_the_same() {
             for piece in large.chunks(100_000) {
                 session.write_all(piece).unwrap();
             }
-            let last = ask("/large.bin", "Range: bytes=1000000-1999999\r\nConnection: close\r\n");
-            session.write_all((ask("/large.bin", "") + &last).as_bytes()).unwrap();
-            let mut came = Vec::new();
-            session.read_to_end(&mut came).expect("an end that nobody else can have made");
-            let mut rest = &came[..];
+            let last = get("/large.bin", "Range: bytes=1000000-1999999\r\nConnection: close\r\n");
+            session.write_all((get("/large.bin", "") + &last).as_bytes()).unwrap();
+            let mut received = Vec::new();
+            session.read_to_end(&mut received).expect("an authenticated end (close_notify)");
+            let mut rest = &received[..];
             let mut next = |status: &str, content: &[u8]| {
                 let end = rest.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
                 let head = String::from_utf8_lossy(&rest[..end]);
@@ -249,22 +258,25 @@ fn whoever_encrypts_the_bytes_are_the_same() {
             next("206", &large[1_000_000..2_000_000]);
             assert!(rest.is_empty() && fs::read(service.path("new")).unwrap() == large);
         }
-        let by_program = sent(&service, Transport::Tls);
-        let sendfile = sent(&service, Transport::KernelTlsMethod(haul::SendMethod::Sendfile));
+        let program_bytes = sent_bytes(&service, Transport::Tls);
+        let sendfile_bytes =
+            sent_bytes(&service, Transport::KernelTlsMethod(haul::SendMethod::Sendfile));
         assert!(if in_kernel {
-            sendfile == bodies && by_program == 0
+            sendfile_bytes == body_bytes && program_bytes == 0
         } else {
-            by_program > bodies
+            program_bytes > body_bytes
         });
     }
 }
 
 #[test]
-fn the_kernel_knows_every_cipher_that_clients_may_choose() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(mut service) = start(folder.path(), true).map(Service::settled) else { return };
+fn ktls_covers_every_cipher_suite_that_clients_may_choose() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(mut service) = start(directory.path(), true).map(Service::wait_for_sendfile) else {
+        return;
+    };
     let url = format!("https://{}:{PORT}/large.bin", service.address.ip());
-    let large = large();
+    let large = large_content();
     for (option, version, ciphers) in [
         (
             "--ciphers",
@@ -288,7 +300,7 @@ fn the_kernel_knows_every_cipher_that_clients_may_choose() {
                 Ok(output) => output,
                 Err(error) => {
                     return eprintln!(
-                        "SKIPPED: ciphers are not tested without curl (ci/install): {error}"
+                        "SKIPPED: cipher suites are not tested without curl (ci/install): {error}"
                     );
                 }
             };
@@ -299,51 +311,51 @@ fn the_kernel_knows_every_cipher_that_clients_may_choose() {
             );
         }
     }
-    // A client may have a body before the server has counted it.
+    // A client may receive a body before the server counts it.
     service.stop();
-    let used = if kernel_has_tls() {
+    let transport = if kernel_has_tls() {
         Transport::KernelTlsMethod(haul::SendMethod::Sendfile)
     } else {
         Transport::Tls
     };
-    assert!(sent(&service, used) >= 6 * large.len() as u64);
-    if used == Transport::Tls {
+    assert!(sent_bytes(&service, transport) >= 6 * large.len() as u64);
+    if transport == Transport::Tls {
         eprintln!(
-            "SKIPPED: ciphers were tested in the program; the kernel has no TLS (modprobe tls)"
+            "SKIPPED: ciphers were tested only without kTLS, which the kernel lacks (modprobe tls)"
         );
     }
 }
 
 #[test]
-fn a_client_that_renews_its_keys_is_answered_or_hears_of_an_end() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(service) = start(folder.path(), true) else { return };
-    let mut session = connect(&service, folder.path(), &[&TLS13]);
+fn a_key_update_is_answered_or_closes_the_connection() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(service) = start(directory.path(), true) else { return };
+    let mut session = connect(&service, directory.path(), &[&TLS13]);
     let request = b"GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n";
     session.write_all(request).unwrap();
-    let mut first = [0; 1000];
-    assert!(session.read(&mut first).unwrap() > 0);
+    let mut buffer = [0; 1000];
+    assert!(session.read(&mut buffer).unwrap() > 0);
     session.conn.refresh_traffic_keys().unwrap();
-    let asked = session.write_all(request);
-    let answered = asked.and_then(|()| session.read(&mut first));
+    let written = session.write_all(request);
+    let received = written.and_then(|()| session.read(&mut buffer));
     if kernel_has_tls() {
-        assert!(!matches!(answered, Ok(count) if count > 0), "this kernel cannot follow");
+        assert!(!matches!(received, Ok(count) if count > 0), "kTLS cannot follow a key update");
     } else {
-        assert!(answered.unwrap() > 0);
+        assert!(received.unwrap() > 0);
     }
-    assert_eq!(service.get("/ten.txt").text(), "0123456789", "the others are served on");
+    assert_eq!(service.get("/ten.txt").text(), "0123456789", "other connections are not affected");
 }
 
-/// A socket that keeps what has come.
+/// A socket that records the received bytes.
 struct Tap {
     socket: TcpStream,
-    came: Vec<u8>,
+    received: Vec<u8>,
 }
 
 impl Read for Tap {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.socket.read(buffer)?;
-        self.came.extend_from_slice(&buffer[..count]);
+        self.received.extend_from_slice(&buffer[..count]);
         Ok(count)
     }
 }
@@ -358,55 +370,55 @@ impl Write for Tap {
     }
 }
 
-/// TLS 1.2 with AES-GCM says each record's number itself (RFC 5288 section 3). One that comes twice under the same key gives
-/// the key's secrets away, and no client would notice.
+/// Each record of TLS 1.2 with AES-GCM carries an explicit nonce (RFC 5288 section 3). A nonce that
+/// is used twice with one key reveals the key's secrets, and no client would notice.
 #[test]
-fn no_record_has_the_number_of_another() {
+fn no_two_records_have_the_same_nonce() {
     const CHANGE_CIPHER_SPEC: u8 = 20;
-    let folder = tempfile::tempdir().unwrap();
-    let Some(service) = start(folder.path(), true) else { return };
-    let tap = |socket| Tap { socket, came: Vec::new() };
-    let mut session = connect_through(&service, folder.path(), &[&TLS12], tap);
+    let directory = tempfile::tempdir().unwrap();
+    let Some(service) = start(directory.path(), true) else { return };
+    let tap = |socket| Tap { socket, received: Vec::new() };
+    let mut session = connect_through(&service, directory.path(), &[&TLS12], tap);
     session.write_all(b"GET /large.bin HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
-    let mut came = Vec::new();
-    session.read_to_end(&mut came).unwrap();
+    let mut received = Vec::new();
+    session.read_to_end(&mut received).unwrap();
     let suite = session.conn.negotiated_cipher_suite().unwrap().suite();
     assert!(suite.as_str().unwrap().contains("AES_256_GCM"), "{suite:?}");
-    let mut rest = &session.sock.came[..];
-    let (mut is_encrypted, mut numbers) = (false, Vec::new());
+    let mut rest = &session.sock.received[..];
+    let (mut is_encrypted, mut nonces) = (false, Vec::new());
     while let [content_type, _, _, high, low, ..] = *rest {
         let length = 5 + usize::from(u16::from_be_bytes([high, low]));
         if is_encrypted {
-            numbers.push(rest[5..13].to_vec());
+            nonces.push(rest[5..13].to_vec());
         }
         is_encrypted |= content_type == CHANGE_CIPHER_SPEC;
         rest = &rest[length..];
     }
-    let count = numbers.len();
-    assert!(count > large().len() >> 14, "{count} records");
-    numbers.sort();
-    numbers.dedup();
-    assert_eq!(numbers.len(), count);
+    let count = nonces.len();
+    assert!(count > large_content().len() >> 14, "{count} records");
+    nonces.sort();
+    nonces.dedup();
+    assert_eq!(nonces.len(), count);
 }
 
 #[test]
-fn the_last_bytes_of_the_last_response_reach_whoever_is_slow() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(service) = start(folder.path(), true) else { return };
-    let large = large();
-    for at in 0..40 {
-        let end = 200_000 + at * 17_317;
-        let mut session = connect(&service, folder.path(), &[&TLS13]);
+fn the_last_bytes_of_the_last_response_reach_a_slow_client() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(service) = start(directory.path(), true) else { return };
+    let large = large_content();
+    for index in 0..40 {
+        let end = 200_000 + index * 17_317;
+        let mut session = connect(&service, directory.path(), &[&TLS13]);
         rustix::net::sockopt::set_socket_recv_buffer_size(&session.sock, 16 << 10).unwrap();
         let range = format!("Range: bytes=0-{}\r\nConnection: close\r\n", end - 1);
         session
             .write_all(format!("GET /large.bin HTTP/1.1\r\nHost: h\r\n{range}\r\n").as_bytes())
             .unwrap();
-        // The socket between fills, and the end comes upon it full.
+        // The socket buffers fill up, so the service closes while they are full.
         std::thread::sleep(Duration::from_millis(5));
-        let mut came = Vec::new();
-        session.read_to_end(&mut came).expect("an end that nobody else can have made");
-        let head = came.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
-        assert!(came[head..] == large[..end], "{} of {end} bytes", came.len() - head);
+        let mut received = Vec::new();
+        session.read_to_end(&mut received).expect("an authenticated end (close_notify)");
+        let head = received.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
+        assert!(received[head..] == large[..end], "{} of {end} bytes", received.len() - head);
     }
 }

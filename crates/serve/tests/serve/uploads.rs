@@ -1,18 +1,19 @@
-//! Files that clients put here.
+//! Uploads: files that clients write with PUT.
 
-use crate::common::{Client, Service, eventually, large};
+use crate::common::{Client, Service, large_content, wait_until};
 use std::fs;
 use std::io::Read;
 use std::net::Shutdown;
 
-fn service() -> Service {
+/// Starts a service that accepts uploads of at most 8 MiB.
+fn start() -> Service {
     Service::start(
         |root| fs::create_dir(root.join("sub")).unwrap(),
         |config| config.put_bytes_max = Some(8 << 20),
     )
 }
 
-/// What lies in a folder of the service.
+/// The sorted names of the entries of a directory of the service.
 fn names(service: &Service, path: &str) -> Vec<String> {
     let entries = fs::read_dir(service.path(path)).unwrap();
     let mut names: Vec<_> =
@@ -21,6 +22,7 @@ fn names(service: &Service, path: &str) -> Vec<String> {
     names
 }
 
+/// Uploads `body` and returns the status of the response.
 fn put(client: &mut Client, target: &str, fields: &str, body: &[u8]) -> u16 {
     client.send(&format!(
         "PUT {target} HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n{fields}\r\n",
@@ -31,10 +33,10 @@ fn put(client: &mut Client, target: &str, fields: &str, body: &[u8]) -> u16 {
 }
 
 #[test]
-fn a_file_is_put_read_and_replaced_on_one_connection() {
-    let service = service();
+fn put_creates_and_replaces_files_on_one_connection() {
+    let service = start();
     let mut client = service.connect();
-    let large = large();
+    let large = large_content();
     for (target, body, status) in [
         ("/sub/new", &b"first"[..], 201),
         ("/sub/new", b"second", 204),
@@ -46,25 +48,32 @@ fn a_file_is_put_read_and_replaced_on_one_connection() {
         client.send(&format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n"));
         assert!(client.response(false).unwrap().body == body, "{target}");
     }
-    assert_eq!(names(&service, "sub"), ["a b", "empty", "large", "new"], "nothing stays aside");
+    assert_eq!(
+        names(&service, "sub"),
+        ["a b", "empty", "large", "new"],
+        "no temporary file is left"
+    );
 }
 
 #[test]
-fn chunks_pipelines_and_expectations() {
-    let service = service();
+fn chunked_pipelined_and_100_continue_uploads_are_accepted() {
+    let service = start();
     let mut client = service.connect();
-    // A body in chunks with the next request right behind it, all in one piece and byte by byte.
-    let text = "PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n6\r\n world\r\n0\r\nT: x\r\n\r\n\
-                GET /a HTTP/1.1\r\nHost: h\r\n\r\nPUT /b HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabcGET /b HTTP/1.1\r\nHost: h\r\n\r\n";
-    for step in [text.len(), 1] {
-        for piece in text.as_bytes().chunks(step) {
+    // A chunked body, directly followed by the next requests: in one piece, then byte by byte.
+    let text = "PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n\
+                5;x=y\r\nhello\r\n6\r\n world\r\n0\r\nT: x\r\n\r\n\
+                GET /a HTTP/1.1\r\nHost: h\r\n\r\n\
+                PUT /b HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc\
+                GET /b HTTP/1.1\r\nHost: h\r\n\r\n";
+    for piece_bytes in [text.len(), 1] {
+        for piece in text.as_bytes().chunks(piece_bytes) {
             client.try_send(piece).unwrap();
         }
-        let answers: Vec<_> = (0..4).map(|_| client.response(false).unwrap()).collect();
-        let created = if step == 1 { 204 } else { 201 };
-        assert_eq!((answers[0].status, answers[2].status), (created, created));
+        let responses: Vec<_> = (0..4).map(|_| client.response(false).unwrap()).collect();
+        let created = if piece_bytes == 1 { 204 } else { 201 };
+        assert_eq!((responses[0].status, responses[2].status), (created, created));
         assert_eq!(
-            (answers[1].text().as_str(), answers[3].text().as_str()),
+            (responses[1].text().as_str(), responses[3].text().as_str()),
             ("hello world", "abc")
         );
     }
@@ -76,8 +85,8 @@ fn chunks_pipelines_and_expectations() {
 }
 
 #[test]
-fn what_may_not_be_put_is_refused_before_its_body() {
-    let service = service();
+fn an_upload_that_is_not_allowed_is_refused_before_its_body() {
+    let service = start();
     for (target, fields, status) in [
         ("/sub/", "Content-Length: 1", 409),
         ("/sub", "Content-Length: 1", 409),
@@ -93,7 +102,7 @@ fn what_may_not_be_put_is_refused_before_its_body() {
         ("/none", "Content-Length: 1\r\nIf-Match: *", 412),
         ("/a", "Content-Length: 1\r\nExpect: wonders", 417),
     ] {
-        let response = service.ask("PUT", target, &format!("{fields}\r\n"));
+        let response = service.request("PUT", target, &format!("{fields}\r\n"));
         assert_eq!(response.status, status, "{target} {fields}");
     }
     let mut client = service.connect();
@@ -107,17 +116,17 @@ fn what_may_not_be_put_is_refused_before_its_body() {
             break;
         }
     }
-    assert_eq!(client.response(false).unwrap().status, 413, "too large, as it turns out");
+    assert_eq!(client.response(false).unwrap().status, 413, "the chunks exceed the limit");
     assert_eq!(names(&service, "."), ["empty", "large.bin", "sub", "ten.txt"]);
     assert_eq!(fs::read(service.path("ten.txt")).unwrap(), b"0123456789");
-    let service = service.aged();
+    let service = service.wait_for_tags();
     let etag = service.get("/ten.txt").field("etag").unwrap().to_owned();
     assert_eq!(
         put(&mut service.connect(), "/ten.txt", &format!("If-Match: {etag}\r\n"), b"changed"),
         204
     );
     assert_eq!(service.get("/ten.txt").text(), "changed");
-    // Another tag than what is there now forbids nothing.
+    // `If-None-Match` of another tag than the file's is true, so the file is replaced.
     assert_eq!(
         put(&mut service.connect(), "/ten.txt", "If-None-Match: \"other\"\r\n", b"again"),
         204
@@ -126,23 +135,23 @@ fn what_may_not_be_put_is_refused_before_its_body() {
 }
 
 #[test]
-fn half_a_body_leaves_nothing_behind() {
-    let service = service();
-    for cut in [0, 1, 100_000] {
+fn an_incomplete_body_leaves_no_file() {
+    let service = start();
+    for sent_bytes in [0, 1, 100_000] {
         let mut client = service.connect();
         client.send("PUT /ten.txt HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n");
-        client.try_send(&vec![b'x'; cut]).unwrap();
+        client.try_send(&vec![b'x'; sent_bytes]).unwrap();
         client.stream.shutdown(Shutdown::Write).unwrap();
-        let mut rest = Vec::new();
-        let _ = client.stream.read_to_end(&mut rest);
-        assert!(rest.is_empty(), "{}", String::from_utf8_lossy(&rest));
+        let mut received = Vec::new();
+        let _ = client.stream.read_to_end(&mut received);
+        assert!(received.is_empty(), "{}", String::from_utf8_lossy(&received));
     }
-    eventually(|| names(&service, ".").len() <= 4);
+    wait_until(|| names(&service, ".").len() <= 4);
     assert_eq!(service.get("/ten.txt").text(), "0123456789");
 }
 
 #[test]
-fn a_body_that_does_not_come_in_its_time_is_given_up() {
+fn a_body_that_stalls_times_out() {
     let service = Service::start(
         |_| {},
         |config| {

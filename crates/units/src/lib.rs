@@ -1,11 +1,19 @@
-//! Sizes and rates in the notation of command-line arguments.
+//! Sizes, rates and times in the notation of command-line arguments and configuration files.
+
+#![forbid(unsafe_code)]
 
 use bytesize::ByteSize;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
+use std::time::Duration;
 
-/// A text is not a size or a rate.
+/// Bytes in a MiB.
+pub const MIB: f64 = (1u64 << 20) as f64;
+
+/// A text is not a size, a rate or a time.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ParseQuantityError {
     /// Not a size.
     #[error("{0:?} is not a size: write bytes with a unit, such as 64KiB, 1MiB or 350KB")]
@@ -13,6 +21,16 @@ pub enum ParseQuantityError {
     /// Not a rate.
     #[error("{0:?} is not a rate: write bits per second with a unit, such as 4gbit or 500mbit")]
     Rate(String),
+    /// Not a time within these limits.
+    #[error("{text:?} is not a time from {} to {}: write 30s, 500ms or 2m", short(*min), short(*max))]
+    Time {
+        /// The text.
+        text: String,
+        /// The shortest time.
+        min: Duration,
+        /// The longest time.
+        max: Duration,
+    },
 }
 
 /// A number of bytes: `64KiB` is 65,536, `350KB` is 350,000.
@@ -87,6 +105,28 @@ impl fmt::Display for Rate {
     }
 }
 
+/// Parses a time such as `30s`, `2m` or `1h 30m` within limits.
+pub fn parse_time(
+    text: &str,
+    limits: RangeInclusive<Duration>,
+) -> Result<Duration, ParseQuantityError> {
+    let parsed = text.parse().ok().and_then(|time: jiff::SignedDuration| time.try_into().ok());
+    parsed.filter(|time| limits.contains(time)).ok_or_else(|| ParseQuantityError::Time {
+        text: text.into(),
+        min: *limits.start(),
+        max: *limits.end(),
+    })
+}
+
+/// A time in its largest exact unit.
+fn short(time: Duration) -> String {
+    match (time.as_secs(), time.subsec_millis()) {
+        (hours, 0) if hours > 0 && hours.is_multiple_of(3600) => format!("{}h", hours / 3600),
+        (seconds, 0) => format!("{seconds}s"),
+        _ => format!("{}ms", time.as_millis()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,10 +153,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn times_parse_within_their_limits() {
+        let parse = |text| parse_time(text, Duration::from_secs(1)..=Duration::from_secs(3600));
+        assert_eq!(parse("30s"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse("1m 30s"), Ok(Duration::from_secs(90)));
+        for bad in ["", "30", "-1s", "0s", "2h", "1y"] {
+            let error = parse(bad).unwrap_err().to_string();
+            assert!(
+                error.ends_with("is not a time from 1s to 1h: write 30s, 500ms or 2m"),
+                "{error}"
+            );
+        }
+    }
+
     proptest! {
         #[test]
         fn arbitrary_text_does_not_panic(text in ".{0,20}") {
             let _ = (text.parse::<Size>(), text.parse::<Rate>());
+            let _ = parse_time(&text, Duration::ZERO..=Duration::MAX);
         }
 
         #[test]

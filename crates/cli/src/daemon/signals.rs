@@ -1,0 +1,47 @@
+//! Signals of a service: reload, drain, end.
+
+use crate::daemon::readiness;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+use tracing::info;
+
+/// Starts the threads that handle signals.
+///
+/// * SIGTERM, SIGINT and SIGQUIT call `drain`. A second one ends the process at once.
+/// * SIGHUP and SIGUSR1 call `reload`.
+///
+/// SIGQUIT and SIGUSR1 are nginx's signals for this. Unhandled, they would kill the process.
+pub fn handle(
+    reload: impl Fn() + Send + 'static,
+    drain: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    let mut end_rx = pipe_of(&[SIGTERM, SIGINT, SIGQUIT])?;
+    let mut reload_rx = pipe_of(&[SIGHUP, SIGUSR1])?;
+    let thread = || std::thread::Builder::new().name("haul-signals".into());
+    thread().spawn(move || {
+        while reload_rx.read_exact(&mut [0]).is_ok() {
+            reload();
+        }
+    })?;
+    thread().spawn(move || {
+        if end_rx.read_exact(&mut [0]).is_ok() {
+            info!("finishing open requests, then ending; another signal ends at once");
+            readiness::notify_stopping();
+            drain();
+        }
+        if end_rx.read_exact(&mut [0]).is_ok() {
+            std::process::exit(1);
+        }
+    })?;
+    Ok(())
+}
+
+/// A pipe that receives one byte for each of these signals.
+fn pipe_of(signals: &[i32]) -> io::Result<UnixStream> {
+    let (rx, tx) = UnixStream::pair()?;
+    for &signal in signals {
+        signal_hook::low_level::pipe::register(signal, tx.try_clone()?)?;
+    }
+    Ok(rx)
+}

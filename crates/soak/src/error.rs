@@ -1,0 +1,27 @@
+//! Errors of the meter.
+
+use std::io;
+
+/// Errors of the meter.
+#[derive(Debug, thiserror::Error)]
+pub enum SoakError {
+    /// A spinner thread could not be started or set up.
+    #[error("cannot put an idle-priority thread on CPU {cpu}: {error}")]
+    Spinner {
+        /// The CPU.
+        cpu: usize,
+        /// The kernel's error.
+        error: io::Error,
+    },
+    /// The process that runs the spinners could not be started or read.
+    #[error("{step}: {error}")]
+    Process {
+        /// The step that failed.
+        step: &'static str,
+        /// The cause.
+        error: io::Error,
+    },
+    /// `/proc/stat` could not be read.
+    #[error("cannot read /proc/stat, the cross-check of the readings: {0}")]
+    ProcStat(io::Error),
+}
