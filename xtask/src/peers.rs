@@ -35,6 +35,9 @@ pub struct ServeArguments {
     /// Options of an additional haul serve to measure, such as '--path splice'; may be repeated
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     variant: Vec<String>,
+    /// Also measure this other build of haul, such as the one before a change
+    #[arg(long, value_name = "PROGRAM")]
+    other: Option<PathBuf>,
 }
 
 /// Arguments of `cargo xtask peers bare`: the folder to serve and the address to listen at.
@@ -52,7 +55,7 @@ pub fn bare(arguments: &BareArguments) -> Result<(), String> {
 
 /// Builds haul in release mode and measures the servers in interleaved rounds.
 pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
-    let ServeArguments { rounds, congestion, trials, against, variant } = arguments;
+    let ServeArguments { rounds, congestion, trials, against, variant, other } = arguments;
     if let Some(unknown) =
         trials.iter().find(|name| TRIALS.iter().all(|trial| trial.name != **name))
     {
@@ -74,6 +77,9 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
     } else {
         kinds.extend(known.into_iter().filter(|kind| is_selected(against, kind.name())));
     }
+    if other.is_some() {
+        kinds.push(ServerKind::OtherHaul);
+    }
     for kind in &kinds {
         if let Some(package) = kind.missing_package() {
             return Err(format!(
@@ -87,6 +93,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
         rounds: *rounds,
         congestion: congestion.clone(),
         haul: build()?,
+        other_haul: other.clone(),
         variants: variant.clone(),
     };
     serve::run(&plan)

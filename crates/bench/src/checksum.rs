@@ -10,17 +10,15 @@ use crate::host::HostFacts;
 use crate::rounds::Pace;
 use crate::rounds::{Progress, Series, Steps, few_rounds_warning, unsteady_warning};
 use crate::warning::{Kind, Warning};
-use haul_checksum::Kernel;
 use haul_units::Size;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 mod answer;
 mod row;
-mod work;
 
+use haul_workers::checksum_operation::{self as work, Operation};
 pub use row::ChecksumRow;
-use work::Operation;
 
 /// The report of the experiment `checksum`.
 pub type ChecksumReport = crate::report::Report<ChecksumRow>;
@@ -129,9 +127,4 @@ fn seconds_per_call(
             return elapsed.as_secs_f64() / calls as f64;
         }
     }
-}
-
-/// The checksum implementation that [`haul::checksum`] selects on this CPU.
-fn fastest_implementation() -> Kernel {
-    haul_checksum::kernel()
 }

@@ -50,7 +50,7 @@ pub(crate) fn choose<'a>(
                 ));
             }
             Err(error) => {
-                refusals.push(format!("congestion control {name:?} cannot be set: {error}"))
+                refusals.push(format!("congestion control {name:?} cannot be set: {error}"));
             }
         }
     }

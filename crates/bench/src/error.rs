@@ -2,9 +2,9 @@
 
 use crate::flow::FlowError;
 use crate::pair::PairError;
-use crate::workload::WorkloadError;
 use haul_lab::LabError;
 use haul_soak::SoakError;
+use haul_workers::workload::WorkloadError;
 
 /// An experiment could not be run.
 #[derive(Debug, thiserror::Error)]

@@ -8,11 +8,11 @@
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::kernel_threads::{KernelThreads, has_irq_time_accounting};
-use crate::worker::receiver::Receiving;
-use crate::worker::sender::Sending;
-use crate::worker::socket::SocketOptions;
-use crate::worker::{Job, Outcome, Task, Window, now_ns, sleep_until};
 use haul_soak::{Interval, Meter};
+use haul_workers::worker::receiver::ReceiveTask;
+use haul_workers::worker::sender::SendTask;
+use haul_workers::worker::socket::SocketOptions;
+use haul_workers::worker::{Job, Outcome, Task, Window, now_ns, sleep_until};
 use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread;
@@ -105,8 +105,8 @@ impl Sample {
 impl<'a> Flow<'a> {
     /// A flow of one stream from one host to another.
     pub(crate) fn stream(
-        (from, sending): (Endpoint<'a>, Sending),
-        (to, receiving): (Endpoint<'a>, Receiving),
+        (from, sending): (Endpoint<'a>, SendTask),
+        (to, receiving): (Endpoint<'a>, ReceiveTask),
         socket: SocketOptions,
         window: Duration,
     ) -> Self {

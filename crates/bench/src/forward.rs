@@ -11,16 +11,16 @@ use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::pair::Pair;
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
-use crate::tested_method::TestedMethod;
 use crate::topology::{Loads, Topology};
-use crate::worker::forwarder::Forwarding;
-use crate::worker::messages::{Answering, Asking, Latency};
-use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending};
-use crate::workload::{Opened, Workload};
 use haul::SendMethod;
 use haul_lab::{Lab, Settings};
 use haul_soak::Meter;
 use haul_units::{Rate, Size};
+use haul_workers::tested_method::TestedMethod;
+use haul_workers::worker::forwarder::ForwardTask;
+use haul_workers::worker::ping_pong::{EchoTask, Latency, PingTask};
+use haul_workers::worker::{Outcome, Task, receiver::ReceiveTask, sender::SendTask};
+use haul_workers::workload::{Opened, Workload};
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 mod answer;
-pub mod method;
+pub use haul_workers::forward_method as method;
 mod proof;
 mod row;
 
@@ -249,10 +249,10 @@ impl Experiment for ForwardExperiment<'_> {
 
     fn measure(&mut self, case: &ForwardCase, meter: &Meter) -> Result<Sample, FlowError> {
         let forwarding =
-            Forwarding { by: case.method, buffer_bytes: case.buffer.map(|size| size.0 as usize) };
+            ForwardTask { by: case.method, buffer_bytes: case.buffer.map(|size| size.0 as usize) };
         let (sink, source) = match case.traffic {
             Traffic::Bulk => {
-                let sending = Sending {
+                let sending = SendTask {
                     path: TestedMethod::from(SendMethod::ReadSend).name().into(),
                     chunk_bytes: CHUNK_BYTES,
                     cork: false,
@@ -263,8 +263,8 @@ impl Experiment for ForwardExperiment<'_> {
                 (None, Task::Send(sending))
             }
             Traffic::Messages(size) => (
-                Some(Task::Answer(Answering {})),
-                Task::Ask(Asking { message_bytes: size.0 as usize }),
+                Some(Task::Answer(EchoTask {})),
+                Task::Ask(PingTask { message_bytes: size.0 as usize }),
             ),
         };
         let (topology, window) = (self.topology, self.plan.pace.window);
@@ -285,14 +285,14 @@ impl Experiment for ForwardExperiment<'_> {
         // If the sender holds a rate, that rate already determines the regime.
         let flow = match sink {
             Some(sink) => flow(sink),
-            None if self.plan.rate.is_some() => flow(Task::Receive(Receiving::plainly())),
+            None if self.plan.rate.is_some() => flow(Task::Receive(ReceiveTask::plainly())),
             None => {
                 let receiving = |receiving| flow(Task::Receive(receiving));
-                let unthrottled = receiving(Receiving::plainly());
+                let unthrottled = receiving(ReceiveTask::plainly());
                 let full_speed = self.full_speeds.get_or_measure(case, &unthrottled)?;
                 // The buffers of two connections must be filled.
                 let warm_up = 2 * regime::warm_up(full_speed);
-                Flow { warm_up, ..receiving(regime::held(&Receiving::plainly(), full_speed)) }
+                Flow { warm_up, ..receiving(regime::held(&ReceiveTask::plainly(), full_speed)) }
             }
         };
         flow.run(Some(meter))

@@ -15,17 +15,19 @@ use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
-use crate::tested_method::TestedMethod;
 use crate::topology::Loads;
-use crate::worker::giver::{Beat, Giving, Hand};
-use crate::worker::messages::{Answering, Asking, Latency};
-use crate::worker::socket::SocketOptions;
-use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending, taker::Taking};
-use crate::workload::{Opened, Workload};
 use haul::SendMethod;
 use haul_lab::{Lab, Reception, Settings};
 use haul_soak::Meter;
 use haul_units::Size;
+use haul_workers::tested_method::TestedMethod;
+use haul_workers::worker::memory_sender::{MemorySendTask, Schedule, SendCall};
+use haul_workers::worker::ping_pong::{EchoTask, Latency, PingTask};
+use haul_workers::worker::socket::SocketOptions;
+use haul_workers::worker::{
+    Outcome, Task, datagram_sink::DatagramSinkTask, receiver::ReceiveTask, sender::SendTask,
+};
+use haul_workers::workload::{Opened, Workload};
 use std::sync::atomic::AtomicBool;
 
 mod answer;
@@ -110,7 +112,7 @@ const RECEIVE_SETTINGS: [ReceiveSetting; 5] = {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Traffic {
     /// Groups of datagrams at a fixed rate, to compare the sender's calls.
-    Transmit(Hand),
+    Transmit(SendCall),
     /// Datagrams at a fixed rate.
     Datagrams,
     /// A TCP stream at full speed, segmented into packets of 1500 bytes before the device.
@@ -127,8 +129,8 @@ pub(crate) struct InterruptsCase {
 }
 
 /// The calls that pass datagrams to the kernel.
-const SEND_CALLS: [Hand; 5] =
-    [Hand::Send, Hand::Lend, Hand::Group, Hand::Segments, Hand::LendSegments];
+const SEND_CALLS: [SendCall; 5] =
+    [SendCall::Send, SendCall::Lend, SendCall::Group, SendCall::Segments, SendCall::LendSegments];
 
 /// The configuration of the experiment.
 #[derive(Debug, Clone)]
@@ -237,7 +239,7 @@ impl InterruptsExperiment<'_> {
     /// The tasks of the receiving and of the sending worker.
     fn tasks(&self, case: &InterruptsCase) -> (Task, Task) {
         let send_task = |call, datagrams: usize, schedule| {
-            Task::Give(Giving {
+            Task::Give(MemorySendTask {
                 is_tcp: false,
                 by: call,
                 piece_bytes: datagrams * usize::from(DATAGRAM_BYTES),
@@ -246,24 +248,30 @@ impl InterruptsExperiment<'_> {
                 beat: schedule,
             })
         };
-        let receive_task = || Task::Take(Taking { busy_poll_us: case.setting.busy_poll_us });
+        let receive_task =
+            || Task::Take(DatagramSinkTask { busy_poll_us: case.setting.busy_poll_us });
         match case.traffic {
             // The same datagrams at the same times for every call, in as many calls as it needs.
             Traffic::Transmit(call) => {
-                let is_single = matches!(call, Hand::Send | Hand::Lend | Hand::LendAndWait);
+                let is_single =
+                    matches!(call, SendCall::Send | SendCall::Lend | SendCall::LendAndWait);
                 let (datagrams, pieces) =
                     if is_single { (1, GROUP_DATAGRAMS) } else { (GROUP_DATAGRAMS, 1) };
                 let schedule =
-                    Beat::Batches { pieces: pieces as u32, per_second: GROUPS_PER_SECOND };
+                    Schedule::Batches { pieces: pieces as u32, per_second: GROUPS_PER_SECOND };
                 (receive_task(), send_task(call, datagrams, schedule))
             }
             Traffic::Datagrams => (
                 receive_task(),
-                send_task(Hand::Send, 1, Beat::Exact { pieces_per_second: DATAGRAMS_PER_SECOND }),
+                send_task(
+                    SendCall::Send,
+                    1,
+                    Schedule::Exact { pieces_per_second: DATAGRAMS_PER_SECOND },
+                ),
             ),
             Traffic::Stream => (
-                Task::Receive(Receiving::plainly()),
-                Task::Send(Sending {
+                Task::Receive(ReceiveTask::plainly()),
+                Task::Send(SendTask {
                     path: TestedMethod::from(SendMethod::ReadSend).name().into(),
                     chunk_bytes: 64 << 10,
                     cork: false,
@@ -273,8 +281,8 @@ impl InterruptsExperiment<'_> {
                 }),
             ),
             Traffic::Messages => (
-                Task::Answer(Answering {}),
-                Task::Ask(Asking { message_bytes: MESSAGE_SIZE.0 as usize }),
+                Task::Answer(EchoTask {}),
+                Task::Ask(PingTask { message_bytes: MESSAGE_SIZE.0 as usize }),
             ),
         }
     }

@@ -13,15 +13,17 @@ use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
-use crate::tested_method::TestedMethod;
 use crate::topology::Loads;
-use crate::worker::giver::{Beat, Giving, Hand};
-use crate::worker::{Outcome, Task, receiver::Receiving, sender::Sending, taker::Taking};
-use crate::workload::{Opened, Workload};
 use haul::SendMethod;
 use haul_lab::{Lab, Settings};
 use haul_soak::Meter;
 use haul_units::Size;
+use haul_workers::tested_method::TestedMethod;
+use haul_workers::worker::memory_sender::{MemorySendTask, Schedule, SendCall};
+use haul_workers::worker::{
+    Outcome, Task, datagram_sink::DatagramSinkTask, receiver::ReceiveTask, sender::SendTask,
+};
+use haul_workers::workload::{Opened, Workload};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -60,7 +62,7 @@ pub enum Destination {
 /// How the sender passes memory, or a file, to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum LoanMethod {
-    Memory(Hand),
+    Memory(SendCall),
     Sendfile,
 }
 
@@ -101,19 +103,20 @@ impl LoanPlan {
         pieces.sort();
         for destination in [Destination::Tcp, Destination::Udp, Destination::Sink] {
             for &piece in &pieces {
-                let segmented = |call: Hand| match destination {
+                let segmented = |call: SendCall| match destination {
                     Destination::Tcp => Some(LoanMethod::Memory(call)),
                     // Larger pieces are segmented by the device, up to the largest amount of one
                     // call.
                     _ if piece.0 <= DATAGRAM_BYTES.into() => Some(LoanMethod::Memory(call)),
                     _ => match call {
-                        Hand::Send => Some(LoanMethod::Memory(Hand::Segments)),
-                        Hand::Lend => Some(LoanMethod::Memory(Hand::LendSegments)),
+                        SendCall::Send => Some(LoanMethod::Memory(SendCall::Segments)),
+                        SendCall::Lend => Some(LoanMethod::Memory(SendCall::LendSegments)),
                         _ => None,
                     },
                 };
-                let calls =
-                    [Hand::Send, Hand::Lend, Hand::LendAndWait].into_iter().filter_map(segmented);
+                let calls = [SendCall::Send, SendCall::Lend, SendCall::LendAndWait]
+                    .into_iter()
+                    .filter_map(segmented);
                 let is_tcp = destination == Destination::Tcp;
                 let sendfile = is_tcp.then_some(LoanMethod::Sendfile);
                 let size = if is_tcp { piece } else { piece.min(SEGMENTED_SIZE) };
@@ -204,7 +207,7 @@ impl Experiment for LoanExperiment<'_> {
             _ => None,
         };
         let send_task = match case.method {
-            LoanMethod::Sendfile => Task::Send(Sending {
+            LoanMethod::Sendfile => Task::Send(SendTask {
                 path: TestedMethod::from(SendMethod::Sendfile).name().into(),
                 chunk_bytes: case.piece.0 as usize,
                 cork: false,
@@ -212,18 +215,18 @@ impl Experiment for LoanExperiment<'_> {
                 pieces: self.file.handed_over(),
                 plan: None,
             }),
-            LoanMethod::Memory(by) => Task::Give(Giving {
+            LoanMethod::Memory(by) => Task::Give(MemorySendTask {
                 is_tcp: case.destination == Destination::Tcp,
                 by,
                 piece_bytes: case.piece.0 as usize,
                 datagram_bytes: DATAGRAM_BYTES,
                 to,
                 beat: match case.destination {
-                    Destination::Udp => Beat::Batches {
+                    Destination::Udp => Schedule::Batches {
                         pieces: (SEGMENTED_SIZE.0 / case.piece.0).max(1) as u32,
                         per_second: BATCHES_PER_SECOND,
                     },
-                    _ => Beat::Free,
+                    _ => Schedule::Free,
                 },
             }),
         };
@@ -239,12 +242,12 @@ impl Experiment for LoanExperiment<'_> {
         match case.destination {
             Destination::Tcp => {
                 let stream = |receiving| flow(Some(Task::Receive(receiving)));
-                let unthrottled = stream(Receiving::plainly());
+                let unthrottled = stream(ReceiveTask::plainly());
                 let full_speed = self.full_speeds.get_or_measure(case, &unthrottled)?;
                 let warm_up = regime::warm_up(full_speed);
-                Flow { warm_up, ..stream(regime::held(&Receiving::plainly(), full_speed)) }
+                Flow { warm_up, ..stream(regime::held(&ReceiveTask::plainly(), full_speed)) }
             }
-            Destination::Udp => flow(Some(Task::Take(Taking { busy_poll_us: 0 }))),
+            Destination::Udp => flow(Some(Task::Take(DatagramSinkTask { busy_poll_us: 0 }))),
             Destination::Sink => flow(None),
         }
         .run(Some(meter))
@@ -268,9 +271,9 @@ impl Experiment for LoanExperiment<'_> {
 impl LoanMethod {
     fn name(self) -> &'static str {
         match self {
-            Self::Memory(Hand::Send | Hand::Group | Hand::Segments) => "send",
-            Self::Memory(Hand::Lend | Hand::LendSegments) => "lend",
-            Self::Memory(Hand::LendAndWait) => "lend, waiting for each",
+            Self::Memory(SendCall::Send | SendCall::Group | SendCall::Segments) => "send",
+            Self::Memory(SendCall::Lend | SendCall::LendSegments) => "lend",
+            Self::Memory(SendCall::LendAndWait) => "lend, waiting for each",
             Self::Sendfile => "sendfile",
         }
     }

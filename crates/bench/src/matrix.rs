@@ -1,11 +1,11 @@
 //! The rows of the experiment `send`: combinations of methods and conditions.
 
 use crate::error::BenchError;
-use crate::tested_method::TestedMethod;
-use crate::workload::{Opened, Workload};
 use haul::SendMethod;
 use haul_lab::Offloads;
 use haul_units::Size;
+use haul_workers::tested_method::TestedMethod;
+use haul_workers::workload::{Opened, Workload};
 
 /// A set of rows: every combination of the listed conditions and methods.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -18,12 +18,12 @@ pub use protocol::{PORT, words_in};
 
 pub(crate) use protocol::{Reply, Request};
 
-use crate::lines::{Line, read_line, write_line};
+use haul_workers::lines::{Line, read_line, write_line};
 
 use crate::host::HostFacts;
-use crate::worker::socket::SocketOptions;
-use crate::worker::{Message, Task};
 use haul_soak::Baseline;
+use haul_workers::worker::socket::SocketOptions;
+use haul_workers::worker::{Message, Task};
 use protocol::{LINE_BYTES_MAX, MeterFacts, SCHEMA};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufReader};

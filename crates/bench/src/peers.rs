@@ -6,13 +6,13 @@ use crate::flow::Flow;
 use crate::rounds::{CALIBRATION, Costs};
 use crate::stats::Figure;
 use crate::topology::Loads;
-use crate::worker::socket::SocketOptions;
-use crate::worker::{receiver::Receiving, sender::Sending};
-use crate::workload::Workload;
 use haul::SendMethod;
 use haul_lab::{Lab, Running, Settings};
 use haul_soak::{Interval, Meter};
 use haul_units::Size;
+use haul_workers::worker::socket::SocketOptions;
+use haul_workers::worker::{receiver::ReceiveTask, sender::SendTask};
+use haul_workers::workload::Workload;
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -88,7 +88,7 @@ pub fn send(
             let before = meter.calibrate(CALIBRATION);
             let (interval, bytes_per_second, reported) = match program {
                 TestedProgram::Haul(method) => {
-                    let sending = Sending {
+                    let sending = SendTask {
                         path: method.name().into(),
                         chunk_bytes: CHUNK.0 as usize,
                         cork: false,
@@ -96,7 +96,7 @@ pub fn send(
                         pieces: workload.handed_over(),
                         plan: None,
                     };
-                    let to = (Endpoint::Lab(&lab.receiver), Receiving::plainly());
+                    let to = (Endpoint::Lab(&lab.receiver), ReceiveTask::plainly());
                     let flow = Flow::stream(
                         (Endpoint::Lab(&lab.sender), sending),
                         to,

@@ -12,9 +12,7 @@ use crate::rounds::{Pace, Progress};
 use crate::send;
 use crate::send::prediction::{self, is_same_distance};
 use crate::send::{SendReport, SendRow};
-use crate::tested_method::TestedMethod;
 use crate::warning::Kind;
-use crate::workload::Workload;
 pub use description::{describe, describe_rate, describe_tests};
 use fit::is_clean;
 pub use fit::of;
@@ -23,6 +21,8 @@ pub use haul::plan::Plan;
 use haul::plan::{Network, call_bytes};
 use haul_lab::Offloads;
 use haul_units::Size;
+use haul_workers::tested_method::TestedMethod;
+use haul_workers::workload::Workload;
 use std::fs;
 use std::sync::atomic::AtomicBool;
 

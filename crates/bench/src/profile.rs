@@ -14,12 +14,12 @@ use crate::stats::Figure;
 use crate::topology::{HostLoad, Loads};
 use crate::view::Picture;
 use crate::warning::{Kind, Warning};
-use crate::worker::{receiver::Receiving, sender::Sending};
-use crate::workload::{Opened, Workload};
 use crate::{
     BenchError, HostFacts, congestion, receive::method::ReceiveMethod, tested_method::TestedMethod,
 };
 use haul_lab::{Lab, Settings};
+use haul_workers::worker::{receiver::ReceiveTask, sender::SendTask};
+use haul_workers::workload::{Opened, Workload};
 use std::collections::HashSet;
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -113,7 +113,8 @@ pub fn run(
     })?;
     let baseline = before.middle(&run.meter.calibrate(CALIBRATION));
     let load = sample.interval.as_ref().map(|interval| interval.load(&baseline));
-    let received = sample.outcomes.first().map_or(0.0, crate::worker::Outcome::bytes_per_second);
+    let received =
+        sample.outcomes.first().map_or(0.0, haul_workers::worker::Outcome::bytes_per_second);
     let costs = load
         .and_then(|load| {
             Costs::of(
@@ -160,7 +161,7 @@ fn flow<'a>(
     workload: &Opened,
     congestion: &str,
 ) -> Result<Flow<'a>, BenchError> {
-    let sending = Sending {
+    let sending = SendTask {
         path: plan.send.name().into(),
         chunk_bytes: CHUNK_BYTES,
         cork: false,
@@ -169,17 +170,17 @@ fn flow<'a>(
         plan: None,
     };
     let socket = Reading::Held.socket(congestion);
-    let flow = |receiving: Receiving, window| {
+    let flow = |receiving: ReceiveTask, window| {
         let to = (Endpoint::Lab(&lab.receiver), receiving);
         Flow::stream((Endpoint::Lab(&lab.sender), sending.clone()), to, socket.clone(), window)
     };
     if plan.receive != ReceiveMethod::Read {
-        return Ok(flow(Receiving { way: plan.receive, ..Receiving::plainly() }, plan.window));
+        return Ok(flow(ReceiveTask { way: plan.receive, ..ReceiveTask::plainly() }, plan.window));
     }
-    let full_speed = regime::full_speed(&flow(Receiving::plainly(), PILOT_WINDOW))?;
+    let full_speed = regime::full_speed(&flow(ReceiveTask::plainly(), PILOT_WINDOW))?;
     Ok(Flow {
         warm_up: regime::warm_up(full_speed),
-        ..flow(regime::held(&Receiving::plainly(), full_speed), plan.window)
+        ..flow(regime::held(&ReceiveTask::plainly(), full_speed), plan.window)
     })
 }
 

@@ -12,14 +12,14 @@ use crate::flow::{Flow, FlowError, Sample};
 use crate::pair::Pair;
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
-use crate::tested_method::TestedMethod;
 use crate::topology::{Loads, Topology};
-use crate::worker::{Outcome, receiver::Receiving, sender};
-use crate::workload::{Opened, Workload};
 use haul::SendMethod;
 use haul_lab::{HostSetting, Lab, Settings};
 use haul_soak::Meter;
 use haul_units::Size;
+use haul_workers::tested_method::TestedMethod;
+use haul_workers::worker::{Outcome, receiver::ReceiveTask, sender};
+use haul_workers::workload::{Opened, Workload};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 mod answer;
-pub mod method;
+pub use haul_workers::receive_method as method;
 mod row;
 
 use method::ReceiveMethod;
@@ -357,7 +357,7 @@ impl Experiment for ReceiveExperiment<'_> {
             SentBy::Zerocopy => (SendMethod::Zerocopy, &self.memory),
             SentBy::Sendfile => (SendMethod::Sendfile, &self.file),
         };
-        let sending = sender::Sending {
+        let sending = sender::SendTask {
             path: TestedMethod::from(send_method).name().into(),
             chunk_bytes: CHUNK_BYTES,
             cork: false,
@@ -368,8 +368,13 @@ impl Experiment for ReceiveExperiment<'_> {
         let buffer_bytes = condition.buffer.0 as usize;
         let low_water_bytes = buffer_bytes / LOW_WATER_DIVISOR;
         let touch = condition.touch;
-        let receiving =
-            Receiving { way: method, buffer_bytes, touch, low_water_bytes, ..Receiving::plainly() };
+        let receiving = ReceiveTask {
+            way: method,
+            buffer_bytes,
+            touch,
+            low_water_bytes,
+            ..ReceiveTask::plainly()
+        };
         let socket = Reading::Held.socket(&self.congestion);
         let window = self.pace.window;
         let flow = |receiving| {

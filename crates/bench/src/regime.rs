@@ -15,9 +15,9 @@
 use crate::flow::{Flow, FlowError, WARM_UP};
 use crate::rounds::retry_slipped;
 use crate::stats::Figure;
-use crate::worker::Outcome;
-use crate::worker::receiver::Receiving;
-use crate::worker::socket::SocketOptions;
+use haul_workers::worker::Outcome;
+use haul_workers::worker::receiver::ReceiveTask;
+use haul_workers::worker::socket::SocketOptions;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -109,9 +109,9 @@ pub(crate) fn full_speed(flow: &Flow<'_>) -> Result<f64, FlowError> {
 }
 
 /// The same receiver, reading at the share of this full speed.
-pub(crate) fn held(receiving: &Receiving, full_speed_bytes_per_second: f64) -> Receiving {
+pub(crate) fn held(receiving: &ReceiveTask, full_speed_bytes_per_second: f64) -> ReceiveTask {
     let rate = (HELD_SHARE * full_speed_bytes_per_second) as u64;
-    Receiving { read_bytes_per_second: Some(rate.max(1)), ..receiving.clone() }
+    ReceiveTask { read_bytes_per_second: Some(rate.max(1)), ..receiving.clone() }
 }
 
 /// The warm-up time of a connection whose receiver holds the rate: until its buffers are full.

@@ -10,15 +10,15 @@ use crate::regime::{self, FullSpeeds, Reading};
 use crate::report::Observer;
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::stats::Figure;
-use crate::tested_method::TestedMethod;
 use crate::topology::{Loads, Topology};
 use crate::warning::{Kind, Warning};
-use crate::worker::{Outcome, Paced, receiver::Receiving, sender::Sending};
-use crate::workload::{Opened, Workload};
 use haul::SendMethod;
 use haul_lab::{Lab, Offloads, Settings};
 use haul_soak::Meter;
 use haul_units::Rate;
+use haul_workers::tested_method::TestedMethod;
+use haul_workers::worker::{Outcome, Paced, receiver::ReceiveTask, sender::SendTask};
+use haul_workers::workload::{Opened, Workload};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -244,9 +244,9 @@ impl SendExperiment<'_> {
         Ok(())
     }
 
-    fn flow(&self, case: &SendCase, receiving: Receiving) -> Flow<'_> {
+    fn flow(&self, case: &SendCase, receiving: ReceiveTask) -> Flow<'_> {
         let SendCase { method, condition } = case;
-        let sending = Sending {
+        let sending = SendTask {
             path: method.name().into(),
             chunk_bytes: condition.chunk.0 as usize,
             cork: condition.cork,
@@ -266,14 +266,14 @@ impl SendExperiment<'_> {
     /// The flow that measures a row.
     fn measured_flow(&mut self, case: &SendCase) -> Result<Flow<'_>, FlowError> {
         if self.reading == Reading::Free {
-            return Ok(self.flow(case, Receiving::plainly()));
+            return Ok(self.flow(case, ReceiveTask::plainly()));
         }
         let mut full_speeds = std::mem::take(&mut self.full_speeds);
-        let full_speed = full_speeds.get_or_measure(case, &self.flow(case, Receiving::plainly()));
+        let full_speed = full_speeds.get_or_measure(case, &self.flow(case, ReceiveTask::plainly()));
         self.full_speeds = full_speeds;
         let full_speed = full_speed?;
         let warm_up = regime::warm_up(full_speed);
-        Ok(Flow { warm_up, ..self.flow(case, regime::held(&Receiving::plainly(), full_speed)) })
+        Ok(Flow { warm_up, ..self.flow(case, regime::held(&ReceiveTask::plainly(), full_speed)) })
     }
 }
 
@@ -345,7 +345,7 @@ fn observer_effect(
     if experiment.set_offloads(case.condition.offloads).is_err() {
         return Ok(None);
     }
-    let flow = experiment.flow(case, Receiving::plainly());
+    let flow = experiment.flow(case, ReceiveTask::plainly());
     let rate =
         |sample: &Sample| sample.outcomes.first().map_or(f64::NAN, Outcome::bytes_per_second);
     let mut ratios = Vec::new();

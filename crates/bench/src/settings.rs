@@ -17,16 +17,16 @@ use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix;
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::stats::Figure;
-use crate::tested_method::TestedMethod;
 use crate::topology::Loads;
-use crate::worker::socket::SocketOptions;
-use crate::worker::{Outcome, receiver::Receiving, sender::Sending};
-use crate::workload::{Opened, Workload};
 use crate::{congestion, doctor};
 use haul::SendMethod;
 use haul_lab::{CpuPair, Lab};
 use haul_soak::Meter;
 use haul_units::{Rate, Size};
+use haul_workers::tested_method::TestedMethod;
+use haul_workers::worker::socket::SocketOptions;
+use haul_workers::worker::{Outcome, receiver::ReceiveTask, sender::SendTask};
+use haul_workers::workload::{Opened, Workload};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -283,7 +283,7 @@ impl Experiment for SettingsExperiment {
 
     fn measure(&mut self, case: &SettingCase, meter: &Meter) -> Result<Sample, FlowError> {
         let tuning = self.basis.with(&case.changes);
-        let sending = Sending {
+        let sending = SendTask {
             path: case.method.name().into(),
             chunk_bytes: CHUNK.0 as usize,
             cork: false,
@@ -291,11 +291,11 @@ impl Experiment for SettingsExperiment {
             pieces: self.workload.handed_over(),
             plan: None,
         };
-        let receiving = Receiving {
+        let receiving = ReceiveTask {
             low_water_bytes: tuning.low_water_bytes,
             busy_poll_us: tuning.busy_poll_us,
             read_pause_us: tuning.read_pause_us,
-            ..Receiving::plainly()
+            ..ReceiveTask::plainly()
         };
         let socket = SocketOptions {
             buffer_bytes: tuning.buffer_bytes,

@@ -76,8 +76,8 @@ fn report_text(report: &SoakReport) -> String {
         let CpuLoad { cpu: number, load_percent, taken_percent, interrupted_percent, .. } = cpu;
         let _ = writeln!(
             text,
-            "{number:>3} {load_percent:>8.2} {taken_percent:>7.2} {interrupted_percent:>12.2} {:>14} \
-             {:>11.2} {:>6.2}",
+            "{number:>3} {load_percent:>8.2} {taken_percent:>7.2} {interrupted_percent:>12.2} \
+             {:>14} {:>11.2} {:>6.2}",
             cpu.interference_percent.map_or("?".into(), |percent| format!("{percent:.1}")),
             cpu.proc_stat_percent,
             cpu.steal_percent,

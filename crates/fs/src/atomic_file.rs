@@ -113,12 +113,8 @@ impl AtomicFile {
         // The rename itself reports whether the name was free: a check before it could be outrun.
         let committed = match rename(RenameFlags::NOREPLACE) {
             Ok(()) => Committed::Created,
-            Err(Errno::EXIST) if !only_new => {
-                rename(RenameFlags::empty())?;
-                Committed::Replaced
-            }
-            // Some file systems (NFS, FUSE) know no flags.
-            Err(Errno::INVAL) if !only_new => {
+            // Some file systems (NFS, FUSE) know no flags: EINVAL.
+            Err(Errno::EXIST | Errno::INVAL) if !only_new => {
                 rename(RenameFlags::empty())?;
                 Committed::Replaced
             }

@@ -51,7 +51,7 @@ impl MethodSelector {
                 .and_then(|bound| bound.send(socket, source, range.clone()));
             match sent {
                 Err(reason) if reason.is_refusal() => {
-                    self.disable(method, reason, source, range)?
+                    self.disable(method, reason, source, range)?;
                 }
                 Err(error) => return Err(error),
                 Ok(sent) => {

@@ -222,7 +222,7 @@ fn a_reset_returns_every_buffer_and_later_calls_fail() {
         match sender.lend(vec![1; 10_000]) {
             Ok(_) => {}
             Err(error) if matches!(error.error, Error::WouldBlock) => {
-                thread::sleep(Duration::from_millis(1))
+                thread::sleep(Duration::from_millis(1));
             }
             Err(error) => break error,
         }

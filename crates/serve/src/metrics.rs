@@ -5,6 +5,9 @@ use haul_server::metrics::{Collect, Exposition};
 use haul_server::{Counter, Transport};
 use std::sync::Arc;
 
+/// Name, help and value of a metric of each transport.
+type Family = (&'static str, &'static str, fn(&TransportCounters) -> f64);
+
 /// The metrics of a file service.
 #[derive(Debug)]
 pub struct ServeMetrics {
@@ -23,7 +26,7 @@ impl ServeMetrics {
         let bytes = |transport| self.sum(|counters| &counters.by(transport).bytes);
         let used: Vec<Transport> = Transport::all().filter(|&one| bytes(one) > 0).collect();
         let label = |transport: Transport| format!("path=\"{}\"", transport.name());
-        let families: [(&str, &str, fn(&TransportCounters) -> f64); 3] = [
+        let families: [Family; 3] = [
             (
                 "haul_sent_bytes_total",
                 "Bytes that sockets took, by the path they took.",
@@ -63,7 +66,8 @@ impl ServeMetrics {
 
 impl Collect for ServeMetrics {
     fn collect(&self, text: &mut Exposition) {
-        text.connections(self.loops.iter().map(|counters| &counters.connections));
+        let connections: Vec<_> = self.loops.iter().map(|loop_| &loop_.connections).collect();
+        text.connections(&connections);
         text.counter(
             "haul_responses_cut_short_total",
             "Responses ended because their file changed while it was sent.",

@@ -48,6 +48,7 @@ impl Handler for Echo {
     }
 }
 
+/// Starts the service and runs it until it has drained.
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (certificate, key) = ("certificate.pem".into(), "key.pem".into());
     let tls = tls::TlsSettings { certificate, key, in_kernel: false, alpn: Vec::new() };
@@ -60,7 +61,7 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::thread::spawn(move || (io::stdin().read_to_end(&mut Vec::new()), control.drain()));
     let (mut registry, counted) = (metrics::Registry::default(), Arc::clone(&counters));
     registry.register(move |text: &mut metrics::Exposition| {
-        text.connections(std::iter::once(&*counted))
+        text.connections(&[&counted]);
     });
     let echo = |_| Echo(Clock::new(), Arc::clone(&counters), Arc::clone(&tls));
     Ok(service.run(&[], LoopSettings::default(), registry, echo)?)

@@ -176,7 +176,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_nonce_is_used_twice(iv in any::<[u8; 12]>(), sequence in 1u64..100, later in 0u64..1000) {
+        fn no_nonce_is_used_twice(
+            iv in any::<[u8; 12]>(),
+            sequence in 1u64..100,
+            later in 0u64..1000,
+        ) {
             let mut out = [0; 12];
             let explicit = |iv: &[u8; 12]| u64::from_be_bytes(iv[4..].try_into().unwrap());
             let first = explicit(iv_after(&iv, sequence, &mut out));

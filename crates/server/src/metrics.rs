@@ -106,9 +106,9 @@ impl Exposition {
     }
 
     /// The connections of all event loops.
-    pub fn connections<'c>(&mut self, loops: impl Iterator<Item = &'c ConnectionCounters> + Clone) {
+    pub fn connections(&mut self, loops: &[&ConnectionCounters]) {
         let sum = |of: fn(&ConnectionCounters) -> &Counter| {
-            loops.clone().map(|counters| of(counters).get()).fold(0, u64::wrapping_add)
+            loops.iter().map(|counters| of(counters).get()).fold(0, u64::wrapping_add)
         };
         self.counter(
             "haul_connections_accepted_total",

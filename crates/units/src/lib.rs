@@ -22,7 +22,11 @@ pub enum ParseQuantityError {
     #[error("{0:?} is not a rate: write bits per second with a unit, such as 4gbit or 500mbit")]
     Rate(String),
     /// Not a time within these limits.
-    #[error("{text:?} is not a time from {} to {}: write 30s, 500ms or 2m", short(*min), short(*max))]
+    #[error(
+        "{text:?} is not a time from {} to {}: write 30s, 500ms or 2m",
+        short(*min),
+        short(*max)
+    )]
     Time {
         /// The text.
         text: String,

@@ -101,6 +101,8 @@ pub struct ComparisonPlan {
     pub rounds: usize,
     pub congestion: String,
     pub haul: PathBuf,
+    /// Another build of `haul` to measure.
+    pub other_haul: Option<PathBuf>,
     /// Options of additional `haul serve` instances, one string for each.
     pub variants: Vec<String>,
 }
@@ -124,11 +126,10 @@ pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
     let root = scratch.path().join("root");
     write_files(&root).map_err(|error| format!("{}: {error}", root.display()))?;
     // Measure a copy, written sequentially as the other servers' installed programs are. The linker
-    // writes its output in scattered pieces, which changes the cost (docs/findings.md).
-    let copied = |error: std::io::Error| format!("copying {}: {error}", plan.haul.display());
-    let folder = plan.haul.parent().unwrap_or(Path::new("."));
-    let haul = tempfile::NamedTempFile::new_in(folder).map_err(copied)?.into_temp_path();
-    fs::copy(&plan.haul, &haul).map_err(copied)?;
+    // writes its output in scattered pieces, which changes the cost
+    // (docs/measurements/file-server-tuning.md).
+    let haul = copy_program(&plan.haul)?;
+    let other_haul = plan.other_haul.as_deref().map(copy_program).transpose()?;
     let start = Instant::now() + FILE_AGE;
     let mut servers = Vec::new();
     make_certificate(scratch.path())?;
@@ -144,7 +145,10 @@ pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
             let setup = Setup {
                 root: &root,
                 scratch: scratch.path(),
-                haul: &haul,
+                haul: match &other_haul {
+                    Some(other) if kind == ServerKind::OtherHaul => other,
+                    _ => &haul,
+                },
                 address: SocketAddr::new(lab.sender.address(), FIRST_PORT + servers.len() as u16),
                 service,
                 options,
@@ -161,6 +165,15 @@ pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
         run_trial(&lab, trial, &servers, plan.rounds)?;
     }
     Ok(())
+}
+
+/// Copies a program beside it; the copy is removed when the path is dropped.
+fn copy_program(program: &Path) -> Result<tempfile::TempPath, String> {
+    let copied = |error: std::io::Error| format!("copying {}: {error}", program.display());
+    let folder = program.parent().unwrap_or(Path::new("."));
+    let copy = tempfile::NamedTempFile::new_in(folder).map_err(copied)?.into_temp_path();
+    fs::copy(program, &copy).map_err(copied)?;
+    Ok(copy)
 }
 
 fn write_files(root: &Path) -> std::io::Result<()> {

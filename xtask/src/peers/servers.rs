@@ -20,6 +20,8 @@ pub enum ServerKind {
     Apache,
     /// The minimal server of `bare.rs`.
     Bare,
+    /// Another build of `haul`.
+    OtherHaul,
 }
 
 /// Additional work of a server besides sending files.
@@ -98,13 +100,14 @@ impl ServerKind {
             Self::Caddy => "caddy",
             Self::Apache => "apache",
             Self::Bare => "bare",
+            Self::OtherHaul => "other haul",
         }
     }
 
     /// Returns the server's program and the Debian package that contains it.
     fn program(self) -> (&'static str, &'static str) {
         match self {
-            Self::Haul => ("haul", "haul"),
+            Self::Haul | Self::OtherHaul => ("haul", "haul"),
             Self::Bare => ("/proc/self/exe", "xtask"),
             Self::Nginx => ("/usr/sbin/nginx", "nginx-light"),
             Self::Lighttpd => ("/usr/sbin/lighttpd", "lighttpd"),
@@ -113,10 +116,14 @@ impl ServerKind {
         }
     }
 
+    fn is_haul(self) -> bool {
+        matches!(self, Self::Haul | Self::OtherHaul)
+    }
+
     /// Returns the Debian package to install if the server is not on this machine.
     pub fn missing_package(self) -> Option<&'static str> {
         let (program, package) = self.program();
-        (self != Self::Haul && !Path::new(program).exists()).then_some(package)
+        (!self.is_haul() && !Path::new(program).exists()).then_some(package)
     }
 
     /// Returns whether the server supports `service`.
@@ -140,11 +147,11 @@ impl ServerKind {
     }
 
     fn command(self, setup: &Setup<'_>, files: &ServerFiles) -> Command {
-        let program = if self == Self::Haul { setup.haul } else { Path::new(self.program().0) };
+        let program = if self.is_haul() { setup.haul } else { Path::new(self.program().0) };
         let mut command = Command::new(program);
         let configuration = &files.configuration;
         match self {
-            Self::Haul => {
+            Self::Haul | Self::OtherHaul => {
                 command.arg("serve").arg("--config").arg(configuration);
                 command.args(setup.options.split_ascii_whitespace())
             }
@@ -170,7 +177,7 @@ impl ServerKind {
 
     fn configuration(self, setup: &Setup<'_>, files: &ServerFiles) -> String {
         match self {
-            Self::Haul => haul_configuration(setup, files),
+            Self::Haul | Self::OtherHaul => haul_configuration(setup, files),
             Self::Nginx => nginx_configuration(setup, files),
             Self::Lighttpd => lighttpd_configuration(setup, files),
             Self::Caddy => caddy_configuration(setup, files),

@@ -1,10 +1,10 @@
 //! A row of the experiment `checksum`: its JSON fields and its table columns.
 
-use super::work::Operation;
 use crate::rounds::Series;
 use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, ratio};
 use haul_units::Size;
+use haul_workers::checksum_operation::Operation;
 use serde::{Deserialize, Serialize};
 
 /// The result of one operation on bytes of one size.

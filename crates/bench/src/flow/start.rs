@@ -1,8 +1,8 @@
 //! Starts a worker process and reads its messages.
 
 use super::FlowError;
-use crate::lines::write_line;
-use crate::worker::{ARGUMENT, Job, Message};
+use haul_workers::lines::write_line;
+use haul_workers::worker::{ARGUMENT, Job, Message};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

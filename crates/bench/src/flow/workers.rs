@@ -4,10 +4,10 @@
 use super::FlowError;
 use super::start::WorkerProcess;
 use crate::endpoint::Endpoint;
-use crate::lines::write_line;
 use crate::pair::{Pair, Reply, Request};
-use crate::worker::{Job, Message, Outcome, Window, now_ns};
 use haul_soak::Interval;
+use haul_workers::lines::write_line;
+use haul_workers::worker::{Job, Message, Outcome, Window, now_ns};
 use std::net::SocketAddr;
 use std::process::ChildStdin;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -143,19 +143,19 @@ impl<'a> Workers<'a> {
         for input in self.inputs.iter_mut().flatten() {
             match (input, command) {
                 (WorkerInput::Local(pipe), Command::Window(window)) => {
-                    write_line(pipe, &window).map_err(write_error())?
+                    write_line(pipe, &window).map_err(write_error())?;
                 }
                 (WorkerInput::Local(pipe), Command::End) => {
-                    write_line(pipe, &"end").map_err(write_error())?
+                    write_line(pipe, &"end").map_err(write_error())?;
                 }
                 (WorkerInput::Remote(RemoteWorker(pair)), Command::Window(window)) => {
                     pair.send(&Request::Window {
                         start_in_ns: window.start_ns.saturating_sub(now_ns()),
                         length_ns: window.end_ns - window.start_ns,
-                    })?
+                    })?;
                 }
                 (WorkerInput::Remote(RemoteWorker(pair)), Command::End) => {
-                    pair.send(&Request::End)?
+                    pair.send(&Request::End)?;
                 }
             }
         }

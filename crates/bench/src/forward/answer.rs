@@ -21,7 +21,7 @@ pub(super) fn of(report: &ForwardReport) -> Vec<String> {
                 .iter()
                 .filter(|row| {
                     row.traffic == traffic
-                        && row.path != crate::tested_method::AUTO
+                        && row.path != haul_workers::tested_method::AUTO
                         && row.cost().is_some()
                 })
                 .collect();

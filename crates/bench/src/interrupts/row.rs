@@ -1,8 +1,8 @@
 //! A row of the experiment `interrupts`: its JSON fields and its table columns.
 
 use super::{
-    DATAGRAMS_PER_SECOND, GROUP_DATAGRAMS, GROUPS_PER_SECOND, Hand, InterruptsCase,
-    InterruptsRound, RECEIVE_SETTINGS, Traffic,
+    DATAGRAMS_PER_SECOND, GROUP_DATAGRAMS, GROUPS_PER_SECOND, InterruptsCase, InterruptsRound,
+    RECEIVE_SETTINGS, SendCall, Traffic,
 };
 use crate::rounds::Series;
 use crate::stats::Figure;
@@ -59,13 +59,13 @@ pub struct InterruptsRow {
 }
 
 /// The name of a send call in reports.
-pub(super) fn send_call_name(call: Hand) -> &'static str {
+pub(super) fn send_call_name(call: SendCall) -> &'static str {
     match call {
-        Hand::Send => "one a call",
-        Hand::Lend | Hand::LendAndWait => "one a call, lent",
-        Hand::Group => "sendmmsg",
-        Hand::Segments => "UDP_SEGMENT",
-        Hand::LendSegments => "UDP_SEGMENT, lent",
+        SendCall::Send => "one a call",
+        SendCall::Lend | SendCall::LendAndWait => "one a call, lent",
+        SendCall::Group => "sendmmsg",
+        SendCall::Segments => "UDP_SEGMENT",
+        SendCall::LendSegments => "UDP_SEGMENT, lent",
     }
 }
 

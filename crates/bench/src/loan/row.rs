@@ -4,8 +4,8 @@ use super::{LoanCase, LoanMethod, LoanRound};
 use crate::rounds::Series;
 use crate::stats::Figure;
 use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio, share, speed};
-use crate::worker::giver::Hand;
 use haul_units::Size;
+use haul_workers::worker::memory_sender::SendCall;
 use serde::{Deserialize, Serialize};
 
 /// The result of one method, with pieces of one size, to one destination.
@@ -78,7 +78,7 @@ pub(super) fn of(
     let (copied, zero_copied) =
         (sum(|round| round.sent.copied_bytes), sum(|round| round.sent.zero_copied_bytes));
     let copied_percent = match method {
-        LoanMethod::Memory(Hand::Send | Hand::Segments | Hand::Group) => Some(100.0),
+        LoanMethod::Memory(SendCall::Send | SendCall::Segments | SendCall::Group) => Some(100.0),
         // A veth passes a file's pages on without a copy; `haul bench send` proves it.
         LoanMethod::Sendfile => Some(0.0),
         LoanMethod::Memory(_) => {

@@ -5,10 +5,10 @@
 //! are checked before they are carried out.
 
 use crate::host::HostFacts;
-use crate::lines::{Line, read_line};
-use crate::worker::socket::SocketOptions;
-use crate::worker::{Message, Task};
 use haul_soak::{Baseline, Interval};
+use haul_workers::lines::{Line, read_line};
+use haul_workers::worker::socket::SocketOptions;
+use haul_workers::worker::{Message, Task};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;

@@ -4,10 +4,10 @@
 use crate::send::prediction::network;
 use crate::send::{SendReport, SendRow};
 use crate::stats::Figure;
-use crate::workload::Workload;
 use haul::SendMethod;
 use haul::plan::{Condition, Cost, Plan, Point, SCHEMA, SourceKind, Spread, call_bytes};
 use haul_units::MIB;
+use haul_workers::workload::Workload;
 use std::collections::BTreeMap;
 
 /// The end of an interval that a line is fitted to.

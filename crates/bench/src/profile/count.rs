@@ -46,15 +46,12 @@ impl TickCounts {
         for (tick, &count) in &recorded.ticks {
             let other = owners.other_program(tick.process);
             let other = other.filter(|_| !is_in_interrupt(tick, symbols));
-            match other {
-                Some(name) => {
-                    counts.total += count;
-                    *counts.others.entry(name.into()).or_default() += count;
-                }
-                None => {
-                    let is_meter_thread = meter_threads.contains(&tick.thread);
-                    counts.count_tick(tick, count, symbols, groups, is_meter_thread);
-                }
+            if let Some(name) = other {
+                counts.total += count;
+                *counts.others.entry(name.into()).or_default() += count;
+            } else {
+                let is_meter_thread = meter_threads.contains(&tick.thread);
+                counts.count_tick(tick, count, symbols, groups, is_meter_thread);
             }
         }
         counts

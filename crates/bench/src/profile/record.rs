@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Ticks per second: prime, so that they do not stay in step with the kernel's own timers. Taking
-/// one costs some microseconds.
+/// Ticks per second: prime, so that they do not stay in step with the kernel's own timers.
+/// DatagramSinkTask one costs some microseconds.
 pub(super) const HERTZ: u64 = 1999;
 /// Size of a ring: half of the memory that an ordinary user may lock for each CPU
 /// (`kernel.perf_event_mlock_kb`).

@@ -2,9 +2,9 @@
 
 use super::{ProvedCase, SendExperiment, SendSeries};
 use crate::matrix::SendCase;
-use crate::workload::Workload;
 use haul::{Copying, ProofError, SendMethod};
 use haul_lab::{Lab, Offloads};
+use haul_workers::workload::Workload;
 use std::collections::HashMap;
 use std::io;
 

@@ -6,11 +6,11 @@ use crate::congestion::paces;
 use crate::regime::Reading;
 use crate::rounds::MOVED_FACTOR_MIN;
 use crate::stats::Figure;
-use crate::workload::Workload;
 use haul::Plan;
 use haul::plan::{Condition, Network, SourceKind, Spread, Test};
 use haul_units::MIB;
 use haul_units::Rate;
+use haul_workers::workload::Workload;
 
 /// The cost model's prediction for a row's workload, with the measured cost. `None` if the model
 /// has no cost for it, or if nothing was measured.

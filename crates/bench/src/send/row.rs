@@ -2,10 +2,10 @@
 
 use crate::regime::HELD_NOTE;
 use crate::stats::Figure;
-use crate::tested_method::AUTO;
 use crate::view::{Bar, Column, Tabled, copied_after_all, interval, number, ratio, share, speed};
-use crate::worker::Paced;
 use haul_units::Size;
+use haul_workers::tested_method::AUTO;
+use haul_workers::worker::Paced;
 use serde::{Deserialize, Serialize};
 
 /// The result of one send method under one condition.

@@ -3,10 +3,10 @@
 use super::{SendExperiment, SendRound, SendRow, SendSeries, copies};
 use crate::matrix::SendCase;
 use crate::stats::Figure;
-use crate::tested_method::TestedMethod;
-use crate::worker::Paced;
 use haul::SendMethod;
 use haul_lab::Offloads;
+use haul_workers::tested_method::TestedMethod;
+use haul_workers::worker::Paced;
 
 /// The row of a series; `all` holds the series that it is compared with.
 pub(super) fn row(

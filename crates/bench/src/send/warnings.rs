@@ -6,9 +6,9 @@ use crate::matrix::SendCase;
 use crate::regime::Reading;
 use crate::report::Observer;
 use crate::rounds::{LOW_LOAD_PERCENT_MAX, short_list};
-use crate::worker::Paced;
 use haul::Copying;
 use haul_units::Rate;
+use haul_workers::worker::Paced;
 use std::collections::BTreeMap;
 
 /// A host whose load is higher than this limits the throughput.

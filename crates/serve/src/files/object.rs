@@ -334,7 +334,7 @@ mod tests {
         let changes: [(&str, Change); 6] = [
             ("written", |path| fs::write(path, "other").unwrap()),
             ("truncated", |path| {
-                File::options().write(true).open(path).unwrap().set_len(1).unwrap()
+                File::options().write(true).open(path).unwrap().set_len(1).unwrap();
             }),
             ("deleted", |path| fs::remove_file(path).unwrap()),
             ("renamed", |path| fs::rename(path, path.with_extension("old")).unwrap()),

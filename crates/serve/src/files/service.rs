@@ -249,7 +249,7 @@ impl Service {
                 match object::open(&self.root, &path, CONTENT_BYTES_MAX, blocking) {
                     // A precompressed file that is older has the content of an earlier version.
                     Ok(Opened::File(object)) if object.is_as_new_as(&identity) => {
-                        encoded.push((coding, object))
+                        encoded.push((coding, object));
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
                     Ok(_) | Err(_) => {}

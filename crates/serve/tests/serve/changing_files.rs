@@ -231,9 +231,9 @@ fn a_file_replaced_or_deleted_while_it_is_sent_arrives_complete() {
     let start = || {
         Service::start(
             |root| {
-                removals
-                    .iter()
-                    .for_each(|(name, _)| fs::write(root.join(name), large_content()).unwrap())
+                for (name, _) in removals {
+                    fs::write(root.join(name), large_content()).unwrap();
+                }
             },
             |_| {},
         )
@@ -276,6 +276,14 @@ fn request_count() -> usize {
         .unwrap_or(20_000)
 }
 
+/// The number of open files below the service's root: other tests of this process have descriptors
+/// of their own.
+fn open_files(service: &Service) -> usize {
+    let entries = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let targets = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+    targets.filter(|target| target.starts_with(service.directory.path())).count()
+}
+
 #[test]
 fn no_descriptor_leaks() {
     const FILES: usize = 300;
@@ -306,13 +314,6 @@ fn no_descriptor_leaks() {
             }
         })
     };
-    // Other tests of this process have descriptors of their own. Only those below this service's
-    // root are counted.
-    let open_files = || {
-        let entries = fs::read_dir("/proc/self/fd").unwrap().flatten();
-        let targets = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
-        targets.filter(|target| target.starts_with(service.directory.path())).count()
-    };
     let (mut open_max, mut complete, mut missing, mut cut_short) = (0, 0, 0, 0);
     let mut client = service.connect();
     for batch in 0..request_count() / BATCH {
@@ -334,7 +335,7 @@ fn no_descriptor_leaks() {
                 }
             }
         }
-        open_max = open_max.max(open_files());
+        open_max = open_max.max(open_files(&service));
     }
     is_finished.store(true, Relaxed);
     writer.join().unwrap();

@@ -169,7 +169,7 @@ impl Piece {
     }
 
     /// The piece as a source of the library.
-    pub(crate) fn source(&self) -> Source<'_> {
+    pub fn source(&self) -> Source<'_> {
         match self {
             Self::File(file, _) => file.into(),
             Self::Memory(memory) => memory.into(),
@@ -195,7 +195,7 @@ impl Opened {
 
 /// A handle of a piece for another process of the same user, which opens it through `/proc`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct PieceHandle {
+pub struct PieceHandle {
     path: PathBuf,
     is_memory: bool,
 }
@@ -203,7 +203,7 @@ pub(crate) struct PieceHandle {
 impl Opened {
     /// Handles of the pieces for a child of this process. They are valid for the lifetime of
     /// `self`.
-    pub(crate) fn handed_over(&self) -> Vec<PieceHandle> {
+    pub fn handed_over(&self) -> Vec<PieceHandle> {
         let process = std::process::id();
         let handle_of = |piece: &Piece| {
             let (file, is_memory) = match piece {
@@ -221,7 +221,7 @@ impl Opened {
 
 impl PieceHandle {
     /// Opens the piece.
-    pub(crate) fn open(&self) -> Result<Piece, WorkloadError> {
+    pub fn open(&self) -> Result<Piece, WorkloadError> {
         let open = |error| WorkloadError::Open { path: self.path.clone(), error };
         let source_error =
             |error| WorkloadError::Source { workload: self.path.display().to_string(), error };
@@ -239,7 +239,7 @@ impl Workload {
     pub const USUAL: Self = Self::Files { count: 63, average: Size(350_000) };
 
     /// The sizes of its pieces, as far as they are known before it is opened.
-    pub(crate) fn sizes(&self) -> Vec<u64> {
+    pub fn sizes(&self) -> Vec<u64> {
         match self {
             Self::Files { count, average } => exponential_sizes(*count, average.0).collect(),
             Self::Equal { count, size } => vec![size.0; *count],

@@ -29,20 +29,20 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub(crate) mod forwarder;
-pub mod giver;
-pub(crate) mod messages;
-pub(crate) mod receiver;
-pub(crate) mod sender;
-pub(crate) mod socket;
-pub(crate) mod taker;
+pub mod datagram_sink;
+pub mod forwarder;
+pub mod memory_sender;
+pub mod ping_pong;
+pub mod receiver;
+pub mod sender;
+pub mod socket;
 
 /// Command-line argument that makes a program a worker.
 pub const ARGUMENT: &str = "bench-worker";
 
 /// A worker's job: the task, and the addresses and socket options to use.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Job {
+pub struct Job {
     /// Address of the host on which the worker runs.
     pub host: IpAddr,
     /// Port on which a listening task listens; 0 for any free port.
@@ -59,30 +59,36 @@ pub(crate) struct Job {
 
 /// The tasks that a worker can run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) enum Task {
+pub enum Task {
     /// Connects and sends a workload.
-    Send(sender::Sending),
+    Send(sender::SendTask),
     /// Accepts a connection and receives.
-    Receive(receiver::Receiving),
+    Receive(receiver::ReceiveTask),
     /// Accepts a connection, opens another, and forwards bytes between them.
-    Forward(forwarder::Forwarding),
+    Forward(forwarder::ForwardTask),
     /// Sends the worker's own memory, as a stream or as datagrams.
-    Give(giver::Giving),
+    Give(memory_sender::MemorySendTask),
     /// Receives datagrams.
-    Take(taker::Taking),
+    Take(datagram_sink::DatagramSinkTask),
     /// Connects, sends messages and waits for the echo of each.
-    Ask(messages::Asking),
+    Ask(ping_pong::PingTask),
     /// Accepts a connection and echoes all it receives.
-    Answer(messages::Answering),
+    Answer(ping_pong::EchoTask),
 }
 
 /// A message from a worker to the process that started it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Message {
+pub enum Message {
     /// The worker listens at this address.
-    Listening { address: SocketAddr },
+    Listening {
+        /// The address.
+        address: SocketAddr,
+    },
     /// The first bytes were sent, at this time of the monotonic clock.
-    Started { at_ns: u64 },
+    Started {
+        /// The time, by the monotonic clock.
+        at_ns: u64,
+    },
     /// The requested method is not available on this machine, for this reason. Others may be.
     Refused(String),
     /// The worker failed for another reason.
@@ -122,7 +128,7 @@ pub struct Outcome {
     /// The method that sent most of the bytes.
     pub taken: Option<SendMethod>,
     /// Round-trip times of messages.
-    pub latency: Option<messages::Latency>,
+    pub latency: Option<ping_pong::Latency>,
     /// Segments that the connection received; those of a sender's connection are acknowledgements.
     pub segments_in: u64,
     /// Time during which only the peer's receive window limited the sender.
@@ -162,14 +168,16 @@ pub enum Paced {
 
 /// A measurement window, in nanoseconds of the monotonic clock.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Window {
+pub struct Window {
+    /// The start, by the monotonic clock.
     pub start_ns: u64,
+    /// The end.
     pub end_ns: u64,
 }
 
 impl Window {
     /// The window of a flow that started at `at_ns`.
-    pub(crate) fn of(at_ns: u64, warm_up: Duration, length: Duration) -> Self {
+    pub fn of(at_ns: u64, warm_up: Duration, length: Duration) -> Self {
         let start_ns = at_ns + warm_up.as_nanos() as u64;
         Self { start_ns, end_ns: start_ns + length.as_nanos() as u64 }
     }
@@ -178,11 +186,16 @@ impl Window {
 /// Counters of a worker's work so far. The working thread writes them; the thread that waits for
 /// the window reads them.
 #[derive(Debug, Default)]
-pub(crate) struct WorkCounters {
+pub struct WorkCounters {
+    /// Bytes sent or received.
     pub bytes: AtomicU64,
+    /// Received bytes that were mapped.
     pub mapped_bytes: AtomicU64,
+    /// Forwarded bytes that were spliced.
     pub spliced_bytes: AtomicU64,
+    /// Messages sent or received.
     pub messages: AtomicU64,
+    /// System calls.
     pub calls: AtomicU64,
     /// The connection that carries the payload, if its `TCP_INFO` is to be read.
     socket: OnceLock<OwnedFd>,
@@ -206,7 +219,7 @@ struct CounterSnapshot {
 
 impl WorkCounters {
     /// Registers `socket`, whose `TCP_INFO` is then read at both ends of the window.
-    pub(crate) fn watch_socket(&self, socket: impl AsFd) {
+    pub fn watch_socket(&self, socket: impl AsFd) {
         // If the descriptor cannot be duplicated, the connection's figures stay 0.
         if let Ok(duplicate) = socket.as_fd().try_clone_to_owned() {
             let _ = self.socket.set(duplicate);
@@ -224,12 +237,12 @@ impl WorkCounters {
     }
 
     /// Whether every worker has measured the window, so that the work may end.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.is_over.load(Relaxed)
     }
 
     /// The window, once it is known.
-    pub(crate) fn planned_window(&self) -> Option<Window> {
+    pub fn planned_window(&self) -> Option<Window> {
         self.planned_window.get().copied()
     }
 
@@ -251,7 +264,7 @@ impl WorkCounters {
     }
 
     /// The work done during the window. An error if the work ended before the window did.
-    pub(crate) fn outcome(&self) -> Result<Outcome, Message> {
+    pub fn outcome(&self) -> Result<Outcome, Message> {
         let Some(Range { start, end }) = self.snapshots.get() else {
             return Err(Message::Failed("the work ended before the window did".into()));
         };
@@ -334,7 +347,7 @@ fn run_job(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, M
         Task::Give(giving) => giving.run(job, &counters),
         Task::Take(taking) => taking.run(job.host, &counters),
         Task::Ask(asking) => asking.run(&connect(job)?, &counters),
-        Task::Answer(messages::Answering {}) => messages::Answering::run(&accept(job)?, &counters),
+        Task::Answer(ping_pong::EchoTask {}) => ping_pong::EchoTask::run(&accept(job)?, &counters),
     }
     .map(|outcome| Message::Done(Box::new(outcome)))
 }
@@ -408,11 +421,12 @@ fn wait_until(ns: u64) -> io::Result<()> {
 }
 
 /// Sleeps until this time of the monotonic clock.
-pub(crate) fn sleep_until(ns: u64) {
+pub fn sleep_until(ns: u64) {
     thread::sleep(Duration::from_nanos(ns.saturating_sub(now_ns())));
 }
 
-pub(crate) fn now_ns() -> u64 {
+/// The monotonic clock in nanoseconds.
+pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

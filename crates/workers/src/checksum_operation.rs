@@ -1,13 +1,17 @@
 //! The measured operations, one for each row.
 
-use super::fastest_implementation;
 use haul_checksum::{Kernel, Sum, Writes, bandwidth};
 use haul_sys::pages::Pages;
 use std::hint::black_box;
 use std::io;
 
+/// The checksum implementation that [`haul::checksum`] selects on this CPU.
+pub fn fastest_implementation() -> Kernel {
+    haul_checksum::kernel()
+}
+
 /// The source and the destination of the operations.
-pub(super) struct Buffers {
+pub struct Buffers {
     source: Pages,
     destination: Pages,
 }
@@ -19,7 +23,7 @@ const DESTINATION_OFFSET: usize = 2048;
 
 impl Buffers {
     /// Allocates two buffers of `bytes`, with all pages present.
-    pub(super) fn new(bytes: usize) -> io::Result<Self> {
+    pub fn new(bytes: usize) -> io::Result<Self> {
         let (mut source, mut destination) =
             (Pages::new(bytes)?, Pages::new(bytes + DESTINATION_OFFSET)?);
         fastrand::Rng::with_seed(1).fill(&mut source);
@@ -30,7 +34,7 @@ impl Buffers {
 
 /// A measured operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Operation {
+pub enum Operation {
     /// Reads every byte once and discards it: the measured read bandwidth.
     Read,
     /// 1: checksum.
@@ -67,7 +71,7 @@ pub(super) enum Operation {
 
 impl Operation {
     /// The operations of all rows.
-    pub(super) fn all() -> Vec<Self> {
+    pub fn all() -> Vec<Self> {
         let others =
             Kernel::available().into_iter().filter(|kernel| *kernel != fastest_implementation());
         let seven = [
@@ -96,7 +100,7 @@ impl Operation {
     }
 
     /// The name in reports.
-    pub(super) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
             Self::Checksum => "checksum",
@@ -119,7 +123,7 @@ impl Operation {
     }
 
     /// The number among the seven operations of the original question.
-    pub(super) fn number(self) -> Option<u8> {
+    pub fn number(self) -> Option<u8> {
         match self {
             Self::Checksum => Some(1),
             Self::Copy => Some(2),
@@ -133,7 +137,7 @@ impl Operation {
     }
 
     /// Performs the operation `times` times on the first `bytes` bytes.
-    pub(super) fn run(self, buffers: &mut Buffers, bytes: usize, times: usize) {
+    pub fn run(self, buffers: &mut Buffers, bytes: usize, times: usize) {
         let from = &buffers.source[..bytes];
         let to = &mut buffers.destination[DESTINATION_OFFSET..DESTINATION_OFFSET + bytes];
         let kernel = fastest_implementation();
@@ -141,7 +145,7 @@ impl Operation {
             Self::Read => repeat(times, || bandwidth::read(black_box(from))),
             Self::Checksum => repeat(times, || Sum::of(black_box(from))),
             Self::Copy => {
-                repeat(times, || kernel.copy(black_box(from), black_box(to), Writes::Cached))
+                repeat(times, || kernel.copy(black_box(from), black_box(to), Writes::Cached));
             }
             Self::CopyStreamed => {
                 repeat(times, || kernel.copy(black_box(from), black_box(to), Writes::Streamed));
@@ -162,7 +166,7 @@ impl Operation {
             }),
             Self::ChecksumBy(kernel) => repeat(times, || kernel.sum(black_box(from))),
             Self::InternetChecksum => {
-                repeat(times, || internet_checksum::checksum(black_box(from)))
+                repeat(times, || internet_checksum::checksum(black_box(from)));
             }
             Self::Crc32c => repeat(times, || crc32c(black_box(from))),
             Self::Crc32cThenMemcpy => repeat(times, || {

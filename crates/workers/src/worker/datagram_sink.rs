@@ -13,15 +13,15 @@ const READ_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Parameters of a task that receives datagrams.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Taking {
+pub struct DatagramSinkTask {
     /// Time to poll the device before waiting for an interrupt, in microseconds; 0 disables busy
     /// polling.
     pub busy_poll_us: u32,
 }
 
-impl Taking {
+impl DatagramSinkTask {
     /// Receives datagrams on a free port of `host`.
-    pub(super) fn run(&self, host: IpAddr, counters: &WorkCounters) -> Result<Outcome, Message> {
+    pub fn run(&self, host: IpAddr, counters: &WorkCounters) -> Result<Outcome, Message> {
         let listen_error = |error| failed(&format!("listening on {host}"), error);
         let socket = UdpSocket::bind((host, 0)).map_err(listen_error)?;
         socket.set_read_timeout(Some(READ_TIMEOUT)).map_err(listen_error)?;

@@ -23,7 +23,7 @@ const SETTLE_MAX: Duration = Duration::from_secs(1);
 
 /// The system call that sends memory, and whether the memory is lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Hand {
+pub enum SendCall {
     /// One `send` per piece, copied.
     Send,
     /// Several datagrams per `sendmmsg`, copied.
@@ -40,31 +40,42 @@ pub enum Hand {
 
 /// Parameters of a task that sends memory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Giving {
+pub struct MemorySendTask {
+    /// Whether the connection is TCP rather than datagrams.
     pub is_tcp: bool,
-    pub by: Hand,
+    /// The send call.
+    pub by: SendCall,
     /// Bytes per call; several datagrams if the piece is segmented or grouped.
     pub piece_bytes: usize,
     /// Size of a datagram if the piece is segmented or grouped.
     pub datagram_bytes: u16,
     /// Destination if no worker receives; `None` for the peer of the job.
     pub to: Option<SocketAddr>,
-    pub beat: Beat,
+    /// When pieces are sent.
+    pub beat: Schedule,
 }
 
 /// Schedule of the pieces.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) enum Beat {
+pub enum Schedule {
     /// As fast as the socket accepts them.
     Free,
     /// A fixed rate, each piece at its due time. The sender spins in between, so its CPU is always
     /// busy.
-    Exact { pieces_per_second: u32 },
+    Exact {
+        /// The rate.
+        pieces_per_second: u32,
+    },
     /// So many pieces at a time, at a fixed rate of batches. The sender sleeps in between.
-    Batches { pieces: u32, per_second: u32 },
+    Batches {
+        /// Pieces of one batch.
+        pieces: u32,
+        /// Batches in a second.
+        per_second: u32,
+    },
 }
 
-impl Beat {
+impl Schedule {
     /// Waits until the piece with this index is due.
     fn wait_until_due(self, start_ns: u64, piece: u64) {
         match self {
@@ -129,9 +140,9 @@ impl AsFd for Socket {
     }
 }
 
-impl Giving {
+impl MemorySendTask {
     /// Sends until the window is over.
-    pub(super) fn run(&self, job: &Job, counters: &WorkCounters) -> Result<Outcome, Message> {
+    pub fn run(&self, job: &Job, counters: &WorkCounters) -> Result<Outcome, Message> {
         let peer = self
             .to
             .or(job.peer)
@@ -182,7 +193,7 @@ impl Giving {
             socket.connect(peer).map_err(connect_error)?;
             Socket::Udp(socket)
         };
-        if matches!(self.by, Hand::Send | Hand::Group | Hand::Segments) {
+        if matches!(self.by, SendCall::Send | SendCall::Group | SendCall::Segments) {
             let buffer_bytes =
                 LENT_BYTES_MAX.min(BUFFERS_MAX * self.piece_bytes).max(2 * self.piece_bytes);
             let bytes = vec![0x5a; buffer_bytes];
@@ -222,13 +233,14 @@ impl Giving {
                         let mut stream: &TcpStream = stream;
                         stream.write_all(bytes).map(|()| bytes.len())
                     }
-                    (Socket::Udp(socket), Hand::Group) => {
+                    (Socket::Udp(socket), SendCall::Group) => {
                         let datagram_bytes = usize::from(self.datagram_bytes);
                         datagram::send_group(socket, bytes, datagram_bytes)
                             .map(|taken| bytes.len().min(taken * datagram_bytes))
                     }
                     (Socket::Udp(socket), by) => {
-                        let segment_bytes = (by == Hand::Segments).then_some(self.datagram_bytes);
+                        let segment_bytes =
+                            (by == SendCall::Segments).then_some(self.datagram_bytes);
                         datagram::send(socket, bytes, Datagrams { segment_bytes, zerocopy: false })
                     }
                 }
@@ -245,11 +257,11 @@ impl Giving {
                     }
                 };
                 let lent = match self.by {
-                    Hand::LendSegments => sender.lend_segments(buffer, self.datagram_bytes),
+                    SendCall::LendSegments => sender.lend_segments(buffer, self.datagram_bytes),
                     _ => sender.lend(buffer),
                 };
                 lent.map_err(|refused| message_of(&refused.error))?;
-                while self.by == Hand::LendAndWait && idle.len() < *buffers {
+                while self.by == SendCall::LendAndWait && idle.len() < *buffers {
                     wait_for_completions(sender)?;
                     reclaim(sender, idle)?;
                 }

@@ -23,20 +23,18 @@ pub struct Latency {
 
 /// Sends a message and waits for its echo, repeatedly.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Asking {
+pub struct PingTask {
+    /// The size of each message.
     pub message_bytes: usize,
 }
 
 /// Echoes all it receives.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Answering {}
+pub struct EchoTask {}
 
-impl Asking {
-    pub(super) fn run(
-        &self,
-        mut stream: &TcpStream,
-        counters: &WorkCounters,
-    ) -> Result<Outcome, Message> {
+impl PingTask {
+    /// Sends messages and waits for each echo, until the window is over.
+    pub fn run(&self, mut stream: &TcpStream, counters: &WorkCounters) -> Result<Outcome, Message> {
         set_nodelay(stream)?;
         let mut buffer = vec![0; self.message_bytes];
         let mut round_trips_ns: Vec<u64> = Vec::new();
@@ -72,8 +70,9 @@ impl Asking {
     }
 }
 
-impl Answering {
-    pub(super) fn run(mut stream: &TcpStream, counters: &WorkCounters) -> Result<Outcome, Message> {
+impl EchoTask {
+    /// Echoes messages until the peer ends.
+    pub fn run(mut stream: &TcpStream, counters: &WorkCounters) -> Result<Outcome, Message> {
         set_nodelay(stream)?;
         let mut buffer = vec![0; 64 << 10];
         loop {

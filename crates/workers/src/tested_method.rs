@@ -47,7 +47,7 @@ impl TestedMethod {
 
     /// The method that is proved for this one: for a choice, the one that the built-in cost model
     /// chooses.
-    pub(crate) fn proved_method(self, is_memory: bool) -> SendMethod {
+    pub fn proved_method(self, is_memory: bool) -> SendMethod {
         let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
         match self {
             Self::Method(method) => method,
@@ -58,7 +58,7 @@ impl TestedMethod {
     }
 
     /// Opens the method for `stream`.
-    pub(crate) fn open(
+    pub fn open(
         self,
         stream: &TcpStream,
         options: &MethodOptions,
@@ -115,14 +115,16 @@ impl FromStr for TestedMethod {
 }
 
 /// An open method: a single one, or a [`Sender`] that chooses. Rows differ in nothing else.
-pub(crate) enum Opened {
+pub enum Opened {
+    /// This send method.
     Method(SendMethod, Box<dyn BoundMethod>),
+    /// The library, which chooses.
     Chosen(Box<Sender<TcpStream>>),
 }
 
 impl Opened {
     /// Sends like [`BoundMethod::send`].
-    pub(crate) fn send(
+    pub fn send(
         &mut self,
         socket: BorrowedFd<'_>,
         source: Source<'_>,
@@ -135,14 +137,15 @@ impl Opened {
     }
 
     /// Processes completions like [`BoundMethod::settle`].
-    pub(crate) fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
+    pub fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         match self {
             Self::Method(_, bound) => bound.settle(socket),
             Self::Chosen(_) => Ok(0),
         }
     }
 
-    pub(crate) fn counts(&self) -> Counts {
+    /// Counters of the bytes and calls so far.
+    pub fn counts(&self) -> Counts {
         let sender = match self {
             Self::Method(_, bound) => return bound.counts(),
             Self::Chosen(sender) => sender,
@@ -158,7 +161,7 @@ impl Opened {
     }
 
     /// The method that sent most of the bytes.
-    pub(crate) fn taken(&self) -> Option<SendMethod> {
+    pub fn taken(&self) -> Option<SendMethod> {
         match self {
             Self::Method(method, _) => Some(*method),
             Self::Chosen(sender) => {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 /// The result of reading a line.
 #[derive(Debug)]
-pub(crate) enum Line<T> {
+pub enum Line<T> {
     /// A line that parses as the expected type.
     Value(T),
     /// A line that does not parse, as text.
@@ -18,7 +18,7 @@ pub(crate) enum Line<T> {
 
 /// Reads the next line, of at most `bytes_max` bytes. A line that is not complete at `deadline` is
 /// an error. If the reader may block longer than that, it needs a timeout of its own.
-pub(crate) fn read_line<T: DeserializeOwned>(
+pub fn read_line<T: DeserializeOwned>(
     reader: &mut impl BufRead,
     bytes_max: usize,
     deadline: Option<Instant>,
@@ -46,7 +46,7 @@ pub(crate) fn read_line<T: DeserializeOwned>(
 }
 
 /// Writes a value as one JSON line.
-pub(crate) fn write_line(mut writer: impl Write, value: &impl Serialize) -> io::Result<()> {
+pub fn write_line(mut writer: impl Write, value: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     writer.write_all(&line)

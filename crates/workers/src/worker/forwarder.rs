@@ -1,7 +1,7 @@
 //! The forwarding worker: accepts a connection, opens another, and forwards bytes both ways.
 
 use super::{Message, Outcome, WorkCounters, failed, message_of};
-use crate::forward::method::TestedForwardMethod;
+use crate::forward_method::TestedForwardMethod;
 use haul::{
     Counts, DirectionReport, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Readiness,
     Step,
@@ -15,15 +15,16 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Parameters of a forwarding task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Forwarding {
+pub struct ForwardTask {
+    /// The forward method.
     pub by: TestedForwardMethod,
     /// Size of the pipe or the buffer; `None` for the library's default.
     pub buffer_bytes: Option<usize>,
 }
 
-impl Forwarding {
+impl ForwardTask {
     /// Forwards until both directions have ended.
-    pub(super) fn run(
+    pub fn run(
         &self,
         from: &TcpStream,
         to: &TcpStream,

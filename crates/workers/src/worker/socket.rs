@@ -21,7 +21,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// Socket options of both ends of a connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SocketOptions {
+pub struct SocketOptions {
     /// `TCP_CONGESTION`; `None` for the namespace's default.
     pub congestion: Option<String>,
     /// Fixed size of the send and the receive buffer; `None` for the kernel's autotuning.
@@ -30,7 +30,7 @@ pub(crate) struct SocketOptions {
 
 impl SocketOptions {
     /// Options with this congestion control and autotuned buffers.
-    pub(crate) fn with_congestion(name: impl Into<String>) -> Self {
+    pub fn with_congestion(name: impl Into<String>) -> Self {
         Self { congestion: Some(name.into()), buffer_bytes: None }
     }
 
@@ -52,7 +52,7 @@ impl SocketOptions {
     }
 
     /// Connects to `peer`.
-    pub(super) fn connect(&self, peer: SocketAddr) -> Result<TcpStream, Message> {
+    pub fn connect(&self, peer: SocketAddr) -> Result<TcpStream, Message> {
         let connect_error = |errno: Errno| failed(&format!("connecting to {peer}"), errno);
         let socket = self.socket(peer.ip())?;
         rustix::io::ioctl_fionbio(&socket, true).map_err(connect_error)?;
@@ -75,7 +75,7 @@ impl SocketOptions {
     }
 
     /// Listens; accepted sockets inherit the options.
-    pub(super) fn listen(&self, address: SocketAddr) -> Result<TcpListener, Message> {
+    pub fn listen(&self, address: SocketAddr) -> Result<TcpListener, Message> {
         let listen_error = |errno: Errno| failed(&format!("listening on {address}"), errno);
         let socket = self.socket(address.ip())?;
         rustix::net::sockopt::set_socket_reuseaddr(&socket, true).map_err(listen_error)?;

@@ -1,7 +1,7 @@
 //! The receiving worker: receives with one method until the stream ends.
 
 use super::{Message, Outcome, WorkCounters, failed, message_of, now_ns, sleep_until};
-use crate::receive::method::ReceiveMethod;
+use crate::receive_method::ReceiveMethod;
 use haul::{Mapping, ReceiveSettings, Receiver};
 use haul_sys::uring_receive::ReceiveRing;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,8 @@ const RATE_CHUNK_BYTES: u64 = 256 << 10;
 
 /// Parameters of a receiving task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Receiving {
+pub struct ReceiveTask {
+    /// The receive method.
     pub way: ReceiveMethod,
     /// Bytes of memory filled in a cycle: the buffer, the mapped window, or all buffers of a ring.
     pub buffer_bytes: usize,
@@ -48,10 +49,10 @@ pub(crate) struct Receiving {
     pub read_pause_us: u32,
 }
 
-impl Receiving {
+impl ReceiveTask {
     /// Default parameters, as in an ordinary program: `recv` into one buffer, whose bytes are not
     /// read.
-    pub(crate) fn plainly() -> Self {
+    pub fn plainly() -> Self {
         Self {
             way: ReceiveMethod::Read,
             buffer_bytes: CALL_BYTES_MAX,
@@ -64,11 +65,7 @@ impl Receiving {
     }
 
     /// Receives until the stream ends.
-    pub(super) fn run(
-        &self,
-        stream: &TcpStream,
-        counters: &WorkCounters,
-    ) -> Result<Outcome, Message> {
+    pub fn run(&self, stream: &TcpStream, counters: &WorkCounters) -> Result<Outcome, Message> {
         if self.low_water_bytes > 1 {
             haul_sys::sockopt::set_receive_low_water(stream, self.low_water_bytes)
                 .map_err(|error| failed("setsockopt SO_RCVLOWAT", error))?;
@@ -76,7 +73,7 @@ impl Receiving {
         super::set_busy_poll(stream, self.busy_poll_us)?;
         match self.way {
             ReceiveMethod::Read => {
-                self.read(stream, counters).map_err(|error| failed("recv", error))?
+                self.read(stream, counters).map_err(|error| failed("recv", error))?;
             }
             ReceiveMethod::UringRead => self.receive_by_ring(stream, counters)?,
             ReceiveMethod::SpliceToFile => self.splice_to_file(stream, counters)?,

@@ -16,7 +16,8 @@ const SETTLE_MAX: Duration = Duration::from_secs(1);
 
 /// Parameters of a sending task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Sending {
+pub struct SendTask {
+    /// The name of the tested method.
     pub path: String,
     /// Maximum bytes per call.
     pub chunk_bytes: usize,
@@ -24,18 +25,15 @@ pub(crate) struct Sending {
     pub cork: bool,
     /// Pacing rate; `None` for full speed.
     pub rate_bits_per_second: Option<u64>,
+    /// The pieces of the workload, sent in turn.
     pub pieces: Vec<PieceHandle>,
     /// Cost model for the method `planned`, which chooses by it.
     pub plan: Option<Box<Plan>>,
 }
 
-impl Sending {
+impl SendTask {
     /// Sends until the window is over.
-    pub(super) fn run(
-        &self,
-        stream: TcpStream,
-        counters: &WorkCounters,
-    ) -> Result<Outcome, Message> {
+    pub fn run(&self, stream: TcpStream, counters: &WorkCounters) -> Result<Outcome, Message> {
         let method: TestedMethod =
             self.path.parse().map_err(|error| failed("reading the job", error))?;
         let pieces = self
@@ -72,7 +70,7 @@ impl Sending {
 }
 
 struct ActiveSender<'a> {
-    task: &'a Sending,
+    task: &'a SendTask,
     stream: TcpStream,
     method: Opened,
     counters: &'a WorkCounters,
