@@ -198,10 +198,13 @@ fn functions(text: &str) -> Vec<(String, usize)> {
         }
         let end = format!("{}}}", " ".repeat(indent));
         let semicolon = format!("{};", " ".repeat(indent));
+        let declaration = format!("{})", " ".repeat(indent));
         let last = lines[start..].iter().position(|line| {
             *line == end
                 || line.ends_with('}') && line.starts_with(&end)
                 || line.starts_with(&semicolon)
+                // A declaration without a body.
+                || line.starts_with(&declaration) && line.ends_with(';')
         });
         let is_one_line = code.ends_with('}') || code.ends_with(';');
         let length = if is_one_line { 1 } else { last.map_or(1, |last| last + 1) };
