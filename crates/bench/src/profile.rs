@@ -128,14 +128,7 @@ pub fn run(
         ("sending host", &costs.sender, costs.sender_us_per_mib, plan.send.name()),
         ("receiving host", &costs.receiver, costs.receiver_us_per_mib, plan.receive.name()),
     ];
-    let distance_ns = lab.cache_line_round_trip()?.map(|time| time.as_nanos() as f64);
-    let facts = LabFacts {
-        cache_line_round_trip_ns: distance_ns.map(Figure::exactly),
-        ..LabFacts::of(&run, &congestion, None)
-    };
-    let mut report =
-        ProfileReport::new("profile", started, run.host, Some(facts)).with_reading(Reading::Held);
-    report.warnings = run.warnings;
+    let mut report = empty_report(started, &lab, run, &congestion)?;
     let mut pictures = Vec::new();
     let owners = recorder.take_owners();
     for ((host, meter, us_per_mib, method), ticks) in hosts.into_iter().zip(&recorded) {
@@ -152,6 +145,24 @@ pub fn run(
         });
     }
     Ok(Profile { report, pictures })
+}
+
+/// The report before its rows.
+fn empty_report(
+    started: String,
+    lab: &Lab,
+    run: Run<'_>,
+    congestion: &str,
+) -> Result<ProfileReport, BenchError> {
+    let distance_ns = lab.cache_line_round_trip()?.map(|time| time.as_nanos() as f64);
+    let facts = LabFacts {
+        cache_line_round_trip_ns: distance_ns.map(Figure::exactly),
+        ..LabFacts::of(&run, congestion, None)
+    };
+    let mut report =
+        ProfileReport::new("profile", started, run.host, Some(facts)).with_reading(Reading::Held);
+    report.warnings = run.warnings;
+    Ok(report)
 }
 
 /// The flow that is profiled, held by the receive window if the receiver reads.

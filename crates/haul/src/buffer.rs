@@ -1,5 +1,6 @@
 //! [`Buffer`], memory that can be lent, and [`Pool`], a pool of it.
 
+use crate::call::Call;
 use crate::error::{Error, failed};
 use haul_sys::pages::Pages;
 use haul_sys::region::page_bytes;
@@ -169,7 +170,7 @@ impl Pool {
             Some(pages) => pages,
             None if state.allocated < self.0.buffers_max => {
                 let allocate = if self.0.huge_pages { Pages::huge } else { Pages::new };
-                let pages = allocate(self.0.buffer_bytes).map_err(failed("mmap"))?;
+                let pages = allocate(self.0.buffer_bytes).map_err(failed(Call::Mmap))?;
                 state.allocated += 1;
                 pages
             }

@@ -1,16 +1,18 @@
 //! [`Error`]: why bytes were not moved, and what to do about it.
 
+use crate::call::Call;
 use std::io;
 
 /// Why bytes were not moved.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The kernel does not support the call, in general or for this socket. Another method may
     /// work: [`crate::SendMethod::fallback`].
-    #[error("the kernel refuses {call}: {error}{}", advice(.call, .error))]
+    #[error("the kernel refuses {call}: {error}{}", advice(*.call, .error))]
     Refused {
         /// The call that was refused.
-        call: &'static str,
+        call: Call,
         /// The kernel's error.
         error: io::Error,
     },
@@ -74,7 +76,7 @@ pub enum Error {
     #[error("{call}: {error}")]
     Failed {
         /// The call that failed.
-        call: &'static str,
+        call: Call,
         /// The kernel's error.
         error: io::Error,
     },
@@ -112,7 +114,7 @@ impl From<Error> for io::Error {
 
 /// Converts an error of `call`, and separates errors that another method could avoid from the
 /// others.
-pub(crate) fn failed(call: &'static str) -> impl Fn(io::Error) -> Error {
+pub(crate) fn failed(call: Call) -> impl Fn(io::Error) -> Error {
     move |error| {
         use rustix::io::Errno;
         match Errno::from_io_error(&error) {
@@ -136,16 +138,16 @@ pub(crate) fn failed(call: &'static str) -> impl Fn(io::Error) -> Error {
 }
 
 /// Advice on an error, appended to its message; empty if none is known.
-fn advice(call: &str, error: &io::Error) -> &'static str {
+fn advice(call: Call, error: &io::Error) -> &'static str {
     use rustix::io::Errno;
     match (call, Errno::from_io_error(error)) {
-        ("io_uring_setup", Some(Errno::PERM)) => {
+        (Call::UringSetup, Some(Errno::PERM)) => {
             " (sysctl kernel.io_uring_disabled=0, or allow it in seccomp)"
         }
-        ("io_uring_setup", Some(Errno::NOSYS)) => {
+        (Call::UringSetup, Some(Errno::NOSYS)) => {
             " (the kernel is older than 5.6, or seccomp hides io_uring)"
         }
-        ("io_uring_register" | "SEND_ZC", Some(Errno::NOMEM)) => " (raise ulimit -l)",
+        (Call::UringRegister | Call::UringSendZerocopy, Some(Errno::NOMEM)) => " (raise ulimit -l)",
         (_, Some(Errno::MFILE)) => " (raise ulimit -n)",
         (_, Some(Errno::PERM | Errno::NOSYS | Errno::ACCESS)) => {
             " (a seccomp filter or a container forbids it)"

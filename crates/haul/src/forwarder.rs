@@ -1,6 +1,7 @@
 //! [`Forwarder`]: forwards the data of two sockets to each other until both streams have ended.
 
 use crate::buffer::Pool;
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::fallback::Fallback;
 use crate::method::Counts;
@@ -182,8 +183,8 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     /// them.
     pub fn step(&mut self) -> Result<Step, Error> {
         for socket in [self.a.as_fd(), self.b.as_fd()] {
-            let flags =
-                rustix::fs::fcntl_getfl(socket).map_err(|errno| failed("fcntl")(errno.into()))?;
+            let flags = rustix::fs::fcntl_getfl(socket)
+                .map_err(|errno| failed(Call::Fcntl)(errno.into()))?;
             if !flags.contains(OFlags::NONBLOCK) {
                 return Err(Error::Unsuited(
                     "a step needs non-blocking sockets: a blocking one would stop both directions",
@@ -255,8 +256,9 @@ impl ForwardPool {
 
     fn acquire_pipe(&self) -> Result<Pipe, Error> {
         let idle = self.pipes().pop();
-        let create =
-            || Pipe::new(self.0.settings.pipe_bytes).map_err(|errno| failed("pipe2")(errno.into()));
+        let create = || {
+            Pipe::new(self.0.settings.pipe_bytes).map_err(|errno| failed(Call::Pipe)(errno.into()))
+        };
         idle.map_or_else(create, Ok)
     }
 
@@ -274,7 +276,7 @@ impl ForwardPool {
 
 /// Makes a socket non-blocking; returns the flags that it had.
 fn make_nonblocking(socket: BorrowedFd<'_>) -> Result<OFlags, Error> {
-    let failed = |errno: rustix::io::Errno| failed("fcntl")(errno.into());
+    let failed = |errno: rustix::io::Errno| failed(Call::Fcntl)(errno.into());
     let flags = rustix::fs::fcntl_getfl(socket).map_err(failed)?;
     rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK).map_err(failed)?;
     Ok(flags)
@@ -305,6 +307,6 @@ fn wait(sockets: [(BorrowedFd<'_>, Readiness); 2]) -> Result<(), Error> {
             Ok(())
         }
         Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(errno) => Err(failed("poll")(errno.into())),
+        Err(errno) => Err(failed(Call::Poll)(errno.into())),
     }
 }

@@ -12,6 +12,7 @@ mod wire;
 pub(crate) use wire::OsSocket;
 
 use crate::buffer::Buffer;
+use crate::call::Call;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
 use crate::fallback::Fallback;
@@ -210,8 +211,7 @@ impl Lending {
         let mut any = false;
         while self.tracker.in_flight() > 0 {
             self.counts.calls += 1;
-            let Some(completion) =
-                socket.next_completion().map_err(failed("recvmsg MSG_ERRQUEUE"))?
+            let Some(completion) = socket.next_completion().map_err(failed(Call::ErrorQueue))?
             else {
                 break;
             };
@@ -322,7 +322,7 @@ impl Lending {
                 return Ok(());
             }
             if !self.drain_completions(socket)?
-                && !socket.wait_for_completion().map_err(failed("poll"))?
+                && !socket.wait_for_completion().map_err(failed(Call::Poll))?
             {
                 return Err(Error::LoansOut);
             }
@@ -340,11 +340,11 @@ impl Lending {
                 Some(Errno::NOBUFS) if zerocopy && !socket.numbers_failed_sends() => {
                     self.no_room += 1;
                     if !self.drain_completions(socket)? {
-                        self.send_piece(socket, false).map_err(failed("send"))?;
+                        self.send_piece(socket, false).map_err(failed(Call::Send))?;
                     }
                     continue;
                 }
-                _ => failed("send MSG_ZEROCOPY")(error),
+                _ => failed(Call::SendZerocopy)(error),
             };
             if zerocopy && (error.is_refusal() || socket.numbers_failed_sends()) {
                 // A plain send shows whether the flag or the bytes were at fault. If the failed

@@ -68,6 +68,7 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod call;
 mod completion;
 mod error;
 mod fallback;
@@ -87,6 +88,7 @@ mod socket;
 mod source;
 
 pub use buffer::{Buffer, Pool, PooledBuffer};
+pub use call::Call;
 pub use error::Error;
 pub use fallback::Fallback;
 pub use forwarder::{

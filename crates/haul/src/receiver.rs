@@ -1,6 +1,7 @@
 //! [`Receiver`]: receives from a stream socket by mapping its pages where that works and is
 //! cheaper, and by reading otherwise.
 
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::fallback::Fallback;
 use crate::method::Counts;
@@ -285,7 +286,7 @@ impl<S: AsFd> Receiver<S> {
         let count = if self.is_tcp && !self.into_file.holds_bytes() {
             self.report.discarded.calls += 1;
             sockopt::discard(&self.guard.socket, len.min(1 << 30))
-                .map_err(failed("recv MSG_TRUNC"))?
+                .map_err(failed(Call::RecvTrunc))?
         } else {
             self.read_into_buffer(len, |report| &mut report.discarded)?
         };
@@ -352,7 +353,7 @@ impl<S: AsFd> Receiver<S> {
                     }
                     has_waited = true;
                 }
-                Err(error) => match failed("getsockopt TCP_ZEROCOPY_RECEIVE")(error) {
+                Err(error) => match failed(Call::GetTcpZerocopyReceive)(error) {
                     reason if reason.is_refusal() => self.stop_mapping(reason.to_string()),
                     error => return Err(error),
                 },
@@ -368,7 +369,9 @@ impl<S: AsFd> Receiver<S> {
     ) -> Result<usize, Error> {
         let buffer = match &mut self.buffer {
             Some(buffer) => buffer,
-            none => none.insert(Pages::new(self.settings.buffer_bytes).map_err(failed("mmap"))?),
+            none => {
+                none.insert(Pages::new(self.settings.buffer_bytes).map_err(failed(Call::Mmap))?)
+            }
         };
         let len = buffer.len().min(limit);
         match self.into_file.take_held(&mut buffer[..len])? {
@@ -423,7 +426,7 @@ impl<S: AsFd> Receiver<S> {
         let wanted = expected.min(call_bytes_max / 8).max(1);
         if wanted != self.guard.low_water {
             sockopt::set_receive_low_water(&self.guard.socket, wanted)
-                .map_err(failed("setsockopt SO_RCVLOWAT"))?;
+                .map_err(failed(Call::SetRcvlowat))?;
             self.guard.low_water = wanted;
         }
         Ok(())
@@ -432,7 +435,7 @@ impl<S: AsFd> Receiver<S> {
     fn open_window(&mut self) {
         let window = if self.is_tcp {
             ReceiveWindow::new(&self.guard.socket, self.settings.window_bytes)
-                .map_err(failed("mmap of the socket"))
+                .map_err(failed(Call::MapSocket))
         } else {
             Err(Error::Unsuited("only a TCP socket's pages can be mapped"))
         };
@@ -459,12 +462,13 @@ impl<S: AsFd> Receiver<S> {
 /// Waits until something can be received, if the socket is blocking; false at the end of the
 /// stream.
 fn wait(socket: impl AsFd, low_water: usize) -> Result<bool, Error> {
-    let flags = rustix::fs::fcntl_getfl(&socket).map_err(|errno| failed("fcntl")(errno.into()))?;
+    let flags =
+        rustix::fs::fcntl_getfl(&socket).map_err(|errno| failed(Call::Fcntl)(errno.into()))?;
     if low_water > 1 && !flags.contains(OFlags::NONBLOCK) {
         // `recv` would wait for the whole low-water mark. `poll` also returns when the receive
         // buffer is full before the mark is reached, as with a peer that sends byte by byte.
         let timeout = rustix::net::sockopt::socket_timeout(&socket, Timeout::Recv)
-            .map_err(|errno| failed("getsockopt SO_RCVTIMEO")(errno.into()))?;
+            .map_err(|errno| failed(Call::GetRcvtimeo)(errno.into()))?;
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut descriptors = [PollFd::new(&socket, PollFlags::IN)];
         match rustix::event::poll(&mut descriptors, timeout.as_ref()) {
@@ -472,17 +476,17 @@ fn wait(socket: impl AsFd, low_water: usize) -> Result<bool, Error> {
             Ok(_) if descriptors[0].revents().contains(PollFlags::IN) => return Ok(true),
             // A signal, or completions of the sending half, which do not affect `recv`.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(failed("poll")(errno.into())),
+            Err(errno) => return Err(failed(Call::Poll)(errno.into())),
         }
     }
-    Ok(sockopt::wait_to_receive(&socket, 1).map_err(failed("recv MSG_PEEK"))? > 0)
+    Ok(sockopt::wait_to_receive(&socket, 1).map_err(failed(Call::RecvPeek))? > 0)
 }
 
 /// Calls `recv`; returns 0 at the end of the stream.
 fn read(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Error> {
     let received =
         rustix::io::retry_on_intr(|| rustix::net::recv(&socket, &mut *buffer, RecvFlags::empty()));
-    received.map(|(_, count)| count).map_err(|errno| failed("recv")(errno.into()))
+    received.map(|(_, count)| count).map_err(|errno| failed(Call::Recv)(errno.into()))
 }
 
 impl<S: AsFd> AsFd for Receiver<S> {

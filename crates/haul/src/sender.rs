@@ -2,6 +2,7 @@
 //! socket allows.
 
 use crate::buffer::Buffer;
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::fallback::Fallback;
 use crate::lending::{Lending, OsSocket};
@@ -164,7 +165,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             let no_control = &mut rustix::net::SendAncillaryBuffer::default();
             rustix::net::sendmsg(self.as_fd(), parts, no_control, flags)
         })
-        .map_err(|errno| failed("send")(errno.into()))?;
+        .map_err(|errno| failed(Call::Send)(errno.into()))?;
         self.sent.bytes += sent as u64;
         Ok(sent)
     }
@@ -402,7 +403,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         if !socket::is_tcp(socket) {
             return Ok(None);
         }
-        self.pacing.pacing(socket).map_err(failed("getsockopt"))
+        self.pacing.pacing(socket).map_err(failed(Call::Getsockopt))
     }
 
     /// The send method that would be chosen now for `bytes` bytes of a file or of memory.

@@ -1,15 +1,16 @@
 //! Checks of the kind of a socket.
 
+use crate::call::Call;
 use crate::error::{Error, failed};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::os::fd::AsFd;
 
 /// The kind of the socket: stream or datagram. Any other kind, and a listening socket, is an error.
 pub(crate) fn kind(socket: impl AsFd) -> Result<SocketType, Error> {
-    let kind = sockopt::socket_type(&socket)
-        .map_err(|errno| failed("getsockopt SO_TYPE")(errno.into()))?;
+    let kind =
+        sockopt::socket_type(&socket).map_err(|errno| failed(Call::GetType)(errno.into()))?;
     let listens = sockopt::socket_acceptconn(&socket)
-        .map_err(|errno| failed("getsockopt SO_ACCEPTCONN")(errno.into()))?;
+        .map_err(|errno| failed(Call::GetAcceptconn)(errno.into()))?;
     match kind {
         _ if listens => {
             Err(Error::WrongSocket { needed: "a connected socket", found: "a listening one" })

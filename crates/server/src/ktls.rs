@@ -22,7 +22,7 @@ pub const RECORD_BYTES_MAX: u64 = 1 << 14;
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 
 /// The combinations of version and cipher that this kernel encrypts: a bit for each of
-/// [`COMBINATIONS`].
+/// `COMBINATIONS`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KtlsSupport(u8);
 

@@ -2,7 +2,7 @@
 
 use haul::plan::{Condition, SourceKind};
 use haul::{
-    BoundMethod, Counts, Error, MethodChoice, MethodOptions, Plan, SendMethod, SendSettings,
+    BoundMethod, Call, Counts, Error, MethodChoice, MethodOptions, Plan, SendMethod, SendSettings,
     Sender, Source,
 };
 use std::fmt;
@@ -73,7 +73,7 @@ impl TestedMethod {
             (Self::Auto, _) => MethodChoice::Builtin,
         };
         let socket =
-            stream.try_clone().map_err(|error| Error::Failed { call: "fcntl F_DUPFD", error })?;
+            stream.try_clone().map_err(|error| Error::Failed { call: Call::Duplicate, error })?;
         Ok(Opened::Chosen(Box::new(Sender::with(
             socket,
             SendSettings { choice, ..SendSettings::default() },

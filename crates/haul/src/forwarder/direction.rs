@@ -1,6 +1,7 @@
 //! One direction of a forwarder.
 
 use super::{DirectionReport, ForwardMethod, ForwardPool};
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::fallback::Fallback;
 use crate::pipe::Pipe;
@@ -139,7 +140,7 @@ impl Direction {
             match pipe.drain(to, None, usize::MAX, FLAGS) {
                 Ok(count) => self.report.spliced.bytes += count as u64,
                 Err(Errno::AGAIN) => return Ok(false),
-                Err(errno) => return Err(failed("splice into a socket")(errno.into())),
+                Err(errno) => return Err(failed(Call::SpliceIntoSocket)(errno.into())),
             }
         }
         Ok(true)
@@ -179,7 +180,7 @@ impl Direction {
         let mut buffer = pool.0.buffers.take()?;
         self.report.copied.calls += 1;
         let count = retry_on_intr(|| rustix::net::recv(from, &mut buffer[..], RecvFlags::DONTWAIT))
-            .map_err(|errno| failed("recv")(errno.into()))?
+            .map_err(|errno| failed(Call::Recv)(errno.into()))?
             .1;
         if count > 0 {
             self.report.copied.calls += 1;
@@ -201,7 +202,7 @@ impl Direction {
         self.report.spliced.calls += 1;
         let count = pipe
             .fill(from, pool.0.settings.pipe_bytes, FLAGS)
-            .map_err(|errno| failed("splice from a socket")(errno.into()))?;
+            .map_err(|errno| failed(Call::SpliceFromSource)(errno.into()))?;
         let is_small = count > 0 && count < SMALL_FILL_BYTES;
         self.consider_switch(is_small, SMALL_FILLS_BEFORE_COPYING, ActiveMethod::Copy);
         Ok(count)
@@ -232,7 +233,7 @@ impl Direction {
             match rustix::net::shutdown(to, Shutdown::Write) {
                 // A peer that is gone already needs no end of stream.
                 Ok(()) | Err(Errno::NOTCONN) => {}
-                Err(errno) => return Err(failed("shutdown")(errno.into())),
+                Err(errno) => return Err(failed(Call::Shutdown)(errno.into())),
             }
         }
         Ok(())
@@ -241,5 +242,5 @@ impl Direction {
 
 fn send(to: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Error> {
     retry_on_intr(|| rustix::net::send(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL))
-        .map_err(|errno| failed("send")(errno.into()))
+        .map_err(|errno| failed(Call::Send)(errno.into()))
 }

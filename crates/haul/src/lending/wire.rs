@@ -1,6 +1,7 @@
 //! [`OsSocket`]: loans over a real socket.
 
 use super::ZeroCopySocket;
+use crate::call::Call;
 use crate::error::{Error, failed};
 use haul_sys::datagram::{self, Datagrams};
 use haul_sys::error_queue::{self, Completion};
@@ -39,12 +40,12 @@ impl ZeroCopySocket for OsSocket<'_> {
     fn enable_zerocopy(&mut self) -> Result<(), Error> {
         // The kernel numbers a socket's sends from its first one. If the option is set already,
         // other code may have sent some.
-        if haul_sys::sockopt::zerocopy(self.socket).map_err(failed("getsockopt SO_ZEROCOPY"))? {
+        if haul_sys::sockopt::zerocopy(self.socket).map_err(failed(Call::GetZerocopy))? {
             return Err(Error::Unsuited(
                 "SO_ZEROCOPY was set on this socket before: somebody else counts its sends",
             ));
         }
-        haul_sys::sockopt::set_zerocopy(self.socket, true).map_err(failed("setsockopt SO_ZEROCOPY"))
+        haul_sys::sockopt::set_zerocopy(self.socket, true).map_err(failed(Call::SetZerocopy))
     }
 
     fn next_completion(&mut self) -> io::Result<Option<Completion>> {

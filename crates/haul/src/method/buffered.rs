@@ -1,6 +1,7 @@
 //! The common part of `read+write` and `read+send`: a buffer between the file and the socket.
 
 use super::{BoundMethod, Counts, MethodOptions, OpenResult, first_chunk};
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
 use haul_sys::region::Region;
@@ -14,14 +15,14 @@ pub(super) type SendFn = fn(&Region, BorrowedFd<'_>, Range<usize>) -> io::Result
 /// Reads into a buffer and sends the buffer. Memory is sent directly.
 pub(super) struct BufferedMethod {
     buffer: Region,
-    call: &'static str,
+    call: Call,
     send_fn: SendFn,
     counts: Counts,
 }
 
 impl BufferedMethod {
-    pub fn open(options: &MethodOptions, call: &'static str, send_fn: SendFn) -> OpenResult {
-        let buffer = Region::anonymous(options.chunk_bytes).map_err(failed("mmap"))?;
+    pub fn open(options: &MethodOptions, call: Call, send_fn: SendFn) -> OpenResult {
+        let buffer = Region::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?;
         Ok(Box::new(Self { buffer, call, send_fn, counts: Counts::default() }))
     }
 }
@@ -38,8 +39,10 @@ impl BoundMethod for BufferedMethod {
             (self.send_fn)(memory, socket, offset as usize..offset as usize + len)
         } else {
             self.counts.calls += 1;
-            let read =
-                self.buffer.fill(source.descriptor(), offset, 0..len).map_err(failed("pread"))?;
+            let read = self
+                .buffer
+                .fill(source.descriptor(), offset, 0..len)
+                .map_err(failed(Call::Pread))?;
             if read == 0 {
                 return Err(Error::Ended { at: offset });
             }

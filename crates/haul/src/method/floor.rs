@@ -6,6 +6,7 @@
 
 use super::piped::SourcePipe;
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::pipe::Pipe;
 use crate::source::Source;
@@ -87,5 +88,5 @@ fn splice_into_pipe(
             SpliceFlags::NONBLOCK,
         )
     })
-    .map_err(|errno| failed("splice")(errno.into()))
+    .map_err(|errno| failed(Call::Splice)(errno.into()))
 }

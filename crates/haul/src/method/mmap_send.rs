@@ -5,6 +5,7 @@
 //! the call fails with `EFAULT`, and there is no `SIGBUS`.
 
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
 use haul_sys::region::{Region, SendMode, page_bytes};
@@ -42,7 +43,7 @@ impl BoundMethod for MmapSend {
         let sent = window
             .region
             .send(socket, window.range.clone(), SendMode::Copy)
-            .map_err(|error| window.failed("send", offset, error))?;
+            .map_err(|error| window.failed(Call::Send, offset, error))?;
         self.counts.bytes += sent as u64;
         Ok(sent as u64)
     }
@@ -64,13 +65,13 @@ impl FileWindow {
         let page_offset = (offset % page_bytes() as u64) as usize;
         let region =
             Region::of_file(source.descriptor(), offset - page_offset as u64, page_offset + len)
-                .map_err(failed("mmap"))?;
+                .map_err(failed(Call::Mmap))?;
         Ok(Self { region, range: page_offset..page_offset + len })
     }
 
     /// Converts an error of `call` on this window: if pages are missing, the file was truncated.
     #[expect(clippy::unused_self, reason = "only meaningful for a window")]
-    pub fn failed(&self, call: &'static str, offset: u64, error: std::io::Error) -> Error {
+    pub fn failed(&self, call: Call, offset: u64, error: std::io::Error) -> Error {
         match rustix::io::Errno::from_io_error(&error) {
             Some(rustix::io::Errno::FAULT) => Error::Ended { at: offset },
             _ => failed(call)(error),

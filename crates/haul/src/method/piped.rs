@@ -4,6 +4,7 @@
 //! offset, in the same state of the same file, they are sent first. Otherwise they are discarded,
 //! because the caller has moved on to other data.
 
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::pipe::Pipe;
 use crate::source::{FileVersion, Source};
@@ -23,7 +24,7 @@ impl SourcePipe {
     /// Creates a pipe for calls of `chunk_bytes`, or as large as the kernel allows.
     pub fn new(chunk_bytes: usize) -> Result<Self, Error> {
         let pipe =
-            Pipe::with_room_for(chunk_bytes).map_err(|errno| failed("pipe2")(errno.into()))?;
+            Pipe::with_room_for(chunk_bytes).map_err(|errno| failed(Call::Pipe)(errno.into()))?;
         Ok(Self { pipe, chunk_bytes, origin: None })
     }
 
@@ -42,7 +43,7 @@ impl SourcePipe {
         fill: impl FnMut(&Pipe, u64, usize) -> Result<usize, Error>,
     ) -> Result<u64, Error> {
         if self.pipe.held_bytes() > 0 {
-            let requested = (source.file_version().map_err(failed("fstat"))?, offset);
+            let requested = (source.file_version().map_err(failed(Call::Fstat))?, offset);
             if self.origin != Some(requested) {
                 *self = Self::new(self.chunk_bytes)?;
             }
@@ -85,7 +86,7 @@ impl SourcePipe {
             let flags =
                 if pipe.held_bytes() < left { SpliceFlags::MORE } else { SpliceFlags::empty() };
             let drained = pipe.drain(socket, None, left, flags);
-            *sent += drained.map_err(|errno| failed("splice")(errno.into()))? as u64;
+            *sent += drained.map_err(|errno| failed(Call::Splice)(errno.into()))? as u64;
         }
         Ok(())
     }

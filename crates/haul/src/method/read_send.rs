@@ -5,6 +5,7 @@
 
 use super::buffered::BufferedMethod;
 use super::{Copying, Entry, SendMethod};
+use crate::call::Call;
 use haul_sys::region::SendMode;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -12,7 +13,7 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::Always,
     fallback: Some(SendMethod::ReadWrite),
     open: |_, options| {
-        BufferedMethod::open(options, "send", |memory, socket, range| {
+        BufferedMethod::open(options, Call::Send, |memory, socket, range| {
             memory.send(socket, range, SendMode::Copy)
         })
     },

@@ -6,6 +6,7 @@
 
 use super::buffered::BufferedMethod;
 use super::{Copying, Entry};
+use crate::call::Call;
 use haul_sys::region::Region;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -13,7 +14,7 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::Always,
     fallback: None,
     open: |_, options| {
-        BufferedMethod::open(options, "write", |memory, socket, range| {
+        BufferedMethod::open(options, Call::Write, |memory, socket, range| {
             Region::write(memory, socket, range)
         })
     },

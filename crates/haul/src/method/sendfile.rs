@@ -11,6 +11,7 @@
 //! Probed by calling it: `EINVAL` for a descriptor that cannot be spliced from.
 
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, page_aligned_chunk};
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
 use rustix::io::retry_on_intr;
@@ -44,7 +45,7 @@ impl BoundMethod for Sendfile {
         let sent = retry_on_intr(|| {
             rustix::fs::sendfile(socket, source.descriptor(), Some(&mut position), len)
         })
-        .map_err(|errno| failed("sendfile")(errno.into()))?;
+        .map_err(|errno| failed(Call::Sendfile)(errno.into()))?;
         if sent == 0 {
             return Err(Error::Ended { at: offset });
         }

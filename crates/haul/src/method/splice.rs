@@ -9,6 +9,7 @@
 
 use super::piped::SourcePipe;
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
 use rustix::io::retry_on_intr;
@@ -53,7 +54,7 @@ impl BoundMethod for Splice {
                     SpliceFlags::empty(),
                 )
             })
-            .map_err(|errno| failed("splice")(errno.into()))
+            .map_err(|errno| failed(Call::Splice)(errno.into()))
         })?;
         self.counts.bytes += sent;
         Ok(sent)

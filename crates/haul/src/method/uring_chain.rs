@@ -7,6 +7,7 @@
 
 use super::uring_send::ring_for;
 use super::{BoundMethod, Copying, Counts, Entry, SendMethod, first_chunk};
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
 use haul_sys::region::Region;
@@ -21,7 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
     fallback: Some(SendMethod::UringSend),
     open: |socket, options| {
         let ring = ring_for(socket)?;
-        let buffer = Arc::new(Region::anonymous(options.chunk_bytes).map_err(failed("mmap"))?);
+        let buffer = Arc::new(Region::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?);
         Ok(Box::new(UringChain { ring, buffer, bytes: 0 }))
     },
 };
@@ -46,13 +47,13 @@ impl BoundMethod for UringChain {
         let (read, sent) = self
             .ring
             .read_then_send(source.descriptor(), offset, socket, &self.buffer, 0..len)
-            .map_err(failed("io_uring_enter"))?;
-        let sent = match read.map_err(failed("IORING_OP_READ"))? {
+            .map_err(failed(Call::UringEnter))?;
+        let sent = match read.map_err(failed(Call::UringRead))? {
             0 => return Err(Error::Ended { at: offset }),
             read if read < len => self.ring.send(socket, &self.buffer, 0..read),
             _ => sent,
         };
-        let sent = sent.map_err(failed("IORING_OP_SEND"))? as u64;
+        let sent = sent.map_err(failed(Call::UringSend))? as u64;
         self.bytes += sent;
         Ok(sent)
     }

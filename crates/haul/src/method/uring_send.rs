@@ -8,6 +8,7 @@
 //! seccomp forbids it.
 
 use super::{BoundMethod, Copying, Counts, Entry, SendMethod, first_chunk};
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
 use haul_sys::region::Region;
@@ -22,14 +23,14 @@ pub(super) const ENTRY: Entry = Entry {
     fallback: Some(SendMethod::ReadSend),
     open: |socket, options| {
         let ring = ring_for(socket)?;
-        let buffer = Arc::new(Region::anonymous(options.chunk_bytes).map_err(failed("mmap"))?);
+        let buffer = Arc::new(Region::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?);
         Ok(Box::new(UringSend { ring, buffer, bytes: 0 }))
     },
 };
 
 /// A ring that waits for `socket` if the socket is blocking now, and returns `EAGAIN` otherwise.
 pub(super) fn ring_for(socket: BorrowedFd<'_>) -> Result<Ring, Error> {
-    let mut ring = Ring::new().map_err(failed("io_uring_setup"))?;
+    let mut ring = Ring::new().map_err(failed(Call::UringSetup))?;
     if is_nonblocking(socket)? {
         ring.set_nonblocking();
     }
@@ -37,7 +38,8 @@ pub(super) fn ring_for(socket: BorrowedFd<'_>) -> Result<Ring, Error> {
 }
 
 pub(super) fn is_nonblocking(socket: BorrowedFd<'_>) -> Result<bool, Error> {
-    let flags = rustix::fs::fcntl_getfl(socket).map_err(|errno| failed("fcntl")(errno.into()))?;
+    let flags =
+        rustix::fs::fcntl_getfl(socket).map_err(|errno| failed(Call::Fcntl)(errno.into()))?;
     Ok(flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
 
@@ -61,13 +63,13 @@ impl BoundMethod for UringSend {
             let read = self
                 .ring
                 .read(source.descriptor(), offset, &self.buffer, 0..len)
-                .map_err(failed("IORING_OP_READ"))?;
+                .map_err(failed(Call::UringRead))?;
             if read == 0 {
                 return Err(Error::Ended { at: offset });
             }
             self.ring.send(socket, &self.buffer, 0..read)
         }
-        .map_err(failed("IORING_OP_SEND"))? as u64;
+        .map_err(failed(Call::UringSend))? as u64;
         self.bytes += sent;
         Ok(sent)
     }

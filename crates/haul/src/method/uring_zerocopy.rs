@@ -11,6 +11,7 @@
 
 use super::uring_send::{is_nonblocking, ring_for};
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
 use haul_sys::region::Region;
@@ -32,9 +33,9 @@ pub(super) const ENTRY: Entry = Entry {
     fallback: Some(SendMethod::Zerocopy),
     open: |socket, options| {
         let ring = ring_for(socket)?;
-        if !ring.has_send_zerocopy().map_err(failed("io_uring_register"))? {
+        if !ring.has_send_zerocopy().map_err(failed(Call::UringRegister))? {
             return Err(Error::Refused {
-                call: "SEND_ZC",
+                call: Call::UringSendZerocopy,
                 error: std::io::Error::other("the kernel is older than 6.0"),
             });
         }
@@ -88,7 +89,8 @@ impl UringZerocopy {
         if self.buffers.is_none() {
             let chunk_bytes = self.options.chunk_bytes;
             let count = (BUFFERS_BYTES / chunk_bytes).clamp(2, BUFFERS_MAX);
-            let region = Arc::new(Region::anonymous(count * chunk_bytes).map_err(failed("mmap"))?);
+            let region =
+                Arc::new(Region::anonymous(count * chunk_bytes).map_err(failed(Call::Mmap))?);
             self.register(&region);
             self.buffers = Some(Buffers { region, free: (0..count).collect() });
         }
@@ -107,7 +109,7 @@ impl UringZerocopy {
             if self.nonblocking {
                 return Err(Error::WouldBlock);
             }
-            self.ring.wait().map_err(failed("io_uring_enter"))?;
+            self.ring.wait().map_err(failed(Call::UringEnter))?;
         }
     }
 
@@ -149,7 +151,7 @@ impl UringZerocopy {
             }
             Err(error) => {
                 self.release_buffer(buffer);
-                Err(failed("SEND_ZC")(error))
+                Err(failed(Call::UringSendZerocopy)(error))
             }
         }
     }
@@ -177,7 +179,7 @@ impl BoundMethod for UringZerocopy {
                 self.release_buffer(Some(buffer));
                 return Err(match ended_or_failed {
                     Ok(_) => Error::Ended { at: offset },
-                    Err(error) => failed("pread")(error),
+                    Err(error) => failed(Call::Pread)(error),
                 });
             }
         };

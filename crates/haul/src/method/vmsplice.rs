@@ -12,6 +12,7 @@
 use super::mmap_send::FileWindow;
 use super::piped::SourcePipe;
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
 use std::ops::Range;
@@ -46,14 +47,16 @@ impl BoundMethod for Vmsplice {
         let sent = self.pipe.send(socket, source, offset, len, calls, |pipe, offset, len| {
             if let Some(memory) = source.as_memory() {
                 let range = offset as usize..offset as usize + len;
-                return memory.vmsplice(pipe.write_end(), range, true).map_err(failed("vmsplice"));
+                return memory
+                    .vmsplice(pipe.write_end(), range, true)
+                    .map_err(failed(Call::Vmsplice));
             }
             map_calls += 2;
             let window = FileWindow::map(source, offset, len)?;
             window
                 .region
                 .vmsplice(pipe.write_end(), window.range.clone(), true)
-                .map_err(|error| window.failed("vmsplice", offset, error))
+                .map_err(|error| window.failed(Call::Vmsplice, offset, error))
         })?;
         self.counts.calls += map_calls;
         self.counts.bytes += sent;

@@ -20,6 +20,7 @@
 
 use super::mmap_send::FileWindow;
 use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use crate::call::Call;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
 use crate::source::Source;
@@ -37,7 +38,7 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::KernelTells,
     fallback: Some(SendMethod::ReadSend),
     open: |socket, options| {
-        haul_sys::sockopt::set_zerocopy(socket, true).map_err(failed("setsockopt SO_ZEROCOPY"))?;
+        haul_sys::sockopt::set_zerocopy(socket, true).map_err(failed(Call::SetZerocopy))?;
         Ok(Box::new(Zerocopy {
             tracker: CompletionTracker::default(),
             options: options.clone(),
@@ -106,24 +107,24 @@ impl BoundMethod for Zerocopy {
         range: Range<u64>,
     ) -> Result<u64, Error> {
         if self.tracker.in_flight() >= IN_FLIGHT_BEFORE_DRAIN {
-            self.drain_completions(socket).map_err(failed("recvmsg MSG_ERRQUEUE"))?;
+            self.drain_completions(socket).map_err(failed(Call::ErrorQueue))?;
         }
         let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
         let sent = if let Some(memory) = source.as_memory() {
             self.send_pages(socket, memory, offset as usize..offset as usize + len)
-                .map_err(failed("send MSG_ZEROCOPY"))?
+                .map_err(failed(Call::SendZerocopy))?
         } else {
             let window = FileWindow::map(source, offset, len)?;
             self.counts.calls += 2;
             self.send_pages(socket, &window.region, window.range.clone())
-                .map_err(|error| window.failed("send MSG_ZEROCOPY", offset, error))?
+                .map_err(|error| window.failed(Call::SendZerocopy, offset, error))?
         };
         self.counts.bytes += sent as u64;
         Ok(sent as u64)
     }
 
     fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
-        self.drain_completions(socket).map_err(failed("recvmsg MSG_ERRQUEUE"))?;
+        self.drain_completions(socket).map_err(failed(Call::ErrorQueue))?;
         Ok(self.tracker.in_flight())
     }
 

@@ -3,6 +3,7 @@
 //! Bytes in the pipe have left the socket, so they are never dropped: bytes that a file did not
 //! accept are kept for the next call.
 
+use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::method::Counts;
 use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
@@ -47,7 +48,7 @@ impl IntoFile {
         let pipe = match &mut self.pipe {
             Some(pipe) => pipe,
             none => none.insert(
-                Pipe::new(SOCKET_PIPE_BYTES).map_err(|errno| failed("pipe2")(errno.into()))?,
+                Pipe::new(SOCKET_PIPE_BYTES).map_err(|errno| failed(Call::Pipe)(errno.into()))?,
             ),
         };
         let wanted =
@@ -59,7 +60,7 @@ impl IntoFile {
                 // `recv` distinguishes them, and skips the urgent byte.
                 Ok(0) | Err(Errno::AGAIN) => return Ok(None),
                 Ok(_) => {}
-                Err(errno) => return Err(failed("splice from the socket")(errno.into())),
+                Err(errno) => return Err(failed(Call::SpliceFromSocket)(errno.into())),
             }
         }
         let mut moved = 0;
@@ -71,7 +72,7 @@ impl IntoFile {
                 Ok(0) => break,
                 Ok(count) => moved += count,
                 Err(_) if moved > 0 => break,
-                Err(errno) => return Err(failed("splice into the file")(errno.into())),
+                Err(errno) => return Err(failed(Call::SpliceIntoFile)(errno.into())),
             }
         }
         counts.bytes += moved as u64;
@@ -99,7 +100,7 @@ impl IntoFile {
                     // Before the bytes already kept: these were taken from there, or none are kept.
                     self.unwritten.splice(..0, bytes[written..].iter().copied());
                     if written == 0 {
-                        return Err(failed("pwrite")(error));
+                        return Err(failed(Call::Pwrite)(error));
                     }
                     break;
                 }
@@ -118,6 +119,6 @@ impl IntoFile {
             return Ok(count);
         }
         let held = self.pipe.as_mut().map_or(Ok(0), |pipe| pipe.read(buffer));
-        held.map_err(|errno| failed("read from the pipe")(errno.into()))
+        held.map_err(|errno| failed(Call::ReadPipe)(errno.into()))
     }
 }

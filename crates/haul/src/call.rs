@@ -1,0 +1,140 @@
+//! The calls whose errors the library reports.
+
+use std::fmt;
+
+/// The system call or operation that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Call {
+    /// `fcntl F_DUPFD`.
+    Duplicate,
+    /// `recvmsg MSG_ERRQUEUE`.
+    ErrorQueue,
+    /// `fcntl`.
+    Fcntl,
+    /// `fstat`.
+    Fstat,
+    /// `getsockopt SO_ACCEPTCONN`.
+    GetAcceptconn,
+    /// `getsockopt SO_RCVTIMEO`.
+    GetRcvtimeo,
+    /// `getsockopt TCP_ZEROCOPY_RECEIVE`.
+    GetTcpZerocopyReceive,
+    /// `getsockopt SO_TYPE`.
+    GetType,
+    /// `getsockopt SO_ZEROCOPY`.
+    GetZerocopy,
+    /// `getsockopt`.
+    Getsockopt,
+    /// `mmap of the socket`.
+    MapSocket,
+    /// `mmap`.
+    Mmap,
+    /// `pipe2`.
+    Pipe,
+    /// `poll`.
+    Poll,
+    /// `pread`.
+    Pread,
+    /// `pwrite`.
+    Pwrite,
+    /// `read from the pipe`.
+    ReadPipe,
+    /// `recv`.
+    Recv,
+    /// `recv MSG_PEEK`.
+    RecvPeek,
+    /// `recv MSG_TRUNC`.
+    RecvTrunc,
+    /// `send`.
+    Send,
+    /// `send MSG_ZEROCOPY`.
+    SendZerocopy,
+    /// `sendfile`.
+    Sendfile,
+    /// `setsockopt SO_RCVLOWAT`.
+    SetRcvlowat,
+    /// `setsockopt SO_ZEROCOPY`.
+    SetZerocopy,
+    /// `shutdown`.
+    Shutdown,
+    /// `splice`.
+    Splice,
+    /// `splice from the socket`.
+    SpliceFromSocket,
+    /// `splice from a socket`.
+    SpliceFromSource,
+    /// `splice into the file`.
+    SpliceIntoFile,
+    /// `splice into a socket`.
+    SpliceIntoSocket,
+    /// `io_uring_enter`.
+    UringEnter,
+    /// `IORING_OP_READ`.
+    UringRead,
+    /// `io_uring_register`.
+    UringRegister,
+    /// `IORING_OP_SEND`.
+    UringSend,
+    /// `SEND_ZC`.
+    UringSendZerocopy,
+    /// `io_uring_setup`.
+    UringSetup,
+    /// `vmsplice`.
+    Vmsplice,
+    /// `write`.
+    Write,
+}
+
+impl Call {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Duplicate => "fcntl F_DUPFD",
+            Self::ErrorQueue => "recvmsg MSG_ERRQUEUE",
+            Self::Fcntl => "fcntl",
+            Self::Fstat => "fstat",
+            Self::GetAcceptconn => "getsockopt SO_ACCEPTCONN",
+            Self::GetRcvtimeo => "getsockopt SO_RCVTIMEO",
+            Self::GetTcpZerocopyReceive => "getsockopt TCP_ZEROCOPY_RECEIVE",
+            Self::GetType => "getsockopt SO_TYPE",
+            Self::GetZerocopy => "getsockopt SO_ZEROCOPY",
+            Self::Getsockopt => "getsockopt",
+            Self::MapSocket => "mmap of the socket",
+            Self::Mmap => "mmap",
+            Self::Pipe => "pipe2",
+            Self::Poll => "poll",
+            Self::Pread => "pread",
+            Self::Pwrite => "pwrite",
+            Self::ReadPipe => "read from the pipe",
+            Self::Recv => "recv",
+            Self::RecvPeek => "recv MSG_PEEK",
+            Self::RecvTrunc => "recv MSG_TRUNC",
+            Self::Send => "send",
+            Self::SendZerocopy => "send MSG_ZEROCOPY",
+            Self::Sendfile => "sendfile",
+            Self::SetRcvlowat => "setsockopt SO_RCVLOWAT",
+            Self::SetZerocopy => "setsockopt SO_ZEROCOPY",
+            Self::Shutdown => "shutdown",
+            Self::Splice => "splice",
+            Self::SpliceFromSocket => "splice from the socket",
+            Self::SpliceFromSource => "splice from a socket",
+            Self::SpliceIntoFile => "splice into the file",
+            Self::SpliceIntoSocket => "splice into a socket",
+            Self::UringEnter => "io_uring_enter",
+            Self::UringRead => "IORING_OP_READ",
+            Self::UringRegister => "io_uring_register",
+            Self::UringSend => "IORING_OP_SEND",
+            Self::UringSendZerocopy => "SEND_ZC",
+            Self::UringSetup => "io_uring_setup",
+            Self::Vmsplice => "vmsplice",
+            Self::Write => "write",
+        }
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
