@@ -4,7 +4,8 @@ use crate::pair::Pair;
 use haul_lab::Host;
 use std::net::IpAddr;
 
-/// A host on which processes run.
+/// The place of a measurement's worker process: a host of the lab, this machine, or the other
+/// machine of a pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Endpoint<'a> {
     /// A host of a lab.

@@ -8,6 +8,7 @@ use haul_workers::workload::WorkloadError;
 
 /// An experiment could not be run.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum BenchError {
     /// The request is invalid; nothing was run.
     #[error("{0}")]

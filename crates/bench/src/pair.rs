@@ -43,6 +43,7 @@ const PRINTED_CHARS_MAX: usize = 200;
 
 /// The pair could not be connected, or was lost.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PairError {
     /// The peer's name could not be resolved.
     #[error("cannot resolve {peer:?}: {error}")]

@@ -122,13 +122,13 @@ pub trait Tabled: Sized + 'static {
         0
     }
     /// Number of rounds measured.
-    fn rounds(&self) -> usize;
+    fn round_count(&self) -> usize;
     /// Whether other programs ran in every window, so that the row permits no conclusion.
     fn is_disturbed(&self) -> bool {
         false
     }
     /// The reason why the row was not measured.
-    fn refused(&self) -> Option<&str>;
+    fn refusal_reason(&self) -> Option<&str>;
     /// The row's bars.
     fn bars(&self) -> Vec<Bar>;
     /// Notes on the rows.
@@ -159,7 +159,8 @@ impl<R: Tabled> Report<R> {
 /// Groups comparable rows under their shared conditions.
 fn groups<R: Tabled>(rows: &[R]) -> Vec<Group> {
     // In a stopped run some rows have no rounds; they are left out.
-    let shown = || rows.iter().filter(|row| row.rounds() > 0 || row.refused().is_some());
+    let shown =
+        || rows.iter().filter(|row| row.round_count() > 0 || row.refusal_reason().is_some());
     let full = |scale: u64| {
         let bars = shown().filter(|row| row.scale() == scale).flat_map(Tabled::bars);
         bars.map(|bar| if bar.figure.has_interval() { bar.figure.high } else { bar.figure.median })
@@ -174,7 +175,7 @@ fn groups<R: Tabled>(rows: &[R]) -> Vec<Group> {
         }
         let line = Line {
             name: row.name() + mark,
-            refused: row.refused().map(str::to_owned),
+            refused: row.refusal_reason().map(str::to_owned),
             cells,
             bars: row.bars(),
         };

@@ -78,6 +78,7 @@ pub struct ForwardSettings {
 
 /// The method by which a forwarder moves data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ForwardMethod {
     /// Copies small pieces and splices large ones.
     Adaptive,

@@ -29,6 +29,7 @@ use std::str::FromStr;
 
 /// A method of sending a file or memory through a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 #[serde(into = "&'static str", try_from = "String")]
 pub enum SendMethod {
     /// `read` into a buffer, then `write` it to the socket.

@@ -145,6 +145,7 @@ pub struct Spread {
 
 /// Why a plan could not be read or written.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PlanError {
     /// The file cannot be read or written.
     #[error("plan {path}: {error}", path = path.display())]

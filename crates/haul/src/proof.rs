@@ -43,6 +43,7 @@ impl Proved {
 
 /// Why a probe or a test has no result.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProofError {
     /// The method did not send.
     #[error(transparent)]

@@ -90,6 +90,7 @@ impl<S: AsFd> Drop for LowWaterGuard<S> {
 
 /// Whether a receiver maps pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Mapping {
     /// If it works and costs less than reading, which is measured over the first megabytes.
     Measured,

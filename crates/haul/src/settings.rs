@@ -37,6 +37,7 @@ impl Default for SendSettings {
 
 /// How the send method is chosen.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub enum MethodChoice {
     /// The cheapest method by the built-in plan.
     Builtin,

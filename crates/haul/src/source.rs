@@ -63,6 +63,7 @@ pub(crate) struct FileVersion {
 
 /// Why a file or memory cannot be sent.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SourceError {
     /// Not a regular file.
     #[error("not a regular file: only a regular file can be sent without a buffer of the program")]

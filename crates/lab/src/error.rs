@@ -9,6 +9,7 @@ pub const MTU_MAX: u32 = 65_535;
 
 /// Errors of creating or changing a lab.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LabError {
     /// The kernel does not allow this user to create namespaces.
     #[error("namespaces are refused here ({error}): {advice}")]

@@ -9,7 +9,8 @@ use rustix::thread::CpuSet;
 use std::fs;
 use std::io;
 
-/// Receive settings of a device.
+/// How a host's network device handles received packets: GRO, deferral of NAPI interrupts, threaded
+/// polling.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Reception {
     /// Generic receive offload: merges packets into larger ones; on a veth this also enables

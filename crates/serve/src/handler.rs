@@ -321,7 +321,7 @@ impl Handler for FileHandler {
         connection.close(self);
     }
 
-    fn wake(&mut self) {
+    fn on_wake(&mut self) {
         // An offload thread may just have replaced a file that a client has asked for since.
         self.epoch.advance();
         self.reload_secrets();
@@ -349,7 +349,7 @@ impl Handler for FileHandler {
         }
     }
 
-    fn end(&mut self) {
+    fn on_end(&mut self) {
         // The count may be read after the end.
         self.accounting.counters.log_dropped.add(self.accounting.log.flush());
     }

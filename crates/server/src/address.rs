@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 /// A listen address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Address {
     /// A TCP address.
     Tcp(SocketAddr),

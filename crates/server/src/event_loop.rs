@@ -124,7 +124,7 @@ pub trait Handler {
     }
 
     /// Another thread woke the loop: reads changed settings.
-    fn wake(&mut self) {}
+    fn on_wake(&mut self) {}
 
     /// The service drains: connections should close once they are idle.
     fn begin_drain(&mut self) {}
@@ -138,7 +138,7 @@ pub trait Handler {
     }
 
     /// The loop ends: flushes what is buffered.
-    fn end(&mut self) {}
+    fn on_end(&mut self) {}
 }
 
 /// The next need of a connection.
@@ -414,7 +414,7 @@ impl<H: Handler> EventLoop<H> {
 
     fn wake(&mut self) {
         self.waker.clear();
-        self.handler.wake();
+        self.handler.on_wake();
         for (token, reply) in self.offload.replies() {
             if let Some((connection, handler)) = self.connection(token) {
                 handler.complete(connection, reply);
@@ -643,7 +643,7 @@ impl<H: Handler> EventLoop<H> {
         for index in indices {
             self.close(index);
         }
-        self.handler.end();
+        self.handler.on_end();
     }
 
     fn entry(&mut self, token: u64) -> Option<&mut Entry<H::Connection>> {

@@ -207,7 +207,8 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::{Duration, Instant};
 
-    /// Waits for a message, or panics at `None`; at most two of one client wait.
+    /// A job of the client with this number. It waits for a message of its channel, or panics
+    /// without one. At most two queued jobs of one client are accepted.
     #[derive(Debug)]
     struct Wait(u32, Option<Receiver<()>>);
 

@@ -38,7 +38,7 @@ impl Control {
         &self.wakers
     }
 
-    /// Wakes every event loop, to read changed settings ([`Handler::wake`]).
+    /// Wakes every event loop, to read changed settings ([`Handler::on_wake`]).
     pub fn wake(&self) {
         for waker in &self.wakers {
             waker.wake();

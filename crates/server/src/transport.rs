@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 /// How bytes reached the socket: copied from memory, by a send method, or through encryption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Transport {
     /// From this program's memory.
     Memory,

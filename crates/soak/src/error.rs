@@ -4,6 +4,7 @@ use std::io;
 
 /// Errors of the meter.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SoakError {
     /// A spinner thread could not be started or set up.
     #[error("cannot put an idle-priority thread on CPU {cpu}: {error}")]

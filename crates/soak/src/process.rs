@@ -304,7 +304,7 @@ impl SharedState {
 }
 
 impl Publish for SharedState {
-    fn publish_interrupted(&self, ns: u64) {
+    fn publish_interrupt_time(&self, ns: u64) {
         self.store(slot::INTERRUPTED_NS, ns);
     }
 

@@ -24,7 +24,8 @@ struct CpuBaseline {
     interrupted: f64,
     /// Cache lines dirtied per second of uninterrupted own time.
     speed: f64,
-    /// Share of the CPU that other tasks took while it should have been quiet.
+    /// Share of the CPU's time that other programs used during calibration, when it should have
+    /// been idle. 0 if nothing disturbed it.
     taken: f64,
 }
 

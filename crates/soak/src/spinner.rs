@@ -37,7 +37,7 @@ pub(crate) struct Counts {
 /// Publishes the loop's counters and reads its control flags.
 pub(crate) trait Publish {
     /// Publishes the time that interrupts took so far.
-    fn publish_interrupted(&self, ns: u64);
+    fn publish_interrupt_time(&self, ns: u64);
     /// Publishes the number of cache lines dirtied so far.
     fn publish_work(&self, lines: u64);
     /// Whether the loop must end.
@@ -57,7 +57,7 @@ struct LocalState {
 }
 
 impl Publish for LocalState {
-    fn publish_interrupted(&self, ns: u64) {
+    fn publish_interrupt_time(&self, ns: u64) {
         self.interrupted_ns.store(ns, Relaxed);
     }
 
@@ -193,7 +193,7 @@ pub(crate) fn spin(clock: ThreadClock, state: &impl Publish) {
             let own = own();
             let off_cpu = (now - last_sync.0).saturating_sub(own.saturating_sub(last_sync.1));
             interrupted_ns += gap.saturating_sub(off_cpu).as_nanos() as u64;
-            state.publish_interrupted(interrupted_ns);
+            state.publish_interrupt_time(interrupted_ns);
             // Reading the CPU clock takes time too, which must not look like an interruption.
             last = Instant::now();
             last_sync = (last, own);

@@ -41,9 +41,9 @@ pub enum Operation {
     Checksum,
     /// 2: checksum and copy in one pass.
     Copy,
-    /// 3: the same, with stores that bypass the caches. The original's third operation copied from
-    /// user space into the kernel, with fault handling; memory of the same program needs no such
-    /// copy.
+    /// 3: checksum and copy in one pass, with stores that bypass the caches. In the original
+    /// question (see the experiment `checksum`) operation 3 copies from user space into the kernel,
+    /// with fault handling. Here both buffers belong to one program, so that copy is not measured.
     CopyStreamed,
     /// 4: copy.
     Memcpy,

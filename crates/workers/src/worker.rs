@@ -81,7 +81,7 @@ pub enum Task {
 pub enum Message {
     /// The worker listens at this address.
     Listening {
-        /// The address.
+        /// The address and port.
         address: SocketAddr,
     },
     /// The first bytes were sent, at this time of the monotonic clock.
@@ -435,7 +435,7 @@ fn failed(step: &str, error: impl std::fmt::Display) -> Message {
     Message::Failed(format!("{step}: {error}"))
 }
 
-fn message_of(error: &Error) -> Message {
+fn failure_message(error: &Error) -> Message {
     match error {
         Error::Refused { .. } | Error::Unsuited(_) | Error::Ended { .. } => {
             Message::Refused(error.to_string())

@@ -39,6 +39,7 @@ pub enum Workload {
 
 /// A workload is invalid or could not be created.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum WorkloadError {
     /// The text is not a workload.
     #[error(

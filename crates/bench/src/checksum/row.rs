@@ -103,11 +103,11 @@ impl Tabled for ChecksumRow {
         self.bytes
     }
 
-    fn rounds(&self) -> usize {
+    fn round_count(&self) -> usize {
         self.rounds
     }
 
-    fn refused(&self) -> Option<&str> {
+    fn refusal_reason(&self) -> Option<&str> {
         None
     }
 

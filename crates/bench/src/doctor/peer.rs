@@ -15,6 +15,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The device that leads to a peer could not be determined.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PeerError {
     /// The peer's name could not be resolved.
     #[error("cannot resolve peer {peer:?}: {error}")]

@@ -15,7 +15,8 @@ const PAGE_BYTES: u32 = 4096;
 const OPTMEM_BYTES: u64 = 128 * 1024;
 /// Locked memory that a server with a few hundred lent buffers needs.
 const MEMLOCK_BYTES: u64 = 64 << 20;
-/// Size of a pipe for `splice` that holds a large chunk.
+/// The smallest `fs.pipe-max-size` that passes the check: with smaller pipes, `splice` moves less
+/// for each call.
 const PIPE_BYTES: u64 = 1 << 20;
 
 /// The user who runs the diagnosis.
@@ -35,11 +36,23 @@ impl User {
 }
 
 pub(super) fn examine(device: &DeviceFacts, user: &User) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = peer(device).into_iter().collect();
-    findings.push(offloads(device));
-    findings.extend(mtu(device));
-    findings.extend([congestion(), pacing(), optmem(), memlock(user), pipe(), io_uring()]);
-    findings.extend([mapped_receive(), kernel_tls(), steering(), namespaces(user)]);
+    let mut findings: Vec<Finding> = check_peer(device).into_iter().collect();
+    findings.push(check_offloads(device));
+    findings.extend(check_mtu(device));
+    findings.extend([
+        check_congestion(),
+        check_pacing(),
+        check_optmem(),
+        check_memlock(user),
+        check_pipe(),
+        check_io_uring(),
+    ]);
+    findings.extend([
+        check_mapped_receive(),
+        check_kernel_tls(),
+        check_steering(),
+        check_namespaces(user),
+    ]);
     findings
 }
 
@@ -62,7 +75,7 @@ fn bad(
     Finding { name, value: value.into(), verdict, why: why.into(), mend: Some(mend.into()) }
 }
 
-fn peer(device: &DeviceFacts) -> Option<Finding> {
+fn check_peer(device: &DeviceFacts) -> Option<Finding> {
     let name = "peer";
     if device.answered? {
         return Some(good(name, "answers", "it is reachable"));
@@ -76,7 +89,7 @@ fn peer(device: &DeviceFacts) -> Option<Finding> {
     ))
 }
 
-fn offloads(device: &DeviceFacts) -> Finding {
+fn check_offloads(device: &DeviceFacts) -> Finding {
     let state_of = |name: &str, state: Option<bool>| {
         format!("{name} {}", state.map_or("?", |on| if on { "on" } else { "off" }))
     };
@@ -106,7 +119,7 @@ fn offloads(device: &DeviceFacts) -> Finding {
 }
 
 /// No finding on loopback, whose packets are never sent over a wire.
-fn mtu(device: &DeviceFacts) -> Option<Finding> {
+fn check_mtu(device: &DeviceFacts) -> Option<Finding> {
     let mtu = device.mtu.filter(|_| device.name != "lo")?;
     let payload = mtu.saturating_sub(HEADERS_BYTES);
     if payload >= PAGE_BYTES && payload.is_multiple_of(PAGE_BYTES) {
@@ -127,7 +140,7 @@ fn mtu(device: &DeviceFacts) -> Option<Finding> {
     ))
 }
 
-fn congestion() -> Finding {
+fn check_congestion() -> Finding {
     let name = sysctl("net.ipv4.tcp_congestion_control").unwrap_or_default();
     if paces(&name) {
         bad(
@@ -145,7 +158,7 @@ fn congestion() -> Finding {
 }
 
 /// Connections of this machine that an earlier congestion control left paced.
-fn pacing() -> Finding {
+fn check_pacing() -> Finding {
     /// Maximum number of connections that are named.
     const NAMED_MAX: usize = 3;
     let name = "leftover pacing";
@@ -180,7 +193,7 @@ fn pacing() -> Finding {
     }
 }
 
-fn optmem() -> Finding {
+fn check_optmem() -> Finding {
     let value = sysctl("net.core.optmem_max").unwrap_or_default();
     match value.parse::<u64>() {
         Ok(bytes) if bytes < OPTMEM_BYTES => bad(
@@ -194,7 +207,7 @@ fn optmem() -> Finding {
     }
 }
 
-fn memlock(user: &User) -> Finding {
+fn check_memlock(user: &User) -> Finding {
     let limit = getrlimit(Resource::Memlock).current;
     let value = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes / 1024));
     match limit {
@@ -210,7 +223,7 @@ fn memlock(user: &User) -> Finding {
     }
 }
 
-fn pipe() -> Finding {
+fn check_pipe() -> Finding {
     let value = sysctl("fs.pipe-max-size").unwrap_or_default();
     match value.parse::<u64>() {
         Ok(bytes) if bytes < PIPE_BYTES => bad(
@@ -224,7 +237,7 @@ fn pipe() -> Finding {
     }
 }
 
-fn io_uring() -> Finding {
+fn check_io_uring() -> Finding {
     let value = sysctl("kernel.io_uring_disabled");
     let (name, mend) = ("io_uring", "sysctl kernel.io_uring_disabled=0");
     match (haul_sys::uring::Ring::new(), value.as_deref()) {
@@ -253,7 +266,7 @@ fn loopback_connection() -> Option<(TcpStream, TcpStream)> {
     Some((client, listener.accept().ok()?.0))
 }
 
-fn mapped_receive() -> Finding {
+fn check_mapped_receive() -> Finding {
     let name = "mapped receive";
     let has = loopback_connection()
         .and_then(|(client, _server)| haul_sys::sockopt::has_zerocopy_receive(&client).ok());
@@ -274,7 +287,7 @@ fn mapped_receive() -> Finding {
     }
 }
 
-fn kernel_tls() -> Finding {
+fn check_kernel_tls() -> Finding {
     let name = "kernel TLS";
     let installed = loopback_connection()
         .map(|(client, _server)| haul_sys::sockopt::set_upper_layer_protocol(&client, "tls"));
@@ -297,7 +310,7 @@ fn kernel_tls() -> Finding {
     }
 }
 
-fn steering() -> Finding {
+fn check_steering() -> Finding {
     let name = "packet steering";
     match sysctl("net.core.rps_default_mask") {
         Some(_) => {
@@ -313,7 +326,7 @@ fn steering() -> Finding {
     }
 }
 
-fn namespaces(user: &User) -> Finding {
+fn check_namespaces(user: &User) -> Finding {
     let name = "namespaces";
     let reason = match &user.lab {
         Ok(()) => {

@@ -7,6 +7,7 @@ use std::io;
 
 /// A flow was not measured.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum FlowError {
     /// The method is not available on this machine, for this reason. Other rows may be.
     #[error("{0}")]

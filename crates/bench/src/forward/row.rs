@@ -176,7 +176,7 @@ impl Tabled for ForwardRow {
         })
     }
 
-    fn rounds(&self) -> usize {
+    fn round_count(&self) -> usize {
         self.rounds
     }
 
@@ -184,7 +184,7 @@ impl Tabled for ForwardRow {
         self.disturbed_percent.is_some()
     }
 
-    fn refused(&self) -> Option<&str> {
+    fn refusal_reason(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 

@@ -185,7 +185,7 @@ impl Tabled for InterruptsRow {
         self.traffic.bytes().map(u64::from).sum()
     }
 
-    fn rounds(&self) -> usize {
+    fn round_count(&self) -> usize {
         self.rounds
     }
 
@@ -193,7 +193,7 @@ impl Tabled for InterruptsRow {
         self.disturbed_percent.is_some()
     }
 
-    fn refused(&self) -> Option<&str> {
+    fn refusal_reason(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 

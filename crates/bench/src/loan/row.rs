@@ -156,7 +156,7 @@ impl Tabled for LoanRow {
         self.piece_bytes
     }
 
-    fn rounds(&self) -> usize {
+    fn round_count(&self) -> usize {
         self.rounds
     }
 
@@ -164,7 +164,7 @@ impl Tabled for LoanRow {
         self.disturbed_percent.is_some()
     }
 
-    fn refused(&self) -> Option<&str> {
+    fn refusal_reason(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 

@@ -18,7 +18,7 @@ pub(super) struct TickCounts {
     pub others: BTreeMap<String, u64>,
     /// Ticks in programs, in user mode.
     pub user: u64,
-    /// Ticks in the kernel, by function.
+    /// Profiler samples taken in kernel mode, by the name of the running kernel function.
     pub functions: HashMap<String, FunctionTicks>,
     /// Ticks by stack, from the outermost function to the innermost.
     pub stacks: BTreeMap<Vec<String>, u64>,

@@ -167,11 +167,11 @@ impl Tabled for ProfileRow {
         format!("{}: {kind}", self.host)
     }
 
-    fn rounds(&self) -> usize {
+    fn round_count(&self) -> usize {
         usize::from(self.rank <= FUNCTIONS_SHOWN)
     }
 
-    fn refused(&self) -> Option<&str> {
+    fn refusal_reason(&self) -> Option<&str> {
         None
     }
 

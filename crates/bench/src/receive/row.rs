@@ -175,7 +175,7 @@ impl Tabled for ReceiveRow {
         self.condition().to_string()
     }
 
-    fn rounds(&self) -> usize {
+    fn round_count(&self) -> usize {
         self.rounds
     }
 
@@ -183,7 +183,7 @@ impl Tabled for ReceiveRow {
         self.disturbed_percent.is_some()
     }
 
-    fn refused(&self) -> Option<&str> {
+    fn refusal_reason(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 

@@ -153,7 +153,7 @@ impl Tabled for SendRow {
         self.chunk_bytes
     }
 
-    fn rounds(&self) -> usize {
+    fn round_count(&self) -> usize {
         self.rounds
     }
 
@@ -161,7 +161,7 @@ impl Tabled for SendRow {
         self.disturbed_percent.is_some()
     }
 
-    fn refused(&self) -> Option<&str> {
+    fn refusal_reason(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 

@@ -31,7 +31,7 @@ pub(super) fn row(
             Offloads::On => "on".into(),
             Offloads::Off => "off".into(),
         },
-        taken: chosen_methods(series),
+        taken: methods_chosen_by_library(series),
         rounds: series.rounds.len(),
         refused: series.failure_reason(),
         copied_percent: copies.map(|copies| copies.percent),
@@ -64,7 +64,7 @@ pub(super) fn row(
 }
 
 /// The method that the library chose; several, if rounds differ.
-fn chosen_methods(series: &SendSeries) -> Option<String> {
+fn methods_chosen_by_library(series: &SendSeries) -> Option<String> {
     if matches!(series.case.case.method, TestedMethod::Method(_)) {
         return None;
     }

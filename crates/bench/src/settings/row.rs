@@ -210,7 +210,7 @@ impl Tabled for SettingRow {
         format!("{} ({})", self.path, self.basis)
     }
 
-    fn rounds(&self) -> usize {
+    fn round_count(&self) -> usize {
         self.rounds
     }
 
@@ -218,7 +218,7 @@ impl Tabled for SettingRow {
         self.disturbed_percent.is_some()
     }
 
-    fn refused(&self) -> Option<&str> {
+    fn refusal_reason(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 

@@ -29,11 +29,11 @@ pub struct Options {
     /// Address to listen on for HTTP: a port, an address and port, unix:PATH, or systemd for the
     /// sockets that systemd passes; may be repeated [default: 8080]
     #[arg(long, value_name = "ADDRESS")]
-    #[serde(deserialize_with = "deserialize_list_from_text")]
+    #[serde(deserialize_with = "deserialize_each_from_text")]
     pub listen: Vec<Address>,
     /// Address to listen on for HTTPS, as for --listen; may be repeated
     #[arg(long, help_heading = "TLS and passwords", value_name = "ADDRESS")]
-    #[serde(deserialize_with = "deserialize_list_from_text")]
+    #[serde(deserialize_with = "deserialize_each_from_text")]
     pub tls_listen: Vec<Address>,
     /// PEM file of the certificate and its intermediate certificates; read again on SIGHUP
     #[arg(long, help_heading = "TLS and passwords", value_name = "FILE")]
@@ -509,7 +509,7 @@ fn deserialize_from_text<'de, T: FromStr<Err: std::fmt::Display>, D: Deserialize
 }
 
 /// Deserializes a list of values from the same texts as on the command line.
-fn deserialize_list_from_text<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(
+fn deserialize_each_from_text<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;

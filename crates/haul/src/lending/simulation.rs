@@ -118,7 +118,7 @@ enum Step {
     Reclaim,
 }
 
-fn send_results() -> impl Strategy<Value = SendResult> {
+fn any_send_results() -> impl Strategy<Value = SendResult> {
     prop_oneof![
         6 => (1usize..40).prop_map(SendResult::Accept),
         2 => Just(SendResult::Fail(Errno::AGAIN)),
@@ -143,7 +143,7 @@ proptest! {
     /// hold.
     #[test]
     fn loans_are_returned_once_and_never_early(
-        script in prop::collection::vec(send_results(), 0..60),
+        script in prop::collection::vec(any_send_results(), 0..60),
         steps in prop::collection::vec(steps(), 1..60),
         refuses_zerocopy in prop::bool::weighted(0.1),
         numbers_failures in any::<bool>(),

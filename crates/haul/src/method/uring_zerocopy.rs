@@ -97,8 +97,8 @@ impl UringZerocopy {
         self.buffers.as_mut().ok_or(Error::Unsuited("no buffers"))
     }
 
-    /// Returns a buffer that the kernel does not hold. If there is none, it waits on a blocking
-    /// socket.
+    /// Returns a buffer that the kernel does not hold. If all are in flight, a blocking socket
+    /// waits for a completion, and a non-blocking one gets [`Error::WouldBlock`].
     fn acquire_buffer(&mut self) -> Result<(usize, Arc<Region>), Error> {
         loop {
             self.drain_completions();

@@ -46,7 +46,8 @@ impl Resource {
             .sum()
     }
 
-    /// Whether it may be cached and sent to other clients.
+    /// Whether this server may keep the resource in its own cache and send it to later requests.
+    /// False if the version of one of its files is ambiguous.
     pub fn is_cacheable(&self) -> bool {
         self.representations().all(|each| each.object.is_cacheable())
     }

@@ -1,6 +1,6 @@
 //! The forwarding worker: accepts a connection, opens another, and forwards bytes both ways.
 
-use super::{Message, Outcome, WorkCounters, failed, message_of};
+use super::{Message, Outcome, WorkCounters, failed, failure_message};
 use crate::forward_method::TestedForwardMethod;
 use haul::{
     Counts, DirectionReport, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Readiness,
@@ -49,16 +49,16 @@ impl ForwardTask {
             buffer_bytes: self.buffer_bytes.unwrap_or(defaults.buffer_bytes),
             ..defaults
         };
-        let pool = ForwardPool::with(settings).map_err(|error| message_of(&error))?;
+        let pool = ForwardPool::with(settings).map_err(|error| failure_message(&error))?;
         for socket in [from, to] {
             socket
                 .set_nonblocking(true)
                 .map_err(|error| failed("making a socket non-blocking", error))?;
         }
         let mut forwarder =
-            Forwarder::with_pool(from, to, pool).map_err(|error| message_of(&error))?;
+            Forwarder::with_pool(from, to, pool).map_err(|error| failure_message(&error))?;
         loop {
-            let step = forwarder.step().map_err(|error| message_of(&error))?;
+            let step = forwarder.step().map_err(|error| failure_message(&error))?;
             let report = forwarder.report();
             let sum = |of: fn(&DirectionReport) -> Counts| {
                 let (forward, reverse) = (of(&report.there), of(&report.back));

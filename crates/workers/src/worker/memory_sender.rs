@@ -1,7 +1,8 @@
 //! The worker that sends its own memory: copied, grouped, segmented by the device, or lent.
 
 use super::{
-    Job, Message, Outcome, WorkCounters, failed, message_of, now_ns, report_started, sleep_until,
+    Job, Message, Outcome, WorkCounters, failed, failure_message, now_ns, report_started,
+    sleep_until,
 };
 use haul::{Buffer, Limits, Pool, SendSettings, Sender};
 use haul_sys::datagram::{self, Datagrams};
@@ -63,7 +64,7 @@ pub enum Schedule {
     /// A fixed rate, each piece at its due time. The sender spins in between, so its CPU is always
     /// busy.
     Exact {
-        /// The rate.
+        /// Pieces to send in a second; a piece is `piece_bytes` of memory passed in one call.
         pieces_per_second: u32,
     },
     /// So many pieces at a time, at a fixed rate of batches. The sender sleeps in between.
@@ -167,7 +168,7 @@ impl MemorySendTask {
         }
         let outcome = counters.outcome()?;
         let PieceSender::Lending { sender, .. } = &mut piece_sender else { return Ok(outcome) };
-        sender.settle(SETTLE_MAX).map_err(|error| message_of(&error))?;
+        sender.settle(SETTLE_MAX).map_err(|error| failure_message(&error))?;
         let loans = sender.report().loans;
         Ok(Outcome {
             zero_copied_bytes: loans.zero_copied_bytes,
@@ -200,7 +201,7 @@ impl MemorySendTask {
             return Ok(PieceSender::Copying(CopyingSender { socket, bytes, offset: 0 }));
         }
         let buffers = (LENT_BYTES_MAX / self.piece_bytes).clamp(2, BUFFERS_MAX);
-        let pool = Pool::new(self.piece_bytes, buffers).map_err(|error| message_of(&error))?;
+        let pool = Pool::new(self.piece_bytes, buffers).map_err(|error| failure_message(&error))?;
         let idle: Result<VecDeque<Buffer>, haul::Error> = (0..buffers)
             .map(|_| {
                 let mut buffer = pool.take()?;
@@ -209,7 +210,7 @@ impl MemorySendTask {
                 Ok(Buffer::from(buffer))
             })
             .collect();
-        let idle = idle.map_err(|error| message_of(&error))?;
+        let idle = idle.map_err(|error| failure_message(&error))?;
         let settings = SendSettings {
             zerocopy_bytes_min: 1,
             lends_on_when_copied: true,
@@ -219,7 +220,7 @@ impl MemorySendTask {
             },
             ..SendSettings::default()
         };
-        let sender = Sender::with(socket, settings).map_err(|error| message_of(&error))?;
+        let sender = Sender::with(socket, settings).map_err(|error| failure_message(&error))?;
         Ok(PieceSender::Lending { sender: Box::new(sender), idle, buffers })
     }
 
@@ -260,7 +261,7 @@ impl MemorySendTask {
                     SendCall::LendSegments => sender.lend_segments(buffer, self.datagram_bytes),
                     _ => sender.lend(buffer),
                 };
-                lent.map_err(|refused| message_of(&refused.error))?;
+                lent.map_err(|refused| failure_message(&refused.error))?;
                 while self.by == SendCall::LendAndWait && idle.len() < *buffers {
                     wait_for_completions(sender)?;
                     reclaim(sender, idle)?;
@@ -273,7 +274,7 @@ impl MemorySendTask {
 
 /// Takes back the buffers of completed loans.
 fn reclaim(sender: &mut Sender<Socket>, idle: &mut VecDeque<Buffer>) -> Result<(), Message> {
-    let reclaimed = sender.reclaim().map_err(|error| message_of(&error))?;
+    let reclaimed = sender.reclaim().map_err(|error| failure_message(&error))?;
     idle.extend(reclaimed.map(|loan| loan.buffer));
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The receiving worker: receives with one method until the stream ends.
 
-use super::{Message, Outcome, WorkCounters, failed, message_of, now_ns, sleep_until};
+use super::{Message, Outcome, WorkCounters, failed, failure_message, now_ns, sleep_until};
 use crate::receive_method::ReceiveMethod;
 use haul::{Mapping, ReceiveSettings, Receiver};
 use haul_sys::uring_receive::ReceiveRing;
@@ -120,7 +120,8 @@ impl ReceiveTask {
             window_bytes: self.buffer_bytes,
             buffer_bytes: self.buffer_bytes.min(CALL_BYTES_MAX),
         };
-        let mut receiver = Receiver::with(stream, settings).map_err(|error| message_of(&error))?;
+        let mut receiver =
+            Receiver::with(stream, settings).map_err(|error| failure_message(&error))?;
         if let Some(refused) =
             receiver.report().fallbacks.first().filter(|_| mapping == Mapping::Always)
         {
@@ -129,9 +130,9 @@ impl ReceiveTask {
                 refused.reason
             )));
         }
-        receiver.expect(STREAM_BYTES_MAX).map_err(|error| message_of(&error))?;
+        receiver.expect(STREAM_BYTES_MAX).map_err(|error| failure_message(&error))?;
         let mut limiter = RateLimiter::new(self.read_bytes_per_second);
-        while let Some(chunk) = receiver.receive().map_err(|error| message_of(&error))? {
+        while let Some(chunk) = receiver.receive().map_err(|error| failure_message(&error))? {
             self.touch_bytes(chunk.bytes());
             let count = chunk.bytes().len() as u64;
             let report = receiver.report();
@@ -165,12 +166,12 @@ impl ReceiveTask {
     fn splice_to_file(&self, stream: &TcpStream, counters: &WorkCounters) -> Result<(), Message> {
         let file =
             tempfile::tempfile().map_err(|error| failed("making a temporary file", error))?;
-        let mut receiver = Receiver::new(stream).map_err(|error| message_of(&error))?;
+        let mut receiver = Receiver::new(stream).map_err(|error| failure_message(&error))?;
         let mut offset = 0;
         let mut limiter = RateLimiter::new(self.read_bytes_per_second);
         loop {
             let received = receiver.receive_into_file(&file, offset..FILE_BYTES);
-            let count = received.map_err(|error| message_of(&error))?;
+            let count = received.map_err(|error| failure_message(&error))?;
             if count == 0 {
                 return Ok(());
             }
@@ -182,10 +183,11 @@ impl ReceiveTask {
     }
 
     fn discard(&self, stream: &TcpStream, counters: &WorkCounters) -> Result<(), Message> {
-        let mut receiver = Receiver::new(stream).map_err(|error| message_of(&error))?;
+        let mut receiver = Receiver::new(stream).map_err(|error| failure_message(&error))?;
         let mut limiter = RateLimiter::new(self.read_bytes_per_second);
         loop {
-            let count = receiver.discard(STREAM_BYTES_MAX).map_err(|error| message_of(&error))?;
+            let count =
+                receiver.discard(STREAM_BYTES_MAX).map_err(|error| failure_message(&error))?;
             if count == 0 {
                 return Ok(());
             }

@@ -1,6 +1,6 @@
 //! The sending worker: sends a workload repeatedly with one method.
 
-use super::{Message, Outcome, WorkCounters, failed, message_of, report_started};
+use super::{Message, Outcome, WorkCounters, failed, failure_message, report_started};
 use crate::tested_method::{Opened, TestedMethod};
 use crate::workload::{Piece, PieceHandle};
 use haul::{MethodOptions, Plan};
@@ -50,7 +50,7 @@ impl SendTask {
         let options = MethodOptions { chunk_bytes: self.chunk_bytes, pipe_bytes: None };
         let method = method
             .open(&stream, &options, self.plan.as_deref())
-            .map_err(|error| message_of(&error))?;
+            .map_err(|error| failure_message(&error))?;
         let mut sender = ActiveSender {
             task: self,
             stream,
@@ -85,7 +85,7 @@ impl ActiveSender<'_> {
         let mut range = 0..piece.len();
         while !range.is_empty() && !self.counters.is_over() {
             let sent = self.method.send(self.stream.as_fd(), piece.source(), range.clone());
-            range.start += sent.map_err(|error| message_of(&error))?;
+            range.start += sent.map_err(|error| failure_message(&error))?;
             let counts = self.method.counts();
             self.counters.bytes.store(counts.bytes, Relaxed);
             self.counters.calls.store(counts.calls + self.cork_calls, Relaxed);
@@ -113,7 +113,7 @@ impl ActiveSender<'_> {
         // Fails if the receiver has closed the connection. Completions arrive all the same.
         let _ = self.stream.shutdown(Shutdown::Write);
         let deadline = Instant::now() + SETTLE_MAX;
-        while self.method.settle(self.stream.as_fd()).map_err(|error| message_of(&error))? > 0
+        while self.method.settle(self.stream.as_fd()).map_err(|error| failure_message(&error))? > 0
             && Instant::now() < deadline
         {
             thread::sleep(Duration::from_millis(1));
