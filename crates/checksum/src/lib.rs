@@ -188,6 +188,9 @@ impl Kernel {
     pub fn copy(self, from: &[u8], to: &mut [u8], writes: Writes) -> Sum {
         assert_eq!(from.len(), to.len(), "the lengths of a copy differ");
         let is_streamed = writes == Writes::Streamed;
+        // The portable copy has no such stores.
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = is_streamed;
         let total = match self.or_portable() {
             // SAFETY: `or_portable` has just checked that the CPU has these instructions, and both
             // slices have the same length.

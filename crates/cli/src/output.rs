@@ -109,7 +109,7 @@ impl Destination {
     pub fn write(&self, text: &str) -> Result<(), Failure> {
         match self {
             Self::StandardOutput => print(text),
-            Self::File(path) => haul_fs::replace(path, text.as_bytes()).map_err(|error| {
+            Self::File(path) => haul_fs::replace(path, text.as_bytes(), 0o644).map_err(|error| {
                 Failure::failed(format!("cannot write {}: {error}", path.display()))
             }),
         }

@@ -37,22 +37,32 @@ pub enum Committed {
     Replaced,
 }
 
-/// Replaces the file at `path` by one with these bytes. Readers see the old file or the new one.
-pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = AtomicFile::create(path)?;
+/// Replaces the file at `path` by one with these bytes and this mode (less the umask). Readers see the
+/// old file or the new one.
+pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut file = AtomicFile::create(path, mode)?;
     file.file.write_all(bytes)?;
     file.commit(false).map(drop)
 }
 
 impl AtomicFile {
-    /// A temporary file that will be `path`, in a directory that exists.
-    pub fn create(path: &Path) -> io::Result<Self> {
+    /// A temporary file that will be `path`, in a directory that exists, with this mode less the umask.
+    pub fn create(path: &Path, mode: u32) -> io::Result<Self> {
         let name = path.file_name().ok_or(Errno::ISDIR)?;
         let directory = match path.parent() {
             Some(directory) if !directory.as_os_str().is_empty() => directory,
             _ => Path::new("."),
         };
-        Self::create_in(File::open(directory)?, name.as_bytes())
+        let open = |flags| {
+            let flags = flags | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::open(directory, flags, Mode::empty())
+        };
+        // A directory that may be written but not read (a drop box) cannot be synced.
+        let directory = match open(OFlags::RDONLY) {
+            Err(Errno::ACCESS) => open(OFlags::PATH)?,
+            opened => opened?,
+        };
+        Self::create_in(directory.into(), name.as_bytes(), Mode::from_raw_mode(mode))
     }
 
     /// A temporary file that will be `path` below `root`, in a directory that exists.
@@ -65,10 +75,11 @@ impl AtomicFile {
         // folder.
         check_name(name)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        Self::create_in(root.open_below(directory, flags, Mode::empty(), Blocking::Disk)?, name)
+        let directory = root.open_below(directory, flags, Mode::empty(), Blocking::Disk)?;
+        Self::create_in(directory, name, Mode::from_raw_mode(0o666))
     }
 
-    fn create_in(directory: File, name: &[u8]) -> io::Result<Self> {
+    fn create_in(directory: File, name: &[u8], mode: Mode) -> io::Result<Self> {
         check_name(name)?;
         if is_directory(&directory, name)? {
             return Err(Errno::ISDIR.into());
@@ -81,7 +92,6 @@ impl AtomicFile {
         }
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP | Mode::ROTH | Mode::WOTH;
         let file = rustix::fs::openat(&directory, &*temporary_name, flags, mode)?;
         Ok(Self {
             directory,
@@ -113,18 +123,34 @@ impl AtomicFile {
         // The rename itself reports whether the name was free: a check before it could be outrun.
         let committed = match rename(RenameFlags::NOREPLACE) {
             Ok(()) => Committed::Created,
-            // Some file systems (NFS, FUSE) know no flags: EINVAL.
-            Err(Errno::EXIST | Errno::INVAL) if !only_new => {
+            Err(Errno::EXIST) if !only_new => {
                 rename(RenameFlags::empty())?;
                 Committed::Replaced
+            }
+            // Some file systems (NFS, FUSE) know no flags. A link never replaces a name.
+            Err(Errno::INVAL) => {
+                let (from, to) = (&*self.temporary_name, &*self.name);
+                let directory = &self.directory;
+                match rustix::fs::linkat(directory, from, directory, to, AtFlags::empty()) {
+                    Ok(()) => {
+                        rustix::fs::unlinkat(directory, from, AtFlags::empty())?;
+                        Committed::Created
+                    }
+                    Err(Errno::EXIST) if !only_new => {
+                        rename(RenameFlags::empty())?;
+                        Committed::Replaced
+                    }
+                    Err(errno) => return Err(errno.into()),
+                }
             }
             Err(errno) => return Err(errno.into()),
         };
         self.is_committed = true;
         // The name survives a crash only once the directory is on the disk.
         match self.directory.sync_all() {
-            // Some file systems cannot sync a directory.
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {}
+            // Some file systems cannot sync a directory; one that is not readable cannot be synced.
+            Err(error)
+                if matches!(Errno::from_io_error(&error), Some(Errno::INVAL | Errno::BADF)) => {}
             synced => synced?,
         }
         Ok(committed)
@@ -210,14 +236,14 @@ mod tests {
     fn a_replaced_file_keeps_its_old_bytes_for_its_readers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
-        replace(&path, b"one").unwrap();
+        replace(&path, b"one", 0o600).unwrap();
         let mut old = File::open(&path).unwrap();
-        replace(&path, b"two").unwrap();
+        replace(&path, b"two", 0o600).unwrap();
         let mut text = String::new();
         io::Read::read_to_string(&mut old, &mut text).unwrap();
         assert_eq!((text.as_str(), fs::read(&path).unwrap()), ("one", b"two".to_vec()));
         assert_eq!(names(folder.path()), ["a"]);
-        assert!(replace(folder.path(), b"x").is_err(), "a directory is not replaced");
-        assert!(replace(&folder.path().join("none/a"), b"x").is_err());
+        assert!(replace(folder.path(), b"x", 0o600).is_err(), "a directory is not replaced");
+        assert!(replace(&folder.path().join("none/a"), b"x", 0o600).is_err());
     }
 }

@@ -22,7 +22,6 @@ pub struct Returned {
 
 /// How the bytes of a loan were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Outcome {
     /// The kernel sent all that it accepted from the buffer itself.
     ZeroCopied,

@@ -290,7 +290,7 @@ impl Plan {
         let failed = |error| PlanError::File { path: path.into(), error };
         let mut text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
         text.push('\n');
-        haul_fs::replace(path, text.as_bytes()).map_err(failed)
+        haul_fs::replace(path, text.as_bytes(), 0o666).map_err(failed)
     }
 }
 

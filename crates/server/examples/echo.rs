@@ -7,7 +7,7 @@ use haul_server::{resolve::Resolve, runtime, sandbox, secrets::read_secret, stre
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::sync::Arc;
 
-struct Echo(Clock, Arc<ConnectionCounters>, Arc<rustls::ServerConfig>);
+struct Echo(Clock, Arc<ConnectionCounters>, Arc<rustls::ServerConfig>, bool);
 
 impl Handler for Echo {
     type Connection = (Stream, Vec<u8>); // With the bytes to echo.
@@ -28,20 +28,23 @@ impl Handler for Echo {
     }
     fn drive(&mut self, echo: &mut (Stream, Vec<u8>), _: &Registry<'_>) -> Action<Resolve> {
         let (stream, bytes) = echo;
-        let idle = Action::WaitUntil(self.0.seconds() + 60);
+        let wait = Action::WaitUntil(self.0.seconds() + 60);
         loop {
             match stream.send(&[IoSlice::new(bytes)], false) {
                 Sent::Bytes(count) => drop(bytes.drain(..count as usize)),
-                Sent::Blocked if !bytes.is_empty() => return idle,
+                Sent::Blocked if !bytes.is_empty() => return wait,
                 Sent::Blocked => {}
                 Sent::Ended | Sent::Broken => return Action::Close,
             }
             match stream.receive(bytes) {
                 Ok(count) if count > 0 => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return idle,
+                Err(error) if error.kind() == ErrorKind::WouldBlock && !self.3 => return wait,
                 Ok(_) | Err(_) => return Action::Close,
             }
         }
+    }
+    fn begin_drain(&mut self) {
+        self.3 = true;
     }
     fn is_idle(&self, (stream, bytes): &(Stream, Vec<u8>)) -> bool {
         bytes.is_empty() && !stream.is_handshaking()
@@ -63,6 +66,6 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     registry.register(move |text: &mut metrics::Exposition| {
         text.connections(&[&counted]);
     });
-    let echo = |_| Echo(Clock::new(), Arc::clone(&counters), Arc::clone(&tls));
+    let echo = |_| Echo(Clock::new(), Arc::clone(&counters), Arc::clone(&tls), false);
     Ok(service.run(&[], LoopSettings::default(), registry, echo)?)
 }

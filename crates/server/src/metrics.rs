@@ -13,7 +13,7 @@ use std::io::{self, Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The time limit of a scrape's request, and of its response.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -184,7 +184,7 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
 }
 
 fn respond(mut stream: TcpStream, registry: &Registry) -> io::Result<()> {
-    stream.set_read_timeout(Some(SCRAPE_TIMEOUT))?;
+    let deadline = Instant::now() + SCRAPE_TIMEOUT;
     stream.set_write_timeout(Some(SCRAPE_TIMEOUT))?;
     let mut head = Vec::new();
     let status = loop {
@@ -193,6 +193,12 @@ fn respond(mut stream: TcpStream, registry: &Registry) -> io::Result<()> {
             Parsed::Whole(..) => break "404 Not Found",
             Parsed::Refused(_) => break "400 Bad Request",
             Parsed::Partial => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                // A timeout of zero would be none.
+                stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+                if left.is_zero() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
                 let mut buffer = [0; 1024];
                 match stream.read(&mut buffer)? {
                     0 => return Ok(()),
@@ -246,5 +252,15 @@ mod tests {
         assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
         assert!(page.ends_with("a_total 1\n# HELP b B.\n# TYPE b gauge\nb 2.5\n"), "{page}");
         assert!(get("/").starts_with("HTTP/1.1 404"));
+
+        // A client that trickles its request occupies the endpoint for its time and no longer.
+        let mut slow = TcpStream::connect(server.address()).unwrap();
+        let trickle = std::thread::spawn(move || {
+            while slow.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
+        assert!(get("/metrics").starts_with("HTTP/1.1 200"));
+        trickle.join().unwrap();
     }
 }

@@ -80,7 +80,8 @@ pub fn configure(tls: &TlsSettings, chain: &[u8], key: &[u8]) -> Result<Arc<Serv
                 wrong(&tls.key, "it does not fit the certificate".into())
             }
             error => {
-                wrong(&tls.key, format!("this key cannot be used (RSA needs 2048 bits): {error}"))
+                let kinds = "RSA of 2048 to 4096 bits, ECDSA P-256 or P-384, or Ed25519";
+                wrong(&tls.key, format!("this key cannot be used (it may be {kinds}): {error}"))
             }
         })?;
     config.enable_secret_extraction = tls.in_kernel;
