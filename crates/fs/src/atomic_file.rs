@@ -37,8 +37,8 @@ pub enum Committed {
     Replaced,
 }
 
-/// Replaces the file at `path` by one with these bytes and this mode (less the umask). Readers see the
-/// old file or the new one.
+/// Replaces the file at `path` by one with these bytes and this mode (less the umask). Readers see
+/// the old file or the new one.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let mut file = AtomicFile::create(path, mode)?;
     file.file.write_all(bytes)?;
@@ -46,7 +46,8 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 }
 
 impl AtomicFile {
-    /// A temporary file that will be `path`, in a directory that exists, with this mode less the umask.
+    /// A temporary file that will be `path`, in a directory that exists, with this mode less the
+    /// umask.
     pub fn create(path: &Path, mode: u32) -> io::Result<Self> {
         let name = path.file_name().ok_or(Errno::ISDIR)?;
         let directory = match path.parent() {

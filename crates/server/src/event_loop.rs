@@ -105,8 +105,8 @@ pub trait Handler {
         false
     }
 
-    /// Whether the connection may be closed to make room. At a drain, [`Handler::drive`] follows for
-    /// each idle connection.
+    /// Whether the connection may be closed to make room. At a drain, [`Handler::drive`] follows
+    /// for each idle connection.
     fn is_idle(&self, connection: &Self::Connection) -> bool;
 
     /// The connection's deadline has passed.
@@ -127,8 +127,8 @@ pub trait Handler {
     /// Another thread woke the loop: reads changed settings.
     fn on_wake(&mut self) {}
 
-    /// The service drains: from now on [`Handler::drive`] has to close connections that are idle. The
-    /// loop cuts off those that are open at the end of the drain timeout.
+    /// The service drains: from now on [`Handler::drive`] has to close connections that are idle.
+    /// The loop cuts off those that are open at the end of the drain timeout.
     fn begin_drain(&mut self) {}
 
     /// Descriptors or memory ran out: drops what is only cached.
