@@ -119,7 +119,7 @@ fn invalid_arguments_are_one_line_errors() {
 fn an_empty_file_is_rejected() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let workload = format!("file:{}", file.path().display());
-    assert_rejected(&mut haul(&["bench", "send", "--workload", &workload]), "it is empty");
+    assert_rejected(&mut haul(&["bench", "send", "--workload", &workload]), "the file is empty");
 }
 
 #[test]
