@@ -258,7 +258,8 @@ fn an_address_in_use_is_reported() {
     let (output, transcript) = run(&mut serve(folder.path(), &["--listen", &address]));
     assert_eq!(output.status.code(), Some(2), "{transcript}");
     assert!(
-        transcript.contains(&address) && transcript.contains("another process listens there already"),
+        transcript.contains(&address)
+            && transcript.contains("another process listens there already"),
         "{transcript}"
     );
     // A second server must not share the port with `SO_REUSEPORT`.
