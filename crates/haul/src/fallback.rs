@@ -2,6 +2,10 @@
 
 use std::fmt;
 
+/// Bytes that the kernel may copy, if it sends none without a copy, before a zero-copy method is
+/// given up for the rest of the connection.
+pub(crate) const COPIED_BYTES_BEFORE_FALLBACK: u64 = 1 << 20;
+
 /// A fallback from one method to another. A missing fast method is not an error, so the reports
 /// list the fallback instead.
 #[derive(Debug, Clone, PartialEq, Eq)]

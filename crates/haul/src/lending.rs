@@ -15,7 +15,7 @@ use crate::buffer::Buffer;
 use crate::call::Call;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
-use crate::fallback::Fallback;
+use crate::fallback::{COPIED_BYTES_BEFORE_FALLBACK, Fallback};
 use crate::loan::{LendError, Limits, LoanId, Outcome, Returned};
 use crate::method::{Counts, SendMethod};
 use haul_sys::error_queue::Completion;
@@ -26,9 +26,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
 
-/// Lent bytes that the kernel may copy, if it sends none without a copy, before loans become plain
-/// sends.
-const COPIED_BYTES_BEFORE_FALLBACK: u64 = 1 << 20;
 /// Sends in flight at which completions are drained, so that they are pipelined and not read one by
 /// one.
 const IN_FLIGHT_BEFORE_DRAIN: usize = 16;

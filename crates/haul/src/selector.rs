@@ -2,7 +2,7 @@
 //! falls back where it must.
 
 use crate::error::Error;
-use crate::fallback::Fallback;
+use crate::fallback::{COPIED_BYTES_BEFORE_FALLBACK, Fallback};
 use crate::method::{BoundMethod, Counts, SendMethod};
 use crate::plan::{Condition, Plan, SourceKind, call_bytes};
 use crate::settings::{MethodChoice, SendSettings};
@@ -10,9 +10,6 @@ use crate::source::Source;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-
-/// Bytes that a method may copy, if it sends none without a copy, before it is disabled.
-const COPIED_BYTES_BEFORE_FALLBACK: u64 = 1 << 20;
 
 /// The send methods of one socket.
 pub(crate) struct MethodSelector {

@@ -182,9 +182,7 @@ fn restrict(
     if config.basic_auth.is_some()
         && let Some(address) = config.listen.iter().find(|address| address.is_public())
     {
-        caveats.push(format!(
-            "passwords travel to {address} for everybody on the way to read: use TLS"
-        ));
+        caveats.push(format!("passwords travel to {address} unencrypted: use TLS"));
     }
     if config.confine {
         if config.content.symlinks == Symlinks::Anywhere {

@@ -42,7 +42,7 @@ impl ZeroCopySocket for OsSocket<'_> {
         // other code may have sent some.
         if haul_sys::sockopt::zerocopy(self.socket).map_err(failed(Call::GetZerocopy))? {
             return Err(Error::Unsuited(
-                "SO_ZEROCOPY was set on this socket before: somebody else counts its sends",
+                "SO_ZEROCOPY was set on this socket before: other code may have sent with it",
             ));
         }
         haul_sys::sockopt::set_zerocopy(self.socket, true).map_err(failed(Call::SetZerocopy))
