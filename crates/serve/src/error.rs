@@ -27,8 +27,13 @@ pub enum Error {
     )]
     Method(haul::SendMethod),
     /// A pattern of `Cache-Control` is invalid.
-    #[error("pattern {0}")]
-    Pattern(String),
+    #[error("Cache-Control pattern {pattern:?}: {error}")]
+    Pattern {
+        /// The pattern as configured.
+        pattern: String,
+        /// What makes it invalid, and at which byte.
+        error: fast_glob::Error,
+    },
     /// A response header field is invalid.
     #[error("header {0}")]
     Field(String),

@@ -3,5 +3,6 @@
 pub mod cache;
 pub mod listing;
 pub mod object;
+mod pattern;
 pub mod resource;
 pub mod service;

@@ -7,8 +7,8 @@ use crate::config::{BasicAuth, Config, Content};
 use crate::error::Error;
 use crate::files::listing::{Listing, RenderedListing};
 use crate::files::object::{self, Object, Opened};
+use crate::files::pattern::PathPattern;
 use crate::files::resource::{Representation, Resource};
-use globset::{GlobBuilder, GlobMatcher};
 use haul_fs::Blocking;
 use haul_fs::Root;
 use haul_http::encoding::Coding;
@@ -50,7 +50,7 @@ pub enum Found {
 pub struct Service {
     pub(crate) root: Root,
     pub(crate) content: Content,
-    cache_control: Vec<(GlobMatcher, String)>,
+    cache_control: Vec<(PathPattern, String)>,
     /// The field lines of every response.
     pub(crate) common_fields: Vec<u8>,
     pub(crate) cors: Vec<String>,
@@ -79,11 +79,10 @@ impl Service {
             .map_err(|error| Error::Root { path: config.root.clone(), error })?;
         let mut cache_control = Vec::new();
         for (pattern, value) in &config.fields.cache_control {
-            let pattern = pattern.trim_start_matches('/');
-            let glob = GlobBuilder::new(pattern).literal_separator(pattern.contains('/')).build();
-            let glob = glob.map_err(|error| Error::Pattern(error.to_string()))?;
             check_field("Cache-Control", value)?;
-            cache_control.push((glob.compile_matcher(), value.clone()));
+            let pattern = PathPattern::new(pattern)
+                .map_err(|error| Error::Pattern { pattern: pattern.clone(), error })?;
+            cache_control.push((pattern, value.clone()));
         }
         let mut common_fields = String::new();
         for (name, value) in &config.fields.headers {
@@ -291,8 +290,7 @@ impl Service {
             fields.push_str("Vary: Accept-Encoding\r\n");
         }
         let path = String::from_utf8_lossy(path);
-        let matches = |(glob, _): &&(GlobMatcher, String)| glob.is_match(&*path);
-        if let Some((_, value)) = self.cache_control.iter().find(matches) {
+        if let Some((_, value)) = self.cache_control.iter().find(|(glob, _)| glob.matches(&path)) {
             let _ = write!(fields, "Cache-Control: {value}\r\n");
         }
         fields

@@ -1,0 +1,76 @@
+//! Glob patterns over the paths of served files.
+
+use std::borrow::Cow;
+
+/// A glob pattern: `*`, `**`, `?`, `[ab]`, `[!ab]` and `{a,b}`.
+///
+/// In a pattern with a `/`, only `**` matches several path components. In a pattern without one,
+/// every wildcard also matches `/`, so that `*.html` stands for all HTML files.
+#[derive(Debug)]
+pub(crate) struct PathPattern(String);
+
+impl PathPattern {
+    /// Checks a pattern that is relative to the root; a leading `/` is ignored.
+    pub(crate) fn new(pattern: &str) -> Result<Self, fast_glob::Error> {
+        let pattern = pattern.trim_start_matches('/');
+        fast_glob::validate(pattern)?;
+        // Negation of the whole pattern is not offered: the first match wins already.
+        let escape = if pattern.starts_with('!') { "\\" } else { "" };
+        Ok(Self(format!("{escape}{pattern}")))
+    }
+
+    /// Returns whether the pattern matches a path relative to the root.
+    pub(crate) fn matches(&self, path: &str) -> bool {
+        let path = if self.0.contains('/') {
+            Cow::Borrowed(path)
+        } else {
+            // The matcher treats `/` as a separator. A path has no zero bytes, so one replaces it.
+            Cow::Owned(path.replace('/', "\0"))
+        };
+        fast_glob::glob_match(&self.0, &*path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(pattern: &str, path: &str) -> bool {
+        PathPattern::new(pattern).unwrap().matches(path)
+    }
+
+    #[test]
+    fn a_pattern_without_a_slash_matches_in_every_directory() {
+        assert!(matches("*.html", "index.html"));
+        assert!(matches("*.html", "a/b/index.html"));
+        assert!(matches("*", "a/b"));
+        assert!(matches("a*z.{html,css}", "a/b/z.css"));
+        assert!(matches("a?b", "a/b"));
+        assert!(!matches("index.html", "a/index.html"));
+        assert!(!matches("*.html", "index.htm"));
+    }
+
+    #[test]
+    fn in_a_pattern_with_a_slash_only_two_stars_cross_components() {
+        assert!(matches("/assets/**", "assets/a/b.js"));
+        assert!(matches("assets/*.js", "assets/b.js"));
+        assert!(!matches("assets/*.js", "assets/a/b.js"));
+        assert!(matches("**/*.js", "b.js"));
+        assert!(matches("a/**/z", "a/z"));
+        assert!(!matches("a/[!b]c", "a//c"));
+        assert!(!matches("assets/**", "other/assets/a"));
+    }
+
+    #[test]
+    fn an_exclamation_mark_at_the_start_matches_itself() {
+        assert!(matches("!important", "!important"));
+        assert!(!matches("!important", "other"));
+    }
+
+    #[test]
+    fn an_invalid_pattern_is_refused() {
+        for pattern in ["[", "{a,b", "a\\"] {
+            assert!(PathPattern::new(pattern).is_err(), "{pattern}");
+        }
+    }
+}
