@@ -13,21 +13,18 @@ pub struct ResponseClock {
 }
 
 impl ResponseClock {
-    /// A clock that starts now.
+    /// A clock that starts now, until the event loop sets it.
     pub fn new() -> Self {
-        let mut clock = Self {
-            clock: Clock::new(),
-            second: u64::MAX,
-            date_field: Vec::new(),
-            log_date: String::new(),
-        };
-        clock.tick();
-        clock
+        let clock = Clock::new();
+        let mut response_clock =
+            Self { clock, second: u64::MAX, date_field: Vec::new(), log_date: String::new() };
+        response_clock.set(&clock);
+        response_clock
     }
 
-    /// Reads the time. To be called at the start of a turn.
-    pub fn tick(&mut self) {
-        self.clock.tick();
+    /// Takes the time of the event loop's clock at the start of a turn.
+    pub fn set(&mut self, clock: &Clock) {
+        self.clock = *clock;
         let now = self.clock.now();
         let second = now.duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         if second != self.second {

@@ -17,8 +17,9 @@ use crate::secrets::Secrets;
 use haul::SendSettings;
 use haul_fs::Blocking;
 use haul_http::target::Target;
+use haul_server::clock::Clock;
 use haul_server::event_loop::{
-    EVENTS_MAX, Handler, LoopSettings, Prepared, Readiness, Registry, Side,
+    Context, EVENTS_MAX, Handler, LoopSettings, Prepared, Readiness, Side,
 };
 use haul_server::ktls::KtlsSupport;
 use haul_server::listener::Accepted;
@@ -258,19 +259,18 @@ impl Handler for FileHandler {
     type Connection = Connection;
     type Job = FileJob;
 
-    fn begin_turn(&mut self) -> u32 {
-        self.clock.tick();
+    fn begin_turn(&mut self, clock: &Clock) {
+        self.clock.set(clock);
         self.epoch.advance();
-        self.clock.seconds()
     }
 
     fn counters(&self) -> &ConnectionCounters {
         &self.accounting.counters.connections
     }
 
-    fn accept(&mut self, accepted: Accepted, registry: &Registry<'_>) -> io::Result<Connection> {
+    fn accept(&mut self, accepted: Accepted, context: &Context<'_>) -> io::Result<Connection> {
         let connection = Connection::new(accepted, self)?;
-        registry.add(connection.stream(), Side::Client)?;
+        context.register(connection.stream(), Side::Client)?;
         Ok(connection)
     }
 
@@ -289,7 +289,7 @@ impl Handler for FileHandler {
         }
     }
 
-    fn drive(&mut self, connection: &mut Connection, _: &Registry<'_>) -> Next {
+    fn drive(&mut self, connection: &mut Connection, _: &Context<'_>) -> Next {
         connection.drive(self)
     }
 
@@ -313,7 +313,7 @@ impl Handler for FileHandler {
         connection.is_idle()
     }
 
-    fn expire(&mut self, connection: &mut Connection, _: &Registry<'_>) -> Next {
+    fn expire(&mut self, connection: &mut Connection, _: &Context<'_>) -> Next {
         connection.expire(self)
     }
 

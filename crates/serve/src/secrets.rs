@@ -7,7 +7,7 @@ use crate::config::{BasicAuth, Config, Tls};
 use crate::error::Error;
 use crate::passwords::Passwords;
 use haul_server::secrets::read_secret;
-use haul_server::tls::{self, TlsSettings};
+use haul_server::tls::TlsSettings;
 use rustls::ServerConfig;
 use std::path::Path;
 use std::sync::Arc;
@@ -60,20 +60,14 @@ impl Secrets {
 }
 
 fn load_tls(tls: &Tls, root: &Path) -> Result<Arc<ServerConfig>, Error> {
-    let wrong = |path: &Path, problem: String| {
-        Error::Server(haul_server::Error::Tls { path: path.to_owned(), problem })
-    };
     if is_below(&tls.key, root) {
-        return Err(wrong(&tls.key, SERVED.into()));
+        let (path, problem) = (tls.key.clone(), SERVED.into());
+        return Err(Error::Server(haul_server::Error::Tls { path, problem }));
     }
-    let read = |path: &Path| read_secret(path).map_err(|problem| wrong(path, problem));
-    let settings = TlsSettings {
-        certificate: tls.certificate.clone(),
-        key: tls.key.clone(),
-        in_kernel: tls.in_kernel,
-        alpn: vec![b"http/1.1".to_vec()],
-    };
-    Ok(tls::configure(&settings, &read(&tls.certificate)?, &read(&tls.key)?)?)
+    let mut settings = TlsSettings::new(&tls.certificate, &tls.key);
+    settings.in_kernel = tls.in_kernel;
+    settings.alpn = vec![b"http/1.1".to_vec()];
+    Ok(settings.load()?)
 }
 
 fn load_passwords(auth: &BasicAuth, root: &Path) -> Result<Arc<Passwords>, Error> {

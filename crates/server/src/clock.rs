@@ -3,7 +3,7 @@
 use std::time::{Instant, SystemTime};
 
 /// The time of an event loop. It stands still during a turn, except for [`Clock::elapsed_ns`].
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Clock {
     started: Instant,
     turn_started: Instant,

@@ -11,8 +11,9 @@
 //! 4. *flush*: the held segments leave together ([`Handler::flush`]).
 //!
 //! The loop owns registration, deadlines, turns, eviction and draining; the [`Handler`] owns the
-//! bytes. A connection may have two sockets (a proxy's client and upstream); see [`Registry`].
+//! bytes. A connection may have two sockets (a proxy's client and upstream); see [`Context`].
 
+use crate::clock::Clock;
 use crate::counter::ConnectionCounters;
 use crate::error::Error;
 use crate::listener::{Accepted, Listener};
@@ -53,18 +54,17 @@ pub trait Handler {
     /// A call for an offload thread.
     type Job: Job;
 
-    /// Starts a turn: updates the clock and returns its seconds, the unit of deadlines.
-    fn begin_turn(&mut self) -> u32;
+    /// A turn starts, at the time of the loop's clock.
+    fn begin_turn(&mut self, clock: &Clock) {
+        let _ = clock;
+    }
 
     /// The counters of the loop's connections.
     fn counters(&self) -> &ConnectionCounters;
 
     /// Makes the state of an accepted connection and registers its socket. An error drops it.
-    fn accept(
-        &mut self,
-        accepted: Accepted,
-        registry: &Registry<'_>,
-    ) -> io::Result<Self::Connection>;
+    fn accept(&mut self, accepted: Accepted, context: &Context<'_>)
+    -> io::Result<Self::Connection>;
 
     /// Phase 1: records what an event says about a socket, and may receive.
     fn receive(&mut self, connection: &mut Self::Connection, event: Readiness) {
@@ -81,7 +81,7 @@ pub trait Handler {
     fn drive(
         &mut self,
         connection: &mut Self::Connection,
-        registry: &Registry<'_>,
+        context: &Context<'_>,
     ) -> Action<Self::Job>;
 
     /// Phase 4: sends what [`Handler::drive`] held back since the last [`Handler::set_holding`].
@@ -113,9 +113,9 @@ pub trait Handler {
     fn expire(
         &mut self,
         connection: &mut Self::Connection,
-        registry: &Registry<'_>,
+        context: &Context<'_>,
     ) -> Action<Self::Job> {
-        let _ = (connection, registry);
+        let _ = (connection, context);
         Action::Close
     }
 
@@ -127,7 +127,8 @@ pub trait Handler {
     /// Another thread woke the loop: reads changed settings.
     fn on_wake(&mut self) {}
 
-    /// The service drains: from now on [`Handler::drive`] has to close connections that are idle.
+    /// The service drains: from now on [`Handler::drive`] has to close connections that are idle
+    /// ([`Context::is_draining`]).
     /// The loop cuts off those that are open at the end of the drain timeout.
     fn begin_drain(&mut self) {}
 
@@ -190,20 +191,32 @@ pub enum Side {
     Upstream,
 }
 
-/// Registers the sockets of one connection with its event loop.
+/// The event loop as one of its connections sees it.
 #[derive(Debug)]
-pub struct Registry<'l> {
+pub struct Context<'l> {
     epoll: BorrowedFd<'l>,
     token: u64,
+    now_seconds: u32,
+    is_draining: bool,
 }
 
-impl Registry<'_> {
+impl Context<'_> {
     /// Registers a socket for all of its events, edge-triggered. Closing the socket ends it.
-    pub fn add(&self, socket: impl AsFd, side: Side) -> io::Result<()> {
+    pub fn register(&self, socket: impl AsFd, side: Side) -> io::Result<()> {
         let flags =
             EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::PRI | EventFlags::ET;
         let token = self.token | u64::from(side == Side::Upstream);
         Ok(epoll::add(self.epoll, socket, EventData::new_u64(token), flags)?)
+    }
+
+    /// The deadline in so many seconds, for [`Action::WaitUntil`].
+    pub fn deadline(&self, seconds: u32) -> u32 {
+        self.now_seconds.saturating_add(seconds)
+    }
+
+    /// Whether the service drains: connections that are idle have to close.
+    pub fn is_draining(&self) -> bool {
+        self.is_draining
     }
 }
 
@@ -243,7 +256,7 @@ pub struct EventLoop<H: Handler> {
     runnable: VecDeque<u64>,
     is_accepting: bool,
     drain_until: Option<Instant>,
-    now_seconds: u32,
+    clock: Clock,
     swept_at_seconds: u32,
     shortage: LogLimiter,
     /// Turns of all connections so far.
@@ -301,7 +314,7 @@ impl<H: Handler> EventLoop<H> {
             runnable: VecDeque::new(),
             is_accepting: false,
             drain_until: None,
-            now_seconds: 0,
+            clock: Clock::new(),
             swept_at_seconds: 0,
             shortage: LogLimiter::default(),
             turns: 0,
@@ -324,7 +337,8 @@ impl<H: Handler> EventLoop<H> {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
-            self.now_seconds = self.handler.begin_turn();
+            self.clock.tick();
+            self.handler.begin_turn(&self.clock);
             for event in &events {
                 self.receive(event);
             }
@@ -489,7 +503,7 @@ impl<H: Handler> EventLoop<H> {
     /// Frees descriptors and memory after a shortage; false if nothing could be freed.
     fn make_room(&mut self, error: &io::Error) -> bool {
         self.handler.free_caches();
-        if self.shortage.allow(self.now_seconds) {
+        if self.shortage.allow(self.clock.seconds()) {
             let open = self.connections.len();
             warn!(open, %error, "no room for another connection beside {open}: {error}");
         }
@@ -511,8 +525,8 @@ impl<H: Handler> EventLoop<H> {
         let generation = self.generation;
         let vacant = self.connections.vacant_entry();
         let token = token(vacant.key(), generation);
-        let registry = Registry { epoll: self.epoll.as_fd(), token };
-        let Ok(connection) = self.handler.accept(accepted, &registry) else { return };
+        let context = context(&self.epoll, &self.clock, self.drain_until, token);
+        let Ok(connection) = self.handler.accept(accepted, &context) else { return };
         let connection = Box::new(connection);
         vacant.insert(Entry {
             connection,
@@ -579,8 +593,8 @@ impl<H: Handler> EventLoop<H> {
         if entry.generation != generation(token) {
             return;
         }
-        let registry = Registry { epoll: self.epoll.as_fd(), token: token & !1 };
-        let action = self.handler.drive(&mut entry.connection, &registry);
+        let context = context(&self.epoll, &self.clock, self.drain_until, token & !1);
+        let action = self.handler.drive(&mut entry.connection, &context);
         self.apply(token, action);
     }
 
@@ -615,7 +629,7 @@ impl<H: Handler> EventLoop<H> {
 
     /// Once a second: expires connections and does the handler's housekeeping.
     fn sweep(&mut self) {
-        let now = self.now_seconds;
+        let now = self.clock.seconds();
         if now == self.swept_at_seconds {
             return;
         }
@@ -630,8 +644,8 @@ impl<H: Handler> EventLoop<H> {
             let Some(entry) = self.connections.get_mut(index(token)) else { continue };
             let is_idle = self.handler.is_idle(&entry.connection);
             self.handler.counters().timed_out.add(u64::from(!is_idle));
-            let registry = Registry { epoll: self.epoll.as_fd(), token };
-            let action = self.handler.expire(&mut entry.connection, &registry);
+            let context = context(&self.epoll, &self.clock, self.drain_until, token);
+            let action = self.handler.expire(&mut entry.connection, &context);
             self.apply(token, action);
         }
     }
@@ -659,6 +673,17 @@ impl<H: Handler> EventLoop<H> {
         (entry.generation == generation(token))
             .then_some((&mut *entry.connection, &mut self.handler))
     }
+}
+
+/// A function of the fields, as the connections and the handler are borrowed beside them.
+fn context<'l>(
+    epoll: &'l OwnedFd,
+    clock: &Clock,
+    drain_until: Option<Instant>,
+    token: u64,
+) -> Context<'l> {
+    let is_draining = drain_until.is_some();
+    Context { epoll: epoll.as_fd(), token, now_seconds: clock.seconds(), is_draining }
 }
 
 /// Whether the host or this process lacks what another connection needs.

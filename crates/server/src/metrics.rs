@@ -50,6 +50,13 @@ impl Registry {
         self.sources.push(Box::new(source));
     }
 
+    /// Adds the connections of all event loops.
+    pub fn register_connections(&mut self, loops: Vec<Arc<ConnectionCounters>>) {
+        self.register(move |text: &mut Exposition| {
+            text.connections(&loops.iter().map(Arc::as_ref).collect::<Vec<_>>());
+        });
+    }
+
     /// The page with the current values.
     pub fn render(&self) -> String {
         let mut text = Exposition::default();

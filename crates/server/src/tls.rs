@@ -6,6 +6,7 @@
 
 use crate::error::Error;
 use crate::ktls::KtlsSupport;
+use crate::secrets::read_secret;
 use crate::sent::Sent;
 use rustix::net::RecvFlags;
 use rustls::crypto::CryptoProvider;
@@ -16,7 +17,7 @@ use std::fs::File;
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The content type of a handshake record, the first byte that a TLS client sends (RFC 8446 section
@@ -41,15 +42,25 @@ pub struct TlsSettings {
     pub alpn: Vec<Vec<u8>>,
 }
 
-/// The cryptography provider of all sessions.
-pub fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
+impl TlsSettings {
+    /// A certificate and its key, without kTLS and ALPN.
+    pub fn new(certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        let (certificate, key) = (certificate.into(), key.into());
+        Self { certificate, key, in_kernel: false, alpn: Vec::new() }
+    }
+
+    /// Reads the certificate and the key, and builds rustls's configuration.
+    pub fn load(&self) -> Result<Arc<ServerConfig>, Error> {
+        let read = |path: &Path| read_secret(path).map_err(|problem| wrong(path, problem));
+        configure(self, &read(&self.certificate)?, &read(&self.key)?)
+    }
 }
 
-/// Builds rustls's configuration from the contents of the certificate and key files.
-pub fn configure(tls: &TlsSettings, chain: &[u8], key: &[u8]) -> Result<Arc<ServerConfig>, Error> {
-    let wrong =
-        |path: &std::path::Path, problem: String| Error::Tls { path: path.to_owned(), problem };
+fn wrong(path: &Path, problem: String) -> Error {
+    Error::Tls { path: path.to_owned(), problem }
+}
+
+fn configure(tls: &TlsSettings, chain: &[u8], key: &[u8]) -> Result<Arc<ServerConfig>, Error> {
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(chain)
         .collect::<Result<_, _>>()
         .map_err(|error| wrong(&tls.certificate, error.to_string()))?;
@@ -90,6 +101,11 @@ pub fn configure(tls: &TlsSettings, chain: &[u8], key: &[u8]) -> Result<Arc<Serv
     config.ticketer = rustls::crypto::ring::Ticketer::new()
         .map_err(|error| wrong(&tls.certificate, error.to_string()))?;
     Ok(Arc::new(config))
+}
+
+/// The cryptography provider of all sessions.
+pub fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
 }
 
 /// The TLS session of one connection. Each call borrows the socket.
