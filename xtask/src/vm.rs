@@ -59,12 +59,13 @@ const PROGRAMS: [(&str, &str); 4] =
     [("ip", "iproute2"), ("tc", "iproute2"), ("curl", "curl"), ("openssl", "openssl")];
 /// The project's tests that run in the guest: package, test binary, and filter of test names. An
 /// empty filter selects all tests.
-const TESTS: [(&str, &str, &str); 6] = [
+const TESTS: [(&str, &str, &str); 7] = [
     ("haul", "paths", ""),
     ("haul", "loans", ""),
     ("haul", "receiving", ""),
     ("haul", "forwarding", ""),
     ("haul-sys", "haul_sys", "ktls::"),
+    ("haul-server", "client", ""),
     ("haul-serve", "serve", "tls::"),
 ];
 

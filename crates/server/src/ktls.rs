@@ -1,8 +1,9 @@
 //! TLS in the kernel (kTLS): rustls makes the handshake, then the kernel encrypts, so that files
 //! take the same send methods as without TLS.
 //!
-//! It needs the kernel module `tls`. A client that renews its keys later (no browser does) is
-//! disconnected: kernels before 6.14 cannot follow.
+//! It needs the kernel module `tls`. A peer that renews its keys later (no browser does) is
+//! disconnected: kernels before 6.14 cannot follow. A client in the kernel cannot resume its session
+//! in a later connection, since the tickets for that come after the handshake.
 
 use crate::sent::Sent;
 use haul_sys::ktls::{self, ContentType, Direction, Keys, Version};
@@ -18,6 +19,10 @@ pub const RECORDS_MAX: u64 = 1 << 24;
 /// The largest record's plaintext, in bytes (RFC 8446 section 5.1).
 pub const RECORD_BYTES_MAX: u64 = 1 << 14;
 
+/// The type of a handshake message with a session ticket (RFC 8446 section 4).
+const NEW_SESSION_TICKET: u8 = 4;
+/// Records with session tickets that one call discards.
+const HANDSHAKE_RECORDS_MAX: usize = 32;
 /// The alert `close_notify`, a warning (RFC 8446 section 6.1).
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 
@@ -146,16 +151,72 @@ fn keys(secrets: &ConnectionTrafficSecrets) -> io::Result<Keys<'_>> {
 
 /// Receives into the spare capacity of `buffer`; 0 is the end of the stream, with or without an
 /// alert.
-pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<usize> {
+///
+/// A client discards session tickets. [`io::ErrorKind::Interrupted`] after many of them, so that
+/// other connections get their turn.
+pub fn receive(
+    socket: impl AsFd,
+    buffer: &mut Vec<u8>,
+    mut tickets: Option<&mut TicketSkipper>,
+) -> io::Result<usize> {
     let before = buffer.len();
-    let (content_type, count) = ktls::receive(socket, buffer)?;
-    if content_type != ContentType::ApplicationData {
-        buffer.truncate(before);
+    for _ in 0..HANDSHAKE_RECORDS_MAX {
+        let (content_type, count) = ktls::receive(&socket, buffer)?;
+        match content_type {
+            ContentType::ApplicationData => return Ok(count),
+            ContentType::Handshake => {
+                let tickets = tickets.as_deref_mut();
+                let is_skipped = tickets.is_some_and(|tickets| tickets.skip(&buffer[before..]));
+                buffer.truncate(before);
+                if !is_skipped {
+                    return Err(io::ErrorKind::Unsupported.into());
+                }
+            }
+            ContentType::Alert | ContentType::Other(_) => {
+                buffer.truncate(before);
+                let is_alert = content_type == ContentType::Alert;
+                return if is_alert { Ok(0) } else { Err(io::ErrorKind::Unsupported.into()) };
+            }
+        }
     }
-    match content_type {
-        ContentType::ApplicationData => Ok(count),
-        ContentType::Alert => Ok(0),
-        ContentType::Handshake | ContentType::Other(_) => Err(io::ErrorKind::Unsupported.into()),
+    Err(io::ErrorKind::Interrupted.into())
+}
+
+/// Discards the session tickets that a server sends after the handshake (RFC 8446 section 4.6.1).
+/// They may be divided among records, and records among reads.
+#[derive(Debug, Default)]
+pub struct TicketSkipper {
+    /// The message header: type and length (RFC 8446 section 4).
+    header: [u8; 4],
+    /// Header bytes seen.
+    seen: usize,
+    /// Bytes of the message that are still to come.
+    remaining: usize,
+}
+
+impl TicketSkipper {
+    /// Skips bytes of handshake records. False if one of the messages is no ticket.
+    fn skip(&mut self, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            if self.remaining == 0 {
+                self.header[self.seen] = bytes[0];
+                self.seen += 1;
+                bytes = &bytes[1..];
+                if self.header[0] != NEW_SESSION_TICKET {
+                    return false;
+                }
+                if self.seen == self.header.len() {
+                    let [_, high, middle, low] = self.header;
+                    self.remaining = u32::from_be_bytes([0, high, middle, low]) as usize;
+                    self.seen = 0;
+                }
+            } else {
+                let skipped = self.remaining.min(bytes.len());
+                self.remaining -= skipped;
+                bytes = &bytes[skipped..];
+            }
+        }
+        true
     }
 }
 
@@ -175,6 +236,23 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        /// However tickets are divided, they are skipped; another message after them is not.
+        #[test]
+        fn tickets_are_skipped_and_nothing_else(
+            lengths in prop::collection::vec(0usize..600, 0..5),
+            other in any::<u8>().prop_filter("a ticket", |other| *other != NEW_SESSION_TICKET),
+            read_bytes in 1usize..700,
+        ) {
+            let mut bytes = Vec::new();
+            for length in lengths {
+                bytes.extend([NEW_SESSION_TICKET, 0, (length >> 8) as u8, length as u8]);
+                bytes.resize(bytes.len() + length, other);
+            }
+            let mut tickets = TicketSkipper::default();
+            prop_assert!(bytes.chunks(read_bytes).all(|read| tickets.skip(read)));
+            prop_assert!(!tickets.skip(&[other]));
+        }
+
         #[test]
         fn no_nonce_is_used_twice(
             iv in any::<[u8; 12]>(),

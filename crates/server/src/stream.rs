@@ -4,7 +4,7 @@
 //! No call blocks. What the socket does not accept now is [`Sent::Blocked`]; the event loop reports
 //! when it accepts more.
 
-use crate::ktls::{self, KtlsSupport, RECORD_BYTES_MAX, RECORDS_MAX};
+use crate::ktls::{self, KtlsSupport, RECORD_BYTES_MAX, RECORDS_MAX, TicketSkipper};
 use crate::sent::Sent;
 use crate::tls::{Received, Session};
 use crate::transport::Transport;
@@ -42,8 +42,9 @@ enum Encryption {
     None,
     /// In this program. Every TLS connection begins so.
     Program(Box<Session>),
-    /// In the kernel, after the handshake. `records` is about the number of records sent.
-    Kernel { records: u64 },
+    /// In the kernel, after the handshake. `records` is about the number of records sent. A client
+    /// skips tickets.
+    Kernel { records: u64, tickets: Option<TicketSkipper> },
 }
 
 impl Stream {
@@ -60,13 +61,15 @@ impl Stream {
     }
 
     /// The client's end of a connection. With a TLS configuration and the server's name the
-    /// handshake starts with [`Stream::flush`]; this program encrypts.
+    /// handshake starts with [`Stream::flush`], and the kernel encrypts if `ktls` covers the
+    /// negotiated cipher and the configuration allows to extract the secrets.
     pub fn connect(
         socket: OwnedFd,
         tls: Option<(&Arc<ClientConfig>, ServerName<'static>)>,
+        ktls: KtlsSupport,
         settings: &Arc<SendSettings>,
     ) -> io::Result<Self> {
-        let session = tls.map(|(config, name)| Session::connect(Arc::clone(config), name));
+        let session = tls.map(|(config, name)| Session::connect(Arc::clone(config), name, ktls));
         Self::new(socket, session, settings)
     }
 
@@ -99,9 +102,11 @@ impl Stream {
                 }
             }
         }
-        match &self.encryption {
+        match &mut self.encryption {
             Encryption::Program(_) => self.receive(buffer),
-            Encryption::Kernel { .. } => ktls::receive(&self.sender, buffer),
+            Encryption::Kernel { tickets, .. } => {
+                ktls::receive(&self.sender, buffer, tickets.as_mut())
+            }
             Encryption::None => {
                 let received = rustix::io::retry_on_intr(|| {
                     let room = spare_capacity(buffer);
@@ -118,7 +123,9 @@ impl Stream {
         if ktls::prepare(&self.sender).is_err() {
             return Ok(());
         }
-        let kernel = Encryption::Kernel { records: 0 };
+        let Encryption::Program(session) = &self.encryption else { return Ok(()) };
+        let tickets = session.is_client().then(TicketSkipper::default);
+        let kernel = Encryption::Kernel { records: 0, tickets };
         match std::mem::replace(&mut self.encryption, kernel) {
             Encryption::Program(session) => ktls::take_over(&self.sender, session.into_inner()),
             _ => Ok(()),
@@ -182,7 +189,9 @@ impl Stream {
 
     /// Counts the records that the kernel made, and fails at the limit of the key's use.
     fn count_records(&mut self, sent: Sent) -> Sent {
-        if let (Encryption::Kernel { records }, Sent::Bytes(count)) = (&mut self.encryption, sent) {
+        if let (Encryption::Kernel { records, .. }, Sent::Bytes(count)) =
+            (&mut self.encryption, sent)
+        {
             *records += 1 + count / RECORD_BYTES_MAX;
             if *records > RECORDS_MAX {
                 return Sent::Broken;
@@ -194,7 +203,7 @@ impl Stream {
     /// Whether the connection should close after the current message, because its key is near the
     /// limit of its use.
     pub fn is_key_worn(&self) -> bool {
-        matches!(self.encryption, Encryption::Kernel { records } if records > RECORDS_MAX / 2)
+        matches!(self.encryption, Encryption::Kernel { records, .. } if records > RECORDS_MAX / 2)
     }
 
     /// Sets `TCP_CORK`, or clears it, which sends a partial segment. Without it, each call that

@@ -156,24 +156,23 @@ impl Session {
         Ok(Self { tls: tls.into(), ktls, record, is_tls_peer: false, is_close_notified: false })
     }
 
-    /// A client session, whose first record is ready to be flushed.
-    ///
-    /// It stays in this program: a server may send a session ticket at any time, which the kernel
-    /// cannot process.
+    /// A client session, whose first record is ready to be flushed. The kernel takes over only if
+    /// `config` allows to extract the secrets.
     pub fn connect(
         config: Arc<ClientConfig>,
         server: ServerName<'static>,
+        ktls: KtlsSupport,
     ) -> Result<Self, rustls::Error> {
+        let in_kernel = ktls.is_any() && config.enable_secret_extraction;
         let mut tls = ClientConnection::new(config, server)?;
         tls.set_buffer_limit(Some(PENDING_BYTES_MAX));
-        let ktls = KtlsSupport::default();
-        Ok(Self {
-            tls: tls.into(),
-            ktls,
-            record: None,
-            is_tls_peer: true,
-            is_close_notified: false,
-        })
+        let record = in_kernel.then(RecordReader::default);
+        Ok(Self { tls: tls.into(), ktls, record, is_tls_peer: true, is_close_notified: false })
+    }
+
+    /// Whether this is the client's end.
+    pub fn is_client(&self) -> bool {
+        matches!(self.tls, Connection::Client(_))
     }
 
     /// The rustls session, for the hand-over to the kernel.

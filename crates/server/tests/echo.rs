@@ -3,6 +3,11 @@
 #[path = "../examples/echo.rs"]
 mod echo;
 
+mod common {
+    pub mod certificate;
+}
+
+use common::certificate::make_certificate;
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,25 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Makes `certificate.pem` and `key.pem`; false, with a message, without openssl.
-fn make_certificate(folder: &Path) -> bool {
-    let arguments = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 \
-                     -subj /CN=localhost -addext subjectAltName=DNS:localhost \
-                     -addext basicConstraints=critical,CA:FALSE \
-                     -keyout key.pem -out certificate.pem";
-    let mut openssl = Command::new("openssl");
-    match openssl.args(arguments.split_whitespace()).current_dir(folder).output() {
-        Ok(output) => {
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            true
-        }
-        Err(error) => {
-            eprintln!("SKIPPED: the echo service is not tested without openssl: {error}");
-            false
-        }
-    }
-}
 
 /// Set for the process that is the service.
 const SERVICE_VARIABLE: &str = "HAUL_TEST_ECHO";
