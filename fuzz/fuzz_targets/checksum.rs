@@ -2,7 +2,7 @@
 //! while copying.
 #![cfg_attr(not(test), no_main)]
 
-use haul::checksum::{Kernel, Sum, Writes, copy};
+use haul::checksum::{Kernel, PartialChecksum, Writes, copy};
 
 /// Reference implementation: adds 16-bit words one by one and folds the carry after each.
 fn reference(bytes: &[u8]) -> u16 {
@@ -18,18 +18,19 @@ fn target(bytes: &[u8]) {
     let Some((&[cut, offset], bytes)) = bytes.split_first_chunk::<2>() else { return };
     let (expected, offset) = (reference(bytes), usize::from(offset % 64));
     let (first, second) = bytes.split_at(usize::from(cut).min(bytes.len()));
-    assert_eq!(Sum::of(first).then(Sum::of(second)).checksum(), expected);
+    let (first, second) = (PartialChecksum::of(first), PartialChecksum::of(second));
+    assert_eq!(first.followed_by(second).finish(), expected);
     let mut destination = vec![0; bytes.len() + offset];
     for kernel in Kernel::available() {
-        assert_eq!(kernel.sum(bytes).checksum(), expected);
+        assert_eq!(kernel.sum(bytes).finish(), expected);
         for writes in [Writes::Cached, Writes::Streamed] {
             destination.fill(0);
             let copied = kernel.copy(bytes, &mut destination[offset..], writes);
-            assert_eq!(copied.checksum(), expected);
+            assert_eq!(copied.finish(), expected);
             assert!(&destination[offset..] == bytes);
         }
     }
-    assert_eq!(copy(bytes, &mut destination[offset..]).checksum(), expected);
+    assert_eq!(copy(bytes, &mut destination[offset..]).finish(), expected);
 }
 
 #[cfg(not(test))]

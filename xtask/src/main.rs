@@ -9,7 +9,7 @@ mod peers;
 mod vm;
 
 use clap::{Parser, Subcommand};
-use haul_bench::{BenchError, Figure};
+use haul_bench::{BenchError, Estimate};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -133,7 +133,7 @@ fn peers_send(rounds: usize, congestion: &str) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Formats the median of a figure in multiples of `unit`, or `?` if there is no figure.
-fn number(figure: Option<Figure>, unit: f64) -> String {
-    figure.map_or("?".into(), |figure| format!("{:.1}", figure.median / unit))
+/// Formats the median of a estimate in multiples of `unit`, or `?` if there is no estimate.
+fn number(estimate: Option<Estimate>, unit: f64) -> String {
+    estimate.map_or("?".into(), |estimate| format!("{:.1}", estimate.median / unit))
 }

@@ -1,7 +1,7 @@
 //! Interrupt and poll counters of a CPU (`/proc/interrupts`, `/proc/softirqs`).
 //!
 //! Between the hosts of a lab, each interrupt is one CPU notifying the other of packets. The number
-//! of packets per interrupt determines most of the cost of a MiB (docs/findings.md).
+//! of packets per interrupt determines most of the cost of a MiB (docs/measurements/interrupts.md).
 
 use haul::pacing::timer_interrupts;
 use std::fs;

@@ -177,7 +177,7 @@ pub fn run(
     let topology = if let Some(pair) = plan.peer.as_deref() {
         Topology::TurnedPair(pair)
     } else {
-        lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
+        lab = Lab::open(&Settings::default().with_mtu(plan.mtu))?;
         Topology::Lab(&lab)
     };
     let congestion = congestion::choose(topology, plan.congestion.as_deref())?;

@@ -166,7 +166,7 @@ pub fn run(
 ) -> Result<InterruptsReport, BenchError> {
     plan.pace.check()?;
     let started = crate::report::now();
-    let lab = Lab::open(&Settings { mtu: 1500, cpus: None })?;
+    let lab = Lab::open(&Settings::default().with_mtu(1500))?;
     let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
     let mut run = Run::new(&lab, plan.pace)?;
     let memory = Workload::Memory(STREAM_SIZE).open()?;

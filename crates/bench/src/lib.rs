@@ -45,4 +45,4 @@ pub use error::BenchError;
 pub use haul_workers::{tested_method, worker, workload};
 pub use host::HostFacts;
 pub use rounds::{Pace, Progress};
-pub use stats::Figure;
+pub use stats::Estimate;

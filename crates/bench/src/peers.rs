@@ -4,7 +4,7 @@ use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::flow::Flow;
 use crate::rounds::{CALIBRATION, Costs};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::topology::Loads;
 use haul::SendMethod;
 use haul_lab::{Lab, Running, Settings};
@@ -36,15 +36,15 @@ pub struct PeerRow {
     /// The program or method that sent.
     pub name: String,
     /// Throughput at the receiver.
-    pub throughput_bits_per_second: Option<Figure>,
+    pub throughput_bits_per_second: Option<Estimate>,
     /// CPU use that the program reports, in percent of one CPU; for haul that of `getrusage`.
-    pub reported_percent: Option<Figure>,
+    pub reported_percent: Option<Estimate>,
     /// The meter's reading of the sending host's CPU.
-    pub sender_load_percent: Option<Figure>,
+    pub sender_load_percent: Option<Estimate>,
     /// Cost of the sending host, by the meter.
-    pub sender_us_per_mib: Option<Figure>,
+    pub sender_us_per_mib: Option<Estimate>,
     /// Cost of the receiving host, by the meter.
-    pub receiver_us_per_mib: Option<Figure>,
+    pub receiver_us_per_mib: Option<Estimate>,
 }
 
 /// A program that sends.
@@ -137,14 +137,14 @@ impl TestedProgram {
 }
 
 fn row(program: &TestedProgram, rounds: &[Round]) -> PeerRow {
-    let figure = |of: fn(&Round) -> f64| Figure::of(&rounds.iter().map(of).collect::<Vec<_>>());
+    let estimate = |of: fn(&Round) -> f64| Estimate::of(&rounds.iter().map(of).collect::<Vec<_>>());
     PeerRow {
         name: program.name(),
-        throughput_bits_per_second: figure(|round| round.throughput),
-        reported_percent: figure(|round| round.reported),
-        sender_load_percent: figure(|round| round.load),
-        sender_us_per_mib: figure(|round| round.sender_us),
-        receiver_us_per_mib: figure(|round| round.receiver_us),
+        throughput_bits_per_second: estimate(|round| round.throughput),
+        reported_percent: estimate(|round| round.reported),
+        sender_load_percent: estimate(|round| round.load),
+        sender_us_per_mib: estimate(|round| round.sender_us),
+        receiver_us_per_mib: estimate(|round| round.receiver_us),
     }
 }
 

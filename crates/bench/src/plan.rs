@@ -117,7 +117,7 @@ pub fn make(
         plan.warnings.push(format!("{}: {detail}", Kind::Moved));
     }
     let is_usable = |row: &&SendRow| {
-        is_clean(row) && row.sender_us_per_mib.is_some_and(|figure| figure.has_interval())
+        is_clean(row) && row.sender_us_per_mib.is_some_and(|estimate| estimate.has_interval())
     };
     plan.tests = tested
         .rows

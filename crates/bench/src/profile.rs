@@ -10,7 +10,7 @@ use crate::flow::{Flow, WindowPhase};
 use crate::regime::{self, Reading};
 use crate::report::LabFacts;
 use crate::rounds::{CALIBRATION, Costs, OTHERS_PERCENT_MAX, Pace, Progress, Run, Steps};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::topology::{HostLoad, Loads};
 use crate::view::Picture;
 use crate::warning::{Kind, Warning};
@@ -88,7 +88,7 @@ pub fn run(
         return Err(BenchError::BadInput(format!("a profile lasts 0.1 to {SECONDS_MAX} seconds")));
     }
     let started = crate::report::now();
-    let lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
+    let lab = Lab::open(&Settings::default().with_mtu(plan.mtu))?;
     let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
     let mut cpus = vec![lab.sender.cpu(), lab.receiver.cpu()];
     cpus.dedup();
@@ -156,7 +156,7 @@ fn empty_report(
 ) -> Result<ProfileReport, BenchError> {
     let distance_ns = lab.cache_line_round_trip()?.map(|time| time.as_nanos() as f64);
     let facts = LabFacts {
-        cache_line_round_trip_ns: distance_ns.map(Figure::exactly),
+        cache_line_round_trip_ns: distance_ns.map(Estimate::exactly),
         ..LabFacts::of(&run, congestion, None)
     };
     let mut report =

@@ -232,7 +232,7 @@ pub fn run(
         if !labs.contains_key(&mtu) {
             // All labs use the same two CPUs.
             let cpus = labs.values().next().map(Lab::cpus);
-            labs.insert(mtu, Lab::open(&Settings { mtu, cpus })?);
+            labs.insert(mtu, Lab::open(&Settings::default().with_mtu(mtu).with_cpus(cpus))?);
         }
     }
     let topologies = Topologies { labs: &labs, pair: plan.peer.as_deref() };

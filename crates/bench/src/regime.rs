@@ -14,7 +14,7 @@
 
 use crate::flow::{Flow, FlowError, WARM_UP};
 use crate::rounds::retry_slipped;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use haul_workers::worker::Outcome;
 use haul_workers::worker::receiver::ReceiveTask;
 use haul_workers::worker::socket::SocketOptions;
@@ -100,7 +100,7 @@ pub(crate) fn full_speed(flow: &Flow<'_>) -> Result<f64, FlowError> {
         let sample = retry_slipped(&mut 0, || flow.run(None))?;
         speeds.extend(sample.outcomes.first().map(Outcome::bytes_per_second));
     }
-    let speed = Figure::of(&speeds).map_or(0.0, |figure| figure.median);
+    let speed = Estimate::of(&speeds).map_or(0.0, |estimate| estimate.median);
     if speed > 0.0 {
         Ok(speed)
     } else {

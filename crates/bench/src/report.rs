@@ -4,7 +4,7 @@ use crate::host::HostFacts;
 use crate::pair::PeerFacts;
 use crate::regime::Reading;
 use crate::rounds::Run;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::warning::Warning;
 use haul_units::Rate;
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ pub struct LabFacts {
     /// every round. The cost of copying depends on it, so compare only reports of similar distance.
     /// `null` if unknown.
     #[serde(default)]
-    pub cache_line_round_trip_ns: Option<Figure>,
+    pub cache_line_round_trip_ns: Option<Estimate>,
 }
 
 /// The observer effect: throughput with the meter divided by throughput without, from interleaved
@@ -76,7 +76,7 @@ pub struct Observer {
     /// Number of pairs.
     pub pairs: usize,
     /// Throughput with the meter divided by throughput without: 1 is no effect.
-    pub throughput_ratio: Figure,
+    pub throughput_ratio: Estimate,
 }
 
 impl<R> Report<R> {

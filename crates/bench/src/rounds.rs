@@ -4,7 +4,7 @@ use crate::counters::Counters;
 use crate::error::BenchError;
 use crate::flow::{FlowError, Sample};
 use crate::host::HostFacts;
-use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
+use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
 use crate::topology::{Loads, Quiet, Topology};
 use crate::warning::{Kind, Warning};
 use haul_lab::CpuPair;
@@ -94,57 +94,58 @@ impl<C, R> Series<C, R> {
         }
     }
 
-    /// The figure of one value for each round.
-    pub(crate) fn figure(&self, of: impl Fn(&R) -> f64) -> Option<Figure> {
+    /// The estimate of one value for each round.
+    pub(crate) fn estimate(&self, of: impl Fn(&R) -> f64) -> Option<Estimate> {
         self.figure_of_some(|round| Some(of(round)))
     }
 
-    /// The figure of a value that some rounds lack.
-    pub(crate) fn figure_of_some(&self, of: impl Fn(&R) -> Option<f64>) -> Option<Figure> {
+    /// The estimate of a value that some rounds lack.
+    pub(crate) fn figure_of_some(&self, of: impl Fn(&R) -> Option<f64>) -> Option<Estimate> {
         let values: Vec<f64> = self.rounds.iter().filter_map(|(_, round)| of(round)).collect();
-        Figure::of(&values).map(|figure| self.drop_disturbed_interval(figure))
+        Estimate::of(&values).map(|estimate| self.drop_disturbed_interval(estimate))
     }
 
-    /// The figure; without its interval if too few rounds were undisturbed.
-    fn drop_disturbed_interval(&self, figure: Figure) -> Figure {
-        if self.disturbed_percent.is_some() { figure.drop_interval() } else { figure }
+    /// The estimate; without its interval if too few rounds were undisturbed.
+    fn drop_disturbed_interval(&self, estimate: Estimate) -> Estimate {
+        if self.disturbed_percent.is_some() { estimate.drop_interval() } else { estimate }
     }
 
     /// The median over the rounds; 0 without rounds.
     pub(crate) fn median(&self, of: impl Fn(&R) -> f64) -> f64 {
-        self.figure(of).map_or(0.0, |figure| figure.median)
+        self.estimate(of).map_or(0.0, |estimate| estimate.median)
     }
 
-    /// Like [`Self::ratio_to`]. The interval covers other runs, too ([`Figure::widen_for_runs`]).
-    pub(crate) fn ratio_to_method(&self, other: &Self, of: impl Fn(&R) -> f64) -> Option<Figure> {
+    /// Like [`Self::ratio_to`]. The interval covers other runs, too ([`Estimate::widen_for_runs`]).
+    pub(crate) fn ratio_to_method(&self, other: &Self, of: impl Fn(&R) -> f64) -> Option<Estimate> {
         self.ratio_among_methods(other, 1, of)
     }
 
-    /// Like [`Self::ratio_to_method`], for the best of `count` ([`Figure::with_bonferroni`]).
+    /// Like [`Self::ratio_to_method`], for the best of `count` ([`Estimate::with_bonferroni`]).
     pub(crate) fn ratio_among_methods(
         &self,
         other: &Self,
         count: usize,
         of: impl Fn(&R) -> f64,
-    ) -> Option<Figure> {
-        let figure = self.ratio_among(other, count, of)?;
+    ) -> Option<Estimate> {
+        let estimate = self.ratio_among(other, count, of)?;
         Some(if std::ptr::eq(self, other) {
-            figure
+            estimate
         } else if self.is_out_of_regime != other.is_out_of_regime {
             // The ratio compares two regimes, not two methods.
-            figure.drop_interval()
+            estimate.drop_interval()
         } else {
-            figure.widen_for_runs(count)
+            estimate.widen_for_runs(count)
         })
     }
 
     /// A value divided by that of another row in the same round.
-    pub(crate) fn ratio_to(&self, other: &Self, of: impl Fn(&R) -> f64) -> Option<Figure> {
+    pub(crate) fn ratio_to(&self, other: &Self, of: impl Fn(&R) -> f64) -> Option<Estimate> {
         self.ratio_among(other, 1, of)
     }
 
-    /// Like [`Self::ratio_to`], for the best of `count` comparisons ([`Figure::with_bonferroni`]).
-    fn ratio_among(&self, other: &Self, count: usize, of: impl Fn(&R) -> f64) -> Option<Figure> {
+    /// Like [`Self::ratio_to`], for the best of `count` comparisons
+    /// ([`Estimate::with_bonferroni`]).
+    fn ratio_among(&self, other: &Self, count: usize, of: impl Fn(&R) -> f64) -> Option<Estimate> {
         let ratios: Vec<f64> = self
             .rounds
             .iter()
@@ -153,12 +154,16 @@ impl<C, R> Series<C, R> {
                 Some(of(round) / of(same))
             })
             .collect();
-        let figure =
-            if count > 1 { Figure::with_bonferroni(&ratios, count) } else { Figure::of(&ratios) };
-        figure.map(|figure| other.drop_disturbed_interval(self.drop_disturbed_interval(figure)))
+        let estimate = if count > 1 {
+            Estimate::with_bonferroni(&ratios, count)
+        } else {
+            Estimate::of(&ratios)
+        };
+        estimate
+            .map(|estimate| other.drop_disturbed_interval(self.drop_disturbed_interval(estimate)))
     }
 
-    /// The reason why there is no figure; `None` if there is one.
+    /// The reason why there is no estimate; `None` if there is one.
     pub(crate) fn failure_reason(&self) -> Option<String> {
         let failure = || self.failures.last().filter(|_| self.rounds.is_empty()).cloned();
         self.refused.clone().or_else(failure)
@@ -400,8 +405,8 @@ impl<'a> Run<'a> {
     }
 
     /// The distance between the CPUs in the kept rounds, as the round trip of a cache line.
-    pub(crate) fn cache_line_round_trip_ns(&self) -> Option<Figure> {
-        Figure::of(&self.distances.iter().flat_map(Distances::kept).collect::<Vec<_>>())
+    pub(crate) fn cache_line_round_trip_ns(&self) -> Option<Estimate> {
+        Estimate::of(&self.distances.iter().flat_map(Distances::kept).collect::<Vec<_>>())
     }
 }
 

@@ -9,7 +9,7 @@ use crate::pair::Pair;
 use crate::regime::{self, FullSpeeds, Reading};
 use crate::report::Observer;
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::topology::{Loads, Topology};
 use crate::warning::{Kind, Warning};
 use haul::SendMethod;
@@ -105,7 +105,7 @@ pub fn run(
     let topology = if let Some(pair) = plan.peer.as_deref() {
         Topology::Pair(pair)
     } else {
-        lab = Lab::open(&Settings { mtu: plan.mtu, cpus: None })?;
+        lab = Lab::open(&Settings::default().with_mtu(plan.mtu))?;
         Topology::Lab(&lab)
     };
     let congestion = congestion::choose(topology, plan.congestion.as_deref())?;
@@ -365,7 +365,7 @@ fn observer_effect(
         };
         ratios.push(rate(&with) / rate(&without));
     }
-    let observer = Figure::of(&ratios).map(|throughput_ratio| Observer {
+    let observer = Estimate::of(&ratios).map(|throughput_ratio| Observer {
         path: case.method.name().into(),
         pairs: ratios.len(),
         throughput_ratio,

@@ -16,7 +16,7 @@ use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix;
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::topology::Loads;
 use crate::{congestion, doctor};
 use haul::SendMethod;
@@ -220,7 +220,7 @@ fn paying_changes(method: TestedMethod, rows: &[SettingsSeries]) -> Vec<Change> 
 struct MethodComparison {
     cheapest: TestedMethod,
     most_expensive: TestedMethod,
-    ratio: Figure,
+    ratio: Estimate,
 }
 
 fn compare_methods(methods: &[TestedMethod], rows: &[SettingsSeries]) -> Option<MethodComparison> {

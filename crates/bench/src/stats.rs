@@ -7,7 +7,7 @@
 //!
 //! The rounds of one run share slowly changing conditions: neighbours in the last-level cache, the
 //! distance of the CPUs, the pages that the kernel allocated. So a ratio of two methods varies more
-//! from run to run than between the rounds of one run. [`Figure::widen_for_runs`] adds that part,
+//! from run to run than between the rounds of one run. [`Estimate::widen_for_runs`] adds that part,
 //! which was measured over many runs. In metrology the part that a run's own rounds show is called
 //! type A, and the part known from other sources type B (JCGM 100:2008, section 4.3).
 
@@ -28,7 +28,7 @@ const RUN_TO_RUN_DEVIATION: f64 = 0.07;
 
 /// A median with its interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Figure {
+pub struct Estimate {
     /// The middle round, or the mean of the two in the middle.
     pub median: f64,
     /// The lower end of the interval; minus infinity, `null` in JSON, if there is no interval.
@@ -46,8 +46,8 @@ pub struct Figure {
     pub coverage_percent: f64,
 }
 
-impl Figure {
-    /// The figure of one value for each round; `None` without rounds. Values that are not finite
+impl Estimate {
+    /// The estimate of one value for each round; `None` without rounds. Values that are not finite
     /// are left out.
     ///
     /// The interval is the narrowest with a coverage of 95 %, or the whole range if that covers
@@ -56,14 +56,18 @@ impl Figure {
         Self::with_confidence(rounds, CONFIDENCE, INTERVAL_ROUNDS_MIN)
     }
 
-    /// The figure of one of `count` comparisons of which the best is selected: all intervals
+    /// The estimate of one of `count` comparisons of which the best is selected: all intervals
     /// jointly have a coverage of 95 % (Bonferroni correction). There is no interval if the rounds
     /// are too few for it.
     pub fn with_bonferroni(rounds: &[f64], count: usize) -> Option<Self> {
         let confidence = 1.0 - (1.0 - CONFIDENCE) / count.max(1) as f64;
-        let figure = Self::with_confidence(rounds, confidence, INTERVAL_ROUNDS_MIN)?;
-        let is_met = figure.coverage_percent >= 100.0 * confidence;
-        Some(if is_met { figure } else { Self::without_interval(figure.median, figure.rounds) })
+        let estimate = Self::with_confidence(rounds, confidence, INTERVAL_ROUNDS_MIN)?;
+        let is_met = estimate.coverage_percent >= 100.0 * confidence;
+        Some(if is_met {
+            estimate
+        } else {
+            Self::without_interval(estimate.median, estimate.rounds)
+        })
     }
 
     /// An exact value that was not measured in rounds: the interval has no width.
@@ -120,8 +124,8 @@ impl Figure {
         self.low.is_finite() && self.high.is_finite()
     }
 
-    /// Whether the figure supports a verdict: enough rounds, and an interval with a coverage of at
-    /// least 95 %.
+    /// Whether the estimate supports a verdict: enough rounds, and an interval with a coverage of
+    /// at least 95 %.
     pub fn is_conclusive(&self) -> bool {
         self.rounds >= VERDICT_ROUNDS_MIN && self.coverage_percent >= 100.0 * CONFIDENCE
     }
@@ -205,10 +209,10 @@ mod tests {
 
     #[test]
     fn the_median_is_the_middle() {
-        let figure = Figure::of(&[3.0, 1.0, 2.0, f64::NAN]).unwrap();
-        assert!((figure.median - 2.0).abs() < 1e-9 && figure.rounds == 3);
-        assert_eq!(Figure::of(&[]), None);
-        let even = Figure::of(&[1.0, 2.0, 3.0, 10.0]).unwrap();
+        let estimate = Estimate::of(&[3.0, 1.0, 2.0, f64::NAN]).unwrap();
+        assert!((estimate.median - 2.0).abs() < 1e-9 && estimate.rounds == 3);
+        assert_eq!(Estimate::of(&[]), None);
+        let even = Estimate::of(&[1.0, 2.0, 3.0, 10.0]).unwrap();
         assert!((even.median - 2.5).abs() < 1e-9);
     }
 
@@ -223,22 +227,22 @@ mod tests {
             (15, 4.0, 12.0, 96.484),
             (31, 10.0, 22.0, 97.056),
         ] {
-            let figure = Figure::of(&counted(count)).unwrap();
+            let estimate = Estimate::of(&counted(count)).unwrap();
             assert!(
-                (figure.low - low).abs() < 1e-9 && (figure.high - high).abs() < 1e-9,
-                "{figure:?}"
+                (estimate.low - low).abs() < 1e-9 && (estimate.high - high).abs() < 1e-9,
+                "{estimate:?}"
             );
-            assert!((figure.coverage_percent - percent).abs() < 1e-3, "{figure:?}");
+            assert!((estimate.coverage_percent - percent).abs() < 1e-3, "{estimate:?}");
         }
     }
 
     #[test]
     fn two_rounds_have_no_interval_and_eight_give_no_verdict() {
-        let two = Figure::of(&[1.0, 2.0]).unwrap();
+        let two = Estimate::of(&[1.0, 2.0]).unwrap();
         assert!(!two.has_interval() && !two.is_below(100.0) && !two.is_above(-100.0));
         assert_eq!(two.interval(1), "no interval of 2 rounds");
-        assert!(!Figure::of(&counted(8)).unwrap().is_below(100.0));
-        let nine = Figure::of(&counted(9)).unwrap();
+        assert!(!Estimate::of(&counted(8)).unwrap().is_below(100.0));
+        let nine = Estimate::of(&counted(9)).unwrap();
         assert!(
             nine.is_below(8.5) && !nine.is_below(8.0) && nine.is_above(1.5) && !nine.is_above(2.0)
         );
@@ -246,17 +250,17 @@ mod tests {
 
     #[test]
     fn the_best_of_many_needs_a_wider_interval_or_has_none() {
-        let alone = Figure::with_bonferroni(&counted(9), 1).unwrap();
-        assert_eq!(alone, Figure::of(&counted(9)).unwrap());
-        let of_ten = Figure::with_bonferroni(&counted(9), 10).unwrap();
+        let alone = Estimate::with_bonferroni(&counted(9), 1).unwrap();
+        assert_eq!(alone, Estimate::of(&counted(9)).unwrap());
+        let of_ten = Estimate::with_bonferroni(&counted(9), 10).unwrap();
         assert!((of_ten.low - 1.0).abs() < 1e-9 && (of_ten.high - 9.0).abs() < 1e-9, "{of_ten:?}");
-        assert!(!Figure::with_bonferroni(&counted(9), 20).unwrap().has_interval());
+        assert!(!Estimate::with_bonferroni(&counted(9), 20).unwrap().has_interval());
     }
 
     #[test]
     fn an_interval_for_other_runs_is_wider_on_both_sides() {
         let rounds: Vec<f64> = (0..9).map(|round| 0.98 + 0.005 * f64::from(round)).collect();
-        let within = Figure::of(&rounds).unwrap();
+        let within = Estimate::of(&rounds).unwrap();
         let across = within.widen_for_runs(1);
         // 1.96 standard deviations of 0.07, combined with the 1.5 % of the rounds.
         assert!(
@@ -267,18 +271,18 @@ mod tests {
         assert!(
             within.widen_for_runs(10).low < across.low && within.widen_for_runs(10).is_conclusive()
         );
-        let none = Figure::of(&[1.0, 2.0]).unwrap();
+        let none = Estimate::of(&[1.0, 2.0]).unwrap();
         assert_eq!(none.widen_for_runs(1), none);
     }
 
     #[test]
     fn a_missing_interval_survives_serialization() {
-        let none = Figure::of(&[1.0]).unwrap();
+        let none = Estimate::of(&[1.0]).unwrap();
         let text = serde_json::to_string(&none).unwrap();
         assert!(text.contains("\"low\":null"), "{text}");
-        assert_eq!(serde_json::from_str::<Figure>(&text).unwrap(), none);
+        assert_eq!(serde_json::from_str::<Estimate>(&text).unwrap(), none);
         // A report of an earlier version has neither rounds nor coverage, and supports no verdict.
-        let old: Figure =
+        let old: Estimate =
             serde_json::from_str("{\"median\":1.0,\"low\":0.5,\"high\":0.6}").unwrap();
         assert!(old.has_interval() && !old.is_below(1.0));
     }
@@ -294,9 +298,10 @@ mod tests {
             for _ in 0..SAMPLES {
                 // Skewed, with a true median of ln 2.
                 let rounds: Vec<f64> = (0..count).map(|_| -random.f64().ln()).collect();
-                let figure = Figure::of(&rounds).unwrap();
-                held += usize::from((figure.low..=figure.high).contains(&std::f64::consts::LN_2));
-                stated = figure.coverage_percent;
+                let estimate = Estimate::of(&rounds).unwrap();
+                held +=
+                    usize::from((estimate.low..=estimate.high).contains(&std::f64::consts::LN_2));
+                stated = estimate.coverage_percent;
             }
             let percent = 100.0 * held as f64 / SAMPLES as f64;
             assert!(
@@ -311,11 +316,11 @@ mod tests {
         fn the_interval_contains_the_median_and_lies_within_the_rounds(
             rounds in proptest::collection::vec(0.1f64..1e6, 3..40)
         ) {
-            let figure = Figure::of(&rounds).unwrap();
+            let estimate = Estimate::of(&rounds).unwrap();
             let least = rounds.iter().copied().fold(f64::INFINITY, f64::min);
             let most = rounds.iter().copied().fold(0.0, f64::max);
-            prop_assert!(least <= figure.low && figure.low <= figure.median);
-            prop_assert!(figure.median <= figure.high && figure.high <= most);
+            prop_assert!(least <= estimate.low && estimate.low <= estimate.median);
+            prop_assert!(estimate.median <= estimate.high && estimate.high <= most);
         }
     }
 }

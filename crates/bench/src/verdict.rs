@@ -1,7 +1,7 @@
 //! The certainty of a verdict: whether the least of several figures is shown to be the least.
 
 use crate::rounds::short_list;
-use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
+use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
 
 /// Returns the end of a sentence about the least of several figures: why it is not shown to be the
 /// least. Empty if it is.
@@ -9,8 +9,8 @@ use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
 /// The figures' intervals must not overlap. This is stricter than one interval of the ratio, by
 /// enough to cover the selection of the least among a dozen.
 pub(crate) fn uncertainty(
-    least: Figure,
-    others: impl IntoIterator<Item = (String, Figure)>,
+    least: Estimate,
+    others: impl IntoIterator<Item = (String, Estimate)>,
 ) -> String {
     if !least.is_conclusive() {
         let rounds = least.rounds;
@@ -18,7 +18,7 @@ pub(crate) fn uncertainty(
             "; no verdict: it takes {VERDICT_ROUNDS_MIN} usable rounds, and there are {rounds}"
         );
     }
-    let is_shown = |other: &Figure| other.is_above(least.high);
+    let is_shown = |other: &Estimate| other.is_above(least.high);
     let ties: Vec<String> =
         others.into_iter().filter(|(_, other)| !is_shown(other)).map(|(name, _)| name).collect();
     if ties.is_empty() {
@@ -32,9 +32,9 @@ pub(crate) fn uncertainty(
 mod tests {
     use super::*;
 
-    fn around(middle: f64, rounds: usize) -> Figure {
+    fn around(middle: f64, rounds: usize) -> Estimate {
         let values: Vec<f64> = (0..rounds).map(|round| middle + round as f64).collect();
-        Figure::of(&values).unwrap()
+        Estimate::of(&values).unwrap()
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::host::HostFacts;
 use crate::regime::Reading;
 use crate::report::{Observer, Report};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use haul_units::Rate;
 
 /// A report as text, tables and bars.
@@ -73,15 +73,19 @@ pub struct Bar {
     /// One of the legend's classes.
     pub class: &'static str,
     /// Its length.
-    pub figure: Figure,
+    pub estimate: Estimate,
     /// Text beside the bar.
     pub remark: String,
 }
 
 impl Bar {
-    /// A bar if there is a figure.
-    pub(crate) fn of(class: &'static str, figure: Option<Figure>, remark: String) -> Option<Self> {
-        figure.map(|figure| Self { class, figure, remark })
+    /// A bar if there is a estimate.
+    pub(crate) fn of(
+        class: &'static str,
+        estimate: Option<Estimate>,
+        remark: String,
+    ) -> Option<Self> {
+        estimate.map(|estimate| Self { class, estimate, remark })
     }
 }
 
@@ -163,8 +167,10 @@ fn groups<R: Tabled>(rows: &[R]) -> Vec<Group> {
         || rows.iter().filter(|row| row.round_count() > 0 || row.refusal_reason().is_some());
     let full = |scale: u64| {
         let bars = shown().filter(|row| row.scale() == scale).flat_map(Tabled::bars);
-        bars.map(|bar| if bar.figure.has_interval() { bar.figure.high } else { bar.figure.median })
-            .fold(f64::MIN_POSITIVE, f64::max)
+        bars.map(
+            |bar| if bar.estimate.has_interval() { bar.estimate.high } else { bar.estimate.median },
+        )
+        .fold(f64::MIN_POSITIVE, f64::max)
     };
     let mut groups: Vec<Group> = Vec::new();
     for row in shown() {
@@ -247,8 +253,8 @@ pub(crate) fn copied_after_all(percent: Option<f64>) -> String {
         .map_or(String::new(), |percent| format!("copied {percent:.0} %"))
 }
 
-pub(crate) fn number(figure: Option<Figure>, unit: f64, digits: usize) -> String {
-    figure.map_or("?".into(), |figure| format!("{:.digits$}", figure.median / unit))
+pub(crate) fn number(estimate: Option<Estimate>, unit: f64, digits: usize) -> String {
+    estimate.map_or("?".into(), |estimate| format!("{:.digits$}", estimate.median / unit))
 }
 
 /// A speed in Gbit/s; empty if there is none.
@@ -256,16 +262,16 @@ pub(crate) fn speed(bits_per_second: Option<f64>) -> String {
     bits_per_second.map_or(String::new(), |bits| format!("{:.1}", bits / 1e9))
 }
 
-pub(crate) fn interval(figure: Option<Figure>) -> String {
-    figure.filter(Figure::has_interval).map_or("?".into(), |figure| figure.interval(0))
+pub(crate) fn interval(estimate: Option<Estimate>) -> String {
+    estimate.filter(Estimate::has_interval).map_or("?".into(), |estimate| estimate.interval(0))
 }
 
-pub(crate) fn ratio(figure: Option<Figure>) -> String {
-    figure.map_or("?".into(), |figure| {
-        if figure.has_interval() {
-            format!("{:.2} ({:.2}–{:.2})", figure.median, figure.low, figure.high)
+pub(crate) fn ratio(estimate: Option<Estimate>) -> String {
+    estimate.map_or("?".into(), |estimate| {
+        if estimate.has_interval() {
+            format!("{:.2} ({:.2}–{:.2})", estimate.median, estimate.low, estimate.high)
         } else {
-            format!("{:.2} (?)", figure.median)
+            format!("{:.2} (?)", estimate.median)
         }
     })
 }

@@ -1,8 +1,8 @@
 //! The Internet checksum (RFC 1071), and a copy that also computes it.
 //!
-//! The sum adds the bytes as 16-bit words in ones' complement. The [`Sum`]s of consecutive pieces
-//! combine to the sum of the whole ([`Sum::then`]), whatever their lengths. So a message can be
-//! summed in the pieces in which it arrives.
+//! The sum adds the bytes as 16-bit words in ones' complement. The [`PartialChecksum`]s of
+//! consecutive pieces combine to that of the whole ([`PartialChecksum::followed_by`]), whatever
+//! their lengths. So a message can be summed in the pieces in which it arrives.
 //!
 //! ```
 //! let mut to = [0; 20];
@@ -10,7 +10,7 @@
 //!     0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8, 0, 0xc7,
 //! ];
 //! assert_eq!(haul_checksum::checksum(&header), 0xb861);
-//! assert_eq!(haul_checksum::copy(&header, &mut to).checksum(), 0xb861);
+//! assert_eq!(haul_checksum::copy(&header, &mut to).finish(), 0xb861);
 //! assert_eq!(to, header);
 //! ```
 //!
@@ -32,16 +32,17 @@ mod store;
 
 pub mod bandwidth;
 
-/// The Internet checksum's sum of a sequence of bytes. The sum of no bytes is [`Sum::default`].
+/// A partial Internet checksum: the sum of a sequence of bytes before the final complement. That of
+/// no bytes is [`PartialChecksum::default`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sum {
+pub struct PartialChecksum {
     /// The folded sum, in native byte order; 0 only if every byte is 0.
     folded: u16,
     /// Whether the number of bytes is odd; then the next piece begins in the middle of a word.
     is_odd: bool,
 }
 
-impl Sum {
+impl PartialChecksum {
     /// Sums `bytes`.
     #[inline]
     pub fn of(bytes: &[u8]) -> Self {
@@ -53,7 +54,7 @@ impl Sum {
 
     /// Combines this sum with the sum of the bytes that follow.
     #[must_use]
-    pub fn then(self, next: Self) -> Self {
+    pub fn followed_by(self, next: Self) -> Self {
         let added = if self.is_odd { next.folded.swap_bytes() } else { next.folded };
         Self {
             folded: fold(u64::from(self.folded) + u64::from(added)),
@@ -62,7 +63,7 @@ impl Sum {
     }
 
     /// Returns the value of a header's checksum field: the complement, as a number.
-    pub fn checksum(self) -> u16 {
+    pub fn finish(self) -> u16 {
         !u16::from_be(self.folded)
     }
 
@@ -80,7 +81,7 @@ impl Sum {
 
 /// Computes the checksum of `bytes`.
 pub fn checksum(bytes: &[u8]) -> u16 {
-    Sum::of(bytes).checksum()
+    PartialChecksum::of(bytes).finish()
 }
 
 /// Copies `from` to `to` and sums the bytes.
@@ -88,21 +89,21 @@ pub fn checksum(bytes: &[u8]) -> u16 {
 /// Data that fits the caches is copied piece by piece, and each piece is summed while it is cached.
 /// That costs less there than one combined pass. Copies of 8 MiB and more are done in one pass with
 /// streaming stores, which bypass the caches. The next reader then gets the copy from memory
-/// (figures: docs/findings.md).
+/// (figures: docs/measurements/checksum.md).
 ///
 /// # Panics
 ///
 /// If the lengths differ, as [`slice::copy_from_slice`] does.
-pub fn copy(from: &[u8], to: &mut [u8]) -> Sum {
+pub fn copy(from: &[u8], to: &mut [u8]) -> PartialChecksum {
     assert_eq!(from.len(), to.len(), "the lengths of a copy differ");
     if from.len() >= STREAMED_BYTES_MIN {
         return kernel().copy(from, to, Writes::Streamed);
     }
     from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)).fold(
-        Sum::default(),
+        PartialChecksum::default(),
         |sum, (from, to)| {
             to.copy_from_slice(from);
-            sum.then(Sum::of(from))
+            sum.followed_by(PartialChecksum::of(from))
         },
     )
 }
@@ -163,9 +164,9 @@ impl Kernel {
         }
     }
 
-    /// Sums `bytes` as [`Sum::of`] does, with this kernel, or with portable code if the CPU lacks
-    /// it.
-    pub fn sum(self, bytes: &[u8]) -> Sum {
+    /// Sums `bytes` as [`PartialChecksum::of`] does, with this kernel, or with portable code if the
+    /// CPU lacks it.
+    pub fn sum(self, bytes: &[u8]) -> PartialChecksum {
         let total = match self.or_portable() {
             // SAFETY: `or_portable` has just checked that the CPU has these instructions.
             #[cfg(target_arch = "x86_64")]
@@ -175,7 +176,7 @@ impl Kernel {
             Self::Avx512 => unsafe { avx512::sum(bytes) },
             _ => portable::sum(bytes),
         };
-        Sum::new(total, bytes.len())
+        PartialChecksum::new(total, bytes.len())
     }
 
     /// Copies and sums in one pass, with this kernel and the given stores.
@@ -185,7 +186,7 @@ impl Kernel {
     /// # Panics
     ///
     /// If the lengths differ.
-    pub fn copy(self, from: &[u8], to: &mut [u8], writes: Writes) -> Sum {
+    pub fn copy(self, from: &[u8], to: &mut [u8], writes: Writes) -> PartialChecksum {
         assert_eq!(from.len(), to.len(), "the lengths of a copy differ");
         let is_streamed = writes == Writes::Streamed;
         // The portable copy has no such stores.
@@ -201,7 +202,7 @@ impl Kernel {
             Self::Avx512 => unsafe { avx512::copy(from, to, is_streamed) },
             _ => portable::copy(from, to),
         };
-        Sum::new(total, from.len())
+        PartialChecksum::new(total, from.len())
     }
 
     fn or_portable(self) -> Self {
@@ -209,7 +210,8 @@ impl Kernel {
     }
 }
 
-/// Returns the fastest kernel that this CPU supports, which [`Sum::of`] and [`copy()`] use.
+/// Returns the fastest kernel that this CPU supports, which [`PartialChecksum::of`] and [`copy()`]
+/// use.
 pub fn kernel() -> Kernel {
     static KERNEL: OnceLock<Kernel> = OnceLock::new();
     *KERNEL.get_or_init(|| Kernel::available().last().copied().unwrap_or(Kernel::Portable))
@@ -238,13 +240,13 @@ mod tests {
 
     /// Reference implementation of RFC 1071: adds one word at a time, with an end-around carry
     /// after each.
-    fn reference(bytes: &[u8]) -> Sum {
+    fn reference(bytes: &[u8]) -> PartialChecksum {
         let folded = bytes.chunks(2).fold(0u32, |sum, word| {
             let word = u16::from_ne_bytes([word[0], word.get(1).copied().unwrap_or(0)]);
             let sum = sum + u32::from(word);
             (sum & 0xffff) + (sum >> 16)
         });
-        Sum { folded: folded as u16, is_odd: bytes.len() % 2 == 1 }
+        PartialChecksum { folded: folded as u16, is_odd: bytes.len() % 2 == 1 }
     }
 
     fn test_bytes(seed: u64, len: usize) -> Vec<u8> {
@@ -261,7 +263,7 @@ mod tests {
                 for len in (0..700).chain([1023, 1024, 1025, 1300]) {
                     let piece = &bytes[start..start + len];
                     assert_eq!(kernel.sum(piece), reference(piece), "{kernel:?} {start}+{len}");
-                    assert_eq!(Sum::of(piece), reference(piece), "{start}+{len}");
+                    assert_eq!(PartialChecksum::of(piece), reference(piece), "{start}+{len}");
                 }
             }
         }
@@ -328,10 +330,10 @@ mod tests {
         header[10..12].fill(0);
         let checksum = checksum(&header);
         header[10..12].copy_from_slice(&checksum.to_be_bytes());
-        assert!(Sum::of(&header).is_valid());
+        assert!(PartialChecksum::of(&header).is_valid());
         header[20] ^= 1;
-        assert!(!Sum::of(&header).is_valid());
-        assert_eq!(Sum::of(&[]), Sum::default());
+        assert!(!PartialChecksum::of(&header).is_valid());
+        assert_eq!(PartialChecksum::of(&[]), PartialChecksum::default());
         assert_eq!(super::checksum(&[]), 0xffff);
     }
 
@@ -344,7 +346,8 @@ mod tests {
         ) {
             let (one, two) = (cut.min(other).min(bytes.len()), cut.max(other).min(bytes.len()));
             let pieces = [&bytes[..one], &bytes[one..two], &bytes[two..]];
-            let sum = pieces.iter().fold(Sum::default(), |sum, piece| sum.then(Sum::of(piece)));
+            let sums = pieces.into_iter().map(PartialChecksum::of);
+            let sum = sums.fold(PartialChecksum::default(), PartialChecksum::followed_by);
             prop_assert_eq!(sum, reference(&bytes));
         }
 
@@ -356,7 +359,7 @@ mod tests {
                 bytes.len().min(SHORT_BYTES_MAX),
                 bytes.len() % (SHORT_BYTES_MAX + 2),
             ] {
-                prop_assert_eq!(Sum::of(&bytes[..len]), reference(&bytes[..len]));
+                prop_assert_eq!(PartialChecksum::of(&bytes[..len]), reference(&bytes[..len]));
             }
             for kernel in Kernel::available() {
                 prop_assert_eq!(kernel.sum(&bytes), reference(&bytes));

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
     haul_lab::become_lab_user().map_err(Failure::failed)?;
     let lab =
-        Lab::veth(&Settings { mtu: arguments.mtu, cpus: None }).map_err(|error| match error {
+        Lab::veth(&Settings::default().with_mtu(arguments.mtu)).map_err(|error| match error {
             LabError::Mtu(_) => Failure::bad_input(error),
             error => Failure::failed(error),
         })?;

@@ -2,7 +2,7 @@
 //!
 //!     cargo run -p haul --example datagrams -- HOST:PORT
 
-use haul::{Pool, Sender};
+use haul::{BufferPool, Sender};
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
@@ -26,12 +26,12 @@ fn send(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     let socket = UdpSocket::bind(unspecified.parse::<SocketAddr>()?)?;
     socket.connect(peer)?;
     let mut sender = Sender::new(socket)?;
-    let mut buffer = Pool::new(40 * usize::from(SEGMENT_BYTES), 1)?.take()?;
+    let mut buffer = BufferPool::new(40 * usize::from(SEGMENT_BYTES), 1)?.take()?;
     for (number, segment) in buffer.chunks_mut(SEGMENT_BYTES.into()).enumerate() {
         segment.fill(number as u8);
     }
     sender.lend_segments(buffer, SEGMENT_BYTES)?;
-    let in_flight = sender.settle(Duration::from_secs(1))?;
+    let in_flight = sender.wait_for_completions(Duration::from_secs(1))?;
     for returned in sender.reclaim()? {
         println!(
             "{} bytes sent, {:?}; UDP does not report whether they arrived",

@@ -2,7 +2,7 @@
 //!
 //!     cargo run -p haul --example lend -- HOST:PORT < FILE
 
-use haul::{Outcome, Pool, Sender};
+use haul::{BufferPool, Outcome, Sender};
 use std::io::Read;
 use std::net::TcpStream;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn main() {
 fn lend(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     let mut sender = Sender::new(TcpStream::connect(address)?)?;
     // One more than the limit on loans, so that there is always one to fill.
-    let pool = Pool::new(256 << 10, 65)?;
+    let pool = BufferPool::new(256 << 10, 65)?;
     let mut copied = 0;
     loop {
         let mut buffer = pool.take()?;
@@ -34,7 +34,7 @@ fn lend(address: &str) -> Result<(), Box<dyn std::error::Error>> {
         sender.lend(buffer)?;
         copied += sender.reclaim()?.filter(|returned| returned.outcome == Outcome::Copied).count();
     }
-    let in_flight = sender.settle(Duration::from_secs(10))?;
+    let in_flight = sender.wait_for_completions(Duration::from_secs(10))?;
     copied += sender.reclaim()?.filter(|returned| returned.outcome == Outcome::Copied).count();
     println!("loans that were copied: {copied}; sends in flight: {in_flight}");
     for fallback in sender.report().fallbacks {

@@ -40,7 +40,7 @@ fn relay(client: &TcpStream, to: &str, pool: ForwardPool) -> Result<String, Fail
     let mut forwarder = Forwarder::with_pool(client, &server, pool)?;
     forwarder.forward()?;
     let report = forwarder.report();
-    let directions = [&report.there, &report.back]
+    let directions = [&report.a_to_b, &report.b_to_a]
         .map(|report| (report.spliced.bytes, report.copied.bytes))
         .map(|(spliced, copied)| format!("{spliced} bytes spliced, {copied} copied"));
     Ok(format!("from the client {}; to the client {}", directions[0], directions[1]))

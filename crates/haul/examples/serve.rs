@@ -3,7 +3,7 @@
 //!
 //!     cargo run -p haul --example serve -- PORT
 
-use haul::{Error, Pool, Sender};
+use haul::{BufferPool, Error, Sender};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::net::TcpListener;
 
@@ -24,7 +24,7 @@ fn serve(port: u16) -> Result<(), Box<dyn std::error::Error>> {
     let socket = listener.accept()?.0;
     socket.set_nonblocking(true)?;
     let mut sender = Sender::new(socket)?;
-    let pool = Pool::new(64 << 10, 32)?;
+    let pool = BufferPool::new(64 << 10, 32)?;
     let mut loans_left = 4096;
     while loans_left > 0 || sender.unsent_bytes() > 0 {
         // Dropped buffers return to the pool. Done before every wait, because some return without a
@@ -41,7 +41,7 @@ fn serve(port: u16) -> Result<(), Box<dyn std::error::Error>> {
             Ok(()) => continue,
             Err(Error::WouldBlock) => PollFlags::OUT,
             // A completion raises POLLERR, which is always reported.
-            Err(Error::LoansOut | Error::PoolEmpty { .. }) => PollFlags::empty(),
+            Err(Error::LoanLimit | Error::PoolEmpty { .. }) => PollFlags::empty(),
             Err(error) => return Err(error.into()),
         };
         poll(&mut [PollFd::new(&sender, events)], None)?;

@@ -1,4 +1,4 @@
-//! [`Buffer`], memory that can be lent, and [`Pool`], a pool of it.
+//! [`Buffer`], memory that can be lent, and [`BufferPool`], a pool of it.
 
 use crate::call::Call;
 use crate::error::{Error, failed};
@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Memory that can be lent: its type guarantees that its bytes do not change during the loan.
 ///
 /// The kernel does not require alignment, but a loan is cheapest if its buffer consists of whole
-/// pages of its own. The buffers of a [`Pool`] do.
+/// pages of its own. The buffers of a [`BufferPool`] do.
 pub enum Buffer {
-    /// A buffer of a [`Pool`]. Dropping it returns it to the pool.
+    /// A buffer of a [`BufferPool`]. Dropping it returns it to the pool.
     Pooled(PooledBuffer),
     /// Memory of the allocator.
     Vec(Vec<u8>),
@@ -114,7 +114,7 @@ impl From<&'static [u8]> for Buffer {
 /// A pool bounds a program's memory: it has a maximum number of buffers, which are allocated when
 /// they are first needed. Clones share one pool.
 #[derive(Debug, Clone)]
-pub struct Pool(Arc<PoolInner>);
+pub struct BufferPool(Arc<PoolInner>);
 
 #[derive(Debug)]
 struct PoolInner {
@@ -130,15 +130,15 @@ struct PoolState {
     allocated: usize,
 }
 
-impl Pool {
+impl BufferPool {
     /// Creates a pool of `buffers_max` buffers of `buffer_bytes` each, every one in whole pages of
     /// its own.
     pub fn new(buffer_bytes: usize, buffers_max: usize) -> Result<Self, Error> {
         Self::with_pages(buffer_bytes, buffers_max, false)
     }
 
-    /// Like [`Pool::new`], in huge pages if the kernel has some: fewer page references per loan. It
-    /// pays from 2 MiB per buffer on.
+    /// Like [`BufferPool::new`], in huge pages if the kernel has some: fewer page references per
+    /// loan. It pays from 2 MiB per buffer on.
     pub fn with_huge_pages(buffer_bytes: usize, buffers_max: usize) -> Result<Self, Error> {
         Self::with_pages(buffer_bytes, buffers_max, true)
     }
@@ -162,8 +162,9 @@ impl Pool {
         self.0.buffer_bytes
     }
 
-    /// Takes a buffer of [`Pool::buffer_bytes`]. **It holds the bytes of its last user**, or zeros.
-    /// A caller that fills only a part of it must call [`PooledBuffer::set_len`] before lending it.
+    /// Takes a buffer of [`BufferPool::buffer_bytes`]. **It holds the bytes of its last user**, or
+    /// zeros. A caller that fills only a part of it must call [`PooledBuffer::set_len`] before
+    /// lending it.
     pub fn take(&self) -> Result<PooledBuffer, Error> {
         let mut state = self.0.lock();
         let pages = match state.idle.pop() {
@@ -180,7 +181,7 @@ impl Pool {
     }
 
     /// The number of buffers in use.
-    pub fn out(&self) -> usize {
+    pub fn in_use(&self) -> usize {
         let state = self.0.lock();
         state.allocated - state.idle.len()
     }
@@ -194,16 +195,16 @@ impl PoolInner {
     }
 }
 
-/// A buffer of a [`Pool`], to which it returns when it is dropped.
+/// A buffer of a [`BufferPool`], to which it returns when it is dropped.
 pub struct PooledBuffer {
     /// `None` only during drop.
     pages: Option<Pages>,
     len: usize,
-    pool: Pool,
+    pool: BufferPool,
 }
 
 impl PooledBuffer {
-    /// Sets the length, at most [`Pool::buffer_bytes`].
+    /// Sets the length, at most [`BufferPool::buffer_bytes`].
     pub fn set_len(&mut self, len: usize) {
         self.len = len.min(self.pool.0.buffer_bytes);
     }
@@ -243,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_pool_reuses_its_buffers_and_keeps_to_its_limit() {
-        let pool = Pool::new(5000, 2).unwrap();
+        let pool = BufferPool::new(5000, 2).unwrap();
         assert_eq!(pool.buffer_bytes(), 5000);
         let mut one = pool.take().unwrap();
         one[0] = 7;
@@ -252,19 +253,19 @@ mod tests {
         one.set_len(8192);
         assert_eq!(one.len(), 5000);
         let two = pool.clone().take().unwrap();
-        assert_eq!((two[0], two.len(), pool.out()), (0, 5000, 2));
+        assert_eq!((two[0], two.len(), pool.in_use()), (0, 5000, 2));
         assert!(matches!(pool.take(), Err(Error::PoolEmpty { buffers_max: 2 })));
         drop(one);
         let again = pool.take().unwrap();
         assert_eq!((again[0], again.len()), (7, 5000));
         drop((two, again));
-        assert_eq!(pool.out(), 0);
+        assert_eq!(pool.in_use(), 0);
         assert_eq!(pool.0.lock().idle.len(), 2);
     }
 
     #[test]
     fn a_buffer_converts_back_to_its_kind_and_debug_omits_its_content() {
-        let pooled = Buffer::from(Pool::new(10, 1).unwrap().take().unwrap());
+        let pooled = Buffer::from(BufferPool::new(10, 1).unwrap().take().unwrap());
         assert_eq!(format!("{pooled:?}"), "Pooled(10 bytes)");
         assert_eq!(PooledBuffer::try_from(pooled).unwrap().len(), 10);
         let vector = Vec::<u8>::try_from(Buffer::from("secret".to_owned())).unwrap();
@@ -276,9 +277,12 @@ mod tests {
     #[test]
     fn an_empty_pool_is_an_error() {
         for (bytes, count) in [(0, 1), (1, 0), (usize::MAX, 1)] {
-            assert!(matches!(Pool::new(bytes, count), Err(Error::Unsuited(_))), "{bytes} {count}");
+            assert!(
+                matches!(BufferPool::new(bytes, count), Err(Error::Unsuited(_))),
+                "{bytes} {count}"
+            );
         }
-        let huge = Pool::with_huge_pages(1, 1).unwrap();
+        let huge = BufferPool::with_huge_pages(1, 1).unwrap();
         assert_eq!(huge.take().unwrap()[0], 0);
     }
 }

@@ -42,16 +42,16 @@ pub enum Error {
     /// ready and call again.
     #[error("the socket would block, or its timeout has expired: wait until it is ready")]
     WouldBlock,
-    /// The loan limits ([`crate::Limits`]) are reached, on a non-blocking socket. Waiting for
+    /// The loan limits ([`crate::LoanLimits`]) are reached, on a non-blocking socket. Waiting for
     /// `POLLOUT` does not help: wait for `POLLERR`, reclaim, and call again.
     #[error("the loan limits are reached: reclaim, then wait for POLLERR if no buffer is returned")]
-    LoansOut,
+    LoanLimit,
     /// The buffer to lend is empty.
     #[error("an empty buffer cannot be lent")]
     LoanEmpty,
     /// The loan is larger than the limit on all loans together.
     #[error(
-        "a loan of {bytes} bytes is over Limits::bytes_max ({bytes_max}): lend less, or raise it"
+        "a loan of {bytes} bytes is over LoanLimits::bytes_max ({bytes_max}): lend less or raise it"
     )]
     LoanTooLarge {
         /// The size of the loan.
@@ -102,7 +102,7 @@ impl From<Error> for io::Error {
     /// is one.
     fn from(error: Error) -> Self {
         let kind = match &error {
-            Error::WouldBlock | Error::LoansOut => io::ErrorKind::WouldBlock,
+            Error::WouldBlock | Error::LoanLimit => io::ErrorKind::WouldBlock,
             Error::PoolEmpty { .. } => io::ErrorKind::ResourceBusy,
             Error::Ended { .. } => io::ErrorKind::UnexpectedEof,
             Error::Refused { error, .. } | Error::Failed { error, .. } => error.kind(),

@@ -1,6 +1,6 @@
 //! [`Forwarder`]: forwards the data of two sockets to each other until both streams have ended.
 
-use crate::buffer::Pool;
+use crate::buffer::BufferPool;
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::fallback::Fallback;
@@ -59,14 +59,15 @@ pub struct ForwardPool(Arc<ForwardPoolInner>);
 struct ForwardPoolInner {
     pipes: Mutex<Vec<Pipe>>,
     settings: ForwardSettings,
-    buffers: Pool,
+    buffers: BufferPool,
 }
 
 /// Settings of forwarders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ForwardSettings {
     /// The forward method.
-    pub way: ForwardMethod,
+    pub method: ForwardMethod,
     /// The most idle pipes that are kept. Each takes two descriptors.
     pub idle_pipes_max: usize,
     /// The capacity of a pipe, in bytes. An unprivileged user may have 64 MiB of pipes in all
@@ -92,11 +93,41 @@ impl Default for ForwardSettings {
     /// Adaptive; pipes of 256 KiB, of which an unprivileged user may have 256; copies of 16 KiB.
     fn default() -> Self {
         Self {
-            way: ForwardMethod::Adaptive,
+            method: ForwardMethod::Adaptive,
             idle_pipes_max: 2,
             pipe_bytes: SOCKET_PIPE_BYTES,
             buffer_bytes: direction::BUFFER_BYTES,
         }
+    }
+}
+
+impl ForwardSettings {
+    /// Sets the forward method.
+    #[must_use]
+    pub fn with_method(mut self, method: ForwardMethod) -> Self {
+        self.method = method;
+        self
+    }
+
+    /// Sets the most idle pipes that are kept.
+    #[must_use]
+    pub fn with_idle_pipes_max(mut self, idle_pipes_max: usize) -> Self {
+        self.idle_pipes_max = idle_pipes_max;
+        self
+    }
+
+    /// Sets the capacity of a pipe, in bytes.
+    #[must_use]
+    pub fn with_pipe_bytes(mut self, pipe_bytes: usize) -> Self {
+        self.pipe_bytes = pipe_bytes;
+        self
+    }
+
+    /// Sets the most bytes that are copied at a time.
+    #[must_use]
+    pub fn with_buffer_bytes(mut self, buffer_bytes: usize) -> Self {
+        self.buffer_bytes = buffer_bytes;
+        self
     }
 }
 
@@ -120,7 +151,7 @@ pub enum Step {
         to: Readiness,
     },
     /// As much was moved as one connection should in a turn: there may be more to do.
-    Again,
+    Yield,
     /// Both streams have ended.
     Done,
 }
@@ -129,9 +160,9 @@ pub enum Step {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ForwardReport {
     /// From the first socket to the second.
-    pub there: DirectionReport,
+    pub a_to_b: DirectionReport,
     /// From the second socket to the first.
-    pub back: DirectionReport,
+    pub b_to_a: DirectionReport,
 }
 
 /// The activity of one direction so far.
@@ -158,7 +189,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         for socket in [a.as_fd(), b.as_fd()] {
             socket::must_be_stream(socket::kind(socket)?)?;
         }
-        let method = pool.0.settings.way;
+        let method = pool.0.settings.method;
         Ok(Self { a, b, a_to_b: Direction::new(method), b_to_a: Direction::new(method), pool })
     }
 
@@ -202,7 +233,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
 
     /// Reports the activity so far.
     pub fn report(&self) -> ForwardReport {
-        ForwardReport { there: self.a_to_b.report().clone(), back: self.b_to_a.report().clone() }
+        ForwardReport { a_to_b: self.a_to_b.report().clone(), b_to_a: self.b_to_a.report().clone() }
     }
 
     fn step_nonblocking(&mut self) -> Result<Step, Error> {
@@ -213,7 +244,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         let (a_to_b, b_to_a) = (a_to_b?, b_to_a?);
         Ok(match (a_to_b.is_done(), b_to_a.is_done()) {
             (true, true) => Step::Done,
-            _ if a_to_b.has_more || b_to_a.has_more => Step::Again,
+            _ if a_to_b.has_more || b_to_a.has_more => Step::Yield,
             _ => Step::Wait {
                 from: Readiness { read: a_to_b.read, write: b_to_a.write },
                 to: Readiness { read: b_to_a.read, write: a_to_b.write },
@@ -225,7 +256,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         loop {
             match self.step_nonblocking()? {
                 Step::Done => return Ok(()),
-                Step::Again => {}
+                Step::Yield => {}
                 Step::Wait { from, to } => wait([(self.a.as_fd(), from), (self.b.as_fd(), to)])?,
             }
         }
@@ -246,7 +277,7 @@ impl ForwardPool {
         if settings.pipe_bytes == 0 || settings.buffer_bytes == 0 {
             return Err(Error::Unsuited("pipe_bytes and buffer_bytes must be at least 1"));
         }
-        let buffers = Pool::new(settings.buffer_bytes, BUFFERS_MAX)?;
+        let buffers = BufferPool::new(settings.buffer_bytes, BUFFERS_MAX)?;
         Ok(Self(Arc::new(ForwardPoolInner { pipes: Mutex::default(), settings, buffers })))
     }
 

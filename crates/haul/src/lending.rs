@@ -16,7 +16,7 @@ use crate::call::Call;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
 use crate::fallback::{COPIED_BYTES_BEFORE_FALLBACK, Fallback};
-use crate::loan::{LendError, Limits, LoanId, Outcome, Returned};
+use crate::loan::{LendError, LoanId, LoanLimits, Outcome, Returned};
 use crate::method::{Counts, SendMethod};
 use haul_sys::error_queue::Completion;
 use rustix::io::Errno;
@@ -74,7 +74,7 @@ enum Mode {
 /// The loans of one socket.
 #[derive(Debug)]
 pub(crate) struct Lending {
-    limits: Limits,
+    limits: LoanLimits,
     zerocopy_bytes_min: usize,
     mode: Mode,
     /// Whether the completions of the socket belong to `tracker`. Once true, it stays true.
@@ -96,7 +96,7 @@ pub(crate) struct Lending {
     /// Whether zero-copy is disabled once the kernel has only ever copied.
     disables_when_copied: bool,
     /// How often the kernel had no memory to track a loan (`ENOBUFS`).
-    no_room: u64,
+    enobufs_count: u64,
     fallbacks: Vec<Fallback>,
     process: u32,
 }
@@ -104,7 +104,7 @@ pub(crate) struct Lending {
 impl Lending {
     /// Creates the state for a socket of the process `process`. A forked child, which has the
     /// socket too, is refused.
-    pub fn new(limits: Limits, zerocopy_bytes_min: usize, process: u32) -> Self {
+    pub fn new(limits: LoanLimits, zerocopy_bytes_min: usize, process: u32) -> Self {
         Self {
             limits,
             zerocopy_bytes_min,
@@ -121,7 +121,7 @@ impl Lending {
             counts: Counts::default(),
             kernel_copied_bytes: 0,
             disables_when_copied: true,
-            no_room: 0,
+            enobufs_count: 0,
             fallbacks: Vec::new(),
             process,
         }
@@ -244,8 +244,8 @@ impl Lending {
         self.counts
     }
 
-    pub fn no_room(&self) -> u64 {
-        self.no_room
+    pub fn enobufs_count(&self) -> u64 {
+        self.enobufs_count
     }
 
     pub fn fallbacks(&self) -> &[Fallback] {
@@ -321,7 +321,7 @@ impl Lending {
             if !self.drain_completions(socket)?
                 && !socket.wait_for_completion().map_err(failed(Call::Poll))?
             {
-                return Err(Error::LoansOut);
+                return Err(Error::LoanLimit);
             }
         }
     }
@@ -335,7 +335,7 @@ impl Lending {
                 // `optmem_max` or `RLIMIT_MEMLOCK` is used up. If no completion arrives, waiting
                 // could last forever.
                 Some(Errno::NOBUFS) if zerocopy && !socket.numbers_failed_sends() => {
-                    self.no_room += 1;
+                    self.enobufs_count += 1;
                     if !self.drain_completions(socket)? {
                         self.send_piece(socket, false).map_err(failed(Call::Send))?;
                     }

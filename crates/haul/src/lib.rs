@@ -27,7 +27,7 @@
 //! |---|---|---|
 //! | a file | [`Sender::send_file`] | sent without a copy |
 //! | memory that is written once | [`Memory`] with [`Sender::send_file`] | sent without a copy |
-//! | memory that is reused | [`Pool`] with [`Sender::lend`] | sent without a copy, then returned |
+//! | memory that is reused | [`BufferPool`], [`Sender::lend`] | sent without a copy, then returned |
 //! | a few bytes | [`Sender::send`], [`Sender::send_vectored`] | copied: cheapest for few bytes |
 //! | many datagrams | [`Sender::lend_segments`] | one call, segmented by the device |
 //! | a stream to process | [`Receiver::receive`] | mapped where that is cheaper, else read |
@@ -48,7 +48,7 @@
 //! descriptor works. A program that polls and lends waits for one of three things:
 //!
 //! * `POLLOUT` while the socket is full;
-//! * `POLLERR` while the loan limits are reached ([`Error::LoansOut`]) or no buffer is left;
+//! * `POLLERR` while the loan limits are reached ([`Error::LoanLimit`]) or no buffer is left;
 //! * nothing if [`Sender::reclaim`] returns buffers at once.
 //!
 //! The example `serve` does it in twenty lines. An event loop that takes `EPOLLERR` for the end of
@@ -87,7 +87,7 @@ mod settings;
 mod socket;
 mod source;
 
-pub use buffer::{Buffer, Pool, PooledBuffer};
+pub use buffer::{Buffer, BufferPool, PooledBuffer};
 pub use call::Call;
 pub use error::Error;
 pub use fallback::Fallback;
@@ -96,7 +96,7 @@ pub use forwarder::{
     Readiness, Step,
 };
 pub use haul_checksum as checksum;
-pub use loan::{LendError, Limits, LoanId, Outcome, Returned};
+pub use loan::{LendError, LoanId, LoanLimits, Outcome, Returned};
 pub use method::{BoundMethod, Copying, Counts, MethodOptions, SendMethod, UnknownMethod};
 pub use plan::Plan;
 pub use proof::{ProofError, Proved, probe, prove};

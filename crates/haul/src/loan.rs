@@ -32,18 +32,35 @@ pub enum Outcome {
 
 /// Limits on the outstanding loans of one sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+#[non_exhaustive]
+pub struct LoanLimits {
     /// The number of loans.
     pub loans_max: usize,
     /// Bytes of all loans together; a single loan cannot be larger either.
     pub bytes_max: usize,
 }
 
-impl Default for Limits {
+impl Default for LoanLimits {
     /// 64 loans of 16 MiB together: the bandwidth-delay product of 10 Gbit/s and 13 ms. An
     /// unprivileged user may pin 8 MiB (`RLIMIT_MEMLOCK`); loans beyond that are copied.
     fn default() -> Self {
         Self { loans_max: 64, bytes_max: 16 << 20 }
+    }
+}
+
+impl LoanLimits {
+    /// Sets the number of loans.
+    #[must_use]
+    pub fn with_loans_max(mut self, loans_max: usize) -> Self {
+        self.loans_max = loans_max;
+        self
+    }
+
+    /// Sets the bytes of all loans together.
+    #[must_use]
+    pub fn with_bytes_max(mut self, bytes_max: usize) -> Self {
+        self.bytes_max = bytes_max;
+        self
     }
 }
 

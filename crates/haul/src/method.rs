@@ -94,11 +94,12 @@ pub enum Copying {
     /// Only if the device cannot gather pages; otherwise the pages themselves are sent.
     Pages,
     /// It depends, and the kernel reports it in the completion.
-    KernelTells,
+    ReportedByKernel,
 }
 
 /// Options of a send method.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MethodOptions {
     /// The most bytes that one [`BoundMethod::send`] sends: the size of the buffer, the window or
     /// the system call.
@@ -111,6 +112,22 @@ impl Default for MethodOptions {
     /// Chunks of 64 KiB, the largest packet that the kernel builds for the device to segment.
     fn default() -> Self {
         Self { chunk_bytes: 64 * 1024, pipe_bytes: None }
+    }
+}
+
+impl MethodOptions {
+    /// Sets the most bytes of one send.
+    #[must_use]
+    pub fn with_chunk_bytes(mut self, chunk_bytes: usize) -> Self {
+        self.chunk_bytes = chunk_bytes;
+        self
+    }
+
+    /// Sets the pipe capacity to request, in bytes.
+    #[must_use]
+    pub fn with_pipe_bytes(mut self, pipe_bytes: Option<usize>) -> Self {
+        self.pipe_bytes = pipe_bytes;
+        self
     }
 }
 
@@ -148,7 +165,7 @@ pub trait BoundMethod: Send {
 
     /// Processes the completions that have arrived; returns the number of sends still in flight.
     /// Never blocks.
-    fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
+    fn process_completions(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         let _ = socket;
         Ok(0)
     }

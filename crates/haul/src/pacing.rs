@@ -12,7 +12,7 @@
 //! No system call reads that state, so [`PacingMonitor`] infers it. If the default congestion
 //! control of the network namespace paces and the socket's own does not, it counts the timer
 //! interrupts of the CPU per MiB sent. A paced socket has 2 to 30, another one hardly any
-//! (docs/findings.md).
+//! (docs/measurements/congestion.md).
 //!
 //! Limits:
 //!

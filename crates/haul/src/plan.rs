@@ -169,7 +169,7 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// The built-in plan, used if there is no other: figures of docs/findings.md.
+    /// The built-in plan, used if there is no other: figures of docs/measurements/plan.md.
     pub fn builtin() -> &'static Self {
         builtin::plan()
     }

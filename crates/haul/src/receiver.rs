@@ -102,6 +102,7 @@ pub enum Mapping {
 
 /// Settings of a receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReceiveSettings {
     /// Whether to map pages.
     pub mapping: Mapping,
@@ -116,6 +117,29 @@ impl Default for ReceiveSettings {
     /// of 128 KiB, which stays in a second-level cache.
     fn default() -> Self {
         Self { mapping: Mapping::Measured, window_bytes: 512 << 10, buffer_bytes: 128 << 10 }
+    }
+}
+
+impl ReceiveSettings {
+    /// Sets whether to map pages.
+    #[must_use]
+    pub fn with_mapping(mut self, mapping: Mapping) -> Self {
+        self.mapping = mapping;
+        self
+    }
+
+    /// Sets the most bytes that are mapped at a time.
+    #[must_use]
+    pub fn with_window_bytes(mut self, window_bytes: usize) -> Self {
+        self.window_bytes = window_bytes;
+        self
+    }
+
+    /// Sets the most bytes that are read at a time.
+    #[must_use]
+    pub fn with_buffer_bytes(mut self, buffer_bytes: usize) -> Self {
+        self.buffer_bytes = buffer_bytes;
+        self
     }
 }
 

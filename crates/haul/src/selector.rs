@@ -113,7 +113,7 @@ impl MethodSelector {
 
     /// Processes the completions that have arrived; returns the number of sends still in flight.
     pub fn process_completions(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
-        self.bound_methods.iter_mut().map(|(_, bound)| bound.settle(socket)).sum()
+        self.bound_methods.iter_mut().map(|(_, bound)| bound.process_completions(socket)).sum()
     }
 
     fn bound_method(

@@ -6,7 +6,7 @@ use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::fallback::Fallback;
 use crate::lending::{Lending, OsSocket};
-use crate::loan::{LendError, Limits, LoanId, Returned};
+use crate::loan::{LendError, LoanId, LoanLimits, Returned};
 use crate::method::{Counts, SendMethod};
 use crate::pacing::{Pacing, PacingMonitor};
 use crate::selector::MethodSelector;
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 /// The smallest send, in bytes, after which the socket is checked for pacing.
 const PACING_BYTES_MIN: u64 = 256 << 10;
-/// Poll interval of [`Sender::settle`]. It runs at the end of a transfer, so its latency matters
-/// little.
+/// Poll interval of [`Sender::wait_for_completions`]. It runs at the end of a transfer, so its
+/// latency matters little.
 const SETTLE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Sends through a connected socket.
@@ -52,7 +52,7 @@ const SETTLE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// A lent buffer cannot be accessed, because lending moves it:
 ///
 /// ```compile_fail,E0382
-/// # fn lend(mut sender: haul::Sender<std::net::TcpStream>, pool: haul::Pool) {
+/// # fn lend(mut sender: haul::Sender<std::net::TcpStream>, pool: haul::BufferPool) {
 /// let mut buffer = pool.take().unwrap();
 /// sender.lend(buffer).unwrap();
 /// buffer[0] = 1; // borrow of moved value
@@ -84,11 +84,11 @@ pub struct SendReport {
     /// Sent by [`Sender::lend`] and [`Sender::lend_segments`].
     pub loans: Counts,
     /// Loans that have not been reclaimed.
-    pub loans_out: usize,
+    pub outstanding_loans: usize,
     /// How often the kernel had no memory to track a loan (`ENOBUFS`). If no completion freed some,
     /// part of the loan was copied. To avoid it, raise `net.core.optmem_max` or `RLIMIT_MEMLOCK`
     /// (`ulimit -l`).
-    pub no_room: u64,
+    pub enobufs_count: u64,
     /// Every fallback: those of files, then those of loans.
     pub fallbacks: Vec<Fallback>,
 }
@@ -111,7 +111,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
                 "floor sends other bytes than the file's: it is for measuring",
             ));
         }
-        let Limits { loans_max, bytes_max } = settings.limits;
+        let LoanLimits { loans_max, bytes_max } = settings.limits;
         if loans_max == 0 || bytes_max == 0 {
             return Err(Error::Unsuited("limits of 0 allow no loan at all"));
         }
@@ -286,14 +286,9 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             return Err(LendError { error: Error::NotASocket, buffer });
         };
         let lending = self.lending.get_or_insert_with(|| {
-            let SendSettings { limits, zerocopy_bytes_min, lends_on_when_copied, .. } =
-                *self.settings;
+            let SendSettings { limits, zerocopy_bytes_min, lend_when_copied, .. } = *self.settings;
             let lending = Lending::new(limits, zerocopy_bytes_min, self.process);
-            Box::new(if lends_on_when_copied {
-                lending.keep_lending_when_copied()
-            } else {
-                lending
-            })
+            Box::new(if lend_when_copied { lending.keep_lending_when_copied() } else { lending })
         });
         if self.selector.as_ref().is_some_and(|selector| selector.owns_completions()) {
             let reason = "the socket's zero-copy completions belong to the path zerocopy";
@@ -347,7 +342,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// lent page. Returns the number of sends still in flight; 0 means that every buffer can be
     /// reclaimed.
     #[must_use = "loans may still be out"]
-    pub fn settle(&mut self, timeout: Duration) -> Result<usize, Error> {
+    pub fn wait_for_completions(&mut self, timeout: Duration) -> Result<usize, Error> {
         self.check_process()?;
         // A timeout that `Instant` cannot represent means no deadline.
         let deadline = Instant::now().checked_add(timeout);
@@ -389,8 +384,8 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             sent: self.sent,
             files: selector.map(MethodSelector::counts).unwrap_or_default(),
             loans: lending.map(Lending::counts).unwrap_or_default(),
-            loans_out: lending.map_or(0, Lending::outstanding),
-            no_room: lending.map_or(0, Lending::no_room),
+            outstanding_loans: lending.map_or(0, Lending::outstanding),
+            enobufs_count: lending.map_or(0, Lending::enobufs_count),
             fallbacks: file_fallbacks.iter().chain(loan_fallbacks).cloned().collect(),
         }
     }
@@ -407,7 +402,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     }
 
     /// The send method that would be chosen now for `bytes` bytes of a file or of memory.
-    pub fn path_for<'a>(&self, source: impl Into<Source<'a>>, bytes: u64) -> SendMethod {
+    pub fn method_for<'a>(&self, source: impl Into<Source<'a>>, bytes: u64) -> SendMethod {
         let (source, range) = (source.into(), 0..bytes);
         match &self.selector {
             Some(selector) => selector.choose(source, &range),
@@ -416,7 +411,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     }
 
     /// The send method that [`Sender::send_file`] used last.
-    pub fn latest_path(&self) -> Option<SendMethod> {
+    pub fn latest_method(&self) -> Option<SendMethod> {
         self.selector.as_ref()?.latest()
     }
 

@@ -1,12 +1,13 @@
 //! [`SendSettings`]: the settings of a sender.
 
-use crate::loan::Limits;
+use crate::loan::LoanLimits;
 use crate::method::{MethodOptions, SendMethod};
 use crate::plan::Plan;
 use std::sync::Arc;
 
 /// Settings of a [`crate::Sender`].
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct SendSettings {
     /// The choice of the send method for files.
     pub choice: MethodChoice,
@@ -14,12 +15,12 @@ pub struct SendSettings {
     /// to a method that was chosen by hand.
     pub options: MethodOptions,
     /// Limits on outstanding loans.
-    pub limits: Limits,
+    pub limits: LoanLimits,
     /// Loans of fewer bytes are copied: tracking pages costs more than copying few bytes.
     pub zerocopy_bytes_min: usize,
     /// Continues to lend if the kernel reports that it copies everything, which then costs more
     /// than a plain send. For measuring that cost.
-    pub lends_on_when_copied: bool,
+    pub lend_when_copied: bool,
 }
 
 impl Default for SendSettings {
@@ -28,10 +29,47 @@ impl Default for SendSettings {
         Self {
             choice: MethodChoice::Builtin,
             options: MethodOptions::default(),
-            limits: Limits::default(),
+            limits: LoanLimits::default(),
             zerocopy_bytes_min: 4096,
-            lends_on_when_copied: false,
+            lend_when_copied: false,
         }
+    }
+}
+
+impl SendSettings {
+    /// Sets the choice of the send method for files.
+    #[must_use]
+    pub fn with_choice(mut self, choice: MethodChoice) -> Self {
+        self.choice = choice;
+        self
+    }
+
+    /// Sets the options of the send method.
+    #[must_use]
+    pub fn with_options(mut self, options: MethodOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Sets the limits on outstanding loans.
+    #[must_use]
+    pub fn with_limits(mut self, limits: LoanLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Sets the size from which loans are sent without a copy, in bytes.
+    #[must_use]
+    pub fn with_zerocopy_bytes_min(mut self, zerocopy_bytes_min: usize) -> Self {
+        self.zerocopy_bytes_min = zerocopy_bytes_min;
+        self
+    }
+
+    /// Sets whether to lend on when the kernel copies.
+    #[must_use]
+    pub fn with_lend_when_copied(mut self, lend_when_copied: bool) -> Self {
+        self.lend_when_copied = lend_when_copied;
+        self
     }
 }
 

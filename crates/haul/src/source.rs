@@ -104,7 +104,7 @@ pub fn file_len(file: &File) -> Result<u64, SourceError> {
 /// without a copy. Code that obtains its descriptor in another way must not write to it either. It
 /// is not sealed, because io_uring registers only writable memory.
 ///
-/// For memory that is used repeatedly, see [`crate::Pool`] and [`crate::Sender::lend`].
+/// For memory that is used repeatedly, see [`crate::BufferPool`] and [`crate::Sender::lend`].
 #[derive(Debug)]
 pub struct Memory {
     file: File,

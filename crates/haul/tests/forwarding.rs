@@ -65,7 +65,8 @@ fn bulk_data_is_spliced_in_both_directions_at_once() {
     }
     let (forwarded, report) = forwarding.join().unwrap();
     forwarded.unwrap();
-    for (direction, bytes) in [(&report.there, to_server.len()), (&report.back, to_client.len())] {
+    for (direction, bytes) in [(&report.a_to_b, to_server.len()), (&report.b_to_a, to_client.len())]
+    {
         assert_eq!(direction.spliced.bytes + direction.copied.bytes, bytes as u64);
         assert!(direction.spliced.bytes > 0, "{direction:?}");
     }
@@ -102,8 +103,8 @@ fn small_messages_are_copied() {
     drop((client, server));
     let (forwarded, report) = forwarding.join().unwrap();
     forwarded.unwrap();
-    assert_eq!((report.there.spliced.calls, report.there.changes), (0, 0), "{report:?}");
-    assert_eq!((report.there.copied.bytes, report.back.copied.bytes), (1200, 1200));
+    assert_eq!((report.a_to_b.spliced.calls, report.a_to_b.changes), (0, 0), "{report:?}");
+    assert_eq!((report.a_to_b.copied.bytes, report.b_to_a.copied.bytes), (1200, 1200));
 }
 
 #[test]
@@ -125,7 +126,7 @@ fn a_direction_changes_its_method_with_the_message_size() {
     let (forwarded, report) = forwarding.join().unwrap();
     forwarded.unwrap();
     // The direction changes to splicing and back, twice.
-    assert!(report.there.changes >= 4, "{report:?}");
+    assert!(report.a_to_b.changes >= 4, "{report:?}");
 }
 
 /// A fixed method is used for all message sizes, also with pipes and buffers of unusual sizes.
@@ -133,12 +134,10 @@ fn a_direction_changes_its_method_with_the_message_size() {
 fn a_fixed_method_is_kept() {
     for (method, is_spliced) in [(ForwardMethod::Copy, false), (ForwardMethod::Splice, true)] {
         let ((client, from), (to, server)) = (pair(), pair());
-        let settings = ForwardSettings {
-            way: method,
-            pipe_bytes: 20_000,
-            buffer_bytes: 777,
-            ..Default::default()
-        };
+        let settings = ForwardSettings::default()
+            .with_method(method)
+            .with_pipe_bytes(20_000)
+            .with_buffer_bytes(777);
         let pool = ForwardPool::with(settings).unwrap();
         let forwarding = thread::spawn(move || {
             let mut forwarder = Forwarder::with_pool(from, to, pool).unwrap();
@@ -154,12 +153,12 @@ fn a_fixed_method_is_kept() {
         }
         let (result, report) = forwarding.join().unwrap();
         result.unwrap();
-        assert_eq!(report.there.changes + report.back.changes, 0);
-        let (spliced, copied) = (report.there.spliced.bytes, report.there.copied.bytes);
+        assert_eq!(report.a_to_b.changes + report.b_to_a.changes, 0);
+        let (spliced, copied) = (report.a_to_b.spliced.bytes, report.a_to_b.copied.bytes);
         // The last bytes before the end of the stream may be copied if the socket was empty before.
         assert!(if is_spliced { spliced > copied } else { spliced == 0 }, "{method:?}: {report:?}");
     }
-    let none = ForwardSettings { buffer_bytes: 0, ..Default::default() };
+    let none = ForwardSettings::default().with_buffer_bytes(0);
     assert!(matches!(ForwardPool::with(none), Err(Error::Unsuited(_))));
 }
 
@@ -246,14 +245,14 @@ fn unix_and_tcp_sockets_are_forwarded_step_by_step() {
     loop {
         match forwarder.step().unwrap() {
             Step::Done => break,
-            Step::Again => {}
+            Step::Yield => {}
             Step::Wait { .. } => thread::sleep(Duration::from_micros(100)),
         }
     }
     sending.join().unwrap().unwrap();
     assert!(received.join().unwrap() == bytes);
     assert_eq!(
-        forwarder.report().there.spliced.bytes + forwarder.report().there.copied.bytes,
+        forwarder.report().a_to_b.spliced.bytes + forwarder.report().a_to_b.copied.bytes,
         2 << 20
     );
 }

@@ -1,7 +1,8 @@
 //! Loans over real sockets: bytes arrive in order, and buffers are returned upon completion only.
 
 use haul::{
-    Buffer, Error, Limits, MethodChoice, Outcome, Pool, Returned, SendMethod, SendSettings, Sender,
+    Buffer, BufferPool, Error, LoanLimits, MethodChoice, Outcome, Returned, SendMethod,
+    SendSettings, Sender,
 };
 use std::io::{IoSlice, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -40,7 +41,7 @@ fn bytes_of(loan: usize, len: usize) -> Vec<u8> {
 
 /// Waits until no send is in flight and returns all reclaimed buffers.
 fn reclaim_all<S: AsFd + Send + 'static>(sender: &mut Sender<S>) -> Vec<Returned> {
-    assert_eq!(sender.settle(TIMEOUT).unwrap(), 0);
+    assert_eq!(sender.wait_for_completions(TIMEOUT).unwrap(), 0);
     sender.reclaim().unwrap().collect()
 }
 
@@ -78,7 +79,7 @@ fn loans_arrive_and_are_returned_over_ipv4_and_ipv6() {
         };
         assert!(returned.iter().all(is_copied));
         let report = sender.report();
-        assert_eq!((report.loans.bytes, report.loans_out), (expected.len() as u64, 0));
+        assert_eq!((report.loans.bytes, report.outstanding_loans), (expected.len() as u64, 0));
         assert!(report.fallbacks.iter().any(|f| f.reason.contains("copied")), "{report:?}");
         drop(sender);
         assert!(received.join().unwrap() == expected, "{address}");
@@ -114,10 +115,8 @@ fn bytes_of_all_calls_arrive_in_the_order_of_the_calls() {
 fn a_non_blocking_socket_accepts_a_loan_in_parts_and_limits_loans_in_flight() {
     let (from, to) = on_loopback();
     from.set_nonblocking(true).unwrap();
-    let settings = SendSettings {
-        limits: Limits { loans_max: 8, bytes_max: 64 << 20 },
-        ..SendSettings::default()
-    };
+    let settings = SendSettings::default()
+        .with_limits(LoanLimits::default().with_loans_max(8).with_bytes_max(64 << 20));
     let mut sender = Sender::with(Arc::new(from), settings).unwrap();
     let mut expected: Vec<u8> = Vec::new();
     let mut lent = 0;
@@ -149,11 +148,9 @@ fn a_non_blocking_socket_accepts_a_loan_in_parts_and_limits_loans_in_flight() {
 #[test]
 fn a_blocking_socket_waits_for_completions_at_the_limit() {
     let (from, to) = on_loopback();
-    let pool = Pool::new(64 << 10, 100).unwrap();
-    let settings = SendSettings {
-        limits: Limits { loans_max: 3, bytes_max: 1 << 20 },
-        ..SendSettings::default()
-    };
+    let pool = BufferPool::new(64 << 10, 100).unwrap();
+    let settings = SendSettings::default()
+        .with_limits(LoanLimits::default().with_loans_max(3).with_bytes_max(1 << 20));
     let mut sender = Sender::with(from, settings).unwrap();
     let received = receive_all(to);
     for loan in 0..100 {
@@ -161,20 +158,20 @@ fn a_blocking_socket_waits_for_completions_at_the_limit() {
         buffer.copy_from_slice(&bytes_of(loan, 64 << 10));
         sender.lend(buffer).unwrap();
         // The limit does not count returned buffers that the caller has not reclaimed.
-        assert!(pool.out() <= 3 + 100, "{}", pool.out());
+        assert!(pool.in_use() <= 3 + 100, "{}", pool.in_use());
         sender.reclaim().unwrap().for_each(drop);
-        assert!(pool.out() <= 3, "{} buffers are in use", pool.out());
+        assert!(pool.in_use() <= 3, "{} buffers are in use", pool.in_use());
     }
     drop(sender);
     let expected: Vec<u8> = (0..100).flat_map(|loan| bytes_of(loan, 64 << 10)).collect();
     assert!(received.join().unwrap() == expected);
-    wait_until("all buffers are back in the pool", || pool.out() == 0);
+    wait_until("all buffers are back in the pool", || pool.in_use() == 0);
 }
 
 #[test]
 fn loans_of_a_dropped_sender_are_kept_until_the_peer_has_read_them() {
     let (from, to) = on_loopback();
-    let pool = Pool::new(1 << 20, 64).unwrap();
+    let pool = BufferPool::new(1 << 20, 64).unwrap();
     from.set_nonblocking(true).unwrap();
     let mut sender = Sender::new(from).unwrap();
     let mut expected = 0;
@@ -186,18 +183,18 @@ fn loans_of_a_dropped_sender_are_kept_until_the_peer_has_read_them() {
     }
     sender.reclaim().unwrap().for_each(drop);
     expected += sender.report().loans.bytes as usize;
-    assert!(pool.out() > 0 && sender.report().loans_out == pool.out());
+    assert!(pool.in_use() > 0 && sender.report().outstanding_loans == pool.in_use());
     let socket = sender.socket().try_clone().unwrap();
     drop(sender);
     // The timeout closes the connection to a peer that never reads.
     assert_eq!(rustix::net::sockopt::tcp_user_timeout(&socket).unwrap(), 120_000);
     drop(socket);
     // The peer has read nothing: the kernel still needs the pages.
-    let in_flight = pool.out();
+    let in_flight = pool.in_use();
     thread::sleep(Duration::from_millis(50));
-    assert_eq!(pool.out(), in_flight);
+    assert_eq!(pool.in_use(), in_flight);
     let received = receive_all(to);
-    wait_until("all buffers are returned", || pool.out() == 0);
+    wait_until("all buffers are returned", || pool.in_use() == 0);
     // The socket is closed after the last completion, which ends the stream.
     let received = received.join().unwrap();
     assert_eq!(received.len(), expected);
@@ -207,7 +204,7 @@ fn loans_of_a_dropped_sender_are_kept_until_the_peer_has_read_them() {
 #[test]
 fn a_reset_returns_every_buffer_and_later_calls_fail() {
     let (from, to) = on_loopback();
-    let pool = Pool::new(1 << 20, 64).unwrap();
+    let pool = BufferPool::new(1 << 20, 64).unwrap();
     from.set_nonblocking(true).unwrap();
     let mut sender = Sender::new(from).unwrap();
     while let Ok(buffer) = pool.take() {
@@ -233,7 +230,7 @@ fn a_reset_returns_every_buffer_and_later_calls_fail() {
     for loan in reclaim_all(&mut sender) {
         assert!(loan.sent_bytes <= loan.buffer.len());
     }
-    assert_eq!((pool.out(), sender.report().loans_out), (0, 0));
+    assert_eq!((pool.in_use(), sender.report().outstanding_loans), (0, 0));
 }
 
 #[test]
@@ -285,10 +282,8 @@ fn a_unix_stream_copies_loans_and_reports_the_reason() {
 fn invalid_loans_are_returned_in_the_error_and_the_sender_still_works() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
-    let settings = SendSettings {
-        limits: Limits { loans_max: 4, bytes_max: 10_000 },
-        ..SendSettings::default()
-    };
+    let settings = SendSettings::default()
+        .with_limits(LoanLimits::default().with_loans_max(4).with_bytes_max(10_000));
     let mut sender = Sender::with(from, settings).unwrap();
     let empty = sender.lend(Vec::new()).unwrap_err();
     assert!(matches!(empty.error, Error::LoanEmpty), "{empty}");
@@ -337,13 +332,13 @@ fn non_sockets_and_sockets_with_so_zerocopy_are_detected() {
     assert_eq!(received.join().unwrap().len(), 100_000);
 }
 
-/// The loan limit gives `LoansOut`, not `WouldBlock`: waiting for `POLLOUT` would not help.
+/// The loan limit gives `LoanLimit`, not `WouldBlock`: waiting for `POLLOUT` would not help.
 #[test]
 fn the_loan_limit_and_a_full_send_buffer_give_different_errors() {
     let (from, to) = on_loopback();
     from.set_nonblocking(true).unwrap();
-    let limits = Limits { loans_max: 2, bytes_max: 1 << 20 };
-    let settings = SendSettings { limits, zerocopy_bytes_min: 0, ..SendSettings::default() };
+    let limits = LoanLimits::default().with_loans_max(2).with_bytes_max(1 << 20);
+    let settings = SendSettings::default().with_limits(limits).with_zerocopy_bytes_min(0);
     let mut sender = Sender::with(from, settings).unwrap();
     sender.lend(vec![1; 100]).unwrap();
     sender.lend(vec![2; 100]).unwrap();
@@ -359,17 +354,18 @@ fn the_loan_limit_and_a_full_send_buffer_give_different_errors() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error.error, Error::WouldBlock | Error::LoansOut), "{error}");
+    assert!(matches!(error.error, Error::WouldBlock | Error::LoanLimit), "{error}");
     let unsent = sender.unsent_bytes();
     assert!(
-        matches!(error.error, Error::LoansOut) || unsent > 0,
+        matches!(error.error, Error::LoanLimit) || unsent > 0,
         "{error} with {unsent} unsent bytes"
     );
-    // `settle` counts the unsent part of a loan, and sends it once the socket accepts it.
-    assert!(sender.settle(Duration::from_millis(20)).unwrap() > 0);
+    // `wait_for_completions` counts the unsent part of a loan, and sends it once the socket accepts
+    // it.
+    assert!(sender.wait_for_completions(Duration::from_millis(20)).unwrap() > 0);
     let mut sender = sender.into_inner().unwrap_err();
     let received = receive_all(to);
-    assert_eq!(sender.settle(TIMEOUT).unwrap(), 0);
+    assert_eq!(sender.wait_for_completions(TIMEOUT).unwrap(), 0);
     sender.reclaim().unwrap().for_each(drop);
     let bytes = sender.report().loans.bytes;
     // Without loans in flight the sender gives the socket back.
@@ -385,8 +381,7 @@ fn invalid_arguments_are_refused() {
         Err(Error::WrongSocket { found: "a listening one", .. })
     ));
     let (from, _to) = on_loopback();
-    let floor =
-        SendSettings { choice: MethodChoice::Method(SendMethod::Floor), ..SendSettings::default() };
+    let floor = SendSettings::default().with_choice(MethodChoice::Method(SendMethod::Floor));
     let error = Sender::with(from.try_clone().unwrap(), floor).unwrap_err();
     assert!(error.to_string().contains("other bytes"), "{error}");
     let mut sender = Sender::new(from).unwrap();
@@ -418,7 +413,7 @@ fn the_rest_of_a_loan_is_sent_before_anything_else() {
         let received = receive_all(to);
         let deadline = Instant::now() + TIMEOUT;
         while let Err(error) = send(&mut sender) {
-            assert!(matches!(error, Error::WouldBlock | Error::LoansOut), "{error}");
+            assert!(matches!(error, Error::WouldBlock | Error::LoanLimit), "{error}");
             assert!(Instant::now() < deadline);
             thread::sleep(Duration::from_micros(200));
             sender.reclaim().unwrap().for_each(drop);
@@ -432,20 +427,17 @@ fn the_rest_of_a_loan_is_sent_before_anything_else() {
 fn the_method_zerocopy_is_not_used_after_loans() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
-    let settings = SendSettings {
-        choice: MethodChoice::Method(SendMethod::Zerocopy),
-        ..SendSettings::default()
-    };
+    let settings = SendSettings::default().with_choice(MethodChoice::Method(SendMethod::Zerocopy));
     let mut sender = Sender::with(from, settings).unwrap();
     for _ in 0..3 {
         sender.lend(vec![1; 1 << 20]).unwrap();
     }
-    assert_eq!(sender.settle(TIMEOUT).unwrap(), 0);
+    assert_eq!(sender.wait_for_completions(TIMEOUT).unwrap(), 0);
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&vec![2; 100_000]).unwrap();
     sender.send_file_all(&file, 0..100_000).unwrap();
     // A timeout beyond the range of the clock means no timeout.
-    assert_eq!(sender.settle(Duration::MAX).unwrap(), 0);
+    assert_eq!(sender.wait_for_completions(Duration::MAX).unwrap(), 0);
     assert!(
         sender.report().files.iter().all(|(method, _)| *method != SendMethod::Zerocopy),
         "{sender:?}"
@@ -458,10 +450,7 @@ fn the_method_zerocopy_is_not_used_after_loans() {
 fn loans_are_copied_after_the_method_zerocopy_was_used() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
-    let settings = SendSettings {
-        choice: MethodChoice::Method(SendMethod::Zerocopy),
-        ..SendSettings::default()
-    };
+    let settings = SendSettings::default().with_choice(MethodChoice::Method(SendMethod::Zerocopy));
     let mut sender = Sender::with(from, settings).unwrap();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&vec![2; 100_000]).unwrap();
@@ -469,7 +458,7 @@ fn loans_are_copied_after_the_method_zerocopy_was_used() {
     sender.lend(vec![1; 100_000]).unwrap();
     assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, Outcome::Copied);
     assert!(sender.report().fallbacks[0].reason.contains("belong to the path"), "{sender:?}");
-    assert_eq!(sender.settle(TIMEOUT).unwrap(), 0);
+    assert_eq!(sender.wait_for_completions(TIMEOUT).unwrap(), 0);
     drop(sender);
     assert_eq!(received.join().unwrap().len(), 200_000);
 }
@@ -494,7 +483,7 @@ fn a_failed_datagram_does_not_affect_other_loans() {
     let (one, _other) = std::os::unix::net::UnixDatagram::pair().unwrap();
     let refused = Sender::new(one).unwrap().lend_segments(vec![1; 3000], 1000).unwrap_err();
     assert!(matches!(refused.error, Error::WrongSocket { .. }), "{refused}");
-    let none =
-        SendSettings { limits: Limits { loans_max: 0, bytes_max: 1 }, ..SendSettings::default() };
+    let none = SendSettings::default()
+        .with_limits(LoanLimits::default().with_loans_max(0).with_bytes_max(1));
     assert!(matches!(Sender::with(on_loopback().0, none), Err(Error::Unsuited(_))));
 }

@@ -1,6 +1,6 @@
 //! Loans over a link that loses packets, and with almost no kernel memory for completions.
 
-use haul::{Limits, Outcome, Pool, SendSettings, Sender};
+use haul::{BufferPool, LoanLimits, Outcome, SendSettings, Sender};
 use haul_lab::{Lab, LabError};
 use std::fs;
 use std::io::Read;
@@ -32,7 +32,7 @@ fn byte_at(position: usize) -> u8 {
 /// Each buffer is overwritten as soon as it is returned. If the kernel returned one too early, the
 /// peer would receive the overwritten bytes. Returns the numbers of copied and zero-copied loans.
 fn lend_and_overwrite(sender: &mut Sender<TcpStream>, total: usize) -> (usize, usize) {
-    let pool = Pool::new(300_000, 40).unwrap();
+    let pool = BufferPool::new(300_000, 40).unwrap();
     let mut random = fastrand::Rng::with_seed(5);
     let (mut position, mut copied, mut zero_copied) = (0, 0, 0);
     let mut reclaim = |sender: &mut Sender<TcpStream>| {
@@ -60,9 +60,9 @@ fn lend_and_overwrite(sender: &mut Sender<TcpStream>, total: usize) -> (usize, u
             assert!(Command::new("true").status().unwrap().success());
         }
     }
-    assert_eq!(sender.settle(Duration::from_secs(30)).unwrap(), 0);
+    assert_eq!(sender.wait_for_completions(Duration::from_secs(30)).unwrap(), 0);
     reclaim(sender);
-    assert_eq!(pool.out(), 0);
+    assert_eq!(pool.in_use(), 0);
     (copied, zero_copied)
 }
 
@@ -117,12 +117,11 @@ fn loans_are_copied_without_memory_for_completions() {
     // A socket takes the limit over when it is created.
     let (from, to) = lab.connect().unwrap();
     let receiver = receive_and_check(to);
-    let limits = Limits { loans_max: 39, ..Limits::default() };
-    let mut sender =
-        Sender::with(from, SendSettings { limits, ..SendSettings::default() }).unwrap();
+    let limits = LoanLimits::default().with_loans_max(39);
+    let mut sender = Sender::with(from, SendSettings::default().with_limits(limits)).unwrap();
     let (copied, _) = lend_and_overwrite(&mut sender, TOTAL);
     let report = sender.report();
-    assert!(copied > 0 && report.no_room > 0, "the limit had no effect: {report:?}");
+    assert!(copied > 0 && report.enobufs_count > 0, "the limit had no effect: {report:?}");
     drop(sender);
     assert_eq!(receiver.join().unwrap(), TOTAL);
 }

@@ -2,7 +2,7 @@
 //!
 //! This is a test binary of its own because resource limits apply to the whole process.
 
-use haul::{Error, Pool, SendReport, Sender};
+use haul::{BufferPool, Error, SendReport, Sender};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::io::Read;
@@ -23,7 +23,7 @@ fn contents(buffer: usize) -> u8 {
 
 /// Lends every buffer of a pool, reclaims them all and returns the sender's report.
 fn lend_all(to: TcpStream) -> SendReport {
-    let pool = Pool::new(BUFFER_BYTES, BUFFERS).unwrap();
+    let pool = BufferPool::new(BUFFER_BYTES, BUFFERS).unwrap();
     let mut sender = Sender::new(to).unwrap();
     let mut returned = 0;
     for number in 0..BUFFERS {
@@ -32,9 +32,9 @@ fn lend_all(to: TcpStream) -> SendReport {
         sender.lend(buffer).unwrap();
         returned += sender.reclaim().unwrap().count();
     }
-    assert_eq!(sender.settle(Duration::from_secs(20)).unwrap(), 0);
+    assert_eq!(sender.wait_for_completions(Duration::from_secs(20)).unwrap(), 0);
     returned += sender.reclaim().unwrap().count();
-    assert_eq!((returned, pool.out()), (BUFFERS, 0));
+    assert_eq!((returned, pool.in_use()), (BUFFERS, 0));
     sender.report()
 }
 
@@ -67,7 +67,7 @@ fn loans_are_copied_without_memory_to_pin() {
     set_capabilities(None, CapabilitySets { effective: reduced, ..initial }).unwrap();
     let report = lend_all(from);
     assert_eq!(report.loans.bytes, report.loans.copied_bytes);
-    assert!(report.no_room > 0, "the limit had no effect: {report:?}");
+    assert!(report.enobufs_count > 0, "the limit had no effect: {report:?}");
     receiver.join().unwrap();
     set_capabilities(None, initial).unwrap();
     setrlimit(Resource::Memlock, limit).unwrap();
@@ -77,7 +77,7 @@ fn loans_are_copied_without_memory_to_pin() {
 #[test]
 fn a_process_may_exit_with_loans_in_flight() {
     if let Ok(peer) = std::env::var(PEER_VARIABLE) {
-        let pool = Pool::new(BUFFER_BYTES, BUFFERS).unwrap();
+        let pool = BufferPool::new(BUFFER_BYTES, BUFFERS).unwrap();
         let socket = TcpStream::connect(peer).unwrap();
         let mut sender = Sender::new(socket).unwrap();
         for number in 0..BUFFERS {
@@ -106,7 +106,7 @@ fn a_forked_child_cannot_use_its_parents_loans() {
     let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let to = listener.accept().unwrap().0;
     from.set_nonblocking(true).unwrap();
-    let pool = Pool::new(BUFFER_BYTES, BUFFERS).unwrap();
+    let pool = BufferPool::new(BUFFER_BYTES, BUFFERS).unwrap();
     let mut sender = Sender::new(from).unwrap();
     let mut lent = 0;
     while let Ok(mut buffer) = pool.take() {
@@ -116,12 +116,13 @@ fn a_forked_child_cannot_use_its_parents_loans() {
         }
         lent += 1;
     }
-    assert!(sender.report().loans_out > 0);
+    assert!(sender.report().outstanding_loans > 0);
     let mut sender = Some(sender);
     let code = haul_sys::child::in_forked_child(|| {
         let mut sender = sender.take().unwrap();
         let refused = sender.lend(vec![0xEE; 10_000]).map_err(|refused| refused.error);
-        let (reclaimed, settled) = (sender.reclaim().map(|_| ()), sender.settle(Duration::ZERO));
+        let (reclaimed, settled) =
+            (sender.reclaim().map(|_| ()), sender.wait_for_completions(Duration::ZERO));
         drop(sender);
         // The child's loan must be refused as a whole: the parent's unsent bytes come first.
         let is_refused = matches!(refused, Err(Error::Forked));
@@ -144,12 +145,12 @@ fn a_forked_child_cannot_use_its_parents_loans() {
         }
     });
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while sender.settle(Duration::from_millis(10)).unwrap() > 0 {
+    while sender.wait_for_completions(Duration::from_millis(10)).unwrap() > 0 {
         assert!(std::time::Instant::now() < deadline);
     }
     receiver.join().unwrap();
     assert_eq!(sender.reclaim().unwrap().count(), lent);
-    assert_eq!(pool.out(), 0);
+    assert_eq!(pool.in_use(), 0);
 }
 
 /// The same without loans: the method `zerocopy` for files lets the kernel read the parent's pages.
@@ -158,17 +159,16 @@ fn a_forked_child_cannot_read_its_parents_completions() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let mut to = listener.accept().unwrap().0;
-    let settings = haul::SendSettings {
-        choice: haul::MethodChoice::Method(haul::SendMethod::Zerocopy),
-        ..Default::default()
-    };
+    let settings = haul::SendSettings::default()
+        .with_choice(haul::MethodChoice::Method(haul::SendMethod::Zerocopy));
     let mut sender = Sender::with(from, settings).unwrap();
     let memory = haul::Memory::new(vec![7; 65536].as_slice(), 65536).unwrap();
     sender.send_file_all(&memory, 0..65536).unwrap();
     let mut received = vec![0; 65536];
     to.read_exact(&mut received).unwrap();
     let code = haul_sys::child::in_forked_child(|| {
-        let (settled, reclaimed) = (sender.settle(Duration::ZERO), sender.reclaim().map(|_| ()));
+        let (settled, reclaimed) =
+            (sender.wait_for_completions(Duration::ZERO), sender.reclaim().map(|_| ()));
         let sent = sender.send_file(&memory, 0..1).map(|_| ());
         i32::from(!matches!(
             (settled, reclaimed, sent),
@@ -176,5 +176,5 @@ fn a_forked_child_cannot_read_its_parents_completions() {
         ))
     });
     assert_eq!(code.unwrap(), Some(0), "the child was allowed to settle, reclaim or send");
-    assert_eq!(sender.settle(Duration::from_secs(20)).unwrap(), 0);
+    assert_eq!(sender.wait_for_completions(Duration::from_secs(20)).unwrap(), 0);
 }

@@ -3,7 +3,7 @@
 //! This is a test binary of its own because it needs nearly all descriptors that a process may
 //! have. The peers run in a second process.
 
-use haul::{Limits, Pool, SendSettings, Sender};
+use haul::{BufferPool, LoanLimits, SendSettings, Sender};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -63,37 +63,37 @@ fn ten_thousand_connections_lend_up_to_their_limits() {
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
-    let pool = Pool::new(BUFFER_BYTES, LOANS_MAX * CONNECTIONS + 1).unwrap();
-    let limits = Limits { loans_max: LOANS_MAX, bytes_max: LOANS_MAX * BUFFER_BYTES };
+    let pool = BufferPool::new(BUFFER_BYTES, LOANS_MAX * CONNECTIONS + 1).unwrap();
+    let limits =
+        LoanLimits::default().with_loans_max(LOANS_MAX).with_bytes_max(LOANS_MAX * BUFFER_BYTES);
     // Accept all connections before any of them lends. Otherwise the backlog would overflow.
     let sockets: Vec<TcpStream> = (0..CONNECTIONS).map(|_| listener.accept().unwrap().0).collect();
     let mut senders = Vec::new();
     for (number, socket) in (0u32..).zip(sockets) {
         socket.set_nonblocking(true).unwrap();
-        let mut sender =
-            Sender::with(socket, SendSettings { limits, ..SendSettings::default() }).unwrap();
+        let mut sender = Sender::with(socket, SendSettings::default().with_limits(limits)).unwrap();
         sender.send_all(&number.to_le_bytes()).unwrap();
         for part in 0..LOANS_MAX {
             let mut buffer = pool.take().unwrap();
             buffer.fill(byte_of(number, part));
             sender.lend(buffer).unwrap();
         }
-        assert_eq!(sender.report().loans_out, LOANS_MAX);
+        assert_eq!(sender.report().outstanding_loans, LOANS_MAX);
         senders.push(sender);
     }
-    assert_eq!(pool.out(), LOANS_MAX * CONNECTIONS);
+    assert_eq!(pool.in_use(), LOANS_MAX * CONNECTIONS);
     // Half of the senders are dropped with loans in flight; the others wait for their completions.
     let dropped = senders.split_off(CONNECTIONS / 2);
     drop(dropped);
     peers.stdin.as_mut().unwrap().write_all(b"!").unwrap();
     for sender in &mut senders {
-        assert_eq!(sender.settle(Duration::from_secs(20)).unwrap(), 0);
+        assert_eq!(sender.wait_for_completions(Duration::from_secs(20)).unwrap(), 0);
         assert_eq!(sender.reclaim().unwrap().count(), LOANS_MAX);
     }
     assert!(peers.wait().unwrap().success());
     let deadline = Instant::now() + Duration::from_secs(20);
-    while pool.out() > 0 {
-        assert!(Instant::now() < deadline, "{} buffers were not returned", pool.out());
+    while pool.in_use() > 0 {
+        assert!(Instant::now() < deadline, "{} buffers were not returned", pool.in_use());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

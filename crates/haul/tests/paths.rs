@@ -73,7 +73,7 @@ fn every_method_sends_a_range_of_a_file_completely() {
             let (from, to) = connected();
             let received = receive_all(to);
             let source = file_with(&bytes);
-            let options = MethodOptions { chunk_bytes, ..MethodOptions::default() };
+            let options = MethodOptions::default().with_chunk_bytes(chunk_bytes);
             let mut sender = method.open(from.as_fd(), &options).unwrap();
             let mut range = 4097..bytes.len() as u64 - 3;
             while !range.is_empty() {
@@ -159,7 +159,7 @@ fn a_file_truncated_in_the_middle_ends_at_the_counted_bytes() {
         let received = receive_all(to);
         let file = file_with(&bytes);
         file.set_len(50_000).unwrap();
-        let options = MethodOptions { chunk_bytes: 1 << 20, ..MethodOptions::default() };
+        let options = MethodOptions::default().with_chunk_bytes(1 << 20);
         let mut sender = method.open(from.as_fd(), &options).unwrap();
         let mut range = 0..100_000;
         let error = loop {
@@ -236,7 +236,7 @@ fn the_proof_distinguishes_pages_from_copies() {
         let expected = match method.copying() {
             Copying::Pages => 0.0,
             // On loopback the kernel copies the data of zero-copy sends.
-            Copying::Always | Copying::KernelTells => 100.0,
+            Copying::Always | Copying::ReportedByKernel => 100.0,
         };
         assert!((proof.copied_percent() - expected).abs() < f64::EPSILON, "{method}: {proof:?}");
     }
@@ -250,14 +250,11 @@ fn a_sender_falls_back_from_a_method_that_copies_and_loses_no_byte() {
     let source = Memory::new(bytes.as_slice(), bytes.len()).unwrap();
     let mut sender = Sender::with(
         from,
-        SendSettings {
-            choice: MethodChoice::Method(SendMethod::Zerocopy),
-            ..SendSettings::default()
-        },
+        SendSettings::default().with_choice(MethodChoice::Method(SendMethod::Zerocopy)),
     )
     .unwrap();
     sender.send_file_all(&source, 0..source.len()).unwrap();
-    assert_eq!(sender.settle(Duration::from_secs(10)).unwrap(), 0);
+    assert_eq!(sender.wait_for_completions(Duration::from_secs(10)).unwrap(), 0);
     let report = sender.report();
     assert_eq!(report.fallbacks[0].from, "zerocopy", "{report:?}");
     assert!(report.fallbacks[0].reason.contains("copied"), "{report:?}");
@@ -273,14 +270,11 @@ fn a_sender_falls_back_from_a_method_that_does_not_support_the_source() {
     let source = Memory::new(&b"hello"[..], 5).unwrap();
     let mut sender = Sender::with(
         from,
-        SendSettings {
-            choice: MethodChoice::Method(SendMethod::UringChain),
-            ..SendSettings::default()
-        },
+        SendSettings::default().with_choice(MethodChoice::Method(SendMethod::UringChain)),
     )
     .unwrap();
     sender.send_file_all(&source, 0..5).unwrap();
-    assert_ne!(sender.path_for(&source, 5), SendMethod::UringChain);
+    assert_ne!(sender.method_for(&source, 5), SendMethod::UringChain);
     drop(sender);
     assert_eq!(received.join().unwrap(), b"hello");
 }
@@ -291,6 +285,6 @@ fn unsendable_sources_give_errors() {
     assert!(file_len(&directory).unwrap_err().to_string().contains("not a regular file"));
     assert!(file_len(&tempfile::tempfile().unwrap()).unwrap_err().to_string().contains("empty"));
     let (from, _to) = connected();
-    let options = MethodOptions { chunk_bytes: 0, ..MethodOptions::default() };
+    let options = MethodOptions::default().with_chunk_bytes(0);
     assert!(SendMethod::Sendfile.open(from.as_fd(), &options).is_err());
 }

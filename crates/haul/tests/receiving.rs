@@ -43,7 +43,7 @@ fn check(position: u64, bytes: &[u8]) {
 }
 
 fn receiver(socket: TcpStream, mapping: Mapping) -> Receiver<TcpStream> {
-    Receiver::with(socket, ReceiveSettings { mapping, ..ReceiveSettings::default() }).unwrap()
+    Receiver::with(socket, ReceiveSettings::default().with_mapping(mapping)).unwrap()
 }
 
 /// Receives the first `total` bytes of the test stream and checks each byte.
@@ -63,7 +63,7 @@ fn on_loopback() -> (TcpStream, TcpStream) {
 }
 
 fn in_lab(mtu: u32) -> Option<(Lab, TcpStream, TcpStream)> {
-    let lab = match Lab::veth(&Settings { mtu, cpus: None }) {
+    let lab = match Lab::veth(&Settings::default().with_mtu(mtu)) {
         Ok(lab) => lab,
         Err(error @ (LabError::NoNamespaces { .. } | LabError::OneCpu { .. })) => {
             eprintln!("SKIPPED: receiving is not tested in a lab: {error}");
@@ -212,7 +212,7 @@ fn nearly_all_bytes_are_mapped_if_segments_are_pages() {
     let total: u64 = 64 << 20;
     let memory = Memory::new(stream_bytes(0, total as usize).as_slice(), total as usize).unwrap();
     let sender = thread::spawn(move || {
-        let options = MethodOptions { chunk_bytes: 15 * 4096, ..MethodOptions::default() };
+        let options = MethodOptions::default().with_chunk_bytes(15 * 4096);
         let mut method = SendMethod::Zerocopy.open(from.as_fd(), &options).unwrap();
         let mut range = 0..total;
         while !range.is_empty() {

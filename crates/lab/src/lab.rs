@@ -15,6 +15,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// Options of a lab.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Settings {
     /// The link's MTU in bytes.
     pub mtu: u32,
@@ -26,6 +27,22 @@ impl Default for Settings {
     /// MTU 9000, as on data-centre links.
     fn default() -> Self {
         Self { mtu: 9000, cpus: None }
+    }
+}
+
+impl Settings {
+    /// Sets the link's MTU in bytes.
+    #[must_use]
+    pub fn with_mtu(mut self, mtu: u32) -> Self {
+        self.mtu = mtu;
+        self
+    }
+
+    /// Sets the CPUs of the hosts.
+    #[must_use]
+    pub fn with_cpus(mut self, cpus: Option<CpuPair>) -> Self {
+        self.cpus = cpus;
+        self
     }
 }
 

@@ -105,14 +105,17 @@ fn offloads_are_switched_on_the_device() {
 #[test]
 fn the_mtu_is_set_on_the_device_and_its_limits_are_checked() {
     for mtu in [1500, 4148] {
-        let Some(lab) = lab(&Settings { mtu, cpus: None }) else { return };
+        let Some(lab) = lab(&Settings::default().with_mtu(mtu)) else { return };
         let device_mtu =
             lab.sender.run(|| haul_sys::interface::mtu(lab.sender.device()).unwrap()).unwrap();
         assert_eq!((lab.mtu(), device_mtu), (mtu, mtu));
         drop(lab.connect().unwrap());
     }
     for mtu in [0, 575, 65_536] {
-        assert!(matches!(Lab::open(&Settings { mtu, cpus: None }), Err(LabError::Mtu(_))), "{mtu}");
+        assert!(
+            matches!(Lab::open(&Settings::default().with_mtu(mtu)), Err(LabError::Mtu(_))),
+            "{mtu}"
+        );
     }
 }
 

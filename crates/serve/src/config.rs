@@ -9,6 +9,7 @@ use std::time::Duration;
 
 /// The configuration of a file server. [`Config::new`] has the defaults.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Config {
     /// The directory whose files are served.
     pub root: PathBuf,
@@ -74,6 +75,7 @@ pub struct BasicAuth {
 
 /// The rules by which targets are mapped to files.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Content {
     /// Names of index files. The first that exists is sent for its directory.
     pub index: Vec<String>,
@@ -94,6 +96,7 @@ pub struct Content {
 
 /// Additional header fields of responses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct ExtraFields {
     /// Fields of every response: name and value.
     pub headers: Vec<(String, String)>,
@@ -127,6 +130,7 @@ pub enum LogFormat {
 
 /// Limits on connections, requests and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// The number of open connections, over all workers.
     pub connections_max: usize,

@@ -127,7 +127,7 @@ impl FileHandler {
         let limits = config.limits;
         let choice = config.choice.clone();
         let current_secrets = secrets.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let send_settings = Arc::new(SendSettings { choice, ..SendSettings::default() });
+        let send_settings = Arc::new(SendSettings::default().with_choice(choice));
         Self {
             fixed: Fixed { service, send_settings, ktls, limits },
             scratch: Scratch {
@@ -155,11 +155,10 @@ impl FileHandler {
 
     /// The event loop's settings, for one of `loops`.
     pub fn loop_settings(limits: &Limits, loops: usize) -> LoopSettings {
-        LoopSettings {
-            connections_max: limits.connections_max.div_ceil(loops),
-            drain_timeout: limits.drain_timeout,
-            rate_bytes_per_second: limits.rate_bytes_per_second,
-        }
+        LoopSettings::default()
+            .with_connections_max(limits.connections_max.div_ceil(loops))
+            .with_drain_timeout(limits.drain_timeout)
+            .with_rate_bytes_per_second(limits.rate_bytes_per_second)
     }
 
     /// Builds a response, with its head in [`Scratch::head`].

@@ -95,8 +95,8 @@ pub fn pools(has_passwords: bool) -> [PoolSettings; 2] {
     let (disk, passwords) = ("haul-disk", "haul-passwords");
     // Each connection has at most one job.
     [
-        PoolSettings { name: disk, threads: DISK_THREADS, jobs_max: usize::MAX },
-        PoolSettings { name: passwords, threads: has_passwords.into(), jobs_max: UNVERIFIED_MAX },
+        PoolSettings::new(disk, DISK_THREADS, usize::MAX),
+        PoolSettings::new(passwords, has_passwords.into(), UNVERIFIED_MAX),
     ]
 }
 

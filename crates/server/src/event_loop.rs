@@ -222,6 +222,7 @@ impl Context<'_> {
 
 /// The settings of one event loop.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct LoopSettings {
     /// The number of connections at a time. Beyond it, the longest idle one is closed.
     pub connections_max: usize,
@@ -236,6 +237,29 @@ impl Default for LoopSettings {
     fn default() -> Self {
         let drain_timeout = Duration::from_secs(30);
         Self { connections_max: 65_536, drain_timeout, rate_bytes_per_second: None }
+    }
+}
+
+impl LoopSettings {
+    /// Sets the number of connections at a time.
+    #[must_use]
+    pub fn with_connections_max(mut self, connections_max: usize) -> Self {
+        self.connections_max = connections_max;
+        self
+    }
+
+    /// Sets the time that open messages have once the service drains.
+    #[must_use]
+    pub fn with_drain_timeout(mut self, drain_timeout: Duration) -> Self {
+        self.drain_timeout = drain_timeout;
+        self
+    }
+
+    /// Sets the pacing rate of accepted connections.
+    #[must_use]
+    pub fn with_rate_bytes_per_second(mut self, rate_bytes_per_second: Option<u64>) -> Self {
+        self.rate_bytes_per_second = rate_bytes_per_second;
+        self
     }
 }
 

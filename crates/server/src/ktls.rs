@@ -2,8 +2,8 @@
 //! take the same send methods as without TLS.
 //!
 //! It needs the kernel module `tls`. A peer that renews its keys later (no browser does) is
-//! disconnected: kernels before 6.14 cannot follow. A client in the kernel cannot resume its session
-//! in a later connection, since the tickets for that come after the handshake.
+//! disconnected: kernels before 6.14 cannot follow. A client in the kernel cannot resume its
+//! session in a later connection, since the tickets for that come after the handshake.
 
 use crate::sent::Sent;
 use haul_sys::ktls::{self, ContentType, Direction, Keys, Version};

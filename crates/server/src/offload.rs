@@ -58,6 +58,7 @@ pub struct Inbox<R> {
 
 /// A pool of threads.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct PoolSettings {
     /// The threads' name, at most 15 bytes.
     pub name: &'static str,
@@ -65,6 +66,13 @@ pub struct PoolSettings {
     pub threads: usize,
     /// The number of jobs that may wait.
     pub jobs_max: usize,
+}
+
+impl PoolSettings {
+    /// A pool of so many threads and waiting jobs.
+    pub fn new(name: &'static str, threads: usize, jobs_max: usize) -> Self {
+        Self { name, threads, jobs_max }
+    }
 }
 
 /// The pools of threads. Dropping it discards waiting jobs and waits up to two seconds for running

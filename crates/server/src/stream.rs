@@ -239,7 +239,7 @@ impl Stream {
 
     /// The transport of the latest file.
     pub fn latest_file_transport(&self) -> Transport {
-        self.transport(self.sender.latest_path().map_or(Transport::Memory, Transport::Method))
+        self.transport(self.sender.latest_method().map_or(Transport::Memory, Transport::Method))
     }
 
     /// Whether the TLS handshake is under way.
@@ -254,7 +254,7 @@ impl Stream {
 
     /// The number of send methods that the kernel refused on this socket.
     pub fn fallbacks(&self) -> u64 {
-        if self.sender.latest_path().is_none() {
+        if self.sender.latest_method().is_none() {
             return 0;
         }
         self.sender.report().fallbacks.len() as u64

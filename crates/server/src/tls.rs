@@ -31,6 +31,7 @@ const READS_MAX: usize = 32;
 
 /// A server's TLS settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TlsSettings {
     /// The PEM file of the certificate chain, the server's own certificate first.
     pub certificate: PathBuf,

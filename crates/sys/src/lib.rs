@@ -9,7 +9,6 @@
 
 pub mod child;
 pub mod clock;
-pub mod datagram;
 pub mod error_queue;
 pub mod ethtool;
 pub mod interface;
@@ -21,6 +20,7 @@ pub mod receive_window;
 pub mod region;
 pub mod rusage;
 pub mod sched;
+pub mod sendmsg;
 pub mod shared_counters;
 pub mod sockmap;
 pub mod sockopt;

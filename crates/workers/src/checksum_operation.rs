@@ -1,6 +1,6 @@
 //! The measured operations, one for each row.
 
-use haul_checksum::{Kernel, Sum, Writes, bandwidth};
+use haul_checksum::{Kernel, PartialChecksum, Writes, bandwidth};
 use haul_sys::pages::Pages;
 use std::hint::black_box;
 use std::io;
@@ -143,7 +143,7 @@ impl Operation {
         let kernel = fastest_implementation();
         match self {
             Self::Read => repeat(times, || bandwidth::read(black_box(from))),
-            Self::Checksum => repeat(times, || Sum::of(black_box(from))),
+            Self::Checksum => repeat(times, || PartialChecksum::of(black_box(from))),
             Self::Copy => {
                 repeat(times, || kernel.copy(black_box(from), black_box(to), Writes::Cached));
             }
@@ -154,14 +154,14 @@ impl Operation {
             Self::Memcpy => repeat(times, || black_box(&mut *to).copy_from_slice(black_box(from))),
             Self::MemcpyThenSumTo => repeat(times, || {
                 black_box(&mut *to).copy_from_slice(black_box(from));
-                Sum::of(black_box(to))
+                PartialChecksum::of(black_box(to))
             }),
             Self::MemcpyThenSumFrom => repeat(times, || {
                 black_box(&mut *to).copy_from_slice(black_box(from));
-                Sum::of(black_box(from))
+                PartialChecksum::of(black_box(from))
             }),
             Self::SumFromThenMemcpy => repeat(times, || {
-                black_box(Sum::of(black_box(from)));
+                black_box(PartialChecksum::of(black_box(from)));
                 black_box(&mut *to).copy_from_slice(black_box(from));
             }),
             Self::ChecksumBy(kernel) => repeat(times, || kernel.sum(black_box(from))),

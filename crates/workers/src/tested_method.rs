@@ -76,7 +76,7 @@ impl TestedMethod {
             stream.try_clone().map_err(|error| Error::Failed { call: Call::Duplicate, error })?;
         Ok(Opened::Chosen(Box::new(Sender::with(
             socket,
-            SendSettings { choice, ..SendSettings::default() },
+            SendSettings::default().with_choice(choice),
         )?)))
     }
 }
@@ -136,10 +136,10 @@ impl Opened {
         }
     }
 
-    /// Processes completions like [`BoundMethod::settle`].
-    pub fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
+    /// Processes completions like [`BoundMethod::process_completions`].
+    pub fn process_completions(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         match self {
-            Self::Method(_, bound) => bound.settle(socket),
+            Self::Method(_, bound) => bound.process_completions(socket),
             Self::Chosen(_) => Ok(0),
         }
     }

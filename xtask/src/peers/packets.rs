@@ -3,7 +3,7 @@
 //! Not every packet needs an interrupt: packets that arrive while the CPU is still processing
 //! earlier ones share theirs.
 
-use haul_bench::Figure;
+use haul_bench::Estimate;
 use std::fmt;
 use std::fs;
 use std::ops::Sub;
@@ -69,7 +69,7 @@ impl Traffic {
     pub fn median(samples: &[Self]) -> Option<Self> {
         let median = |index: usize| {
             let figures: Vec<_> = samples.iter().map(|traffic| traffic.figures[index]).collect();
-            Some(Figure::of(&figures)?.median)
+            Some(Estimate::of(&figures)?.median)
         };
         Some(Self { figures: [median(0)?, median(1)?, median(2)?, median(3)?] })
     }

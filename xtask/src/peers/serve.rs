@@ -6,7 +6,7 @@ use crate::peers::clients;
 use crate::peers::crowd::SlowClients;
 use crate::peers::packets::{PacketCounters, Traffic};
 use crate::peers::servers::{RunningServer, ServerKind, Service, Setup, make_certificate};
-use haul_bench::Figure;
+use haul_bench::Estimate;
 use haul_lab::{Lab, LabError, Settings};
 use haul_soak::{Meter, Snapshot};
 use std::fs;
@@ -44,8 +44,8 @@ pub struct Trial {
 enum Load {
     /// One connection receives bodies at full speed. Figure: CPU time per MiB.
     Bulk,
-    /// All connections send requests repeatedly. Figure: requests per second of CPU time within the
-    /// window.
+    /// All connections send requests repeatedly. Figure: requests per second of CPU time within
+    /// the window.
     Requests { connections: usize, seconds: u32, window: Window },
     /// Idle connections. Figure: resident memory.
     Idle { connections: usize },
@@ -298,7 +298,7 @@ fn run_slow_trial(
             }
             rejected = rejected.max(slow.rejected());
         }
-        let line = Figure::of(&alone).zip(Figure::of(&beside)).zip(Figure::of(&ratios)).map(
+        let line = Estimate::of(&alone).zip(Estimate::of(&beside)).zip(Estimate::of(&ratios)).map(
             |((alone, beside), ratio)| {
                 format!(
                     "{:>8.0} {:>8.0}  {:.2} ({:.2}–{:.2})",
@@ -456,7 +456,7 @@ fn print(
     );
     let haul = servers.iter().position(|server| server.kind == ServerKind::Haul);
     for (index, server) in servers.iter().enumerate() {
-        let Some(figure) = Figure::of(&figures[index]) else {
+        let Some(figure) = Estimate::of(&figures[index]) else {
             println!("{:<24} did not do it", server.name);
             continue;
         };
@@ -465,7 +465,7 @@ fn print(
             figures[haul].iter().zip(&figures[index]).map(|(haul, other)| haul / other).collect()
         });
         let with_spread = |ratios: &[f64]| {
-            Figure::of(ratios)
+            Estimate::of(ratios)
                 .map(|ratio| format!("{:.2} ({:.2}–{:.2})", ratio.median, ratio.low, ratio.high))
         };
         let ratio = with_spread(&ratios).unwrap_or_default();

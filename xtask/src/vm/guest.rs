@@ -2,7 +2,7 @@
 
 use super::peer::{READ_LATER, READ_NOW, RELEASE, byte_at};
 use super::{FAILED, GUEST, HOST, MODULE_LIST_FILE, PASSED, TESTS, VmError, step};
-use haul::{Buffer, Outcome, Pool, SendReport, Sender};
+use haul::{Buffer, BufferPool, Outcome, SendReport, Sender};
 use rustix::mount::MountFlags;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -143,9 +143,11 @@ fn lend(port: u16, total: u64, buffer_bytes: usize) -> Result<(SendReport, Outco
         position += lend_next(&mut sender, &pool, position)?;
         reclaim_all(&mut sender, &mut outcomes)?;
     }
-    let in_flight = sender.settle(TIMEOUT).map_err(failed)?;
+    let in_flight = sender.wait_for_completions(TIMEOUT).map_err(failed)?;
     reclaim_all(&mut sender, &mut outcomes)?;
-    check(in_flight == 0 && pool.out() == 0, || format!("{} buffers not returned", pool.out()))?;
+    check(in_flight == 0 && pool.in_use() == 0, || {
+        format!("{} buffers not returned", pool.in_use())
+    })?;
     replies.shutdown(Shutdown::Write).map_err(step("ending the stream"))?;
     expect_reply(&mut replies, total)?;
     Ok((sender.report(), outcomes))
@@ -167,11 +169,13 @@ fn check_stalled_reader(port: u16) -> Result<(), VmError> {
     }
     thread::sleep(Duration::from_millis(500));
     reclaim_all(&mut sender, &mut outcomes)?;
-    let in_flight = sender.report().loans_out;
+    let in_flight = sender.report().outstanding_loans;
     check(in_flight > 0, || "the kernel returned every loan before the host read".into())?;
     connect(port, RELEASE)?;
     let deadline = Instant::now() + TIMEOUT;
-    while sender.flush().is_err() || sender.settle(Duration::from_millis(10)).map_err(failed)? > 0 {
+    while sender.flush().is_err()
+        || sender.wait_for_completions(Duration::from_millis(10)).map_err(failed)? > 0
+    {
         check(Instant::now() < deadline, || {
             format!("loans were not returned: {:?}", sender.report())
         })?;
@@ -185,7 +189,7 @@ fn check_stalled_reader(port: u16) -> Result<(), VmError> {
         "stalled reader: {in_flight} loans stayed in flight and were returned once the host read; \
          {position} bytes arrived unchanged"
     );
-    check(outcomes.copied == 0 && pool.out() == 0, || format!("{:?}", sender.report()))
+    check(outcomes.copied == 0 && pool.in_use() == 0, || format!("{:?}", sender.report()))
 }
 
 /// Checks that the loans of a dropped sender stay with the kernel until the host has read them.
@@ -201,13 +205,13 @@ fn check_dropped_sender(port: u16) -> Result<(), VmError> {
     // The part of the last loan that the socket has not accepted is never sent.
     let sent = sender.report().loans.bytes;
     sender.reclaim().map_err(failed)?.for_each(drop);
-    let in_flight = pool.out();
+    let in_flight = pool.in_use();
     drop(sender);
-    check(in_flight > 0 && pool.out() > 0, || "no loan was in flight at the drop".into())?;
+    check(in_flight > 0 && pool.in_use() > 0, || "no loan was in flight at the drop".into())?;
     connect(port, RELEASE)?;
     let deadline = Instant::now() + TIMEOUT;
-    while pool.out() > 0 {
-        check(Instant::now() < deadline, || format!("{} buffers not returned", pool.out()))?;
+    while pool.in_use() > 0 {
+        check(Instant::now() < deadline, || format!("{} buffers not returned", pool.in_use()))?;
         thread::sleep(Duration::from_millis(5));
     }
     connection.set_nonblocking(false).map_err(step("setting the mode"))?;
@@ -229,7 +233,7 @@ fn check_datagrams(port: u16) -> Result<(), VmError> {
     let mut buffer = pool.take().map_err(failed)?;
     buffer.set_len(40 * 1472);
     sender.lend_segments(buffer, 1472).map_err(failed)?;
-    let in_flight = sender.settle(TIMEOUT).map_err(failed)?;
+    let in_flight = sender.wait_for_completions(TIMEOUT).map_err(failed)?;
     let outcomes: Vec<Outcome> =
         sender.reclaim().map_err(failed)?.map(|returned| returned.outcome).collect();
     println!("40 datagrams in one loan: {outcomes:?}");
@@ -244,7 +248,7 @@ fn check_datagrams(port: u16) -> Result<(), VmError> {
     for _ in 0..5 {
         sender.lend_segments(vec![2; 40 * 1472], 1472).map_err(failed)?;
     }
-    let in_flight = sender.settle(TIMEOUT).map_err(failed)?;
+    let in_flight = sender.wait_for_completions(TIMEOUT).map_err(failed)?;
     let outcomes: Vec<Outcome> =
         sender.reclaim().map_err(failed)?.map(|returned| returned.outcome).collect();
     println!("datagrams before and after a failed one: {outcomes:?}");
@@ -272,14 +276,14 @@ fn new_sender(connection: TcpStream) -> Result<Sender<TcpStream>, VmError> {
     Sender::new(connection).map_err(failed)
 }
 
-fn new_pool(buffer_bytes: usize, buffers_max: usize) -> Result<Pool, VmError> {
-    Pool::new(buffer_bytes, buffers_max).map_err(failed)
+fn new_pool(buffer_bytes: usize, buffers_max: usize) -> Result<BufferPool, VmError> {
+    BufferPool::new(buffer_bytes, buffers_max).map_err(failed)
 }
 
 /// Lends a buffer with the bytes of the test stream from `position` on; returns their number.
 fn lend_next<S: std::os::fd::AsFd + Send + 'static>(
     sender: &mut Sender<S>,
-    pool: &Pool,
+    pool: &BufferPool,
     position: u64,
 ) -> Result<u64, VmError> {
     let mut buffer = pool.take().map_err(failed)?;

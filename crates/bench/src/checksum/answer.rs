@@ -2,7 +2,7 @@
 //! be read anyway.
 
 use super::{ChecksumReport, ChecksumRow};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use haul_units::Size;
 
 /// The answers that a report's rows support, for the smallest, the middle and the largest size.
@@ -19,13 +19,13 @@ pub(super) fn of(report: &ChecksumReport) -> Vec<String> {
     sentences
 }
 
-fn ns_per_kib(report: &ChecksumReport, path: &str, bytes: u64) -> Option<Figure> {
+fn ns_per_kib(report: &ChecksumReport, path: &str, bytes: u64) -> Option<Estimate> {
     report.rows.iter().find(|row: &&ChecksumRow| row.path == path && row.bytes == bytes)?.ns_per_kib
 }
 
 /// One size: checksum alone, copy alone, both in one pass, and both in two passes.
 fn size_sentence(report: &ChecksumReport, bytes: u64) -> Option<String> {
-    let ns = |path| ns_per_kib(report, path, bytes).map(|figure| figure.median);
+    let ns = |path| ns_per_kib(report, path, bytes).map(|estimate| estimate.median);
     let (sum, copy, fused) = (ns("checksum")?, ns("memcpy")?, ns("checksum-copy auto")?);
     let sequential = ns("checksum, memcpy")?;
     let gain = 100.0 * (1.0 - sum / fused);

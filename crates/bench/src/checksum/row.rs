@@ -1,7 +1,7 @@
 //! A row of the experiment `checksum`: its JSON fields and its table columns.
 
 use crate::rounds::Series;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::view::{Bar, Column, Tabled, ratio};
 use haul_units::Size;
 use haul_workers::checksum_operation::Operation;
@@ -19,16 +19,16 @@ pub struct ChecksumRow {
     /// Rounds measured.
     pub rounds: usize,
     /// Time per KiB of payload.
-    pub ns_per_kib: Option<Figure>,
+    pub ns_per_kib: Option<Estimate>,
     /// Payload per second, in 10⁹ bytes.
-    pub gigabytes_per_second: Option<Figure>,
+    pub gigabytes_per_second: Option<Estimate>,
     /// The speed divided by that of only reading every byte, in the same round.
-    pub read_bandwidth_share: Option<Figure>,
+    pub read_bandwidth_share: Option<Estimate>,
     /// The time divided by that of `memcpy` in the same round.
-    pub memcpy_ratio: Option<Figure>,
+    pub memcpy_ratio: Option<Estimate>,
     /// The speed divided by that of the crate internet-checksum in the same round, for rows that
     /// only compute this checksum.
-    pub crate_speedup: Option<Figure>,
+    pub crate_speedup: Option<Estimate>,
 }
 
 /// The row of a series; `all` holds the series of the same size.
@@ -38,11 +38,11 @@ pub(super) fn of(
     all: &[Series<Operation, f64>],
 ) -> ChecksumRow {
     let series_of = |operation: Operation| all.iter().find(|other| other.case == operation);
-    let inverse = |figure: Figure| Figure {
-        median: 1.0 / figure.median,
-        low: if figure.has_interval() { 1.0 / figure.high } else { figure.low },
-        high: if figure.has_interval() { 1.0 / figure.low } else { figure.high },
-        ..figure
+    let inverse = |estimate: Estimate| Estimate {
+        median: 1.0 / estimate.median,
+        low: if estimate.has_interval() { 1.0 / estimate.high } else { estimate.low },
+        high: if estimate.has_interval() { 1.0 / estimate.low } else { estimate.high },
+        ..estimate
     };
     let ratio_to =
         |operation: Operation| series.ratio_to(series_of(operation)?, |&seconds| seconds);
@@ -52,8 +52,8 @@ pub(super) fn of(
         number: series.case.number(),
         bytes: size.0,
         rounds: series.rounds.len(),
-        ns_per_kib: series.figure(|seconds| seconds * 1e9 * 1024.0 / size.0 as f64),
-        gigabytes_per_second: series.figure(|seconds| size.0 as f64 / seconds / 1e9),
+        ns_per_kib: series.estimate(|seconds| seconds * 1e9 * 1024.0 / size.0 as f64),
+        gigabytes_per_second: series.estimate(|seconds| size.0 as f64 / seconds / 1e9),
         read_bandwidth_share: ratio_to(Operation::Read).map(inverse),
         memcpy_ratio: ratio_to(Operation::Memcpy),
         crate_speedup: ratio_to(Operation::InternetChecksum).filter(|_| is_sum).map(inverse),
@@ -67,13 +67,13 @@ const COLUMNS: [Column<ChecksumRow>; 7] = [
     Column::narrow("× memcpy\n(interval)", |row| ratio(row.memcpy_ratio)),
     Column::wide("share of the\nread bandwidth", |row| ratio(row.read_bandwidth_share)),
     Column::wide("× the crate\ninternet-checksum", |row| {
-        row.crate_speedup.map_or(String::new(), |figure| ratio(Some(figure)))
+        row.crate_speedup.map_or(String::new(), |estimate| ratio(Some(estimate)))
     }),
     Column::wide("rounds", |row| row.rounds.to_string()),
 ];
 
-fn one_decimal(figure: Option<Figure>) -> String {
-    figure.map_or("?".into(), |figure| format!("{:.1}", figure.median))
+fn one_decimal(estimate: Option<Estimate>) -> String {
+    estimate.map_or("?".into(), |estimate| format!("{:.1}", estimate.median))
 }
 
 impl ChecksumRow {

@@ -91,12 +91,12 @@ fn chart(page: &mut String, group: &Group) {
         if let Some(reason) = &line.refused {
             let _ = writeln!(page, "<span class=\"refused\">{}</span>", escape(reason));
         }
-        for Bar { class, figure, remark } in &line.bars {
+        for Bar { class, estimate, remark } in &line.bars {
             let percent = |value: f64| (100.0 * value / group.full).clamp(0.0, 100.0);
             let remark =
                 if remark.is_empty() { String::new() } else { format!(" · {}", escape(remark)) };
-            let interval = if figure.has_interval() {
-                let (low, high) = (percent(figure.low), percent(figure.high));
+            let interval = if estimate.has_interval() {
+                let (low, high) = (percent(estimate.low), percent(estimate.high));
                 format!(
                     "<div class=\"interval\" style=\"left:{low:.2}%;width:{:.2}%\"></div>",
                     high - low
@@ -110,8 +110,8 @@ fn chart(page: &mut String, group: &Group) {
                 "<div class=\"track\"><div class=\"bar {class}\" style=\"width:{:.2}%\"></div>\
                  {interval}\
                  <span class=\"value\">{:.digits$}{remark}</span></div>",
-                percent(figure.median),
-                figure.median
+                percent(estimate.median),
+                estimate.median
             );
         }
         page.push_str("</div>\n");

@@ -2,7 +2,7 @@
 //! and latency of messages.
 
 use super::{ForwardReport, ForwardRow};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::verdict::uncertainty;
 
 /// The answers that a report's rows support, one sentence each.
@@ -32,8 +32,8 @@ pub(super) fn of(report: &ForwardReport) -> Vec<String> {
 
 fn row_with_least<'a>(
     rows: &[&'a ForwardRow],
-    of: impl Fn(&ForwardRow) -> Option<Figure>,
-) -> Option<(&'a ForwardRow, Figure)> {
+    of: impl Fn(&ForwardRow) -> Option<Estimate>,
+) -> Option<(&'a ForwardRow, Estimate)> {
     rows.iter()
         .filter_map(|row| Some((*row, of(row)?)))
         .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median))
@@ -43,8 +43,8 @@ fn row_with_least<'a>(
 fn other_figures(
     rows: &[&ForwardRow],
     best: &ForwardRow,
-    of: impl Fn(&ForwardRow) -> Option<Figure>,
-) -> Vec<(String, Figure)> {
+    of: impl Fn(&ForwardRow) -> Option<Estimate>,
+) -> Vec<(String, Estimate)> {
     let others = rows.iter().filter(|row| row.title() != best.title());
     others.filter_map(|row| Some((row.title(), of(row)?))).collect()
 }
@@ -74,7 +74,7 @@ fn message_sentence(traffic: &str, rows: &[&ForwardRow]) -> Option<String> {
     let latency_of = |path: &str| {
         let of_path: Vec<&ForwardRow> =
             rows.iter().copied().filter(|row| row.path == path).collect();
-        row_with_least(&of_path, |row| row.latency_p50_us).map(|(_, figure)| figure.median)
+        row_with_least(&of_path, |row| row.latency_p50_us).map(|(_, estimate)| estimate.median)
     };
     let latencies = match (latency_of("copy"), latency_of("splice")) {
         (Some(copy), Some(splice)) => {

@@ -67,8 +67,7 @@ enum ProofForwarder {
 
 impl ProofForwarder {
     fn of(method: TestedForwardMethod) -> Option<Self> {
-        let library =
-            |way| Some(Self::Library(ForwardSettings { way, ..ForwardSettings::default() }));
+        let library = |method| Some(Self::Library(ForwardSettings::default().with_method(method)));
         match method {
             TestedForwardMethod::Copy => library(ForwardMethod::Copy),
             TestedForwardMethod::Splice => library(ForwardMethod::Splice),

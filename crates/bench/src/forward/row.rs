@@ -3,7 +3,7 @@
 use super::method::TestedForwardMethod;
 use super::{ForwardCase, ForwardRound, Traffic};
 use crate::rounds::Series;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::view::{Bar, Column, Tabled, number, ratio, share, speed};
 use haul_units::Size;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ pub struct ForwardRow {
     /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. They show the regime
     /// ([`crate::regime`]).
     #[serde(default)]
-    pub interrupts_per_mib: Option<Figure>,
+    pub interrupts_per_mib: Option<Estimate>,
     /// Throughput with an unthrottled reader; `null` if the row itself was measured that way.
     #[serde(default)]
     pub full_speed_bits_per_second: Option<f64>,
@@ -39,26 +39,26 @@ pub struct ForwardRow {
     /// `program` (the forwarder's own report).
     pub copied_known_by: Option<String>,
     /// Payload that reached the receiving program.
-    pub throughput_bits_per_second: Option<Figure>,
+    pub throughput_bits_per_second: Option<Estimate>,
     /// Load of the forwarder's CPU.
-    pub forwarder_load_percent: Option<Figure>,
+    pub forwarder_load_percent: Option<Estimate>,
     /// CPU time of the forwarder's host per forwarded MiB, interrupts included.
-    pub forwarder_us_per_mib: Option<Figure>,
+    pub forwarder_us_per_mib: Option<Estimate>,
     /// CPU time of the host that sends and receives, per MiB.
-    pub peers_us_per_mib: Option<Figure>,
+    pub peers_us_per_mib: Option<Estimate>,
     /// CPU time of the forwarder's host per round trip of a message.
-    pub forwarder_us_per_message: Option<Figure>,
+    pub forwarder_us_per_message: Option<Estimate>,
     /// Round trips of messages per second.
-    pub messages_per_second: Option<Figure>,
+    pub messages_per_second: Option<Estimate>,
     /// Median of the messages' round-trip times.
-    pub latency_p50_us: Option<Figure>,
+    pub latency_p50_us: Option<Estimate>,
     /// 99th percentile of the messages' round-trip times.
-    pub latency_p99_us: Option<Figure>,
+    pub latency_p99_us: Option<Estimate>,
     /// System calls of the forwarder per MiB; `null` if the kernel forwards.
     pub syscalls_per_mib: Option<f64>,
     /// The forwarder's cost (per MiB, or per message) divided by that of the first `copy` row in
     /// the same round.
-    pub forwarder_us_ratio: Option<Figure>,
+    pub forwarder_us_ratio: Option<Estimate>,
 }
 
 /// The row of a series; `all` holds the series that it is compared with.
@@ -96,12 +96,16 @@ pub(super) fn of(
         refused: series.failure_reason(),
         copied_percent,
         copied_known_by,
-        throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
-        forwarder_load_percent: series.figure(|round| round.costs.sender.load_percent),
-        forwarder_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
-        peers_us_per_mib: series.figure(|round| round.costs.receiver_us_per_mib),
-        forwarder_us_per_message: series.figure(ForwardRound::us_per_message).filter(|_| !is_bulk),
-        messages_per_second: series.figure(|round| round.messages_per_second).filter(|_| !is_bulk),
+        throughput_bits_per_second: series.estimate(|round| round.costs.bytes_per_second * 8.0),
+        forwarder_load_percent: series.estimate(|round| round.costs.sender.load_percent),
+        forwarder_us_per_mib: series.estimate(|round| round.costs.sender_us_per_mib),
+        peers_us_per_mib: series.estimate(|round| round.costs.receiver_us_per_mib),
+        forwarder_us_per_message: series
+            .estimate(ForwardRound::us_per_message)
+            .filter(|_| !is_bulk),
+        messages_per_second: series
+            .estimate(|round| round.messages_per_second)
+            .filter(|_| !is_bulk),
         latency_p50_us: series.figure_of_some(|round| Some(round.latency?.p50_us)),
         latency_p99_us: series.figure_of_some(|round| Some(round.latency?.p99_us)),
         syscalls_per_mib: series
@@ -109,7 +113,7 @@ pub(super) fn of(
                 let ForwardRound { forwarded, .. } = round;
                 (forwarded.bytes > 0).then(|| forwarded.calls as f64 / forwarded.mib())
             })
-            .map(|figure| figure.median),
+            .map(|estimate| estimate.median),
         forwarder_us_ratio: plain
             .and_then(|plain| series.ratio_to_method(plain, ForwardRound::cost)),
     }
@@ -145,7 +149,7 @@ impl ForwardRow {
     }
 
     /// The cost that rows of one kind of traffic are compared by.
-    pub fn cost(&self) -> Option<Figure> {
+    pub fn cost(&self) -> Option<Estimate> {
         self.forwarder_us_per_message.or(self.forwarder_us_per_mib)
     }
 }

@@ -2,7 +2,7 @@
 //! effect on message latency.
 
 use super::{InterruptsReport, InterruptsRow};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::verdict::uncertainty;
 
 /// The answers that a report's rows support, one sentence each.
@@ -32,7 +32,7 @@ fn cheapest_sentence(report: &InterruptsReport, traffic: &str) -> Option<String>
         "datagrams" => "ReceiveTask datagrams",
         _ => "ReceiveTask a stream",
     };
-    let median = |figure: Option<Figure>| figure.map_or(0.0, |figure| figure.median);
+    let median = |estimate: Option<Estimate>| estimate.map_or(0.0, |estimate| estimate.median);
     let grouping = |row: &InterruptsRow| match traffic {
         "transmit" => format!("{:.0} a call", median(row.packets_per_call)),
         "stream" => format!("{:.1} to a poll", median(row.packets_per_poll)),
@@ -54,7 +54,7 @@ fn cheapest_sentence(report: &InterruptsReport, traffic: &str) -> Option<String>
 }
 
 fn latency_sentence(report: &InterruptsReport) -> Option<String> {
-    let mut latencies: Vec<(String, Figure)> = rows_of(report, "messages")
+    let mut latencies: Vec<(String, Estimate)> = rows_of(report, "messages")
         .filter_map(|row| Some((row.path.clone(), row.latency_p50_us?)))
         .collect();
     latencies.sort_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));

@@ -5,7 +5,7 @@ use super::{
     RECEIVE_SETTINGS, SendCall, Traffic,
 };
 use crate::rounds::Series;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio};
 use serde::{Deserialize, Serialize};
 
@@ -29,33 +29,33 @@ pub struct InterruptsRow {
     pub refused: Option<String>,
     /// Packets received per second: datagrams, segments of the stream, or messages in one
     /// direction.
-    pub packets_per_second: Option<Figure>,
+    pub packets_per_second: Option<Estimate>,
     /// Interrupts on the receiving host's CPU per second, without timer interrupts.
-    pub interrupts_per_second: Option<Figure>,
+    pub interrupts_per_second: Option<Estimate>,
     /// Packets received per interrupt.
-    pub packets_per_interrupt: Option<Figure>,
+    pub packets_per_interrupt: Option<Estimate>,
     /// Packets received per `NET_RX` softirq.
-    pub packets_per_poll: Option<Figure>,
+    pub packets_per_poll: Option<Estimate>,
     /// Load of the receiving host's CPU.
-    pub receiver_load_percent: Option<Figure>,
+    pub receiver_load_percent: Option<Estimate>,
     /// CPU time of the receiving host per 1000 packets.
-    pub receiver_us_per_1000_packets: Option<Figure>,
+    pub receiver_us_per_1000_packets: Option<Estimate>,
     /// CPU time of the sending host per 1000 packets; `null` for `datagrams`, whose sender
     /// busy-waits for the time of each one.
-    pub sender_us_per_1000_packets: Option<Figure>,
+    pub sender_us_per_1000_packets: Option<Estimate>,
     /// Packets per system call of the sender.
-    pub packets_per_call: Option<Figure>,
+    pub packets_per_call: Option<Estimate>,
     /// The share of the datagrams that reached the receiving program.
-    pub delivered_percent: Option<Figure>,
+    pub delivered_percent: Option<Estimate>,
     /// The share of the lent bytes that the kernel copied; `null` if nothing was lent.
     pub copied_percent: Option<f64>,
     /// Median of the messages' round-trip times.
-    pub latency_p50_us: Option<Figure>,
+    pub latency_p50_us: Option<Estimate>,
     /// 99th percentile of the messages' round-trip times.
-    pub latency_p99_us: Option<Figure>,
+    pub latency_p99_us: Option<Estimate>,
     /// The cost of 1000 packets (the sender's in `transmit`, else the receiver's) divided by that
     /// of the first row of the same traffic.
-    pub ratio: Option<Figure>,
+    pub ratio: Option<Estimate>,
 }
 
 /// The name of a send call in reports.
@@ -99,7 +99,7 @@ pub(super) fn of(
     let copied_bytes: u64 = series.rounds.iter().map(|(_, round)| round.sent.copied_bytes).sum();
     // Rates multiplied by the counted time, divided by counts: both belong to the same window.
     let per = |packets: fn(&InterruptsRound) -> f64, of: fn(&InterruptsRound) -> u64| {
-        series.figure(move |round| {
+        series.estimate(move |round| {
             packets(round) * round.counted_seconds / (of(round) as f64).max(1.0)
         })
     };
@@ -110,24 +110,24 @@ pub(super) fn of(
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
         refused: series.failure_reason(),
-        packets_per_second: series.figure(|round| round.received_per_second),
+        packets_per_second: series.estimate(|round| round.received_per_second),
         interrupts_per_second: series
-            .figure(|round| round.counters.interrupts as f64 / round.counted_seconds),
+            .estimate(|round| round.counters.interrupts as f64 / round.counted_seconds),
         packets_per_interrupt: per(
             |round| round.received_per_second,
             |round| round.counters.interrupts,
         ),
         packets_per_poll: per(|round| round.received_per_second, |round| round.counters.polls),
-        receiver_load_percent: series.figure(|round| round.costs.receiver.load_percent),
-        receiver_us_per_1000_packets: series.figure(InterruptsRound::receiver_us_per_1000),
+        receiver_load_percent: series.estimate(|round| round.costs.receiver.load_percent),
+        receiver_us_per_1000_packets: series.estimate(InterruptsRound::receiver_us_per_1000),
         // The sender of `datagrams` busy-waits for the time of each one, so its load shows nothing.
         sender_us_per_1000_packets: series
-            .figure(InterruptsRound::sender_us_per_1000)
+            .estimate(InterruptsRound::sender_us_per_1000)
             .filter(|_| traffic != Traffic::Datagrams),
         packets_per_call: per(|round| round.sent_per_second, |round| round.sent.calls)
             .filter(|_| is_datagrams),
         delivered_percent: series
-            .figure(|round| 100.0 * (round.received_per_second / round.sent_per_second).min(1.0))
+            .estimate(|round| 100.0 * (round.received_per_second / round.sent_per_second).min(1.0))
             .filter(|_| is_datagrams),
         copied_percent: (completed_bytes > 0)
             .then(|| 100.0 * copied_bytes as f64 / completed_bytes as f64),

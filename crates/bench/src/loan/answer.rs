@@ -2,7 +2,7 @@
 //! `sendfile`.
 
 use super::{Destination, LoanReport, LoanRow};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use haul_units::Size;
 
 /// The answers that a report's rows support, one sentence each.
@@ -30,7 +30,7 @@ fn rows<'a>(
 /// and the receiving host's cost.
 fn break_even_sentence(report: &LoanReport, destination: Destination) -> Option<String> {
     let lent: Vec<&LoanRow> = rows(report, destination, "lend").collect();
-    let sizes = |is_wanted: &dyn Fn(Figure) -> bool| {
+    let sizes = |is_wanted: &dyn Fn(Estimate) -> bool| {
         let wanted = lent.iter().filter(|row| row.send_ratio.is_some_and(is_wanted));
         let sizes: Vec<String> = wanted.map(|row| Size(row.piece_bytes).to_string()).collect();
         if sizes.is_empty() { "no size".into() } else { sizes.join(", ") }

@@ -2,7 +2,7 @@
 
 use super::{LoanCase, LoanMethod, LoanRound};
 use crate::rounds::Series;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio, share, speed};
 use haul_units::Size;
 use haul_workers::worker::memory_sender::SendCall;
@@ -26,7 +26,7 @@ pub struct LoanRow {
     /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. They show the regime
     /// ([`crate::regime`]).
     #[serde(default)]
-    pub interrupts_per_mib: Option<Figure>,
+    pub interrupts_per_mib: Option<Estimate>,
     /// Throughput with an unthrottled reader; `null` if the row itself was measured that way.
     #[serde(default)]
     pub full_speed_bits_per_second: Option<f64>,
@@ -38,19 +38,19 @@ pub struct LoanRow {
     pub copied_percent: Option<f64>,
     /// The share of the datagrams that reached the receiving program; `null` for a stream, and if
     /// no program receives.
-    pub delivered_percent: Option<Figure>,
+    pub delivered_percent: Option<Estimate>,
     /// Payload that was sent.
-    pub throughput_bits_per_second: Option<Figure>,
+    pub throughput_bits_per_second: Option<Estimate>,
     /// CPU time of the sending host per sent MiB, interrupts included.
-    pub sender_us_per_mib: Option<Figure>,
+    pub sender_us_per_mib: Option<Estimate>,
     /// CPU time of the receiving host per sent MiB; `null` if there is no receiver.
-    pub receiver_us_per_mib: Option<Figure>,
+    pub receiver_us_per_mib: Option<Estimate>,
     /// System calls of the sender per MiB, including those that read completions.
     pub syscalls_per_mib: Option<f64>,
     /// `sender_us_per_mib` divided by that of `send` in the same round.
-    pub send_ratio: Option<Figure>,
+    pub send_ratio: Option<Estimate>,
     /// `sender_us_per_mib` divided by that of `sendfile` in the same round.
-    pub sendfile_ratio: Option<Figure>,
+    pub sendfile_ratio: Option<Estimate>,
 }
 
 /// The row of a series; `all` holds the series that it is compared with.
@@ -99,16 +99,16 @@ pub(super) fn of(
         copied_percent: copied_percent.filter(|_| !series.rounds.is_empty()),
         // A stream loses nothing: a difference is data that is still in its buffers.
         delivered_percent: series
-            .figure(|round| 100.0 * round.delivered_share.min(1.0))
+            .estimate(|round| 100.0 * round.delivered_share.min(1.0))
             .filter(|_| destination == super::Destination::Udp),
-        throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
-        sender_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
+        throughput_bits_per_second: series.estimate(|round| round.costs.bytes_per_second * 8.0),
+        sender_us_per_mib: series.estimate(|round| round.costs.sender_us_per_mib),
         receiver_us_per_mib: series
-            .figure(|round| round.costs.receiver_us_per_mib)
+            .estimate(|round| round.costs.receiver_us_per_mib)
             .filter(|_| has_receiver),
         syscalls_per_mib: series
-            .figure(|round| round.sent.calls as f64 / round.sent.mib())
-            .map(|figure| figure.median),
+            .estimate(|round| round.sent.calls as f64 / round.sent.mib())
+            .map(|estimate| estimate.median),
         send_ratio: ratio_to("send"),
         sendfile_ratio: ratio_to("sendfile"),
     }
@@ -121,7 +121,7 @@ const COLUMNS: [Column<LoanRow>; 11] = [
     Column::narrow("copied\n%", |row| share(row.copied_percent)),
     Column::narrow("Gbit/s", |row| number(row.throughput_bits_per_second, 1e9, 1)),
     Column::wide("× sendfile\n(interval)", |row| {
-        row.sendfile_ratio.map_or(String::new(), |figure| ratio(Some(figure)))
+        row.sendfile_ratio.map_or(String::new(), |estimate| ratio(Some(estimate)))
     }),
     Column::wide("receiver\nµs/MiB", |row| number(row.receiver_us_per_mib, 1.0, 0)),
     Column::wide("arrived\n%", |row| number(row.delivered_percent, 1.0, 0)),

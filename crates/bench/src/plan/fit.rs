@@ -3,7 +3,7 @@
 
 use crate::send::prediction::network;
 use crate::send::{SendReport, SendRow};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use haul::SendMethod;
 use haul::plan::{Condition, Cost, Plan, Point, SCHEMA, SourceKind, Spread, call_bytes};
 use haul_units::MIB;
@@ -11,7 +11,7 @@ use haul_workers::workload::Workload;
 use std::collections::BTreeMap;
 
 /// The end of an interval that a line is fitted to.
-type IntervalEnd = fn(Figure) -> f64;
+type IntervalEnd = fn(Estimate) -> f64;
 
 /// The cost model that a report's rows support; `None` if no row is free of disturbances.
 ///
@@ -21,21 +21,21 @@ type IntervalEnd = fn(Figure) -> f64;
 pub fn of(report: &SendReport) -> Option<Plan> {
     /// Send method, whether the source is memory, whether offloads are on.
     type Key = (SendMethod, bool, bool);
-    let mut rows: BTreeMap<Key, Vec<(&SendRow, Figure)>> = BTreeMap::new();
+    let mut rows: BTreeMap<Key, Vec<(&SendRow, Estimate)>> = BTreeMap::new();
     for row in report.rows.iter().filter(|row| !row.cork && is_clean(row)) {
         let Some(method) = method_of(row) else { continue };
-        let Some(figure) = row.sender_us_per_mib.filter(Figure::has_interval) else { continue };
+        let Some(estimate) = row.sender_us_per_mib.filter(Estimate::has_interval) else { continue };
         let key = (method, row.workload.starts_with("memory:"), row.offloads == "on");
-        rows.entry(key).or_default().push((row, figure));
+        rows.entry(key).or_default().push((row, estimate));
     }
     let costs: Vec<Cost> = rows
         .into_iter()
         .map(|((method, is_memory, offloads), rows)| {
             let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
-            let line: Vec<(f64, Figure)> =
-                rows.iter().map(|(row, figure)| (calls_per_mib(row), *figure)).collect();
+            let line: Vec<(f64, Estimate)> =
+                rows.iter().map(|(row, estimate)| (calls_per_mib(row), *estimate)).collect();
             let mut points: Vec<Point> =
-                rows.iter().filter_map(|(row, figure)| point(row, *figure)).collect();
+                rows.iter().filter_map(|(row, estimate)| point(row, *estimate)).collect();
             points.sort_by_key(|point| point.bytes);
             points.dedup_by_key(|point| point.bytes);
             // A single point determines no other size; the line at least estimates it.
@@ -67,7 +67,7 @@ pub(super) fn is_clean(row: &SendRow) -> bool {
 }
 
 /// The cost of one file, or one piece of memory, of a row whose pieces all have one size.
-fn point(row: &SendRow, figure: Figure) -> Option<Point> {
+fn point(row: &SendRow, estimate: Estimate) -> Option<Point> {
     let bytes = match row.workload.parse().ok()? {
         Workload::Equal { size, .. } | Workload::Memory(size) => size.0,
         Workload::Files { .. } | Workload::File(_) => return None,
@@ -75,7 +75,11 @@ fn point(row: &SendRow, figure: Figure) -> Option<Point> {
     // Only rows with the method's own call size, since programs use that size.
     let method_chunk = (call_bytes(row.path.parse().ok()?) as u64).min(bytes);
     let mib = bytes as f64 / MIB;
-    let us = Spread { median: figure.median * mib, low: figure.low * mib, high: figure.high * mib };
+    let us = Spread {
+        median: estimate.median * mib,
+        low: estimate.low * mib,
+        high: estimate.high * mib,
+    };
     (row.chunk_bytes == method_chunk).then_some(Point { bytes, us })
 }
 
@@ -95,11 +99,11 @@ fn method_of(row: &SendRow) -> Option<SendMethod> {
     row.path.parse().ok().filter(|&method| method != SendMethod::Floor)
 }
 
-fn cost(method: SendMethod, condition: Condition, points: &[(f64, Figure)]) -> Cost {
+fn cost(method: SendMethod, condition: Condition, points: &[(f64, Estimate)]) -> Cost {
     let ends: [IntervalEnd; 3] =
-        [|figure| figure.median, |figure| figure.low, |figure| figure.high];
+        [|estimate| estimate.median, |estimate| estimate.low, |estimate| estimate.high];
     let [middle, low, high] = ends.map(|end| {
-        line(&points.iter().map(|(calls, figure)| (*calls, end(*figure))).collect::<Vec<_>>())
+        line(&points.iter().map(|(calls, estimate)| (*calls, end(*estimate))).collect::<Vec<_>>())
     });
     // A line through the ends of the intervals may cross the line through the medians.
     let spread = |median: f64, low: f64, high: f64| Spread {

@@ -2,7 +2,7 @@
 
 use super::count::TickCounts;
 use super::groups::OTHER;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::view::{Bar, Column, Tabled};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
@@ -176,7 +176,7 @@ impl Tabled for ProfileRow {
     }
 
     fn bars(&self) -> Vec<Bar> {
-        let exactly = Figure::exactly(self.bound_percent);
+        let exactly = Estimate::exactly(self.bound_percent);
         let is_shown = self.kind == Kind::Group;
         Bar::of("sender", Some(exactly).filter(|_| is_shown), String::new()).into_iter().collect()
     }

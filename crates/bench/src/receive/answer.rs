@@ -2,7 +2,7 @@
 //! can be mapped, and whether mapping pays.
 
 use super::{ReceiveReport, ReceiveRow};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::verdict::uncertainty;
 
 /// The smallest share of mapped bytes for which mapping counts as possible. Below it, mapping is a
@@ -30,8 +30,9 @@ fn measured(report: &ReceiveReport) -> impl Iterator<Item = &ReceiveRow> {
 fn cheapest_sentence(report: &ReceiveReport) -> Option<String> {
     let condition = measured(report).next()?.condition();
     let rows = || measured(report).filter(|row| row.condition() == condition);
-    let cost =
-        |row: &ReceiveRow| row.receiver_us_per_mib.map_or(f64::INFINITY, |figure| figure.median);
+    let cost = |row: &ReceiveRow| {
+        row.receiver_us_per_mib.map_or(f64::INFINITY, |estimate| estimate.median)
+    };
     let best = rows()
         .filter(|row| !matches!(row.path.as_str(), "discard" | "auto"))
         .min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
@@ -86,7 +87,7 @@ fn mappable_sentence(report: &ReceiveReport) -> Option<String> {
 
 /// Whether mapping costs less than reading, where it is possible.
 fn mapping_sentence(report: &ReceiveReport) -> Option<String> {
-    let mut ratios: Vec<(Figure, String)> = measured(report)
+    let mut ratios: Vec<(Estimate, String)> = measured(report)
         .filter(|row| row.path == "mapped" && row.mapped_percent > Some(MAPPED_PERCENT_MIN))
         .filter_map(|row| {
             let ratio = row.receiver_us_ratio?;

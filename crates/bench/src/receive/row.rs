@@ -3,7 +3,7 @@
 use super::method::ReceiveMethod;
 use super::{PageOrder, ReceiveCase, ReceiveCondition, ReceiveRound, SentBy};
 use crate::rounds::Series;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::view::{Bar, Column, Tabled, interval, number, ratio, share, speed};
 use haul_units::Size;
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,7 @@ pub struct ReceiveRow {
     /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. They show the regime
     /// ([`crate::regime`]).
     #[serde(default)]
-    pub interrupts_per_mib: Option<Figure>,
+    pub interrupts_per_mib: Option<Estimate>,
     /// Throughput with an unthrottled reader; `null` if the row itself was measured that way.
     #[serde(default)]
     pub full_speed_bits_per_second: Option<f64>,
@@ -47,27 +47,27 @@ pub struct ReceiveRow {
     /// The share of the bytes that was copied on the receiving host.
     pub copied_percent: Option<f64>,
     /// Payload that was received: read, mapped, written to the file, or discarded.
-    pub throughput_bits_per_second: Option<Figure>,
+    pub throughput_bits_per_second: Option<Estimate>,
     /// Load of the receiving host's CPU.
-    pub receiver_load_percent: Option<Figure>,
+    pub receiver_load_percent: Option<Estimate>,
     /// CPU time of the receiving host per MiB of payload, interrupts included.
-    pub receiver_us_per_mib: Option<Figure>,
+    pub receiver_us_per_mib: Option<Estimate>,
     /// CPU time of the sending host per MiB of payload.
-    pub sender_us_per_mib: Option<Figure>,
+    pub sender_us_per_mib: Option<Estimate>,
     /// Interference on the receiving host: how much slower the meter's spinner ran in the CPU time
     /// left to it.
-    pub receiver_interference_percent: Option<Figure>,
+    pub receiver_interference_percent: Option<Estimate>,
     /// CPU time in user mode that `getrusage` charged to the receiving process per MiB.
-    pub user_us_per_mib: Option<Figure>,
+    pub user_us_per_mib: Option<Estimate>,
     /// CPU time in the kernel that `getrusage` charged to the receiving process per MiB.
-    pub system_us_per_mib: Option<Figure>,
+    pub system_us_per_mib: Option<Estimate>,
     /// Context switches of the receiving process per MiB, voluntary and involuntary.
-    pub context_switches_per_mib: Option<Figure>,
+    pub context_switches_per_mib: Option<Estimate>,
     /// System calls of the receiving process per MiB.
     pub syscalls_per_mib: Option<f64>,
     /// `receiver_us_per_mib` divided by that of `read` in the same round: the median of the rounds'
     /// ratios.
-    pub receiver_us_ratio: Option<Figure>,
+    pub receiver_us_ratio: Option<Estimate>,
 }
 
 /// The row of a series; `all` holds the series that it is compared with.
@@ -94,7 +94,7 @@ pub(super) fn of(
             && !other.rounds.is_empty()
     });
     let per_mib =
-        |of: fn(&ReceiveRound) -> f64| series.figure(|round| of(round) / round.received.mib());
+        |of: fn(&ReceiveRound) -> f64| series.estimate(|round| of(round) / round.received.mib());
     ReceiveRow {
         path: method.name().into(),
         mtu: condition.mtu,
@@ -111,16 +111,17 @@ pub(super) fn of(
         seconds: sum(&|round| round.received.seconds),
         mapped_percent,
         copied_percent,
-        throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
-        receiver_load_percent: series.figure(|round| round.costs.receiver.load_percent),
-        receiver_us_per_mib: series.figure(|round| round.costs.receiver_us_per_mib),
-        sender_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
+        throughput_bits_per_second: series.estimate(|round| round.costs.bytes_per_second * 8.0),
+        receiver_load_percent: series.estimate(|round| round.costs.receiver.load_percent),
+        receiver_us_per_mib: series.estimate(|round| round.costs.receiver_us_per_mib),
+        sender_us_per_mib: series.estimate(|round| round.costs.sender_us_per_mib),
         receiver_interference_percent: series
             .figure_of_some(|round| round.costs.receiver.interference_percent),
         user_us_per_mib: per_mib(|round| round.received.user_seconds * 1e6),
         system_us_per_mib: per_mib(|round| round.received.system_seconds * 1e6),
         context_switches_per_mib: per_mib(|round| round.received.context_switches as f64),
-        syscalls_per_mib: per_mib(|round| round.received.calls as f64).map(|figure| figure.median),
+        syscalls_per_mib: per_mib(|round| round.received.calls as f64)
+            .map(|estimate| estimate.median),
         receiver_us_ratio: plain.and_then(|plain| {
             series.ratio_to_method(plain, |round| round.costs.receiver_us_per_mib)
         }),

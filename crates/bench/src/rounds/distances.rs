@@ -7,7 +7,7 @@
 //! if it has enough of them.
 
 use super::Series;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::warning::{Kind, Warning};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -84,8 +84,8 @@ impl Distances {
             left_out += before - row.rounds.len();
         }
         self.kept = Some((threshold, is_far));
-        let kept = Figure::of(&self.kept().collect::<Vec<_>>());
-        let kept_ns = kept.map_or(0.0, |figure| figure.median);
+        let kept = Estimate::of(&self.kept().collect::<Vec<_>>());
+        let kept_ns = kept.map_or(0.0, |estimate| estimate.median);
         let rest = if rows_kept_whole > 0 {
             format!("; {rows_kept_whole} rows had too few of those and keep all")
         } else {

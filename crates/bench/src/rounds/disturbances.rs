@@ -54,7 +54,7 @@ impl Disturbances {
                 left_out += disturbed;
             } else if disturbed > 0 {
                 row.disturbed_percent =
-                    crate::stats::Figure::of(&percents).map(|figure| figure.median);
+                    crate::stats::Estimate::of(&percents).map(|estimate| estimate.median);
                 marked.push(name(&row.case));
             }
         }
@@ -117,7 +117,7 @@ mod tests {
         assert!(warnings.len() == 1 && warnings[0].detail.contains("sendfile"), "{warnings:?}");
         assert_eq!(rows[0].rounds.len(), 10);
         assert_eq!(rows[0].disturbed_percent, Some(31.0));
-        assert!(!rows[0].figure(|value| *value).unwrap().has_interval());
+        assert!(!rows[0].estimate(|value| *value).unwrap().has_interval());
         assert!(!rows[0].ratio_to(&rows[0], |value| *value + 1.0).unwrap().has_interval());
     }
 

@@ -37,7 +37,7 @@ impl Run<'_> {
         }
     }
 
-    /// Adds the warnings about all rows. `cost` is the figure that the rows are compared by, and
+    /// Adds the warnings about all rows. `cost` is the estimate that the rows are compared by, and
     /// `name` the name of a row.
     pub(crate) fn warn<C, R>(
         &mut self,
@@ -130,8 +130,9 @@ pub(crate) fn unsteady_warning<C, R>(
     name: impl Fn(&C) -> String,
     cost: impl Fn(&R) -> f64,
 ) -> Option<Warning> {
-    let is_unsteady =
-        |row: &&Series<C, R>| row.figure(&cost).is_some_and(|figure| figure.spread() > SPREAD_MAX);
+    let is_unsteady = |row: &&Series<C, R>| {
+        row.estimate(&cost).is_some_and(|estimate| estimate.spread() > SPREAD_MAX)
+    };
     let names: Vec<String> = rows.iter().filter(is_unsteady).map(|row| name(&row.case)).collect();
     (!names.is_empty()).then(|| {
         let detail =

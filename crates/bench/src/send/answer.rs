@@ -2,7 +2,7 @@
 //! the methods that copied unexpectedly, and the most expensive setting.
 
 use super::{SendReport, SendRow};
-use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
+use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
 use haul_units::Size;
 use std::collections::BTreeSet;
 
@@ -49,7 +49,7 @@ fn default_rows<'a>(report: &'a SendReport, workload: &str) -> Option<Vec<&'a Se
     Some(measured(report).filter(|row| row.condition() == condition).collect())
 }
 
-fn cost(row: &SendRow) -> Option<Figure> {
+fn cost(row: &SendRow) -> Option<Estimate> {
     row.sender_us_per_mib
 }
 
@@ -70,9 +70,9 @@ fn cheapest_row<'a>(rows: &[&'a SendRow]) -> Option<&'a SendRow> {
 /// rounds there is no verdict.
 fn verdict_sentence(rows: &[&SendRow]) -> Option<String> {
     let best = cheapest_row(rows)?;
-    let figure = cost(best)?;
+    let estimate = cost(best)?;
     let subject = format!("{} in chunks of {}", best.workload, Size(best.chunk_bytes));
-    if !figure.is_conclusive() {
+    if !estimate.is_conclusive() {
         return Some(format!(
             "No verdict on the cheapest path for {subject}: {} has {} usable rounds, and a verdict \
              takes {VERDICT_ROUNDS_MIN}.",
@@ -82,8 +82,8 @@ fn verdict_sentence(rows: &[&SendRow]) -> Option<String> {
     let head = format!(
         "Cheapest path for {subject}: {}, {:.0} µs of the sending host's CPU per MiB ({})",
         best.path,
-        figure.median,
-        figure.interval(0)
+        estimate.median,
+        estimate.interval(0)
     );
     let plain = rows
         .iter()
@@ -125,8 +125,8 @@ fn verdict_sentence(rows: &[&SendRow]) -> Option<String> {
 
 fn floor_sentence(rows: &[&SendRow]) -> Option<String> {
     let (best, floor) = (cheapest_row(rows)?, rows.iter().find(|row| row.path == "floor")?);
-    let (figure, ratio) = (cost(floor)?, floor.cheapest_us_ratio?);
-    if !figure.is_conclusive() {
+    let (estimate, ratio) = (cost(floor)?, floor.cheapest_us_ratio?);
+    if !estimate.is_conclusive() {
         return None;
     }
     let comparison = if ratio.is_below(1.0) {
@@ -137,8 +137,8 @@ fn floor_sentence(rows: &[&SendRow]) -> Option<String> {
     Some(format!(
         "The network stack alone, sending the same few pages repeatedly, costs {:.0} µs per MiB \
          ({}): {} {comparison}.",
-        figure.median,
-        figure.interval(0),
+        estimate.median,
+        estimate.interval(0),
         best.path
     ))
 }
@@ -162,9 +162,9 @@ fn unexpected_copies_sentence(rows: &[&SendRow]) -> Option<String> {
         let costs: Vec<f64> = rows
             .iter()
             .filter(|row| wanted(row))
-            .filter_map(|row| row.receiver_us_per_mib.map(|figure| figure.median))
+            .filter_map(|row| row.receiver_us_per_mib.map(|estimate| estimate.median))
             .collect();
-        Figure::of(&costs).map(|figure| figure.median)
+        Estimate::of(&costs).map(|estimate| estimate.median)
     };
     let with = receiver(&|row| row.path.ends_with("zerocopy"));
     let without = receiver(&|row| row.path.ends_with("+send") || row.path.ends_with("+write"));

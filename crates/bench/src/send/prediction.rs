@@ -5,7 +5,7 @@ use super::{Kind, SendReport, SendRow, Warning};
 use crate::congestion::paces;
 use crate::regime::Reading;
 use crate::rounds::MOVED_FACTOR_MIN;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use haul::Plan;
 use haul::plan::{Condition, Network, SourceKind, Spread, Test};
 use haul_units::MIB;
@@ -15,9 +15,9 @@ use haul_workers::workload::Workload;
 /// The cost model's prediction for a row's workload, with the measured cost. `None` if the model
 /// has no cost for it, or if nothing was measured.
 pub(crate) fn test(plan: &Plan, row: &SendRow) -> Option<Test> {
-    let measured = row.sender_us_per_mib.filter(|figure| figure.median > 0.0)?;
+    let measured = row.sender_us_per_mib.filter(|estimate| estimate.median > 0.0)?;
     let predicted_us_per_mib = predict(plan, &row.workload.parse().ok()?, row.offloads == "on")?;
-    let Figure { median, low, high, .. } = measured;
+    let Estimate { median, low, high, .. } = measured;
     let measured_us_per_mib = Spread { median, low, high };
     Some(Test { workload: row.workload.clone(), predicted_us_per_mib, measured_us_per_mib })
 }
@@ -40,7 +40,7 @@ pub(crate) fn network(report: &SendReport) -> Option<Network> {
         congestion: lab.congestion.clone(),
         mtu: lab.mtu,
         rate_bits_per_second: lab.rate_bits_per_second,
-        cache_line_round_trip_ns: lab.cache_line_round_trip_ns.map(|figure| figure.median),
+        cache_line_round_trip_ns: lab.cache_line_round_trip_ns.map(|estimate| estimate.median),
         reading: lab
             .reading
             .map(|reading| if reading == Reading::Held { "held" } else { "free" }.into()),

@@ -1,7 +1,7 @@
 //! A row of the experiment `send`: its JSON fields and its table columns.
 
 use crate::regime::HELD_NOTE;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::view::{Bar, Column, Tabled, copied_after_all, interval, number, ratio, share, speed};
 use haul_units::Size;
 use haul_workers::tested_method::AUTO;
@@ -36,48 +36,48 @@ pub struct SendRow {
     /// not been copied.
     pub copied_known_by: Option<String>,
     /// Payload that reached the receiving program.
-    pub throughput_bits_per_second: Option<Figure>,
+    pub throughput_bits_per_second: Option<Estimate>,
     /// Load of the sending host's CPU.
-    pub sender_load_percent: Option<Figure>,
+    pub sender_load_percent: Option<Estimate>,
     /// Load of the receiving host's CPU; `null` if both hosts share one CPU.
-    pub receiver_load_percent: Option<Figure>,
+    pub receiver_load_percent: Option<Estimate>,
     /// CPU time of the sending host per MiB of payload, interrupts included.
-    pub sender_us_per_mib: Option<Figure>,
+    pub sender_us_per_mib: Option<Estimate>,
     /// CPU time of the receiving host per MiB of payload; `null` if both hosts share one CPU.
-    pub receiver_us_per_mib: Option<Figure>,
+    pub receiver_us_per_mib: Option<Estimate>,
     /// Interference on the sending host: how much slower the meter's spinner ran in the CPU time
     /// left to it, because others used the caches and the memory. `null` if too little time was
     /// left to measure it.
-    pub sender_interference_percent: Option<Figure>,
+    pub sender_interference_percent: Option<Estimate>,
     /// Interference on the receiving host.
-    pub receiver_interference_percent: Option<Figure>,
+    pub receiver_interference_percent: Option<Estimate>,
     /// CPU time per MiB that `getrusage` charged to the sending thread, which is what common tools
     /// report.
-    pub rusage_us_per_mib: Option<Figure>,
+    pub rusage_us_per_mib: Option<Estimate>,
     /// System calls of the sending thread per MiB.
     pub syscalls_per_mib: Option<f64>,
     /// `sender_us_per_mib` divided by that of `read+write` in the same round, or of `read+send` if
     /// there is no such row: the median of the rounds' ratios.
-    pub sender_us_ratio: Option<Figure>,
+    pub sender_us_ratio: Option<Estimate>,
     /// `sender_us_per_mib` divided by that of the cheapest method under the same conditions, in the
     /// same round. The intervals of one condition cover jointly with 95 %, because the cheapest row
     /// was selected among them. `null` for the cheapest itself.
     #[serde(default)]
-    pub cheapest_us_ratio: Option<Figure>,
+    pub cheapest_us_ratio: Option<Estimate>,
     /// Interrupts on the sending host's CPU per MiB, without timer interrupts: mostly for arriving
     /// acknowledgements. With the receiver's interrupts they determine most of the cost of a MiB.
     #[serde(default)]
-    pub sender_interrupts_per_mib: Option<Figure>,
+    pub sender_interrupts_per_mib: Option<Estimate>,
     /// Interrupts on the receiving host's CPU per MiB, without timer interrupts.
     #[serde(default)]
-    pub receiver_interrupts_per_mib: Option<Figure>,
+    pub receiver_interrupts_per_mib: Option<Estimate>,
     /// Local timer interrupts on the sending CPU per MiB, beyond the tick: a paced socket has one
     /// for each group of packets.
     #[serde(default)]
-    pub sender_timer_interrupts_per_mib: Option<Figure>,
+    pub sender_timer_interrupts_per_mib: Option<Estimate>,
     /// Packets that the sender received per MiB, which are the acknowledgements.
     #[serde(default)]
-    pub acknowledgements_per_mib: Option<Figure>,
+    pub acknowledgements_per_mib: Option<Estimate>,
     /// Throughput with an unthrottled reader; `null` if the row itself was measured that way.
     #[serde(default)]
     pub full_speed_bits_per_second: Option<f64>,

@@ -2,7 +2,7 @@
 
 use super::{SendExperiment, SendRound, SendRow, SendSeries, copies};
 use crate::matrix::SendCase;
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use haul::SendMethod;
 use haul_lab::Offloads;
 use haul_workers::tested_method::TestedMethod;
@@ -18,7 +18,7 @@ pub(super) fn row(
     let SendCase { method, condition } = case;
     let copies = copies::copied_share(series);
     let has_receiver = experiment.topology.has_two_hosts();
-    let figure = |of: &dyn Fn(&SendRound) -> f64| series.figure(of);
+    let estimate = |of: &dyn Fn(&SendRound) -> f64| series.estimate(of);
     let interrupts = |of: fn((f64, f64)) -> f64| {
         series.figure_of_some(|round| round.costs.interrupts_per_mib().map(of))
     };
@@ -36,27 +36,27 @@ pub(super) fn row(
         refused: series.failure_reason(),
         copied_percent: copies.map(|copies| copies.percent),
         copied_known_by: copies.map(|copies| copies.known_by.into()),
-        throughput_bits_per_second: figure(&|round| round.costs.bytes_per_second * 8.0),
-        sender_load_percent: figure(&|round| round.costs.sender.load_percent),
-        receiver_load_percent: figure(&|round| round.costs.receiver.load_percent)
+        throughput_bits_per_second: estimate(&|round| round.costs.bytes_per_second * 8.0),
+        sender_load_percent: estimate(&|round| round.costs.sender.load_percent),
+        receiver_load_percent: estimate(&|round| round.costs.receiver.load_percent)
             .filter(|_| has_receiver),
-        sender_us_per_mib: figure(&|round| round.costs.sender_us_per_mib),
-        receiver_us_per_mib: figure(&|round| round.costs.receiver_us_per_mib)
+        sender_us_per_mib: estimate(&|round| round.costs.sender_us_per_mib),
+        receiver_us_per_mib: estimate(&|round| round.costs.receiver_us_per_mib)
             .filter(|_| has_receiver),
         sender_interference_percent: series
             .figure_of_some(|round| round.costs.sender.interference_percent),
         receiver_interference_percent: series
             .figure_of_some(|round| round.costs.receiver.interference_percent)
             .filter(|_| has_receiver),
-        rusage_us_per_mib: figure(&|round| round.rusage_us_per_mib),
-        syscalls_per_mib: figure(&|round| round.syscalls_per_mib).map(|figure| figure.median),
+        rusage_us_per_mib: estimate(&|round| round.rusage_us_per_mib),
+        syscalls_per_mib: estimate(&|round| round.syscalls_per_mib).map(|estimate| estimate.median),
         sender_us_ratio: ratio_to_plain(series, all),
         cheapest_us_ratio: ratio_to_cheapest(series, all),
         sender_interrupts_per_mib: interrupts(|(sender, _)| sender),
         receiver_interrupts_per_mib: interrupts(|(_, receiver)| receiver).filter(|_| has_receiver),
         sender_timer_interrupts_per_mib: series
             .figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0)),
-        acknowledgements_per_mib: figure(&|round| round.acknowledgements_per_mib),
+        acknowledgements_per_mib: estimate(&|round| round.acknowledgements_per_mib),
         full_speed_bits_per_second: experiment.full_speeds.bits_per_second(case),
         paced: pacing_cause(series),
         disturbed_percent: series.disturbed_percent,
@@ -109,7 +109,7 @@ fn comparable_rows<'a>(
 /// comparisons with the best. Whichever row is truly the cheapest, all comparisons with it hold
 /// jointly with 95 %. So the probability that a row is wrongly called more expensive is at most
 /// 5 %.
-fn ratio_to_cheapest(series: &SendSeries, all: &[SendSeries]) -> Option<Figure> {
+fn ratio_to_cheapest(series: &SendSeries, all: &[SendSeries]) -> Option<Estimate> {
     let cost = |row: &SendSeries| row.median(|round| round.costs.sender_us_per_mib);
     let cheapest =
         comparable_rows(series, all).min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
@@ -122,7 +122,7 @@ fn ratio_to_cheapest(series: &SendSeries, all: &[SendSeries]) -> Option<Figure> 
 
 /// The row's cost divided by that of `read+write`, or else of `read+send`, under the same
 /// conditions, round by round.
-fn ratio_to_plain(series: &SendSeries, all: &[SendSeries]) -> Option<Figure> {
+fn ratio_to_plain(series: &SendSeries, all: &[SendSeries]) -> Option<Estimate> {
     let plain = [SendMethod::ReadWrite, SendMethod::ReadSend]
         .map(TestedMethod::from)
         .into_iter()

@@ -3,7 +3,7 @@
 
 use super::row::{is_above, pays};
 use super::{MethodComparison, Role, SettingRow, SettingsReport};
-use crate::stats::{Figure, VERDICT_ROUNDS_MIN};
+use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
 
 /// The answers that a report's rows support, one sentence each.
 pub(super) fn of(report: &SettingsReport, comparison: Option<&MethodComparison>) -> Vec<String> {
@@ -42,17 +42,17 @@ pub(super) fn of(report: &SettingsReport, comparison: Option<&MethodComparison>)
 }
 
 /// The rows with a single change, which are compared with the unchanged hosts.
-fn single_change_rows<'a>(rows: &[&'a SettingRow]) -> Vec<(&'a SettingRow, Figure)> {
+fn single_change_rows<'a>(rows: &[&'a SettingRow]) -> Vec<(&'a SettingRow, Estimate)> {
     let is_single = |row: &&&SettingRow| row.role == Role::Setting && row.changes_compared == 0;
     rows.iter().filter(is_single).filter_map(|row| Some((*row, row.us_ratio?))).collect()
 }
 
 /// The cost ratio of two equal rows, from the control row.
-fn control_ratio(rows: &[&SettingRow]) -> Option<Figure> {
+fn control_ratio(rows: &[&SettingRow]) -> Option<Estimate> {
     rows.iter().find(|row| row.role == Role::Control)?.us_ratio
 }
 
-fn ratio_text(ratio: Figure) -> String {
+fn ratio_text(ratio: Estimate) -> String {
     format!("{:.2} × ({})", ratio.median, ratio.interval(2))
 }
 

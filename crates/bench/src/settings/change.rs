@@ -372,7 +372,7 @@ impl Tuning {
 
     /// Creates a lab whose hosts have these settings.
     pub(super) fn open(&self, cpus: Option<CpuPair>) -> Result<Lab, LabError> {
-        let lab = Lab::open(&Settings { mtu: self.mtu, cpus })?;
+        let lab = Lab::open(&Settings::default().with_mtu(self.mtu).with_cpus(cpus))?;
         if lab.kind() == Kind::Loopback && self.mtu != MTU_DEFAULT {
             return Err(LabError::Loopback("the MTU"));
         }

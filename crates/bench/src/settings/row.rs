@@ -2,7 +2,7 @@
 
 use super::change::{Change, Name, Tuning};
 use super::{Role, SettingCase, SettingRound, SettingsSeries};
-use crate::stats::Figure;
+use crate::stats::Estimate;
 use crate::view::{Bar, Column, Tabled, number};
 use serde::{Deserialize, Serialize};
 
@@ -28,32 +28,32 @@ pub struct SettingRow {
     /// The reason why nothing was measured.
     pub refused: Option<String>,
     /// Payload that reached the receiving program.
-    pub throughput_bits_per_second: Option<Figure>,
+    pub throughput_bits_per_second: Option<Estimate>,
     /// Load of the sending host's CPU.
-    pub sender_load_percent: Option<Figure>,
+    pub sender_load_percent: Option<Estimate>,
     /// Load of the receiving host's CPU.
-    pub receiver_load_percent: Option<Figure>,
+    pub receiver_load_percent: Option<Estimate>,
     /// CPU time of the sending host per received MiB.
-    pub sender_us_per_mib: Option<Figure>,
+    pub sender_us_per_mib: Option<Estimate>,
     /// CPU time of the receiving host per received MiB.
-    pub receiver_us_per_mib: Option<Figure>,
+    pub receiver_us_per_mib: Option<Estimate>,
     /// CPU time of both hosts per received MiB.
-    pub us_per_mib: Option<Figure>,
+    pub us_per_mib: Option<Estimate>,
     /// The sending host's cost divided by that of the row without the last change, in the same
     /// round: the median of the rounds' ratios. The row `together` is compared with the row without
     /// any change.
-    pub sender_us_ratio: Option<Figure>,
+    pub sender_us_ratio: Option<Estimate>,
     /// The receiving host's cost divided likewise.
-    pub receiver_us_ratio: Option<Figure>,
+    pub receiver_us_ratio: Option<Estimate>,
     /// The cost of both hosts divided likewise.
-    pub us_ratio: Option<Figure>,
+    pub us_ratio: Option<Estimate>,
     /// The throughput divided likewise.
-    pub throughput_ratio: Option<Figure>,
+    pub throughput_ratio: Option<Estimate>,
     /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. Most of these settings
     /// work by changing how many packets share an interrupt: they move the connection into the
     /// regime with fewer interrupts.
     #[serde(default)]
-    pub interrupts_per_mib: Option<Figure>,
+    pub interrupts_per_mib: Option<Estimate>,
     /// System calls of the receiving process per MiB.
     pub receiver_syscalls_per_mib: Option<f64>,
 }
@@ -76,7 +76,7 @@ pub(super) fn ratio(
     series: &SettingsSeries,
     all: &[SettingsSeries],
     of: impl Fn(&SettingRound) -> f64,
-) -> Option<Figure> {
+) -> Option<Estimate> {
     let case = &series.case;
     let is_other = |other: &&SettingsSeries| {
         other.case.method == case.method
@@ -92,15 +92,15 @@ const THROUGHPUT_RATIO_MIN: f64 = 0.95;
 
 /// Whether a setting pays: it saves more than two equal rows differ by chance, and keeps the
 /// throughput.
-pub(super) fn pays(cost: Figure, throughput: Figure, control: Option<Figure>) -> bool {
+pub(super) fn pays(cost: Estimate, throughput: Estimate, control: Option<Estimate>) -> bool {
     is_below(cost, control) && throughput.median >= THROUGHPUT_RATIO_MIN
 }
 
 /// The factor by which two equal rows differ by chance, at least 1.
-fn chance_factor(control: Option<Figure>) -> f64 {
+fn chance_factor(control: Option<Estimate>) -> f64 {
     // If the control row has no interval, the difference by chance is unknown, and no ratio exceeds
     // it.
-    let of = |control: Figure| {
+    let of = |control: Estimate| {
         if control.has_interval() {
             control.high.max(1.0 / control.low).max(1.0)
         } else {
@@ -112,12 +112,12 @@ fn chance_factor(control: Option<Figure>) -> f64 {
 
 /// Whether a ratio's whole interval lies below the inverse of the factor by which two equal rows
 /// differ.
-fn is_below(ratio: Figure, control: Option<Figure>) -> bool {
+fn is_below(ratio: Estimate, control: Option<Estimate>) -> bool {
     ratio.is_below(1.0 / chance_factor(control))
 }
 
 /// Whether a ratio's whole interval lies above the factor by which two equal rows differ.
-pub(super) fn is_above(ratio: Figure, control: Option<Figure>) -> bool {
+pub(super) fn is_above(ratio: Estimate, control: Option<Estimate>) -> bool {
     ratio.is_above(chance_factor(control))
 }
 
@@ -135,7 +135,7 @@ pub(super) fn of(
         command: change.command(device),
         risk: change.risk().into(),
     };
-    let calls = series.figure(|round| round.received.calls as f64 / round.received.mib());
+    let calls = series.estimate(|round| round.received.calls as f64 / round.received.mib());
     SettingRow {
         path: method.name().into(),
         role: *role,
@@ -145,18 +145,18 @@ pub(super) fn of(
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
         refused: series.failure_reason(),
-        throughput_bits_per_second: series.figure(|round| round.costs.bytes_per_second * 8.0),
-        sender_load_percent: series.figure(|round| round.costs.sender.load_percent),
-        receiver_load_percent: series.figure(|round| round.costs.receiver.load_percent),
-        sender_us_per_mib: series.figure(|round| round.costs.sender_us_per_mib),
-        receiver_us_per_mib: series.figure(|round| round.costs.receiver_us_per_mib),
-        us_per_mib: series.figure(SettingRound::us_per_mib),
+        throughput_bits_per_second: series.estimate(|round| round.costs.bytes_per_second * 8.0),
+        sender_load_percent: series.estimate(|round| round.costs.sender.load_percent),
+        receiver_load_percent: series.estimate(|round| round.costs.receiver.load_percent),
+        sender_us_per_mib: series.estimate(|round| round.costs.sender_us_per_mib),
+        receiver_us_per_mib: series.estimate(|round| round.costs.receiver_us_per_mib),
+        us_per_mib: series.estimate(SettingRound::us_per_mib),
         sender_us_ratio: ratio(series, all, |round| round.costs.sender_us_per_mib),
         receiver_us_ratio: ratio(series, all, |round| round.costs.receiver_us_per_mib),
         us_ratio: ratio(series, all, SettingRound::us_per_mib),
         throughput_ratio: ratio(series, all, |round| round.costs.bytes_per_second),
         interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
-        receiver_syscalls_per_mib: calls.map(|figure| figure.median),
+        receiver_syscalls_per_mib: calls.map(|estimate| estimate.median),
     }
 }
 
@@ -172,8 +172,8 @@ impl SettingRow {
 }
 
 /// The cell of a ratio; 1 for the row that the others are compared with.
-fn ratio_cell(row: &SettingRow, figure: Option<Figure>) -> String {
-    if row.role == Role::Basis { "1".into() } else { crate::view::ratio(figure) }
+fn ratio_cell(row: &SettingRow, estimate: Option<Estimate>) -> String {
+    if row.role == Role::Basis { "1".into() } else { crate::view::ratio(estimate) }
 }
 
 const COLUMNS: [Column<SettingRow>; 11] = [
@@ -264,23 +264,24 @@ impl Tabled for SettingRow {
 mod tests {
     use super::*;
 
-    fn figure(low: f64, median: f64, high: f64) -> Figure {
-        Figure { median, low, high, rounds: 9, coverage_percent: 96.1 }
+    fn estimate(low: f64, median: f64, high: f64) -> Estimate {
+        Estimate { median, low, high, rounds: 9, coverage_percent: 96.1 }
     }
 
     #[test]
     fn only_a_ratio_beyond_chance_pays_or_costs() {
-        let same_throughput = figure(0.9, 1.0, 1.1);
-        let control = Some(figure(0.92, 1.01, 1.05));
-        assert!(pays(figure(0.6, 0.7, 0.8), same_throughput, control));
-        let small_gain = figure(0.8, 0.9, 0.93);
+        let same_throughput = estimate(0.9, 1.0, 1.1);
+        let control = Some(estimate(0.92, 1.01, 1.05));
+        assert!(pays(estimate(0.6, 0.7, 0.8), same_throughput, control));
+        let small_gain = estimate(0.8, 0.9, 0.93);
         assert!(!pays(small_gain, same_throughput, control), "two equal rows differ as much");
-        assert!(pays(figure(0.8, 0.9, 0.95), same_throughput, None));
-        assert!(!pays(figure(0.9, 0.97, 1.01), same_throughput, None));
-        assert!(!pays(figure(0.6, 0.7, 0.8), figure(0.5, 0.6, 0.7), control), "it is slower");
+        assert!(pays(estimate(0.8, 0.9, 0.95), same_throughput, None));
+        assert!(!pays(estimate(0.9, 0.97, 1.01), same_throughput, None));
+        assert!(!pays(estimate(0.6, 0.7, 0.8), estimate(0.5, 0.6, 0.7), control), "it is slower");
         // The limit is the same factor in both directions.
         assert!(
-            is_above(figure(1.09, 1.1, 1.2), control) && !is_above(figure(1.07, 1.1, 1.2), control)
+            is_above(estimate(1.09, 1.1, 1.2), control)
+                && !is_above(estimate(1.07, 1.1, 1.2), control)
         );
     }
 }

@@ -414,20 +414,19 @@ impl Options {
     }
 
     fn set_limits(&self, limits: &mut Limits) -> Result<(), Failure> {
-        let time = |time: Option<Timeout>, default| time.map_or(default, |time| time.0);
-        *limits = Limits {
-            connections_max: self.max_connections.unwrap_or(limits.connections_max),
-            head_bytes_max: head_limit(self.head_limit)?.unwrap_or(limits.head_bytes_max),
-            head_timeout: time(self.head_timeout, limits.head_timeout),
-            idle_timeout: time(self.idle_timeout, limits.idle_timeout),
-            send_timeout: time(self.send_timeout, limits.send_timeout),
-            drain_timeout: time(self.drain_timeout, limits.drain_timeout),
-            rate_bytes_per_second: self.rate_limit.map(|size| size.0),
-            cached_files_max: self.cached_files.unwrap_or(limits.cached_files_max),
-            cached_bytes_max: self
-                .cache_memory
-                .map_or(limits.cached_bytes_max, |size| size.0 as usize),
-        };
+        fn set<T: Copy>(limit: &mut T, option: Option<T>) {
+            *limit = option.unwrap_or(*limit);
+        }
+        let time = |option: Option<Timeout>| option.map(|time| time.0);
+        set(&mut limits.connections_max, self.max_connections);
+        set(&mut limits.head_bytes_max, head_limit(self.head_limit)?);
+        set(&mut limits.head_timeout, time(self.head_timeout));
+        set(&mut limits.idle_timeout, time(self.idle_timeout));
+        set(&mut limits.send_timeout, time(self.send_timeout));
+        set(&mut limits.drain_timeout, time(self.drain_timeout));
+        limits.rate_bytes_per_second = self.rate_limit.map(|size| size.0);
+        set(&mut limits.cached_files_max, self.cached_files);
+        set(&mut limits.cached_bytes_max, self.cache_memory.map(|size| size.0 as usize));
         Ok(())
     }
 }

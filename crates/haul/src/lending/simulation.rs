@@ -4,7 +4,7 @@
 use super::{Lending, ZeroCopySocket};
 use crate::buffer::Buffer;
 use crate::error::Error;
-use crate::loan::{Limits, Outcome, Returned};
+use crate::loan::{LoanLimits, Outcome, Returned};
 use haul_sys::error_queue::Completion;
 use proptest::prelude::*;
 use rustix::io::Errno;
@@ -148,7 +148,7 @@ proptest! {
         refuses_zerocopy in prop::bool::weighted(0.1),
         numbers_failures in any::<bool>(),
     ) {
-        let limits = Limits { loans_max: 4, bytes_max: 50 };
+        let limits = LoanLimits { loans_max: 4, bytes_max: 50 };
         let mut kernel = Kernel {
             script: script.into(),
             refuses_zerocopy,
@@ -225,7 +225,7 @@ fn queued_completions(kernel: &Kernel) -> usize {
 #[test]
 fn zerocopy_is_disabled_if_the_kernel_copies_everything() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
+    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
     lending.lend(&mut kernel, Buffer::from(vec![1; 1 << 20]), None).unwrap();
     kernel.complete(0, 1, true);
     assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
@@ -241,7 +241,7 @@ fn an_error_after_a_partial_send_is_returned_by_the_next_call() {
         script: [SendResult::Accept(10), SendResult::Fail(Errno::PIPE)].into(),
         ..Kernel::default()
     };
-    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
+    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
     let id = lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     assert!(matches!(lending.flush(&mut kernel), Err(Error::Failed { .. })));
     // Later bytes would follow a gap in the stream.
@@ -257,7 +257,7 @@ fn an_error_after_a_partial_send_is_returned_by_the_next_call() {
 #[test]
 fn a_forked_child_neither_lends_nor_reclaims_nor_frees() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
+    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
     let shared: Arc<[u8]> = vec![1; 100].into();
     lending.lend(&mut kernel, Buffer::Shared(Arc::clone(&shared)), None).unwrap();
     // A child has the same memory and another process id.
@@ -274,7 +274,7 @@ fn a_forked_child_neither_lends_nor_reclaims_nor_frees() {
 fn bytes_that_the_library_copied_do_not_disable_zerocopy() {
     let mut kernel = Kernel::default();
     let mut lending =
-        Lending::new(Limits { loans_max: 8, bytes_max: 8 << 20 }, 4096, std::process::id());
+        Lending::new(LoanLimits { loans_max: 8, bytes_max: 8 << 20 }, 4096, std::process::id());
     for _ in 0..400 {
         lending.lend(&mut kernel, Buffer::from(vec![1; 4000]), None).unwrap();
         reclaim(&mut lending, &mut kernel);
@@ -282,7 +282,7 @@ fn bytes_that_the_library_copied_do_not_disable_zerocopy() {
     assert!(lending.counts().copied_bytes > 1 << 20 && lending.fallbacks().is_empty());
     kernel.script = [SendResult::Accept(1 << 20), SendResult::Fail(Errno::NOBUFS)].into();
     lending.lend(&mut kernel, Buffer::from(vec![1; 3 << 20]), None).unwrap();
-    assert_eq!((lending.no_room(), lending.fallbacks().len()), (1, 0));
+    assert_eq!((lending.enobufs_count(), lending.fallbacks().len()), (1, 0));
 }
 
 /// A failed datagram may have a number: later loans are not sent from their pages, and those in
@@ -290,7 +290,7 @@ fn bytes_that_the_library_copied_do_not_disable_zerocopy() {
 #[test]
 fn a_failed_datagram_disables_zerocopy_and_completes_no_other_loan() {
     let mut kernel = Kernel { numbers_failures: true, ..Kernel::default() };
-    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
+    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
     lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     kernel.script = [SendResult::Fail(Errno::MSGSIZE), SendResult::Fail(Errno::MSGSIZE)].into();
     let refused = lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
@@ -310,7 +310,7 @@ fn a_failed_datagram_disables_zerocopy_and_completes_no_other_loan() {
 #[test]
 fn one_zero_copied_loan_keeps_zerocopy_enabled() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
+    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
     for copied in [false, true, true, true] {
         lending.lend(&mut kernel, Buffer::from(vec![1; 1 << 20]), None).unwrap();
         kernel.complete(0, 1, copied);
@@ -323,7 +323,7 @@ fn one_zero_copied_loan_keeps_zerocopy_enabled() {
 #[test]
 fn a_completion_frees_memory_for_the_next_loan() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(Limits::default(), 8, std::process::id());
+    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
     lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     kernel.complete(0, 1, false);
     kernel.script = [SendResult::Fail(Errno::NOBUFS)].into();

@@ -3,8 +3,8 @@
 use super::ZeroCopySocket;
 use crate::call::Call;
 use crate::error::{Error, failed};
-use haul_sys::datagram::{self, Datagrams};
 use haul_sys::error_queue::{self, Completion};
+use haul_sys::sendmsg::{self, SendOptions};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SocketType;
 use rustix::net::sockopt::Timeout;
@@ -34,7 +34,7 @@ impl ZeroCopySocket for OsSocket<'_> {
         segment_bytes: Option<u16>,
         zerocopy: bool,
     ) -> io::Result<usize> {
-        datagram::send(self.socket, bytes, Datagrams { segment_bytes, zerocopy })
+        sendmsg::send(self.socket, bytes, SendOptions { segment_bytes, zerocopy })
     }
 
     fn enable_zerocopy(&mut self) -> Result<(), Error> {

@@ -29,7 +29,7 @@ const BUFFERS_MAX: usize = 16;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "uring-zerocopy",
-    copying: Copying::KernelTells,
+    copying: Copying::ReportedByKernel,
     fallback: Some(SendMethod::Zerocopy),
     open: |socket, options| {
         let ring = ring_for(socket)?;
@@ -186,7 +186,7 @@ impl BoundMethod for UringZerocopy {
         self.send_region(socket, &region, start..start + read, Some(buffer))
     }
 
-    fn settle(&mut self, _socket: BorrowedFd<'_>) -> Result<usize, Error> {
+    fn process_completions(&mut self, _socket: BorrowedFd<'_>) -> Result<usize, Error> {
         self.drain_completions();
         Ok(self.in_flight.len())
     }

@@ -35,7 +35,7 @@ const IN_FLIGHT_BEFORE_DRAIN: usize = 32;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "zerocopy",
-    copying: Copying::KernelTells,
+    copying: Copying::ReportedByKernel,
     fallback: Some(SendMethod::ReadSend),
     open: |socket, options| {
         haul_sys::sockopt::set_zerocopy(socket, true).map_err(failed(Call::SetZerocopy))?;
@@ -123,7 +123,7 @@ impl BoundMethod for Zerocopy {
         Ok(sent as u64)
     }
 
-    fn settle(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
+    fn process_completions(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         self.drain_completions(socket).map_err(failed(Call::ErrorQueue))?;
         Ok(self.tracker.in_flight())
     }

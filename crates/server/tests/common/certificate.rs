@@ -8,10 +8,11 @@ pub fn make_certificate(folder: &Path) -> bool {
     // A configuration of its own: a machine need not have OpenSSL's default one.
     let config = "[req]\ndistinguished_name = name\n[name]\n";
     std::fs::write(folder.join("openssl.cnf"), config).unwrap();
-    let arguments = "req -x509 -config openssl.cnf -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 \
-                     -subj /CN=localhost -addext subjectAltName=DNS:localhost \
-                     -addext basicConstraints=critical,CA:FALSE \
-                     -keyout key.pem -out certificate.pem";
+    let arguments = "req -x509 -config openssl.cnf -newkey ec -nodes -days 2 \
+                     -pkeyopt ec_paramgen_curve:P-256 -subj /CN=localhost \
+                     -addext subjectAltName=DNS:localhost \
+                     -addext basicConstraints=critical,CA:FALSE -keyout key.pem \
+                     -out certificate.pem";
     let mut openssl = Command::new("openssl");
     match openssl.args(arguments.split_whitespace()).current_dir(folder).output() {
         Ok(output) => {

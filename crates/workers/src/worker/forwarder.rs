@@ -43,12 +43,10 @@ impl ForwardTask {
             TestedForwardMethod::Auto => ForwardMethod::Adaptive,
         };
         let defaults = ForwardSettings::default();
-        let settings = ForwardSettings {
-            way: method,
-            pipe_bytes: self.buffer_bytes.unwrap_or(defaults.pipe_bytes),
-            buffer_bytes: self.buffer_bytes.unwrap_or(defaults.buffer_bytes),
-            ..defaults
-        };
+        let settings = defaults
+            .with_method(method)
+            .with_pipe_bytes(self.buffer_bytes.unwrap_or(defaults.pipe_bytes))
+            .with_buffer_bytes(self.buffer_bytes.unwrap_or(defaults.buffer_bytes));
         let pool = ForwardPool::with(settings).map_err(|error| failure_message(&error))?;
         for socket in [from, to] {
             socket
@@ -61,7 +59,7 @@ impl ForwardTask {
             let step = forwarder.step().map_err(|error| failure_message(&error))?;
             let report = forwarder.report();
             let sum = |of: fn(&DirectionReport) -> Counts| {
-                let (forward, reverse) = (of(&report.there), of(&report.back));
+                let (forward, reverse) = (of(&report.a_to_b), of(&report.b_to_a));
                 (forward.bytes + reverse.bytes, forward.calls + reverse.calls)
             };
             let ((spliced, splices), (copied, copies)) =
@@ -71,7 +69,7 @@ impl ForwardTask {
             counters.calls.store(splices + copies, Relaxed);
             match step {
                 Step::Done => return counters.outcome(),
-                Step::Again => {}
+                Step::Yield => {}
                 Step::Wait { from: from_readiness, to: to_readiness } => {
                     wait([(from, from_readiness), (to, to_readiness)])?;
                 }

@@ -4,8 +4,8 @@ use super::{
     Job, Message, Outcome, WorkCounters, failed, failure_message, now_ns, report_started,
     sleep_until,
 };
-use haul::{Buffer, Limits, Pool, SendSettings, Sender};
-use haul_sys::datagram::{self, Datagrams};
+use haul::{Buffer, BufferPool, LoanLimits, SendSettings, Sender};
+use haul_sys::sendmsg::{self, SendOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -168,7 +168,7 @@ impl MemorySendTask {
         }
         let outcome = counters.outcome()?;
         let PieceSender::Lending { sender, .. } = &mut piece_sender else { return Ok(outcome) };
-        sender.settle(SETTLE_MAX).map_err(|error| failure_message(&error))?;
+        sender.wait_for_completions(SETTLE_MAX).map_err(|error| failure_message(&error))?;
         let loans = sender.report().loans;
         Ok(Outcome {
             zero_copied_bytes: loans.zero_copied_bytes,
@@ -201,7 +201,8 @@ impl MemorySendTask {
             return Ok(PieceSender::Copying(CopyingSender { socket, bytes, offset: 0 }));
         }
         let buffers = (LENT_BYTES_MAX / self.piece_bytes).clamp(2, BUFFERS_MAX);
-        let pool = Pool::new(self.piece_bytes, buffers).map_err(|error| failure_message(&error))?;
+        let pool =
+            BufferPool::new(self.piece_bytes, buffers).map_err(|error| failure_message(&error))?;
         let idle: Result<VecDeque<Buffer>, haul::Error> = (0..buffers)
             .map(|_| {
                 let mut buffer = pool.take()?;
@@ -211,15 +212,14 @@ impl MemorySendTask {
             })
             .collect();
         let idle = idle.map_err(|error| failure_message(&error))?;
-        let settings = SendSettings {
-            zerocopy_bytes_min: 1,
-            lends_on_when_copied: true,
-            limits: Limits {
-                loans_max: buffers,
-                bytes_max: LENT_BYTES_MAX.max(2 * self.piece_bytes),
-            },
-            ..SendSettings::default()
-        };
+        let settings = SendSettings::default()
+            .with_zerocopy_bytes_min(1)
+            .with_lend_when_copied(true)
+            .with_limits(
+                LoanLimits::default()
+                    .with_loans_max(buffers)
+                    .with_bytes_max(LENT_BYTES_MAX.max(2 * self.piece_bytes)),
+            );
         let sender = Sender::with(socket, settings).map_err(|error| failure_message(&error))?;
         Ok(PieceSender::Lending { sender: Box::new(sender), idle, buffers })
     }
@@ -236,13 +236,13 @@ impl MemorySendTask {
                     }
                     (Socket::Udp(socket), SendCall::Group) => {
                         let datagram_bytes = usize::from(self.datagram_bytes);
-                        datagram::send_group(socket, bytes, datagram_bytes)
+                        sendmsg::send_group(socket, bytes, datagram_bytes)
                             .map(|taken| bytes.len().min(taken * datagram_bytes))
                     }
                     (Socket::Udp(socket), by) => {
                         let segment_bytes =
                             (by == SendCall::Segments).then_some(self.datagram_bytes);
-                        datagram::send(socket, bytes, Datagrams { segment_bytes, zerocopy: false })
+                        sendmsg::send(socket, bytes, SendOptions { segment_bytes, zerocopy: false })
                     }
                 }
                 .map(|taken| (taken as u64, 1))

@@ -115,11 +115,10 @@ impl ReceiveTask {
         counters: &WorkCounters,
         mapping: Mapping,
     ) -> Result<(), Message> {
-        let settings = ReceiveSettings {
-            mapping,
-            window_bytes: self.buffer_bytes,
-            buffer_bytes: self.buffer_bytes.min(CALL_BYTES_MAX),
-        };
+        let settings = ReceiveSettings::default()
+            .with_mapping(mapping)
+            .with_window_bytes(self.buffer_bytes)
+            .with_buffer_bytes(self.buffer_bytes.min(CALL_BYTES_MAX));
         let mut receiver =
             Receiver::with(stream, settings).map_err(|error| failure_message(&error))?;
         if let Some(refused) =

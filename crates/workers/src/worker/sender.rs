@@ -47,7 +47,7 @@ impl SendTask {
                 .map_err(|error| failed("setting SO_MAX_PACING_RATE", error))?;
         }
         counters.watch_socket(&stream);
-        let options = MethodOptions { chunk_bytes: self.chunk_bytes, pipe_bytes: None };
+        let options = MethodOptions::default().with_chunk_bytes(self.chunk_bytes);
         let method = method
             .open(&stream, &options, self.plan.as_deref())
             .map_err(|error| failure_message(&error))?;
@@ -113,7 +113,11 @@ impl ActiveSender<'_> {
         // Fails if the receiver has closed the connection. Completions arrive all the same.
         let _ = self.stream.shutdown(Shutdown::Write);
         let deadline = Instant::now() + SETTLE_MAX;
-        while self.method.settle(self.stream.as_fd()).map_err(|error| failure_message(&error))? > 0
+        while self
+            .method
+            .process_completions(self.stream.as_fd())
+            .map_err(|error| failure_message(&error))?
+            > 0
             && Instant::now() < deadline
         {
             thread::sleep(Duration::from_millis(1));

@@ -18,7 +18,7 @@ const _: () = assert!(size_of::<SegmentControl>() == size_of::<libc::cmsghdr>() 
 
 /// Options of [`send`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Datagrams {
+pub struct SendOptions {
     /// Splits the bytes into datagrams of this size, the last one shorter (`UDP_SEGMENT`); `None`
     /// sends them unsplit.
     pub segment_bytes: Option<u16>,
@@ -38,7 +38,7 @@ pub struct Datagrams {
 /// * a segment larger than the MTU carries.
 ///
 /// `EIO` if the device cannot compute checksums.
-pub fn send(socket: impl AsFd, bytes: &[u8], options: Datagrams) -> io::Result<usize> {
+pub fn send(socket: impl AsFd, bytes: &[u8], options: SendOptions) -> io::Result<usize> {
     let fd = socket.as_fd().as_raw_fd();
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = SegmentControl {
@@ -121,7 +121,7 @@ mod tests {
         let from = UdpSocket::bind("127.0.0.1:0").unwrap();
         from.connect(to.local_addr().unwrap()).unwrap();
         let bytes: Vec<u8> = (0..2500u32).map(|i| i as u8).collect();
-        let segmented = Datagrams { segment_bytes: Some(1000), zerocopy: false };
+        let segmented = SendOptions { segment_bytes: Some(1000), zerocopy: false };
         assert_eq!(send(&from, &bytes, segmented).unwrap(), 2500);
         let mut received = [0; 2000];
         for part in bytes.chunks(1000) {
@@ -134,7 +134,7 @@ mod tests {
             assert_eq!(&received[..len], part);
         }
         assert!(send_group(&from, &bytes, 0).is_err());
-        let single = Datagrams { segment_bytes: None, zerocopy: false };
+        let single = SendOptions { segment_bytes: None, zerocopy: false };
         assert_eq!(send(&from, b"alone", single).unwrap(), 5);
         assert_eq!(to.recv(&mut received).unwrap(), 5);
     }
