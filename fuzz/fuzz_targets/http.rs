@@ -9,7 +9,7 @@ use haul_http::chunked::{Chunked, Piece};
 use haul_http::conditional::{Validators, evaluate, range_applies};
 use haul_http::credentials::Credentials;
 use haul_http::encoding::{Coding, choose};
-use haul_http::range::{Wanted, parse as parse_range};
+use haul_http::range::{SelectedRanges, parse as parse_range};
 use haul_http::request::{Parsed, parse};
 use haul_http::target::{Target, encode_path};
 use std::time::SystemTime;
@@ -38,9 +38,9 @@ fn check_head(bytes: &[u8]) {
     }
     if let Some(field) = request.fields.range {
         let ranges = match parse_range(field, FILE_BYTES) {
-            Wanted::One(range) => vec![range],
-            Wanted::Many(ranges) => ranges,
-            Wanted::Everything | Wanted::Unsatisfiable => vec![],
+            SelectedRanges::One(range) => vec![range],
+            SelectedRanges::Many(ranges) => ranges,
+            SelectedRanges::Everything | SelectedRanges::Unsatisfiable => vec![],
         };
         assert!(ranges.iter().all(|range| range.start < range.end && range.end <= FILE_BYTES));
     }

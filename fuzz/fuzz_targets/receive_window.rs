@@ -2,7 +2,7 @@
 //! requested.
 #![cfg_attr(not(test), no_main)]
 
-use haul_sys::receive_window::{Moved, interpret};
+use haul_sys::receive_window::{ReceiveOutcome, interpret};
 
 fn target(bytes: &[u8]) {
     let Some(fields) = bytes.first_chunk::<12>() else { return };
@@ -10,9 +10,9 @@ fn target(bytes: &[u8]) {
     let mut next = || words.next().unwrap();
     let wanted = next() as usize;
     match interpret(wanted, next(), next()) {
-        Moved::Mapped(mapped) => assert!(mapped <= wanted),
-        Moved::MustRead(count) => assert!(count > 0),
-        Moved::Nothing | Moved::Ended => {}
+        ReceiveOutcome::Mapped(mapped) => assert!(mapped <= wanted),
+        ReceiveOutcome::MustRead(count) => assert!(count > 0),
+        ReceiveOutcome::Nothing | ReceiveOutcome::Ended => {}
     }
 }
 

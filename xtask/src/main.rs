@@ -110,7 +110,7 @@ fn run_peers(rounds: usize, congestion: &str) -> ExitCode {
 }
 
 fn peers_send(rounds: usize, congestion: &str) -> Result<(), BenchError> {
-    haul_lab::become_lab_user()?;
+    haul_lab::enter_user_namespace()?;
     let rows = haul_bench::peers::send(rounds, congestion, &mut |message| eprintln!("{message}"))?;
     println!(
         "{:<26} {:>8} {:>14} {:>12} {:>16} {:>15}",

@@ -107,7 +107,7 @@ pub fn run() -> Result<(), VmError> {
     let folder = tempfile::tempdir().map_err(step("making a folder"))?;
     let initramfs = folder.path().join("initramfs");
     fs::write(&initramfs, build_initramfs()?).map_err(step("writing the initramfs"))?;
-    haul_lab::become_lab_user()
+    haul_lab::enter_user_namespace()
         .map_err(|error| step("making a namespace")(io::Error::other(error)))?;
     // A separate thread, because `boot` moves its thread into a new network namespace.
     thread::scope(|scope| {

@@ -107,7 +107,7 @@ pub struct Finding {
 pub fn examine(peer: Option<&str>) -> Result<Diagnosis, PeerError> {
     // Must come first: a ring gives the process a second thread, after which it may not enter a
     // user namespace.
-    let user = settings::User::become_lab_user();
+    let user = settings::Privileges::acquire();
     let device = device_towards(peer)?;
     Ok(Diagnosis {
         schema: SCHEMA,

@@ -37,21 +37,21 @@ const OBSERVE_INTERVAL_NS: u64 = 250_000_000;
 /// over. Windows that differ more do not measure the same time.
 const WINDOW_TOLERANCE: f64 = 0.25;
 
-/// An end of a flow, or its middle.
+/// A node of a flow: its sender, its receiver or a forwarder between them.
 #[derive(Debug, Clone)]
-pub(crate) struct Part<'a> {
+pub(crate) struct FlowNode<'a> {
     /// The host on which it runs.
     pub host: Endpoint<'a>,
     /// Its task.
     pub task: Task,
 }
 
-/// The parts and timing of a measurement. The first part listens; each later part connects to the
-/// one before it.
+/// The workers of one measurement, as a chain of TCP connections, and its timing. The first node
+/// listens; each later node connects to the one before it.
 #[derive(Debug, Clone)]
 pub(crate) struct Flow<'a> {
     /// The parts, from the one that is connected to, to the one that connects.
-    pub parts: Vec<Part<'a>>,
+    pub parts: Vec<FlowNode<'a>>,
     /// Options that are set on the sockets before they connect or listen.
     pub socket: SocketOptions,
     /// Time to run before the window.
@@ -111,15 +111,15 @@ impl<'a> Flow<'a> {
         window: Duration,
     ) -> Self {
         let parts = vec![
-            Part { host: to, task: Task::Receive(receiving) },
-            Part { host: from, task: Task::Send(sending) },
+            FlowNode { host: to, task: Task::Receive(receiving) },
+            FlowNode { host: from, task: Task::Send(sending) },
         ];
         Self { parts, socket, warm_up: WARM_UP, window }
     }
 
     /// The CPUs of the lab's hosts that take part, each once.
     fn cpus(&self) -> Vec<usize> {
-        let lab_cpu = |part: &Part<'_>| match part.host {
+        let lab_cpu = |part: &FlowNode<'_>| match part.host {
             Endpoint::Lab(host) => Some(host.cpu()),
             Endpoint::Local(_) | Endpoint::Remote(_) => None,
         };
@@ -140,7 +140,7 @@ impl<'a> Flow<'a> {
         let seconds = (after.at - before.at).as_secs_f64();
         let account = |(index, &cpu): (usize, &usize)| {
             let runs_on_cpu =
-                |part: &Part<'_>| matches!(part.host, Endpoint::Lab(host) if host.cpu() == cpu);
+                |part: &FlowNode<'_>| matches!(part.host, Endpoint::Lab(host) if host.cpu() == cpu);
             let parts = self.parts.iter().zip(outcomes).filter(|(part, _)| runs_on_cpu(part));
             let parts_share: f64 =
                 parts.map(|(_, outcome)| outcome.cpu_seconds() / outcome.seconds).sum();
@@ -213,7 +213,7 @@ impl<'a> Flow<'a> {
             let seconds = start.elapsed().as_secs_f64();
             workers.wait_for_windows()?;
             // The other machine's meter, too, must have measured the window before any part ends.
-            let is_remote = |part: &Part<'_>| matches!(part.host, Endpoint::Remote(_));
+            let is_remote = |part: &FlowNode<'_>| matches!(part.host, Endpoint::Remote(_));
             let has_remote = self.parts.iter().any(is_remote);
             let remote_interval =
                 has_remote.then(|| workers.wait_for_remote_interval()).transpose()?;

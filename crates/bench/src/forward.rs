@@ -7,9 +7,9 @@
 
 use crate::congestion;
 use crate::error::BenchError;
-use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
+use crate::flow::{Flow, FlowError, FlowNode, Sample, WARM_UP};
 use crate::pair::Pair;
-use crate::regime::{self, FullSpeeds, Reading};
+use crate::regime::{self, FullSpeedThroughputs, Reading};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::topology::{Loads, Topology};
 use haul::SendMethod;
@@ -191,7 +191,7 @@ pub fn run(
         workload,
         congestion,
         plan,
-        full_speeds: FullSpeeds::default(),
+        full_speeds: FullSpeedThroughputs::default(),
     };
     let mut rows: Vec<Series<ForwardCase, ForwardRound>> =
         plan.cases().into_iter().map(Series::new).collect();
@@ -236,7 +236,7 @@ struct ForwardExperiment<'a> {
     workload: Opened,
     congestion: String,
     plan: &'a ForwardPlan,
-    full_speeds: FullSpeeds<ForwardCase>,
+    full_speeds: FullSpeedThroughputs<ForwardCase>,
 }
 
 impl Experiment for ForwardExperiment<'_> {
@@ -275,9 +275,9 @@ impl Experiment for ForwardExperiment<'_> {
         let flow = |sink: Task| Flow {
             socket: socket.clone(),
             parts: vec![
-                Part { host: topology.receiver(), task: sink },
-                Part { host: topology.sender(), task: Task::Forward(forwarding.clone()) },
-                Part { host: topology.receiver(), task: source.clone() },
+                FlowNode { host: topology.receiver(), task: sink },
+                FlowNode { host: topology.sender(), task: Task::Forward(forwarding.clone()) },
+                FlowNode { host: topology.receiver(), task: source.clone() },
             ],
             warm_up: WARM_UP,
             window,

@@ -13,7 +13,7 @@ use crate::congestion;
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
-use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
+use crate::flow::{Flow, FlowError, FlowNode, Sample, WARM_UP};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::topology::Loads;
 use haul::SendMethod;
@@ -311,8 +311,8 @@ impl Experiment for InterruptsExperiment<'_> {
         let flow = Flow {
             socket: SocketOptions::with_congestion(&self.congestion),
             parts: vec![
-                Part { host: Endpoint::Lab(receiver), task: receive_task },
-                Part { host: Endpoint::Lab(&self.lab.sender), task: send_task },
+                FlowNode { host: Endpoint::Lab(receiver), task: receive_task },
+                FlowNode { host: Endpoint::Lab(&self.lab.sender), task: send_task },
             ],
             warm_up: WARM_UP,
             window: self.pace.window,

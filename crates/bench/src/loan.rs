@@ -10,8 +10,8 @@
 use crate::congestion;
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
-use crate::flow::{Flow, FlowError, Part, Sample, WARM_UP};
-use crate::regime::{self, FullSpeeds, Reading};
+use crate::flow::{Flow, FlowError, FlowNode, Sample, WARM_UP};
+use crate::regime::{self, FullSpeedThroughputs, Reading};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::topology::Loads;
 use haul::SendMethod;
@@ -158,7 +158,7 @@ pub fn run(
         file,
         congestion,
         pace: plan.pace,
-        full_speeds: FullSpeeds::default(),
+        full_speeds: FullSpeedThroughputs::default(),
     };
     let mut rows: Vec<Series<LoanCase, LoanRound>> =
         plan.cases().into_iter().map(Series::new).collect();
@@ -190,7 +190,7 @@ struct LoanExperiment<'a> {
     file: Opened,
     congestion: String,
     pace: Pace,
-    full_speeds: FullSpeeds<LoanCase>,
+    full_speeds: FullSpeedThroughputs<LoanCase>,
 }
 
 impl Experiment for LoanExperiment<'_> {
@@ -234,8 +234,8 @@ impl Experiment for LoanExperiment<'_> {
         let socket = Reading::Held.socket(&self.congestion);
         let flow = |receive_task: Option<Task>| {
             let receiver =
-                receive_task.map(|task| Part { host: Endpoint::Lab(&lab.receiver), task });
-            let sender = Part { host: Endpoint::Lab(&lab.sender), task: send_task.clone() };
+                receive_task.map(|task| FlowNode { host: Endpoint::Lab(&lab.receiver), task });
+            let sender = FlowNode { host: Endpoint::Lab(&lab.sender), task: send_task.clone() };
             let parts = receiver.into_iter().chain([sender]).collect();
             Flow { parts, socket: socket.clone(), warm_up: WARM_UP, window }
         };

@@ -153,7 +153,7 @@ impl Pair {
         });
         let facts = match answer {
             Ok(Line::Value(Reply::Hello { schema, meter, .. }))
-                if schema == SCHEMA && meter.overlaps(&MeterFacts::local()) =>
+                if schema == SCHEMA && meter.shares_cpu_with(&MeterFacts::local()) =>
             {
                 return Err(PairError::SameMachine { peer: address });
             }
@@ -267,7 +267,7 @@ impl Pair {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         *self.cancelled_at() = None;
         let mut replies = ReplyReader { pair: self, reader };
-        while replies.has_pending_window() {
+        while replies.awaits_window_result() {
             replies.next()?;
         }
         Ok(replies)
@@ -284,15 +284,15 @@ impl Pair {
     }
 }
 
-/// Reads replies, for one caller at a time.
+/// Exclusive access to the other machine's replies on the control connection: other callers wait.
 pub(crate) struct ReplyReader<'a> {
     pair: &'a Pair,
     reader: MutexGuard<'a, BufReader<TcpStream>>,
 }
 
 impl ReplyReader<'_> {
-    /// Whether the measurement of a window is still pending.
-    pub(crate) fn has_pending_window(&self) -> bool {
+    /// Whether the result of a measurement window has not arrived yet.
+    pub(crate) fn awaits_window_result(&self) -> bool {
         self.pair.pending_windows.load(Relaxed) > 0
     }
 
@@ -428,8 +428,8 @@ mod tests {
             boot_id: boot_id.into(),
             cpus: cpus.into(),
         };
-        assert!(meter("a", &[0, 1]).overlaps(&meter("a", &[1])));
-        assert!(!meter("a", &[0]).overlaps(&meter("a", &[1])), "two hosts of a lab");
-        assert!(!meter("a", &[0]).overlaps(&meter("b", &[0])), "two machines");
+        assert!(meter("a", &[0, 1]).shares_cpu_with(&meter("a", &[1])));
+        assert!(!meter("a", &[0]).shares_cpu_with(&meter("a", &[1])), "two hosts of a lab");
+        assert!(!meter("a", &[0]).shares_cpu_with(&meter("b", &[0])), "two machines");
     }
 }

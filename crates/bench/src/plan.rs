@@ -10,7 +10,7 @@ use crate::host::HostFacts;
 use crate::matrix::{CHUNK_DEFAULT, SendSelection};
 use crate::rounds::{Pace, Progress};
 use crate::send;
-use crate::send::prediction::{self, is_same_distance};
+use crate::send::prediction::{self, is_same_cpu_distance};
 use crate::send::{SendReport, SendRow};
 use crate::warning::Kind;
 pub use description::{describe, describe_rate, describe_tests};
@@ -136,7 +136,7 @@ pub fn make(
 /// Whether the CPUs had the same distance in two runs. Also true if a distance is unknown.
 fn have_same_distance(one: &SendReport, other: &SendReport) -> bool {
     let ns = |report: &SendReport| Some(report.lab.as_ref()?.cache_line_round_trip_ns?.median);
-    is_same_distance(ns(one), ns(other))
+    is_same_cpu_distance(ns(one), ns(other))
 }
 
 /// The rows that a cost model is made from.
@@ -200,7 +200,7 @@ pub fn has_stood(plan: &Plan) -> bool {
     3 * missed <= all
 }
 
-/// The changes of the machine since a cost model was measured, one line each; empty if there are
+/// The changes of the machine since a plan was measured, one line each; empty if there are
 /// none.
 pub fn changes(plan: &Plan) -> Vec<String> {
     let host = HostFacts::here();
@@ -219,7 +219,7 @@ pub fn changes(plan: &Plan) -> Vec<String> {
     changes
 }
 
-/// A note if this host's default congestion control paces sockets, but the cost model was measured
+/// A note if this host's default congestion control paces sockets, but the plan was measured
 /// without pacing. Then its costs may not apply to this host's sockets.
 pub fn pacing_note(plan: &Plan) -> Option<String> {
     pacing_note_for(

@@ -11,8 +11,8 @@ use crate::regime::{self, Reading};
 use crate::report::LabFacts;
 use crate::rounds::{CALIBRATION, Costs, OTHERS_PERCENT_MAX, Pace, Progress, Run, Steps};
 use crate::stats::Estimate;
-use crate::topology::{HostLoad, Loads};
-use crate::view::Picture;
+use crate::topology::{HostCpuLoad, Loads};
+use crate::view::Drawing;
 use crate::warning::{Kind, Warning};
 use crate::{
     BenchError, HostFacts, congestion, receive::method::ReceiveMethod, tested_method::TestedMethod,
@@ -75,7 +75,7 @@ pub struct Profile {
     /// The report.
     pub report: ProfileReport,
     /// The flame graphs.
-    pub pictures: Vec<Picture>,
+    pub pictures: Vec<Drawing>,
 }
 
 /// Profiles both hosts while one sends to the other.
@@ -138,8 +138,8 @@ pub fn run(
         warn_of_other_programs(&mut report, &subject, meter);
         let reading = Some((meter.load_percent, us_per_mib));
         report.rows.extend(row::rows(&subject, &counts, reading));
-        report.answers.extend(row::answer(&subject, &counts, reading));
-        pictures.push(Picture {
+        report.answers.extend(row::describe_host(&subject, &counts, reading));
+        pictures.push(Drawing {
             title: format!("Where the time of the {subject} goes"),
             svg: flame::draw(&counts),
         });
@@ -195,7 +195,7 @@ fn flow<'a>(
     })
 }
 
-fn warn_of_other_programs(report: &mut ProfileReport, subject: &str, meter: &HostLoad) {
+fn warn_of_other_programs(report: &mut ProfileReport, subject: &str, meter: &HostCpuLoad) {
     let others_percent = meter.account.map_or(0.0, |account| account.others_percent);
     if others_percent > OTHERS_PERCENT_MAX {
         let detail = format!(
@@ -235,9 +235,9 @@ pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitSta
         report.warnings.push(Warning::new(Kind::TooFewRounds, detail));
     }
     report.rows = row::rows(&subject, &all, None);
-    report.answers = row::answer(&subject, &all, None);
+    report.answers = row::describe_host(&subject, &all, None);
     let picture =
-        Picture { title: format!("Where the time of {subject} goes"), svg: flame::draw(&all) };
+        Drawing { title: format!("Where the time of {subject} goes"), svg: flame::draw(&all) };
     Ok(Ok((Profile { report, pictures: vec![picture] }, status)))
 }
 

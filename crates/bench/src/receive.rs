@@ -10,7 +10,7 @@ use crate::congestion;
 use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Sample};
 use crate::pair::Pair;
-use crate::regime::{self, FullSpeeds, Reading};
+use crate::regime::{self, FullSpeedThroughputs, Reading};
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::topology::{Loads, Topology};
 use haul::SendMethod;
@@ -247,7 +247,7 @@ pub fn run(
         congestion,
         pace: plan.pace,
         page_order: PageOrderState::Unchanged,
-        full_speeds: FullSpeeds::default(),
+        full_speeds: FullSpeedThroughputs::default(),
     };
     let mut run = Run::new(topology, plan.pace)?;
     let mut rows: Vec<Series<ReceiveCase, ReceiveRound>> =
@@ -308,7 +308,7 @@ struct ReceiveExperiment<'a> {
     congestion: String,
     pace: Pace,
     page_order: PageOrderState,
-    full_speeds: FullSpeeds<ReceiveCase>,
+    full_speeds: FullSpeedThroughputs<ReceiveCase>,
 }
 
 impl ReceiveExperiment<'_> {

@@ -13,7 +13,7 @@
 //! every method.
 
 use crate::flow::{Flow, FlowError, WARM_UP};
-use crate::rounds::retry_slipped;
+use crate::rounds::retry_slipped_windows;
 use crate::stats::Estimate;
 use haul_workers::worker::Outcome;
 use haul_workers::worker::receiver::ReceiveTask;
@@ -67,15 +67,15 @@ impl Reading {
 /// The full speed of each row in bytes per second: its throughput with an unthrottled reader.
 /// Measured at the first request.
 #[derive(Debug)]
-pub(crate) struct FullSpeeds<K>(HashMap<K, f64>);
+pub(crate) struct FullSpeedThroughputs<K>(HashMap<K, f64>);
 
-impl<K> Default for FullSpeeds<K> {
+impl<K> Default for FullSpeedThroughputs<K> {
     fn default() -> Self {
         Self(HashMap::new())
     }
 }
 
-impl<K: Clone + Eq + Hash> FullSpeeds<K> {
+impl<K: Clone + Eq + Hash> FullSpeedThroughputs<K> {
     /// A row's full speed in bytes per second. `flow` is the row's flow with an unthrottled reader.
     pub(crate) fn get_or_measure(&mut self, row: &K, flow: &Flow<'_>) -> Result<f64, FlowError> {
         if let Some(&known) = self.0.get(row) {
@@ -97,7 +97,7 @@ pub(crate) fn full_speed(flow: &Flow<'_>) -> Result<f64, FlowError> {
     let mut speeds = Vec::new();
     for _ in 0..FULL_SPEED_WINDOWS {
         // A rate does not depend on the window's length, so slipped windows need no warning here.
-        let sample = retry_slipped(&mut 0, || flow.run(None))?;
+        let sample = retry_slipped_windows(&mut 0, || flow.run(None))?;
         speeds.extend(sample.outcomes.first().map(Outcome::bytes_per_second));
     }
     let speed = Estimate::of(&speeds).map_or(0.0, |estimate| estimate.median);

@@ -342,7 +342,8 @@ impl<'a> Run<'a> {
         let mut best: Option<(f64, Sample)> = None;
         for attempt in 0..=DISTURBED_RETRIES_MAX {
             self.disturbed_windows += usize::from(attempt > 0);
-            let measured = retry_slipped(&mut self.slips, || experiment.measure(case, &self.meter));
+            let measured =
+                retry_slipped_windows(&mut self.slips, || experiment.measure(case, &self.meter));
             let sample = match measured {
                 // A disturbed window is better than none.
                 Err(FlowError::Slipped { .. }) if best.is_some() => break,
@@ -448,8 +449,9 @@ fn round_order(number: usize, blocks: &[usize]) -> Vec<usize> {
     order
 }
 
-/// Measures again while windows slip, up to a limit, and counts the slipped windows.
-pub(crate) fn retry_slipped<T>(
+/// Repeats a measurement whose windows slipped (started or ended late), up to a limit. Counts the
+/// slipped windows.
+pub(crate) fn retry_slipped_windows<T>(
     slips: &mut usize,
     mut measure: impl FnMut() -> Result<T, FlowError>,
 ) -> Result<T, FlowError> {
@@ -493,14 +495,15 @@ mod tests {
             [(0, 0, true), (1, 1, true), (9, 9, true), (10, 9, false), (30, 9, false)]
         {
             let (mut slips, mut calls) = (0, 0);
-            let measured = retry_slipped(&mut slips, || {
+            let measured = retry_slipped_windows(&mut slips, || {
                 calls += 1;
                 if calls > late { Ok(calls) } else { Err(FlowError::Slipped { seconds: 1.0 }) }
             });
             assert_eq!((slips, measured.is_ok()), (again, is_measured), "{late} late");
         }
         let mut slips = 0;
-        let failed = retry_slipped(&mut slips, || Err::<(), _>(FlowError::Refused("no".into())));
+        let failed =
+            retry_slipped_windows(&mut slips, || Err::<(), _>(FlowError::Refused("no".into())));
         assert!(slips == 0 && failed.is_err(), "another failure is not retried");
     }
 }

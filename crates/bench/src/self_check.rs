@@ -36,17 +36,17 @@ pub struct SelfCheck {
     pub schema: &'static str,
     /// Reading of the idle machine, in percent: the mean of its CPUs, including other processes.
     pub idle_percent: f64,
-    /// Readings of known loads.
-    pub duties: Vec<Duty>,
+    /// Readings of generated loads, one for each duty cycle.
+    pub duties: Vec<DutyCycleReading>,
     /// Readings of loads that consist of interrupt work.
     pub packets: Vec<Packets>,
     /// Warnings about the readings.
     pub warnings: Vec<Warning>,
 }
 
-/// Reading of one known load.
+/// The meter's reading of a generated load: a thread that is busy for a part of each period.
 #[derive(Debug, Serialize)]
-pub struct Duty {
+pub struct DutyCycleReading {
     /// Load that the thread generated, by the wall clock.
     pub made_percent: f64,
     /// CPU time of other processes, from the calibrations before and after.
@@ -138,7 +138,7 @@ fn observe<T, End: FnOnce() -> T>(
 
 /// Measures a thread on `cpu` that is busy for `percent` of each cycle by the wall clock and sleeps
 /// for the rest.
-fn duty(meter: &Meter, cpu: usize, percent: u32) -> Result<Duty, BenchError> {
+fn duty(meter: &Meter, cpu: usize, percent: u32) -> Result<DutyCycleReading, BenchError> {
     let is_over = AtomicBool::new(false);
     let Observed { load, baseline, result: busy } = thread::scope(|scope| {
         observe(meter, WINDOW, || {
@@ -151,7 +151,7 @@ fn duty(meter: &Meter, cpu: usize, percent: u32) -> Result<Duty, BenchError> {
     });
     let others = baseline.disturbance_percent_of(cpu);
     let cpu = of_cpu(&load?, cpu)?;
-    Ok(Duty {
+    Ok(DutyCycleReading {
         made_percent: 100.0 * busy,
         others_percent: others,
         expected_percent: 100.0 * busy + others * (1.0 - busy),

@@ -6,7 +6,7 @@ use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix::{self, SendCase, SendCondition, SendSelection};
 use crate::pair::Pair;
-use crate::regime::{self, FullSpeeds, Reading};
+use crate::regime::{self, FullSpeedThroughputs, Reading};
 use crate::report::Observer;
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::stats::Estimate;
@@ -117,7 +117,7 @@ pub fn run(
         rate: plan.rate,
         // If the sender holds a rate, that rate already determines the regime.
         reading: if plan.rate.is_some() { Reading::Free } else { plan.reading },
-        full_speeds: FullSpeeds::default(),
+        full_speeds: FullSpeedThroughputs::default(),
         planned: plan.planned.as_ref(),
         pace: plan.pace,
         offloads: None,
@@ -126,7 +126,7 @@ pub fn run(
     let mut rows: Vec<SendSeries> = cases
         .into_iter()
         .zip(copied_percents)
-        .map(|(case, proved_copied_percent)| ProvedCase { case, proved_copied_percent })
+        .map(|(case, proved_copied_percent)| CaseWithProof { case, proved_copied_percent })
         .map(Series::new)
         .collect();
     let observer = measure_all(plan, &mut run, &mut experiment, &mut rows, is_stopped, progress)?;
@@ -185,14 +185,14 @@ fn open_workloads(cases: &[SendCase]) -> Result<HashMap<Workload, Opened>, Bench
     Ok(workloads)
 }
 
-/// A row to measure, with the result of its copy proof.
-struct ProvedCase {
+/// A row to measure, with the result of the test whether its method copies.
+struct CaseWithProof {
     case: SendCase,
     proved_copied_percent: Option<f64>,
 }
 
 /// A row and its rounds.
-type SendSeries = Series<ProvedCase, SendRound>;
+type SendSeries = Series<CaseWithProof, SendRound>;
 
 #[derive(Clone, Copy)]
 struct SendRound {
@@ -215,7 +215,7 @@ struct SendExperiment<'a> {
     congestion: String,
     rate: Option<Rate>,
     reading: Reading,
-    full_speeds: FullSpeeds<SendCase>,
+    full_speeds: FullSpeedThroughputs<SendCase>,
     planned: Option<&'a haul::Plan>,
     pace: Pace,
     /// The current state of the sending device's offloads; `None` if it was not set yet.
@@ -278,19 +278,19 @@ impl SendExperiment<'_> {
 }
 
 impl Experiment for SendExperiment<'_> {
-    type Case = ProvedCase;
+    type Case = CaseWithProof;
     type Round = SendRound;
 
-    fn name(&self, proved_case: &ProvedCase) -> String {
+    fn name(&self, proved_case: &CaseWithProof) -> String {
         proved_case.case.method.name().into()
     }
 
-    fn measure(&mut self, proved_case: &ProvedCase, meter: &Meter) -> Result<Sample, FlowError> {
+    fn measure(&mut self, proved_case: &CaseWithProof, meter: &Meter) -> Result<Sample, FlowError> {
         self.set_offloads(proved_case.case.condition.offloads)?;
         self.measured_flow(&proved_case.case)?.run(Some(meter))
     }
 
-    fn evaluate(&self, _: &ProvedCase, sample: &Sample, loads: &Loads) -> Option<SendRound> {
+    fn evaluate(&self, _: &CaseWithProof, sample: &Sample, loads: &Loads) -> Option<SendRound> {
         let [received, sent] = sample.outcomes.as_slice() else { return None };
         let mut costs = Costs::of(loads, received.bytes_per_second())?;
         // The buffers between the two ends may be filled differently at the start and the end of a
@@ -313,7 +313,7 @@ impl Experiment for SendExperiment<'_> {
 
     /// Groups rows by the state of the offloads, because switching a device's offloads takes
     /// milliseconds.
-    fn block(&self, proved_case: &ProvedCase) -> usize {
+    fn block(&self, proved_case: &CaseWithProof) -> usize {
         usize::from(proved_case.case.condition.offloads == Offloads::Off)
     }
 

@@ -173,7 +173,7 @@ pub fn run(
         |series: &SettingsSeries| row::of(series, &together, &experiment.basis, &device);
     reported.extend(combined.map(combined_row));
     rows.extend(together);
-    run.warn(&rows, SettingCase::to_string, SettingRound::us_per_mib);
+    run.warn(&rows, SettingCase::to_string, SettingRound::total_us_per_mib);
     let mut report =
         SettingsReport::of_run("settings", started, run, &congestion, plan.rate, reported);
     report.answers = answer::of(&report, comparison.as_ref());
@@ -193,12 +193,12 @@ fn paying_changes(method: TestedMethod, rows: &[SettingsSeries]) -> Vec<Change> 
     let rows_of_method = || rows.iter().filter(|row| row.case.method == method);
     let control = rows_of_method().find(|row| row.case.role == Role::Control);
     let control_ratio =
-        control.and_then(|control| row::ratio(control, rows, SettingRound::us_per_mib));
+        control.and_then(|control| row::ratio(control, rows, SettingRound::total_us_per_mib));
     for row in rows_of_method() {
         // A change that requires another one first cannot be selected alone.
         let ([change], Some(ratio), Some(throughput)) = (
             row.case.changes.as_slice(),
-            row::ratio(row, rows, SettingRound::us_per_mib),
+            row::ratio(row, rows, SettingRound::total_us_per_mib),
             row::ratio(row, rows, |round| round.costs.bytes_per_second),
         ) else {
             continue;
@@ -228,11 +228,12 @@ fn compare_methods(methods: &[TestedMethod], rows: &[SettingsSeries]) -> Option<
         rows.iter().find(|row| row.case.method == method && row.case.role == Role::Basis)
     };
     let cost = |method: &TestedMethod| {
-        basis(*method).map_or(f64::NAN, |row| row.median(SettingRound::us_per_mib))
+        basis(*method).map_or(f64::NAN, |row| row.median(SettingRound::total_us_per_mib))
     };
     let cheapest = *methods.iter().min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
     let most_expensive = *methods.iter().max_by(|one, other| cost(one).total_cmp(&cost(other)))?;
-    let ratio = basis(cheapest)?.ratio_to(basis(most_expensive)?, SettingRound::us_per_mib)?;
+    let ratio =
+        basis(cheapest)?.ratio_to(basis(most_expensive)?, SettingRound::total_us_per_mib)?;
     (cheapest != most_expensive).then_some(MethodComparison { cheapest, most_expensive, ratio })
 }
 
@@ -244,7 +245,7 @@ struct SettingRound {
 
 impl SettingRound {
     /// The CPU time of both hosts per MiB.
-    fn us_per_mib(&self) -> f64 {
+    fn total_us_per_mib(&self) -> f64 {
         self.costs.sender_us_per_mib + self.costs.receiver_us_per_mib
     }
 }

@@ -135,9 +135,9 @@ impl Quiet {
     }
 }
 
-/// Load of one host.
+/// CPU load of one host in a window.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct HostLoad {
+pub(crate) struct HostCpuLoad {
     /// Load in percent of one CPU. A lab's host has one CPU; a machine's load is the sum over its
     /// CPUs.
     pub load_percent: f64,
@@ -163,8 +163,8 @@ pub(crate) struct HostAccount {
 /// Loads of both hosts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Loads {
-    pub sender: HostLoad,
-    pub receiver: HostLoad,
+    pub sender: HostCpuLoad,
+    pub receiver: HostCpuLoad,
     /// Maximum steal of any CPU, in percent.
     pub steal_percent: f64,
 }
@@ -194,7 +194,7 @@ impl Loads {
             });
             let others_percent = account.map_or(0.0, |account| account.others_percent);
             let load_percent = (load_percent - others_percent).max(0.0);
-            Some(HostLoad { load_percent, interference_percent, account })
+            Some(HostCpuLoad { load_percent, interference_percent, account })
         };
         Some(Self {
             sender: of(cpus.sender)?,
@@ -207,7 +207,7 @@ impl Loads {
     fn of_machines(sender: (&Load, &Baseline), receiver: (&Load, &Baseline)) -> Self {
         // Background work takes about half a percent of each CPU of a quiet machine, which adds up
         // over many CPUs.
-        let of = |(load, quiet): (&Load, &Baseline)| HostLoad {
+        let of = |(load, quiet): (&Load, &Baseline)| HostCpuLoad {
             load_percent: (load.whole_percent() - quiet.taken_percent()).max(0.0),
             interference_percent: None,
             account: None,

@@ -27,7 +27,7 @@ pub struct View {
     /// Groups of comparable rows.
     pub groups: Vec<Group>,
     /// Drawings, for the HTML page.
-    pub pictures: Vec<Picture>,
+    pub pictures: Vec<Drawing>,
     /// Notes on all figures.
     pub notes: Vec<String>,
     /// Warnings of this run.
@@ -36,7 +36,7 @@ pub struct View {
 
 /// A drawing.
 #[derive(Debug, Clone)]
-pub struct Picture {
+pub struct Drawing {
     /// Title of the drawing.
     pub title: String,
     /// The drawing as SVG that is safe to embed in a page.
@@ -57,7 +57,7 @@ pub struct Group {
 /// One row of a group.
 #[derive(Debug, Clone)]
 pub struct Line {
-    /// Its name within the group.
+    /// The row's label, unique within its group.
     pub name: String,
     /// The reason why the row has no figures.
     pub refused: Option<String>,
@@ -109,7 +109,7 @@ impl<R> Column<R> {
 }
 
 /// A row that can be shown in a table.
-pub trait Tabled: Sized + 'static {
+pub trait TableRow: Sized + 'static {
     /// The columns, the narrow ones first.
     const COLUMNS: &'static [Column<Self>];
     /// Classes of bars, and their meanings.
@@ -141,7 +141,7 @@ pub trait Tabled: Sized + 'static {
     }
 }
 
-impl<R: Tabled> Report<R> {
+impl<R: TableRow> Report<R> {
     /// Makes the view of the report.
     pub fn view(&self) -> View {
         View {
@@ -161,12 +161,12 @@ impl<R: Tabled> Report<R> {
 }
 
 /// Groups comparable rows under their shared conditions.
-fn groups<R: Tabled>(rows: &[R]) -> Vec<Group> {
+fn groups<R: TableRow>(rows: &[R]) -> Vec<Group> {
     // In a stopped run some rows have no rounds; they are left out.
     let shown =
         || rows.iter().filter(|row| row.round_count() > 0 || row.refusal_reason().is_some());
     let full = |scale: u64| {
-        let bars = shown().filter(|row| row.scale() == scale).flat_map(Tabled::bars);
+        let bars = shown().filter(|row| row.scale() == scale).flat_map(TableRow::bars);
         bars.map(
             |bar| if bar.estimate.has_interval() { bar.estimate.high } else { bar.estimate.median },
         )

@@ -39,7 +39,7 @@ pub enum Kind {
     AccountsDisagree,
     /// The observer effect of the meter is large.
     Observer,
-    /// A cost model was measured under other conditions than the rows for which it chose.
+    /// The plan was measured under other conditions than the rows whose send method it chose.
     Plan,
 }
 

@@ -5,7 +5,7 @@ use crate::output::{self, Destination, Failure};
 use haul_bench::export;
 use haul_bench::pair::{self, Pair};
 use haul_bench::report::Report;
-use haul_bench::view::{Tabled, View};
+use haul_bench::view::{TableRow, View};
 use haul_bench::warning::Kind;
 use haul_bench::{BenchError, Pace, Progress};
 use indicatif::ProgressBar;
@@ -46,7 +46,7 @@ impl ExperimentResult {
     }
 }
 
-impl<R: Tabled + Serialize> From<Report<R>> for ExperimentResult {
+impl<R: TableRow + Serialize> From<Report<R>> for ExperimentResult {
     fn from(report: Report<R>) -> Self {
         // An experiment that no signal stopped is interrupted if the peer was lost.
         let exit_code =
@@ -79,7 +79,7 @@ impl Context<'_> {
     /// Runs one experiment and shows its progress.
     fn run<R, E>(&self, experiment: E) -> Result<ExperimentResult, Failure>
     where
-        R: Tabled + Serialize,
+        R: TableRow + Serialize,
         E: FnOnce(&AtomicBool, &mut dyn FnMut(Progress)) -> Result<Report<R>, BenchError>,
     {
         self.run_with_progress(experiment).map(ExperimentResult::from)
@@ -108,7 +108,7 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     // falls back to loopback and warns. A profiled command keeps its user, and so does a
     // measurement with another machine.
     if common.to.is_none() && !experiment.as_ref().is_some_and(Experiment::profiles_command) {
-        let _ = haul_lab::become_lab_user();
+        let _ = haul_lab::enter_user_namespace();
     }
     let stop = output::stop_flag()?;
     let is_quick = common.quick || is_everything && !common.full;

@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, Stdio};
 
 pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
-    haul_lab::become_lab_user().map_err(Failure::failed)?;
+    haul_lab::enter_user_namespace().map_err(Failure::failed)?;
     let lab =
         Lab::veth(&Settings::default().with_mtu(arguments.mtu)).map_err(|error| match error {
             LabError::Mtu(_) => Failure::bad_input(error),

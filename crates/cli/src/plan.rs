@@ -80,7 +80,7 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
 
 /// Measures, makes a plan and tests its predictions.
 fn measure(rounds: usize) -> Result<Plan, Failure> {
-    let _ = haul_lab::become_lab_user();
+    let _ = haul_lab::enter_user_namespace();
     let stop = output::stop_flag()?;
     let bar = output::progress_bar();
     let measured =

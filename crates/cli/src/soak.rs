@@ -2,7 +2,7 @@
 
 use crate::arguments::SoakArguments;
 use crate::output::{self, Destination, Failure};
-use haul_bench::self_check::{self, Duty, SelfCheck};
+use haul_bench::self_check::{self, DutyCycleReading, SelfCheck};
 use haul_soak::CpuLoad;
 use haul_soak::process;
 use haul_soak::report::SoakReport;
@@ -42,7 +42,7 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
 }
 
 fn self_check(json: Option<&Destination>) -> Result<ExitCode, Failure> {
-    let _ = haul_lab::become_lab_user();
+    let _ = haul_lab::enter_user_namespace();
     let stop = output::stop_flag()?;
     let bar = indicatif::ProgressBar::new_spinner();
     let check = self_check::run(&stop, &mut |next| bar.set_message(next.to_owned()));
@@ -152,12 +152,14 @@ fn self_check_text(check: &SelfCheck) -> String {
 
 /// The verdict on the known loads: the largest error, or the reason why there is no verdict.
 fn verdict(check: &SelfCheck) -> String {
-    /// Above this, the load of other processes fluctuates by more than the error to be shown.
-    const QUIET_PERCENT: f64 = 5.0;
-    let largest = |value: fn(&Duty) -> f64| check.duties.iter().map(value).fold(0.0, f64::max);
+    /// The load of other processes above which it varies by more than the error that the check is
+    /// to show.
+    const OTHERS_PERCENT_MAX: f64 = 5.0;
+    let largest =
+        |value: fn(&DutyCycleReading) -> f64| check.duties.iter().map(value).fold(0.0, f64::max);
     let others = largest(|duty| duty.others_percent);
     let error = largest(|duty| (duty.read_percent - duty.expected_percent).abs());
-    if others > QUIET_PERCENT {
+    if others > OTHERS_PERCENT_MAX {
         format!(
             "no verdict: other processes used up to {others:.0} % of the CPU; repeat on a quiet \
              machine"

@@ -2,7 +2,7 @@
 
 use crate::call::Call;
 use crate::error::{Error, failed};
-use haul_sys::pages::Pages;
+use haul_sys::pages::PageBuffer;
 use haul_sys::region::page_bytes;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -126,7 +126,7 @@ struct PoolInner {
 
 #[derive(Debug, Default)]
 struct PoolState {
-    idle: Vec<Pages>,
+    idle: Vec<PageBuffer>,
     allocated: usize,
 }
 
@@ -170,7 +170,7 @@ impl BufferPool {
         let pages = match state.idle.pop() {
             Some(pages) => pages,
             None if state.allocated < self.0.buffers_max => {
-                let allocate = if self.0.huge_pages { Pages::huge } else { Pages::new };
+                let allocate = if self.0.huge_pages { PageBuffer::huge } else { PageBuffer::new };
                 let pages = allocate(self.0.buffer_bytes).map_err(failed(Call::Mmap))?;
                 state.allocated += 1;
                 pages
@@ -198,7 +198,7 @@ impl PoolInner {
 /// A buffer of a [`BufferPool`], to which it returns when it is dropped.
 pub struct PooledBuffer {
     /// `None` only during drop.
-    pages: Option<Pages>,
+    pages: Option<PageBuffer>,
     len: usize,
     pool: BufferPool,
 }

@@ -80,11 +80,11 @@ struct Entry {
     name: &'static str,
     copying: Copying,
     fallback: Option<SendMethod>,
-    open: fn(BorrowedFd<'_>, &MethodOptions) -> OpenResult,
+    bind: fn(BorrowedFd<'_>, &MethodOptions) -> BindResult,
 }
 
 /// A method that is set up for a socket, or the reason why it cannot be.
-type OpenResult = Result<Box<dyn BoundMethod>, Error>;
+type BindResult = Result<Box<dyn BoundMethod>, Error>;
 
 /// Whether a method copies the bytes on the sending host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,13 +212,13 @@ impl SendMethod {
 
     /// Sets the method up for `socket`; fails if the kernel refuses it. The io_uring methods check
     /// here, once, whether the socket is non-blocking.
-    pub fn open(self, socket: BorrowedFd<'_>, options: &MethodOptions) -> OpenResult {
+    pub fn bind(self, socket: BorrowedFd<'_>, options: &MethodOptions) -> BindResult {
         if options.chunk_bytes == 0 {
             return Err(Error::Unsuited(
                 "chunk_bytes is 0: a send method needs at least one byte per call",
             ));
         }
-        (entry(self).open)(socket, options)
+        (entry(self).bind)(socket, options)
     }
 }
 

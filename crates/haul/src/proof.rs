@@ -26,14 +26,14 @@ const AFTER: u8 = 0x5A;
 
 /// The result of a test of whether a method copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Proved {
+pub struct CopyProof {
     /// Bytes that arrived as they were when they were sent: copied.
     pub copied_bytes: usize,
     /// Bytes that arrived as they were overwritten after they were sent: not copied.
     pub zero_copied_bytes: usize,
 }
 
-impl Proved {
+impl CopyProof {
     /// The share of the bytes that was copied, in percent.
     pub fn copied_percent(&self) -> f64 {
         let bytes = self.copied_bytes + self.zero_copied_bytes;
@@ -79,7 +79,7 @@ pub enum ProofError {
 
 /// Probes `method` between two sockets on loopback. `zerocopy` copies on loopback, as on veth; a
 /// network device may not.
-pub fn probe(method: SendMethod) -> Result<Proved, ProofError> {
+pub fn probe(method: SendMethod) -> Result<CopyProof, ProofError> {
     let failed = |step| move |error| ProofError::Connection { step, error };
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("listening on loopback"))?;
@@ -94,12 +94,16 @@ pub fn probe(method: SendMethod) -> Result<Proved, ProofError> {
 ///
 /// Both ends must be on this machine, blocking, and unused. A method that reads into a buffer is
 /// reported as copying.
-pub fn prove(method: SendMethod, from: &TcpStream, to: &TcpStream) -> Result<Proved, ProofError> {
+pub fn prove(
+    method: SendMethod,
+    from: &TcpStream,
+    to: &TcpStream,
+) -> Result<CopyProof, ProofError> {
     let failed = |step| move |error| ProofError::Connection { step, error };
     let memory = Memory::new(io::repeat(BEFORE), PROOF_BYTES)?;
     let source =
         if method.takes_memory() { Source::from(&memory) } else { Source::from(memory.file()) };
-    let mut bound = method.open(from.as_fd(), &MethodOptions::default())?;
+    let mut bound = method.bind(from.as_fd(), &MethodOptions::default())?;
     let mut sent = 0;
     while sent < memory.len() {
         sent += bound.send(from.as_fd(), source, sent..memory.len())?;
@@ -122,7 +126,7 @@ pub fn prove(method: SendMethod, from: &TcpStream, to: &TcpStream) -> Result<Pro
         .map_err(failed("overwriting the scratch source"))?;
     let mut received = vec![0; PROOF_BYTES];
     (&mut &*to).read_exact(&mut received).map_err(failed("receiving"))?;
-    let mut proved = Proved { copied_bytes: 0, zero_copied_bytes: 0 };
+    let mut proved = CopyProof { copied_bytes: 0, zero_copied_bytes: 0 };
     for (at, &byte) in received.iter().enumerate() {
         match byte {
             BEFORE => proved.copied_bytes += 1,

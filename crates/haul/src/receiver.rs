@@ -6,8 +6,8 @@ use crate::error::{Error, failed};
 use crate::fallback::Fallback;
 use crate::method::Counts;
 use crate::socket;
-use haul_sys::pages::Pages;
-use haul_sys::receive_window::{Moved, ReceiveWindow};
+use haul_sys::pages::PageBuffer;
+use haul_sys::receive_window::{ReceiveOutcome, ReceiveWindow};
 use haul_sys::region::page_bytes;
 use haul_sys::sockopt;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -65,7 +65,7 @@ pub struct Receiver<S: AsFd> {
     trial: MappingTrial,
     /// Bytes that, as the kernel reported, must be read before the next page can be mapped.
     must_read: usize,
-    buffer: Option<Pages>,
+    buffer: Option<PageBuffer>,
     into_file: IntoFile,
     /// Bytes that are still to come, as announced by [`Receiver::expect`].
     expected: u64,
@@ -358,19 +358,19 @@ impl<S: AsFd> Receiver<S> {
             let started = self.trial.start_clock();
             self.report.mapped.calls += 1;
             match window.receive(&self.guard.socket, self.settings.window_bytes.min(at_most)) {
-                Ok(Moved::Mapped(count)) => {
+                Ok(ReceiveOutcome::Mapped(count)) => {
                     self.record_received(count, |report| &mut report.mapped)?;
                     self.record_trial(started, count, 0);
                     return Ok(Ready::Mapped);
                 }
-                Ok(Moved::MustRead(count)) => {
+                Ok(ReceiveOutcome::MustRead(count)) => {
                     self.must_read = count;
                     self.record_trial(started, 0, 0);
                 }
                 // Possibly an urgent byte before the end, which the mapping cannot pass: `recv`
                 // decides.
-                Ok(Moved::Ended) => must_recv = true,
-                Ok(Moved::Nothing) => {
+                Ok(ReceiveOutcome::Ended) => must_recv = true,
+                Ok(ReceiveOutcome::Nothing) => {
                     if has_waited {
                         must_recv = true;
                     } else if !wait(&self.guard.socket, self.guard.low_water)? {
@@ -394,9 +394,8 @@ impl<S: AsFd> Receiver<S> {
     ) -> Result<usize, Error> {
         let buffer = match &mut self.buffer {
             Some(buffer) => buffer,
-            none => {
-                none.insert(Pages::new(self.settings.buffer_bytes).map_err(failed(Call::Mmap))?)
-            }
+            none => none
+                .insert(PageBuffer::new(self.settings.buffer_bytes).map_err(failed(Call::Mmap))?),
         };
         let len = buffer.len().min(limit);
         match self.into_file.take_held(&mut buffer[..len])? {

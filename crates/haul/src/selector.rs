@@ -128,7 +128,7 @@ impl MethodSelector {
             if !matches!(self.settings.choice, MethodChoice::Method(_)) {
                 options.chunk_bytes = call_bytes(method);
             }
-            self.bound_methods.push((method, method.open(socket, &options)?));
+            self.bound_methods.push((method, method.bind(socket, &options)?));
         }
         Ok(&mut self.bound_methods[index].1)
     }

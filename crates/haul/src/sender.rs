@@ -299,11 +299,11 @@ impl<S: AsFd + Send + 'static> Sender<S> {
 
     /// Returns the lent buffers that the kernel has released, without waiting.
     ///
-    /// A program that polls calls this after every loan and before every wait. Buffers whose bytes
-    /// were copied are returned at once, and another call may already have read the completions of
-    /// others. If the program then needs a buffer, it waits for `POLLERR` (`EPOLLERR`), which is
-    /// always reported, whatever events were requested. While there are [`Sender::unsent_bytes`],
-    /// it waits for `POLLOUT`. See the example `serve`.
+    /// A program that polls calls this after every loan and before every wait, because some buffers
+    /// return without a further event: those whose bytes were copied, and those whose completions
+    /// an earlier call has read already. A program that needs a buffer and gets none waits for
+    /// `POLLERR` (`EPOLLERR`), which is always reported, whatever events were requested. While
+    /// there are [`Sender::unsent_bytes`], it also waits for `POLLOUT`. See the example `serve`.
     pub fn reclaim(&mut self) -> Result<impl Iterator<Item = Returned> + '_, Error> {
         match (&self.socket, &mut self.lending) {
             // `process_completions` includes `check_process`. It is not called twice, because this

@@ -1,6 +1,6 @@
 //! [`Source`]: the data to send, from a file or from memory that is not written again.
 
-use haul_sys::region::Region;
+use haul_sys::region::MappedRegion;
 use rustix::fs::{FileType, MemfdFlags};
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
     descriptor: BorrowedFd<'a>,
-    memory: Option<&'a Arc<Region>>,
+    memory: Option<&'a Arc<MappedRegion>>,
 }
 
 impl<'a, F: AsFd> From<&'a F> for Source<'a> {
@@ -37,7 +37,7 @@ impl<'a> Source<'a> {
     }
 
     /// The mapped memory, if the source is [`Memory`].
-    pub(crate) fn as_memory(&self) -> Option<&'a Arc<Region>> {
+    pub(crate) fn as_memory(&self) -> Option<&'a Arc<MappedRegion>> {
         self.memory
     }
 
@@ -108,7 +108,7 @@ pub fn file_len(file: &File) -> Result<u64, SourceError> {
 #[derive(Debug)]
 pub struct Memory {
     file: File,
-    region: Arc<Region>,
+    region: Arc<MappedRegion>,
 }
 
 impl Memory {
@@ -135,7 +135,7 @@ impl Memory {
     /// io_uring.
     pub fn of_file(file: File) -> Result<Self, SourceError> {
         let len = file_len(&file)?;
-        let region = Region::of_memory_file(&file, len as usize)
+        let region = MappedRegion::of_memory_file(&file, len as usize)
             .map_err(|error| SourceError::Failed { step: "mapping a memory file", error })?;
         Ok(Self { file, region: Arc::new(region) })
     }

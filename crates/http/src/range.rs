@@ -14,7 +14,7 @@ const RANGES_MAX: usize = 32;
 
 /// The part of a representation that a `Range` field selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum SelectedRanges {
     /// The whole representation: the field has another unit, is malformed or is unreasonable, and
     /// may be ignored.
     Everything,
@@ -27,11 +27,11 @@ pub enum Wanted {
 }
 
 /// Parses the field for a representation of `len` bytes.
-pub fn parse(field: &[u8], len: u64) -> Wanted {
+pub fn parse(field: &[u8], len: u64) -> SelectedRanges {
     let Some(set) =
         field.split_at_checked(6).filter(|(unit, _)| unit.eq_ignore_ascii_case(b"bytes="))
     else {
-        return Wanted::Everything;
+        return SelectedRanges::Everything;
     };
     let mut ranges = Vec::new();
     let mut specs = 0;
@@ -40,40 +40,42 @@ pub fn parse(field: &[u8], len: u64) -> Wanted {
     {
         specs += 1;
         match parse_spec(spec, len) {
-            _ if specs > RANGES_MAX => return Wanted::Everything,
-            Spec::Malformed => return Wanted::Everything,
-            Spec::Unsatisfiable => {}
-            Spec::Bytes(range) => ranges.push(range),
+            _ if specs > RANGES_MAX => return SelectedRanges::Everything,
+            RangeSpec::Malformed => return SelectedRanges::Everything,
+            RangeSpec::Unsatisfiable => {}
+            RangeSpec::Bytes(range) => ranges.push(range),
         }
     }
     if specs == 0 {
-        return Wanted::Everything;
+        return SelectedRanges::Everything;
     }
     // Overlapping ranges may select more bytes than the representation has. RFC 9110 section 14.2
     // allows a server to ignore them.
     let selected_bytes: u64 =
         ranges.iter().map(|range| range.end - range.start).fold(0, u64::saturating_add);
     match <[_; 1]>::try_from(ranges) {
-        Ok([range]) if range.is_empty() => Wanted::Everything,
-        Ok([range]) => Wanted::One(range),
-        Err(ranges) if ranges.is_empty() => Wanted::Unsatisfiable,
+        Ok([range]) if range.is_empty() => SelectedRanges::Everything,
+        Ok([range]) => SelectedRanges::One(range),
+        Err(ranges) if ranges.is_empty() => SelectedRanges::Unsatisfiable,
         Err(ranges) if selected_bytes > len || ranges.iter().any(Range::is_empty) => {
-            Wanted::Everything
+            SelectedRanges::Everything
         }
-        Err(ranges) => Wanted::Many(ranges),
+        Err(ranges) => SelectedRanges::Many(ranges),
     }
 }
 
 /// One range of the field.
-enum Spec {
+enum RangeSpec {
     Malformed,
     /// Well formed, but without a byte of the representation.
     Unsatisfiable,
     Bytes(Range<u64>),
 }
 
-fn parse_spec(spec: &[u8], len: u64) -> Spec {
-    let Some(dash) = spec.iter().position(|&byte| byte == b'-') else { return Spec::Malformed };
+fn parse_spec(spec: &[u8], len: u64) -> RangeSpec {
+    let Some(dash) = spec.iter().position(|&byte| byte == b'-') else {
+        return RangeSpec::Malformed;
+    };
     let (first, last) = (&spec[..dash], &spec[dash + 1..]);
     // A number that overflows is beyond the end of every representation.
     let number = |digits: &[u8]| {
@@ -82,21 +84,21 @@ fn parse_spec(spec: &[u8], len: u64) -> Spec {
     };
     match (number(first), number(last)) {
         (None, Some(suffix)) if first.is_empty() => match suffix {
-            0 => Spec::Unsatisfiable,
+            0 => RangeSpec::Unsatisfiable,
             // A suffix of an empty representation is satisfiable, and empty.
-            _ => Spec::Bytes(len.saturating_sub(suffix)..len),
+            _ => RangeSpec::Bytes(len.saturating_sub(suffix)..len),
         },
-        (Some(first), Some(last)) if last < first => Spec::Malformed,
-        (Some(first), Some(_)) if first >= len => Spec::Unsatisfiable,
-        (Some(first), Some(last)) => Spec::Bytes(first..len.min(last.saturating_add(1))),
+        (Some(first), Some(last)) if last < first => RangeSpec::Malformed,
+        (Some(first), Some(_)) if first >= len => RangeSpec::Unsatisfiable,
+        (Some(first), Some(last)) => RangeSpec::Bytes(first..len.min(last.saturating_add(1))),
         (Some(first), None) if last.is_empty() => {
             if first >= len {
-                Spec::Unsatisfiable
+                RangeSpec::Unsatisfiable
             } else {
-                Spec::Bytes(first..len)
+                RangeSpec::Bytes(first..len)
             }
         }
-        _ => Spec::Malformed,
+        _ => RangeSpec::Malformed,
     }
 }
 
@@ -109,41 +111,41 @@ mod tests {
     fn every_form_of_section_14_1_2_is_parsed() {
         let of_ten = |field: &str| parse(field.as_bytes(), 10);
         for (field, expected) in [
-            ("bytes=0-3", Wanted::One(0..4)),
-            ("Bytes=0-0", Wanted::One(0..1)),
-            ("bytes=5-", Wanted::One(5..10)),
-            ("bytes=-3", Wanted::One(7..10)),
-            ("bytes=-30", Wanted::One(0..10)),
-            ("bytes=5-99999999999999999999999", Wanted::One(5..10)),
-            ("bytes=9-9", Wanted::One(9..10)),
-            ("bytes=10-", Wanted::Unsatisfiable),
-            ("bytes=-0", Wanted::Unsatisfiable),
-            ("bytes=99999999999999999999999-", Wanted::Unsatisfiable),
-            ("bytes=10-11,12-", Wanted::Unsatisfiable),
-            ("bytes=0-1, 4-5", Wanted::Many(vec![0..2, 4..6])),
-            ("bytes=4-5 ,,0-1", Wanted::Many(vec![4..6, 0..2])),
-            ("bytes=0-1,10-", Wanted::One(0..2)),
-            ("bytes=0-8,1-9", Wanted::Everything),
-            ("bytes=3-2", Wanted::Everything),
-            ("bytes=0-1,a", Wanted::Everything),
-            ("bytes=", Wanted::Everything),
-            ("bytes=,", Wanted::Everything),
-            ("bytes=-", Wanted::Everything),
-            ("bytes=--1", Wanted::Everything),
-            ("bytes=+1-2", Wanted::Everything),
-            ("bytes=1 - 2", Wanted::Everything),
-            ("bytes 0-1", Wanted::Everything),
-            ("rows=0-1", Wanted::Everything),
-            ("", Wanted::Everything),
+            ("bytes=0-3", SelectedRanges::One(0..4)),
+            ("Bytes=0-0", SelectedRanges::One(0..1)),
+            ("bytes=5-", SelectedRanges::One(5..10)),
+            ("bytes=-3", SelectedRanges::One(7..10)),
+            ("bytes=-30", SelectedRanges::One(0..10)),
+            ("bytes=5-99999999999999999999999", SelectedRanges::One(5..10)),
+            ("bytes=9-9", SelectedRanges::One(9..10)),
+            ("bytes=10-", SelectedRanges::Unsatisfiable),
+            ("bytes=-0", SelectedRanges::Unsatisfiable),
+            ("bytes=99999999999999999999999-", SelectedRanges::Unsatisfiable),
+            ("bytes=10-11,12-", SelectedRanges::Unsatisfiable),
+            ("bytes=0-1, 4-5", SelectedRanges::Many(vec![0..2, 4..6])),
+            ("bytes=4-5 ,,0-1", SelectedRanges::Many(vec![4..6, 0..2])),
+            ("bytes=0-1,10-", SelectedRanges::One(0..2)),
+            ("bytes=0-8,1-9", SelectedRanges::Everything),
+            ("bytes=3-2", SelectedRanges::Everything),
+            ("bytes=0-1,a", SelectedRanges::Everything),
+            ("bytes=", SelectedRanges::Everything),
+            ("bytes=,", SelectedRanges::Everything),
+            ("bytes=-", SelectedRanges::Everything),
+            ("bytes=--1", SelectedRanges::Everything),
+            ("bytes=+1-2", SelectedRanges::Everything),
+            ("bytes=1 - 2", SelectedRanges::Everything),
+            ("bytes 0-1", SelectedRanges::Everything),
+            ("rows=0-1", SelectedRanges::Everything),
+            ("", SelectedRanges::Everything),
         ] {
             assert_eq!(of_ten(field), expected, "{field}");
         }
         let many = format!("bytes={}", "0-0,".repeat(RANGES_MAX + 1));
-        assert_eq!(parse(many.as_bytes(), 1000), Wanted::Everything);
-        assert_eq!(parse(b"bytes=0-", 0), Wanted::Unsatisfiable);
+        assert_eq!(parse(many.as_bytes(), 1000), SelectedRanges::Everything);
+        assert_eq!(parse(b"bytes=0-", 0), SelectedRanges::Unsatisfiable);
         assert_eq!(
             parse(b"bytes=-1", 0),
-            Wanted::Everything,
+            SelectedRanges::Everything,
             "a suffix of an empty file is the whole file"
         );
     }
@@ -155,8 +157,8 @@ mod tests {
             len in 0u64..100,
         ) {
             let ranges = match parse(field.as_bytes(), len) {
-                Wanted::One(range) => vec![range],
-                Wanted::Many(ranges) => { prop_assert!(ranges.len() > 1); ranges }
+                SelectedRanges::One(range) => vec![range],
+                SelectedRanges::Many(ranges) => { prop_assert!(ranges.len() > 1); ranges }
                 _ => vec![],
             };
             for range in ranges {

@@ -101,7 +101,8 @@ impl Lab {
         Ok(Self { sender, receiver, kind: Kind::Veth, mtu: settings.mtu, caveats })
     }
 
-    /// Creates both hosts on the loopback device, on two CPUs if there are two.
+    /// Creates a lab without a veth pair: both hosts use the loopback device of the caller's
+    /// network namespace. Each has a CPU of its own if there are two.
     pub fn loopback() -> Result<Self, LabError> {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let (cpus, mut caveats) = match CpuPair::choose() {
@@ -270,7 +271,7 @@ impl Lab {
 /// Call this before the process starts a second thread. Does nothing if the process may create
 /// network namespaces already. Files keep their owners: the namespace's root is the calling user
 /// outside.
-pub fn become_lab_user() -> Result<(), LabError> {
+pub fn enter_user_namespace() -> Result<(), LabError> {
     if host::can_create_namespaces() {
         return Ok(());
     }

@@ -13,9 +13,9 @@
 //! Limitations: a veth pair has no interrupts of its own, no DMA and no physical link;
 //! `MSG_ZEROCOPY` copies on it; and the two CPUs share a last-level cache and memory.
 //!
-//! Root needs no other setup. An ordinary user first calls [`become_lab_user`], before the process
-//! has a second thread. If namespaces are forbidden or there is only one CPU, [`Lab::open`] falls
-//! back to loopback, and [`Lab::caveats`] describes the effects.
+//! Root needs no other setup. An ordinary user first calls [`enter_user_namespace`], before the
+//! process has a second thread. If namespaces are forbidden or there is only one CPU, [`Lab::open`]
+//! falls back to loopback, and [`Lab::caveats`] describes the effects.
 
 #![forbid(unsafe_code)]
 
@@ -35,7 +35,7 @@ pub use cpus::{CpuPair, allowed_cpus};
 pub use error::{LabError, MTU_MAX, MTU_MIN};
 pub use host::{Host, Running};
 pub use impair::{Loss, ParseLossError};
-pub use lab::{Kind, Lab, Settings, become_lab_user};
+pub use lab::{Kind, Lab, Settings, enter_user_namespace};
 pub use link::Offloads;
 pub use receive::Reception;
 pub use setting::HostSetting;

@@ -83,7 +83,7 @@ impl BodyReceiver {
     pub fn receive(&mut self, stream: &mut Stream, input: &mut Vec<u8>) -> Result<(), Stop> {
         let turn_ends = self.received + TURN_BYTES;
         loop {
-            if self.take(input).map_err(Stop::Refused)? {
+            if self.write_buffered(input).map_err(Stop::Refused)? {
                 return Ok(());
             }
             if self.received >= turn_ends {
@@ -118,7 +118,7 @@ impl BodyReceiver {
     }
 
     /// Writes what was read already; true once the body is complete.
-    fn take(&mut self, input: &mut Vec<u8>) -> Result<bool, Status> {
+    fn write_buffered(&mut self, input: &mut Vec<u8>) -> Result<bool, Status> {
         match &mut self.method {
             Method::Direct { len, .. } | Method::Read { len } => {
                 let left = usize::try_from(*len - self.received).unwrap_or(usize::MAX);

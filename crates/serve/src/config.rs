@@ -23,7 +23,7 @@ pub struct Config {
     /// process may use.
     pub workers: Option<usize>,
     /// The rules by which targets are mapped to files.
-    pub content: Content,
+    pub content: ContentRules,
     /// Additional header fields of responses.
     pub fields: ExtraFields,
     /// The size of the largest upload (`PUT`), in bytes; `None` if uploads are not allowed. **With
@@ -76,7 +76,7 @@ pub struct BasicAuth {
 /// The rules by which targets are mapped to files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Content {
+pub struct ContentRules {
     /// Names of index files. The first that exists is sent for its directory.
     pub index: Vec<String>,
     /// Whether a directory without an index file is listed.
@@ -162,7 +162,7 @@ impl Config {
             tls: None,
             basic_auth: None,
             workers: None,
-            content: Content::default(),
+            content: ContentRules::default(),
             fields: ExtraFields::default(),
             put_bytes_max: None,
             access_log: None,
@@ -187,7 +187,7 @@ impl Config {
     }
 }
 
-impl Default for Content {
+impl Default for ContentRules {
     fn default() -> Self {
         Self {
             index: vec!["index.html".into()],

@@ -13,7 +13,7 @@ mod state;
 mod upload;
 
 use self::state::State;
-use crate::files::service::Found;
+use crate::files::service::LookupResult;
 use crate::handler::FileHandler;
 use crate::jobs::{FileJob, FileReply};
 use crate::passwords::Passwords;
@@ -38,8 +38,8 @@ const LINGER_BYTES_MAX: usize = 1 << 20;
 /// The time in which it may send them.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connection's next need.
-pub type Next = Action<FileJob>;
+/// The event loop's next step for a connection: wait, yield, run a job or close.
+pub type ConnectionAction = Action<FileJob>;
 
 /// A connection of an HTTP client.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub struct Connection {
 #[derive(Debug)]
 struct PendingRequest {
     received: Instant,
-    found: Option<Found>,
+    found: Option<LookupResult>,
     /// The temporary file for the body, or the reason why there is none.
     upload: Option<Result<Box<AtomicFile>, Status>>,
     login: Option<Login>,
@@ -166,7 +166,7 @@ impl Connection {
     }
 
     /// The deadline has passed.
-    pub fn expire(&mut self, handler: &mut FileHandler) -> Next {
+    pub fn expire(&mut self, handler: &mut FileHandler) -> ConnectionAction {
         match self.state {
             State::Uploading(..) => {
                 self.state.reject_upload(Status::REQUEST_TIMEOUT);
@@ -179,9 +179,9 @@ impl Connection {
             }
             State::Responding(_) => {
                 self.stream.reset_on_close();
-                Next::Close
+                ConnectionAction::Close
             }
-            _ => Next::Close,
+            _ => ConnectionAction::Close,
         }
     }
 
@@ -217,22 +217,22 @@ impl Connection {
     }
 
     /// Goes as far as it can without blocking.
-    pub fn drive(&mut self, handler: &mut FileHandler) -> Next {
+    pub fn drive(&mut self, handler: &mut FileHandler) -> ConnectionAction {
         if self.stream.flush() == Sent::Broken {
-            return Next::Close;
+            return ConnectionAction::Close;
         }
         let mut budget_bytes = TURN_BYTES;
         let mut answered = 0;
         loop {
             let next = match &self.state {
-                State::Reading if answered == TURN_REQUESTS => Some(Next::Yield),
+                State::Reading if answered == TURN_REQUESTS => Some(ConnectionAction::Yield),
                 // Other responses are held meanwhile, and the next request may be for a file.
                 State::Reading
                     if handler.holds
                         && answered > 0
                         && (self.is_readable || !self.input.is_empty()) =>
                 {
-                    Some(Next::Yield)
+                    Some(ConnectionAction::Yield)
                 }
                 State::Reading => self.read(handler),
                 State::Responding(_) => {
@@ -241,7 +241,7 @@ impl Connection {
                     next
                 }
                 State::AwaitingJob | State::AwaitingPages(_) | State::Committing(_) => {
-                    Some(Next::WaitUntil(NEVER))
+                    Some(ConnectionAction::WaitUntil(NEVER))
                 }
                 State::Uploading(..) => self.receive_body(handler),
                 State::Committed(..) => {
@@ -250,7 +250,7 @@ impl Connection {
                 }
                 State::Closing { .. } => self.send_close(handler),
                 State::Lingering { .. } => Some(self.discard_input(handler)),
-                State::Closed => Some(Next::Close),
+                State::Closed => Some(ConnectionAction::Close),
             };
             if let Some(next) = next {
                 return next;
@@ -266,11 +266,11 @@ impl Connection {
     }
 
     /// Sends `close_notify`; `None` once it is in the socket.
-    fn send_close(&mut self, handler: &FileHandler) -> Option<Next> {
+    fn send_close(&mut self, handler: &FileHandler) -> Option<ConnectionAction> {
         let State::Closing { lingers, until } = self.state else { return None };
         match self.stream.send_close_notify() {
-            Sent::Blocked => return Some(Next::WaitUntil(until)),
-            Sent::Broken | Sent::Ended => return Some(Next::Close),
+            Sent::Blocked => return Some(ConnectionAction::WaitUntil(until)),
+            Sent::Broken | Sent::Ended => return Some(ConnectionAction::Close),
             Sent::Bytes(_) if lingers => {
                 self.stream.shutdown();
                 let until = deadline(handler.clock.seconds(), LINGER_TIMEOUT);
@@ -282,24 +282,24 @@ impl Connection {
     }
 
     /// Discards what the client still sends.
-    fn discard_input(&mut self, handler: &mut FileHandler) -> Next {
+    fn discard_input(&mut self, handler: &mut FileHandler) -> ConnectionAction {
         let State::Lingering { remaining_bytes, until } = &mut self.state else {
-            return Next::Close;
+            return ConnectionAction::Close;
         };
         let buffer = &mut handler.scratch.input;
         loop {
             buffer.clear();
             match self.stream.receive(buffer) {
-                Ok(0) => return Next::Close,
-                Ok(count) if count > *remaining_bytes => return Next::Close,
+                Ok(0) => return ConnectionAction::Close,
+                Ok(count) if count > *remaining_bytes => return ConnectionAction::Close,
                 Ok(count) => *remaining_bytes -= count,
                 Err(error)
                     if error.kind() == io::ErrorKind::WouldBlock
                         && *until > handler.clock.seconds() =>
                 {
-                    return Next::WaitUntil(*until);
+                    return ConnectionAction::WaitUntil(*until);
                 }
-                Err(_) => return Next::Close,
+                Err(_) => return ConnectionAction::Close,
             }
         }
     }
@@ -317,7 +317,7 @@ impl PendingRequest {
             _ => {
                 self.login = Some(Err(Status::INTERNAL_ERROR));
                 self.upload = Some(Err(Status::INTERNAL_ERROR));
-                self.found = Some(Found::Nothing(Status::INTERNAL_ERROR));
+                self.found = Some(LookupResult::Nothing(Status::INTERNAL_ERROR));
             }
         }
     }

@@ -5,10 +5,10 @@
 
 use crate::clock::ResponseClock;
 use crate::config::{Config, Limits};
-use crate::connection::{Connection, Next};
+use crate::connection::{Connection, ConnectionAction};
 use crate::counters::Counters;
 use crate::files::cache::{FileCache, ValidationEpoch};
-use crate::files::service::{Found, Service};
+use crate::files::service::{LookupResult, Service};
 use crate::jobs::{FileJob, FileReply};
 use crate::log::{AccessLog, LogEntry};
 use crate::response::builder::{Response, ResponseBuilder};
@@ -90,7 +90,8 @@ pub struct FileHandler {
     /// Hashes of `Authorization` fields that were accepted.
     pub known_logins: LruCache<blake3::Hash, ()>,
     pub cache: FileCache,
-    /// Advanced by everything that is received, from a client or from an offload thread.
+    /// The validation epoch: a file that `fstat` found unchanged in it needs no further check.
+    /// Bytes from a client and replies of offload threads begin a new one.
     pub epoch: ValidationEpoch,
     /// Whether partial segments are held, to be flushed together.
     pub holds: bool,
@@ -195,9 +196,9 @@ impl FileHandler {
     }
 
     /// Finds what a target stands for; `None` if the lookup would block.
-    pub fn find(&mut self, target: &str) -> Option<Found> {
+    pub fn find(&mut self, target: &str) -> Option<LookupResult> {
         if let Some(resource) = self.cache.get(key(target), self.clock.seconds(), self.epoch) {
-            return Some(Found::Resource(resource));
+            return Some(LookupResult::Resource(resource));
         }
         let found = match Target::parse(target) {
             // Without blocking, the only error is that it would block.
@@ -209,9 +210,9 @@ impl FileHandler {
     }
 
     /// Caches what was found, if it is a file of its own, instead of what was cached before.
-    pub fn cache_found(&mut self, target: &str, found: &Found) {
+    pub fn cache_found(&mut self, target: &str, found: &LookupResult) {
         match found {
-            Found::Resource(resource) if !resource.is_fallback => {
+            LookupResult::Resource(resource) if !resource.is_fallback => {
                 self.cache.put(key(target), resource, self.clock.seconds());
             }
             _ => self.cache.remove(key(target)),
@@ -288,7 +289,7 @@ impl Handler for FileHandler {
         }
     }
 
-    fn drive(&mut self, connection: &mut Connection, _: &Context<'_>) -> Next {
+    fn drive(&mut self, connection: &mut Connection, _: &Context<'_>) -> ConnectionAction {
         connection.drive(self)
     }
 
@@ -300,7 +301,7 @@ impl Handler for FileHandler {
         self.holds = on;
     }
 
-    fn complete(&mut self, connection: &mut Connection, reply: FileReply) {
+    fn on_reply(&mut self, connection: &mut Connection, reply: FileReply) {
         connection.complete(reply);
     }
 
@@ -312,7 +313,7 @@ impl Handler for FileHandler {
         connection.is_idle()
     }
 
-    fn expire(&mut self, connection: &mut Connection, _: &Context<'_>) -> Next {
+    fn expire(&mut self, connection: &mut Connection, _: &Context<'_>) -> ConnectionAction {
         connection.expire(self)
     }
 

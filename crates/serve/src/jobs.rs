@@ -5,7 +5,7 @@
 //! of their own, so that guessing does not delay files.
 
 use crate::files::resource::Representation;
-use crate::files::service::{Found, Service, status_of};
+use crate::files::service::{LookupResult, Service, status_of};
 use crate::handler::FileHandler;
 use crate::passwords::Passwords;
 use haul_fs::{AtomicFile, Blocking, Committed};
@@ -75,7 +75,7 @@ pub struct PasswordCheck {
 #[derive(Debug)]
 pub enum FileReply {
     /// What the target stands for.
-    Found(Found),
+    Found(LookupResult),
     /// The pages are in memory, or the file cannot be read: sending finds out.
     PagesRead,
     /// A temporary file, or the reason why there is none.
@@ -125,7 +125,7 @@ impl FileJob {
 impl Job for FileJob {
     type Reply = FileReply;
 
-    fn pool(&self) -> usize {
+    fn pool_index(&self) -> usize {
         if self.is_for_disk() { DISK_POOL } else { PASSWORD_POOL }
     }
 
@@ -135,7 +135,7 @@ impl Job for FileJob {
                 FileReply::Found(match Target::parse(&target) {
                     Ok(target) => service
                         .find(&target, accepts_json, Blocking::Disk)
-                        .unwrap_or(Found::Nothing(Status::INTERNAL_ERROR)),
+                        .unwrap_or(LookupResult::Nothing(Status::INTERNAL_ERROR)),
                     Err(error) => Service::refuse(error),
                 })
             }

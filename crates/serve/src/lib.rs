@@ -37,7 +37,7 @@ mod response;
 mod secrets;
 mod server;
 
-pub use config::{AccessLog, BasicAuth, Config, Content, ExtraFields, Limits, LogFormat, Tls};
+pub use config::{AccessLog, BasicAuth, Config, ContentRules, ExtraFields, Limits, LogFormat, Tls};
 pub use counters::{Counters, LATENCY_BOUNDS_US, TransportCounters};
 pub use error::Error;
 pub use haul_fs::Symlinks;

@@ -18,7 +18,7 @@ use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
 use haul_server::metrics::{self, MetricsServer, Registry};
 use haul_server::offload::Offload;
 use haul_server::runtime::{self, Control};
-use haul_server::sandbox::{self, Allowed};
+use haul_server::sandbox::{self, AccessRights};
 use haul_server::{Address, privileges};
 use std::fs::File;
 use std::io;
@@ -68,7 +68,7 @@ impl Server {
         {
             return Err(Error::Method(method));
         }
-        let config = &within_descriptor_limit(config);
+        let config = &clamp_to_descriptor_limit(config);
         let service = Arc::new(Service::new(config)?);
         let secrets = Secrets::load(config)?;
         let log = config.access_log.as_ref();
@@ -150,7 +150,7 @@ fn listen_addresses(config: &Config) -> Vec<ListenAddress> {
 }
 
 /// Connection and cache limits within the process's descriptor limit.
-fn within_descriptor_limit(config: &Config) -> Config {
+fn clamp_to_descriptor_limit(config: &Config) -> Config {
     let mut config = config.clone();
     let available = runtime::descriptors_available();
     let limits = &mut config.limits;
@@ -195,13 +195,14 @@ fn restrict(
 }
 
 /// The paths that the service needs after its start.
-fn sandbox_paths(config: &Config) -> Vec<(PathBuf, Allowed)> {
-    let root = if config.put_bytes_max.is_some() { Allowed::ReadWrite } else { Allowed::Read };
+fn sandbox_paths(config: &Config) -> Vec<(PathBuf, AccessRights)> {
+    let root =
+        if config.put_bytes_max.is_some() { AccessRights::ReadWrite } else { AccessRights::Read };
     let mut paths = vec![(config.root.clone(), root)];
-    paths.extend(reloaded_files(config).map(|path| (path.clone(), Allowed::ReadAgain)));
+    paths.extend(reloaded_files(config).map(|path| (path.clone(), AccessRights::ReadAgain)));
     let log = config.access_log.as_ref().and_then(|log| log.path.clone());
-    paths.extend(log.map(|path| (path, Allowed::Append)));
-    paths.extend(config.unix_sockets().map(|path| (path.clone(), Allowed::Remove)));
+    paths.extend(log.map(|path| (path, AccessRights::Append)));
+    paths.extend(config.unix_sockets().map(|path| (path.clone(), AccessRights::Remove)));
     paths
 }
 

@@ -95,7 +95,7 @@ pub trait Handler {
     }
 
     /// Takes the reply to a job of this connection; [`Handler::drive`] follows.
-    fn complete(&mut self, connection: &mut Self::Connection, reply: <Self::Job as Job>::Reply) {
+    fn on_reply(&mut self, connection: &mut Self::Connection, reply: <Self::Job as Job>::Reply) {
         let _ = (connection, reply);
     }
 
@@ -457,7 +457,7 @@ impl<H: Handler> EventLoop<H> {
         self.handler.on_wake();
         for (token, reply) in self.offload.replies() {
             if let Some((connection, handler)) = self.connection(token) {
-                handler.complete(connection, reply);
+                handler.on_reply(connection, reply);
                 self.drive(token);
             }
         }

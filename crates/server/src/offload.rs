@@ -20,7 +20,7 @@ pub trait Job: Debug + Send + Sized + 'static {
     type Reply: Debug + Send + 'static;
 
     /// The index of the pool that runs it.
-    fn pool(&self) -> usize {
+    fn pool_index(&self) -> usize {
         0
     }
 
@@ -121,7 +121,7 @@ impl<R> Inbox<R> {
 }
 
 impl<J: Job> Offload<J> {
-    /// Starts the threads. [`Job::pool`] is an index into `settings`.
+    /// Starts the threads. [`Job::pool_index`] is an index into `settings`.
     pub fn start(settings: &[PoolSettings]) -> io::Result<Self> {
         let pool = |settings: &PoolSettings| Pool {
             state: Mutex::new(PoolState { jobs: VecDeque::new(), is_closed: false }),
@@ -164,7 +164,7 @@ impl<J: Job> Drop for Offload<J> {
 impl<J: Job> OffloadQueue<J> {
     /// Queues a job; the reply carries the same token.
     pub fn push(&self, token: u64, job: J) {
-        let pool = &self.pools[job.pool()];
+        let pool = &self.pools[job.pool_index()];
         let mut state = lock(&pool.state);
         if state.jobs.len() >= pool.jobs_max || job.exceeds_share(&state.jobs) {
             drop(state);

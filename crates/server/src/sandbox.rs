@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 /// 6.7).
 const RULES: ABI = ABI::V4;
 
-/// What may be done below a path.
+/// The access that the sandbox leaves below a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Allowed {
+pub enum AccessRights {
     /// Read files and directories, execute files.
     Read,
     /// Read, and create, replace and remove files.
@@ -35,7 +35,7 @@ pub enum Allowed {
 ///
 /// Returns a limitation of this kernel and its consequence as one line, or `None` if every rule is
 /// enforced.
-pub fn restrict(paths: &[(PathBuf, Allowed)]) -> Result<Option<String>, Error> {
+pub fn restrict(paths: &[(PathBuf, AccessRights)]) -> Result<Option<String>, Error> {
     let failed = |error: &dyn std::fmt::Display| Error::Sandbox(error.to_string());
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -60,16 +60,16 @@ pub fn restrict(paths: &[(PathBuf, Allowed)]) -> Result<Option<String>, Error> {
     })
 }
 
-fn add(ruleset: &mut RulesetCreated, path: &Path, allowed: Allowed) -> Result<(), String> {
+fn add(ruleset: &mut RulesetCreated, path: &Path, allowed: AccessRights) -> Result<(), String> {
     let writes = AccessFs::WriteFile
         | AccessFs::Truncate
         | AccessFs::MakeReg
         | AccessFs::RemoveFile
         | AccessFs::Refer;
     match allowed {
-        Allowed::Read => rule(ruleset, path, AccessFs::from_read(RULES)),
-        Allowed::ReadWrite => rule(ruleset, path, AccessFs::from_read(RULES) | writes),
-        Allowed::ReadAgain => {
+        AccessRights::Read => rule(ruleset, path, AccessFs::from_read(RULES)),
+        AccessRights::ReadWrite => rule(ruleset, path, AccessFs::from_read(RULES) | writes),
+        AccessRights::ReadAgain => {
             let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
             for directory in [directory_of(path), directory_of(&target)] {
                 // A directory that cannot be opened now could not be read later either.
@@ -77,10 +77,10 @@ fn add(ruleset: &mut RulesetCreated, path: &Path, allowed: Allowed) -> Result<()
             }
             Ok(())
         }
-        Allowed::Append => {
+        AccessRights::Append => {
             rule(ruleset, directory_of(path), AccessFs::WriteFile | AccessFs::MakeReg)
         }
-        Allowed::Remove => rule(ruleset, directory_of(path), AccessFs::RemoveFile.into()),
+        AccessRights::Remove => rule(ruleset, directory_of(path), AccessFs::RemoveFile.into()),
     }
 }
 
@@ -119,9 +119,9 @@ mod tests {
         // The rules hold for this thread and for no other.
         let thread = std::thread::spawn(move || {
             let paths = [
-                (path("read"), Allowed::Read),
-                (path("write"), Allowed::ReadWrite),
-                (path("again/a"), Allowed::ReadAgain),
+                (path("read"), AccessRights::Read),
+                (path("write"), AccessRights::ReadWrite),
+                (path("again/a"), AccessRights::ReadAgain),
             ];
             if let Some(caveat) = restrict(&paths).unwrap() {
                 return eprintln!("SKIPPED: Landlock is not tested: {caveat}");

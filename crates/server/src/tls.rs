@@ -144,7 +144,7 @@ struct RecordReader {
     read: usize,
     /// Header bytes given to rustls.
     given: usize,
-    /// Payload bytes still to read.
+    /// Bytes of the record's payload that are still to be read.
     remaining: usize,
 }
 

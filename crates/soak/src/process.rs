@@ -24,7 +24,7 @@ use crate::proc_stat::ProcStat;
 use crate::reading::Baseline;
 use crate::reading::Resolution;
 use crate::report::{SoakReport, Warning};
-use crate::spinner::{self, Counts, Publish};
+use crate::spinner::{self, Counts, ProgressSink};
 use haul_sys::clock::ProcessClock;
 use haul_sys::rusage::{self, Who};
 use haul_sys::shared_counters::SharedCounters;
@@ -303,7 +303,7 @@ impl SharedState {
     }
 }
 
-impl Publish for SharedState {
+impl ProgressSink for SharedState {
     fn publish_interrupt_time(&self, ns: u64) {
         self.store(slot::INTERRUPTED_NS, ns);
     }

@@ -40,8 +40,8 @@ pub struct CpuLoad {
     pub taken_percent: f64,
     /// The part that interrupts took from the spinner, beyond the quiet baseline.
     pub interrupted_percent: f64,
-    /// Slowdown of the spinner's remaining time against the baseline, in percent; `None` if too
-    /// little remained.
+    /// How much slower the spinner's memory accesses were than in the baseline, in percent; `None`
+    /// if too little time was left to the spinner.
     pub interference_percent: Option<f64>,
     /// Load of the same time by `/proc/stat`.
     pub proc_stat_percent: f64,

@@ -23,7 +23,7 @@ pub struct SoakReport {
     pub schema: String,
     /// Wall time of the measurement.
     pub seconds: f64,
-    /// The mean load of the measured CPUs.
+    /// The load of all measured CPUs: their mean, in percent.
     pub total_load_percent: f64,
     /// The CPU time of the whole load.
     pub cpu_seconds: f64,

@@ -34,8 +34,8 @@ pub(crate) struct Counts {
     pub work: u64,
 }
 
-/// Publishes the loop's counters and reads its control flags.
-pub(crate) trait Publish {
+/// Receives the spin loop's counters, and holds its control flags.
+pub(crate) trait ProgressSink {
     /// Publishes the time that interrupts took so far.
     fn publish_interrupt_time(&self, ns: u64);
     /// Publishes the number of cache lines dirtied so far.
@@ -56,7 +56,7 @@ struct LocalState {
     is_stopped: AtomicBool,
 }
 
-impl Publish for LocalState {
+impl ProgressSink for LocalState {
     fn publish_interrupt_time(&self, ns: u64) {
         self.interrupted_ns.store(ns, Relaxed);
     }
@@ -163,7 +163,7 @@ pub(crate) fn set_up(cpu: usize) -> io::Result<(ThreadClock, u32)> {
 }
 
 /// Spins until `is_stopped`, counting cache lines and interruptions.
-pub(crate) fn spin(clock: ThreadClock, state: &impl Publish) {
+pub(crate) fn spin(clock: ThreadClock, state: &impl ProgressSink) {
     let own = || clock.read().unwrap_or_default();
     let mut memory = vec![0u8; MEMORY_BYTES];
     let mut line = 0;

@@ -1,9 +1,9 @@
 //! Page-aligned memory owned by the program, for buffers that are read, written and lent to the
 //! kernel.
 //!
-//! Unlike a [`crate::region::Region`], its bytes are accessible, since only its owner writes them.
-//! Whole pages make a loan cheap: the kernel takes references to pages, and no other object shares
-//! a page with the buffer.
+//! Unlike a [`crate::region::MappedRegion`], its bytes are accessible, since only its owner writes
+//! them. Whole pages make a loan cheap: the kernel takes references to pages, and no other object
+//! shares a page with the buffer.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;
@@ -16,7 +16,7 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A buffer of zeroed memory that begins on a page boundary; unmapped on drop.
 #[derive(Debug)]
-pub struct Pages {
+pub struct PageBuffer {
     mapping: NonNull<u8>,
     mapping_len: usize,
     start: NonNull<u8>,
@@ -25,11 +25,11 @@ pub struct Pages {
 
 // SAFETY: Pages owns its mapping as a Box<[u8]> owns its allocation; access goes through & and
 // &mut.
-unsafe impl Send for Pages {}
+unsafe impl Send for PageBuffer {}
 // SAFETY: as above.
-unsafe impl Sync for Pages {}
+unsafe impl Sync for PageBuffer {}
 
-impl Pages {
+impl PageBuffer {
     /// Allocates `len` bytes in ordinary pages. `InvalidInput` if `len` is 0.
     pub fn new(len: usize) -> io::Result<Self> {
         Self::allocate(len, crate::region::page_bytes())
@@ -80,7 +80,7 @@ impl Pages {
     }
 }
 
-impl Deref for Pages {
+impl Deref for PageBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -90,14 +90,14 @@ impl Deref for Pages {
     }
 }
 
-impl DerefMut for Pages {
+impl DerefMut for PageBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` is the only access.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
-impl Drop for Pages {
+impl Drop for PageBuffer {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in this type and is unmapped once; an error would only leak
         // it.
@@ -112,8 +112,8 @@ mod tests {
     #[test]
     fn memory_is_aligned_zeroed_and_writable() {
         for (pages, alignment) in [
-            (Pages::new(10_000).unwrap(), crate::region::page_bytes()),
-            (Pages::huge(3 << 20).unwrap(), HUGE_PAGE_BYTES),
+            (PageBuffer::new(10_000).unwrap(), crate::region::page_bytes()),
+            (PageBuffer::huge(3 << 20).unwrap(), HUGE_PAGE_BYTES),
         ] {
             let mut pages = pages;
             assert_eq!(pages.as_ptr() as usize % alignment, 0);
@@ -122,7 +122,7 @@ mod tests {
             pages[last] = 7;
             assert_eq!(pages[last], 7);
         }
-        assert_eq!(Pages::new(0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
-        assert!(Pages::huge(usize::MAX).is_err());
+        assert_eq!(PageBuffer::new(0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert!(PageBuffer::huge(usize::MAX).is_err());
     }
 }

@@ -55,7 +55,7 @@ const TAIL_OFFSET: usize = 1032;
 
 /// One sample of a CPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Tick {
+pub struct CpuSample {
     /// Process that the CPU was running, 0 for the kernel's idle loop. Work done in interrupts is
     /// attributed to the process that they interrupted.
     pub process: u32,
@@ -144,7 +144,7 @@ impl Sampler {
 
     /// Takes the samples recorded since the last call. The ring must not overflow between two
     /// calls.
-    pub fn take(&mut self) -> Vec<Tick> {
+    pub fn take(&mut self) -> Vec<CpuSample> {
         let head = self.position(HEAD_OFFSET).load(Acquire);
         let tail = self.position(TAIL_OFFSET).load(Acquire);
         let len = usize::try_from(head.wrapping_sub(tail)).unwrap_or(0).min(self.data_bytes);
@@ -188,7 +188,7 @@ impl Drop for Sampler {
 /// Parses ring records into samples and the number of lost samples.
 ///
 /// Any input is safe: unknown records are skipped, and a truncated record ends the parse.
-pub fn parse(mut records: &[u8]) -> (Vec<Tick>, u64) {
+pub fn parse(mut records: &[u8]) -> (Vec<CpuSample>, u64) {
     let (mut ticks, mut lost) = (Vec::new(), 0);
     while let Some((header, _)) = records.split_first_chunk::<8>() {
         let kind = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
@@ -207,7 +207,7 @@ pub fn parse(mut records: &[u8]) -> (Vec<Tick>, u64) {
                 };
                 let stack =
                     (0..depth.min(body.len() as u64)).map_while(|index| field(3 + index as usize));
-                ticks.push(Tick {
+                ticks.push(CpuSample {
                     // Two 32-bit numbers in memory order: process, thread.
                     process: if cfg!(target_endian = "little") {
                         ids as u32
@@ -268,7 +268,7 @@ mod tests {
         records.extend(&record(PERF_RECORD_SAMPLE, 0, &[1, 2, 3])[..12]);
         let (ticks, lost) = parse(&records);
         assert_eq!(lost, 5);
-        let expected = Tick {
+        let expected = CpuSample {
             process: 7,
             thread: 9,
             in_kernel: true,
@@ -278,7 +278,13 @@ mod tests {
         assert_eq!(ticks[0], expected);
         assert_eq!(
             ticks[1],
-            Tick { process: 7, thread: 9, in_kernel: false, address: 300, kernel_stack: vec![] }
+            CpuSample {
+                process: 7,
+                thread: 9,
+                in_kernel: false,
+                address: 300,
+                kernel_stack: vec![]
+            }
         );
         assert_eq!(ticks.len(), 2);
         for end in 0..whole {

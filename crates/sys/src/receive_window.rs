@@ -44,7 +44,7 @@ unsafe impl Sync for ReceiveWindow {}
 
 /// Result of [`ReceiveWindow::receive`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moved {
+pub enum ReceiveOutcome {
     /// This many bytes are mapped in the window: whole pages, at least one.
     Mapped(usize),
     /// The next bytes, at least one and at most this many, must be read with `recv`.
@@ -84,8 +84,8 @@ impl ReceiveWindow {
     ///
     /// Never blocks. `InvalidInput` for a limit below a page, since only whole pages are mapped;
     /// `EINVAL` if the socket is not a TCP socket. A reset is not reported here but by the `recv`
-    /// that follows [`Moved::Nothing`].
-    pub fn receive(&mut self, socket: impl AsFd, limit: usize) -> io::Result<Moved> {
+    /// that follows [`ReceiveOutcome::Nothing`].
+    pub fn receive(&mut self, socket: impl AsFd, limit: usize) -> io::Result<ReceiveOutcome> {
         self.mapped = 0;
         let wanted =
             limit.min(self.len) / crate::region::page_bytes() * crate::region::page_bytes();
@@ -117,13 +117,13 @@ impl ReceiveWindow {
             let error = io::Error::last_os_error();
             // EIO: the stream has ended and no byte of it is left.
             return if error.raw_os_error() == Some(libc::EIO) {
-                Ok(Moved::Ended)
+                Ok(ReceiveOutcome::Ended)
             } else {
                 Err(error)
             };
         }
         let moved = interpret(wanted, request.length, request.recv_skip_hint);
-        if let Moved::Mapped(mapped) = moved {
+        if let ReceiveOutcome::Mapped(mapped) = moved {
             self.mapped = mapped;
         }
         Ok(moved)
@@ -143,14 +143,14 @@ impl ReceiveWindow {
 }
 
 /// Interprets the kernel's result of a request for `wanted` bytes; any values are safe.
-pub fn interpret(wanted: usize, length: u32, recv_skip_hint: u32) -> Moved {
+pub fn interpret(wanted: usize, length: u32, recv_skip_hint: u32) -> ReceiveOutcome {
     // If both length and hint are set, `length` bytes are mapped and the bytes after them must be
     // read.
     match (length as usize, recv_skip_hint as usize) {
-        (0, 0) => Moved::Nothing,
-        (0, hint) => Moved::MustRead(hint),
+        (0, 0) => ReceiveOutcome::Nothing,
+        (0, hint) => ReceiveOutcome::MustRead(hint),
         // The window cannot hold more than was requested.
-        (mapped, _) => Moved::Mapped(mapped.min(wanted)),
+        (mapped, _) => ReceiveOutcome::Mapped(mapped.min(wanted)),
     }
 }
 
@@ -180,19 +180,19 @@ mod tests {
                 return eprintln!("SKIPPED: received pages cannot be mapped here: {error}");
             }
         };
-        assert_eq!(window.receive(&to, page).unwrap(), Moved::Nothing);
+        assert_eq!(window.receive(&to, page).unwrap(), ReceiveOutcome::Nothing);
         assert_eq!(window.receive(&to, page - 1).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         from.write_all(b"short").unwrap();
         let mut bytes = [0; 5];
         assert_eq!(to.peek(&mut bytes).unwrap(), 5);
-        assert_eq!(window.receive(&to, page).unwrap(), Moved::MustRead(5));
+        assert_eq!(window.receive(&to, page).unwrap(), ReceiveOutcome::MustRead(5));
         assert_eq!(window.bytes(), b"");
         to.read_exact(&mut bytes).unwrap();
         drop(from);
         assert_eq!(to.read(&mut bytes).unwrap(), 0);
-        assert_eq!(window.receive(&to, page).unwrap(), Moved::Ended);
+        assert_eq!(window.receive(&to, page).unwrap(), ReceiveOutcome::Ended);
         let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let error = window.receive(&other, page);
-        assert!(matches!(error, Err(_) | Ok(Moved::Nothing)), "{error:?}");
+        assert!(matches!(error, Err(_) | Ok(ReceiveOutcome::Nothing)), "{error:?}");
     }
 }

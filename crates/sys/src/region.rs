@@ -1,8 +1,8 @@
 //! Mapped memory that only the kernel reads and writes.
 //!
 //! A mapped file may change or shrink at any moment, and memory lent to the kernel is read while
-//! the program runs on. Neither can be a `&[u8]`. A [`Region`] therefore never exposes its bytes:
-//! the kernel can fill it and send from it, nothing else.
+//! the program runs on. Neither can be a `&[u8]`. A [`MappedRegion`] therefore never exposes its
+//! bytes: the kernel can fill it and send from it, nothing else.
 //!
 //! If the file behind the region has shrunk, the kernel returns `EFAULT`. The program gets no
 //! `SIGBUS`, because it never accesses the memory itself.
@@ -22,16 +22,17 @@ pub fn page_bytes() -> usize {
 /// A memory mapping, unmapped on drop. The kernel holds its own references to pages that it still
 /// sends from.
 #[derive(Debug)]
-pub struct Region {
+pub struct MappedRegion {
     start: NonNull<c_void>,
     len: usize,
 }
 
-// SAFETY: a Region is an address range; no method reads or writes the memory from Rust, so threads
-// cannot race on it. `uring_receive` reads regions from Rust, but only ones that it does not share.
-unsafe impl Send for Region {}
+// SAFETY: a MappedRegion is an address range; no method reads or writes the memory from Rust, so
+// threads cannot race on it. `uring_receive` reads regions from Rust, but only ones that it does
+// not share.
+unsafe impl Send for MappedRegion {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl Sync for MappedRegion {}
 
 /// How a send from a region treats the pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub enum SendMode {
     Zerocopy,
 }
 
-impl Region {
+impl MappedRegion {
     /// Maps at least `len` bytes of zeroed anonymous memory, readable and writable, all pages
     /// present.
     pub fn anonymous(len: usize) -> io::Result<Self> {
@@ -182,7 +183,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for MappedRegion {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in this type and is unmapped once; an error would only leak
         // it.
@@ -201,7 +202,7 @@ mod tests {
             .map(std::fs::File::from)
             .unwrap();
         file.write_all(b"0123456789").unwrap();
-        let region = Region::anonymous(page_bytes()).unwrap();
+        let region = MappedRegion::anonymous(page_bytes()).unwrap();
         assert_eq!(region.fill(&file, 2, 0..64).unwrap(), 8);
         let (from, mut to) = std::os::unix::net::UnixStream::pair().unwrap();
         assert_eq!(region.send(&from, 1..8, SendMode::Copy).unwrap(), 7);
@@ -212,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_range_outside_the_region_is_an_error() {
-        let region = Region::anonymous(page_bytes()).unwrap();
+        let region = MappedRegion::anonymous(page_bytes()).unwrap();
         let (from, _to) = std::os::unix::net::UnixStream::pair().unwrap();
         let beyond = 0..page_bytes() + 1;
         let error = region.send(&from, beyond, SendMode::Copy).unwrap_err();
@@ -225,7 +226,7 @@ mod tests {
             .map(std::fs::File::from)
             .unwrap();
         file.set_len(page_bytes() as u64).unwrap();
-        let region = Region::of_file(&file, 0, page_bytes()).unwrap();
+        let region = MappedRegion::of_file(&file, 0, page_bytes()).unwrap();
         file.set_len(0).unwrap();
         let (from, _to) = std::os::unix::net::UnixStream::pair().unwrap();
         let error = region.send(&from, 0..10, SendMode::Copy).unwrap_err();

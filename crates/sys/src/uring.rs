@@ -8,7 +8,7 @@
 //! Not supported: polled rings, registered files, multishot operations, and receiving (see
 //! [`crate::uring_receive`]).
 
-use crate::region::Region;
+use crate::region::MappedRegion;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::collections::HashMap;
 use std::io;
@@ -41,8 +41,8 @@ pub struct RingCompletion {
 /// result, the region of that operation is leaked, since the kernel may still access it.
 pub struct Ring {
     uring: IoUring,
-    registered: Option<Arc<Region>>,
-    loans: HashMap<u64, Arc<Region>>,
+    registered: Option<Arc<MappedRegion>>,
+    loans: HashMap<u64, Arc<MappedRegion>>,
     results: HashMap<u64, i32>,
     completions: Vec<RingCompletion>,
     send_flags: i32,
@@ -104,7 +104,7 @@ impl Ring {
     ///
     /// `ENOMEM` when `RLIMIT_MEMLOCK` is reached, `EOPNOTSUPP` or `EFAULT` for a mapping that
     /// cannot be pinned for long (a file's), `EBUSY` if a region is registered already.
-    pub fn register(&mut self, region: Arc<Region>) -> io::Result<()> {
+    pub fn register(&mut self, region: Arc<MappedRegion>) -> io::Result<()> {
         let (start, len) = region.slice(&(0..region.len()))?;
         let buffer = libc::iovec { iov_base: start, iov_len: len };
         // SAFETY: the region stays mapped while it is registered: `registered` holds it until the
@@ -120,7 +120,7 @@ impl Ring {
         &mut self,
         file: impl AsFd,
         offset: u64,
-        region: &Arc<Region>,
+        region: &Arc<MappedRegion>,
         range: Range<usize>,
     ) -> io::Result<usize> {
         let id = self.next_id();
@@ -134,7 +134,7 @@ impl Ring {
     pub fn send(
         &mut self,
         socket: impl AsFd,
-        region: &Arc<Region>,
+        region: &Arc<MappedRegion>,
         range: Range<usize>,
     ) -> io::Result<usize> {
         let id = self.next_id();
@@ -152,7 +152,7 @@ impl Ring {
         file: impl AsFd,
         offset: u64,
         socket: impl AsFd,
-        region: &Arc<Region>,
+        region: &Arc<MappedRegion>,
         range: Range<usize>,
     ) -> io::Result<(io::Result<usize>, io::Result<usize>)> {
         let (read, send) = (self.next_id(), self.next_id());
@@ -172,7 +172,7 @@ impl Ring {
     pub fn send_zerocopy(
         &mut self,
         socket: impl AsFd,
-        region: &Arc<Region>,
+        region: &Arc<MappedRegion>,
         range: Range<usize>,
     ) -> io::Result<(u64, usize)> {
         let id = self.next_id();
@@ -223,7 +223,7 @@ impl Ring {
     /// If entering the kernel fails, an entry may stay in the queue, with a descriptor that its
     /// caller is free to close. The ring is then never entered again: every later call returns
     /// `EBADFD`.
-    fn run(&mut self, entries: &[(squeue::Entry, &Arc<Region>)]) -> io::Result<()> {
+    fn run(&mut self, entries: &[(squeue::Entry, &Arc<MappedRegion>)]) -> io::Result<()> {
         if self.is_broken {
             return Err(io::Error::from_raw_os_error(libc::EBADFD));
         }
@@ -304,7 +304,7 @@ impl Drop for Ring {
 fn read_entry(
     file: impl AsFd,
     offset: u64,
-    region: &Region,
+    region: &MappedRegion,
     range: Range<usize>,
 ) -> io::Result<squeue::Entry> {
     let (start, len) = region.slice(&range)?;
@@ -314,7 +314,7 @@ fn read_entry(
 
 fn send_entry(
     socket: impl AsFd,
-    region: &Region,
+    region: &MappedRegion,
     range: Range<usize>,
     flags: i32,
 ) -> io::Result<squeue::Entry> {

@@ -5,7 +5,7 @@
 //!
 //! Not supported: several sockets on one ring, bundles, zero-copy receive.
 
-use crate::region::{Region, page_bytes};
+use crate::region::{MappedRegion, page_bytes};
 use io_uring::{IoUring, cqueue, opcode, types};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -25,8 +25,8 @@ pub struct ReceiveRing {
     uring: IoUring,
     socket: OwnedFd,
     /// Ring of free buffers that the kernel reads: an array of `struct io_uring_buf`.
-    entries: Option<Region>,
-    buffers: Option<Region>,
+    entries: Option<MappedRegion>,
+    buffers: Option<MappedRegion>,
     buffer_bytes: usize,
     count: u16,
     tail: u16,
@@ -55,8 +55,8 @@ impl ReceiveRing {
             .setup_coop_taskrun()
             .setup_single_issuer()
             .build(8)?;
-        let entries = Region::anonymous(count * size_of::<types::BufRingEntry>())?;
-        let buffers = Region::anonymous(count * buffer_bytes)?;
+        let entries = MappedRegion::anonymous(count * size_of::<types::BufRingEntry>())?;
+        let buffers = MappedRegion::anonymous(count * buffer_bytes)?;
         let (address, _) = entries.slice(&(0..entries.len()))?;
         // SAFETY: the region is mapped, page-aligned and large enough for `count` entries, and it
         // stays mapped until the ring is gone (`drop`).

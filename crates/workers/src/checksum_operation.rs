@@ -1,7 +1,7 @@
 //! The measured operations, one for each row.
 
 use haul_checksum::{Kernel, PartialChecksum, Writes, bandwidth};
-use haul_sys::pages::Pages;
+use haul_sys::pages::PageBuffer;
 use std::hint::black_box;
 use std::io;
 
@@ -12,8 +12,8 @@ pub fn fastest_implementation() -> Kernel {
 
 /// The source and the destination of the operations.
 pub struct Buffers {
-    source: Pages,
-    destination: Pages,
+    source: PageBuffer,
+    destination: PageBuffer,
 }
 
 /// The destination starts half a page later within its page than the source. A load waits for an
@@ -25,7 +25,7 @@ impl Buffers {
     /// Allocates two buffers of `bytes`, with all pages present.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let (mut source, mut destination) =
-            (Pages::new(bytes)?, Pages::new(bytes + DESTINATION_OFFSET)?);
+            (PageBuffer::new(bytes)?, PageBuffer::new(bytes + DESTINATION_OFFSET)?);
         fastrand::Rng::with_seed(1).fill(&mut source);
         destination.fill(1);
         Ok(Self { source, destination })

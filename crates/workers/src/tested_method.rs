@@ -57,16 +57,19 @@ impl TestedMethod {
         }
     }
 
-    /// Opens the method for `stream`.
-    pub fn open(
+    /// Sets the method up for `stream`.
+    pub fn bind(
         self,
         stream: &TcpStream,
         options: &MethodOptions,
         plan: Option<&Plan>,
-    ) -> Result<Opened, Error> {
+    ) -> Result<BoundTestedMethod, Error> {
         let choice = match (self, plan) {
             (Self::Method(method), _) => {
-                return Ok(Opened::Method(method, method.open(stream.as_fd(), options)?));
+                return Ok(BoundTestedMethod::Method(
+                    method,
+                    method.bind(stream.as_fd(), options)?,
+                ));
             }
             (Self::Planned, Some(plan)) => MethodChoice::Plan(Arc::new(plan.clone())),
             (Self::Planned, None) => return Err(Error::Unsuited("there is no plan to choose by")),
@@ -74,7 +77,7 @@ impl TestedMethod {
         };
         let socket =
             stream.try_clone().map_err(|error| Error::Failed { call: Call::Duplicate, error })?;
-        Ok(Opened::Chosen(Box::new(Sender::with(
+        Ok(BoundTestedMethod::Chosen(Box::new(Sender::with(
             socket,
             SendSettings::default().with_choice(choice),
         )?)))
@@ -114,15 +117,16 @@ impl FromStr for TestedMethod {
     }
 }
 
-/// An open method: a single one, or a [`Sender`] that chooses. Rows differ in nothing else.
-pub enum Opened {
+/// A method that is set up for a socket: a single one, or a [`Sender`] that chooses. Rows differ in
+/// nothing else.
+pub enum BoundTestedMethod {
     /// This send method.
     Method(SendMethod, Box<dyn BoundMethod>),
     /// The library, which chooses.
     Chosen(Box<Sender<TcpStream>>),
 }
 
-impl Opened {
+impl BoundTestedMethod {
     /// Sends like [`BoundMethod::send`].
     pub fn send(
         &mut self,

@@ -110,7 +110,7 @@ pub struct ComparisonPlan {
 /// Runs all trials and prints a table for each.
 pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
     let failed = |error: LabError| error.to_string();
-    haul_lab::become_lab_user().map_err(failed)?;
+    haul_lab::enter_user_namespace().map_err(failed)?;
     let lab = Lab::veth(&Settings::default()).map_err(failed)?;
     for host in [&lab.sender, &lab.receiver] {
         host.set_sysctl("net.ipv4.tcp_congestion_control", &plan.congestion).map_err(failed)?;

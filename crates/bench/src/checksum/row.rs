@@ -2,7 +2,7 @@
 
 use crate::rounds::Series;
 use crate::stats::Estimate;
-use crate::view::{Bar, Column, Tabled, ratio};
+use crate::view::{Bar, Column, TableRow, ratio};
 use haul_units::Size;
 use haul_workers::checksum_operation::Operation;
 use serde::{Deserialize, Serialize};
@@ -85,7 +85,7 @@ impl ChecksumRow {
     }
 }
 
-impl Tabled for ChecksumRow {
+impl TableRow for ChecksumRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] = &[("sender", "time")];
     const UNIT: &'static str = "ns per KiB. Each size has a scale of its own. The numbers 1 to 7 \

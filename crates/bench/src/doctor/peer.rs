@@ -51,7 +51,7 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
             Ok(local) => device_of(local)?,
             Err(_) => "lo".into(),
         };
-        return Ok(facts(name));
+        return Ok(read_device_facts(name));
     };
     let unknown = |error| PeerError::Unknown { peer: peer.into(), error };
     let address = (peer, DISCARD_PORT)
@@ -76,7 +76,7 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
         peer: Some(peer.into()),
         address: Some(address.to_string()),
         answered: Some(answered),
-        ..facts(name)
+        ..read_device_facts(name)
     })
 }
 
@@ -101,7 +101,7 @@ fn device_of(address: IpAddr) -> Result<String, PeerError> {
     Ok(found.map_or_else(|| "lo".into(), |found| found.device))
 }
 
-fn facts(name: String) -> DeviceFacts {
+fn read_device_facts(name: String) -> DeviceFacts {
     let offload = |offload| ethtool::offload(&name, offload).ok();
     DeviceFacts {
         peer: None,

@@ -19,23 +19,24 @@ const MEMLOCK_BYTES: u64 = 64 << 20;
 /// for each call.
 const PIPE_BYTES: u64 = 1 << 20;
 
-/// The user who runs the diagnosis.
-pub(super) struct User {
+/// The privileges of the diagnosis.
+pub(super) struct Privileges {
     /// Root of the host, not of a namespace.
     is_root: bool,
     /// Whether a lab can be created.
     lab: Result<(), LabError>,
 }
 
-impl User {
-    /// Moves an ordinary user's process into its user namespace, which it cannot leave.
-    pub fn become_lab_user() -> Self {
+impl Privileges {
+    /// Enters a user namespace, in which a lab can be created, if the process is unprivileged. This
+    /// cannot be undone.
+    pub fn acquire() -> Self {
         let is_root = rustix::process::geteuid().is_root();
-        Self { is_root, lab: haul_lab::become_lab_user() }
+        Self { is_root, lab: haul_lab::enter_user_namespace() }
     }
 }
 
-pub(super) fn examine(device: &DeviceFacts, user: &User) -> Vec<Finding> {
+pub(super) fn examine(device: &DeviceFacts, privileges: &Privileges) -> Vec<Finding> {
     let mut findings: Vec<Finding> = check_peer(device).into_iter().collect();
     findings.push(check_offloads(device));
     findings.extend(check_mtu(device));
@@ -43,7 +44,7 @@ pub(super) fn examine(device: &DeviceFacts, user: &User) -> Vec<Finding> {
         check_congestion(),
         check_pacing(),
         check_optmem(),
-        check_memlock(user),
+        check_memlock(privileges),
         check_pipe(),
         check_io_uring(),
     ]);
@@ -51,7 +52,7 @@ pub(super) fn examine(device: &DeviceFacts, user: &User) -> Vec<Finding> {
         check_mapped_receive(),
         check_kernel_tls(),
         check_steering(),
-        check_namespaces(user),
+        check_namespaces(privileges),
     ]);
     findings
 }
@@ -162,7 +163,7 @@ fn check_pacing() -> Finding {
     /// Maximum number of connections that are named.
     const NAMED_MAX: usize = 3;
     let name = "leftover pacing";
-    match sockets::leftover_pacing() {
+    match sockets::find_leftover_pacing() {
         Ok(leftover) if leftover.is_paced() => {
             let connections = &leftover.connections;
             let named = connections.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
@@ -207,11 +208,11 @@ fn check_optmem() -> Finding {
     }
 }
 
-fn check_memlock(user: &User) -> Finding {
+fn check_memlock(privileges: &Privileges) -> Finding {
     let limit = getrlimit(Resource::Memlock).current;
     let value = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes / 1024));
     match limit {
-        Some(bytes) if bytes < MEMLOCK_BYTES && !user.is_root => bad(
+        Some(bytes) if bytes < MEMLOCK_BYTES && !privileges.is_root => bad(
             "locked memory (ulimit -l)",
             value,
             Verdict::Costly,
@@ -326,9 +327,9 @@ fn check_steering() -> Finding {
     }
 }
 
-fn check_namespaces(user: &User) -> Finding {
+fn check_namespaces(privileges: &Privileges) -> Finding {
     let name = "namespaces";
-    let reason = match &user.lab {
+    let reason = match &privileges.lab {
         Ok(()) => {
             haul_lab::Lab::veth(&haul_lab::Settings::default()).err().map(|error| error.to_string())
         }
@@ -341,7 +342,7 @@ fn check_namespaces(user: &User) -> Finding {
             "refused",
             Verdict::Missing,
             format!("haul bench measures on loopback instead: {reason}"),
-            "run as root, or sysctl user.max_user_namespaces=10000 \
+            "run as root, or sysctl privileges.max_user_namespaces=10000 \
              kernel.unprivileged_userns_clone=1",
         ),
     }

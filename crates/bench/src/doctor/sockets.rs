@@ -66,7 +66,7 @@ impl LeftoverPacing {
 
 /// Watches all connections for [`WINDOW`]. The result is empty if connections that pace for other
 /// reasons sent more than a quarter as much, because their timers cannot be separated.
-pub(super) fn leftover_pacing() -> io::Result<LeftoverPacing> {
+pub(super) fn find_leftover_pacing() -> io::Result<LeftoverPacing> {
     if !default_congestion().is_some_and(|name| is_pacing(&name)) {
         return Ok(LeftoverPacing::default());
     }

@@ -243,7 +243,7 @@ fn supervise_remote<'a>(
     let mut has_ended = false;
     pair.start(&job.task, &job.socket, job.peer)?;
     emit(Event::Started(WorkerInput::Remote(RemoteWorker(pair))));
-    while !has_ended || replies.has_pending_window() {
+    while !has_ended || replies.awaits_window_result() {
         match replies.next()? {
             // Ignored: a local worker sends the first bytes, and its start is by this machine's
             // clock.

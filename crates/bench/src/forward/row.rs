@@ -4,7 +4,7 @@ use super::method::TestedForwardMethod;
 use super::{ForwardCase, ForwardRound, Traffic};
 use crate::rounds::Series;
 use crate::stats::Estimate;
-use crate::view::{Bar, Column, Tabled, number, ratio, share, speed};
+use crate::view::{Bar, Column, TableRow, number, ratio, share, speed};
 use haul_units::Size;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -154,7 +154,7 @@ impl ForwardRow {
     }
 }
 
-impl Tabled for ForwardRow {
+impl TableRow for ForwardRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "the forwarder's host"), ("receiver", "latency of a message, median")];

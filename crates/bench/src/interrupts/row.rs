@@ -6,7 +6,7 @@ use super::{
 };
 use crate::rounds::Series;
 use crate::stats::Estimate;
-use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio};
+use crate::view::{Bar, Column, TableRow, copied_after_all, number, ratio};
 use serde::{Deserialize, Serialize};
 
 /// The result of one way to group packets, under one kind of traffic.
@@ -155,7 +155,7 @@ const COLUMNS: [Column<InterruptsRow>; 13] = [
     Column::wide("interrupts\n/s", |row| number(row.interrupts_per_second, 1.0, 0)),
 ];
 
-impl Tabled for InterruptsRow {
+impl TableRow for InterruptsRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];

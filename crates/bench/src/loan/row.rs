@@ -3,7 +3,7 @@
 use super::{LoanCase, LoanMethod, LoanRound};
 use crate::rounds::Series;
 use crate::stats::Estimate;
-use crate::view::{Bar, Column, Tabled, copied_after_all, number, ratio, share, speed};
+use crate::view::{Bar, Column, TableRow, copied_after_all, number, ratio, share, speed};
 use haul_units::Size;
 use haul_workers::worker::memory_sender::SendCall;
 use serde::{Deserialize, Serialize};
@@ -132,7 +132,7 @@ const COLUMNS: [Column<LoanRow>; 11] = [
     Column::wide("full speed\nGbit/s", |row| speed(row.full_speed_bits_per_second)),
 ];
 
-impl Tabled for LoanRow {
+impl TableRow for LoanRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];

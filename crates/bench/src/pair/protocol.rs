@@ -37,7 +37,7 @@ impl MeterFacts {
     }
 
     /// Whether both would measure the same CPU, and so each other.
-    pub(super) fn overlaps(&self, other: &Self) -> bool {
+    pub(super) fn shares_cpu_with(&self, other: &Self) -> bool {
         self.boot_id == other.boot_id && self.cpus.iter().any(|cpu| other.cpus.contains(cpu))
     }
 }

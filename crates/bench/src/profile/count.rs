@@ -4,7 +4,7 @@ use super::groups::{Groups, IDLE, USER};
 use super::owner::Owners;
 use super::record::CpuTicks;
 use super::symbols::Symbols;
-use haul_sys::perf::Tick;
+use haul_sys::perf::CpuSample;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Ticks counted on one CPU or several.
@@ -59,7 +59,7 @@ impl TickCounts {
 
     fn count_tick(
         &mut self,
-        tick: &Tick,
+        tick: &CpuSample,
         count: u64,
         symbols: &Symbols,
         groups: &Groups,
@@ -146,7 +146,7 @@ impl TickCounts {
 /// Whether a tick was in an interrupt that a device or another CPU caused. Its work belongs to the
 /// connection, whichever program it interrupted. The timer's own interrupt is excluded, and an
 /// exception (`asm_exc_page_fault`) belongs to the program.
-fn is_in_interrupt(tick: &Tick, symbols: &Symbols) -> bool {
+fn is_in_interrupt(tick: &CpuSample, symbols: &Symbols) -> bool {
     let is_entry = |name: &str| {
         name.starts_with("asm_sysvec_call_function")
             || name.starts_with("asm_common_interrupt")

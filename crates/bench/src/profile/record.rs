@@ -1,7 +1,7 @@
 //! Records ticks in the background.
 
 use super::owner::Owners;
-use haul_sys::perf::{Sampler, Tick};
+use haul_sys::perf::{CpuSample, Sampler};
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -22,7 +22,7 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 /// Ticks recorded on one CPU: each distinct tick and its count.
 #[derive(Debug, Default)]
 pub(super) struct CpuTicks {
-    pub ticks: HashMap<Tick, u64>,
+    pub ticks: HashMap<CpuSample, u64>,
     pub lost: u64,
 }
 

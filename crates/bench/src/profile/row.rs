@@ -3,7 +3,7 @@
 use super::count::TickCounts;
 use super::groups::OTHER;
 use crate::stats::Estimate;
-use crate::view::{Bar, Column, Tabled};
+use crate::view::{Bar, Column, TableRow};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 
@@ -96,7 +96,11 @@ pub(super) fn rows(host: &str, counts: &TickCounts, meter: Option<(f64, f64)>) -
 const OTHER_PROGRAMS: &str = "other programs";
 
 /// The profile of a host in sentences.
-pub(super) fn answer(host: &str, counts: &TickCounts, meter: Option<(f64, f64)>) -> Vec<String> {
+pub(super) fn describe_host(
+    host: &str,
+    counts: &TickCounts,
+    meter: Option<(f64, f64)>,
+) -> Vec<String> {
     let busy = counts.busy().max(1) as f64;
     let largest: Vec<String> = counts
         .groups()
@@ -148,7 +152,7 @@ const COLUMNS: [Column<ProfileRow>; 6] = [
     }),
 ];
 
-impl Tabled for ProfileRow {
+impl TableRow for ProfileRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "share of the host's load")];

@@ -4,7 +4,7 @@ use super::method::ReceiveMethod;
 use super::{PageOrder, ReceiveCase, ReceiveCondition, ReceiveRound, SentBy};
 use crate::rounds::Series;
 use crate::stats::Estimate;
-use crate::view::{Bar, Column, Tabled, interval, number, ratio, share, speed};
+use crate::view::{Bar, Column, TableRow, interval, number, ratio, share, speed};
 use haul_units::Size;
 use serde::{Deserialize, Serialize};
 
@@ -162,7 +162,7 @@ const COLUMNS: [Column<ReceiveRow>; 16] = [
     Column::wide("full speed\nGbit/s", |row| speed(row.full_speed_bits_per_second)),
 ];
 
-impl Tabled for ReceiveRow {
+impl TableRow for ReceiveRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];

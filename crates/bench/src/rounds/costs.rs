@@ -1,14 +1,14 @@
 //! The costs of both hosts: CPU time and interrupts per MiB.
 
-use crate::topology::{HostAccount, HostLoad, Loads};
+use crate::topology::{HostAccount, HostCpuLoad, Loads};
 use haul_units::MIB;
 
 /// The costs of both hosts in a window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Costs {
     pub bytes_per_second: f64,
-    pub sender: HostLoad,
-    pub receiver: HostLoad,
+    pub sender: HostCpuLoad,
+    pub receiver: HostCpuLoad,
     pub sender_us_per_mib: f64,
     pub receiver_us_per_mib: f64,
 }
@@ -21,7 +21,7 @@ impl Costs {
         // Rates are used instead of sums, because each process measures its window by its own
         // clock.
         let us_per_mib =
-            |host: &HostLoad| host.load_percent / 100.0 * 1e6 / (bytes_per_second / MIB);
+            |host: &HostCpuLoad| host.load_percent / 100.0 * 1e6 / (bytes_per_second / MIB);
         (bytes_per_second > 0.0).then(|| Self {
             bytes_per_second,
             sender_us_per_mib: us_per_mib(&sender),
@@ -37,7 +37,7 @@ impl Costs {
     /// `None` if the hosts are two machines.
     fn each_per_mib(&self, of: impl Fn(&HostAccount) -> f64) -> Option<(f64, f64)> {
         let per_mib =
-            |host: &HostLoad| Some(of(host.account.as_ref()?) / (self.bytes_per_second / MIB));
+            |host: &HostCpuLoad| Some(of(host.account.as_ref()?) / (self.bytes_per_second / MIB));
         Some((per_mib(&self.sender)?, per_mib(&self.receiver)?))
     }
 

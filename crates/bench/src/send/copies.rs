@@ -1,6 +1,6 @@
 //! The share of the bytes that each row copied on the sending host, and the evidence for it.
 
-use super::{ProvedCase, SendExperiment, SendSeries};
+use super::{CaseWithProof, SendExperiment, SendSeries};
 use crate::matrix::SendCase;
 use haul::{Copying, ProofError, SendMethod};
 use haul_lab::{Lab, Offloads};
@@ -35,7 +35,7 @@ pub(super) fn prove(experiment: &mut SendExperiment<'_>, cases: &[SendCase]) -> 
         .collect()
 }
 
-fn prove_method(lab: &Lab, method: SendMethod) -> Result<haul::Proved, ProofError> {
+fn prove_method(lab: &Lab, method: SendMethod) -> Result<haul::CopyProof, ProofError> {
     let failed = |step| move |error| ProofError::Connection { step, error };
     let (from, to) =
         lab.connect().map_err(|error| failed("connecting the hosts")(io::Error::other(error)))?;
@@ -48,7 +48,7 @@ fn proved_method(case: &SendCase) -> SendMethod {
     case.method.proved_method(matches!(case.condition.workload, Workload::Memory(_)))
 }
 
-impl ProvedCase {
+impl CaseWithProof {
     /// Whether the row's method copies by design.
     pub(super) fn copying(&self) -> Copying {
         proved_method(&self.case).copying()

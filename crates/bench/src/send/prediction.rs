@@ -49,12 +49,12 @@ pub(crate) fn network(report: &SendReport) -> Option<Network> {
 
 /// Whether two cache-line round trips, in ns, belong to the same distance between CPUs. Also true
 /// if either is unknown.
-pub(crate) fn is_same_distance(one: Option<f64>, other: Option<f64>) -> bool {
+pub(crate) fn is_same_cpu_distance(one: Option<f64>, other: Option<f64>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return true };
     one < MOVED_FACTOR_MIN * other && other < MOVED_FACTOR_MIN * one
 }
 
-/// The prediction and the measurement for each row that the cost model chose the method of, one
+/// The prediction and the measurement for each row that the plan chose the method of, one
 /// sentence each.
 pub(super) fn sentences(plan: &Plan, report: &SendReport) -> Vec<String> {
     let planned = report.rows.iter().filter(|row| row.path == "planned" && !row.cork);
@@ -74,7 +74,7 @@ pub(super) fn sentences(plan: &Plan, report: &SendReport) -> Vec<String> {
     planned.filter_map(sentence).collect()
 }
 
-/// A warning, if the cost model was measured under other conditions than the report.
+/// A warning, if the plan was measured under other conditions than the report.
 pub(super) fn warning(plan: &Plan, report: &SendReport) -> Option<Warning> {
     let differences = differences(plan.network.as_ref()?, &network(report)?);
     (!differences.is_empty()).then(|| {
@@ -105,7 +105,7 @@ fn differences(plan: &Network, report: &Network) -> Vec<String> {
     {
         differences.push(format!("receiver's rate {planned} in the plan, {measured} here"));
     }
-    if !is_same_distance(plan.cache_line_round_trip_ns, report.cache_line_round_trip_ns) {
+    if !is_same_cpu_distance(plan.cache_line_round_trip_ns, report.cache_line_round_trip_ns) {
         let (planned, measured) = (ns(plan), ns(report));
         differences.push(format!("CPUs {planned:.0} ns apart in the plan, {measured:.0} ns here"));
     }

@@ -2,7 +2,7 @@
 
 use crate::regime::HELD_NOTE;
 use crate::stats::Estimate;
-use crate::view::{Bar, Column, Tabled, copied_after_all, interval, number, ratio, share, speed};
+use crate::view::{Bar, Column, TableRow, copied_after_all, interval, number, ratio, share, speed};
 use haul_units::Size;
 use haul_workers::tested_method::AUTO;
 use haul_workers::worker::Paced;
@@ -130,7 +130,7 @@ const COLUMNS: [Column<SendRow>; 16] = [
     Column::wide("copied,\nknown by", |row| row.copied_known_by.clone().unwrap_or_default()),
 ];
 
-impl Tabled for SendRow {
+impl TableRow for SendRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];

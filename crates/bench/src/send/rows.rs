@@ -58,7 +58,7 @@ pub(super) fn row(
             .figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0)),
         acknowledgements_per_mib: estimate(&|round| round.acknowledgements_per_mib),
         full_speed_bits_per_second: experiment.full_speeds.bits_per_second(case),
-        paced: pacing_cause(series),
+        paced: reason_for_pacing(series),
         disturbed_percent: series.disturbed_percent,
     }
 }
@@ -80,7 +80,7 @@ fn methods_chosen_by_library(series: &SendSeries) -> Option<String> {
 const PACED_TIMERS_PER_MIB_MIN: f64 = 1.0;
 
 /// The reason why timers sent the packets; `None` if the socket was not paced.
-pub(super) fn pacing_cause(series: &SendSeries) -> Option<Paced> {
+pub(super) fn reason_for_pacing(series: &SendSeries) -> Option<Paced> {
     let reported = series.rounds.iter().filter_map(|(_, round)| round.paced).max();
     let timers = series.figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0));
     let has_timers = timers.is_some_and(|timers| timers.median > PACED_TIMERS_PER_MIB_MIN);

@@ -81,7 +81,7 @@ fn warning_kinds(row: &SendSeries, rate: Option<Rate>, reading: Reading) -> Vec<
     if copied && row.case.copying() != Copying::Always {
         kinds.push(Kind::Copied);
     }
-    if rows::pacing_cause(row).is_some_and(|paced| paced != Paced::Rate || rate.is_none()) {
+    if rows::reason_for_pacing(row).is_some_and(|paced| paced != Paced::Rate || rate.is_none()) {
         kinds.push(Kind::Paced);
     }
     match rate {

@@ -3,7 +3,7 @@
 use super::change::{Change, Name, Tuning};
 use super::{Role, SettingCase, SettingRound, SettingsSeries};
 use crate::stats::Estimate;
-use crate::view::{Bar, Column, Tabled, number};
+use crate::view::{Bar, Column, TableRow, number};
 use serde::{Deserialize, Serialize};
 
 /// The result of one setting with one send method.
@@ -150,10 +150,10 @@ pub(super) fn of(
         receiver_load_percent: series.estimate(|round| round.costs.receiver.load_percent),
         sender_us_per_mib: series.estimate(|round| round.costs.sender_us_per_mib),
         receiver_us_per_mib: series.estimate(|round| round.costs.receiver_us_per_mib),
-        us_per_mib: series.estimate(SettingRound::us_per_mib),
+        us_per_mib: series.estimate(SettingRound::total_us_per_mib),
         sender_us_ratio: ratio(series, all, |round| round.costs.sender_us_per_mib),
         receiver_us_ratio: ratio(series, all, |round| round.costs.receiver_us_per_mib),
-        us_ratio: ratio(series, all, SettingRound::us_per_mib),
+        us_ratio: ratio(series, all, SettingRound::total_us_per_mib),
         throughput_ratio: ratio(series, all, |round| round.costs.bytes_per_second),
         interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
         receiver_syscalls_per_mib: calls.map(|estimate| estimate.median),
@@ -177,7 +177,7 @@ fn ratio_cell(row: &SettingRow, estimate: Option<Estimate>) -> String {
 }
 
 const COLUMNS: [Column<SettingRow>; 11] = [
-    Column::narrow("setting", Tabled::name),
+    Column::narrow("setting", TableRow::name),
     Column::narrow("both\nµs/MiB", |row| number(row.us_per_mib, 1.0, 0)),
     Column::narrow("× without\n(interval)", |row| ratio_cell(row, row.us_ratio)),
     Column::narrow("inter-\nrupts", |row| number(row.interrupts_per_mib, 1.0, 0)),
@@ -190,7 +190,7 @@ const COLUMNS: [Column<SettingRow>; 11] = [
     Column::wide("receiver\nload %", |row| number(row.receiver_load_percent, 1.0, 0)),
 ];
 
-impl Tabled for SettingRow {
+impl TableRow for SettingRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];

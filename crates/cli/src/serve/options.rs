@@ -5,7 +5,8 @@ use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul::{MethodChoice, Plan, SendMethod};
 use haul_serve::{
-    AccessLog, Address, BasicAuth, Config, Content, ExtraFields, Limits, LogFormat, Symlinks, Tls,
+    AccessLog, Address, BasicAuth, Config, ContentRules, ExtraFields, Limits, LogFormat, Symlinks,
+    Tls,
 };
 use haul_units::Size;
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -368,7 +369,7 @@ impl Options {
         Ok(config)
     }
 
-    fn set_content(&self, content: &mut Content) -> Result<(), Failure> {
+    fn set_content(&self, content: &mut ContentRules) -> Result<(), Failure> {
         if !self.index.is_empty() {
             content.index.clone_from(&self.index);
         }

@@ -128,7 +128,7 @@ fn any_send_results() -> impl Strategy<Value = SendResult> {
     ]
 }
 
-fn steps() -> impl Strategy<Value = Step> {
+fn arbitrary_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => prop::collection::vec(any::<u8>(), 0..60).prop_map(Step::Lend),
         2 => Just(Step::Flush),
@@ -144,7 +144,7 @@ proptest! {
     #[test]
     fn loans_are_returned_once_and_never_early(
         script in prop::collection::vec(any_send_results(), 0..60),
-        steps in prop::collection::vec(steps(), 1..60),
+        steps in prop::collection::vec(arbitrary_step(), 1..60),
         refuses_zerocopy in prop::bool::weighted(0.1),
         numbers_failures in any::<bool>(),
     ) {

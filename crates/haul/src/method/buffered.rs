@@ -1,28 +1,28 @@
 //! The common part of `read+write` and `read+send`: a buffer between the file and the socket.
 
-use super::{BoundMethod, Counts, MethodOptions, OpenResult, first_chunk};
+use super::{BindResult, BoundMethod, Counts, MethodOptions, first_chunk};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
-use haul_sys::region::Region;
+use haul_sys::region::MappedRegion;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 /// Sends a range of memory to a socket.
-pub(super) type SendFn = fn(&Region, BorrowedFd<'_>, Range<usize>) -> io::Result<usize>;
+pub(super) type SendFn = fn(&MappedRegion, BorrowedFd<'_>, Range<usize>) -> io::Result<usize>;
 
 /// Reads into a buffer and sends the buffer. Memory is sent directly.
 pub(super) struct BufferedMethod {
-    buffer: Region,
+    buffer: MappedRegion,
     call: Call,
     send_fn: SendFn,
     counts: Counts,
 }
 
 impl BufferedMethod {
-    pub fn open(options: &MethodOptions, call: Call, send_fn: SendFn) -> OpenResult {
-        let buffer = Region::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?;
+    pub fn bind(options: &MethodOptions, call: Call, send_fn: SendFn) -> BindResult {
+        let buffer = MappedRegion::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?;
         Ok(Box::new(Self { buffer, call, send_fn, counts: Counts::default() }))
     }
 }

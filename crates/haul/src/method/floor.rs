@@ -22,7 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "floor",
     copying: Copying::Pages,
     fallback: Some(SendMethod::Sendfile),
-    open: |_, options| {
+    bind: |_, options| {
         let pipe = SourcePipe::new(options.chunk_bytes)?;
         Ok(Box::new(Floor { pipe, options: options.clone(), counts: Counts::default() }))
     },

@@ -8,7 +8,7 @@ use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, firs
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
-use haul_sys::region::{Region, SendMode, page_bytes};
+use haul_sys::region::{MappedRegion, SendMode, page_bytes};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
@@ -16,7 +16,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "mmap+send",
     copying: Copying::Always,
     fallback: Some(SendMethod::ReadSend),
-    open: |_, options| {
+    bind: |_, options| {
         Ok(Box::new(MmapSend { options: options.clone(), counts: Counts::default() }))
     },
 };
@@ -55,7 +55,7 @@ impl BoundMethod for MmapSend {
 
 /// A part of a file, mapped from the page boundary before it.
 pub(super) struct FileWindow {
-    pub region: Region,
+    pub region: MappedRegion,
     /// The part inside the mapping.
     pub range: Range<usize>,
 }
@@ -63,9 +63,12 @@ pub(super) struct FileWindow {
 impl FileWindow {
     pub fn map(source: Source<'_>, offset: u64, len: usize) -> Result<Self, Error> {
         let page_offset = (offset % page_bytes() as u64) as usize;
-        let region =
-            Region::of_file(source.descriptor(), offset - page_offset as u64, page_offset + len)
-                .map_err(failed(Call::Mmap))?;
+        let region = MappedRegion::of_file(
+            source.descriptor(),
+            offset - page_offset as u64,
+            page_offset + len,
+        )
+        .map_err(failed(Call::Mmap))?;
         Ok(Self { region, range: page_offset..page_offset + len })
     }
 

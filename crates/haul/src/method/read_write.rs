@@ -7,15 +7,15 @@
 use super::buffered::BufferedMethod;
 use super::{Copying, Entry};
 use crate::call::Call;
-use haul_sys::region::Region;
+use haul_sys::region::MappedRegion;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "read+write",
     copying: Copying::Always,
     fallback: None,
-    open: |_, options| {
-        BufferedMethod::open(options, Call::Write, |memory, socket, range| {
-            Region::write(memory, socket, range)
+    bind: |_, options| {
+        BufferedMethod::bind(options, Call::Write, |memory, socket, range| {
+            MappedRegion::write(memory, socket, range)
         })
     },
 };

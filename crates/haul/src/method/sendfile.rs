@@ -22,7 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "sendfile",
     copying: Copying::Pages,
     fallback: Some(SendMethod::ReadSend),
-    open: |_, options| {
+    bind: |_, options| {
         Ok(Box::new(Sendfile { options: options.clone(), counts: Counts::default() }))
     },
 };

@@ -21,7 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "splice",
     copying: Copying::Pages,
     fallback: Some(SendMethod::Sendfile),
-    open: |_, options| {
+    bind: |_, options| {
         let pipe = SourcePipe::new(options.pipe_bytes.unwrap_or(options.chunk_bytes))?;
         Ok(Box::new(Splice { pipe, options: options.clone(), counts: Counts::default() }))
     },

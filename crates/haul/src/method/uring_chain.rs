@@ -10,7 +10,7 @@ use super::{BoundMethod, Copying, Counts, Entry, SendMethod, first_chunk};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
-use haul_sys::region::Region;
+use haul_sys::region::MappedRegion;
 use haul_sys::uring::Ring;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -20,16 +20,17 @@ pub(super) const ENTRY: Entry = Entry {
     name: "uring-chain",
     copying: Copying::Always,
     fallback: Some(SendMethod::UringSend),
-    open: |socket, options| {
+    bind: |socket, options| {
         let ring = ring_for(socket)?;
-        let buffer = Arc::new(Region::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?);
+        let buffer =
+            Arc::new(MappedRegion::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?);
         Ok(Box::new(UringChain { ring, buffer, bytes: 0 }))
     },
 };
 
 struct UringChain {
     ring: Ring,
-    buffer: Arc<Region>,
+    buffer: Arc<MappedRegion>,
     bytes: u64,
 }
 

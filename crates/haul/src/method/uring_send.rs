@@ -11,7 +11,7 @@ use super::{BoundMethod, Copying, Counts, Entry, SendMethod, first_chunk};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
-use haul_sys::region::Region;
+use haul_sys::region::MappedRegion;
 use haul_sys::uring::Ring;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -21,9 +21,10 @@ pub(super) const ENTRY: Entry = Entry {
     name: "uring-send",
     copying: Copying::Always,
     fallback: Some(SendMethod::ReadSend),
-    open: |socket, options| {
+    bind: |socket, options| {
         let ring = ring_for(socket)?;
-        let buffer = Arc::new(Region::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?);
+        let buffer =
+            Arc::new(MappedRegion::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?);
         Ok(Box::new(UringSend { ring, buffer, bytes: 0 }))
     },
 };
@@ -45,7 +46,7 @@ pub(super) fn is_nonblocking(socket: BorrowedFd<'_>) -> Result<bool, Error> {
 
 struct UringSend {
     ring: Ring,
-    buffer: Arc<Region>,
+    buffer: Arc<MappedRegion>,
     bytes: u64,
 }
 

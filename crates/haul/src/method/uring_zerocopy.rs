@@ -14,7 +14,7 @@ use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, firs
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
-use haul_sys::region::Region;
+use haul_sys::region::MappedRegion;
 use haul_sys::uring::Ring;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "uring-zerocopy",
     copying: Copying::ReportedByKernel,
     fallback: Some(SendMethod::Zerocopy),
-    open: |socket, options| {
+    bind: |socket, options| {
         let ring = ring_for(socket)?;
         if !ring.has_send_zerocopy().map_err(failed(Call::UringRegister))? {
             return Err(Error::Refused {
@@ -53,7 +53,7 @@ pub(super) const ENTRY: Entry = Entry {
 
 /// Buffers of one chunk each, in one region, so that one registration covers them all.
 struct Buffers {
-    region: Arc<Region>,
+    region: Arc<MappedRegion>,
     free: Vec<usize>,
 }
 
@@ -77,7 +77,7 @@ struct UringZerocopy {
 impl UringZerocopy {
     /// Registers the first region that it is given. Memory that cannot be pinned for long is sent
     /// unregistered.
-    fn register(&mut self, region: &Arc<Region>) {
+    fn register(&mut self, region: &Arc<MappedRegion>) {
         if !self.has_registered {
             self.has_registered = true;
             self.counts.calls += 1;
@@ -90,7 +90,7 @@ impl UringZerocopy {
             let chunk_bytes = self.options.chunk_bytes;
             let count = (BUFFERS_BYTES / chunk_bytes).clamp(2, BUFFERS_MAX);
             let region =
-                Arc::new(Region::anonymous(count * chunk_bytes).map_err(failed(Call::Mmap))?);
+                Arc::new(MappedRegion::anonymous(count * chunk_bytes).map_err(failed(Call::Mmap))?);
             self.register(&region);
             self.buffers = Some(Buffers { region, free: (0..count).collect() });
         }
@@ -99,7 +99,7 @@ impl UringZerocopy {
 
     /// Returns a buffer that the kernel does not hold. If all are in flight, a blocking socket
     /// waits for a completion, and a non-blocking one gets [`Error::WouldBlock`].
-    fn acquire_buffer(&mut self) -> Result<(usize, Arc<Region>), Error> {
+    fn acquire_buffer(&mut self) -> Result<(usize, Arc<MappedRegion>), Error> {
         loop {
             self.drain_completions();
             let buffers = self.buffers()?;
@@ -139,7 +139,7 @@ impl UringZerocopy {
     fn send_region(
         &mut self,
         socket: BorrowedFd<'_>,
-        region: &Arc<Region>,
+        region: &Arc<MappedRegion>,
         range: Range<usize>,
         buffer: Option<usize>,
     ) -> Result<u64, Error> {

@@ -22,7 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "vmsplice",
     copying: Copying::Pages,
     fallback: Some(SendMethod::Sendfile),
-    open: |_, options| {
+    bind: |_, options| {
         let pipe = SourcePipe::new(options.pipe_bytes.unwrap_or(options.chunk_bytes))?;
         Ok(Box::new(Vmsplice { pipe, options: options.clone(), counts: Counts::default() }))
     },

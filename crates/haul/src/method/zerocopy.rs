@@ -24,7 +24,7 @@ use crate::call::Call;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
 use crate::source::Source;
-use haul_sys::region::{Region, SendMode};
+use haul_sys::region::{MappedRegion, SendMode};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -37,7 +37,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "zerocopy",
     copying: Copying::ReportedByKernel,
     fallback: Some(SendMethod::ReadSend),
-    open: |socket, options| {
+    bind: |socket, options| {
         haul_sys::sockopt::set_zerocopy(socket, true).map_err(failed(Call::SetZerocopy))?;
         Ok(Box::new(Zerocopy {
             tracker: CompletionTracker::default(),
@@ -57,7 +57,7 @@ impl Zerocopy {
     fn send_pages(
         &mut self,
         socket: BorrowedFd<'_>,
-        region: &Region,
+        region: &MappedRegion,
         range: Range<usize>,
     ) -> Result<usize, std::io::Error> {
         let is_enobufs =

@@ -1,7 +1,7 @@
 //! Receives requests and prepares their responses.
 
-use super::{Connection, Login, Next, PendingRequest, State, Timeout, deadline};
-use crate::files::service::Found;
+use super::{Connection, ConnectionAction, Login, PendingRequest, State, Timeout, deadline};
+use crate::files::service::LookupResult;
 use crate::handler::FileHandler;
 use crate::jobs::{FileJob, PasswordCheck};
 use crate::log::{LogEntry, first_line};
@@ -24,7 +24,7 @@ impl Connection {
     }
 
     /// Prepares the response to what was received ahead; returns what it needs before.
-    pub fn prepare(&mut self, handler: &mut FileHandler) -> Option<Next> {
+    pub fn prepare(&mut self, handler: &mut FileHandler) -> Option<ConnectionAction> {
         if !matches!(self.state, State::Reading) {
             return None;
         }
@@ -35,7 +35,7 @@ impl Connection {
 
     /// Parses a request and prepares its response, receiving first if there is none. `None` if the
     /// state has changed or something was received.
-    pub(super) fn read(&mut self, handler: &mut FileHandler) -> Option<Next> {
+    pub(super) fn read(&mut self, handler: &mut FileHandler) -> Option<ConnectionAction> {
         let next = self.parse(handler);
         if next.is_some() || !matches!(self.state, State::Reading) {
             return next;
@@ -44,7 +44,7 @@ impl Connection {
     }
 
     /// Prepares the response to the request at the beginning of the input, if its head is complete.
-    fn parse(&mut self, handler: &mut FileHandler) -> Option<Next> {
+    fn parse(&mut self, handler: &mut FileHandler) -> Option<ConnectionAction> {
         if self.input.is_empty() {
             return None;
         }
@@ -56,7 +56,7 @@ impl Connection {
             Parsed::Whole(request, head_bytes) => {
                 next = self.answer(request, handler);
                 // A request that waits for an offload thread is parsed again after the reply.
-                if !matches!(next, Some(Next::Offload(_))) {
+                if !matches!(next, Some(ConnectionAction::Offload(_))) {
                     consumed = head_bytes;
                     self.pending = None;
                 }
@@ -74,7 +74,7 @@ impl Connection {
     }
 
     /// Receives more of a request. `None` if something was received or the state has changed.
-    fn receive_more(&mut self, handler: &mut FileHandler) -> Option<Next> {
+    fn receive_more(&mut self, handler: &mut FileHandler) -> Option<ConnectionAction> {
         let has_begun = !self.input.is_empty();
         let is_dismissed =
             handler.is_draining && !has_begun && matches!(self.timeout, Timeout::Idle(_));
@@ -88,13 +88,15 @@ impl Connection {
         match self.receive(handler) {
             Ok(()) => None,
             // There may be more after the other connections had their turn.
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Some(Next::Yield),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                Some(ConnectionAction::Yield)
+            }
             // Plain HTTP on a TLS port: the request is not even parsed.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 self.refuse_malformed(&[], Status::TLS_REQUIRED, handler);
                 None
             }
-            Err(_) => Some(Next::Close),
+            Err(_) => Some(ConnectionAction::Close),
         }
     }
 
@@ -121,7 +123,7 @@ impl Connection {
     }
 
     /// Waits for input, up to the head's or the idle timeout.
-    fn wait_for_input(&mut self, has_begun: bool, handler: &FileHandler) -> Next {
+    fn wait_for_input(&mut self, has_begun: bool, handler: &FileHandler) -> ConnectionAction {
         // Thousands of connections may wait at once.
         self.input.shrink_to_fit();
         let now = handler.clock.seconds();
@@ -129,7 +131,7 @@ impl Connection {
             self.timeout = Timeout::Head(now);
         }
         let limits = &handler.fixed.limits;
-        Next::WaitUntil(match self.timeout {
+        ConnectionAction::WaitUntil(match self.timeout {
             // A client that has just connected is about to send a request.
             Timeout::Head(since) if handler.is_draining && !has_begun => {
                 deadline(since, Duration::from_secs(1))
@@ -140,7 +142,11 @@ impl Connection {
     }
 
     /// Prepares the response to a request; `None` if the state has changed.
-    fn answer(&mut self, mut request: Request<'_>, handler: &mut FileHandler) -> Option<Next> {
+    fn answer(
+        &mut self,
+        mut request: Request<'_>,
+        handler: &mut FileHandler,
+    ) -> Option<ConnectionAction> {
         // A request that was offloaded is parsed again, and was received earlier.
         let received =
             self.pending.as_ref().map_or(handler.clock.turn_started(), |pending| pending.received);
@@ -170,14 +176,14 @@ impl Connection {
         job: FileJob,
         received: Instant,
         handler: &mut FileHandler,
-    ) -> Next {
+    ) -> ConnectionAction {
         if self.pending.is_none() {
             let pending = PendingRequest { received, found: None, upload: None, login: None };
             self.pending = Some(Box::new(pending));
         }
         self.state.await_job();
         handler.accounting.counters.disk_waits.add(u64::from(job.is_for_disk()));
-        Next::Offload(job)
+        ConnectionAction::Offload(job)
     }
 
     /// Authorizes a request (RFC 7617). `None`: it is allowed. Otherwise the status that refuses
@@ -221,7 +227,7 @@ impl Connection {
     }
 
     /// Finds what a target stands for; `None` if the lookup would block.
-    pub(super) fn find(&mut self, target: &str, handler: &mut FileHandler) -> Option<Found> {
+    pub(super) fn find(&mut self, target: &str, handler: &mut FileHandler) -> Option<LookupResult> {
         let found = self.pending.as_mut().and_then(|pending| pending.found.take());
         let Some(found) = found else { return handler.find(target) };
         handler.cache_found(target, &found);

@@ -12,7 +12,7 @@
 //!
 //! A change after the last check and before the client's acknowledgement remains undetected.
 
-use super::{Connection, Next, State, deadline};
+use super::{Connection, ConnectionAction, State, deadline};
 use crate::files::resource::Representation;
 use crate::handler::FileHandler;
 use crate::jobs::{AWAITED_BYTES, FileJob};
@@ -27,8 +27,8 @@ use std::sync::Arc;
 
 /// The piece of a file that is checked and sent at a time: what an offload thread waits for.
 const PIECE_BYTES: u64 = AWAITED_BYTES;
-/// A body of this size fits into most sockets at once.
-const UNCORKED_BYTES_MAX: u64 = 256 << 10;
+/// The largest body that is sent without a cork, in bytes: most sockets accept it in one call.
+const UNCORKED_BODY_BYTES_MAX: u64 = 256 << 10;
 
 /// Why a response is not complete.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Connection {
         &mut self,
         budget_bytes: &mut u64,
         handler: &mut FileHandler,
-    ) -> Option<Next> {
+    ) -> Option<ConnectionAction> {
         let State::Responding(writer) = &mut self.state else { return None };
         let before = writer.len();
         let sent = send(&mut self.stream, writer, budget_bytes, handler);
@@ -63,22 +63,22 @@ impl Connection {
                 self.finish_response(handler);
                 None
             }
-            Err(Stop::Yield) => Some(Next::Yield),
+            Err(Stop::Yield) => Some(ConnectionAction::Yield),
             // The client has to accept bytes within the timeout, whatever else it does.
             Err(Stop::Blocked) => {
                 let timeout = handler.fixed.limits.send_timeout;
-                Some(Next::WaitUntil(deadline(writer.progress_at, timeout)))
+                Some(ConnectionAction::WaitUntil(deadline(writer.progress_at, timeout)))
             }
             Err(Stop::NotResident(form, range)) => {
                 self.state.await_pages();
                 handler.accounting.counters.disk_waits.add(1);
-                Some(Next::Offload(FileJob::ReadPages(form, range)))
+                Some(ConnectionAction::Offload(FileJob::ReadPages(form, range)))
             }
-            Err(Stop::Broken) => Some(Next::Close),
+            Err(Stop::Broken) => Some(ConnectionAction::Close),
             Err(Stop::Changed) => {
                 handler.accounting.counters.cut_short.add(1);
                 self.stream.reset_on_close();
-                Some(Next::Close)
+                Some(ConnectionAction::Close)
             }
         }
     }
@@ -193,7 +193,7 @@ fn send_piece(
         if !object.is_unchanged_at(now_ns) {
             return Err(Stop::Changed);
         }
-        if range.end - range.start > UNCORKED_BYTES_MAX {
+        if range.end - range.start > UNCORKED_BODY_BYTES_MAX {
             stream.cork(true);
         }
         let sent = stream.send_file(object.file(), piece, &mut handler.scratch.copy);

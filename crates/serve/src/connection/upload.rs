@@ -4,7 +4,7 @@
 //! file, the body is received into it, an offload thread syncs and renames it, and only then the
 //! client gets its response.
 
-use super::{Connection, Next, State, deadline};
+use super::{Connection, ConnectionAction, State, deadline};
 use crate::body_receiver::{BodyReceiver, Stop};
 use crate::handler::FileHandler;
 use crate::jobs::FileJob;
@@ -59,7 +59,7 @@ impl Connection {
         request: &Request<'_>,
         received: Instant,
         handler: &mut FileHandler,
-    ) -> Option<Next> {
+    ) -> Option<ConnectionAction> {
         let refused = match self.pending.as_mut().and_then(|pending| pending.upload.take()) {
             None => {
                 let Some(found) = self.find(request.target, handler) else {
@@ -77,7 +77,7 @@ impl Connection {
                 let body = request.body.unwrap_or(BodyLength::Bytes(0));
                 let bytes_max = handler.fixed.service.put_bytes_max.unwrap_or(0);
                 let Ok(receiver) = BodyReceiver::new(*file, &self.stream, body, bytes_max) else {
-                    return Some(Next::Close);
+                    return Some(ConnectionAction::Close);
                 };
                 if request.expects_continue {
                     // A socket without room for these few bytes has lost its client; a client goes
@@ -95,15 +95,18 @@ impl Connection {
     }
 
     /// Receives more of a body; `None` if the state has changed.
-    pub(super) fn receive_body(&mut self, handler: &mut FileHandler) -> Option<Next> {
+    pub(super) fn receive_body(&mut self, handler: &mut FileHandler) -> Option<ConnectionAction> {
         let State::Uploading(receiver, _) = &mut self.state else { return None };
         let status = match receiver.receive(&mut self.stream, &mut self.input) {
             Err(Stop::Blocked) => {
                 let now = handler.clock.seconds();
-                return Some(Next::WaitUntil(deadline(now, handler.fixed.limits.send_timeout)));
+                return Some(ConnectionAction::WaitUntil(deadline(
+                    now,
+                    handler.fixed.limits.send_timeout,
+                )));
             }
-            Err(Stop::Yield) => return Some(Next::Yield),
-            Err(Stop::Broken) => return Some(Next::Close),
+            Err(Stop::Yield) => return Some(ConnectionAction::Yield),
+            Err(Stop::Broken) => return Some(ConnectionAction::Close),
             Err(Stop::Refused(status)) => Some(status),
             Ok(()) => None,
         };
@@ -115,7 +118,7 @@ impl Connection {
         }
         let (receiver, only_new) = self.state.commit()?;
         handler.accounting.counters.disk_waits.add(1);
-        Some(Next::Offload(FileJob::CommitUpload {
+        Some(ConnectionAction::Offload(FileJob::CommitUpload {
             file: Box::new(receiver.into_file()),
             only_new,
         }))

@@ -147,7 +147,7 @@ impl FileCache {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::files::service::{Found, Service};
+    use crate::files::service::{LookupResult, Service};
     use haul_fs::Blocking;
     use haul_http::target::Target;
     use std::fs;
@@ -155,7 +155,7 @@ mod tests {
 
     fn find(service: &Service, target: &str) -> Arc<Resource> {
         match service.find(&Target::parse(target).unwrap(), false, Blocking::Disk).unwrap() {
-            Found::Resource(resource) => resource,
+            LookupResult::Resource(resource) => resource,
             other => panic!("{other:?}"),
         }
     }

@@ -38,7 +38,7 @@ const READS_MAX: usize = 3;
 
 /// Identifies one version of a file. Times are in seconds and nanoseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Version {
+struct FileVersion {
     device: u64,
     inode: u64,
     len: u64,
@@ -75,7 +75,7 @@ pub fn open(
 #[derive(Debug)]
 pub struct Object {
     file: File,
-    version: Version,
+    version: FileVersion,
     validators: Validators,
     content: Option<Box<[u8]>>,
     is_cacheable: bool,
@@ -87,7 +87,7 @@ pub struct Object {
     validated_at_ns: AtomicU64,
 }
 
-impl Version {
+impl FileVersion {
     fn of(stat: &Stat) -> Self {
         Self {
             device: stat.st_dev,
@@ -150,13 +150,13 @@ impl Opened {
 
 impl Object {
     fn of(file: File, stat: &Stat, content_bytes_max: u64, blocking: Blocking) -> io::Result<Self> {
-        let mut version = Version::of(stat);
+        let mut version = FileVersion::of(stat);
         let mut content = None;
         let mut is_consistent = true;
         if version.len <= content_bytes_max {
             for _ in 0..READS_MAX {
                 content = read_all(&file, version.len as usize, blocking)?;
-                let after = Version::of(&rustix::fs::fstat(&file)?);
+                let after = FileVersion::of(&rustix::fs::fstat(&file)?);
                 is_consistent = after == version && content.is_some();
                 if is_consistent || after.len > content_bytes_max {
                     break;
@@ -211,7 +211,7 @@ impl Object {
     /// Whether the file is still this version: not written to, replaced, renamed or deleted. Costs
     /// one `fstat`.
     pub fn is_current(&self) -> bool {
-        rustix::fs::fstat(&self.file).is_ok_and(|stat| Version::of(&stat) == self.version)
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| FileVersion::of(&stat) == self.version)
     }
 
     /// Like [`Object::is_current`], but also true if the file was deleted or replaced meanwhile,
@@ -221,9 +221,9 @@ impl Object {
     /// detected if it keeps the size and `mtime`.
     pub fn is_unchanged(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| {
-            let now = Version::of(&stat);
+            let now = FileVersion::of(&stat);
             let as_before =
-                Version { links: self.version.links, changed: self.version.changed, ..now };
+                FileVersion { links: self.version.links, changed: self.version.changed, ..now };
             now == self.version
                 || now.links == 0
                     && as_before == self.version
@@ -400,10 +400,10 @@ mod tests {
         let path = folder.path().join("a");
         fs::write(&path, "first").unwrap();
         let fresh = object(&path);
-        let version = Version { changed: (0, 0), ..fresh.version };
+        let version = FileVersion { changed: (0, 0), ..fresh.version };
         assert!(version.validators().etag.is_some());
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        let version = Version { changed: (now.as_secs() as i64 + 1, 0), ..fresh.version };
+        let version = FileVersion { changed: (now.as_secs() as i64 + 1, 0), ..fresh.version };
         assert_eq!(version.validators(), Validators::default());
         assert!(!fresh.is_settled(SystemTime::now()));
     }

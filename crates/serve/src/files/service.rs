@@ -3,7 +3,7 @@
 //! All event loops share one [`Service`]. It does not change, except for the time of its last log
 //! message, so it needs no lock.
 
-use crate::config::{BasicAuth, Config, Content};
+use crate::config::{BasicAuth, Config, ContentRules};
 use crate::error::Error;
 use crate::files::listing::{Listing, RenderedListing};
 use crate::files::object::{self, Object, Opened};
@@ -32,7 +32,7 @@ const ERROR_PAGE_BYTES_MAX: u64 = 1 << 20;
 
 /// The result of looking up a target.
 #[derive(Debug)]
-pub enum Found {
+pub enum LookupResult {
     /// A file.
     Resource(Arc<Resource>),
     /// A directory that was named without the slash at its end, so that relative links in it would
@@ -49,7 +49,7 @@ pub enum Found {
 #[derive(Debug)]
 pub struct Service {
     pub(crate) root: Root,
-    pub(crate) content: Content,
+    pub(crate) content: ContentRules,
     cache_control: Vec<(PathPattern, String)>,
     /// The field lines of every response.
     pub(crate) common_fields: Vec<u8>,
@@ -135,19 +135,19 @@ impl Service {
         target: &Target<'_>,
         accepts_json: bool,
         blocking: Blocking,
-    ) -> io::Result<Found> {
+    ) -> io::Result<LookupResult> {
         if target.is_hidden() && !self.content.hidden {
             return self.find_fallback(blocking);
         }
         match self.find_below(target, accepts_json, blocking) {
-            Ok(Found::Nothing(Status::NOT_FOUND)) => self.find_fallback(blocking),
+            Ok(LookupResult::Nothing(Status::NOT_FOUND)) => self.find_fallback(blocking),
             Ok(found) => Ok(found),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
             Err(error) => match status_of(&error) {
                 Status::NOT_FOUND => self.find_fallback(blocking),
                 status => {
                     self.log_unreadable(&target.path, status, &error);
-                    Ok(Found::Nothing(status))
+                    Ok(LookupResult::Nothing(status))
                 }
             },
         }
@@ -168,8 +168,8 @@ impl Service {
     }
 
     /// The result for a target that is invalid.
-    pub fn refuse(error: TargetError) -> Found {
-        Found::Nothing(match error {
+    pub fn refuse(error: TargetError) -> LookupResult {
+        LookupResult::Nothing(match error {
             TargetError::Malformed => Status::BAD_REQUEST,
             TargetError::InvalidPath => Status::NOT_FOUND,
         })
@@ -180,55 +180,59 @@ impl Service {
         target: &Target<'_>,
         accepts_json: bool,
         blocking: Blocking,
-    ) -> io::Result<Found> {
+    ) -> io::Result<LookupResult> {
         if !target.is_directory {
             return Ok(
                 match object::open(&self.root, &target.path, CONTENT_BYTES_MAX, blocking)? {
-                    Opened::File(object) => {
-                        Found::Resource(Arc::new(self.resource(&target.path, object, blocking)?))
-                    }
-                    Opened::Directory(_) => Found::Redirect(match target.query {
+                    Opened::File(object) => LookupResult::Resource(Arc::new(self.resource(
+                        &target.path,
+                        object,
+                        blocking,
+                    )?)),
+                    Opened::Directory(_) => LookupResult::Redirect(match target.query {
                         "" => format!("{}/", encode_path(&target.path)),
                         query => format!("{}/?{query}", encode_path(&target.path)),
                     }),
-                    Opened::Other => Found::Nothing(Status::NOT_FOUND),
+                    Opened::Other => LookupResult::Nothing(Status::NOT_FOUND),
                 },
             );
         }
         for name in &self.content.index {
             let path = join(&target.path, name.as_bytes());
             match self.find_file(&path, blocking) {
-                Ok(Some(resource)) => return Ok(Found::Resource(Arc::new(resource))),
+                Ok(Some(resource)) => return Ok(LookupResult::Resource(Arc::new(resource))),
                 Ok(None) => {}
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => {}
                 Err(error) => return Err(error),
             }
         }
         match object::open(&self.root, &target.path, 0, blocking)? {
-            Opened::Directory(_) if !self.content.listing => Ok(Found::Nothing(Status::NOT_FOUND)),
+            Opened::Directory(_) if !self.content.listing => {
+                Ok(LookupResult::Nothing(Status::NOT_FOUND))
+            }
             // Reading a directory may wait for the disk, even if its lookup did not.
             Opened::Directory(_) if blocking == Blocking::None => {
                 Err(io::ErrorKind::WouldBlock.into())
             }
             Opened::Directory(directory) => {
                 let listing = Listing::read(&self.root, &directory, target, self.content.hidden)?;
-                Ok(Found::Listing(listing.render(accepts_json)))
+                Ok(LookupResult::Listing(listing.render(accepts_json)))
             }
-            _ => Ok(Found::Nothing(Status::NOT_FOUND)),
+            _ => Ok(LookupResult::Nothing(Status::NOT_FOUND)),
         }
     }
 
-    fn find_fallback(&self, blocking: Blocking) -> io::Result<Found> {
+    fn find_fallback(&self, blocking: Blocking) -> io::Result<LookupResult> {
         let Some(path) = &self.content.fallback else {
-            return Ok(Found::Nothing(Status::NOT_FOUND));
+            return Ok(LookupResult::Nothing(Status::NOT_FOUND));
         };
         match self.find_file(path.trim_start_matches('/').as_bytes(), blocking) {
             Ok(Some(resource)) => {
-                Ok(Found::Resource(Arc::new(Resource { is_fallback: true, ..resource })))
+                Ok(LookupResult::Resource(Arc::new(Resource { is_fallback: true, ..resource })))
             }
-            Ok(None) => Ok(Found::Nothing(Status::NOT_FOUND)),
+            Ok(None) => Ok(LookupResult::Nothing(Status::NOT_FOUND)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
-            Err(error) => Ok(Found::Nothing(status_of(&error))),
+            Err(error) => Ok(LookupResult::Nothing(status_of(&error))),
         }
     }
 

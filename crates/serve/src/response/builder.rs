@@ -5,11 +5,11 @@
 use crate::clock::ResponseClock;
 use crate::files::listing::{RenderedListing, escape};
 use crate::files::resource::Representation;
-use crate::files::service::{Found, Service};
+use crate::files::service::{LookupResult, Service};
 use crate::response::body::{Body, Piece};
 use crate::response::head::Head;
 use haul_http::conditional::{self, Outcome};
-use haul_http::range::{self, Wanted};
+use haul_http::range::{self, SelectedRanges};
 use haul_http::request::{BodyLength, Method, Request};
 use haul_http::status::Status;
 use haul_http::target::Target;
@@ -62,14 +62,14 @@ impl<'s> ResponseBuilder<'s> {
     }
 
     /// The response to `GET` or `HEAD`, by the result of the lookup.
-    pub fn with_found(&mut self, request: &Request<'_>, found: &Found) -> Response {
+    pub fn with_found(&mut self, request: &Request<'_>, found: &LookupResult) -> Response {
         match found {
-            Found::Resource(resource) => {
+            LookupResult::Resource(resource) => {
                 self.file(request, resource.choose(&request.fields.accept_encoding))
             }
-            Found::Listing(listing) => self.listing(request, listing),
-            Found::Redirect(location) => self.redirect(request, location),
-            Found::Nothing(status) => self.refuse(request, *status),
+            LookupResult::Listing(listing) => self.listing(request, listing),
+            LookupResult::Redirect(location) => self.redirect(request, location),
+            LookupResult::Nothing(status) => self.refuse(request, *status),
         }
     }
 
@@ -83,10 +83,14 @@ impl<'s> ResponseBuilder<'s> {
 
     /// The refusal of an upload; `None` if its body is to be received. `found` is the result of the
     /// target's lookup.
-    pub fn refuse_upload(&mut self, request: &Request<'_>, found: &Found) -> Option<Response> {
+    pub fn refuse_upload(
+        &mut self,
+        request: &Request<'_>,
+        found: &LookupResult,
+    ) -> Option<Response> {
         let target = Target::parse(request.target).ok();
         let current = match found {
-            Found::Resource(resource) => Some(resource.identity.object.validators()),
+            LookupResult::Resource(resource) => Some(resource.identity.object.validators()),
             _ => None,
         };
         let bytes_max = self.service.put_bytes_max.unwrap_or(0);
@@ -236,12 +240,12 @@ impl<'s> ResponseBuilder<'s> {
             .filter(|_| {
                 conditional::range_applies(fields, selected.object.validators(), self.clock.now())
             })
-            .map_or(Wanted::Everything, |field| range::parse(field, len));
+            .map_or(SelectedRanges::Everything, |field| range::parse(field, len));
         match wanted {
-            Wanted::Everything => self.whole_file(context, selected),
-            Wanted::One(range) => self.single_range(context, selected, range),
-            Wanted::Many(ranges) => self.multiple_ranges(context, selected, &ranges),
-            Wanted::Unsatisfiable => {
+            SelectedRanges::Everything => self.whole_file(context, selected),
+            SelectedRanges::One(range) => self.single_range(context, selected, range),
+            SelectedRanges::Many(ranges) => self.multiple_ranges(context, selected, &ranges),
+            SelectedRanges::Unsatisfiable => {
                 let status = Status::RANGE_NOT_SATISFIABLE;
                 let (content_type, content) =
                     self.error_page(status, || format!("{status}: there are {len} bytes\n"));

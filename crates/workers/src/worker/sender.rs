@@ -1,7 +1,7 @@
 //! The sending worker: sends a workload repeatedly with one method.
 
 use super::{Message, Outcome, WorkCounters, failed, failure_message, report_started};
-use crate::tested_method::{Opened, TestedMethod};
+use crate::tested_method::{BoundTestedMethod, TestedMethod};
 use crate::workload::{Piece, PieceHandle};
 use haul::{MethodOptions, Plan};
 use serde::{Deserialize, Serialize};
@@ -49,7 +49,7 @@ impl SendTask {
         counters.watch_socket(&stream);
         let options = MethodOptions::default().with_chunk_bytes(self.chunk_bytes);
         let method = method
-            .open(&stream, &options, self.plan.as_deref())
+            .bind(&stream, &options, self.plan.as_deref())
             .map_err(|error| failure_message(&error))?;
         let mut sender = ActiveSender {
             task: self,
@@ -72,7 +72,7 @@ impl SendTask {
 struct ActiveSender<'a> {
     task: &'a SendTask,
     stream: TcpStream,
-    method: Opened,
+    method: BoundTestedMethod,
     counters: &'a WorkCounters,
     cork_calls: u64,
     has_started: bool,
