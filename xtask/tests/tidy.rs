@@ -1,6 +1,6 @@
 //! The rules of ARCHITECTURE.md and docs/STYLE.md that a program can check.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -240,6 +240,47 @@ fn no_module_imports_from_its_crate_root() {
             let is_item = path.starts_with(|first: char| first.is_uppercase());
             assert!(!is_item, "{name} imports {} from the root", path.lines().next().unwrap());
         }
+    }
+}
+
+/// The top-level modules of each crate, with those that they import, outside of tests.
+fn module_imports() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
+    let mut crates = BTreeMap::<_, BTreeMap<_, BTreeSet<_>>>::new();
+    for (name, text) in sources() {
+        let Some((folder, file)) = name.split_once("/src/") else { continue };
+        let from = file.split(['/', '.']).next().unwrap();
+        let modules = crates.entry(folder.to_owned()).or_default();
+        let imports = modules.entry(from.to_owned()).or_default();
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            for path in line.split("crate::").skip(1) {
+                let is_name = |character: char| character.is_alphanumeric() || character == '_';
+                assert!(path.starts_with(is_name), "{name}: one line for each import of {path}");
+                let to = path.split(|character| !is_name(character)).next().unwrap();
+                if to != from {
+                    imports.insert(to.to_owned());
+                }
+            }
+        }
+    }
+    crates
+}
+
+#[test]
+fn the_modules_of_a_crate_import_one_another_in_one_direction() {
+    for (folder, mut modules) in module_imports() {
+        // What imports nothing that is left stands at the bottom, what nothing imports at the top.
+        // A circle has neither.
+        loop {
+            let left: BTreeSet<_> = modules.keys().cloned().collect();
+            modules.retain(|_, imports| !imports.is_disjoint(&left));
+            let imported: BTreeSet<_> = modules.values().flatten().cloned().collect();
+            modules.retain(|module, _| imported.contains(module));
+            if modules.len() == left.len() {
+                break;
+            }
+        }
+        assert!(modules.is_empty(), "{folder} has a circle: {modules:#?}");
     }
 }
 

@@ -28,14 +28,14 @@ const SIZE_MAX: Size = Size(4 << 30);
 
 /// The configuration of the experiment.
 #[derive(Debug, Clone)]
-pub struct ChecksumPlan {
+pub struct ChecksumParameters {
     /// The bytes that a call works on, repeatedly: data that fits a cache stays in it.
     pub sizes: Vec<Size>,
     /// The number of rounds.
     pub pace: Pace,
 }
 
-impl ChecksumPlan {
+impl ChecksumParameters {
     /// The default: sizes from 64 bytes, through each level of cache, to memory.
     pub fn new(pace: Pace) -> Self {
         let sizes = [64, 1 << 10, 16 << 10, 256 << 10, 4 << 20, 128 << 20].map(Size);
@@ -51,15 +51,15 @@ impl ChecksumPlan {
 /// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
 /// rounds measured so far.
 pub fn run(
-    plan: &ChecksumPlan,
+    parameters: &ChecksumParameters,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<ChecksumReport, BenchError> {
     /// The time that a row is measured in each round, at least one call.
     const ROW_TIME: Duration = Duration::from_millis(4);
-    plan.pace.check()?;
-    let largest = plan.sizes.iter().max().copied().unwrap_or(Size(0));
-    if plan.sizes.iter().any(|size| size.0 == 0) || largest > SIZE_MAX {
+    parameters.pace.check()?;
+    let largest = parameters.sizes.iter().max().copied().unwrap_or(Size(0));
+    if parameters.sizes.iter().any(|size| size.0 == 0) || largest > SIZE_MAX {
         return Err(BenchError::BadInput(format!("sizes must be 1B to {SIZE_MAX}")));
     }
     let started = crate::report::now();
@@ -68,16 +68,19 @@ pub fn run(
         BenchError::BadInput(format!("two buffers of {largest} do not fit in memory: {error}"))
     })?;
     let operations = Operation::all();
-    let mut steps =
-        Steps::new(plan.pace.rounds * operations.len() * plan.sizes.len(), is_stopped, progress);
-    let mut sizes = plan.sizes.clone();
+    let mut steps = Steps::new(
+        parameters.pace.rounds * operations.len() * parameters.sizes.len(),
+        is_stopped,
+        progress,
+    );
+    let mut sizes = parameters.sizes.clone();
     sizes.sort();
     sizes.dedup();
     let mut is_complete = true;
     for size in sizes {
         let mut rows: Vec<Series<Operation, f64>> =
             operations.iter().map(|&operation| Series::new(operation)).collect();
-        'rounds: for round in 0..plan.pace.rounds {
+        'rounds: for round in 0..parameters.pace.rounds {
             // Every other round runs backwards, so that drift affects no row twice.
             let mut order: Vec<usize> = (0..rows.len()).collect();
             if round % 2 == 1 {
@@ -97,7 +100,7 @@ pub fn run(
         let name = |operation: &Operation| format!("{} {size}", operation.name());
         report.warnings.extend(unsteady_warning(&rows, name, |seconds| *seconds));
     }
-    report.warnings.extend(few_rounds_warning(plan.pace.rounds));
+    report.warnings.extend(few_rounds_warning(parameters.pace.rounds));
     if !is_complete {
         let detail = "stopped before it was complete: some rows have fewer rounds";
         report.warnings.push(Warning::new(Kind::Interrupted, detail));

@@ -11,7 +11,7 @@ mod settings;
 mod sockets;
 
 pub use peer::PeerError;
-pub(crate) use peer::{device_towards, mtu_of};
+pub(crate) use peer::device_towards;
 
 use serde::Serialize;
 

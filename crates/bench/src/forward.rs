@@ -70,7 +70,7 @@ pub struct ForwardCase {
 
 /// The configuration of the experiment.
 #[derive(Debug, Clone)]
-pub struct ForwardPlan {
+pub struct ForwardParameters {
     /// The forward methods.
     pub ways: Vec<TestedForwardMethod>,
     /// The sizes of pipes and buffers.
@@ -89,7 +89,7 @@ pub struct ForwardPlan {
     pub congestion: Option<String>,
 }
 
-impl ForwardPlan {
+impl ForwardParameters {
     /// The default configuration of `haul bench forward`.
     pub fn new(pace: Pace) -> Self {
         Self {
@@ -167,34 +167,35 @@ impl ForwardPlan {
 /// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
 /// rounds measured so far.
 pub fn run(
-    plan: &ForwardPlan,
+    parameters: &ForwardParameters,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<ForwardReport, BenchError> {
-    plan.check()?;
+    parameters.check()?;
     let started = crate::report::now();
     let lab;
-    let topology = if let Some(pair) = plan.peer.as_deref() {
+    let topology = if let Some(pair) = parameters.peer.as_deref() {
         Topology::TurnedPair(pair)
     } else {
-        lab = Lab::open(&Settings::default().with_mtu(plan.mtu))?;
+        lab = Lab::open(&Settings::default().with_mtu(parameters.mtu))?;
         Topology::Lab(&lab)
     };
-    let congestion = congestion::choose(topology, plan.congestion.as_deref())?;
-    let mut run = Run::new(topology, plan.pace)?;
+    let congestion = congestion::choose(topology, parameters.congestion.as_deref())?;
+    let mut run = Run::new(topology, parameters.pace)?;
     // The copy proof needs a lab: it cannot use the other machine's sockets.
-    let proofs =
-        topology.lab().map_or_else(HashMap::new, |lab| proof::copied_percents(lab, &plan.ways));
+    let proofs = topology
+        .lab()
+        .map_or_else(HashMap::new, |lab| proof::copied_percents(lab, &parameters.ways));
     let workload = Workload::Memory(SENT_SIZE).open()?;
     let mut experiment = ForwardExperiment {
         topology,
         workload,
         congestion,
-        plan,
+        parameters,
         full_speeds: FullSpeedThroughputs::default(),
     };
     let mut rows: Vec<Series<ForwardCase, ForwardRound>> =
-        plan.cases().into_iter().map(Series::new).collect();
+        parameters.cases().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.measure_all(&mut experiment, &mut rows, &mut steps)?;
     run.warn(&rows, ForwardCase::to_string, ForwardRound::cost);
@@ -203,8 +204,14 @@ pub fn run(
         ..row::of(series, &rows, &proofs)
     };
     let rows = rows.iter().map(row).collect();
-    let mut report =
-        ForwardReport::of_run("forward", started, run, &experiment.congestion, plan.rate, rows);
+    let mut report = ForwardReport::of_run(
+        "forward",
+        started,
+        run,
+        &experiment.congestion,
+        parameters.rate,
+        rows,
+    );
     report.answers = answer::of(&report);
     Ok(report)
 }
@@ -235,7 +242,7 @@ struct ForwardExperiment<'a> {
     topology: Topology<'a>,
     workload: Opened,
     congestion: String,
-    plan: &'a ForwardPlan,
+    parameters: &'a ForwardParameters,
     full_speeds: FullSpeedThroughputs<ForwardCase>,
 }
 
@@ -256,7 +263,7 @@ impl Experiment for ForwardExperiment<'_> {
                     path: TestedMethod::from(SendMethod::ReadSend).name().into(),
                     chunk_bytes: CHUNK_BYTES,
                     cork: false,
-                    rate_bits_per_second: self.plan.rate.map(|rate| rate.0),
+                    rate_bits_per_second: self.parameters.rate.map(|rate| rate.0),
                     pieces: self.workload.handed_over(),
                     plan: None,
                 };
@@ -267,7 +274,7 @@ impl Experiment for ForwardExperiment<'_> {
                 Task::Ask(PingTask { message_bytes: size.0 as usize }),
             ),
         };
-        let (topology, window) = (self.topology, self.plan.pace.window);
+        let (topology, window) = (self.topology, self.parameters.pace.window);
         let socket = match case.traffic {
             Traffic::Bulk => Reading::Held.socket(&self.congestion),
             Traffic::Messages(_) => Reading::Free.socket(&self.congestion),
@@ -285,7 +292,7 @@ impl Experiment for ForwardExperiment<'_> {
         // If the sender holds a rate, that rate already determines the regime.
         let flow = match sink {
             Some(sink) => flow(sink),
-            None if self.plan.rate.is_some() => flow(Task::Receive(ReceiveTask::plainly())),
+            None if self.parameters.rate.is_some() => flow(Task::Receive(ReceiveTask::plainly())),
             None => {
                 let receiving = |receiving| flow(Task::Receive(receiving));
                 let unthrottled = receiving(ReceiveTask::plainly());

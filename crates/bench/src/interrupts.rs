@@ -134,7 +134,7 @@ const SEND_CALLS: [SendCall; 5] =
 
 /// The configuration of the experiment.
 #[derive(Debug, Clone)]
-pub struct InterruptsPlan {
+pub struct InterruptsParameters {
     /// The number of rounds and the length of a window.
     pub pace: Pace,
     /// The sockets' congestion control; `None` for the first of cubic and reno that can be set.
@@ -160,17 +160,18 @@ fn cases() -> Vec<InterruptsCase> {
 /// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
 /// rounds measured so far.
 pub fn run(
-    plan: &InterruptsPlan,
+    parameters: &InterruptsParameters,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<InterruptsReport, BenchError> {
-    plan.pace.check()?;
+    parameters.pace.check()?;
     let started = crate::report::now();
     let lab = Lab::open(&Settings::default().with_mtu(1500))?;
-    let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
-    let mut run = Run::new(&lab, plan.pace)?;
+    let congestion = congestion::choose(&lab, parameters.congestion.as_deref())?;
+    let mut run = Run::new(&lab, parameters.pace)?;
     let memory = Workload::Memory(STREAM_SIZE).open()?;
-    let mut experiment = InterruptsExperiment { lab: &lab, memory, congestion, pace: plan.pace };
+    let mut experiment =
+        InterruptsExperiment { lab: &lab, memory, congestion, pace: parameters.pace };
     let mut rows: Vec<Series<InterruptsCase, InterruptsRound>> =
         cases().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);

@@ -76,7 +76,7 @@ pub(crate) struct LoanCase {
 
 /// The configuration of the experiment.
 #[derive(Debug, Clone)]
-pub struct LoanPlan {
+pub struct LoanParameters {
     /// The sizes of a loan.
     pub pieces: Vec<Size>,
     /// The number of rounds and the length of a window.
@@ -85,7 +85,7 @@ pub struct LoanPlan {
     pub congestion: Option<String>,
 }
 
-impl LoanPlan {
+impl LoanParameters {
     /// The default: sizes from 1 KiB, less than a page, to 1 MiB.
     pub fn new(pace: Pace) -> Self {
         let pieces = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20].map(Size);
@@ -135,18 +135,20 @@ impl LoanPlan {
 /// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
 /// rounds measured so far.
 pub fn run(
-    plan: &LoanPlan,
+    parameters: &LoanParameters,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<LoanReport, BenchError> {
-    plan.pace.check()?;
-    if let Some(piece) = plan.pieces.iter().find(|piece| !(Size(1)..=PIECE_MAX).contains(piece)) {
+    parameters.pace.check()?;
+    if let Some(piece) =
+        parameters.pieces.iter().find(|piece| !(Size(1)..=PIECE_MAX).contains(piece))
+    {
         return Err(BenchError::BadInput(format!("piece {piece} is outside 1B to {PIECE_MAX}")));
     }
     let started = crate::report::now();
     let lab = Lab::open(&Settings::default())?;
-    let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
-    let mut run = Run::new(&lab, plan.pace)?;
+    let congestion = congestion::choose(&lab, parameters.congestion.as_deref())?;
+    let mut run = Run::new(&lab, parameters.pace)?;
     let sink = lab
         .add_sink()
         .map(|address| SocketAddr::new(address, DISCARD_PORT))
@@ -157,11 +159,11 @@ pub fn run(
         sink,
         file,
         congestion,
-        pace: plan.pace,
+        pace: parameters.pace,
         full_speeds: FullSpeedThroughputs::default(),
     };
     let mut rows: Vec<Series<LoanCase, LoanRound>> =
-        plan.cases().into_iter().map(Series::new).collect();
+        parameters.cases().into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
     run.measure_all(&mut experiment, &mut rows, &mut steps)?;
     run.warn(&rows, LoanCase::to_string, |round| round.costs.sender_us_per_mib);

@@ -1,8 +1,8 @@
 //! Two machines as the hosts of an experiment: this one and another.
 //!
-//! The other machine runs [`listen`]. [`Pair::connect`] opens a control connection to it, which
-//! carries JSON lines (`pair/protocol.rs`). It starts the remote part of every row, announces its
-//! window, and returns the readings of the other machine's own meter.
+//! The other machine runs [`crate::listen`]. [`Pair::connect`] opens a control connection to it,
+//! which carries JSON lines (`pair/protocol.rs`). It starts the remote part of every row, announces
+//! its window, and returns the readings of the other machine's own meter.
 //!
 //! Each machine measures the window by its own clock, and the windows are half a round trip apart.
 //! Costs are computed from rates, so this has no effect.
@@ -10,18 +10,16 @@
 //! Data goes to the port after that of the control connection. Rows in which the other machine
 //! forwards also need a route from it to this one.
 
-mod listen;
-mod protocol;
+pub(crate) mod protocol;
 
-pub use listen::listen;
 pub use protocol::{PORT, words_in};
 
 pub(crate) use protocol::{Reply, Request};
 
-use haul_workers::lines::{Line, read_line, write_line};
-
 use crate::host::HostFacts;
 use haul_soak::Baseline;
+use haul_sys::interface;
+use haul_workers::lines::{Line, read_line, write_line};
 use haul_workers::worker::socket::SocketOptions;
 use haul_workers::worker::{Message, Task};
 use protocol::{LINE_BYTES_MAX, MeterFacts, SCHEMA};
@@ -33,7 +31,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Timeout of connecting and of the first reply.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of a later reply: longer than a calibration, the start of a worker, or a window.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which messages of a cancelled worker are accepted.
@@ -180,7 +178,8 @@ impl Pair {
             Err(error) => return Err(protocol_error(error.to_string())),
         };
         stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(unreachable)?;
-        let mtu = crate::doctor::mtu_of(local_address).unwrap_or_default();
+        let device = interface::device_of(local_address);
+        let mtu = device.and_then(|device| interface::mtu(&device)).unwrap_or_default();
         Ok(Self {
             address,
             local_address,

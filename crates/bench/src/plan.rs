@@ -14,7 +14,7 @@ use crate::send::prediction::{self, is_same_cpu_distance};
 use crate::send::{SendReport, SendRow};
 use crate::warning::Kind;
 pub use description::{describe, describe_rate, describe_tests};
-use fit::is_clean;
+use fit::is_undisturbed_and_unpaced;
 pub use fit::of;
 use haul::SendMethod;
 pub use haul::plan::Plan;
@@ -86,7 +86,7 @@ pub fn make(
     }
     let pace = Pace { rounds, ..Pace::QUICK };
     let measurement =
-        send::SendPlan { pace, observer_pairs: 0, ..send::SendPlan::new(selections()) };
+        send::SendParameters { pace, observer_pairs: 0, ..send::SendParameters::new(selections()) };
     let report = send::run(&measurement, is_stopped, progress)?;
     let mut plan = of(&report)
         .ok_or_else(|| BenchError::Failed("no row could be measured undisturbed".into()))?;
@@ -98,11 +98,11 @@ pub fn make(
         workloads: vec![workload],
         ..SendSelection::plain()
     });
-    let test = send::SendPlan {
+    let test = send::SendParameters {
         pace,
         observer_pairs: 0,
         planned: Some(plan.clone()),
-        ..send::SendPlan::new(selections.into())
+        ..send::SendParameters::new(selections.into())
     };
     let mut tested = send::run(&test, is_stopped, progress)?;
     for _ in 0..TEST_REPEATS_MAX {
@@ -117,7 +117,8 @@ pub fn make(
         plan.warnings.push(format!("{}: {detail}", Kind::Moved));
     }
     let is_usable = |row: &&SendRow| {
-        is_clean(row) && row.sender_us_per_mib.is_some_and(|estimate| estimate.has_interval())
+        is_undisturbed_and_unpaced(row)
+            && row.sender_us_per_mib.is_some_and(|estimate| estimate.has_interval())
     };
     plan.tests = tested
         .rows

@@ -5,8 +5,11 @@
 //! of the meter's own threads counts as an idle CPU, unless an interrupt was running on top of it.
 //! Functions are grouped by `profile/groups.txt`.
 
+use crate::congestion;
 use crate::endpoint::Endpoint;
+use crate::error::BenchError;
 use crate::flow::{Flow, WindowPhase};
+use crate::host::HostFacts;
 use crate::regime::{self, Reading};
 use crate::report::LabFacts;
 use crate::rounds::{CALIBRATION, Costs, OTHERS_PERCENT_MAX, Pace, Progress, Run, Steps};
@@ -14,10 +17,9 @@ use crate::stats::Estimate;
 use crate::topology::{HostCpuLoad, Loads};
 use crate::view::Drawing;
 use crate::warning::{Kind, Warning};
-use crate::{
-    BenchError, HostFacts, congestion, receive::method::ReceiveMethod, tested_method::TestedMethod,
-};
 use haul_lab::{Lab, Settings};
+use haul_workers::receive_method::ReceiveMethod;
+use haul_workers::tested_method::TestedMethod;
 use haul_workers::worker::{receiver::ReceiveTask, sender::SendTask};
 use haul_workers::workload::{Opened, Workload};
 use std::collections::HashSet;
@@ -54,7 +56,7 @@ const SECONDS_MAX: f64 = 600.0;
 
 /// Parameters of a profile.
 #[derive(Debug, Clone)]
-pub struct ProfilePlan {
+pub struct ProfileParameters {
     /// The send method.
     pub send: TestedMethod,
     /// The receive method.
@@ -80,23 +82,23 @@ pub struct Profile {
 
 /// Profiles both hosts while one sends to the other.
 pub fn run(
-    plan: &ProfilePlan,
+    parameters: &ProfileParameters,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Profile, BenchError> {
-    if !(0.1..=SECONDS_MAX).contains(&plan.window.as_secs_f64()) {
+    if !(0.1..=SECONDS_MAX).contains(&parameters.window.as_secs_f64()) {
         return Err(BenchError::BadInput(format!("a profile lasts 0.1 to {SECONDS_MAX} seconds")));
     }
     let started = crate::report::now();
-    let lab = Lab::open(&Settings::default().with_mtu(plan.mtu))?;
-    let congestion = congestion::choose(&lab, plan.congestion.as_deref())?;
+    let lab = Lab::open(&Settings::default().with_mtu(parameters.mtu))?;
+    let congestion = congestion::choose(&lab, parameters.congestion.as_deref())?;
     let mut cpus = vec![lab.sender.cpu(), lab.receiver.cpu()];
     cpus.dedup();
     let (recorder, symbols) = start_recorder(&cpus)?;
-    let workload = plan.workload.open()?;
-    let run = Run::new(&lab, Pace { rounds: 1, window: plan.window })?;
+    let workload = parameters.workload.open()?;
+    let run = Run::new(&lab, Pace { rounds: 1, window: parameters.window })?;
     let meter_threads: HashSet<u32> = run.meter.threads().into_iter().collect();
-    let flow = flow(plan, &lab, &workload, &congestion)?;
+    let flow = flow(parameters, &lab, &workload, &congestion)?;
     let mut steps = Steps::new(1, is_stopped, progress);
     steps.go_on("sending and receiving");
     // Sampling interrupts the CPUs as well. The baseline includes it, so it is subtracted from the
@@ -125,8 +127,8 @@ pub fn run(
         .ok_or_else(|| BenchError::Failed("nothing was received".into()))?;
     let groups = Groups::builtin();
     let hosts = [
-        ("sending host", &costs.sender, costs.sender_us_per_mib, plan.send.name()),
-        ("receiving host", &costs.receiver, costs.receiver_us_per_mib, plan.receive.name()),
+        ("sending host", &costs.sender, costs.sender_us_per_mib, parameters.send.name()),
+        ("receiving host", &costs.receiver, costs.receiver_us_per_mib, parameters.receive.name()),
     ];
     let mut report = empty_report(started, &lab, run, &congestion)?;
     let mut pictures = Vec::new();
@@ -167,13 +169,13 @@ fn empty_report(
 
 /// The flow that is profiled, held by the receive window if the receiver reads.
 fn flow<'a>(
-    plan: &ProfilePlan,
+    parameters: &ProfileParameters,
     lab: &'a Lab,
     workload: &Opened,
     congestion: &str,
 ) -> Result<Flow<'a>, BenchError> {
     let sending = SendTask {
-        path: plan.send.name().into(),
+        path: parameters.send.name().into(),
         chunk_bytes: CHUNK_BYTES,
         cork: false,
         rate_bits_per_second: None,
@@ -185,13 +187,16 @@ fn flow<'a>(
         let to = (Endpoint::Lab(&lab.receiver), receiving);
         Flow::stream((Endpoint::Lab(&lab.sender), sending.clone()), to, socket.clone(), window)
     };
-    if plan.receive != ReceiveMethod::Read {
-        return Ok(flow(ReceiveTask { way: plan.receive, ..ReceiveTask::plainly() }, plan.window));
+    if parameters.receive != ReceiveMethod::Read {
+        return Ok(flow(
+            ReceiveTask { way: parameters.receive, ..ReceiveTask::plainly() },
+            parameters.window,
+        ));
     }
     let full_speed = regime::full_speed(&flow(ReceiveTask::plainly(), PILOT_WINDOW))?;
     Ok(Flow {
         warm_up: regime::warm_up(full_speed),
-        ..flow(regime::held(&ReceiveTask::plainly(), full_speed), plan.window)
+        ..flow(regime::held(&ReceiveTask::plainly(), full_speed), parameters.window)
     })
 }
 

@@ -124,7 +124,7 @@ pub struct ReceiveCase {
 
 /// The configuration of the experiment.
 #[derive(Debug, Clone)]
-pub struct ReceivePlan {
+pub struct ReceiveParameters {
     /// The rows to measure.
     pub selections: Vec<ReceiveSelection>,
     /// The other machine to measure with, instead of the lab's second host.
@@ -138,7 +138,7 @@ pub struct ReceivePlan {
 impl ReceiveSelection {
     /// Every method, at the MTU of one page per segment, sent by `send`, into 128 KiB that the
     /// program does not read.
-    pub fn plain() -> Self {
+    pub fn every_method() -> Self {
         Self {
             ways: ReceiveMethod::ALL.into(),
             mtus: vec![PAGE_MTU],
@@ -157,20 +157,20 @@ impl ReceiveSelection {
         let read_and_mapped = vec![ReceiveMethod::Read, ReceiveMethod::Mapped];
         let common = vec![ReceiveMethod::Read, ReceiveMethod::Mapped, ReceiveMethod::Auto];
         vec![
-            Self { mtus: vec![Settings::default().mtu, PAGE_MTU], ..Self::plain() },
-            Self { mtus: vec![1500], ways: common.clone(), ..Self::plain() },
+            Self { mtus: vec![Settings::default().mtu, PAGE_MTU], ..Self::every_method() },
+            Self { mtus: vec![1500], ways: common.clone(), ..Self::every_method() },
             Self {
                 sent_by: vec![SentBy::Zerocopy, SentBy::Sendfile],
                 ways: common,
-                ..Self::plain()
+                ..Self::every_method()
             },
-            Self { page_orders: vec![PageOrder::Single], ..Self::plain() },
+            Self { page_orders: vec![PageOrder::Single], ..Self::every_method() },
             Self {
                 page_orders: vec![PageOrder::Single],
                 ways: read_and_mapped,
                 buffers: vec![Size(128 << 10), Size(4 << 20), Size(128 << 20)],
                 touches: vec![false, true],
-                ..Self::plain()
+                ..Self::every_method()
             },
         ]
     }
@@ -212,12 +212,12 @@ fn cases(selections: &[ReceiveSelection]) -> Vec<ReceiveCase> {
 /// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
 /// rounds measured so far.
 pub fn run(
-    plan: &ReceivePlan,
+    parameters: &ReceiveParameters,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<ReceiveReport, BenchError> {
-    plan.pace.check()?;
-    let cases = cases(&plan.selections);
+    parameters.pace.check()?;
+    let cases = cases(&parameters.selections);
     for ReceiveCase { condition: ReceiveCondition { buffer, .. }, .. } in &cases {
         if !(BUFFER_MIN..=BUFFER_MAX).contains(buffer) {
             return Err(BenchError::BadInput(format!(
@@ -227,7 +227,7 @@ pub fn run(
     }
     let started = crate::report::now();
     let mut labs: BTreeMap<u32, Lab> = BTreeMap::new();
-    let mtus = cases.iter().map(|case| case.condition.mtu).filter(|_| plan.peer.is_none());
+    let mtus = cases.iter().map(|case| case.condition.mtu).filter(|_| parameters.peer.is_none());
     for mtu in mtus {
         if !labs.contains_key(&mtu) {
             // All labs use the same two CPUs.
@@ -235,21 +235,21 @@ pub fn run(
             labs.insert(mtu, Lab::open(&Settings::default().with_mtu(mtu).with_cpus(cpus))?);
         }
     }
-    let topologies = Topologies { labs: &labs, pair: plan.peer.as_deref() };
+    let topologies = Topologies { labs: &labs, pair: parameters.peer.as_deref() };
     let topology = cases.first().and_then(|case| topologies.of(case.condition.mtu));
     let nothing = || BenchError::BadInput("there is nothing to measure".into());
     let topology = topology.ok_or_else(nothing)?;
-    let congestion = congestion::choose(topology, plan.congestion.as_deref())?;
+    let congestion = congestion::choose(topology, parameters.congestion.as_deref())?;
     let mut experiment = ReceiveExperiment {
         topologies,
         memory: Workload::Memory(SENT_SIZE).open()?,
         file: Workload::Files { count: 1, average: SENT_SIZE }.open()?,
         congestion,
-        pace: plan.pace,
+        pace: parameters.pace,
         page_order: PageOrderState::Unchanged,
         full_speeds: FullSpeedThroughputs::default(),
     };
-    let mut run = Run::new(topology, plan.pace)?;
+    let mut run = Run::new(topology, parameters.pace)?;
     let mut rows: Vec<Series<ReceiveCase, ReceiveRound>> =
         cases.into_iter().map(Series::new).collect();
     let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn methods_that_deliver_no_bytes_have_no_touched_rows() {
-        let touched = ReceiveSelection { touches: vec![true], ..ReceiveSelection::plain() };
+        let touched = ReceiveSelection { touches: vec![true], ..ReceiveSelection::every_method() };
         let methods: Vec<ReceiveMethod> =
             cases(&[touched]).iter().map(|case| case.method).collect();
         assert!(

@@ -19,7 +19,7 @@ mod regimes;
 mod warnings;
 
 pub(crate) use costs::Costs;
-use distances::Distances;
+use distances::CpuDistances;
 pub(crate) use distances::MOVED_FACTOR_MIN;
 use disturbances::Disturbances;
 pub(crate) use disturbances::OTHERS_PERCENT_MAX;
@@ -185,8 +185,8 @@ pub(crate) struct Run<'a> {
     slips: usize,
     /// Windows that were measured again because other programs ran in them.
     disturbed_windows: usize,
-    /// Distances between the hosts' CPUs, measured around every row, for each set of rows.
-    distances: Vec<Distances>,
+    /// CpuDistances between the hosts' CPUs, measured around every row, for each set of rows.
+    distances: Vec<CpuDistances>,
 }
 
 impl<'a> Run<'a> {
@@ -407,14 +407,14 @@ impl<'a> Run<'a> {
 
     /// The distance between the CPUs in the kept rounds, as the round trip of a cache line.
     pub(crate) fn cache_line_round_trip_ns(&self) -> Option<Estimate> {
-        Estimate::of(&self.distances.iter().flat_map(Distances::kept).collect::<Vec<_>>())
+        Estimate::of(&self.distances.iter().flat_map(CpuDistances::kept).collect::<Vec<_>>())
     }
 }
 
 /// Observations of a set of rows during its measurement.
 #[derive(Debug, Default)]
 struct RoundNotes {
-    distances: Distances,
+    distances: CpuDistances,
     disturbances: Disturbances,
     /// The calibration after the last round.
     quiet: Option<Quiet>,
@@ -428,7 +428,8 @@ impl RoundNotes {
             let numbers = row.rounds.iter().map(|(number, _)| *number);
             numbers
                 .filter(|&number| {
-                    self.disturbances.is_clean(index, number) && is_kept(index, number)
+                    self.disturbances.is_undisturbed_and_unpaced(index, number)
+                        && is_kept(index, number)
                 })
                 .count()
         };

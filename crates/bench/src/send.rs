@@ -41,7 +41,7 @@ const WINDOW_LIMITED_SHARE_MIN: f64 = 0.8;
 
 /// The configuration of the experiment.
 #[derive(Debug, Clone)]
-pub struct SendPlan {
+pub struct SendParameters {
     /// The rows to measure.
     pub selections: Vec<SendSelection>,
     /// The number of rounds and the length of a window.
@@ -63,7 +63,7 @@ pub struct SendPlan {
     pub observer_pairs: usize,
 }
 
-impl SendPlan {
+impl SendParameters {
     /// The default: 21 rounds, MTU 9000, cubic or reno, and a receiver that holds the rate. BBR,
     /// the default on some hosts, is not used: it paces every send with timers, whose cost would be
     /// attributed to the send method.
@@ -90,36 +90,37 @@ impl SendPlan {
 /// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
 /// rounds measured so far.
 pub fn run(
-    plan: &SendPlan,
+    parameters: &SendParameters,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<SendReport, BenchError> {
-    plan.pace.check()?;
-    let cases = matrix::cases(&plan.selections);
-    if plan.planned.is_none() && cases.iter().any(|case| case.method == TestedMethod::Planned) {
+    parameters.pace.check()?;
+    let cases = matrix::cases(&parameters.selections);
+    if parameters.planned.is_none() && cases.iter().any(|case| case.method == TestedMethod::Planned)
+    {
         return Err(BenchError::BadInput("planned needs a plan to choose by: --plan FILE".into()));
     }
     let workloads = open_workloads(&cases)?;
     let started = crate::report::now();
     let lab;
-    let topology = if let Some(pair) = plan.peer.as_deref() {
+    let topology = if let Some(pair) = parameters.peer.as_deref() {
         Topology::Pair(pair)
     } else {
-        lab = Lab::open(&Settings::default().with_mtu(plan.mtu))?;
+        lab = Lab::open(&Settings::default().with_mtu(parameters.mtu))?;
         Topology::Lab(&lab)
     };
-    let congestion = congestion::choose(topology, plan.congestion.as_deref())?;
-    let mut run = Run::new(topology, plan.pace)?;
+    let congestion = congestion::choose(topology, parameters.congestion.as_deref())?;
+    let mut run = Run::new(topology, parameters.pace)?;
     let mut experiment = SendExperiment {
         topology,
         workloads,
         congestion,
-        rate: plan.rate,
+        rate: parameters.rate,
         // If the sender holds a rate, that rate already determines the regime.
-        reading: if plan.rate.is_some() { Reading::Free } else { plan.reading },
+        reading: if parameters.rate.is_some() { Reading::Free } else { parameters.reading },
         full_speeds: FullSpeedThroughputs::default(),
-        planned: plan.planned.as_ref(),
-        pace: plan.pace,
+        planned: parameters.planned.as_ref(),
+        pace: parameters.pace,
         offloads: None,
     };
     let copied_percents = copies::prove(&mut experiment, &cases);
@@ -129,20 +130,26 @@ pub fn run(
         .map(|(case, proved_copied_percent)| CaseWithProof { case, proved_copied_percent })
         .map(Series::new)
         .collect();
-    let observer = measure_all(plan, &mut run, &mut experiment, &mut rows, is_stopped, progress)?;
+    let observer =
+        measure_all(parameters, &mut run, &mut experiment, &mut rows, is_stopped, progress)?;
     run.warn(
         &rows,
         |proved_case| warnings::name(&proved_case.case),
         |round| round.costs.sender_us_per_mib,
     );
-    run.warnings.extend(warnings::of(&rows, plan.rate, experiment.reading, observer.as_ref()));
+    run.warnings.extend(warnings::of(
+        &rows,
+        parameters.rate,
+        experiment.reading,
+        observer.as_ref(),
+    ));
     let rows = rows.iter().map(|series| rows::row(series, &rows, &experiment)).collect();
     let mut report =
-        SendReport::of_run("send", started, run, &experiment.congestion, plan.rate, rows)
+        SendReport::of_run("send", started, run, &experiment.congestion, parameters.rate, rows)
             .with_reading(experiment.reading);
     report.observer = observer;
     report.answers = answer::of(&report);
-    if let Some(planned) = &plan.planned {
+    if let Some(planned) = &parameters.planned {
         report.answers.extend(prediction::sentences(planned, &report));
         report.warnings.extend(prediction::warning(planned, &report));
     }
@@ -151,7 +158,7 @@ pub fn run(
 
 /// Measures the rows and the observer effect, which is `None` if it is not known.
 fn measure_all(
-    plan: &SendPlan,
+    parameters: &SendParameters,
     run: &mut Run<'_>,
     experiment: &mut SendExperiment<'_>,
     rows: &mut [SendSeries],
@@ -159,8 +166,8 @@ fn measure_all(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Option<Observer>, BenchError> {
     // The other machine's meter cannot be paused.
-    let has_observer = plan.rate.is_none() && experiment.topology.lab().is_some();
-    let observer_pairs = if has_observer { plan.observer_pairs } else { 0 };
+    let has_observer = parameters.rate.is_none() && experiment.topology.lab().is_some();
+    let observer_pairs = if has_observer { parameters.observer_pairs } else { 0 };
     let mut steps = Steps::new(run.steps(rows.len()) + observer_pairs, is_stopped, progress);
     if !run.measure_all(experiment, rows, &mut steps)? {
         return Ok(None);

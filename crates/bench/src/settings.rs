@@ -11,6 +11,8 @@
 //! or the stack segments. It has neither delay nor loss, which are the reasons for large buffers
 //! and for differences between congestion controls.
 
+use crate::congestion;
+use crate::doctor;
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Sample};
@@ -18,7 +20,6 @@ use crate::matrix;
 use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
 use crate::stats::Estimate;
 use crate::topology::Loads;
-use crate::{congestion, doctor};
 use haul::SendMethod;
 use haul_lab::{CpuPair, Lab};
 use haul_soak::Meter;
@@ -47,7 +48,7 @@ const CHUNK: Size = Size(64 << 10);
 
 /// The configuration of the experiment.
 #[derive(Debug, Clone)]
-pub struct SettingsPlan {
+pub struct SettingsParameters {
     /// The send methods.
     pub paths: Vec<TestedMethod>,
     /// The settings to change.
@@ -62,7 +63,7 @@ pub struct SettingsPlan {
     pub congestion: Option<String>,
 }
 
-impl SettingsPlan {
+impl SettingsParameters {
     /// The default: every setting, with the copying method `read+write` and with `sendfile`, which
     /// is usually the cheapest.
     pub fn new(pace: Pace) -> Self {
@@ -117,41 +118,42 @@ impl SettingCase {
 /// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
 /// rounds measured so far.
 pub fn run(
-    plan: &SettingsPlan,
+    parameters: &SettingsParameters,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<SettingsReport, BenchError> {
-    plan.pace.check()?;
-    if plan.paths.contains(&TestedMethod::Planned) {
+    parameters.pace.check()?;
+    if parameters.paths.contains(&TestedMethod::Planned) {
         return Err(BenchError::BadInput(
             "planned needs a plan to choose by: use haul bench send --plan".into(),
         ));
     }
-    let workload = plan.workload.open()?;
+    let workload = parameters.workload.open()?;
     matrix::check_chunk_in(CHUNK, &workload)?;
     let started = crate::report::now();
-    let basis = Tuning::host_default(plan.congestion.clone());
+    let basis = Tuning::host_default(parameters.congestion.clone());
     let lab = basis.open(None)?;
     let congestion = congestion::choose(&lab, Some(&basis.congestion))?;
-    let changes = change::rows(&plan.settings, &basis);
+    let changes = change::rows(&parameters.settings, &basis);
     let mut experiment = SettingsExperiment {
         basis,
         cpus: lab.cpus(),
         labs: Vec::new(),
         workload,
-        rate: plan.rate,
-        pace: plan.pace,
+        rate: parameters.rate,
+        pace: parameters.pace,
     };
-    let mut run = Run::new(&lab, plan.pace)?;
+    let mut run = Run::new(&lab, parameters.pace)?;
     let mut rows: Vec<SettingsSeries> = Vec::new();
-    for &method in &plan.paths {
+    for &method in &parameters.paths {
         rows.extend([series(method, &[], Role::Basis), series(method, &[], Role::Control)]);
         rows.extend(changes.iter().map(|changes| series(method, changes, Role::Setting)));
     }
-    let mut steps = Steps::new(run.steps(rows.len() + 2 * plan.paths.len()), is_stopped, progress);
+    let mut steps =
+        Steps::new(run.steps(rows.len() + 2 * parameters.paths.len()), is_stopped, progress);
     let mut together = Vec::new();
     if run.measure_all(&mut experiment, &mut rows, &mut steps)? {
-        for &method in &plan.paths {
+        for &method in &parameters.paths {
             let changes = paying_changes(method, &rows);
             if changes.len() > 1 {
                 together.extend([
@@ -164,7 +166,7 @@ pub fn run(
             run.measure_all(&mut experiment, &mut together, &mut steps)?;
         }
     }
-    let comparison = compare_methods(&plan.paths, &rows);
+    let comparison = compare_methods(&parameters.paths, &rows);
     let device = device();
     let mut reported: Vec<SettingRow> =
         rows.iter().map(|series| row::of(series, &rows, &experiment.basis, &device)).collect();
@@ -175,7 +177,7 @@ pub fn run(
     rows.extend(together);
     run.warn(&rows, SettingCase::to_string, SettingRound::total_us_per_mib);
     let mut report =
-        SettingsReport::of_run("settings", started, run, &congestion, plan.rate, reported);
+        SettingsReport::of_run("settings", started, run, &congestion, parameters.rate, reported);
     report.answers = answer::of(&report, comparison.as_ref());
     Ok(report)
 }

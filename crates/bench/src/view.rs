@@ -122,7 +122,7 @@ pub trait TableRow: Sized + 'static {
     /// The title of the row's group: the conditions that it shares with others.
     fn group(&self) -> String;
     /// Scale of the bars. Bars of groups with the same scale can be compared by their lengths.
-    fn scale(&self) -> u64 {
+    fn axis_key(&self) -> u64 {
         0
     }
     /// Number of rounds measured.
@@ -166,7 +166,7 @@ fn groups<R: TableRow>(rows: &[R]) -> Vec<Group> {
     let shown =
         || rows.iter().filter(|row| row.round_count() > 0 || row.refusal_reason().is_some());
     let full = |scale: u64| {
-        let bars = shown().filter(|row| row.scale() == scale).flat_map(TableRow::bars);
+        let bars = shown().filter(|row| row.axis_key() == scale).flat_map(TableRow::bars);
         bars.map(
             |bar| if bar.estimate.has_interval() { bar.estimate.high } else { bar.estimate.median },
         )
@@ -188,7 +188,7 @@ fn groups<R: TableRow>(rows: &[R]) -> Vec<Group> {
         let title = row.group();
         match groups.iter_mut().find(|group| group.title == title) {
             Some(group) => group.lines.push(line),
-            None => groups.push(Group { title, lines: vec![line], full: full(row.scale()) }),
+            None => groups.push(Group { title, lines: vec![line], full: full(row.axis_key()) }),
         }
     }
     groups

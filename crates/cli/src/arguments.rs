@@ -190,8 +190,8 @@ pub struct SendArguments {
     /// MTU of the link in bytes [default: 9000]
     #[arg(long, value_name = "BYTES")]
     pub mtu: Option<u32>,
-    /// Plan file of haul plan; adds to each row in which the library chooses the path (auto) a row
-    /// that chooses it by the plan (planned)
+    /// Plan file, as haul plan writes it: beside each auto row, measure a planned row, in which the
+    /// library chooses the path by this plan
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
 }

@@ -169,7 +169,7 @@ fn listen_for_peers(address: ListenAddress) -> Result<ExitCode, Failure> {
     };
     // If standard error is closed, the message has no other destination.
     let log = |message: &str| drop(writeln!(io::stderr(), "haul: {message}"));
-    pair::listen(&addresses, &stop, &log).map_err(output::bench_failure)?;
+    haul_bench::listen(&addresses, &stop, &log).map_err(output::bench_failure)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -233,7 +233,10 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
 
     /// Reports the activity so far.
     pub fn report(&self) -> ForwardReport {
-        ForwardReport { a_to_b: self.a_to_b.report().clone(), b_to_a: self.b_to_a.report().clone() }
+        ForwardReport {
+            a_to_b: self.a_to_b.direction_report().clone(),
+            b_to_a: self.b_to_a.direction_report().clone(),
+        }
     }
 
     fn step_nonblocking(&mut self) -> Result<Step, Error> {

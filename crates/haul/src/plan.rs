@@ -96,9 +96,8 @@ pub struct Cost {
     pub us_per_call: Spread,
     /// Microseconds per MiB.
     pub us_per_mib: Spread,
-    /// The cost of a whole file or piece of memory, by size, in calls of the method's own size, the
-    /// smallest first. If there are any, they replace the two numbers above, except below the
-    /// smallest size.
+    /// Measured costs of files or pieces of memory, in ascending order of size. From the smallest
+    /// of these sizes on, they apply instead of `us_per_call` and `us_per_mib`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub points: Vec<Point>,
 }

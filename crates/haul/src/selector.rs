@@ -53,7 +53,7 @@ impl MethodSelector {
                 Err(error) => return Err(error),
                 Ok(sent) => {
                     self.latest = Some(method);
-                    if self.only_copies(method) {
+                    if self.has_only_copied(method) {
                         let reason = "the kernel copied all bytes of zero-copy sends";
                         self.disable(method, Error::Unsuited(reason), source, range)?;
                     }
@@ -151,7 +151,7 @@ impl MethodSelector {
         Ok(())
     }
 
-    fn only_copies(&self, method: SendMethod) -> bool {
+    fn has_only_copied(&self, method: SendMethod) -> bool {
         let counts = self
             .bound_methods
             .iter()

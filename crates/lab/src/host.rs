@@ -1,7 +1,9 @@
 //! A host of the lab: a network namespace, a CPU and an address.
 
+use crate::cpus;
 use crate::error::LabError;
-use crate::{cpus, netlink, steer};
+use crate::netlink;
+use crate::steer;
 use rustix::thread::LinkNameSpaceType;
 use std::fs::{self, File};
 use std::io;

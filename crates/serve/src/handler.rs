@@ -5,11 +5,9 @@
 
 use crate::clock::ResponseClock;
 use crate::config::{Config, Limits};
-use crate::connection::{Connection, ConnectionAction};
 use crate::counters::Counters;
 use crate::files::cache::{FileCache, ValidationEpoch};
 use crate::files::service::{LookupResult, Service};
-use crate::jobs::{FileJob, FileReply};
 use crate::log::{AccessLog, LogEntry};
 use crate::response::builder::{Response, ResponseBuilder};
 use crate::response::writer::ResponseWriter;
@@ -17,20 +15,14 @@ use crate::secrets::Secrets;
 use haul::SendSettings;
 use haul_fs::Blocking;
 use haul_http::target::Target;
-use haul_server::clock::Clock;
-use haul_server::event_loop::{
-    Context, EVENTS_MAX, Handler, LoopSettings, Prepared, Readiness, Side,
-};
+use haul_server::LogLimiter;
+use haul_server::event_loop::{EVENTS_MAX, LoopSettings};
 use haul_server::ktls::KtlsSupport;
-use haul_server::listener::Accepted;
-use haul_server::{ConnectionCounters, LogLimiter};
 use lru::LruCache;
 use rustix::time::{ClockId, Timespec, clock_gettime};
-use std::io;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tracing::warn;
 
 /// The input buffer, in bytes: a few dozen requests of a pipelining client.
 const INPUT_BYTES: usize = 32 << 10;
@@ -74,7 +66,7 @@ pub struct Accounting {
     pub log: AccessLog,
     /// Sends since the last that was timed.
     untimed: u32,
-    dropped_lines: LogLimiter,
+    pub dropped_lines: LogLimiter,
 }
 
 /// The file service on one event loop.
@@ -221,7 +213,7 @@ impl FileHandler {
 
     /// Takes the secrets of the latest reload. Clients that the former passwords admitted have to
     /// be verified again.
-    fn reload_secrets(&mut self) {
+    pub fn reload_secrets(&mut self) {
         let secrets = self.shared_secrets.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_same = match (&secrets.passwords, &self.secrets.passwords) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
@@ -252,106 +244,6 @@ impl Accounting {
         }
         self.untimed = 0;
         Some(CpuTimer::start())
-    }
-}
-
-impl Handler for FileHandler {
-    type Connection = Connection;
-    type Job = FileJob;
-
-    fn begin_turn(&mut self, clock: &Clock) {
-        self.clock.set(clock);
-        self.epoch.advance();
-    }
-
-    fn counters(&self) -> &ConnectionCounters {
-        &self.accounting.counters.connections
-    }
-
-    fn accept(&mut self, accepted: Accepted, context: &Context<'_>) -> io::Result<Connection> {
-        let connection = Connection::new(accepted, self)?;
-        context.register(connection.stream(), Side::Client)?;
-        Ok(connection)
-    }
-
-    fn receive(&mut self, connection: &mut Connection, event: Readiness) {
-        if event.is_readable {
-            connection.set_readable(event.is_end_or_urgent);
-            connection.read_ahead(self);
-        }
-    }
-
-    fn prepare(&mut self, connection: &mut Connection) -> Prepared<FileJob> {
-        match connection.prepare(self) {
-            Some(next) => Prepared::Act(next),
-            None if connection.has_small_response() => Prepared::Small,
-            None => Prepared::Large,
-        }
-    }
-
-    fn drive(&mut self, connection: &mut Connection, _: &Context<'_>) -> ConnectionAction {
-        connection.drive(self)
-    }
-
-    fn flush(&mut self, connection: &mut Connection) {
-        connection.flush(self);
-    }
-
-    fn set_holding(&mut self, on: bool) {
-        self.holds = on;
-    }
-
-    fn on_reply(&mut self, connection: &mut Connection, reply: FileReply) {
-        connection.complete(reply);
-    }
-
-    fn is_offloaded(&self, connection: &Connection) -> bool {
-        connection.is_offloaded()
-    }
-
-    fn is_idle(&self, connection: &Connection) -> bool {
-        connection.is_idle()
-    }
-
-    fn expire(&mut self, connection: &mut Connection, _: &Context<'_>) -> ConnectionAction {
-        connection.expire(self)
-    }
-
-    fn close(&mut self, connection: Connection) {
-        connection.close(self);
-    }
-
-    fn on_wake(&mut self) {
-        // An offload thread may just have replaced a file that a client has asked for since.
-        self.epoch.advance();
-        self.reload_secrets();
-    }
-
-    fn begin_drain(&mut self) {
-        self.is_draining = true;
-    }
-
-    fn free_caches(&mut self) {
-        self.cache.clear();
-    }
-
-    fn every_second(&mut self, now_seconds: u32) {
-        self.cache.expire(now_seconds);
-        let accounting = &mut self.accounting;
-        let dropped = accounting.log.flush();
-        accounting.counters.log_dropped.add(dropped);
-        if dropped > 0 && accounting.dropped_lines.allow(now_seconds) {
-            warn!(
-                dropped,
-                "lines of the access log that were dropped, because they are not written fast \
-                 enough: {dropped}"
-            );
-        }
-    }
-
-    fn on_end(&mut self) {
-        // The count may be read after the end.
-        self.accounting.counters.log_dropped.add(self.accounting.log.flush());
     }
 }
 

@@ -25,7 +25,8 @@ use tracing::warn;
 
 /// Bytes that are read ahead of what is sent next.
 const AHEAD_BYTES: u64 = 4 << 20;
-/// Bytes of these that the reply waits for: the rest is read while these are sent.
+/// The part of [`AHEAD_BYTES`] that is in memory when the job is done: the rest is read while these
+/// bytes are sent.
 pub const AWAITED_BYTES: u64 = 2 << 20;
 /// The kernel reads ahead in pieces of this size or more (`read_ahead_kb` of most disks).
 const READAHEAD_BYTES: usize = 128 << 10;

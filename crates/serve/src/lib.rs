@@ -27,6 +27,7 @@ mod config;
 mod connection;
 mod counters;
 mod error;
+mod events;
 mod files;
 mod handler;
 mod jobs;

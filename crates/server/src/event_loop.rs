@@ -14,12 +14,12 @@
 //! bytes. A connection may have two sockets (a proxy's client and upstream); see [`Context`].
 
 use crate::clock::Clock;
+use crate::control::Control;
 use crate::counter::ConnectionCounters;
 use crate::error::Error;
 use crate::listener::{Accepted, Listener};
 use crate::log_limiter::LogLimiter;
 use crate::offload::{Inbox, Job, Offload, OffloadQueue};
-use crate::runtime::Control;
 use crate::waker::Waker;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;

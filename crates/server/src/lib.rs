@@ -21,6 +21,7 @@
 mod address;
 pub mod clock;
 pub mod connect;
+mod control;
 mod counter;
 mod error;
 pub mod event_loop;
@@ -43,6 +44,7 @@ mod transport;
 pub mod waker;
 
 pub use address::Address;
+pub use control::Control;
 pub use counter::{ConnectionCounters, Counter};
 pub use error::Error;
 pub use log_limiter::LogLimiter;

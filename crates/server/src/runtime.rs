@@ -1,61 +1,21 @@
 //! Runs the event loops of a service on threads, and drains them.
 
+use crate::control::Control;
 use crate::error::Error;
 use crate::event_loop::{EventLoop, Handler, LoopSettings};
 use crate::listener::{ListenAddress, Listeners};
 use crate::metrics::{self, MetricsServer, Registry};
 use crate::offload::{Offload, PoolSettings};
-use crate::waker::Waker;
 use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// More event loops than the largest host has CPUs.
 const LOOPS_MAX: usize = 4096;
 /// Descriptors for everything but connections and caches: loops, listeners, logs, opening files.
 const DESCRIPTORS_RESERVED: usize = 128;
-
-/// Control over running event loops, from any thread.
-#[derive(Debug)]
-pub struct Control {
-    is_draining: AtomicBool,
-    wakers: Box<[Arc<Waker>]>,
-}
-
-impl Control {
-    /// The control of so many event loops.
-    pub fn new(loops: usize) -> Result<Arc<Self>, Error> {
-        let wakers: io::Result<_> = (0..loops).map(|_| Waker::new().map(Arc::new)).collect();
-        let wakers = wakers.map_err(Error::at("making an event loop"))?;
-        Ok(Arc::new(Self { is_draining: AtomicBool::new(false), wakers }))
-    }
-
-    /// The wakers, one for each event loop.
-    pub fn wakers(&self) -> &[Arc<Waker>] {
-        &self.wakers
-    }
-
-    /// Wakes every event loop, to read changed settings ([`Handler::on_wake`]).
-    pub fn wake(&self) {
-        for waker in &self.wakers {
-            waker.wake();
-        }
-    }
-
-    /// Stops accepting; open messages are finished, then the loops end.
-    pub fn drain(&self) {
-        self.is_draining.store(true, Relaxed);
-        self.wake();
-    }
-
-    /// Whether [`Control::drain`] was called.
-    pub fn is_draining(&self) -> bool {
-        self.is_draining.load(Relaxed)
-    }
-}
 
 /// A service whose sockets are open and whose event loops do not run yet.
 ///

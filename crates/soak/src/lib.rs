@@ -34,10 +34,12 @@ mod proc_stat;
 pub mod process;
 mod reading;
 pub mod report;
+mod snapshot;
 mod spinner;
 mod weight;
 
 pub use error::SoakError;
-pub use meter::{Interval, Meter, SLICE, Snapshot};
+pub use meter::{Meter, SLICE};
 pub use proc_stat::{CpuTimes, ProcStat};
 pub use reading::{Baseline, CpuLoad, Load};
+pub use snapshot::{Interval, Snapshot};

@@ -19,11 +19,11 @@
 
 use crate::control_groups::LowWeightGroups;
 use crate::error::SoakError;
-use crate::meter::{Interval, Snapshot};
 use crate::proc_stat::ProcStat;
 use crate::reading::Baseline;
 use crate::reading::Resolution;
 use crate::report::{SoakReport, Warning};
+use crate::snapshot::{Interval, Snapshot};
 use crate::spinner::{self, Counts, ProgressSink};
 use haul_sys::clock::ProcessClock;
 use haul_sys::rusage::{self, Who};

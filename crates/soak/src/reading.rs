@@ -1,6 +1,6 @@
 //! Computes the load from the counters.
 
-use crate::meter::{CpuInterval, Interval};
+use crate::snapshot::{CpuInterval, Interval};
 use crate::weight::{ORDINARY_WEIGHT, SPINNER_WEIGHT};
 use serde::{Deserialize, Serialize};
 

@@ -53,6 +53,12 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(found)
 }
 
+/// Returns the name of the device that has this address; `lo` if none has.
+pub fn device_of(address: IpAddr) -> io::Result<String> {
+    let found = addresses()?.into_iter().find(|found| found.address == address);
+    Ok(found.map_or_else(|| "lo".into(), |found| found.device))
+}
+
 /// Reads the MTU of a device in the calling thread's network namespace, in bytes (`SIOCGIFMTU`).
 ///
 /// `ENODEV` if there is no such device.
@@ -77,6 +83,7 @@ mod tests {
         let addresses = addresses().unwrap();
         let loopback = |found: &&InterfaceAddress| found.address == IpAddr::V4(Ipv4Addr::LOCALHOST);
         assert_eq!(addresses.iter().find(loopback).unwrap().device, "lo");
+        assert_eq!(device_of(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap(), "lo");
         assert!(mtu("lo").unwrap() >= 1280);
         assert_eq!(mtu("no-such-device").unwrap_err().raw_os_error(), Some(libc::ENODEV));
     }

@@ -99,7 +99,7 @@ impl TableRow for ChecksumRow {
         format!("{} at a time", Size(self.bytes))
     }
 
-    fn scale(&self) -> u64 {
+    fn axis_key(&self) -> u64 {
         self.bytes
     }
 

@@ -48,7 +48,7 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
         // is reserved for documentation (RFC 5737).
         let local = local_address_towards(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
         let name = match local {
-            Ok(local) => device_of(local)?,
+            Ok(local) => interface::device_of(local).map_err(PeerError::Devices)?,
             Err(_) => "lo".into(),
         };
         return Ok(read_device_facts(name));
@@ -71,18 +71,17 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
             Err(error) => return Err(unreachable(error)),
         };
     // Packets to one of this host's own addresses never leave it.
-    let name = if local == address { "lo".into() } else { device_of(local)? };
+    let name = if local == address {
+        "lo".into()
+    } else {
+        interface::device_of(local).map_err(PeerError::Devices)?
+    };
     Ok(DeviceFacts {
         peer: Some(peer.into()),
         address: Some(address.to_string()),
         answered: Some(answered),
         ..read_device_facts(name)
     })
-}
-
-/// The MTU of the device that has this address, in bytes.
-pub(crate) fn mtu_of(address: IpAddr) -> Option<u32> {
-    interface::mtu(&device_of(address).ok()?).ok()
 }
 
 fn local_address_towards(address: IpAddr) -> io::Result<IpAddr> {
@@ -93,12 +92,6 @@ fn local_address_towards(address: IpAddr) -> io::Result<IpAddr> {
     let socket = UdpSocket::bind(unspecified)?;
     socket.connect((address, DISCARD_PORT))?;
     Ok(socket.local_addr()?.ip())
-}
-
-fn device_of(address: IpAddr) -> Result<String, PeerError> {
-    let addresses = interface::addresses().map_err(PeerError::Devices)?;
-    let found = addresses.into_iter().find(|found| found.address == address);
-    Ok(found.map_or_else(|| "lo".into(), |found| found.device))
 }
 
 fn read_device_facts(name: String) -> DeviceFacts {

@@ -172,8 +172,8 @@ impl TableRow for ForwardRow {
         }
     }
 
-    /// One scale for each kind of traffic.
-    fn scale(&self) -> u64 {
+    /// Rows of one kind of traffic share an axis.
+    fn axis_key(&self) -> u64 {
         self.traffic.parse().map_or(0, |traffic| match traffic {
             Traffic::Bulk => 0,
             Traffic::Messages(size) => size.0,

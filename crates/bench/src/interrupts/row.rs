@@ -181,7 +181,7 @@ impl TableRow for InterruptsRow {
         }
     }
 
-    fn scale(&self) -> u64 {
+    fn axis_key(&self) -> u64 {
         self.traffic.bytes().map(u64::from).sum()
     }
 

@@ -152,7 +152,7 @@ impl TableRow for LoanRow {
         format!("{to}, {} at a time", Size(self.piece_bytes))
     }
 
-    fn scale(&self) -> u64 {
+    fn axis_key(&self) -> u64 {
         self.piece_bytes
     }
 

@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
 /// Name and version of the protocol.
-pub(super) const SCHEMA: &str = "haul.pair/2";
+pub(crate) const SCHEMA: &str = "haul.pair/2";
 /// Default port of the control connection (HAUL on a telephone keypad). Data goes to the port after
 /// it.
 pub const PORT: u16 = 4285;
 /// Maximum length of a line: enough for the counters of a thousand CPUs.
-pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
+pub(crate) const LINE_BYTES_MAX: usize = 1 << 20;
 
 /// The CPUs that a meter measures, and the boot of the machine they belong to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,14 +30,14 @@ pub(crate) struct MeterFacts {
 
 impl MeterFacts {
     /// A meter on every CPU that this process may use.
-    pub(super) fn local() -> Self {
+    pub(crate) fn local() -> Self {
         let boot_id =
             std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self { boot_id: boot_id.trim().into(), cpus: haul_lab::allowed_cpus().unwrap_or_default() }
     }
 
     /// Whether both would measure the same CPU, and so each other.
-    pub(super) fn shares_cpu_with(&self, other: &Self) -> bool {
+    pub(crate) fn shares_cpu_with(&self, other: &Self) -> bool {
         self.boot_id == other.boot_id && self.cpus.iter().any(|cpu| other.cpus.contains(cpu))
     }
 }

@@ -22,7 +22,7 @@ pub fn of(report: &SendReport) -> Option<Plan> {
     /// Send method, whether the source is memory, whether offloads are on.
     type Key = (SendMethod, bool, bool);
     let mut rows: BTreeMap<Key, Vec<(&SendRow, Estimate)>> = BTreeMap::new();
-    for row in report.rows.iter().filter(|row| !row.cork && is_clean(row)) {
+    for row in report.rows.iter().filter(|row| !row.cork && is_undisturbed_and_unpaced(row)) {
         let Some(method) = method_of(row) else { continue };
         let Some(estimate) = row.sender_us_per_mib.filter(Estimate::has_interval) else { continue };
         let key = (method, row.workload.starts_with("memory:"), row.offloads == "on");
@@ -62,7 +62,7 @@ pub fn of(report: &SendReport) -> Option<Plan> {
 
 /// Whether a row's cost is that of its method alone: no other programs ran, and the socket was not
 /// paced.
-pub(super) fn is_clean(row: &SendRow) -> bool {
+pub(super) fn is_undisturbed_and_unpaced(row: &SendRow) -> bool {
     row.disturbed_percent.is_none() && row.paced.is_none()
 }
 

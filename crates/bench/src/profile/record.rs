@@ -84,7 +84,7 @@ impl Drop for Recorder {
     }
 }
 
-/// Drains the rings into the recorded ticks.
+/// Moves the samples from perf's ring buffers to the recorded ones.
 fn drain(rings: &Mutex<Rings>) {
     let mut locked = rings.lock().unwrap_or_else(PoisonError::into_inner);
     let Rings { rings, owners } = &mut *locked;

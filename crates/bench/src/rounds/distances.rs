@@ -18,16 +18,16 @@ pub(crate) const MOVED_FACTOR_MIN: f64 = 2.0;
 /// The fewest rounds at the majority's distance. A row with fewer keeps all its rounds.
 const ROUNDS_MIN: usize = 2;
 
-/// The distance readings of a run.
+/// The distances between the two hosts' CPUs in a run: round trips of a cache line, in ns.
 #[derive(Debug, Default)]
-pub(super) struct Distances {
+pub(super) struct CpuDistances {
     /// By row and round: the readings before and after, in ns; empty if a reading failed.
     readings: HashMap<(usize, usize), Vec<f64>>,
     /// The threshold between near and far, and whether the far rounds were kept.
     kept: Option<(f64, bool)>,
 }
 
-impl Distances {
+impl CpuDistances {
     pub(super) fn record(&mut self, row: usize, round: usize, round_trips: [Option<Duration>; 2]) {
         let ns = round_trips.into_iter().flatten().map(|time| time.as_nanos() as f64).collect();
         self.readings.insert((row, round), ns);
@@ -133,13 +133,13 @@ mod tests {
         vec![row]
     }
 
-    fn record(distances: &mut Distances, round: usize, before: u64, after: u64) {
+    fn record(distances: &mut CpuDistances, round: usize, before: u64, after: u64) {
         distances.record(0, round, [before, after].map(|ns| Some(Duration::from_nanos(ns))));
     }
 
     #[test]
     fn rounds_at_the_majority_distance_are_kept() {
-        let (mut distances, mut rows) = (Distances::default(), rows(5));
+        let (mut distances, mut rows) = (CpuDistances::default(), rows(5));
         for (round, before, after) in
             [(0, 60, 55), (1, 60, 310), (2, 300, 310), (3, 300, 320), (4, 305, 300)]
         {
@@ -153,12 +153,12 @@ mod tests {
 
     #[test]
     fn without_a_move_or_with_one_round_at_each_distance_all_rounds_are_kept() {
-        let (mut distances, mut kept_rows) = (Distances::default(), rows(2));
+        let (mut distances, mut kept_rows) = (CpuDistances::default(), rows(2));
         record(&mut distances, 0, 60, 55);
         record(&mut distances, 1, 50, 90);
         assert_eq!(distances.keep_majority(&mut kept_rows), None);
         assert_eq!(kept_rows[0].rounds.len(), 2);
-        let (mut distances, mut kept_rows) = (Distances::default(), rows(2));
+        let (mut distances, mut kept_rows) = (CpuDistances::default(), rows(2));
         record(&mut distances, 0, 60, 55);
         record(&mut distances, 1, 300, 310);
         // One round at each distance: neither is enough.

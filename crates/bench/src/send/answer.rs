@@ -49,12 +49,12 @@ fn default_rows<'a>(report: &'a SendReport, workload: &str) -> Option<Vec<&'a Se
     Some(measured(report).filter(|row| row.condition() == condition).collect())
 }
 
-fn cost(row: &SendRow) -> Option<Estimate> {
+fn sender_cost(row: &SendRow) -> Option<Estimate> {
     row.sender_us_per_mib
 }
 
 fn median_cost(row: &SendRow) -> f64 {
-    cost(row).map_or(f64::INFINITY, |cost| cost.median)
+    sender_cost(row).map_or(f64::INFINITY, |cost| cost.median)
 }
 
 /// The cheapest method that sends the source's bytes. `floor` is excluded, because it does not, and
@@ -70,7 +70,7 @@ fn cheapest_row<'a>(rows: &[&'a SendRow]) -> Option<&'a SendRow> {
 /// rounds there is no verdict.
 fn verdict_sentence(rows: &[&SendRow]) -> Option<String> {
     let best = cheapest_row(rows)?;
-    let estimate = cost(best)?;
+    let estimate = sender_cost(best)?;
     let subject = format!("{} in chunks of {}", best.workload, Size(best.chunk_bytes));
     if !estimate.is_conclusive() {
         return Some(format!(
@@ -125,7 +125,7 @@ fn verdict_sentence(rows: &[&SendRow]) -> Option<String> {
 
 fn floor_sentence(rows: &[&SendRow]) -> Option<String> {
     let (best, floor) = (cheapest_row(rows)?, rows.iter().find(|row| row.path == "floor")?);
-    let (estimate, ratio) = (cost(floor)?, floor.cheapest_us_ratio?);
+    let (estimate, ratio) = (sender_cost(floor)?, floor.cheapest_us_ratio?);
     if !estimate.is_conclusive() {
         return None;
     }
@@ -220,7 +220,7 @@ fn most_expensive_sentences(report: &SendReport) -> Vec<String> {
             .iter()
             .filter_map(|row| Some((*row, name(row)?)))
             .max_by(|(one, _), (other, _)| median_cost(one).total_cmp(&median_cost(other)))?;
-        let (with, without) = (cost(row)?, cost(best)?);
+        let (with, without) = (sender_cost(row)?, sender_cost(best)?);
         let is_conclusive =
             with.is_conclusive() && without.is_conclusive() && with.low > without.high;
         if !is_conclusive {

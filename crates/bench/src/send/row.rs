@@ -149,7 +149,7 @@ impl TableRow for SendRow {
 
     /// One scale per chunk size: small chunks cost ten times as much, so on a shared scale the
     /// other bars would vanish.
-    fn scale(&self) -> u64 {
+    fn axis_key(&self) -> u64 {
         self.chunk_bytes
     }
 

@@ -3,7 +3,7 @@
 use super::{Context, ExperimentResult, non_empty_or, reject_with_peer};
 use crate::arguments::ForwardArguments;
 use crate::output::Failure;
-use haul_bench::forward::{self, ForwardPlan};
+use haul_bench::forward::{self, ForwardParameters};
 
 pub fn run(
     arguments: &ForwardArguments,
@@ -12,8 +12,12 @@ pub fn run(
     let ForwardArguments { paths, buffer, traffic, rate, mtu } = arguments;
     reject_with_peer(context, mtu.is_some(), "--mtu")?;
     let pace = context.pace();
-    let basis = if context.is_quick { ForwardPlan::quick(pace) } else { ForwardPlan::new(pace) };
-    let plan = ForwardPlan {
+    let basis = if context.is_quick {
+        ForwardParameters::quick(pace)
+    } else {
+        ForwardParameters::new(pace)
+    };
+    let parameters = ForwardParameters {
         ways: non_empty_or(paths.clone(), basis.ways),
         buffers: non_empty_or(buffer.clone(), basis.buffers),
         traffic: non_empty_or(traffic.clone(), basis.traffic),
@@ -23,5 +27,5 @@ pub fn run(
         peer: context.peer.clone(),
         pace,
     };
-    context.run(|stop, progress| forward::run(&plan, stop, progress))
+    context.run(|stop, progress| forward::run(&parameters, stop, progress))
 }

@@ -2,10 +2,12 @@
 
 use super::{Context, ExperimentResult};
 use crate::output::Failure;
-use haul_bench::interrupts::{self, InterruptsPlan};
+use haul_bench::interrupts::{self, InterruptsParameters};
 
 pub fn run(context: &Context<'_>) -> Result<ExperimentResult, Failure> {
-    let plan =
-        InterruptsPlan { pace: context.pace(), congestion: context.common.congestion.clone() };
-    context.run(|stop, progress| interrupts::run(&plan, stop, progress))
+    let parameters = InterruptsParameters {
+        pace: context.pace(),
+        congestion: context.common.congestion.clone(),
+    };
+    context.run(|stop, progress| interrupts::run(&parameters, stop, progress))
 }

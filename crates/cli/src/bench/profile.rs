@@ -4,7 +4,7 @@ use super::{Context, ExperimentResult};
 use crate::arguments::ProfileArguments;
 use crate::output::Failure;
 use haul_bench::export;
-use haul_bench::profile::{self, Profile, ProfilePlan};
+use haul_bench::profile::{self, Profile, ProfileParameters};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub fn run(
         profile
     } else {
         let window = Duration::from_secs(if context.is_quick { 2 } else { 10 });
-        let plan = ProfilePlan {
+        let parameters = ProfileParameters {
             send: arguments.send,
             receive: arguments.receive,
             workload: arguments.workload.clone(),
@@ -32,7 +32,7 @@ pub fn run(
             mtu: arguments.mtu,
             congestion: context.common.congestion.clone(),
         };
-        context.run_with_progress(|stop, progress| profile::run(&plan, stop, progress))?
+        context.run_with_progress(|stop, progress| profile::run(&parameters, stop, progress))?
     };
     let Profile { report, pictures } = profile;
     let mut view = report.view();

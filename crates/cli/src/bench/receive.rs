@@ -3,7 +3,7 @@
 use super::{Context, ExperimentResult, non_empty_or, reject_with_peer};
 use crate::arguments::{ReceiveArguments, Switch};
 use crate::output::Failure;
-use haul_bench::receive::{self, PageOrder, ReceivePlan, ReceiveSelection};
+use haul_bench::receive::{self, PageOrder, ReceiveParameters, ReceiveSelection};
 
 pub fn run(
     arguments: &ReceiveArguments,
@@ -18,13 +18,13 @@ pub fn run(
             selection.page_orders = vec![PageOrder::Default];
         }
     }
-    let plan = ReceivePlan {
+    let parameters = ReceiveParameters {
         selections,
         pace: context.pace(),
         congestion: context.common.congestion.clone(),
         peer: context.peer.clone(),
     };
-    context.run(|stop, progress| receive::run(&plan, stop, progress))
+    context.run(|stop, progress| receive::run(&parameters, stop, progress))
 }
 
 /// Returns the rows that the arguments select, or the default set if they select none.
@@ -36,19 +36,19 @@ fn selections(arguments: &ReceiveArguments, is_quick: bool) -> Vec<ReceiveSelect
         && page_order.is_empty()
         && buffer.is_empty()
         && touch.is_empty());
-    let plain = ReceiveSelection::plain();
+    let default = ReceiveSelection::every_method();
     match (is_named, is_quick) {
         (false, false) => ReceiveSelection::default_set(),
-        (false, true) => vec![plain],
+        (false, true) => vec![default],
         (true, _) => vec![ReceiveSelection {
-            ways: non_empty_or(paths.clone(), plain.ways),
-            mtus: non_empty_or(mtu.clone(), plain.mtus),
-            sent_by: non_empty_or(sent_by.clone(), plain.sent_by),
-            page_orders: non_empty_or(page_order.clone(), plain.page_orders),
-            buffers: non_empty_or(buffer.clone(), plain.buffers),
+            ways: non_empty_or(paths.clone(), default.ways),
+            mtus: non_empty_or(mtu.clone(), default.mtus),
+            sent_by: non_empty_or(sent_by.clone(), default.sent_by),
+            page_orders: non_empty_or(page_order.clone(), default.page_orders),
+            buffers: non_empty_or(buffer.clone(), default.buffers),
             touches: non_empty_or(
                 touch.iter().map(|&touch| touch == Switch::On).collect(),
-                plain.touches,
+                default.touches,
             ),
         }],
     }

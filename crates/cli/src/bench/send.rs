@@ -4,17 +4,17 @@ use super::{Context, ExperimentResult, non_empty_or, reject_with_peer};
 use crate::arguments::{SendArguments, Switch};
 use crate::output::Failure;
 use haul_bench::matrix::SendSelection;
-use haul_bench::send::{self, SendPlan};
+use haul_bench::send::{self, SendParameters};
 use haul_bench::tested_method::TestedMethod;
 use haul_lab::Offloads;
 
 pub fn run(arguments: &SendArguments, context: &Context<'_>) -> Result<ExperimentResult, Failure> {
-    let plan = plan(arguments, context)?;
-    context.run(|stop, progress| send::run(&plan, stop, progress))
+    let parameters = parameters(arguments, context)?;
+    context.run(|stop, progress| send::run(&parameters, stop, progress))
 }
 
 /// Returns the rows that the arguments select, or the default set if they select none.
-fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<SendPlan, Failure> {
+fn parameters(arguments: &SendArguments, context: &Context<'_>) -> Result<SendParameters, Failure> {
     let SendArguments { paths, chunk, workload, cork, offloads, rate, reading, mtu, plan } =
         arguments;
     reject_with_peer(context, mtu.is_some(), "--mtu")?;
@@ -57,9 +57,12 @@ fn plan(arguments: &SendArguments, context: &Context<'_>) -> Result<SendPlan, Fa
             }
         }
     }
-    let basis =
-        if context.is_quick { SendPlan::quick(selections) } else { SendPlan::new(selections) };
-    Ok(SendPlan {
+    let basis = if context.is_quick {
+        SendParameters::quick(selections)
+    } else {
+        SendParameters::new(selections)
+    };
+    Ok(SendParameters {
         pace: context.pace(),
         rate: *rate,
         reading: reading.unwrap_or(basis.reading),

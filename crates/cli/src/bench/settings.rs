@@ -3,7 +3,7 @@
 use super::{Context, ExperimentResult, non_empty_or};
 use crate::arguments::SettingsArguments;
 use crate::output::Failure;
-use haul_bench::settings::{self, SettingsPlan};
+use haul_bench::settings::{self, SettingsParameters};
 
 pub fn run(
     arguments: &SettingsArguments,
@@ -11,8 +11,12 @@ pub fn run(
 ) -> Result<ExperimentResult, Failure> {
     let SettingsArguments { paths, settings, workload, rate } = arguments;
     let pace = context.pace();
-    let basis = if context.is_quick { SettingsPlan::quick(pace) } else { SettingsPlan::new(pace) };
-    let plan = SettingsPlan {
+    let basis = if context.is_quick {
+        SettingsParameters::quick(pace)
+    } else {
+        SettingsParameters::new(pace)
+    };
+    let parameters = SettingsParameters {
         paths: non_empty_or(paths.clone(), basis.paths),
         settings: non_empty_or(settings.clone(), basis.settings),
         workload: workload.clone().unwrap_or(basis.workload),
@@ -20,5 +24,5 @@ pub fn run(
         pace,
         congestion: context.common.congestion.clone(),
     };
-    context.run(|stop, progress| settings::run(&plan, stop, progress))
+    context.run(|stop, progress| settings::run(&parameters, stop, progress))
 }

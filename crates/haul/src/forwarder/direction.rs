@@ -83,7 +83,7 @@ impl Direction {
         }
     }
 
-    pub fn report(&self) -> &DirectionReport {
+    pub fn direction_report(&self) -> &DirectionReport {
         &self.report
     }
 

@@ -83,7 +83,8 @@ trait Poller<I> {
     fn wait(&self, keys: &mut Vec<u64>) -> bool;
 }
 
-/// Keeps items until they are done.
+/// Keeps sockets whose sender was dropped, with the memory of their loans, until the last
+/// completion has arrived. Tests replace the items and the poller.
 struct Reaper<P, I> {
     poller: P,
     items: Mutex<Items<I>>,

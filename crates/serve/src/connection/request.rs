@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 impl Connection {
     /// Receives what an idle connection's client has sent, to be parsed later.
-    pub fn read_ahead(&mut self, handler: &mut FileHandler) {
+    pub fn receive_early(&mut self, handler: &mut FileHandler) {
         // TLS bytes may be half of a handshake, which is answered at once; the rest of a head can
         // wait.
         if !self.stream.is_tls() && self.is_idle() && self.receive(handler).is_err() {

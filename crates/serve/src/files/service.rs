@@ -137,14 +137,14 @@ impl Service {
         blocking: Blocking,
     ) -> io::Result<LookupResult> {
         if target.is_hidden() && !self.content.hidden {
-            return self.find_fallback(blocking);
+            return self.find_fallback_file(blocking);
         }
         match self.find_below(target, accepts_json, blocking) {
-            Ok(LookupResult::Nothing(Status::NOT_FOUND)) => self.find_fallback(blocking),
+            Ok(LookupResult::Nothing(Status::NOT_FOUND)) => self.find_fallback_file(blocking),
             Ok(found) => Ok(found),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
             Err(error) => match status_of(&error) {
-                Status::NOT_FOUND => self.find_fallback(blocking),
+                Status::NOT_FOUND => self.find_fallback_file(blocking),
                 status => {
                     self.log_unreadable(&target.path, status, &error);
                     Ok(LookupResult::Nothing(status))
@@ -222,7 +222,7 @@ impl Service {
         }
     }
 
-    fn find_fallback(&self, blocking: Blocking) -> io::Result<LookupResult> {
+    fn find_fallback_file(&self, blocking: Blocking) -> io::Result<LookupResult> {
         let Some(path) = &self.content.fallback else {
             return Ok(LookupResult::Nothing(Status::NOT_FOUND));
         };

@@ -9,13 +9,13 @@
 //! A peer is identified by its address. If that is a gateway's, all hosts behind the gateway are
 //! the same peer, and bytes are forwarded to the gateway.
 
-use super::HANDSHAKE_TIMEOUT;
-use super::protocol::{MeterFacts, Reply, Request, SCHEMA};
 use crate::congestion;
 use crate::error::BenchError;
 use crate::flow::FlowError;
 use crate::flow::start::WorkerProcess;
 use crate::host::HostFacts;
+use crate::pair::HANDSHAKE_TIMEOUT;
+use crate::pair::protocol::{MeterFacts, Reply, Request, SCHEMA};
 use haul_soak::Meter;
 use haul_workers::lines::{Line, read_line, write_line};
 use haul_workers::worker::socket::SocketOptions;
@@ -50,10 +50,10 @@ const SOCKET_BYTES_MAX: usize = 64 << 20;
 /// Maximum receive buffer that a peer may request.
 const BUFFER_BYTES_MAX: usize = 1 << 30;
 
-/// Listens on the first of `addresses` that can be bound, until `is_stopped`, and serves one peer
-/// at a time. `report` receives one line for each event.
+/// Listens on the first of `addresses` that can be bound, until `is_stopped` is true, and serves
+/// one peer at a time. `report` receives one line for each event.
 ///
-/// Data arrives on the port after it.
+/// Control connections arrive on the port of the address, data connections on the next port.
 pub fn listen(
     addresses: &[SocketAddr],
     is_stopped: &AtomicBool,
@@ -101,7 +101,7 @@ pub fn listen(
             let Ok(active_stream) = stream.try_clone() else { continue };
             *lock() = Some(active_stream);
             scope.spawn(move || {
-                let _slot = Slot(active);
+                let _slot = PeerPermit(active);
                 let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
                 report(&format!("{peer} has come"));
                 let result = Session::serve(&stream, peer.ip(), port);
@@ -118,10 +118,10 @@ pub fn listen(
     })
 }
 
-/// The slot of the active peer, which is freed when this is dropped.
-struct Slot<'a>(&'a Mutex<Option<TcpStream>>);
+/// The permit of the active peer, which another can get when this is dropped.
+struct PeerPermit<'a>(&'a Mutex<Option<TcpStream>>);
 
-impl Drop for Slot<'_> {
+impl Drop for PeerPermit<'_> {
     fn drop(&mut self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

@@ -1,0 +1,54 @@
+//! Snapshots of the spinners' counters, and the intervals between them.
+
+use crate::proc_stat::{CpuTimes, ProcStat};
+use crate::spinner::Counts;
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+
+/// The counters of all spinners at one time.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    pub(crate) at: Instant,
+    pub(crate) counts: Vec<(usize, Counts)>,
+    pub(crate) stat: ProcStat,
+}
+
+/// The difference between two snapshots, CPU by CPU, before any baseline is subtracted.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Interval {
+    /// Wall time between the snapshots.
+    pub wall: Duration,
+    pub(crate) cpus: Vec<CpuInterval>,
+}
+
+/// One CPU's part of an [`Interval`].
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct CpuInterval {
+    pub cpu: usize,
+    pub own: Duration,
+    pub interrupted: Duration,
+    pub work: u64,
+    pub stat: CpuTimes,
+}
+
+impl Snapshot {
+    /// Returns the difference between `earlier` and this snapshot, both of the same meter.
+    pub fn since(&self, earlier: &Self) -> Interval {
+        let cpus = self
+            .counts
+            .iter()
+            .zip(&earlier.counts)
+            .map(|(&(cpu, now), (_, then))| CpuInterval {
+                cpu,
+                own: now.own.saturating_sub(then.own),
+                interrupted: now.interrupted.saturating_sub(then.interrupted),
+                work: now.work - then.work,
+                stat: match (self.stat.0.get(&cpu), earlier.stat.0.get(&cpu)) {
+                    (Some(now), Some(then)) => now.since(then),
+                    _ => CpuTimes::default(),
+                },
+            })
+            .collect();
+        Interval { wall: self.at - earlier.at, cpus }
+    }
+}
