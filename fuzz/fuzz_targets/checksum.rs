@@ -2,7 +2,7 @@
 //! while copying.
 #![cfg_attr(not(test), no_main)]
 
-use haul::checksum::{Kernel, PartialChecksum, Writes, copy};
+use haul::checksum::{Implementation, PartialChecksum, Writes, copy};
 
 /// Reference implementation: adds 16-bit words one by one and folds the carry after each.
 fn reference(bytes: &[u8]) -> u16 {
@@ -21,7 +21,7 @@ fn target(bytes: &[u8]) {
     let (first, second) = (PartialChecksum::of(first), PartialChecksum::of(second));
     assert_eq!(first.followed_by(second).finish(), expected);
     let mut destination = vec![0; bytes.len() + offset];
-    for kernel in Kernel::available() {
+    for kernel in Implementation::available() {
         assert_eq!(kernel.sum(bytes).finish(), expected);
         for writes in [Writes::Cached, Writes::Streamed] {
             destination.fill(0);

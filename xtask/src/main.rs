@@ -133,7 +133,7 @@ fn peers_send(rounds: usize, congestion: &str) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Formats the median of a estimate in multiples of `unit`, or `?` if there is no estimate.
+/// Formats the median of an estimate in multiples of `unit`, or `?` if there is no estimate.
 fn number(estimate: Option<Estimate>, unit: f64) -> String {
     estimate.map_or("?".into(), |estimate| format!("{:.1}", estimate.median / unit))
 }

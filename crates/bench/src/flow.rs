@@ -1,9 +1,9 @@
 //! Flows: connections under load, measured during a window.
 //!
-//! Each part of a flow is a process of its own on its host ([`crate::worker`]), which moves bytes
-//! repeatedly. The load is read at both ends of a window in which all parts run at a steady rate.
-//! If two parts were threads of one process, each `munmap` of a mapped receive window would
-//! interrupt the other part's CPU to flush its TLB. Two machines share no address space.
+//! Each node of a flow is a process of its own on its host ([`crate::worker`]), which moves bytes
+//! repeatedly. The load is read at both ends of a window in which all nodes run at a steady rate.
+//! If two nodes were threads of one process, each `munmap` of a mapped receive window would
+//! interrupt the other node's CPU to flush its TLB. Two machines share no address space.
 
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
@@ -50,8 +50,8 @@ pub(crate) struct FlowNode<'a> {
 /// listens; each later node connects to the one before it.
 #[derive(Debug, Clone)]
 pub(crate) struct Flow<'a> {
-    /// The parts, from the one that is connected to, to the one that connects.
-    pub parts: Vec<FlowNode<'a>>,
+    /// The nodes, from the one that is connected to, to the one that connects.
+    pub nodes: Vec<FlowNode<'a>>,
     /// Options that are set on the sockets before they connect or listen.
     pub socket: SocketOptions,
     /// Time to run before the window.
@@ -75,7 +75,7 @@ pub struct Sample {
     pub interval: Option<Interval>,
     /// The same for the other machine, if there are two.
     pub remote_interval: Option<Interval>,
-    /// The parts' own counters over the window, in the order of the parts.
+    /// The nodes' own counters over the window, in the order of the nodes.
     pub outcomes: Vec<Outcome>,
     /// Counters of each CPU of the lab's hosts over the window.
     pub accounts: Vec<CpuAccount>,
@@ -110,26 +110,26 @@ impl<'a> Flow<'a> {
         socket: SocketOptions,
         window: Duration,
     ) -> Self {
-        let parts = vec![
+        let nodes = vec![
             FlowNode { host: to, task: Task::Receive(receiving) },
             FlowNode { host: from, task: Task::Send(sending) },
         ];
-        Self { parts, socket, warm_up: WARM_UP, window }
+        Self { nodes, socket, warm_up: WARM_UP, window }
     }
 
     /// The CPUs of the lab's hosts that take part, each once.
     fn cpus(&self) -> Vec<usize> {
-        let lab_cpu = |part: &FlowNode<'_>| match part.host {
+        let lab_cpu = |node: &FlowNode<'_>| match node.host {
             Endpoint::Lab(host) => Some(host.cpu()),
             Endpoint::Local(_) | Endpoint::Remote(_) => None,
         };
-        let mut cpus: Vec<usize> = self.parts.iter().filter_map(lab_cpu).collect();
+        let mut cpus: Vec<usize> = self.nodes.iter().filter_map(lab_cpu).collect();
         cpus.sort_unstable();
         cpus.dedup();
         cpus
     }
 
-    /// Each CPU's account between two readings, with the CPU time that its parts reported.
+    /// Each CPU's account between two readings, with the CPU time that its nodes reported.
     fn accounts(
         &self,
         cpus: &[usize],
@@ -140,10 +140,10 @@ impl<'a> Flow<'a> {
         let seconds = (after.at - before.at).as_secs_f64();
         let account = |(index, &cpu): (usize, &usize)| {
             let runs_on_cpu =
-                |part: &FlowNode<'_>| matches!(part.host, Endpoint::Lab(host) if host.cpu() == cpu);
-            let parts = self.parts.iter().zip(outcomes).filter(|(part, _)| runs_on_cpu(part));
+                |node: &FlowNode<'_>| matches!(node.host, Endpoint::Lab(host) if host.cpu() == cpu);
+            let nodes = self.nodes.iter().zip(outcomes).filter(|(node, _)| runs_on_cpu(node));
             let parts_share: f64 =
-                parts.map(|(_, outcome)| outcome.cpu_seconds() / outcome.seconds).sum();
+                nodes.map(|(_, outcome)| outcome.cpu_seconds() / outcome.seconds).sum();
             let thread_times = after.kernel_threads.as_ref().zip(before.kernel_threads.as_ref());
             let thread_times =
                 thread_times.map(|(after, before)| after[index].saturating_sub(before[index]));
@@ -172,19 +172,19 @@ impl<'a> Flow<'a> {
     ) -> Result<Sample, FlowError> {
         thread::scope(|scope| {
             let (events_tx, events_rx) = mpsc::channel();
-            let mut workers = Workers::new(self.parts.len(), events_rx);
+            let mut workers = Workers::new(self.nodes.len(), events_rx);
             let cpus = self.cpus();
             let kernel_threads = KernelThreads::on(&cpus).filter(|_| !has_irq_time_accounting());
             let mut peer = None;
-            for (index, part) in self.parts.iter().enumerate() {
-                let host = part.host.address();
-                let (socket, task) = (self.socket.clone(), part.task.clone());
+            for (index, node) in self.nodes.iter().enumerate() {
+                let host = node.host.address();
+                let (socket, task) = (self.socket.clone(), node.task.clone());
                 let job = Job { host, port: 0, only_from: None, peer, socket, task };
                 let events_tx = events_tx.clone();
                 thread::Builder::new()
-                    .spawn_scoped(scope, move || supervise(part.host, &job, index, &events_tx))
+                    .spawn_scoped(scope, move || supervise(node.host, &job, index, &events_tx))
                     .map_err(FlowError::at("starting a thread"))?;
-                if index + 1 < self.parts.len() {
+                if index + 1 < self.nodes.len() {
                     // The reported address is not used: a machine's own address may differ from the
                     // one at which it is reachable.
                     peer = Some(SocketAddr::new(host, workers.wait_for_address(index)?.port()));
@@ -212,9 +212,9 @@ impl<'a> Flow<'a> {
             let readings_after = CpuReadings::read(&cpus, kernel_threads.as_ref());
             let seconds = start.elapsed().as_secs_f64();
             workers.wait_for_windows()?;
-            // The other machine's meter, too, must have measured the window before any part ends.
-            let is_remote = |part: &FlowNode<'_>| matches!(part.host, Endpoint::Remote(_));
-            let has_remote = self.parts.iter().any(is_remote);
+            // The other machine's meter, too, must have measured the window before any node ends.
+            let is_remote = |node: &FlowNode<'_>| matches!(node.host, Endpoint::Remote(_));
+            let has_remote = self.nodes.iter().any(is_remote);
             let remote_interval =
                 has_remote.then(|| workers.wait_for_remote_interval()).transpose()?;
             workers.send_command(Command::End)?;

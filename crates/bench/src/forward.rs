@@ -72,7 +72,7 @@ pub struct ForwardCase {
 #[derive(Debug, Clone)]
 pub struct ForwardParameters {
     /// The forward methods.
-    pub ways: Vec<TestedForwardMethod>,
+    pub methods: Vec<TestedForwardMethod>,
     /// The sizes of pipes and buffers.
     pub buffers: Vec<Size>,
     /// The kinds of traffic.
@@ -93,7 +93,7 @@ impl ForwardParameters {
     /// The default configuration of `haul bench forward`.
     pub fn new(pace: Pace) -> Self {
         Self {
-            ways: TestedForwardMethod::ALL.into(),
+            methods: TestedForwardMethod::ALL.into(),
             buffers: vec![Size(16 << 10), Size(64 << 10), Size(256 << 10), Size(1 << 20)],
             traffic: vec![
                 Traffic::Bulk,
@@ -121,7 +121,7 @@ impl ForwardParameters {
     fn cases(&self) -> Vec<ForwardCase> {
         let mut cases = Vec::new();
         for &traffic in &self.traffic {
-            for &method in &self.ways {
+            for &method in &self.methods {
                 let buffers = match traffic {
                     _ if !method.has_buffer() => vec![None],
                     Traffic::Bulk => self.buffers.iter().copied().map(Some).collect(),
@@ -185,7 +185,7 @@ pub fn run(
     // The copy proof needs a lab: it cannot use the other machine's sockets.
     let proofs = topology
         .lab()
-        .map_or_else(HashMap::new, |lab| proof::copied_percents(lab, &parameters.ways));
+        .map_or_else(HashMap::new, |lab| proof::copied_percents(lab, &parameters.methods));
     let workload = Workload::Memory(SENT_SIZE).open()?;
     let mut experiment = ForwardExperiment {
         topology,
@@ -281,7 +281,7 @@ impl Experiment for ForwardExperiment<'_> {
         };
         let flow = |sink: Task| Flow {
             socket: socket.clone(),
-            parts: vec![
+            nodes: vec![
                 FlowNode { host: topology.receiver(), task: sink },
                 FlowNode { host: topology.sender(), task: Task::Forward(forwarding.clone()) },
                 FlowNode { host: topology.receiver(), task: source.clone() },

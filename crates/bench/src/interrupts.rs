@@ -311,7 +311,7 @@ impl Experiment for InterruptsExperiment<'_> {
         let (receive_task, send_task) = self.tasks(case);
         let flow = Flow {
             socket: SocketOptions::with_congestion(&self.congestion),
-            parts: vec![
+            nodes: vec![
                 FlowNode { host: Endpoint::Lab(receiver), task: receive_task },
                 FlowNode { host: Endpoint::Lab(&self.lab.sender), task: send_task },
             ],

@@ -238,8 +238,8 @@ impl Experiment for LoanExperiment<'_> {
             let receiver =
                 receive_task.map(|task| FlowNode { host: Endpoint::Lab(&lab.receiver), task });
             let sender = FlowNode { host: Endpoint::Lab(&lab.sender), task: send_task.clone() };
-            let parts = receiver.into_iter().chain([sender]).collect();
-            Flow { parts, socket: socket.clone(), warm_up: WARM_UP, window }
+            let nodes = receiver.into_iter().chain([sender]).collect();
+            Flow { nodes, socket: socket.clone(), warm_up: WARM_UP, window }
         };
         match case.destination {
             Destination::Tcp => {

@@ -1,4 +1,4 @@
-//! Makes the cost model that programs choose send methods by (`haul plan`): measures each method's
+//! Makes the plan by which programs choose send methods (`haul plan`): measures each method's
 //! cost for files and memory of several sizes, then tests the model.
 //!
 //! The test is a separate measurement after the one that the model is fitted to, with sizes between
@@ -63,16 +63,16 @@ const TEST_REPEATS_MAX: usize = 4;
 /// about a hundred rows.
 pub const ROUNDS: usize = crate::stats::VERDICT_ROUNDS_MIN;
 
-/// A cost model and the measurement that it was made from.
+/// A plan and the measurement that it was made from.
 #[derive(Debug, Clone)]
 pub struct MeasuredPlan {
-    /// The cost model, with its tests and the measurement's warnings.
+    /// The plan, with its tests and the measurement's warnings.
     pub plan: Plan,
     /// The measurement that it was made from.
     pub report: SendReport,
 }
 
-/// Measures the costs, makes the cost model and tests it. With [`ROUNDS`] it takes about four
+/// Measures the costs, makes the plan and tests it. With [`ROUNDS`] it takes about four
 /// minutes.
 pub fn make(
     rounds: usize,
@@ -140,7 +140,7 @@ fn have_same_distance(one: &SendReport, other: &SendReport) -> bool {
     is_same_cpu_distance(ns(one), ns(other))
 }
 
-/// The rows that a cost model is made from.
+/// The rows that a plan is made from.
 fn selections() -> Vec<SendSelection> {
     let selection = |method: SendMethod, workload: Workload, size: Size, offloads| SendSelection {
         paths: vec![method.into()],
@@ -187,7 +187,7 @@ fn selections() -> Vec<SendSelection> {
     selections
 }
 
-/// The number of tests that a cost model missed, and the number of all tests. A test without an
+/// The number of tests that a plan missed, and the number of all tests. A test without an
 /// undisturbed measurement counts as missed.
 pub fn misses(plan: &Plan) -> (usize, usize) {
     let passed =
@@ -195,7 +195,7 @@ pub fn misses(plan: &Plan) -> (usize, usize) {
     (TESTS.len() - passed.min(TESTS.len()), TESTS.len())
 }
 
-/// Whether a cost model passed its tests: it missed at most a third of them.
+/// Whether a plan passed its tests: it missed at most a third of them.
 pub fn has_stood(plan: &Plan) -> bool {
     let (missed, all) = misses(plan);
     3 * missed <= all

@@ -1,9 +1,9 @@
 //! The experiment `profile`: the kernel functions in which sending and receiving spend their time.
 //! So it shows the most that a change to any of them could save.
 //!
-//! A timer samples each CPU about 2000 times per second; a sample is called a tick. A tick in one
-//! of the meter's own threads counts as an idle CPU, unless an interrupt was running on top of it.
-//! Functions are grouped by `profile/groups.txt`.
+//! A timer samples each CPU about 2000 times per second; the report calls a sample a tick. A sample
+//! in one of the meter's own threads counts as an idle CPU, unless an interrupt was running on top
+//! of it. Functions are grouped by `profile/groups.txt`.
 
 use crate::congestion;
 use crate::endpoint::Endpoint;
@@ -35,7 +35,7 @@ mod record;
 mod row;
 mod symbols;
 
-use count::TickCounts;
+use count::SampleCounts;
 use groups::Groups;
 use owner::Owners;
 use record::Recorder;
@@ -47,7 +47,7 @@ pub type ProfileReport = crate::report::Report<ProfileRow>;
 
 /// Bytes per call of the sender, and the receiver's buffer.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Minimum ticks on busy CPUs. With fewer, a share of one percent is only a few ticks.
+/// Minimum samples on busy CPUs. With fewer, a share of one percent is only a few samples.
 const TICKS_MIN: u64 = 500;
 /// Length of the window in which full speed is measured.
 const PILOT_WINDOW: Duration = Duration::from_millis(100);
@@ -77,7 +77,7 @@ pub struct Profile {
     /// The report.
     pub report: ProfileReport,
     /// The flame graphs.
-    pub pictures: Vec<Drawing>,
+    pub drawings: Vec<Drawing>,
 }
 
 /// Profiles both hosts while one sends to the other.
@@ -131,22 +131,22 @@ pub fn run(
         ("receiving host", &costs.receiver, costs.receiver_us_per_mib, parameters.receive.name()),
     ];
     let mut report = empty_report(started, &lab, run, &congestion)?;
-    let mut pictures = Vec::new();
+    let mut drawings = Vec::new();
     let owners = recorder.take_owners();
-    for ((host, meter, us_per_mib, method), ticks) in hosts.into_iter().zip(&recorded) {
-        let counts = TickCounts::of(ticks, &symbols, &groups, &meter_threads, &owners);
+    for ((host, meter, us_per_mib, method), samples) in hosts.into_iter().zip(&recorded) {
+        let counts = SampleCounts::of(samples, &symbols, &groups, &meter_threads, &owners);
         let subject = format!("{host}, {method}");
-        warn_of_lost_ticks(&mut report, &subject, ticks.lost);
+        warn_of_lost_samples(&mut report, &subject, samples.lost);
         warn_of_other_programs(&mut report, &subject, meter);
         let reading = Some((meter.load_percent, us_per_mib));
         report.rows.extend(row::rows(&subject, &counts, reading));
         report.answers.extend(row::describe_host(&subject, &counts, reading));
-        pictures.push(Drawing {
+        drawings.push(Drawing {
             title: format!("Where the time of the {subject} goes"),
             svg: flame::draw(&counts),
         });
     }
-    Ok(Profile { report, pictures })
+    Ok(Profile { report, drawings })
 }
 
 /// The report before its rows.
@@ -189,7 +189,7 @@ fn flow<'a>(
     };
     if parameters.receive != ReceiveMethod::Read {
         return Ok(flow(
-            ReceiveTask { way: parameters.receive, ..ReceiveTask::plainly() },
+            ReceiveTask { method: parameters.receive, ..ReceiveTask::plainly() },
             parameters.window,
         ));
     }
@@ -225,25 +225,25 @@ pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitSta
     let recorded = recorder.take();
     let seconds = start.elapsed().as_secs_f64();
     let groups = Groups::builtin();
-    let mut all = TickCounts::default();
+    let mut all = SampleCounts::default();
     let mut lost = 0;
-    for ticks in &recorded {
+    for samples in &recorded {
         // Without a flow, every program belongs to the profile.
-        all.add(&TickCounts::of(ticks, &symbols, &groups, &HashSet::new(), &Owners::default()));
-        lost += ticks.lost;
+        all.add(&SampleCounts::of(samples, &symbols, &groups, &HashSet::new(), &Owners::default()));
+        lost += samples.lost;
     }
     let subject = format!("machine, {} CPUs for {seconds:.1} s", cpus.len());
     let mut report = ProfileReport::new("profile", started, HostFacts::here(), None);
-    warn_of_lost_ticks(&mut report, &subject, lost);
+    warn_of_lost_samples(&mut report, &subject, lost);
     if all.busy() < TICKS_MIN {
-        let detail = format!("{} ticks on busy CPUs: too few for reliable shares", all.busy());
+        let detail = format!("{} samples on busy CPUs: too few for reliable shares", all.busy());
         report.warnings.push(Warning::new(Kind::TooFewRounds, detail));
     }
     report.rows = row::rows(&subject, &all, None);
     report.answers = row::describe_host(&subject, &all, None);
-    let picture =
+    let drawing =
         Drawing { title: format!("Where the time of {subject} goes"), svg: flame::draw(&all) };
-    Ok(Ok((Profile { report, pictures: vec![picture] }, status)))
+    Ok(Ok((Profile { report, drawings: vec![drawing] }, status)))
 }
 
 fn start_recorder(cpus: &[usize]) -> Result<(Recorder, Symbols), BenchError> {
@@ -258,10 +258,10 @@ fn start_recorder(cpus: &[usize]) -> Result<(Recorder, Symbols), BenchError> {
     Ok((recorder, symbols))
 }
 
-fn warn_of_lost_ticks(report: &mut ProfileReport, subject: &str, lost: u64) {
+fn warn_of_lost_samples(report: &mut ProfileReport, subject: &str, lost: u64) {
     if lost > 0 {
         let detail = format!(
-            "{subject}: {lost} ticks were lost, because the machine was too busy to read them"
+            "{subject}: {lost} samples were lost, because the machine was too busy to read them"
         );
         report.warnings.push(Warning::new(Kind::AccountsDisagree, detail));
     }

@@ -100,7 +100,7 @@ pub struct ReceiveCondition {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceiveSelection {
     /// The receive methods.
-    pub ways: Vec<ReceiveMethod>,
+    pub methods: Vec<ReceiveMethod>,
     /// The MTUs.
     pub mtus: Vec<u32>,
     /// The sender's methods.
@@ -140,7 +140,7 @@ impl ReceiveSelection {
     /// program does not read.
     pub fn every_method() -> Self {
         Self {
-            ways: ReceiveMethod::ALL.into(),
+            methods: ReceiveMethod::ALL.into(),
             mtus: vec![PAGE_MTU],
             sent_by: vec![SentBy::Send],
             page_orders: vec![PageOrder::Default],
@@ -158,16 +158,16 @@ impl ReceiveSelection {
         let common = vec![ReceiveMethod::Read, ReceiveMethod::Mapped, ReceiveMethod::Auto];
         vec![
             Self { mtus: vec![Settings::default().mtu, PAGE_MTU], ..Self::every_method() },
-            Self { mtus: vec![1500], ways: common.clone(), ..Self::every_method() },
+            Self { mtus: vec![1500], methods: common.clone(), ..Self::every_method() },
             Self {
                 sent_by: vec![SentBy::Zerocopy, SentBy::Sendfile],
-                ways: common,
+                methods: common,
                 ..Self::every_method()
             },
             Self { page_orders: vec![PageOrder::Single], ..Self::every_method() },
             Self {
                 page_orders: vec![PageOrder::Single],
-                ways: read_and_mapped,
+                methods: read_and_mapped,
                 buffers: vec![Size(128 << 10), Size(4 << 20), Size(128 << 20)],
                 touches: vec![false, true],
                 ..Self::every_method()
@@ -184,7 +184,7 @@ impl ReceiveSelection {
                             let condition =
                                 ReceiveCondition { mtu, sent_by, page_order, buffer, touch };
                             let methods = self
-                                .ways
+                                .methods
                                 .iter()
                                 .filter(move |method| !touch || method.exposes_bytes());
                             methods.map(move |&method| ReceiveCase { method, condition })
@@ -321,7 +321,7 @@ impl ReceiveExperiment<'_> {
             if now == value {
                 return Ok(());
             }
-            self.page_order = match HostSetting::hold(PAGE_ORDER_SYSCTL) {
+            self.page_order = match HostSetting::override_until_drop(PAGE_ORDER_SYSCTL) {
                 Ok(setting) => PageOrderState::Changed(setting),
                 Err(error) => PageOrderState::Refused { value: now, reason: error.to_string() },
             };
@@ -368,13 +368,8 @@ impl Experiment for ReceiveExperiment<'_> {
         let buffer_bytes = condition.buffer.0 as usize;
         let low_water_bytes = buffer_bytes / LOW_WATER_DIVISOR;
         let touch = condition.touch;
-        let receiving = ReceiveTask {
-            way: method,
-            buffer_bytes,
-            touch,
-            low_water_bytes,
-            ..ReceiveTask::plainly()
-        };
+        let receiving =
+            ReceiveTask { method, buffer_bytes, touch, low_water_bytes, ..ReceiveTask::plainly() };
         let socket = Reading::Held.socket(&self.congestion);
         let window = self.pace.window;
         let flow = |receiving| {

@@ -96,11 +96,11 @@ impl<C, R> Series<C, R> {
 
     /// The estimate of one value for each round.
     pub(crate) fn estimate(&self, of: impl Fn(&R) -> f64) -> Option<Estimate> {
-        self.figure_of_some(|round| Some(of(round)))
+        self.estimate_of_some(|round| Some(of(round)))
     }
 
     /// The estimate of a value that some rounds lack.
-    pub(crate) fn figure_of_some(&self, of: impl Fn(&R) -> Option<f64>) -> Option<Estimate> {
+    pub(crate) fn estimate_of_some(&self, of: impl Fn(&R) -> Option<f64>) -> Option<Estimate> {
         let values: Vec<f64> = self.rounds.iter().filter_map(|(_, round)| of(round)).collect();
         Estimate::of(&values).map(|estimate| self.drop_disturbed_interval(estimate))
     }
@@ -185,7 +185,7 @@ pub(crate) struct Run<'a> {
     slips: usize,
     /// Windows that were measured again because other programs ran in them.
     disturbed_windows: usize,
-    /// CpuDistances between the hosts' CPUs, measured around every row, for each set of rows.
+    /// Distances between the hosts' CPUs, measured around every row, for each set of rows.
     distances: Vec<CpuDistances>,
 }
 
@@ -428,8 +428,7 @@ impl RoundNotes {
             let numbers = row.rounds.iter().map(|(number, _)| *number);
             numbers
                 .filter(|&number| {
-                    self.disturbances.is_undisturbed_and_unpaced(index, number)
-                        && is_kept(index, number)
+                    self.disturbances.is_undisturbed(index, number) && is_kept(index, number)
                 })
                 .count()
         };

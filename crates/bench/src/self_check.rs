@@ -94,7 +94,7 @@ pub fn run(
             break;
         }
         progress(&format!("a load of {percent} %"));
-        check.duties.push(duty(&meter, cpu, percent)?);
+        check.duties.push(measure_duty_cycle(&meter, cpu, percent)?);
     }
     for rate in PACKET_RATES {
         if is_stopped.load(Relaxed) {
@@ -136,9 +136,13 @@ fn observe<T, End: FnOnce() -> T>(
     Observed { load, baseline, result }
 }
 
-/// Measures a thread on `cpu` that is busy for `percent` of each cycle by the wall clock and sleeps
-/// for the rest.
-fn duty(meter: &Meter, cpu: usize, percent: u32) -> Result<DutyCycleReading, BenchError> {
+/// Measures the CPU load of a thread with a known duty cycle, pinned to `cpu`: in each cycle it is
+/// busy for `percent` of the wall-clock time and then sleeps.
+fn measure_duty_cycle(
+    meter: &Meter,
+    cpu: usize,
+    percent: u32,
+) -> Result<DutyCycleReading, BenchError> {
     let is_over = AtomicBool::new(false);
     let Observed { load, baseline, result: busy } = thread::scope(|scope| {
         observe(meter, WINDOW, || {

@@ -56,7 +56,7 @@ pub struct SendParameters {
     pub mtu: u32,
     /// The sockets' congestion control; `None` for the first of cubic and reno that can be set.
     pub congestion: Option<String>,
-    /// The cost model that rows of the method `planned` choose by.
+    /// The plan that rows of the method `planned` choose by.
     pub planned: Option<haul::Plan>,
     /// The number of run pairs, one with the meter and one without, that measure the observer
     /// effect.

@@ -27,7 +27,7 @@ pub struct View {
     /// Groups of comparable rows.
     pub groups: Vec<Group>,
     /// Drawings, for the HTML page.
-    pub pictures: Vec<Drawing>,
+    pub drawings: Vec<Drawing>,
     /// Notes on all figures.
     pub notes: Vec<String>,
     /// Warnings of this run.
@@ -79,7 +79,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A bar if there is a estimate.
+    /// A bar if there is an estimate.
     pub(crate) fn of(
         class: &'static str,
         estimate: Option<Estimate>,
@@ -153,7 +153,7 @@ impl<R: TableRow> Report<R> {
             heads: R::COLUMNS.iter().map(|column| column.head).collect(),
             narrow: R::COLUMNS.iter().filter(|column| column.is_narrow).count(),
             groups: groups(&self.rows),
-            pictures: Vec::new(),
+            drawings: Vec::new(),
             notes: self.observer.iter().map(observer).chain(R::notes(&self.rows)).collect(),
             warnings: self.warnings.iter().map(|warning| warning.detail.clone()).collect(),
         }

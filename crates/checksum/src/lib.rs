@@ -110,7 +110,7 @@ pub fn copy(from: &[u8], to: &mut [u8]) -> PartialChecksum {
 
 /// Implementations of the sum; all give the same result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kernel {
+pub enum Implementation {
     /// Portable code without vector instructions.
     Portable,
     /// 32 bytes at a time.
@@ -138,7 +138,7 @@ const SHORT_BYTES_MAX: usize = 128;
 /// Bytes that are copied and then summed while they are in the first-level cache.
 const PIECE_BYTES: usize = 16 << 10;
 
-impl Kernel {
+impl Implementation {
     /// Lists the kernels that this CPU supports, the fastest last.
     pub fn available() -> Vec<Self> {
         [Self::Portable, Self::Avx2, Self::Avx512]
@@ -212,9 +212,11 @@ impl Kernel {
 
 /// Returns the fastest kernel that this CPU supports, which [`PartialChecksum::of`] and [`copy()`]
 /// use.
-pub fn kernel() -> Kernel {
-    static KERNEL: OnceLock<Kernel> = OnceLock::new();
-    *KERNEL.get_or_init(|| Kernel::available().last().copied().unwrap_or(Kernel::Portable))
+pub fn kernel() -> Implementation {
+    static KERNEL: OnceLock<Implementation> = OnceLock::new();
+    *KERNEL.get_or_init(|| {
+        Implementation::available().last().copied().unwrap_or(Implementation::Portable)
+    })
 }
 
 /// Combines the sum of the first `len` bytes with the sum of the rest. If `len` is odd, the bytes
@@ -258,7 +260,7 @@ mod tests {
     #[test]
     fn sums_match_the_reference_at_every_length_and_alignment() {
         let bytes = test_bytes(1, 1400);
-        for kernel in Kernel::available() {
+        for kernel in Implementation::available() {
             for start in 0..68 {
                 for len in (0..700).chain([1023, 1024, 1025, 1300]) {
                     let piece = &bytes[start..start + len];
@@ -272,7 +274,7 @@ mod tests {
     #[test]
     fn copies_match_the_reference_at_every_length_and_alignment() {
         let bytes = test_bytes(2, 1400);
-        for kernel in Kernel::available() {
+        for kernel in Implementation::available() {
             for start in [0, 1, 2, 31, 32, 33, 63] {
                 for to_start in [0, 1, 7, 32, 63] {
                     for len in (0..520).chain([1023, 1024, 1025]) {
@@ -310,7 +312,7 @@ mod tests {
             bytes[LEN - 1] = 0x12;
             let expected = reference(&bytes[1..]);
             let mut to = vec![0; LEN];
-            for kernel in Kernel::available() {
+            for kernel in Implementation::available() {
                 assert_eq!(kernel.sum(&bytes[1..]), expected, "{kernel:?} {byte:#x}");
                 for writes in [Writes::Cached, Writes::Streamed] {
                     let sum = kernel.copy(&bytes[1..], &mut to[..LEN - 1], writes);
@@ -361,7 +363,7 @@ mod tests {
             ] {
                 prop_assert_eq!(PartialChecksum::of(&bytes[..len]), reference(&bytes[..len]));
             }
-            for kernel in Kernel::available() {
+            for kernel in Implementation::available() {
                 prop_assert_eq!(kernel.sum(&bytes), reference(&bytes));
                 prop_assert_eq!(kernel.copy(&bytes, &mut to, Writes::Cached), reference(&bytes));
                 prop_assert_eq!(&to, &bytes);

@@ -60,7 +60,7 @@
 //! # Using one method
 //!
 //! Each [`SendMethod`] can be probed ([`probe`]), tested for whether it copies ([`prove`]), and
-//! used by itself ([`SendMethod::bind`]). The cheapest one is computed from a [`Plan`], a cost
+//! used by itself ([`SendMethod::attach`]). The cheapest one is computed from a [`Plan`], a cost
 //! model that is measured by `haul bench` and made by `haul plan`.
 //!
 //! Not supported yet: TLS.
@@ -97,7 +97,7 @@ pub use forwarder::{
 };
 pub use haul_checksum as checksum;
 pub use loan::{LendError, LoanId, LoanLimits, Outcome, Returned};
-pub use method::{BoundMethod, Copying, Counts, MethodOptions, SendMethod, UnknownMethod};
+pub use method::{AttachedMethod, Copying, Counts, MethodOptions, SendMethod, UnknownMethod};
 pub use plan::Plan;
 pub use proof::{CopyProof, ProofError, probe, prove};
 pub use receiver::{Chunk, Mapping, ReceiveReport, ReceiveSettings, Receiver};

@@ -80,11 +80,11 @@ struct Entry {
     name: &'static str,
     copying: Copying,
     fallback: Option<SendMethod>,
-    bind: fn(BorrowedFd<'_>, &MethodOptions) -> BindResult,
+    attach: fn(BorrowedFd<'_>, &MethodOptions) -> AttachResult,
 }
 
 /// A method that is set up for a socket, or the reason why it cannot be.
-type BindResult = Result<Box<dyn BoundMethod>, Error>;
+type AttachResult = Result<Box<dyn AttachedMethod>, Error>;
 
 /// Whether a method copies the bytes on the sending host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,8 +101,8 @@ pub enum Copying {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MethodOptions {
-    /// The most bytes that one [`BoundMethod::send`] sends: the size of the buffer, the window or
-    /// the system call.
+    /// The most bytes that one [`AttachedMethod::send`] sends: the size of the buffer, the window
+    /// or the system call.
     pub chunk_bytes: usize,
     /// The pipe capacity to request, in bytes; `None` for the size of a chunk, up to 1 MiB.
     pub pipe_bytes: Option<usize>,
@@ -150,7 +150,7 @@ pub struct Counts {
 ///
 /// A value belongs to its socket, because it keeps data in transit: bytes in a pipe, pages lent to
 /// the kernel.
-pub trait BoundMethod: Send {
+pub trait AttachedMethod: Send {
     /// Sends a prefix of `range` of `source`, at most one chunk; returns the bytes that the socket
     /// accepted, at least one.
     ///
@@ -212,13 +212,13 @@ impl SendMethod {
 
     /// Sets the method up for `socket`; fails if the kernel refuses it. The io_uring methods check
     /// here, once, whether the socket is non-blocking.
-    pub fn bind(self, socket: BorrowedFd<'_>, options: &MethodOptions) -> BindResult {
+    pub fn attach(self, socket: BorrowedFd<'_>, options: &MethodOptions) -> AttachResult {
         if options.chunk_bytes == 0 {
             return Err(Error::Unsuited(
                 "chunk_bytes is 0: a send method needs at least one byte per call",
             ));
         }
-        (entry(self).bind)(socket, options)
+        (entry(self).attach)(socket, options)
     }
 }
 

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 mod builtin;
 mod provenance;
 
-pub use provenance::{Network, Test};
+pub use provenance::{Network, PlanTest};
 
 /// Name and version of the plan file's format.
 pub const SCHEMA: &str = "haul.plan/1";
@@ -76,7 +76,7 @@ pub struct Plan {
     pub network: Option<Network>,
     /// Predictions for workloads that the plan was not made from, and the measured costs of these.
     #[serde(default)]
-    pub tests: Vec<Test>,
+    pub tests: Vec<PlanTest>,
     /// Warnings about the measurement, for readers of the plan.
     #[serde(default)]
     pub warnings: Vec<String>,

@@ -103,10 +103,10 @@ pub fn prove(
     let memory = Memory::new(io::repeat(BEFORE), PROOF_BYTES)?;
     let source =
         if method.takes_memory() { Source::from(&memory) } else { Source::from(memory.file()) };
-    let mut bound = method.bind(from.as_fd(), &MethodOptions::default())?;
+    let mut attached = method.attach(from.as_fd(), &MethodOptions::default())?;
     let mut sent = 0;
     while sent < memory.len() {
-        sent += bound.send(from.as_fd(), source, sent..memory.len())?;
+        sent += attached.send(from.as_fd(), source, sent..memory.len())?;
     }
     let deadline = Instant::now() + ARRIVAL_MAX;
     loop {

@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::fallback::{COPIED_BYTES_BEFORE_FALLBACK, Fallback};
-use crate::method::{BoundMethod, Counts, SendMethod};
+use crate::method::{AttachedMethod, Counts, SendMethod};
 use crate::plan::{Condition, Plan, SourceKind, call_bytes};
 use crate::settings::{MethodChoice, SendSettings};
 use crate::source::Source;
@@ -16,7 +16,7 @@ pub(crate) struct MethodSelector {
     settings: Arc<SendSettings>,
     /// The methods that were used, in the order of first use. Disabled ones stay: the kernel may
     /// still hold pages that they lent.
-    bound_methods: Vec<(SendMethod, Box<dyn BoundMethod>)>,
+    attached_methods: Vec<(SendMethod, Box<dyn AttachedMethod>)>,
     disabled: Vec<SendMethod>,
     fallbacks: Vec<Fallback>,
     latest: Option<SendMethod>,
@@ -26,7 +26,7 @@ impl MethodSelector {
     pub fn new(settings: Arc<SendSettings>) -> Self {
         Self {
             settings,
-            bound_methods: Vec::new(),
+            attached_methods: Vec::new(),
             disabled: Vec::new(),
             fallbacks: Vec::new(),
             latest: None,
@@ -45,7 +45,7 @@ impl MethodSelector {
             let method = self.choose(source, range);
             let sent = self
                 .bound_method(method, socket)
-                .and_then(|bound| bound.send(socket, source, range.clone()));
+                .and_then(|attached| attached.send(socket, source, range.clone()));
             match sent {
                 Err(reason) if reason.is_refusal() => {
                     self.disable(method, reason, source, range)?;
@@ -94,7 +94,7 @@ impl MethodSelector {
     /// Whether the completions of the socket belong to the method `zerocopy`, because it has been
     /// used.
     pub fn owns_completions(&self) -> bool {
-        self.bound_methods.iter().any(|(method, _)| *method == SendMethod::Zerocopy)
+        self.attached_methods.iter().any(|(method, _)| *method == SendMethod::Zerocopy)
     }
 
     /// The method that was used last.
@@ -104,7 +104,10 @@ impl MethodSelector {
 
     /// The counters of each method that was used, in the order of first use.
     pub fn counts(&self) -> Vec<(SendMethod, Counts)> {
-        self.bound_methods.iter().map(|(method, bound)| (*method, bound.counts())).collect()
+        self.attached_methods
+            .iter()
+            .map(|(method, attached)| (*method, attached.counts()))
+            .collect()
     }
 
     pub fn fallbacks(&self) -> &[Fallback] {
@@ -113,24 +116,27 @@ impl MethodSelector {
 
     /// Processes the completions that have arrived; returns the number of sends still in flight.
     pub fn process_completions(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
-        self.bound_methods.iter_mut().map(|(_, bound)| bound.process_completions(socket)).sum()
+        self.attached_methods
+            .iter_mut()
+            .map(|(_, attached)| attached.process_completions(socket))
+            .sum()
     }
 
     fn bound_method(
         &mut self,
         method: SendMethod,
         socket: BorrowedFd<'_>,
-    ) -> Result<&mut Box<dyn BoundMethod>, Error> {
-        let found = self.bound_methods.iter().position(|(other, _)| *other == method);
-        let index = found.unwrap_or(self.bound_methods.len());
+    ) -> Result<&mut Box<dyn AttachedMethod>, Error> {
+        let found = self.attached_methods.iter().position(|(other, _)| *other == method);
+        let index = found.unwrap_or(self.attached_methods.len());
         if found.is_none() {
             let mut options = self.settings.options.clone();
             if !matches!(self.settings.choice, MethodChoice::Method(_)) {
                 options.chunk_bytes = call_bytes(method);
             }
-            self.bound_methods.push((method, method.bind(socket, &options)?));
+            self.attached_methods.push((method, method.attach(socket, &options)?));
         }
-        Ok(&mut self.bound_methods[index].1)
+        Ok(&mut self.attached_methods[index].1)
     }
 
     /// Disables a method and records the fallback. `read+write`, which always works, has no
@@ -153,10 +159,10 @@ impl MethodSelector {
 
     fn has_only_copied(&self, method: SendMethod) -> bool {
         let counts = self
-            .bound_methods
+            .attached_methods
             .iter()
             .find(|(other, _)| *other == method)
-            .map(|(_, bound)| bound.counts());
+            .map(|(_, attached)| attached.counts());
         counts.is_some_and(|counts| {
             counts.copied_bytes >= COPIED_BYTES_BEFORE_FALLBACK && counts.zero_copied_bytes == 0
         })

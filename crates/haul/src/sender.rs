@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const PACING_BYTES_MIN: u64 = 256 << 10;
 /// Poll interval of [`Sender::wait_for_completions`]. It runs at the end of a transfer, so its
 /// latency matters little.
-const SETTLE_POLL_INTERVAL: Duration = Duration::from_millis(1);
+const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Sends through a connected socket.
 ///
@@ -341,7 +341,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// Sends the rest of a loan, then waits at most `timeout` until the kernel has released every
     /// lent page. Returns the number of sends still in flight; 0 means that every buffer can be
     /// reclaimed.
-    #[must_use = "loans may still be out"]
+    #[must_use = "loans may still be in flight"]
     pub fn wait_for_completions(&mut self, timeout: Duration) -> Result<usize, Error> {
         self.check_process()?;
         // A timeout that `Instant` cannot represent means no deadline.
@@ -364,7 +364,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             if in_flight == 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(in_flight);
             }
-            std::thread::sleep(SETTLE_POLL_INTERVAL);
+            std::thread::sleep(COMPLETION_POLL_INTERVAL);
         }
     }
 

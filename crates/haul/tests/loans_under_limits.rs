@@ -121,7 +121,7 @@ fn a_forked_child_cannot_use_its_parents_loans() {
     let code = haul_sys::child::in_forked_child(|| {
         let mut sender = sender.take().unwrap();
         let refused = sender.lend(vec![0xEE; 10_000]).map_err(|refused| refused.error);
-        let (reclaimed, settled) =
+        let (reclaimed, waited) =
             (sender.reclaim().map(|_| ()), sender.wait_for_completions(Duration::ZERO));
         drop(sender);
         // The child's loan must be refused as a whole: the parent's unsent bytes come first.
@@ -129,10 +129,10 @@ fn a_forked_child_cannot_use_its_parents_loans() {
         i32::from(
             !(is_refused
                 && matches!(reclaimed, Err(Error::Forked))
-                && matches!(settled, Err(Error::Forked))),
+                && matches!(waited, Err(Error::Forked))),
         )
     });
-    assert_eq!(code.unwrap(), Some(0), "the child was allowed to lend, reclaim or settle");
+    assert_eq!(code.unwrap(), Some(0), "the child was allowed to lend, reclaim or wait");
     let mut sender = sender.take().unwrap();
     let receiver = thread::spawn(move || {
         let (mut to, mut received) = (to, vec![0; BUFFER_BYTES]);
@@ -167,14 +167,14 @@ fn a_forked_child_cannot_read_its_parents_completions() {
     let mut received = vec![0; 65536];
     to.read_exact(&mut received).unwrap();
     let code = haul_sys::child::in_forked_child(|| {
-        let (settled, reclaimed) =
+        let (waited, reclaimed) =
             (sender.wait_for_completions(Duration::ZERO), sender.reclaim().map(|_| ()));
         let sent = sender.send_file(&memory, 0..1).map(|_| ());
         i32::from(!matches!(
-            (settled, reclaimed, sent),
+            (waited, reclaimed, sent),
             (Err(Error::Forked), Err(Error::Forked), Err(Error::Forked))
         ))
     });
-    assert_eq!(code.unwrap(), Some(0), "the child was allowed to settle, reclaim or send");
+    assert_eq!(code.unwrap(), Some(0), "the child was allowed to wait, reclaim or send");
     assert_eq!(sender.wait_for_completions(Duration::from_secs(20)).unwrap(), 0);
 }

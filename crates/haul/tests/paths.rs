@@ -74,7 +74,7 @@ fn every_method_sends_a_range_of_a_file_completely() {
             let received = receive_all(to);
             let source = file_with(&bytes);
             let options = MethodOptions::default().with_chunk_bytes(chunk_bytes);
-            let mut sender = method.bind(from.as_fd(), &options).unwrap();
+            let mut sender = method.attach(from.as_fd(), &options).unwrap();
             let mut range = 4097..bytes.len() as u64 - 3;
             while !range.is_empty() {
                 range.start += sender.send(from.as_fd(), (&source).into(), range.clone()).unwrap();
@@ -98,7 +98,7 @@ fn every_method_for_memory_sends_it_completely() {
         let (from, to) = connected_over(SocketAddr::from((Ipv6Addr::LOCALHOST, 0)));
         let received = receive_all(to);
         let source = Memory::new(bytes.as_slice(), bytes.len()).unwrap();
-        let mut sender = method.bind(from.as_fd(), &MethodOptions::default()).unwrap();
+        let mut sender = method.attach(from.as_fd(), &MethodOptions::default()).unwrap();
         let mut range = 0..source.len();
         while !range.is_empty() {
             range.start += sender.send(from.as_fd(), (&source).into(), range.clone()).unwrap();
@@ -115,7 +115,7 @@ fn a_non_blocking_socket_neither_loses_nor_repeats_bytes() {
         let (from, to) = connected();
         from.set_nonblocking(true).unwrap();
         let source = file_with(&bytes);
-        let mut sender = method.bind(from.as_fd(), &MethodOptions::default()).unwrap();
+        let mut sender = method.attach(from.as_fd(), &MethodOptions::default()).unwrap();
         let mut range = 0..bytes.len() as u64;
         // Fill the send buffer before the peer reads, so that a send must fail.
         let refused_at = loop {
@@ -145,7 +145,7 @@ fn a_truncated_file_gives_the_error_ended() {
         let (from, _to) = connected();
         let file = file_with(&pattern(100_000));
         file.set_len(0).unwrap();
-        let mut sender = method.bind(from.as_fd(), &MethodOptions::default()).unwrap();
+        let mut sender = method.attach(from.as_fd(), &MethodOptions::default()).unwrap();
         let error = sender.send(from.as_fd(), (&file).into(), 0..100_000).unwrap_err();
         assert!(matches!(error, Error::Ended { at: 0 }), "{method}: {error}");
     }
@@ -160,7 +160,7 @@ fn a_file_truncated_in_the_middle_ends_at_the_counted_bytes() {
         let file = file_with(&bytes);
         file.set_len(50_000).unwrap();
         let options = MethodOptions::default().with_chunk_bytes(1 << 20);
-        let mut sender = method.bind(from.as_fd(), &options).unwrap();
+        let mut sender = method.attach(from.as_fd(), &options).unwrap();
         let mut range = 0..100_000;
         let error = loop {
             match sender.send(from.as_fd(), (&file).into(), range.clone()) {
@@ -189,7 +189,7 @@ fn bytes_left_in_a_pipe_are_not_sent_as_those_of_another_file() {
         let (from, to) = connected();
         from.set_nonblocking(true).unwrap();
         let sources = [&ones, &twos].map(|bytes| file_with(bytes));
-        let mut sender = method.bind(from.as_fd(), &MethodOptions::default()).unwrap();
+        let mut sender = method.attach(from.as_fd(), &MethodOptions::default()).unwrap();
         // Both files are sent from offset 0, so that only their bytes differ.
         let mut sent_ones = 0;
         while let Ok(sent) = sender.send(from.as_fd(), (&sources[0]).into(), 0..ones.len() as u64) {
@@ -216,7 +216,7 @@ fn a_reset_connection_gives_an_error_and_no_signal() {
     for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {
         let (from, to) = connected();
         let source = file_with(&pattern(1 << 20));
-        let mut sender = method.bind(from.as_fd(), &MethodOptions::default()).unwrap();
+        let mut sender = method.attach(from.as_fd(), &MethodOptions::default()).unwrap();
         drop(to);
         let error = loop {
             match sender.send(from.as_fd(), (&source).into(), 0..1 << 20) {
@@ -286,5 +286,5 @@ fn unsendable_sources_give_errors() {
     assert!(file_len(&tempfile::tempfile().unwrap()).unwrap_err().to_string().contains("empty"));
     let (from, _to) = connected();
     let options = MethodOptions::default().with_chunk_bytes(0);
-    assert!(SendMethod::Sendfile.bind(from.as_fd(), &options).is_err());
+    assert!(SendMethod::Sendfile.attach(from.as_fd(), &options).is_err());
 }

@@ -213,7 +213,7 @@ fn nearly_all_bytes_are_mapped_if_segments_are_pages() {
     let memory = Memory::new(stream_bytes(0, total as usize).as_slice(), total as usize).unwrap();
     let sender = thread::spawn(move || {
         let options = MethodOptions::default().with_chunk_bytes(15 * 4096);
-        let mut method = SendMethod::Zerocopy.bind(from.as_fd(), &options).unwrap();
+        let mut method = SendMethod::Zerocopy.attach(from.as_fd(), &options).unwrap();
         let mut range = 0..total;
         while !range.is_empty() {
             range.start += method.send(from.as_fd(), (&memory).into(), range.clone()).unwrap();

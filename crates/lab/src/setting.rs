@@ -29,7 +29,7 @@ impl HostSetting {
     ///
     /// The name is as in `sysctl` (`net.core.high_order_alloc_disable`). Fails if the sysctl does
     /// not exist, may not be written, or is locked by another process.
-    pub fn hold(name: &str) -> Result<Self, LabError> {
+    pub fn override_until_drop(name: &str) -> Result<Self, LabError> {
         let file = PathBuf::from("/proc/sys").join(name.replace('.', "/"));
         let setting_error = |error| LabError::Setting { name: name.into(), error };
         let lock_file = OpenOptions::new().write(true).open(&file).map_err(setting_error)?;
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_setting_is_restored_on_drop_and_has_one_holder() {
         let before = value();
-        let setting = match HostSetting::hold(HARMLESS) {
+        let setting = match HostSetting::override_until_drop(HARMLESS) {
             Ok(setting) => setting,
             Err(error) => {
                 return eprintln!("SKIPPED: host settings cannot be changed here: {error}");
@@ -101,11 +101,12 @@ mod tests {
         };
         setting.set("7").unwrap();
         assert_eq!(value().trim(), "7");
-        let second = HostSetting::hold(HARMLESS).unwrap_err().to_string();
+        let second = HostSetting::override_until_drop(HARMLESS).unwrap_err().to_string();
         assert!(second.contains("another run"), "{second}");
         drop(setting);
         assert_eq!(value(), before);
-        let unknown = HostSetting::hold("net.core.no_such_thing").unwrap_err().to_string();
+        let unknown =
+            HostSetting::override_until_drop("net.core.no_such_thing").unwrap_err().to_string();
         assert!(unknown.contains("net.core.no_such_thing"), "{unknown}");
     }
 }

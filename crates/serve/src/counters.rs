@@ -17,7 +17,7 @@ pub struct TransportCounters {
     pub bytes: Counter,
     /// Of those, the bytes whose sending was timed.
     pub timed_bytes: Counter,
-    /// The event loop's CPU time for those, in nanoseconds.
+    /// The event loop's CPU time for `timed_bytes`, in nanoseconds.
     pub timed_ns: Counter,
 }
 

@@ -56,7 +56,7 @@ impl Handler for FileHandler {
         self.holds = on;
     }
 
-    fn on_reply(&mut self, connection: &mut Connection, reply: FileReply) {
+    fn on_job_done(&mut self, connection: &mut Connection, reply: FileReply) {
         connection.complete(reply);
     }
 

@@ -111,7 +111,7 @@ impl FileJob {
         }
     }
 
-    /// The temporary file for a target.
+    /// The job that creates the temporary file of an upload to `target`.
     pub fn begin_upload(target: &str, handler: &FileHandler) -> Self {
         let service = Arc::clone(&handler.fixed.service);
         Self::BeginUpload { service, target: target.to_owned() }

@@ -12,7 +12,6 @@ struct Echo(Arc<ConnectionCounters>, Arc<rustls::ServerConfig>);
 impl Handler for Echo {
     type Connection = (Stream, Vec<u8>); // With the bytes to echo.
     type Job = Resolve; // Not used: nothing blocks.
-
     fn counters(&self) -> &ConnectionCounters {
         &self.0
     }
@@ -35,6 +34,7 @@ impl Handler for Echo {
             match stream.receive(bytes).map_err(|error| error.kind()) {
                 Ok(1..) => {}
                 Err(ErrorKind::WouldBlock) if !context.is_draining() => return wait,
+                Err(ErrorKind::Interrupted) => return Action::Yield,
                 Ok(_) | Err(_) => return Action::Close,
             }
         }

@@ -54,7 +54,8 @@ pub trait Handler {
     /// A call for an offload thread.
     type Job: Job;
 
-    /// A turn starts, at the time of the loop's clock.
+    /// A turn starts, at the time of the loop's clock. A handler that sets deadlines in
+    /// [`Handler::prepare`], which has no [`Context`], keeps a copy of the clock.
     fn begin_turn(&mut self, clock: &Clock) {
         let _ = clock;
     }
@@ -95,7 +96,7 @@ pub trait Handler {
     }
 
     /// Takes the reply to a job of this connection; [`Handler::drive`] follows.
-    fn on_reply(&mut self, connection: &mut Self::Connection, reply: <Self::Job as Job>::Reply) {
+    fn on_job_done(&mut self, connection: &mut Self::Connection, reply: <Self::Job as Job>::Reply) {
         let _ = (connection, reply);
     }
 
@@ -127,8 +128,8 @@ pub trait Handler {
     /// Another thread woke the loop: reads changed settings.
     fn on_wake(&mut self) {}
 
-    /// The service drains: from now on [`Handler::drive`] has to close connections that are idle
-    /// ([`Context::is_draining`]).
+    /// The service drains: from now on [`Handler::drive`] has to close connections that are idle;
+    /// see [`Context::is_draining`].
     /// The loop cuts off those that are open at the end of the drain timeout.
     fn begin_drain(&mut self) {}
 
@@ -202,6 +203,8 @@ pub struct Context<'l> {
 
 impl Context<'_> {
     /// Registers a socket for all of its events, edge-triggered. Closing the socket ends it.
+    ///
+    /// Errors are those of `epoll_ctl`: `ENOSPC` at the user's limit of watches, `ENOMEM`.
     pub fn register(&self, socket: impl AsFd, side: Side) -> io::Result<()> {
         let flags =
             EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::PRI | EventFlags::ET;
@@ -209,9 +212,10 @@ impl Context<'_> {
         Ok(epoll::add(self.epoll, socket, EventData::new_u64(token), flags)?)
     }
 
-    /// The deadline in so many seconds, for [`Action::WaitUntil`].
+    /// The deadline in so many seconds, for [`Action::WaitUntil`]. The clock counts whole seconds,
+    /// so one is added: the deadline is up to a second late and never early.
     pub fn deadline(&self, seconds: u32) -> u32 {
-        self.now_seconds.saturating_add(seconds)
+        self.now_seconds.saturating_add(seconds).saturating_add(1)
     }
 
     /// Whether the service drains: connections that are idle have to close.
@@ -280,6 +284,9 @@ pub struct EventLoop<H: Handler> {
     runnable: VecDeque<u64>,
     is_accepting: bool,
     drain_until: Option<Instant>,
+    /// Whether idle connections have to close. Connections that waited to be accepted when the
+    /// drain began are accepted before.
+    is_draining: bool,
     clock: Clock,
     swept_at_seconds: u32,
     shortage: LogLimiter,
@@ -338,6 +345,7 @@ impl<H: Handler> EventLoop<H> {
             runnable: VecDeque::new(),
             is_accepting: false,
             drain_until: None,
+            is_draining: false,
             clock: Clock::new(),
             swept_at_seconds: 0,
             shortage: LogLimiter::default(),
@@ -457,7 +465,7 @@ impl<H: Handler> EventLoop<H> {
         self.handler.on_wake();
         for (token, reply) in self.offload.replies() {
             if let Some((connection, handler)) = self.connection(token) {
-                handler.on_reply(connection, reply);
+                handler.on_job_done(connection, reply);
                 self.drive(token);
             }
         }
@@ -472,6 +480,7 @@ impl<H: Handler> EventLoop<H> {
         for index in 0..self.listeners.len() {
             while self.accept(index) {}
         }
+        self.is_draining = true;
         self.handler.begin_drain();
         self.stop_accepting();
         self.listeners.clear();
@@ -549,7 +558,7 @@ impl<H: Handler> EventLoop<H> {
         let generation = self.generation;
         let vacant = self.connections.vacant_entry();
         let token = token(vacant.key(), generation);
-        let context = context(&self.epoll, &self.clock, self.drain_until, token);
+        let context = context(&self.epoll, &self.clock, self.is_draining, token);
         let Ok(connection) = self.handler.accept(accepted, &context) else { return };
         let connection = Box::new(connection);
         vacant.insert(Entry {
@@ -617,7 +626,7 @@ impl<H: Handler> EventLoop<H> {
         if entry.generation != generation(token) {
             return;
         }
-        let context = context(&self.epoll, &self.clock, self.drain_until, token & !1);
+        let context = context(&self.epoll, &self.clock, self.is_draining, token & !1);
         let action = self.handler.drive(&mut entry.connection, &context);
         self.apply(token, action);
     }
@@ -668,7 +677,7 @@ impl<H: Handler> EventLoop<H> {
             let Some(entry) = self.connections.get_mut(index(token)) else { continue };
             let is_idle = self.handler.is_idle(&entry.connection);
             self.handler.counters().timed_out.add(u64::from(!is_idle));
-            let context = context(&self.epoll, &self.clock, self.drain_until, token);
+            let context = context(&self.epoll, &self.clock, self.is_draining, token);
             let action = self.handler.expire(&mut entry.connection, &context);
             self.apply(token, action);
         }
@@ -700,13 +709,7 @@ impl<H: Handler> EventLoop<H> {
 }
 
 /// A function of the fields, as the connections and the handler are borrowed beside them.
-fn context<'l>(
-    epoll: &'l OwnedFd,
-    clock: &Clock,
-    drain_until: Option<Instant>,
-    token: u64,
-) -> Context<'l> {
-    let is_draining = drain_until.is_some();
+fn context<'l>(epoll: &'l OwnedFd, clock: &Clock, is_draining: bool, token: u64) -> Context<'l> {
     Context { epoll: epoll.as_fd(), token, now_seconds: clock.seconds(), is_draining }
 }
 

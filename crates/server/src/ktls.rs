@@ -2,8 +2,9 @@
 //! take the same send methods as without TLS.
 //!
 //! It needs the kernel module `tls`. A peer that renews its keys later (no browser does) is
-//! disconnected: kernels before 6.14 cannot follow. A client in the kernel cannot resume its
-//! session in a later connection, since the tickets for that come after the handshake.
+//! disconnected: kernels before 6.14 cannot follow. A client of TLS 1.3 in the kernel
+//! cannot resume its session in a later connection, since the tickets for that come after the
+//! handshake.
 
 use crate::sent::Sent;
 use haul_sys::ktls::{self, ContentType, Direction, Keys, Version};
@@ -21,8 +22,8 @@ pub const RECORD_BYTES_MAX: u64 = 1 << 14;
 
 /// The type of a handshake message with a session ticket (RFC 8446 section 4).
 const NEW_SESSION_TICKET: u8 = 4;
-/// Records with session tickets that one call discards.
-const HANDSHAKE_RECORDS_MAX: usize = 32;
+/// Reads of session tickets in one call.
+const TICKET_READS_MAX: usize = 32;
 /// The alert `close_notify`, a warning (RFC 8446 section 6.1).
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 
@@ -97,8 +98,8 @@ pub fn prepare(socket: impl AsFd) -> io::Result<()> {
     set_upper_layer_protocol(socket, "tls")
 }
 
-/// Hands the keys of a session to the kernel. The session must have sent and received nothing but
-/// its handshake.
+/// Hands the keys of a session to the kernel. Nothing but the handshake may have been received.
+/// What was sent after it is in the record numbers that the kernel goes on with.
 pub fn take_over(socket: impl AsFd, session: Connection) -> io::Result<()> {
     let version = version(&session).ok_or(io::ErrorKind::Unsupported)?;
     let secrets = session.dangerous_extract_secrets().map_err(io::Error::other)?;
@@ -160,7 +161,7 @@ pub fn receive(
     mut tickets: Option<&mut TicketSkipper>,
 ) -> io::Result<usize> {
     let before = buffer.len();
-    for _ in 0..HANDSHAKE_RECORDS_MAX {
+    for _ in 0..TICKET_READS_MAX {
         let (content_type, count) = ktls::receive(&socket, buffer)?;
         match content_type {
             ContentType::ApplicationData => return Ok(count),
@@ -199,12 +200,12 @@ impl TicketSkipper {
     fn skip(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
             if self.remaining == 0 {
+                if self.seen == 0 && bytes[0] != NEW_SESSION_TICKET {
+                    return false;
+                }
                 self.header[self.seen] = bytes[0];
                 self.seen += 1;
                 bytes = &bytes[1..];
-                if self.header[0] != NEW_SESSION_TICKET {
-                    return false;
-                }
                 if self.seen == self.header.len() {
                     let [_, high, middle, low] = self.header;
                     self.remaining = u32::from_be_bytes([0, high, middle, low]) as usize;
@@ -250,7 +251,10 @@ mod tests {
             }
             let mut tickets = TicketSkipper::default();
             prop_assert!(bytes.chunks(read_bytes).all(|read| tickets.skip(read)));
-            prop_assert!(!tickets.skip(&[other]));
+            // A caller that goes on after the refusal is refused again.
+            for _ in 0..10 {
+                prop_assert!(!tickets.skip(&[other]));
+            }
         }
 
         #[test]

@@ -22,8 +22,8 @@ pub enum AccessRights {
     Read,
     /// Read, and create, replace and remove files.
     ReadWrite,
-    /// Read this file again after it was replaced: reads its directory, and that of its target if
-    /// it is a symbolic link. A path that does not exist is ignored.
+    /// Permits reading a file again that may be replaced by `rename`: grants reading its directory
+    /// and, for a symbolic link, that of its target. A path that does not exist is ignored.
     ReadAgain,
     /// Create and append to this file, also after it was renamed.
     Append,

@@ -62,7 +62,7 @@ impl Stream {
 
     /// The client's end of a connection. With a TLS configuration and the server's name the
     /// handshake starts with [`Stream::flush`], and the kernel encrypts if `ktls` covers the
-    /// negotiated cipher and the configuration allows to extract the secrets.
+    /// negotiated cipher and the configuration allows extracting the secrets.
     pub fn connect(
         socket: OwnedFd,
         tls: Option<(&Arc<ClientConfig>, ServerName<'static>)>,

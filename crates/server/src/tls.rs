@@ -51,56 +51,58 @@ impl TlsSettings {
     }
 
     /// Reads the certificate and the key, and builds rustls's configuration.
+    ///
+    /// [`Error::Tls`] names the file and what is wrong with it.
     pub fn load(&self) -> Result<Arc<ServerConfig>, Error> {
-        let read = |path: &Path| read_secret(path).map_err(|problem| wrong(path, problem));
+        let read = |path: &Path| read_secret(path).map_err(|problem| tls_error(path, problem));
         configure(self, &read(&self.certificate)?, &read(&self.key)?)
     }
 }
 
-fn wrong(path: &Path, problem: String) -> Error {
+fn tls_error(path: &Path, problem: String) -> Error {
     Error::Tls { path: path.to_owned(), problem }
 }
 
 fn configure(tls: &TlsSettings, chain: &[u8], key: &[u8]) -> Result<Arc<ServerConfig>, Error> {
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(chain)
         .collect::<Result<_, _>>()
-        .map_err(|error| wrong(&tls.certificate, error.to_string()))?;
+        .map_err(|error| tls_error(&tls.certificate, error.to_string()))?;
     if chain.is_empty() {
-        return Err(wrong(
+        return Err(tls_error(
             &tls.certificate,
             "there is no certificate in it (PEM is needed)".into(),
         ));
     }
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
-        pem::Error::NoItemsFound => wrong(
+        pem::Error::NoItemsFound => tls_error(
             &tls.key,
             "there is no key in it (PEM is needed, and one that needs no password)".into(),
         ),
-        error => wrong(&tls.key, error.to_string()),
+        error => tls_error(&tls.key, error.to_string()),
     })?;
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
-        .map_err(|error| wrong(&tls.certificate, error.to_string()))?
+        .map_err(|error| tls_error(&tls.certificate, error.to_string()))?
         .with_no_client_auth()
         .with_single_cert(chain, key)
         .map_err(|error| match error {
-            rustls::Error::InvalidCertificate(error) => wrong(
+            rustls::Error::InvalidCertificate(error) => tls_error(
                 &tls.certificate,
                 format!("{error}; X.509 version 3 is needed (openssl req -x509 makes it)"),
             ),
             rustls::Error::InconsistentKeys(_) => {
-                wrong(&tls.key, "it does not fit the certificate".into())
+                tls_error(&tls.key, "it does not fit the certificate".into())
             }
             error => {
                 let kinds = "RSA of 2048 to 4096 bits, ECDSA P-256 or P-384, or Ed25519";
-                wrong(&tls.key, format!("this key cannot be used (it may be {kinds}): {error}"))
+                tls_error(&tls.key, format!("this key cannot be used (it may be {kinds}): {error}"))
             }
         })?;
     config.enable_secret_extraction = tls.in_kernel;
     config.alpn_protocols.clone_from(&tls.alpn);
     // The client keeps its session in a ticket: no memory and no lock here.
     config.ticketer = rustls::crypto::ring::Ticketer::new()
-        .map_err(|error| wrong(&tls.certificate, error.to_string()))?;
+        .map_err(|error| tls_error(&tls.certificate, error.to_string()))?;
     Ok(Arc::new(config))
 }
 
@@ -158,7 +160,7 @@ impl Session {
     }
 
     /// A client session, whose first record is ready to be flushed. The kernel takes over only if
-    /// `config` allows to extract the secrets.
+    /// `config` allows extracting the secrets.
     pub fn connect(
         config: Arc<ClientConfig>,
         server: ServerName<'static>,

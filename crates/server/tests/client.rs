@@ -23,33 +23,47 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
-/// A client with its own event loop, of one connection.
-struct Client(Stream);
+/// A client with its own event loop, of one connection, and what it received with the end of the
+/// handshake.
+struct Client(Stream, Vec<u8>);
+
+/// What encrypts, and by which version of TLS.
+#[derive(Clone, Copy)]
+struct Kind {
+    version: &'static SupportedProtocolVersion,
+    ktls: KtlsSupport,
+    /// Whether rustls may hand the session's keys out.
+    has_extraction: bool,
+}
 
 impl Client {
-    /// Connects and makes the handshake.
-    fn connect(
-        address: SocketAddr,
-        folder: &Path,
-        version: &'static SupportedProtocolVersion,
-        ktls: KtlsSupport,
-    ) -> Self {
+    /// Connects and makes the handshake. `early` is sent before it ends.
+    fn connect(address: SocketAddr, folder: &Path, kind: Kind, early: &[u8]) -> Self {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(folder.join("certificate.pem")).unwrap()).unwrap();
         let mut config = ClientConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[version])
+            .with_protocol_versions(&[kind.version])
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
-        config.enable_secret_extraction = ktls.is_any();
+        config.enable_secret_extraction = kind.has_extraction;
         let socket = TcpStream::connect(address).unwrap();
         socket.set_nonblocking(true).unwrap();
         let tls = Some((&Arc::new(config), "localhost".try_into().unwrap()));
-        let mut client = Self(Stream::connect(socket.into(), tls, ktls, &Arc::default()).unwrap());
+        let mut client = Self(
+            Stream::connect(socket.into(), tls, kind.ktls, &Arc::default()).unwrap(),
+            Vec::new(),
+        );
         assert_ne!(client.0.flush(), Sent::Broken);
+        if !early.is_empty() {
+            let sent = client.0.send(&[IoSlice::new(early)], false);
+            assert_eq!(sent, Sent::Bytes(early.len() as u64));
+        }
         while client.0.is_handshaking() {
             client.wait(PollFlags::IN);
-            assert_eq!(client.receive_some(&mut Vec::with_capacity(100)), None);
+            let mut received = Vec::with_capacity(100);
+            client.receive_some(&mut received);
+            client.1 = received;
         }
         client
     }
@@ -73,7 +87,8 @@ impl Client {
 
     /// Receives up to the end of the stream or so many bytes.
     fn receive(&mut self, bytes: usize) -> Vec<u8> {
-        let mut buffer = Vec::with_capacity(bytes);
+        let mut buffer = std::mem::take(&mut self.1);
+        buffer.reserve_exact(bytes - buffer.len());
         while buffer.len() < bytes {
             match self.receive_some(&mut buffer) {
                 Some(0) => break,
@@ -87,33 +102,38 @@ impl Client {
     /// Repeats a send of what follows the bytes sent so far, until `bytes` are.
     fn send(&mut self, bytes: u64, mut send: impl FnMut(&mut Stream, u64) -> Sent) {
         let mut sent = 0;
-        while sent < bytes || self.0.flush() == Sent::Blocked {
+        while sent < bytes {
             match send(&mut self.0, sent) {
                 Sent::Bytes(count) => sent += count,
                 Sent::Blocked => self.wait(PollFlags::OUT),
                 broken => panic!("{broken:?} after {sent} B"),
             }
         }
+        while self.0.flush() == Sent::Blocked {
+            self.wait(PollFlags::OUT);
+        }
     }
 }
 
 /// Runs a test with TLS 1.2 and 1.3, in this program and, if it can, in the kernel.
-fn for_each_kind(test: impl Fn(&'static SupportedProtocolVersion, KtlsSupport)) {
+fn for_each_kind(test: impl Fn(Kind)) {
     let ktls = KtlsSupport::probe();
     if let Err(error) = &ktls {
         eprintln!("SKIPPED: clients are tested only without kTLS (modprobe tls): {error}");
     }
     for version in [&TLS12, &TLS13] {
-        test(version, KtlsSupport::default());
+        test(Kind { version, ktls: KtlsSupport::default(), has_extraction: false });
         if let Ok(ktls) = ktls {
-            test(version, ktls);
+            test(Kind { version, ktls, has_extraction: false });
+            test(Kind { version, ktls, has_extraction: true });
         }
     }
 }
 
 /// Asserts that the expected one of program and kernel encrypts.
-fn assert_encryption(client: &Client, ktls: KtlsSupport) {
-    let expected = if ktls.is_any() { Transport::KernelTls } else { Transport::Tls };
+fn assert_encryption(client: &Client, kind: Kind) {
+    let in_kernel = kind.ktls.is_any() && kind.has_extraction;
+    let expected = if in_kernel { Transport::KernelTls } else { Transport::Tls };
     assert_eq!(client.0.transport(Transport::Memory), expected);
 }
 
@@ -143,10 +163,12 @@ fn a_client_understands_openssl_and_its_session_tickets() {
         output.find_map(|line| Some(line.unwrap().strip_prefix("ACCEPT ")?.parse().unwrap()));
     // OpenSSL reports each connection, and would block on a full pipe.
     thread::spawn(move || output.for_each(drop));
-    for_each_kind(|version, ktls| {
-        let mut client = Client::connect(address.unwrap(), folder.path(), version, ktls);
-        assert_encryption(&client, ktls);
-        for (line, reversed) in [("first\n", "tsrif\n"), ("second\n", "dnoces\n")] {
+    for_each_kind(|kind| {
+        // The first line takes record numbers that the kernel must not use again.
+        let mut client = Client::connect(address.unwrap(), folder.path(), kind, b"first\n");
+        assert_encryption(&client, kind);
+        assert_eq!(client.receive(6), b"tsrif\n");
+        for (line, reversed) in [("second\n", "dnoces\n"), ("third\n", "driht\n")] {
             client.send(line.len() as u64, |stream, sent| {
                 stream.send(&[IoSlice::new(&line.as_bytes()[sent as usize..])], false)
             });
@@ -167,7 +189,7 @@ fn a_client_sends_a_file_and_receives_until_close_notify() {
     let file = File::open(folder.path().join("content")).unwrap();
     let path = |name: &str| folder.path().join(name);
     let config = TlsSettings::new(path("certificate.pem"), path("key.pem")).load().unwrap();
-    for_each_kind(|version, ktls| {
+    for_each_kind(|kind| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (config, bytes) = (Arc::clone(&config), content.len());
@@ -181,12 +203,12 @@ fn a_client_sends_a_file_and_receives_until_close_notify() {
             stream.flush().unwrap();
             received
         });
-        let mut client = Client::connect(address, folder.path(), version, ktls);
-        assert_encryption(&client, ktls);
+        let mut client = Client::connect(address, folder.path(), kind, b"");
+        assert_encryption(&client, kind);
         let mut copy = vec![0; 64 << 10];
         let end = content.len() as u64;
         client.send(end, |stream, sent| stream.send_file(&file, sent..end, &mut copy));
-        if ktls.is_any() {
+        if kind.ktls.is_any() && kind.has_extraction {
             let expected = Transport::KernelTlsMethod(haul::SendMethod::Sendfile);
             assert_eq!(client.0.latest_file_transport(), expected);
         }

@@ -67,7 +67,7 @@ mod slot {
     pub const STATE: usize = 2;
     pub const INTERRUPTED_NS: usize = 3;
     pub const WORK: usize = 4;
-    /// Slots of a spinner: two cache lines, so that no spinner dirties another's.
+    /// Slots of 64 bits for one spinner. They fill two cache lines, which prevents false sharing.
     pub const COUNT: usize = 16;
 }
 /// Spinner state: it spins.

@@ -131,10 +131,9 @@ impl SoakReport {
     }
 }
 
-/// Returns the control group of this process if it competes with other groups by a weight of its
-/// own.
-///
-/// In version 2 (Linux 4.15) that is a group with a weight, in version 1 any but the root group.
+/// Returns the path of this process's control group if the CPU controller gives the group a weight
+/// of its own: in version 2 (Linux 4.15) a group with `cpu.weight`, in version 1 any group but the
+/// root.
 fn weighted_control_group() -> Option<String> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let v1_group = groups.lines().find_map(|line| {

@@ -23,7 +23,7 @@ pub struct PageBuffer {
     len: usize,
 }
 
-// SAFETY: Pages owns its mapping as a Box<[u8]> owns its allocation; access goes through & and
+// SAFETY: PageBuffer owns its mapping as a Box<[u8]> owns its allocation; access goes through & and
 // &mut.
 unsafe impl Send for PageBuffer {}
 // SAFETY: as above.

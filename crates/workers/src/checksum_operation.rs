@@ -1,12 +1,12 @@
 //! The measured operations, one for each row.
 
-use haul_checksum::{Kernel, PartialChecksum, Writes, bandwidth};
+use haul_checksum::{Implementation, PartialChecksum, Writes, bandwidth};
 use haul_sys::pages::PageBuffer;
 use std::hint::black_box;
 use std::io;
 
 /// The checksum implementation that [`haul::checksum`] selects on this CPU.
-pub fn fastest_implementation() -> Kernel {
+pub fn fastest_implementation() -> Implementation {
     haul_checksum::kernel()
 }
 
@@ -56,7 +56,7 @@ pub enum Operation {
     /// [`haul::checksum::copy`].
     Auto,
     /// The checksum by an implementation that is not the fastest here.
-    ChecksumBy(Kernel),
+    ChecksumBy(Implementation),
     /// The checksum by the public crate internet-checksum.
     InternetChecksum,
     /// CRC-32C, by the crate crc-fast.
@@ -72,8 +72,9 @@ pub enum Operation {
 impl Operation {
     /// The operations of all rows.
     pub fn all() -> Vec<Self> {
-        let others =
-            Kernel::available().into_iter().filter(|kernel| *kernel != fastest_implementation());
+        let others = Implementation::available()
+            .into_iter()
+            .filter(|kernel| *kernel != fastest_implementation());
         let seven = [
             Self::Checksum,
             Self::Copy,
@@ -111,9 +112,9 @@ impl Operation {
             Self::MemcpyThenSumFrom => "memcpy, checksum of the original",
             Self::SumFromThenMemcpy => "checksum, memcpy",
             Self::Auto => "checksum-copy auto",
-            Self::ChecksumBy(Kernel::Portable) => "checksum portable",
-            Self::ChecksumBy(Kernel::Avx2) => "checksum avx2",
-            Self::ChecksumBy(Kernel::Avx512) => "checksum avx512",
+            Self::ChecksumBy(Implementation::Portable) => "checksum portable",
+            Self::ChecksumBy(Implementation::Avx2) => "checksum avx2",
+            Self::ChecksumBy(Implementation::Avx512) => "checksum avx512",
             Self::InternetChecksum => "internet-checksum crate",
             Self::Crc32c => "crc32c",
             Self::Crc32cThenMemcpy => "crc32c, memcpy",

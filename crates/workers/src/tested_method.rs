@@ -2,8 +2,8 @@
 
 use haul::plan::{Condition, SourceKind};
 use haul::{
-    BoundMethod, Call, Counts, Error, MethodChoice, MethodOptions, Plan, SendMethod, SendSettings,
-    Sender, Source,
+    AttachedMethod, Call, Counts, Error, MethodChoice, MethodOptions, Plan, SendMethod,
+    SendSettings, Sender, Source,
 };
 use std::fmt;
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ pub enum TestedMethod {
     /// The choice of [`haul::Sender::send_file`], including the size of its calls: it gets the
     /// whole source at once, and the row's chunk size does not apply.
     Auto,
-    /// The same choice, by a cost model of this machine instead of the built-in one.
+    /// The same choice, by a plan of this machine instead of the built-in one.
     Planned,
 }
 
@@ -31,7 +31,7 @@ pub const PLANNED: &str = "planned";
 
 impl TestedMethod {
     /// Every single method, then [`Self::Auto`]. [`Self::Planned`] is left out, because it needs a
-    /// cost model.
+    /// plan.
     pub fn all() -> Vec<Self> {
         SendMethod::ALL.into_iter().map(Self::Method).chain([Self::Auto]).collect()
     }
@@ -45,9 +45,9 @@ impl TestedMethod {
         }
     }
 
-    /// The method that is proved for this one: for a choice, the one that the built-in cost model
+    /// The method that is proved for this one: for a choice, the one that the built-in plan
     /// chooses.
-    pub fn proved_method(self, is_memory: bool) -> SendMethod {
+    pub fn method_to_prove(self, is_memory: bool) -> SendMethod {
         let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
         match self {
             Self::Method(method) => method,
@@ -58,17 +58,17 @@ impl TestedMethod {
     }
 
     /// Sets the method up for `stream`.
-    pub fn bind(
+    pub fn attach(
         self,
         stream: &TcpStream,
         options: &MethodOptions,
         plan: Option<&Plan>,
-    ) -> Result<BoundTestedMethod, Error> {
+    ) -> Result<AttachedTestedMethod, Error> {
         let choice = match (self, plan) {
             (Self::Method(method), _) => {
-                return Ok(BoundTestedMethod::Method(
+                return Ok(AttachedTestedMethod::Method(
                     method,
-                    method.bind(stream.as_fd(), options)?,
+                    method.attach(stream.as_fd(), options)?,
                 ));
             }
             (Self::Planned, Some(plan)) => MethodChoice::Plan(Arc::new(plan.clone())),
@@ -77,7 +77,7 @@ impl TestedMethod {
         };
         let socket =
             stream.try_clone().map_err(|error| Error::Failed { call: Call::Duplicate, error })?;
-        Ok(BoundTestedMethod::Chosen(Box::new(Sender::with(
+        Ok(AttachedTestedMethod::Chosen(Box::new(Sender::with(
             socket,
             SendSettings::default().with_choice(choice),
         )?)))
@@ -119,15 +119,15 @@ impl FromStr for TestedMethod {
 
 /// A method that is set up for a socket: a single one, or a [`Sender`] that chooses. Rows differ in
 /// nothing else.
-pub enum BoundTestedMethod {
+pub enum AttachedTestedMethod {
     /// This send method.
-    Method(SendMethod, Box<dyn BoundMethod>),
+    Method(SendMethod, Box<dyn AttachedMethod>),
     /// The library, which chooses.
     Chosen(Box<Sender<TcpStream>>),
 }
 
-impl BoundTestedMethod {
-    /// Sends like [`BoundMethod::send`].
+impl AttachedTestedMethod {
+    /// Sends like [`AttachedMethod::send`].
     pub fn send(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -135,15 +135,15 @@ impl BoundTestedMethod {
         range: Range<u64>,
     ) -> Result<u64, Error> {
         match self {
-            Self::Method(_, bound) => bound.send(socket, source, range),
+            Self::Method(_, attached) => attached.send(socket, source, range),
             Self::Chosen(sender) => sender.send_file(source, range),
         }
     }
 
-    /// Processes completions like [`BoundMethod::process_completions`].
+    /// Processes completions like [`AttachedMethod::process_completions`].
     pub fn process_completions(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         match self {
-            Self::Method(_, bound) => bound.process_completions(socket),
+            Self::Method(_, attached) => attached.process_completions(socket),
             Self::Chosen(_) => Ok(0),
         }
     }
@@ -151,7 +151,7 @@ impl BoundTestedMethod {
     /// Counters of the bytes and calls so far.
     pub fn counts(&self) -> Counts {
         let sender = match self {
-            Self::Method(_, bound) => return bound.counts(),
+            Self::Method(_, attached) => return attached.counts(),
             Self::Chosen(sender) => sender,
         };
         let mut sum = Counts::default();

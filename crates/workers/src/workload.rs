@@ -159,7 +159,7 @@ pub struct Opened {
 pub enum Piece {
     /// A file and its length in bytes.
     File(File, u64),
-    /// Memory.
+    /// Memory from which the bytes are sent.
     Memory(Memory),
 }
 

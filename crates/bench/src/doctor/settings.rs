@@ -342,7 +342,7 @@ fn check_namespaces(privileges: &Privileges) -> Finding {
             "refused",
             Verdict::Missing,
             format!("haul bench measures on loopback instead: {reason}"),
-            "run as root, or sysctl privileges.max_user_namespaces=10000 \
+            "run as root, or sysctl user.max_user_namespaces=10000 \
              kernel.unprivileged_userns_clone=1",
         ),
     }

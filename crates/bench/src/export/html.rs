@@ -60,12 +60,12 @@ fn body(page: &mut String, view: &View) {
         table(page, view, group);
         page.push_str("</section>\n");
     }
-    for picture in &view.pictures {
+    for drawing in &view.drawings {
         let _ = writeln!(
             page,
             "<section>\n<h3>{}</h3>\n{}</section>",
-            escape(&picture.title),
-            picture.svg
+            escape(&drawing.title),
+            drawing.svg
         );
     }
     if view.notes.len() + view.warnings.len() > 0 {

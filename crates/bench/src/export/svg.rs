@@ -1,4 +1,4 @@
-//! The chart of a report as a standalone SVG file, for a page that shows pictures.
+//! The chart of a report as a standalone SVG file, for a page that shows images.
 
 use crate::view::{Group, View};
 use std::fmt::Write;

@@ -99,8 +99,8 @@ impl<'a> Workers<'a> {
         }
     }
 
-    /// The root cause of a failure, or `None` if no worker reports one. If one part fails, the
-    /// others fail too. A refusal explains them all; otherwise the part that connects knows most,
+    /// The root cause of a failure, or `None` if no worker reports one. If one node fails, the
+    /// others fail too. A refusal explains them all; otherwise the node that connects knows most,
     /// and it has the highest index.
     fn root_cause(&mut self, mut worst: Option<(usize, String)>) -> Option<FlowError> {
         // Closing the inputs ends the workers that still run.

@@ -40,7 +40,7 @@ fn row_with_least<'a>(
 }
 
 /// The figures of all rows except one, with the rows' titles.
-fn other_figures(
+fn other_estimates(
     rows: &[&ForwardRow],
     best: &ForwardRow,
     of: impl Fn(&ForwardRow) -> Option<Estimate>,
@@ -57,7 +57,8 @@ fn bulk_sentence(rows: &[&ForwardRow]) -> Option<String> {
         }
         _ => String::new(),
     };
-    let uncertainty = uncertainty(cost, other_figures(rows, best, |row| row.forwarder_us_per_mib));
+    let uncertainty =
+        uncertainty(cost, other_estimates(rows, best, |row| row.forwarder_us_per_mib));
     Some(format!(
         "Cheapest forward method for a bulk transfer: {}, {:.0} µs of the forwarder's CPU per MiB \
          ({}){comparison}{uncertainty}.",
@@ -83,9 +84,9 @@ fn message_sentence(traffic: &str, rows: &[&ForwardRow]) -> Option<String> {
         _ => String::new(),
     };
     let cost_uncertainty =
-        uncertainty(cost, other_figures(rows, cheapest, |row| row.forwarder_us_per_message));
+        uncertainty(cost, other_estimates(rows, cheapest, |row| row.forwarder_us_per_message));
     let latency_uncertainty =
-        uncertainty(latency, other_figures(rows, fastest, |row| row.latency_p50_us));
+        uncertainty(latency, other_estimates(rows, fastest, |row| row.latency_p50_us));
     Some(format!(
         "Messages of {size}: {} costs the forwarder least, {:.1} µs per round \
          trip{cost_uncertainty}. {} is the fastest, {:.1} µs{latency_uncertainty}{latencies}.",

@@ -91,7 +91,7 @@ pub(super) fn of(
         traffic: traffic.to_string(),
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
-        interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
+        interrupts_per_mib: series.estimate_of_some(|round| round.costs.both_interrupts_per_mib()),
         full_speed_bits_per_second: None,
         refused: series.failure_reason(),
         copied_percent,
@@ -106,10 +106,10 @@ pub(super) fn of(
         messages_per_second: series
             .estimate(|round| round.messages_per_second)
             .filter(|_| !is_bulk),
-        latency_p50_us: series.figure_of_some(|round| Some(round.latency?.p50_us)),
-        latency_p99_us: series.figure_of_some(|round| Some(round.latency?.p99_us)),
+        latency_p50_us: series.estimate_of_some(|round| Some(round.latency?.p50_us)),
+        latency_p99_us: series.estimate_of_some(|round| Some(round.latency?.p99_us)),
         syscalls_per_mib: series
-            .figure_of_some(|round| {
+            .estimate_of_some(|round| {
                 let ForwardRound { forwarded, .. } = round;
                 (forwarded.bytes > 0).then(|| forwarded.calls as f64 / forwarded.mib())
             })

@@ -28,9 +28,9 @@ fn cheapest_sentence(report: &InterruptsReport, traffic: &str) -> Option<String>
         rows_of(report, traffic).min_by(|one, other| median(one).total_cmp(&median(other)))?;
     let ratio = best.ratio?;
     let subject = match traffic {
-        "transmit" => "SendTask datagrams",
-        "datagrams" => "ReceiveTask datagrams",
-        _ => "ReceiveTask a stream",
+        "transmit" => "Sending datagrams",
+        "datagrams" => "Receiving datagrams",
+        _ => "Receiving a stream",
     };
     let median = |estimate: Option<Estimate>| estimate.map_or(0.0, |estimate| estimate.median);
     let grouping = |row: &InterruptsRow| match traffic {

@@ -131,8 +131,8 @@ pub(super) fn of(
             .filter(|_| is_datagrams),
         copied_percent: (completed_bytes > 0)
             .then(|| 100.0 * copied_bytes as f64 / completed_bytes as f64),
-        latency_p50_us: series.figure_of_some(|round| Some(round.latency?.p50_us)),
-        latency_p99_us: series.figure_of_some(|round| Some(round.latency?.p99_us)),
+        latency_p50_us: series.estimate_of_some(|round| Some(round.latency?.p50_us)),
+        latency_p99_us: series.estimate_of_some(|round| Some(round.latency?.p99_us)),
         ratio: first.and_then(|first| series.ratio_to(first, InterruptsRound::cost)),
     }
 }

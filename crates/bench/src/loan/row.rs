@@ -93,7 +93,7 @@ pub(super) fn of(
         piece_bytes: piece.0,
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
-        interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
+        interrupts_per_mib: series.estimate_of_some(|round| round.costs.both_interrupts_per_mib()),
         full_speed_bits_per_second: None,
         refused: series.failure_reason(),
         copied_percent: copied_percent.filter(|_| !series.rounds.is_empty()),

@@ -1,4 +1,4 @@
-//! Describes a cost model in words: its choices, its tests, and the cores that a rate needs.
+//! Describes a plan in words: its choices, its tests, and the cores that a rate needs.
 
 use super::{ERROR_PERCENT_MAX, misses};
 use haul::plan::{Condition, Plan, SourceKind, Spread};
@@ -7,7 +7,7 @@ use haul_units::MIB;
 use haul_units::{Rate, Size};
 use std::fmt::Write;
 
-/// The cost model's choices: the method for each range of sizes, and its expected cost.
+/// The plan's choices: the method for each range of sizes, and its expected cost.
 pub fn describe(plan: &Plan) -> String {
     let cards = if plan.devices.is_empty() {
         String::new()
@@ -95,7 +95,7 @@ fn expectation(plan: &Plan, condition: Condition, method: SendMethod) -> String 
     format!("{method} ({copies}), {call}{median:.0} µs per MiB ({low:.0} to {high:.0})")
 }
 
-/// The results of the cost model's tests.
+/// The results of the plan's tests.
 pub fn describe_tests(plan: &Plan) -> String {
     let (missed, all) = misses(plan);
     let mut text = format!(

@@ -1,4 +1,4 @@
-//! Fits a cost model to a report's rows: points where all files have one size, and a line over
+//! Fits a plan to a report's rows: points where all files have one size, and a line over
 //! calls per MiB.
 
 use crate::send::prediction::network;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// The end of an interval that a line is fitted to.
 type IntervalEnd = fn(Estimate) -> f64;
 
-/// The cost model that a report's rows support; `None` if no row is free of disturbances.
+/// The plan that a report's rows support; `None` if no row is free of disturbances.
 ///
 /// Rows whose files have one size, and rows of memory, give points: the cost of one such file. All
 /// rows together give a line over calls per MiB, whose slope is the cost of a call. The line is

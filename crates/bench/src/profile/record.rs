@@ -1,4 +1,4 @@
-//! Records ticks in the background.
+//! Records samples in the background.
 
 use super::owner::Owners;
 use haul_sys::perf::{CpuSample, Sampler};
@@ -9,30 +9,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Ticks per second: prime, so that they do not stay in step with the kernel's own timers.
+/// Samples per second: prime, so that they do not stay in step with the kernel's own timers.
 /// DatagramSinkTask one costs some microseconds.
 pub(super) const HERTZ: u64 = 1999;
 /// Size of a ring: half of the memory that an ordinary user may lock for each CPU
 /// (`kernel.perf_event_mlock_kb`).
 const RING_BYTES: usize = 256 << 10;
-/// Interval at which the rings are drained. At 1999 ticks per second of some 300 bytes they fill in
-/// half a second.
+/// Interval at which the rings are drained. At 1999 samples per second of some 300 bytes they fill
+/// in half a second.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Ticks recorded on one CPU: each distinct tick and its count.
+/// Samples recorded on one CPU: each distinct sample and its count.
 #[derive(Debug, Default)]
-pub(super) struct CpuTicks {
-    pub ticks: HashMap<CpuSample, u64>,
+pub(super) struct CpuSamples {
+    pub samples: HashMap<CpuSample, u64>,
     pub lost: u64,
 }
 
-/// The rings, the ticks read from them, and the owners of the processes found in the ticks.
+/// The rings, the samples read from them, and the owners of the processes found in the samples.
 struct Rings {
-    rings: Vec<(Sampler, CpuTicks)>,
+    rings: Vec<(Sampler, CpuSamples)>,
     owners: Owners,
 }
 
-/// Records the ticks of CPUs until it is dropped.
+/// Records the samples of CPUs until it is dropped.
 pub(super) struct Recorder {
     rings: Arc<Mutex<Rings>>,
     is_over: Arc<AtomicBool>,
@@ -46,7 +46,7 @@ impl Recorder {
             .iter()
             .map(|&cpu| Sampler::start(cpu, HERTZ, RING_BYTES))
             .collect::<io::Result<_>>()?;
-        let rings = samplers.into_iter().map(|sampler| (sampler, CpuTicks::default())).collect();
+        let rings = samplers.into_iter().map(|sampler| (sampler, CpuSamples::default())).collect();
         let rings = Rings { rings, owners: Owners::default() };
         let (rings, is_over) = (Arc::new(Mutex::new(rings)), Arc::new(AtomicBool::new(false)));
         let thread = thread::Builder::new().name("haul-profile".into()).spawn({
@@ -61,8 +61,8 @@ impl Recorder {
         Ok(Self { rings, is_over, thread: Some(thread) })
     }
 
-    /// The ticks of each CPU since the last call, in the order of the CPUs.
-    pub(super) fn take(&self) -> Vec<CpuTicks> {
+    /// The samples of each CPU since the last call, in the order of the CPUs.
+    pub(super) fn take(&self) -> Vec<CpuSamples> {
         drain(&self.rings);
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         rings.rings.iter_mut().map(|(_, recorded)| std::mem::take(recorded)).collect()
@@ -90,9 +90,9 @@ fn drain(rings: &Mutex<Rings>) {
     let Rings { rings, owners } = &mut *locked;
     for (sampler, recorded) in rings {
         let lost_before = sampler.lost();
-        for tick in sampler.take() {
-            owners.resolve(tick.process);
-            *recorded.ticks.entry(tick).or_default() += 1;
+        for sample in sampler.take() {
+            owners.resolve(sample.process);
+            *recorded.samples.entry(sample).or_default() += 1;
         }
         recorded.lost += sampler.lost() - lost_before;
     }

@@ -1,6 +1,6 @@
 //! Rows of `profile`: the JSON contract, and their form in tables.
 
-use super::count::TickCounts;
+use super::count::SampleCounts;
 use super::groups::OTHER;
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow};
@@ -35,8 +35,9 @@ pub struct ProfileRow {
     pub name: String,
     /// Name of the group.
     pub group: String,
-    /// Number of ticks.
-    pub ticks: u64,
+    /// Number of samples.
+    #[serde(rename = "ticks")]
+    pub samples: u64,
     /// Time in percent of the CPU's time.
     pub load_percent: f64,
     /// Time in percent of the host's load. This would be saved if it cost nothing, so it is the
@@ -44,7 +45,7 @@ pub struct ProfileRow {
     pub bound_percent: f64,
     /// The same in µs of CPU per MiB; `null` if no bytes were counted.
     pub bound_us_per_mib: Option<f64>,
-    /// Ticks per byte of the function's code, as in `readprofile`: a high value is a small hot
+    /// Samples per byte of the function's code, as in `readprofile`: a high value is a small hot
     /// function. `null` for groups.
     pub normalised_load: Option<f64>,
     /// The meter's reading, in percent of the CPU; only in the row of kind `total`.
@@ -54,17 +55,21 @@ pub struct ProfileRow {
 }
 
 /// Makes the rows of one host; `meter` is its load in percent and its cost in µs per MiB.
-pub(super) fn rows(host: &str, counts: &TickCounts, meter: Option<(f64, f64)>) -> Vec<ProfileRow> {
+pub(super) fn rows(
+    host: &str,
+    counts: &SampleCounts,
+    meter: Option<(f64, f64)>,
+) -> Vec<ProfileRow> {
     let busy = counts.busy().max(1) as f64;
-    let row = |kind, name: &str, group: &str, ticks: u64, rank| ProfileRow {
+    let row = |kind, name: &str, group: &str, samples: u64, rank| ProfileRow {
         host: host.into(),
         kind,
         name: name.into(),
         group: group.into(),
-        ticks,
-        load_percent: 100.0 * ticks as f64 / counts.total.max(1) as f64,
-        bound_percent: 100.0 * ticks as f64 / busy,
-        bound_us_per_mib: meter.map(|(_, us_per_mib)| us_per_mib * ticks as f64 / busy),
+        samples,
+        load_percent: 100.0 * samples as f64 / counts.total.max(1) as f64,
+        bound_percent: 100.0 * samples as f64 / busy,
+        bound_us_per_mib: meter.map(|(_, us_per_mib)| us_per_mib * samples as f64 / busy),
         normalised_load: None,
         meter_load_percent: None,
         rank,
@@ -75,19 +80,19 @@ pub(super) fn rows(host: &str, counts: &TickCounts, meter: Option<(f64, f64)>) -
     };
     let groups = counts.groups().into_iter().enumerate();
     let groups =
-        groups.map(|(index, (group, ticks))| row(Kind::Group, group, group, ticks, index + 1));
+        groups.map(|(index, (group, samples))| row(Kind::Group, group, group, samples, index + 1));
     let mut functions: Vec<_> = counts.functions.iter().collect();
-    functions.sort_by_key(|(name, function)| (Reverse(function.ticks), name.as_str()));
+    functions.sort_by_key(|(name, function)| (Reverse(function.samples), name.as_str()));
     let functions = functions.into_iter().enumerate().map(|(index, (name, function))| ProfileRow {
-        normalised_load: Some(function.ticks as f64 / function.size_bytes.max(1) as f64),
-        ..row(Kind::Function, name, function.group, function.ticks, index + 1)
+        normalised_load: Some(function.samples as f64 / function.size_bytes.max(1) as f64),
+        ..row(Kind::Function, name, function.group, function.samples, index + 1)
     });
     let mut others: Vec<_> = counts.others.iter().collect();
-    others.sort_by_key(|(name, ticks)| (Reverse(**ticks), name.as_str()));
-    let others = others.into_iter().enumerate().map(|(index, (name, ticks))| ProfileRow {
+    others.sort_by_key(|(name, samples)| (Reverse(**samples), name.as_str()));
+    let others = others.into_iter().enumerate().map(|(index, (name, samples))| ProfileRow {
         bound_percent: 0.0,
         bound_us_per_mib: None,
-        ..row(Kind::Other, name, OTHER_PROGRAMS, *ticks, index + 1)
+        ..row(Kind::Other, name, OTHER_PROGRAMS, *samples, index + 1)
     });
     [total].into_iter().chain(groups).chain(functions).chain(others).collect()
 }
@@ -98,7 +103,7 @@ const OTHER_PROGRAMS: &str = "other programs";
 /// The profile of a host in sentences.
 pub(super) fn describe_host(
     host: &str,
-    counts: &TickCounts,
+    counts: &SampleCounts,
     meter: Option<(f64, f64)>,
 ) -> Vec<String> {
     let busy = counts.busy().max(1) as f64;
@@ -106,18 +111,22 @@ pub(super) fn describe_host(
         .groups()
         .iter()
         .take(4)
-        .map(|(group, ticks)| format!("{group} {:.0} %", 100.0 * *ticks as f64 / busy))
+        .map(|(group, samples)| format!("{group} {:.0} %", 100.0 * *samples as f64 / busy))
         .collect();
     let read = meter.map_or(String::new(), |(load, _)| format!(" (the meter read {load:.1} %)"));
-    let other: u64 =
-        counts.functions.values().filter(|function| function.group == OTHER).map(|f| f.ticks).sum();
+    let other: u64 = counts
+        .functions
+        .values()
+        .filter(|function| function.group == OTHER)
+        .map(|f| f.samples)
+        .sum();
     let kernel = counts.kernel().max(1) as f64;
     let others: Vec<String> = counts
         .others
         .iter()
-        .filter(|(_, ticks)| 100 * **ticks > counts.total)
-        .map(|(name, ticks)| {
-            format!("{name} {:.0} %", 100.0 * *ticks as f64 / counts.total.max(1) as f64)
+        .filter(|(_, samples)| 100 * **samples > counts.total)
+        .map(|(name, samples)| {
+            format!("{name} {:.0} %", 100.0 * *samples as f64 / counts.total.max(1) as f64)
         })
         .collect();
     let others = (!others.is_empty()).then(|| {
@@ -128,8 +137,8 @@ pub(super) fn describe_host(
     });
     let own = format!(
         "The {host}: {:.1} % load{read}, of which {}. Removing one of these entirely would save \
-         about that share of the time that the ticks sample (exits to the hypervisor are not \
-         included). {:.1} % of the kernel's ticks are in no group.",
+         about that share of the time that the samples cover (exits to the hypervisor are not \
+         included). {:.1} % of the kernel's samples are in no group.",
         counts.load_percent(),
         largest.join(", "),
         100.0 * other as f64 / kernel,
@@ -139,12 +148,12 @@ pub(super) fn describe_host(
 
 const COLUMNS: [Column<ProfileRow>; 6] = [
     Column::narrow("where", |row| row.name.clone()),
-    Column::narrow("ticks", |row| row.ticks.to_string()),
+    Column::narrow("samples", |row| row.samples.to_string()),
     Column::narrow("% of the\nload", |row| format!("{:.1}", row.bound_percent)),
     Column::narrow("µs/MiB", |row| {
         row.bound_us_per_mib.map_or("?".into(), |us| format!("{us:.1}"))
     }),
-    Column::narrow("ticks per\nbyte of code", |row| {
+    Column::narrow("samples per\nbyte of code", |row| {
         row.normalised_load.map_or(String::new(), |load| format!("{load:.4}"))
     }),
     Column::narrow("group", |row| {
@@ -166,7 +175,7 @@ impl TableRow for ProfileRow {
         let kind = match self.kind {
             Kind::Function => "functions",
             Kind::Total | Kind::Group => "groups",
-            Kind::Other => "other programs, in ticks",
+            Kind::Other => "other programs, in samples",
         };
         format!("{}: {kind}", self.host)
     }
@@ -189,7 +198,7 @@ impl TableRow for ProfileRow {
         let is_long = rows.iter().any(|row| row.rank > FUNCTIONS_SHOWN);
         let more =
             format!("The JSON report has all functions; tables show {FUNCTIONS_SHOWN} per host.");
-        let late = "Ticks come from a timer, which waits while interrupts are off: time spent then \
+        let late = "Samples come from a timer, which waits while interrupts are off: time spent then \
              is counted where they are enabled again (_raw_spin_unlock_irqrestore and similar \
              functions).";
         is_long.then_some(more).into_iter().chain([late.into()]).collect()

@@ -22,14 +22,14 @@ pub(super) fn of(report: &ReceiveReport) -> Vec<String> {
     .collect()
 }
 
-fn measured(report: &ReceiveReport) -> impl Iterator<Item = &ReceiveRow> {
+fn measured_rows(report: &ReceiveReport) -> impl Iterator<Item = &ReceiveRow> {
     report.rows.iter().filter(|row| row.receiver_us_per_mib.is_some())
 }
 
 /// The cheapest method that delivers the bytes, under the conditions of the first measured row.
 fn cheapest_sentence(report: &ReceiveReport) -> Option<String> {
-    let condition = measured(report).next()?.condition();
-    let rows = || measured(report).filter(|row| row.condition() == condition);
+    let condition = measured_rows(report).next()?.condition();
+    let rows = || measured_rows(report).filter(|row| row.condition() == condition);
     let cost = |row: &ReceiveRow| {
         row.receiver_us_per_mib.map_or(f64::INFINITY, |estimate| estimate.median)
     };
@@ -58,7 +58,8 @@ fn cheapest_sentence(report: &ReceiveReport) -> Option<String> {
 
 /// The conditions under which nearly all bytes were mapped.
 fn mappable_sentence(report: &ReceiveReport) -> Option<String> {
-    let mapped: Vec<&ReceiveRow> = measured(report).filter(|row| row.path == "mapped").collect();
+    let mapped: Vec<&ReceiveRow> =
+        measured_rows(report).filter(|row| row.path == "mapped").collect();
     if mapped.is_empty() {
         return None;
     }
@@ -87,7 +88,7 @@ fn mappable_sentence(report: &ReceiveReport) -> Option<String> {
 
 /// Whether mapping costs less than reading, where it is possible.
 fn mapping_sentence(report: &ReceiveReport) -> Option<String> {
-    let mut ratios: Vec<(Estimate, String)> = measured(report)
+    let mut ratios: Vec<(Estimate, String)> = measured_rows(report)
         .filter(|row| row.path == "mapped" && row.mapped_percent > Some(MAPPED_PERCENT_MIN))
         .filter_map(|row| {
             let ratio = row.receiver_us_ratio?;
@@ -108,7 +109,7 @@ fn mapping_sentence(report: &ReceiveReport) -> Option<String> {
 }
 
 fn floor_sentence(report: &ReceiveReport) -> Option<String> {
-    let row = measured(report).find(|row| row.path == "discard")?;
+    let row = measured_rows(report).find(|row| row.path == "discard")?;
     let cost = row.receiver_us_per_mib?;
     Some(format!(
         "Discarding the payload in the kernel ({}) costs {:.0} µs per MiB ({}): the cost of the \

@@ -104,7 +104,7 @@ pub(super) fn of(
         touched: condition.touch,
         rounds: series.rounds.len(),
         disturbed_percent: series.disturbed_percent,
-        interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
+        interrupts_per_mib: series.estimate_of_some(|round| round.costs.both_interrupts_per_mib()),
         full_speed_bits_per_second: None,
         refused: series.failure_reason(),
         mib,
@@ -116,7 +116,7 @@ pub(super) fn of(
         receiver_us_per_mib: series.estimate(|round| round.costs.receiver_us_per_mib),
         sender_us_per_mib: series.estimate(|round| round.costs.sender_us_per_mib),
         receiver_interference_percent: series
-            .figure_of_some(|round| round.costs.receiver.interference_percent),
+            .estimate_of_some(|round| round.costs.receiver.interference_percent),
         user_us_per_mib: per_mib(|round| round.received.user_seconds * 1e6),
         system_us_per_mib: per_mib(|round| round.received.system_seconds * 1e6),
         context_switches_per_mib: per_mib(|round| round.received.context_switches as f64),
@@ -202,7 +202,7 @@ impl TableRow for ReceiveRow {
 
     fn notes(_: &[Self]) -> Vec<String> {
         vec![
-            "Every way is woken once an eighth of the buffer has arrived (SO_RCVLOWAT).".into(),
+            "Every method is woken once an eighth of the buffer has arrived (SO_RCVLOWAT).".into(),
             "user and system are the CPU times that getrusage charges to the receiving process; \
              µs/MiB is the load of its CPU, interrupts included."
                 .into(),

@@ -26,15 +26,12 @@ impl Disturbances {
         self.0.insert((row, round), others_percent);
     }
 
-    pub(super) fn is_undisturbed_and_unpaced(&self, row: usize, round: usize) -> bool {
+    pub(super) fn is_undisturbed(&self, row: usize, round: usize) -> bool {
         self.0.get(&(row, round)).is_none_or(|&percent| percent <= OTHERS_PERCENT_MAX)
     }
 
     fn clean_rounds<C, R>(&self, index: usize, row: &Series<C, R>) -> usize {
-        row.rounds
-            .iter()
-            .filter(|(number, _)| self.is_undisturbed_and_unpaced(index, *number))
-            .count()
+        row.rounds.iter().filter(|(number, _)| self.is_undisturbed(index, *number)).count()
     }
 
     /// Removes disturbed rounds, or marks the row as disturbed. Returns warnings about both.
@@ -53,7 +50,7 @@ impl Disturbances {
                 percents.filter(|&percent| percent > OTHERS_PERCENT_MAX).collect();
             worst = percents.iter().copied().fold(worst, f64::max);
             if disturbed > 0 && clean >= ROUNDS_MIN.min(row.rounds.len()) {
-                row.rounds.retain(|(number, _)| self.is_undisturbed_and_unpaced(index, *number));
+                row.rounds.retain(|(number, _)| self.is_undisturbed(index, *number));
                 left_out += disturbed;
             } else if disturbed > 0 {
                 row.disturbed_percent =

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 pub(super) fn of(report: &SendReport) -> Vec<String> {
     let mut sentences = Vec::new();
     let mut workloads = BTreeSet::new();
-    for row in measured(report) {
+    for row in measured_rows(report) {
         if !workloads.insert(row.workload.as_str()) {
             continue;
         }
@@ -33,7 +33,7 @@ pub(super) fn of(report: &SendReport) -> Vec<String> {
     sentences
 }
 
-fn measured(report: &SendReport) -> impl Iterator<Item = &SendRow> {
+fn measured_rows(report: &SendReport) -> impl Iterator<Item = &SendRow> {
     report.rows.iter().filter(|row| row.sender_us_per_mib.is_some())
 }
 
@@ -45,8 +45,8 @@ fn default_rows<'a>(report: &'a SendReport, workload: &str) -> Option<Vec<&'a Se
         (row.offloads != "on", row.cork, (distance * 1000.0) as u64)
     };
     let condition =
-        measured(report).filter(|row| row.workload == workload).min_by_key(rank)?.condition();
-    Some(measured(report).filter(|row| row.condition() == condition).collect())
+        measured_rows(report).filter(|row| row.workload == workload).min_by_key(rank)?.condition();
+    Some(measured_rows(report).filter(|row| row.condition() == condition).collect())
 }
 
 fn sender_cost(row: &SendRow) -> Option<Estimate> {
@@ -182,7 +182,7 @@ fn unexpected_copies_sentence(rows: &[&SendRow]) -> Option<String> {
 
 /// The methods that pass pages on, in the rows where the kernel copied the pages all the same.
 fn linearized_pages_sentence(report: &SendReport) -> Option<String> {
-    let mut paths: Vec<&str> = measured(report)
+    let mut paths: Vec<&str> = measured_rows(report)
         .filter(|row| {
             row.copied_known_by.as_deref() == Some("proof") && row.copied_percent > Some(1.0)
         })
@@ -201,14 +201,14 @@ fn linearized_pages_sentence(report: &SendReport) -> Option<String> {
 /// The single setting, and the single chunk size, that raises the cheapest method's cost most when
 /// nothing else changes.
 fn most_expensive_sentences(report: &SendReport) -> Vec<String> {
-    let Some((rows, best)) = measured(report).next().and_then(|first| {
+    let Some((rows, best)) = measured_rows(report).next().and_then(|first| {
         let rows = default_rows(report, &first.workload)?;
         let best = cheapest_row(&rows)?;
         Some((rows, best))
     }) else {
         return Vec::new();
     };
-    let same_path: Vec<&SendRow> = measured(report)
+    let same_path: Vec<&SendRow> = measured_rows(report)
         .filter(|row| row.path == best.path && row.workload == best.workload)
         .filter(|row| !rows.iter().any(|plain| std::ptr::eq(*plain, *row)))
         .collect();

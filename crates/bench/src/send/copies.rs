@@ -24,7 +24,7 @@ pub(super) fn prove(experiment: &mut SendExperiment<'_>, cases: &[SendCase]) -> 
     cases
         .iter()
         .map(|case| {
-            let (method, offloads) = (proved_method(case), case.condition.offloads);
+            let (method, offloads) = (method_to_prove(case), case.condition.offloads);
             if method.copying() == Copying::Always || experiment.set_offloads(offloads).is_err() {
                 return None;
             }
@@ -43,15 +43,15 @@ fn prove_method(lab: &Lab, method: SendMethod) -> Result<haul::CopyProof, ProofE
 }
 
 /// The method that is proved in place of the row's: for `auto` and `planned`, the one that the
-/// built-in cost model chooses.
-fn proved_method(case: &SendCase) -> SendMethod {
-    case.method.proved_method(matches!(case.condition.workload, Workload::Memory(_)))
+/// built-in plan chooses.
+fn method_to_prove(case: &SendCase) -> SendMethod {
+    case.method.method_to_prove(matches!(case.condition.workload, Workload::Memory(_)))
 }
 
 impl CaseWithProof {
     /// Whether the row's method copies by design.
     pub(super) fn copying(&self) -> Copying {
-        proved_method(&self.case).copying()
+        method_to_prove(&self.case).copying()
     }
 }
 

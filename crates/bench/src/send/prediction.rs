@@ -1,4 +1,4 @@
-//! Compares a cost model with a report: its predictions with the measured costs, and the two
+//! Compares a plan with a report: its predictions with the measured costs, and the two
 //! networks.
 
 use super::{Kind, SendReport, SendRow, Warning};
@@ -7,22 +7,22 @@ use crate::regime::Reading;
 use crate::rounds::MOVED_FACTOR_MIN;
 use crate::stats::Estimate;
 use haul::Plan;
-use haul::plan::{Condition, Network, SourceKind, Spread, Test};
+use haul::plan::{Condition, Network, PlanTest, SourceKind, Spread};
 use haul_units::MIB;
 use haul_units::Rate;
 use haul_workers::workload::Workload;
 
-/// The cost model's prediction for a row's workload, with the measured cost. `None` if the model
+/// The plan's prediction for a row's workload, with the measured cost. `None` if the plan
 /// has no cost for it, or if nothing was measured.
-pub(crate) fn test(plan: &Plan, row: &SendRow) -> Option<Test> {
+pub(crate) fn test(plan: &Plan, row: &SendRow) -> Option<PlanTest> {
     let measured = row.sender_us_per_mib.filter(|estimate| estimate.median > 0.0)?;
     let predicted_us_per_mib = predict(plan, &row.workload.parse().ok()?, row.offloads == "on")?;
     let Estimate { median, low, high, .. } = measured;
     let measured_us_per_mib = Spread { median, low, high };
-    Some(Test { workload: row.workload.clone(), predicted_us_per_mib, measured_us_per_mib })
+    Some(PlanTest { workload: row.workload.clone(), predicted_us_per_mib, measured_us_per_mib })
 }
 
-/// The predicted CPU time for a workload, in µs per MiB. `None` if the cost model has no cost for
+/// The predicted CPU time for a workload, in µs per MiB. `None` if the plan has no cost for
 /// it, or if its sizes are unknown.
 fn predict(plan: &Plan, workload: &Workload, offloads: bool) -> Option<f64> {
     let source =

@@ -20,7 +20,7 @@ pub(super) fn row(
     let has_receiver = experiment.topology.has_two_hosts();
     let estimate = |of: &dyn Fn(&SendRound) -> f64| series.estimate(of);
     let interrupts = |of: fn((f64, f64)) -> f64| {
-        series.figure_of_some(|round| round.costs.interrupts_per_mib().map(of))
+        series.estimate_of_some(|round| round.costs.interrupts_per_mib().map(of))
     };
     SendRow {
         path: method.name().into(),
@@ -44,9 +44,9 @@ pub(super) fn row(
         receiver_us_per_mib: estimate(&|round| round.costs.receiver_us_per_mib)
             .filter(|_| has_receiver),
         sender_interference_percent: series
-            .figure_of_some(|round| round.costs.sender.interference_percent),
+            .estimate_of_some(|round| round.costs.sender.interference_percent),
         receiver_interference_percent: series
-            .figure_of_some(|round| round.costs.receiver.interference_percent)
+            .estimate_of_some(|round| round.costs.receiver.interference_percent)
             .filter(|_| has_receiver),
         rusage_us_per_mib: estimate(&|round| round.rusage_us_per_mib),
         syscalls_per_mib: estimate(&|round| round.syscalls_per_mib).map(|estimate| estimate.median),
@@ -55,7 +55,7 @@ pub(super) fn row(
         sender_interrupts_per_mib: interrupts(|(sender, _)| sender),
         receiver_interrupts_per_mib: interrupts(|(_, receiver)| receiver).filter(|_| has_receiver),
         sender_timer_interrupts_per_mib: series
-            .figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0)),
+            .estimate_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0)),
         acknowledgements_per_mib: estimate(&|round| round.acknowledgements_per_mib),
         full_speed_bits_per_second: experiment.full_speeds.bits_per_second(case),
         paced: reason_for_pacing(series),
@@ -82,7 +82,7 @@ const PACED_TIMERS_PER_MIB_MIN: f64 = 1.0;
 /// The reason why timers sent the packets; `None` if the socket was not paced.
 pub(super) fn reason_for_pacing(series: &SendSeries) -> Option<Paced> {
     let reported = series.rounds.iter().filter_map(|(_, round)| round.paced).max();
-    let timers = series.figure_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0));
+    let timers = series.estimate_of_some(|round| Some(round.costs.timer_interrupts_per_mib()?.0));
     let has_timers = timers.is_some_and(|timers| timers.median > PACED_TIMERS_PER_MIB_MIN);
     reported.or(has_timers.then_some(Paced::Leftover))
 }

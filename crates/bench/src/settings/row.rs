@@ -155,7 +155,7 @@ pub(super) fn of(
         receiver_us_ratio: ratio(series, all, |round| round.costs.receiver_us_per_mib),
         us_ratio: ratio(series, all, SettingRound::total_us_per_mib),
         throughput_ratio: ratio(series, all, |round| round.costs.bytes_per_second),
-        interrupts_per_mib: series.figure_of_some(|round| round.costs.both_interrupts_per_mib()),
+        interrupts_per_mib: series.estimate_of_some(|round| round.costs.both_interrupts_per_mib()),
         receiver_syscalls_per_mib: calls.map(|estimate| estimate.median),
     }
 }

@@ -18,7 +18,7 @@ pub fn run(
         ForwardParameters::new(pace)
     };
     let parameters = ForwardParameters {
-        ways: non_empty_or(paths.clone(), basis.ways),
+        methods: non_empty_or(paths.clone(), basis.methods),
         buffers: non_empty_or(buffer.clone(), basis.buffers),
         traffic: non_empty_or(traffic.clone(), basis.traffic),
         rate: *rate,

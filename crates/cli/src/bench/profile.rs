@@ -34,9 +34,9 @@ pub fn run(
         };
         context.run_with_progress(|stop, progress| profile::run(&parameters, stop, progress))?
     };
-    let Profile { report, pictures } = profile;
+    let Profile { report, drawings } = profile;
     let mut view = report.view();
-    view.pictures = pictures;
+    view.drawings = drawings;
     Ok(ExperimentResult {
         view,
         json: export::json(&report),

@@ -41,7 +41,7 @@ fn selections(arguments: &ReceiveArguments, is_quick: bool) -> Vec<ReceiveSelect
         (false, false) => ReceiveSelection::default_set(),
         (false, true) => vec![default],
         (true, _) => vec![ReceiveSelection {
-            ways: non_empty_or(paths.clone(), default.ways),
+            methods: non_empty_or(paths.clone(), default.methods),
             mtus: non_empty_or(mtu.clone(), default.mtus),
             sent_by: non_empty_or(sent_by.clone(), default.sent_by),
             page_orders: non_empty_or(page_order.clone(), default.page_orders),

@@ -1,6 +1,6 @@
 //! The common part of `read+write` and `read+send`: a buffer between the file and the socket.
 
-use super::{BindResult, BoundMethod, Counts, MethodOptions, first_chunk};
+use super::{AttachResult, AttachedMethod, Counts, MethodOptions, first_chunk};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
@@ -21,13 +21,13 @@ pub(super) struct BufferedMethod {
 }
 
 impl BufferedMethod {
-    pub fn bind(options: &MethodOptions, call: Call, send_fn: SendFn) -> BindResult {
+    pub fn attach(options: &MethodOptions, call: Call, send_fn: SendFn) -> AttachResult {
         let buffer = MappedRegion::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?;
         Ok(Box::new(Self { buffer, call, send_fn, counts: Counts::default() }))
     }
 }
 
-impl BoundMethod for BufferedMethod {
+impl AttachedMethod for BufferedMethod {
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -5,7 +5,7 @@
 //! repeatedly, as many bytes as were requested.
 
 use super::piped::SourcePipe;
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use super::{AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::pipe::Pipe;
@@ -22,7 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "floor",
     copying: Copying::Pages,
     fallback: Some(SendMethod::Sendfile),
-    bind: |_, options| {
+    attach: |_, options| {
         let pipe = SourcePipe::new(options.chunk_bytes)?;
         Ok(Box::new(Floor { pipe, options: options.clone(), counts: Counts::default() }))
     },
@@ -34,7 +34,7 @@ struct Floor {
     counts: Counts,
 }
 
-impl BoundMethod for Floor {
+impl AttachedMethod for Floor {
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -4,7 +4,7 @@
 //! unmapping each window. The program itself never accesses the mapping. So if the file shrinks,
 //! the call fails with `EFAULT`, and there is no `SIGBUS`.
 
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use super::{AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
@@ -16,7 +16,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "mmap+send",
     copying: Copying::Always,
     fallback: Some(SendMethod::ReadSend),
-    bind: |_, options| {
+    attach: |_, options| {
         Ok(Box::new(MmapSend { options: options.clone(), counts: Counts::default() }))
     },
 };
@@ -26,7 +26,7 @@ struct MmapSend {
     counts: Counts,
 }
 
-impl BoundMethod for MmapSend {
+impl AttachedMethod for MmapSend {
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -12,8 +12,8 @@ pub(super) const ENTRY: Entry = Entry {
     name: "read+send",
     copying: Copying::Always,
     fallback: Some(SendMethod::ReadWrite),
-    bind: |_, options| {
-        BufferedMethod::bind(options, Call::Send, |memory, socket, range| {
+    attach: |_, options| {
+        BufferedMethod::attach(options, Call::Send, |memory, socket, range| {
             memory.send(socket, range, SendMode::Copy)
         })
     },

@@ -13,8 +13,8 @@ pub(super) const ENTRY: Entry = Entry {
     name: "read+write",
     copying: Copying::Always,
     fallback: None,
-    bind: |_, options| {
-        BufferedMethod::bind(options, Call::Write, |memory, socket, range| {
+    attach: |_, options| {
+        BufferedMethod::attach(options, Call::Write, |memory, socket, range| {
             MappedRegion::write(memory, socket, range)
         })
     },

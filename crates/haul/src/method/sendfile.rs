@@ -10,7 +10,9 @@
 //!
 //! Probed by calling it: `EINVAL` for a descriptor that cannot be spliced from.
 
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, page_aligned_chunk};
+use super::{
+    AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, page_aligned_chunk,
+};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
@@ -22,7 +24,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "sendfile",
     copying: Copying::Pages,
     fallback: Some(SendMethod::ReadSend),
-    bind: |_, options| {
+    attach: |_, options| {
         Ok(Box::new(Sendfile { options: options.clone(), counts: Counts::default() }))
     },
 };
@@ -32,7 +34,7 @@ struct Sendfile {
     counts: Counts,
 }
 
-impl BoundMethod for Sendfile {
+impl AttachedMethod for Sendfile {
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,

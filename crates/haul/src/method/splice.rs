@@ -8,7 +8,7 @@
 //! identify the end that blocks. The pipe is filled only when empty, so it is always the socket.
 
 use super::piped::SourcePipe;
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use super::{AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
@@ -21,7 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "splice",
     copying: Copying::Pages,
     fallback: Some(SendMethod::Sendfile),
-    bind: |_, options| {
+    attach: |_, options| {
         let pipe = SourcePipe::new(options.pipe_bytes.unwrap_or(options.chunk_bytes))?;
         Ok(Box::new(Splice { pipe, options: options.clone(), counts: Counts::default() }))
     },
@@ -33,7 +33,7 @@ struct Splice {
     counts: Counts,
 }
 
-impl BoundMethod for Splice {
+impl AttachedMethod for Splice {
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -6,7 +6,7 @@
 //! `uring-send` is.
 
 use super::uring_send::ring_for;
-use super::{BoundMethod, Copying, Counts, Entry, SendMethod, first_chunk};
+use super::{AttachedMethod, Copying, Counts, Entry, SendMethod, first_chunk};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
@@ -20,7 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "uring-chain",
     copying: Copying::Always,
     fallback: Some(SendMethod::UringSend),
-    bind: |socket, options| {
+    attach: |socket, options| {
         let ring = ring_for(socket)?;
         let buffer =
             Arc::new(MappedRegion::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?);
@@ -34,7 +34,7 @@ struct UringChain {
     bytes: u64,
 }
 
-impl BoundMethod for UringChain {
+impl AttachedMethod for UringChain {
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -7,7 +7,7 @@
 //! Probed by setting up a ring: `ENOSYS` without io_uring, `EPERM` if `kernel.io_uring_disabled` or
 //! seccomp forbids it.
 
-use super::{BoundMethod, Copying, Counts, Entry, SendMethod, first_chunk};
+use super::{AttachedMethod, Copying, Counts, Entry, SendMethod, first_chunk};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
@@ -21,7 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "uring-send",
     copying: Copying::Always,
     fallback: Some(SendMethod::ReadSend),
-    bind: |socket, options| {
+    attach: |socket, options| {
         let ring = ring_for(socket)?;
         let buffer =
             Arc::new(MappedRegion::anonymous(options.chunk_bytes).map_err(failed(Call::Mmap))?);
@@ -50,7 +50,7 @@ struct UringSend {
     bytes: u64,
 }
 
-impl BoundMethod for UringSend {
+impl AttachedMethod for UringSend {
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,

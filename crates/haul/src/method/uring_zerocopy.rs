@@ -10,7 +10,7 @@
 //! unprivileged user may register; beyond it the method works unregistered.
 
 use super::uring_send::{is_nonblocking, ring_for};
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use super::{AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
@@ -31,7 +31,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "uring-zerocopy",
     copying: Copying::ReportedByKernel,
     fallback: Some(SendMethod::Zerocopy),
-    bind: |socket, options| {
+    attach: |socket, options| {
         let ring = ring_for(socket)?;
         if !ring.has_send_zerocopy().map_err(failed(Call::UringRegister))? {
             return Err(Error::Refused {
@@ -157,7 +157,7 @@ impl UringZerocopy {
     }
 }
 
-impl BoundMethod for UringZerocopy {
+impl AttachedMethod for UringZerocopy {
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -11,7 +11,7 @@
 
 use super::mmap_send::FileWindow;
 use super::piped::SourcePipe;
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use super::{AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
@@ -22,7 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "vmsplice",
     copying: Copying::Pages,
     fallback: Some(SendMethod::Sendfile),
-    bind: |_, options| {
+    attach: |_, options| {
         let pipe = SourcePipe::new(options.pipe_bytes.unwrap_or(options.chunk_bytes))?;
         Ok(Box::new(Vmsplice { pipe, options: options.clone(), counts: Counts::default() }))
     },
@@ -34,7 +34,7 @@ struct Vmsplice {
     counts: Counts,
 }
 
-impl BoundMethod for Vmsplice {
+impl AttachedMethod for Vmsplice {
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -19,7 +19,7 @@
 //! reference of its own.
 
 use super::mmap_send::FileWindow;
-use super::{BoundMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
+use super::{AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::call::Call;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
@@ -37,7 +37,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "zerocopy",
     copying: Copying::ReportedByKernel,
     fallback: Some(SendMethod::ReadSend),
-    bind: |socket, options| {
+    attach: |socket, options| {
         haul_sys::sockopt::set_zerocopy(socket, true).map_err(failed(Call::SetZerocopy))?;
         Ok(Box::new(Zerocopy {
             tracker: CompletionTracker::default(),
@@ -99,7 +99,7 @@ impl Zerocopy {
     }
 }
 
-impl BoundMethod for Zerocopy {
+impl AttachedMethod for Zerocopy {
     fn send(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -26,7 +26,7 @@ pub struct Network {
 
 /// A test of a prediction, by a measurement that was made after those of the plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Test {
+pub struct PlanTest {
     /// The workload that was sent.
     pub workload: String,
     /// The predicted cost of a MiB, in µs of the sending host's CPU.
@@ -35,7 +35,7 @@ pub struct Test {
     pub measured_us_per_mib: Spread,
 }
 
-impl Test {
+impl PlanTest {
     /// The error of the prediction, in percent of the measured cost; negative if it was too low.
     pub fn error_percent(&self) -> f64 {
         100.0 * (self.predicted_us_per_mib / self.measured_us_per_mib.median - 1.0)

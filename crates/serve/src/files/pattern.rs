@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-/// A glob pattern: `*`, `**`, `?`, `[ab]`, `[!ab]` and `{a,b}`.
+/// A glob pattern: `*`, `**`, `?`, `[ab]`, `[!ab]` or `[^ab]`, `{a,b}`, and `\` before a character
+/// that stands for itself (`\n`, `\r`, `\t` and `\b` are control characters).
 ///
 /// In a pattern with a `/`, only `**` matches several path components. In a pattern without one,
 /// every wildcard also matches `/`, so that `*.html` stands for all HTML files.
@@ -12,8 +13,9 @@ pub(crate) struct PathPattern(String);
 impl PathPattern {
     /// Checks a pattern that is relative to the root; a leading `/` is ignored.
     pub(crate) fn new(pattern: &str) -> Result<Self, fast_glob::Error> {
-        let pattern = pattern.trim_start_matches('/');
+        // Before the slash is removed, so that an error names the byte of the configured pattern.
         fast_glob::validate(pattern)?;
+        let pattern = pattern.trim_start_matches('/');
         // Negation of the whole pattern is not offered: the first match wins already.
         let escape = if pattern.starts_with('!') { "\\" } else { "" };
         Ok(Self(format!("{escape}{pattern}")))
@@ -69,8 +71,9 @@ mod tests {
 
     #[test]
     fn an_invalid_pattern_is_refused() {
-        for pattern in ["[", "{a,b", "a\\"] {
-            assert!(PathPattern::new(pattern).is_err(), "{pattern}");
+        for pattern in ["/[", "/{a,b", "a\\"] {
+            let error = PathPattern::new(pattern).unwrap_err();
+            assert_eq!(error.index, 1, "{pattern}: {error}");
         }
     }
 }

@@ -20,7 +20,7 @@ const LENT_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of buffers, which the smallest pieces reach.
 const BUFFERS_MAX: usize = 1024;
 /// Maximum wait for the last loans to be returned.
-const SETTLE_MAX: Duration = Duration::from_secs(1);
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The system call that sends memory, and whether the memory is lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -71,7 +71,7 @@ pub enum Schedule {
     Batches {
         /// Pieces of one batch.
         pieces: u32,
-        /// Batches in a second.
+        /// The rate, in batches per second.
         per_second: u32,
     },
 }
@@ -168,7 +168,7 @@ impl MemorySendTask {
         }
         let outcome = counters.outcome()?;
         let PieceSender::Lending { sender, .. } = &mut piece_sender else { return Ok(outcome) };
-        sender.wait_for_completions(SETTLE_MAX).map_err(|error| failure_message(&error))?;
+        sender.wait_for_completions(COMPLETION_TIMEOUT).map_err(|error| failure_message(&error))?;
         let loans = sender.report().loans;
         Ok(Outcome {
             zero_copied_bytes: loans.zero_copied_bytes,

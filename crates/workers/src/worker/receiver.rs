@@ -31,7 +31,7 @@ const RATE_CHUNK_BYTES: u64 = 256 << 10;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReceiveTask {
     /// The receive method.
-    pub way: ReceiveMethod,
+    pub method: ReceiveMethod,
     /// Bytes of memory filled in a cycle: the buffer, the mapped window, or all buffers of a ring.
     pub buffer_bytes: usize,
     /// Whether the program reads every byte.
@@ -54,7 +54,7 @@ impl ReceiveTask {
     /// read.
     pub fn plainly() -> Self {
         Self {
-            way: ReceiveMethod::Read,
+            method: ReceiveMethod::Read,
             buffer_bytes: CALL_BYTES_MAX,
             touch: false,
             low_water_bytes: 1,
@@ -71,7 +71,7 @@ impl ReceiveTask {
                 .map_err(|error| failed("setsockopt SO_RCVLOWAT", error))?;
         }
         super::set_busy_poll(stream, self.busy_poll_us)?;
-        match self.way {
+        match self.method {
             ReceiveMethod::Read => {
                 self.read(stream, counters).map_err(|error| failed("recv", error))?;
             }

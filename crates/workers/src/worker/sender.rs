@@ -1,7 +1,7 @@
 //! The sending worker: sends a workload repeatedly with one method.
 
 use super::{Message, Outcome, WorkCounters, failed, failure_message, report_started};
-use crate::tested_method::{BoundTestedMethod, TestedMethod};
+use crate::tested_method::{AttachedTestedMethod, TestedMethod};
 use crate::workload::{Piece, PieceHandle};
 use haul::{MethodOptions, Plan};
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Maximum wait for the kernel to release its pages after the last byte was sent.
-const SETTLE_MAX: Duration = Duration::from_secs(1);
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Parameters of a sending task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ impl SendTask {
         counters.watch_socket(&stream);
         let options = MethodOptions::default().with_chunk_bytes(self.chunk_bytes);
         let method = method
-            .bind(&stream, &options, self.plan.as_deref())
+            .attach(&stream, &options, self.plan.as_deref())
             .map_err(|error| failure_message(&error))?;
         let mut sender = ActiveSender {
             task: self,
@@ -72,7 +72,7 @@ impl SendTask {
 struct ActiveSender<'a> {
     task: &'a SendTask,
     stream: TcpStream,
-    method: BoundTestedMethod,
+    method: AttachedTestedMethod,
     counters: &'a WorkCounters,
     cork_calls: u64,
     has_started: bool,
@@ -112,7 +112,7 @@ impl ActiveSender<'_> {
         let outcome = self.counters.outcome()?;
         // Fails if the receiver has closed the connection. Completions arrive all the same.
         let _ = self.stream.shutdown(Shutdown::Write);
-        let deadline = Instant::now() + SETTLE_MAX;
+        let deadline = Instant::now() + COMPLETION_TIMEOUT;
         while self
             .method
             .process_completions(self.stream.as_fd())
