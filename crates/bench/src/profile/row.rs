@@ -198,8 +198,8 @@ impl TableRow for ProfileRow {
         let is_long = rows.iter().any(|row| row.rank > FUNCTIONS_SHOWN);
         let more =
             format!("The JSON report has all functions; tables show {FUNCTIONS_SHOWN} per host.");
-        let late = "Samples come from a timer, which waits while interrupts are off: time spent then is \
-             counted where they are enabled again (_raw_spin_unlock_irqrestore and similar \
+        let late = "Samples come from a timer, which waits while interrupts are off: time spent \
+             then is counted where they are enabled again (_raw_spin_unlock_irqrestore and similar \
              functions).";
         is_long.then_some(more).into_iter().chain([late.into()]).collect()
     }
