@@ -24,7 +24,7 @@ use haul_units::Size;
 use haul_workers::tested_method::TestedMethod;
 use haul_workers::workload::Workload;
 use std::fs;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 mod description;
 mod fit;
@@ -88,6 +88,9 @@ pub fn make(
     let measurement =
         send::SendParameters { pace, observer_pairs: 0, ..send::SendParameters::new(selections()) };
     let report = send::run(&measurement, is_stopped, progress)?;
+    if is_stopped.load(Relaxed) {
+        return Err(BenchError::Stopped);
+    }
     let mut plan = of(&report)
         .ok_or_else(|| BenchError::Failed("no row could be measured undisturbed".into()))?;
     let selections = TESTS.map(|workload| SendSelection {

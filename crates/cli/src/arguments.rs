@@ -49,7 +49,7 @@ pub enum Command {
     /// Run a command in the lab: two hosts (network namespaces) on this machine, joined by a veth
     /// pair, each with its own CPU
     Lab(LabArguments),
-    /// Print a shell's completions of this command
+    /// Print completions of this command for a shell
     Completions(CompletionsArguments),
     /// Write the manual pages of this command and its subcommands into a directory
     Man(ManArguments),
@@ -64,7 +64,7 @@ pub struct CompletionsArguments {
 
 #[derive(Debug, Args)]
 pub struct ManArguments {
-    /// Directory, which must exist
+    /// Directory, which must exist, such as /usr/local/share/man/man1
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
 }

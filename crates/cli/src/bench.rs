@@ -104,6 +104,9 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let is_everything = experiment.is_none();
     let peer = common.to.as_deref().map(|peer| connect(peer, experiment.as_ref())).transpose()?;
     check_destinations(common, is_everything)?;
+    if let Some(rounds) = common.rounds {
+        Pace { rounds, ..Pace::FULL }.check().map_err(output::bench_failure)?;
+    }
     // A user namespace must be entered before any thread starts. If the kernel refuses it, the lab
     // falls back to loopback and warns. A profiled command keeps its user, and so does a
     // measurement with another machine.

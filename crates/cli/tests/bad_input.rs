@@ -67,6 +67,8 @@ const INVALID: &[(&[&str], &str)] = &[
     (&["serve", "/tmp", "--header", "nonsense"], "X-Frame-Options"),
     (&["serve", "/tmp", "--header", "Content-Length: 1"], "Content-Length"),
     (&["serve", "/tmp", "--cache-control", "[=x"], "pattern"),
+    (&["serve", "/tmp", "--cache-control", "*.html="], "*.html=no-cache"),
+    (&["bench", "--rounds", "0"], "rounds must be"),
     (&["serve", "/tmp", "--error-page", "404=/no-such-page"], "/no-such-page"),
     (&["serve", "/tmp", "--cors", "example.com"], "https://example.com"),
     (&["serve", "/tmp", "--cors", "https://example.com/"], "without a path"),

@@ -62,7 +62,7 @@ struct ForwardPoolInner {
     buffers: BufferPool,
 }
 
-/// Settings of forwarders.
+/// Settings of forwarders, which share them through their pool ([`ForwardPool::with`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ForwardSettings {

@@ -63,7 +63,8 @@
 //! used by itself ([`SendMethod::attach`]). The cheapest one is computed from a [`Plan`], a cost
 //! model that is measured by `haul bench` and made by `haul plan`.
 //!
-//! Not supported yet: TLS.
+//! TLS: this crate makes no handshake. [`Sender`] works over a socket that the kernel encrypts
+//! (kTLS); [`Receiver`] does not yet.
 
 #![forbid(unsafe_code)]
 

@@ -291,7 +291,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             Box::new(if lend_when_copied { lending.keep_lending_when_copied() } else { lending })
         });
         if self.selector.as_ref().is_some_and(|selector| selector.owns_completions()) {
-            let reason = "the socket's zero-copy completions belong to the path zerocopy";
+            let reason = "the socket's zero-copy completions belong to the method zerocopy";
             lending.disable_zerocopy(reason.into());
         }
         lending.lend(&mut OsSocket::of(socket.as_fd(), self.kind), buffer, segment_bytes)

@@ -6,6 +6,14 @@ use crate::plan::Plan;
 use std::sync::Arc;
 
 /// Settings of a [`crate::Sender`].
+///
+/// ```
+/// use haul::{LoanLimits, MethodChoice, SendMethod, SendSettings};
+/// let settings = SendSettings::default()
+///     .with_choice(MethodChoice::Method(SendMethod::Sendfile))
+///     .with_limits(LoanLimits::default().with_loans_max(8));
+/// assert_eq!(settings.limits.loans_max, 8);
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SendSettings {

@@ -457,7 +457,7 @@ fn loans_are_copied_after_the_method_zerocopy_was_used() {
     sender.send_file_all(&file, 0..100_000).unwrap();
     sender.lend(vec![1; 100_000]).unwrap();
     assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, Outcome::Copied);
-    assert!(sender.report().fallbacks[0].reason.contains("belong to the path"), "{sender:?}");
+    assert!(sender.report().fallbacks[0].reason.contains("belong to the method"), "{sender:?}");
     assert_eq!(sender.wait_for_completions(TIMEOUT).unwrap(), 0);
     drop(sender);
     assert_eq!(received.join().unwrap().len(), 200_000);

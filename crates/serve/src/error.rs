@@ -13,7 +13,7 @@ pub enum Error {
     #[error("{0}")]
     Server(haul_server::Error),
     /// The served directory cannot be read.
-    #[error("{path}: {error}: name a folder that may be read", path = path.display())]
+    #[error("{path}: {error}: name a directory that may be read", path = path.display())]
     Root {
         /// The directory.
         path: PathBuf,

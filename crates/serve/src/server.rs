@@ -175,8 +175,8 @@ fn restrict(
     let mut caveats: Vec<_> = unreadable(config).into_iter().chain(service.root.caveat()).collect();
     if let Some(error) = ktls_error {
         caveats.push(format!(
-            "the kernel does not encrypt, so files pass through the program: {error} (modprobe \
-             tls, where it has that module)"
+            "the kernel has no kTLS, so files pass through the program: {error} (modprobe tls, if \
+             it has that module)"
         ));
     }
     if config.basic_auth.is_some()

@@ -1,17 +1,18 @@
 //! An echo service over TLS, with metrics and a sandbox. It drains when its standard input ends.
+//! Run it beside certificate.pem and key.pem: `cargo run -p haul-server --example echo`.
 
 use haul_server::event_loop::{Action, Context, Handler, LoopSettings, Side};
 use haul_server::listener::{Accepted, ListenAddress};
-use haul_server::{ConnectionCounters, Sent, ktls::KtlsSupport, metrics, resolve::Resolve};
+use haul_server::{ConnectionCounters, Sent, ktls::KtlsSupport, metrics, offload::NoJob};
 use haul_server::{runtime::Service, sandbox, stream::Stream, tls::TlsSettings};
-use std::io::{self, ErrorKind, IoSlice, Read};
+use std::io::{self, ErrorKind, Read};
 use std::sync::Arc;
 
 struct Echo(Arc<ConnectionCounters>, Arc<rustls::ServerConfig>);
 
 impl Handler for Echo {
     type Connection = (Stream, Vec<u8>); // With the bytes to echo.
-    type Job = Resolve; // Not used: nothing blocks.
+    type Job = NoJob;
     fn counters(&self) -> &ConnectionCounters {
         &self.0
     }
@@ -21,20 +22,20 @@ impl Handler for Echo {
         context.register(&stream, Side::Client)?;
         Ok((stream, Vec::with_capacity(16 << 10)))
     }
-    fn drive(&mut self, echo: &mut (Stream, Vec<u8>), context: &Context<'_>) -> Action<Resolve> {
+    fn drive(&mut self, echo: &mut (Stream, Vec<u8>), context: &Context<'_>) -> Action<NoJob> {
         let (stream, bytes) = echo;
         let wait = Action::WaitUntil(context.deadline(60));
         loop {
-            match stream.send(&[IoSlice::new(bytes)], false) {
-                Sent::Bytes(count) => drop(bytes.drain(..count as usize)),
-                Sent::Blocked if !bytes.is_empty() => return wait,
-                Sent::Blocked => {}
+            match stream.send_buffer(bytes) {
+                Sent::Bytes(_) => {}
+                Sent::Blocked => return wait,
                 Sent::Ended | Sent::Broken => return Action::Close,
             }
             match stream.receive(bytes).map_err(|error| error.kind()) {
                 Ok(1..) => {}
                 Err(ErrorKind::WouldBlock) if !context.is_draining() => return wait,
                 Err(ErrorKind::Interrupted) => return Action::Yield,
+                _ if stream.send_close_notify() == Sent::Blocked => return wait,
                 Ok(_) | Err(_) => return Action::Close,
             }
         }
@@ -44,7 +45,6 @@ impl Handler for Echo {
     }
 }
 
-/// Starts the service and runs it until it has drained.
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tls = TlsSettings::new("certificate.pem", "key.pem").load()?;
     let listen = ListenAddress { address: "127.0.0.1:0".parse()?, is_tls: true };

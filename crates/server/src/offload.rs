@@ -56,6 +56,22 @@ pub struct Inbox<R> {
     waker: Arc<Waker>,
 }
 
+/// The job of a service that offloads nothing: there is none.
+#[derive(Debug)]
+pub enum NoJob {}
+
+impl Job for NoJob {
+    type Reply = ();
+
+    fn run(self) {
+        match self {}
+    }
+
+    fn refused() {}
+
+    fn failed() {}
+}
+
 /// A pool of threads.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]

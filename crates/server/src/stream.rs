@@ -86,7 +86,8 @@ impl Stream {
         Ok(Self { sender, encryption, is_corked: false, is_held: false, segment_bytes: None })
     }
 
-    /// Receives into the spare capacity of `buffer`; 0 is the end of the stream.
+    /// Receives into the spare capacity of `buffer`, of which there must be some; 0 is the end of
+    /// the stream.
     ///
     /// [`io::ErrorKind::InvalidData`]: the client does not speak TLS although it should. The stream
     /// is plain from then on, so that the service can refuse the client in a way it understands.
@@ -139,6 +140,9 @@ impl Stream {
     }
 
     /// Sends a beginning of these parts. `more` announces that further bytes follow at once.
+    ///
+    /// With TLS in this program, [`Sent::Bytes`] counts what the session took; its ciphertext may
+    /// be pending until [`Stream::flush`].
     pub fn send(&mut self, parts: &[IoSlice<'_>], more: bool) -> Sent {
         if let Encryption::Program(session) = &mut self.encryption {
             return session.send(self.sender.as_fd(), parts, more);
@@ -146,6 +150,25 @@ impl Stream {
         let sent =
             if more { self.sender.send_more(parts) } else { self.sender.send_vectored(parts) };
         self.count_records(Sent::from(sent.map(|count| count as u64)))
+    }
+
+    /// Sends a buffer's bytes and removes what was accepted. [`Sent::Bytes`] once the buffer is
+    /// empty and no ciphertext is pending.
+    pub fn send_buffer(&mut self, buffer: &mut Vec<u8>) -> Sent {
+        let mut total = 0;
+        while !buffer.is_empty() {
+            match self.send(&[IoSlice::new(buffer)], false) {
+                Sent::Bytes(count) => {
+                    buffer.drain(..count as usize);
+                    total += count;
+                }
+                other => return other,
+            }
+        }
+        match self.flush() {
+            Sent::Bytes(_) => Sent::Bytes(total),
+            other => other,
+        }
     }
 
     /// Sends a beginning of these parts, the last of a message. Less than a segment is held back in

@@ -3,7 +3,7 @@
 use haul_server::event_loop::{Action, Context, Handler, LoopSettings, Side};
 use haul_server::ktls::KtlsSupport;
 use haul_server::listener::{Accepted, ListenAddress};
-use haul_server::resolve::Resolve;
+use haul_server::offload::NoJob;
 use haul_server::runtime::Service;
 use haul_server::stream::Stream;
 use haul_server::{ConnectionCounters, metrics};
@@ -19,7 +19,7 @@ struct Waiting(ConnectionCounters);
 
 impl Handler for Waiting {
     type Connection = Stream;
-    type Job = Resolve;
+    type Job = NoJob;
 
     fn counters(&self) -> &ConnectionCounters {
         &self.0
@@ -32,7 +32,7 @@ impl Handler for Waiting {
         Ok(stream)
     }
 
-    fn drive(&mut self, _: &mut Stream, context: &Context<'_>) -> Action<Resolve> {
+    fn drive(&mut self, _: &mut Stream, context: &Context<'_>) -> Action<NoJob> {
         if context.is_draining() { Action::Close } else { Action::WaitUntil(context.deadline(2)) }
     }
 

@@ -10,8 +10,8 @@ mod common {
 use common::certificate::make_certificate;
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -77,11 +77,33 @@ fn the_echo_service_echoes_over_tls_counts_connections_and_drains() {
         assert!(received[..chunk.len()] == *chunk);
     }
 
+    // A client that ends its direction before it has read gets everything, and then the end.
+    let mut half_closed = connect(folder.path(), address);
+    half_closed.sock.set_nonblocking(true).unwrap();
+    let (mut left, mut echoed) = (&sent[..], Vec::new());
+    while !left.is_empty() {
+        match half_closed.write(left) {
+            Ok(count) => left = &left[count..],
+            // It reads only as much as it must, so that the service's socket stays full.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let count = half_closed.read(&mut received[..4096]).unwrap_or(0);
+                echoed.extend_from_slice(&received[..count]);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    half_closed.sock.set_nonblocking(false).unwrap();
+    half_closed.conn.send_close_notify();
+    half_closed.flush().unwrap();
+    half_closed.sock.shutdown(Shutdown::Write).unwrap();
+    half_closed.read_to_end(&mut echoed).unwrap();
+    assert!(echoed == sent, "{} of {} B", echoed.len(), sent.len());
+
     let mut scrape = TcpStream::connect(metrics).unwrap();
     scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
     let mut page = String::new();
     scrape.read_to_string(&mut page).unwrap();
-    assert!(page.contains("\nhaul_connections_accepted_total 1\n"), "{page}");
+    assert!(page.contains("\nhaul_connections_accepted_total 2\n"), "{page}");
     assert!(page.contains("\nhaul_connections 1\n"), "{page}");
 
     // An idle connection does not delay the end, as it would if it were only cut off 30 s later.

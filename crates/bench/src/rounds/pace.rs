@@ -26,7 +26,8 @@ impl Pace {
     /// ones (docs/decisions/measurement.md).
     pub const QUICK: Self = Self { rounds: 15, window: Duration::from_millis(30) };
 
-    pub(crate) fn check(self) -> Result<(), BenchError> {
+    /// Refuses a number of rounds that is 0 or too large.
+    pub fn check(self) -> Result<(), BenchError> {
         if (1..=ROUNDS_MAX).contains(&self.rounds) {
             return Ok(());
         }

@@ -401,6 +401,12 @@ impl Options {
         }
         for text in &self.cache_control {
             let pair = split_pair("cache-control", text, '=', "*.html=no-cache")?;
+            if pair.0.is_empty() || pair.1.is_empty() {
+                return Err(Failure::bad_input(format!(
+                    "cache-control {text:?} lacks a pattern or a value: write \
+                     \"*.html=no-cache\", for example"
+                )));
+            }
             fields.cache_control.push(pair);
         }
         if let Some(invalid) = self.cors.iter().find(|origin| !is_origin(origin)) {
