@@ -1,5 +1,4 @@
-//! An echo service over TLS, with metrics and a sandbox. It drains when its standard input ends.
-//! Run it beside certificate.pem and key.pem: `cargo run -p haul-server --example echo`.
+//! An echo service: TLS, metrics, a sandbox, draining. `cargo run -p haul-server --example echo`
 
 use haul_server::event_loop::{Action, Context, Handler, LoopSettings, Side};
 use haul_server::listener::{Accepted, ListenAddress};
@@ -45,6 +44,7 @@ impl Handler for Echo {
     }
 }
 
+/// Serves beside certificate.pem and key.pem until standard input ends and all is drained.
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tls = TlsSettings::new("certificate.pem", "key.pem").load()?;
     let listen = ListenAddress { address: "127.0.0.1:0".parse()?, is_tls: true };
