@@ -243,17 +243,41 @@ fn no_module_imports_from_its_crate_root() {
     }
 }
 
-/// The top-level modules of each crate, with those that they import, outside of tests.
+/// The lines of code, without comments and without the item behind each `#[cfg(test)]`.
+fn code_lines(text: &str) -> Vec<&str> {
+    let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let mut code = Vec::new();
+    while let Some(line) = lines.next() {
+        if line.trim() != "#[cfg(test)]" {
+            code.push(line);
+            continue;
+        }
+        // An item ends with a semicolon or with the brace at its own indentation.
+        let indentation = line.len() - line.trim_start().len();
+        for line in lines.by_ref() {
+            let is_outermost = line.len() - line.trim_start().len() == indentation;
+            if is_outermost && (line.ends_with(';') || line.ends_with('}')) {
+                break;
+            }
+        }
+    }
+    code
+}
+
+/// The top-level modules of each crate, with those that they import, outside of tests. Imports
+/// among the parts of one top-level module are not checked.
 fn module_imports() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
     let mut crates = BTreeMap::<_, BTreeMap<_, BTreeSet<_>>>::new();
     for (name, text) in sources() {
         let Some((folder, file)) = name.split_once("/src/") else { continue };
         let from = file.split(['/', '.']).next().unwrap();
+        let depth = file.matches('/').count();
+        let to_root = format!("{}::", vec!["super"; depth + 1].join("::"));
         let modules = crates.entry(folder.to_owned()).or_default();
         let imports = modules.entry(from.to_owned()).or_default();
-        let code = text.split("#[cfg(test)]").next().unwrap();
-        for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
-            for path in line.split("crate::").skip(1) {
+        for line in code_lines(&text) {
+            assert!(!line.contains("use crate as "), "{name}: {line}");
+            for path in line.split("crate::").skip(1).chain(line.split(&to_root).skip(1)) {
                 let is_name = |character: char| character.is_alphanumeric() || character == '_';
                 assert!(path.starts_with(is_name), "{name}: one line for each import of {path}");
                 let to = path.split(|character| !is_name(character)).next().unwrap();

@@ -112,7 +112,7 @@ fn each_of_two_machines_measures_its_own_load() {
 fn the_costs_of_two_machines_are_not_exchanged() {
     let Some((lab, _listener, _stderr)) = start_listener() else { return };
     let measure = |arguments: &[&str]| {
-        let arguments = [&["bench"], arguments, &["--rounds", "2", "--json", "-"]].concat();
+        let arguments = [&["bench"], arguments, &["--rounds", "3", "--json", "-"]].concat();
         lab.sender.run(|| json(&mut haul_to_receiver(&lab, &arguments))).unwrap()
     };
     let cost = |report: &Value, (path, size, bytes): (&str, &str, u64), field: &str| {

@@ -2,6 +2,7 @@
 //!
 //! Each message holds its cause, so [`std::error::Error::source`] is always `None`.
 
+use crate::pattern::PatternError;
 use std::io;
 use std::path::PathBuf;
 
@@ -31,8 +32,8 @@ pub enum Error {
     Pattern {
         /// The pattern as configured.
         pattern: String,
-        /// What makes it invalid, and at which byte.
-        error: fast_glob::Error,
+        /// The reason.
+        error: PatternError,
     },
     /// A response header field is invalid.
     #[error("header {0}")]

@@ -3,6 +3,5 @@
 pub mod cache;
 pub mod listing;
 pub mod object;
-mod pattern;
 pub mod resource;
 pub mod service;

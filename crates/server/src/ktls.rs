@@ -150,9 +150,10 @@ fn keys(secrets: &ConnectionTrafficSecrets) -> io::Result<Keys<'_>> {
     })
 }
 
-/// Receives into the spare capacity of `buffer`; 0 is the end of the stream, with or without an
-/// alert.
+/// Receives into the spare capacity of `buffer`; 0 is the end of the stream.
 ///
+/// [`io::ErrorKind::ConnectionAborted`]: the peer reports an error by an alert.
+/// [`io::ErrorKind::UnexpectedEof`]: a client's server ended the stream without `close_notify`.
 /// A client discards session tickets. [`io::ErrorKind::Interrupted`] after many of them, so that
 /// other connections get their turn.
 pub fn receive(
@@ -164,6 +165,10 @@ pub fn receive(
     for _ in 0..TICKET_READS_MAX {
         let (content_type, count) = ktls::receive(&socket, buffer)?;
         match content_type {
+            // A client can tell the end from a truncation.
+            ContentType::ApplicationData if count == 0 && tickets.is_some() => {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
             ContentType::ApplicationData => return Ok(count),
             ContentType::Handshake => {
                 let tickets = tickets.as_deref_mut();
@@ -173,10 +178,15 @@ pub fn receive(
                     return Err(io::ErrorKind::Unsupported.into());
                 }
             }
-            ContentType::Alert | ContentType::Other(_) => {
+            ContentType::Alert => {
+                let description = buffer[before..].get(1).copied();
                 buffer.truncate(before);
-                let is_alert = content_type == ContentType::Alert;
-                return if is_alert { Ok(0) } else { Err(io::ErrorKind::Unsupported.into()) };
+                let is_end = description == Some(CLOSE_NOTIFY[1]);
+                return if is_end { Ok(0) } else { Err(io::ErrorKind::ConnectionAborted.into()) };
+            }
+            ContentType::Other(_) => {
+                buffer.truncate(before);
+                return Err(io::ErrorKind::Unsupported.into());
             }
         }
     }

@@ -92,6 +92,7 @@ impl Stream {
     /// [`io::ErrorKind::InvalidData`]: the client does not speak TLS although it should. The stream
     /// is plain from then on, so that the service can refuse the client in a way it understands.
     /// [`io::ErrorKind::Interrupted`]: many records without data; other connections come first.
+    /// [`io::ErrorKind::UnexpectedEof`], of a client's end with TLS: the stream was cut off.
     pub fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         if let Encryption::Program(session) = &mut self.encryption {
             match session.receive(self.sender.as_fd(), buffer)? {
@@ -128,7 +129,14 @@ impl Stream {
         let tickets = session.is_client().then(TicketSkipper::default);
         let kernel = Encryption::Kernel { records: 0, tickets };
         match std::mem::replace(&mut self.encryption, kernel) {
-            Encryption::Program(session) => ktls::take_over(&self.sender, session.into_inner()),
+            Encryption::Program(session) => {
+                let taken_over = ktls::take_over(&self.sender, session.into_inner());
+                if taken_over.is_err() {
+                    // The socket may still be plain: nothing may be sent through it any more.
+                    let _ = rustix::net::shutdown(&self.sender, rustix::net::Shutdown::Both);
+                }
+                taken_over
+            }
             _ => Ok(()),
         }
     }

@@ -227,7 +227,12 @@ impl Session {
                 Err(error) => return Err(error),
             };
             if count == 0 {
-                return Ok(Received::Bytes(0));
+                // Clients of a server often close without `close_notify`; a server must not.
+                return if self.is_client() {
+                    Err(io::ErrorKind::UnexpectedEof.into())
+                } else {
+                    Ok(Received::Bytes(0))
+                };
             }
             let processed = self.tls.process_new_packets();
             // The next handshake message, or the alert that explains a failure.

@@ -177,6 +177,39 @@ fn a_client_understands_openssl_and_its_session_tickets() {
     });
 }
 
+/// A server that closes without `close_notify` may have been cut off by an attacker.
+#[test]
+fn a_client_notices_a_truncated_stream() {
+    let folder = tempfile::tempdir().unwrap();
+    if !make_certificate(folder.path()) {
+        return;
+    }
+    let path = |name: &str| folder.path().join(name);
+    let config = TlsSettings::new(path("certificate.pem"), path("key.pem")).load().unwrap();
+    for_each_kind(|kind| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let config = Arc::clone(&config);
+        let server = thread::spawn(move || {
+            let session = ServerConnection::new(config).unwrap();
+            let mut stream = StreamOwned::new(session, listener.accept().unwrap().0);
+            stream.read_exact(&mut [0]).unwrap();
+            stream.write_all(b"before").unwrap();
+        });
+        let mut client = Client::connect(address, folder.path(), kind, b"?");
+        assert_eq!(client.receive(6), b"before");
+        server.join().unwrap();
+        let error = loop {
+            match client.0.receive(&mut Vec::with_capacity(1000)) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => client.wait(PollFlags::IN),
+                Err(error) => break error,
+                Ok(count) => panic!("{count} B more"),
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+    });
+}
+
 /// A file reaches the server whole, and a reply larger than the sockets' buffers comes back.
 #[test]
 fn a_client_sends_a_file_and_receives_until_close_notify() {

@@ -77,6 +77,14 @@ fn the_echo_service_echoes_over_tls_counts_connections_and_drains() {
         assert!(received[..chunk.len()] == *chunk);
     }
 
+    // Landlock demands that the service's threads can gain no privileges.
+    let threads = std::fs::read_dir(format!("/proc/{}/task", echo.id())).unwrap();
+    let is_confined = threads.map(|thread| thread.unwrap().path().join("status")).any(|status| {
+        let status = std::fs::read_to_string(status).unwrap_or_default();
+        status.contains("Name:\techo-0\n") && status.contains("NoNewPrivs:\t1\n")
+    });
+    assert!(is_confined, "the service runs without its sandbox");
+
     // A client that ends its direction before it has read gets everything, and then the end.
     let mut half_closed = connect(folder.path(), address);
     half_closed.sock.set_nonblocking(true).unwrap();

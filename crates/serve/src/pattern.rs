@@ -2,6 +2,21 @@
 
 use std::borrow::Cow;
 
+/// The largest product of the alternatives in braces: the matcher tries every combination.
+const COMBINATIONS_MAX: usize = 64;
+
+/// The reason why a pattern is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PatternError {
+    /// The syntax is wrong.
+    #[error("{0}")]
+    Syntax(fast_glob::Error),
+    /// The alternatives in braces have too many combinations.
+    #[error("its braces have {0} combinations, and {COMBINATIONS_MAX} are allowed: divide it")]
+    Combinations(usize),
+}
+
 /// A glob pattern: `*`, `**`, `?`, `[ab]`, `[!ab]` or `[^ab]`, `{a,b}`, and `\` before a character
 /// that stands for itself (`\n`, `\r`, `\t` and `\b` are control characters).
 ///
@@ -12,9 +27,13 @@ pub(crate) struct PathPattern(String);
 
 impl PathPattern {
     /// Checks a pattern that is relative to the root; a leading `/` is ignored.
-    pub(crate) fn new(pattern: &str) -> Result<Self, fast_glob::Error> {
+    pub(crate) fn new(pattern: &str) -> Result<Self, PatternError> {
         // Before the slash is removed, so that an error names the byte of the configured pattern.
-        fast_glob::validate(pattern)?;
+        fast_glob::validate(pattern).map_err(PatternError::Syntax)?;
+        let combinations = combinations(pattern);
+        if combinations > COMBINATIONS_MAX {
+            return Err(PatternError::Combinations(combinations));
+        }
         let pattern = pattern.trim_start_matches('/');
         // Negation of the whole pattern is not offered: the first match wins already.
         let escape = if pattern.starts_with('!') { "\\" } else { "" };
@@ -31,6 +50,21 @@ impl PathPattern {
         };
         fast_glob::glob_match(&self.0, &*path)
     }
+}
+
+/// An upper bound of the combinations of alternatives, nested ones included.
+fn combinations(pattern: &str) -> usize {
+    let mut alternatives = Vec::new();
+    let mut product = 1_usize;
+    for byte in pattern.bytes() {
+        match byte {
+            b'{' => alternatives.push(1),
+            b',' => alternatives.iter_mut().rev().take(1).for_each(|count| *count += 1),
+            b'}' => product = product.saturating_mul(alternatives.pop().unwrap_or(1)),
+            _ => {}
+        }
+    }
+    product
 }
 
 #[cfg(test)]
@@ -73,7 +107,12 @@ mod tests {
     fn an_invalid_pattern_is_refused() {
         for pattern in ["/[", "/{a,b", "a\\"] {
             let error = PathPattern::new(pattern).unwrap_err();
+            let PatternError::Syntax(error) = error else { panic!("{pattern}: {error}") };
             assert_eq!(error.index, 1, "{pattern}: {error}");
         }
+        assert!(PathPattern::new("*.{html,css,js}").is_ok());
+        let combinations = "{a,b,c,d}*".repeat(10);
+        let error = PathPattern::new(&combinations).unwrap_err();
+        assert!(matches!(error, PatternError::Combinations(1_048_576)), "{error}");
     }
 }
