@@ -162,6 +162,7 @@ pub fn receive(
     mut tickets: Option<&mut TicketSkipper>,
 ) -> io::Result<usize> {
     let before = buffer.len();
+    let mut alert = Vec::new();
     for _ in 0..TICKET_READS_MAX {
         let (content_type, count) = ktls::receive(&socket, buffer)?;
         match content_type {
@@ -179,10 +180,14 @@ pub fn receive(
                 }
             }
             ContentType::Alert => {
-                let description = buffer[before..].get(1).copied();
+                // With little room the two bytes come in two reads.
+                alert.extend_from_slice(&buffer[before..]);
                 buffer.truncate(before);
-                let is_end = description == Some(CLOSE_NOTIFY[1]);
-                return if is_end { Ok(0) } else { Err(io::ErrorKind::ConnectionAborted.into()) };
+                match alert.get(1) {
+                    None if count > 0 => {}
+                    Some(&description) if description == CLOSE_NOTIFY[1] => return Ok(0),
+                    _ => return Err(io::ErrorKind::ConnectionAborted.into()),
+                }
             }
             ContentType::Other(_) => {
                 buffer.truncate(before);
