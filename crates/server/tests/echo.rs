@@ -51,6 +51,32 @@ fn connect(folder: &Path, address: &str) -> StreamOwned<ClientConnection, TcpStr
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), socket)
 }
 
+/// A client that ends its direction before it has read gets everything, and then the end.
+fn assert_half_closed_client_gets_everything(folder: &Path, address: &str, sent: &[u8]) {
+    let mut half_closed = connect(folder, address);
+    half_closed.sock.set_nonblocking(true).unwrap();
+    let (mut left, mut echoed) = (sent, Vec::new());
+    while !left.is_empty() {
+        match half_closed.write(left) {
+            Ok(count) => left = &left[count..],
+            // It reads only as much as it must, so that the service's socket stays full. rustls's
+            // own stream would not read before it has written.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let _ = half_closed.conn.read_tls(&mut half_closed.sock);
+                half_closed.conn.process_new_packets().unwrap();
+                let _ = half_closed.conn.reader().read_to_end(&mut echoed);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    half_closed.sock.set_nonblocking(false).unwrap();
+    half_closed.conn.send_close_notify();
+    half_closed.flush().unwrap();
+    half_closed.sock.shutdown(Shutdown::Write).unwrap();
+    half_closed.read_to_end(&mut echoed).unwrap();
+    assert!(echoed == sent, "{} of {} B", echoed.len(), sent.len());
+}
+
 #[test]
 fn the_echo_service_echoes_over_tls_counts_connections_and_drains() {
     let folder = tempfile::tempdir().unwrap();
@@ -85,29 +111,7 @@ fn the_echo_service_echoes_over_tls_counts_connections_and_drains() {
     });
     assert!(is_confined, "the service runs without its sandbox");
 
-    // A client that ends its direction before it has read gets everything, and then the end.
-    let mut half_closed = connect(folder.path(), address);
-    half_closed.sock.set_nonblocking(true).unwrap();
-    let (mut left, mut echoed) = (&sent[..], Vec::new());
-    while !left.is_empty() {
-        match half_closed.write(left) {
-            Ok(count) => left = &left[count..],
-            // It reads only as much as it must, so that the service's socket stays full. rustls's
-            // own stream would not read before it has written.
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                let _ = half_closed.conn.read_tls(&mut half_closed.sock);
-                half_closed.conn.process_new_packets().unwrap();
-                let _ = half_closed.conn.reader().read_to_end(&mut echoed);
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-    half_closed.sock.set_nonblocking(false).unwrap();
-    half_closed.conn.send_close_notify();
-    half_closed.flush().unwrap();
-    half_closed.sock.shutdown(Shutdown::Write).unwrap();
-    half_closed.read_to_end(&mut echoed).unwrap();
-    assert!(echoed == sent, "{} of {} B", echoed.len(), sent.len());
+    assert_half_closed_client_gets_everything(folder.path(), address, &sent);
 
     let mut scrape = TcpStream::connect(metrics).unwrap();
     scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
