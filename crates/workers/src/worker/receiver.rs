@@ -30,7 +30,8 @@ const RATE_CHUNK_BYTES: u64 = 256 << 10;
 /// Parameters of a receiving task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReceiveTask {
-    /// The receive method.
+    /// The receive method. Between two machines it is called as it was at first.
+    #[serde(rename = "way")]
     pub method: ReceiveMethod,
     /// Bytes of memory filled in a cycle: the buffer, the mapped window, or all buffers of a ring.
     pub buffer_bytes: usize,
