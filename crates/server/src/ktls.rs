@@ -2,9 +2,8 @@
 //! take the same send methods as without TLS.
 //!
 //! It needs the kernel module `tls`. A peer that renews its keys later (no browser does) is
-//! disconnected: kernels before 6.14 cannot follow. A client of TLS 1.3 in the kernel
-//! cannot resume its session in a later connection, since the tickets for that come after the
-//! handshake.
+//! disconnected: kernels before 6.14 cannot follow. A client of TLS 1.3 in the kernel cannot resume
+//! its session in a later connection, since the tickets for that come after the handshake.
 
 use crate::sent::Sent;
 use haul_sys::ktls::{self, ContentType, Direction, Keys, Version};
@@ -154,8 +153,8 @@ fn keys(secrets: &ConnectionTrafficSecrets) -> io::Result<Keys<'_>> {
 ///
 /// [`io::ErrorKind::ConnectionAborted`]: the peer reports an error by an alert.
 /// [`io::ErrorKind::UnexpectedEof`]: a client's server ended the stream without `close_notify`.
-/// A client discards session tickets. [`io::ErrorKind::Interrupted`] after many of them, so that
-/// other connections get their turn.
+/// [`io::ErrorKind::Interrupted`]: a client discarded many session tickets; other connections come
+/// first.
 pub fn receive(
     socket: impl AsFd,
     buffer: &mut Vec<u8>,
