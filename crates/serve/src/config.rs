@@ -52,6 +52,7 @@ pub struct Config {
 
 /// The TLS listeners and the server certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Tls {
     /// The addresses of TLS listeners.
     pub listen: Vec<Address>,
@@ -64,13 +65,28 @@ pub struct Tls {
     pub in_kernel: bool,
 }
 
+impl Tls {
+    /// Listeners for TLS with a certificate and its key.
+    pub fn new(listen: Vec<Address>, certificate: PathBuf, key: PathBuf, in_kernel: bool) -> Self {
+        Self { listen, certificate, key, in_kernel }
+    }
+}
+
 /// The users that may send requests, by name and password (RFC 7617).
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BasicAuth {
     /// The password file: user names and bcrypt hashes, as `htpasswd -B` writes it.
     pub file: PathBuf,
     /// The realm, which browsers show when they ask for the password.
     pub realm: String,
+}
+
+impl BasicAuth {
+    /// The users of a password file, for a realm.
+    pub fn new(file: PathBuf, realm: impl Into<String>) -> Self {
+        Self { file, realm: realm.into() }
+    }
 }
 
 /// The rules by which targets are mapped to files.
@@ -109,11 +125,19 @@ pub struct ExtraFields {
 
 /// The access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AccessLog {
     /// The file to append to; `None` for standard output.
     pub path: Option<PathBuf>,
     /// The format of each line.
     pub format: LogFormat,
+}
+
+impl AccessLog {
+    /// A log in a file, or on standard output.
+    pub fn new(path: Option<PathBuf>, format: LogFormat) -> Self {
+        Self { path, format }
+    }
 }
 
 /// The format of the access log.

@@ -340,7 +340,7 @@ impl Options {
         config.tls = match (self.tls_certificate, self.tls_key, self.tls_listen) {
             (None, None, listen) if listen.is_empty() => None,
             (Some(certificate), Some(key), listen) if !listen.is_empty() => {
-                Some(Tls { listen, certificate, key, in_kernel: self.ktls.unwrap_or(true) })
+                Some(Tls::new(listen, certificate, key, self.ktls.unwrap_or(true)))
             }
             _ => {
                 let message =
@@ -349,15 +349,17 @@ impl Options {
             }
         };
         let realm = self.auth_realm.unwrap_or_else(|| "haul".into());
-        config.basic_auth = self.auth_file.map(|file| BasicAuth { file, realm });
+        config.basic_auth = self.auth_file.map(|file| BasicAuth::new(file, realm));
         config.workers = self.workers;
-        config.access_log = self.access_log.map(|path| AccessLog {
-            path: (path.as_os_str() != "-").then_some(path),
-            format: match self.log_format {
-                Some(AccessLogFormat::Common) => LogFormat::Common,
-                None | Some(AccessLogFormat::Combined) => LogFormat::Combined,
-                Some(AccessLogFormat::Json) => LogFormat::Json,
-            },
+        config.access_log = self.access_log.map(|path| {
+            AccessLog::new(
+                (path.as_os_str() != "-").then_some(path),
+                match self.log_format {
+                    Some(AccessLogFormat::Common) => LogFormat::Common,
+                    None | Some(AccessLogFormat::Combined) => LogFormat::Combined,
+                    Some(AccessLogFormat::Json) => LogFormat::Json,
+                },
+            )
         });
         let put_bytes_max = self.put_limit.map_or(PUT_BYTES_MAX, |size| size.0);
         config.put_bytes_max = self.allow_put.unwrap_or(false).then_some(put_bytes_max);

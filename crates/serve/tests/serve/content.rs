@@ -242,8 +242,7 @@ fn a_log_pipe_that_is_not_read_delays_no_request() {
     let mut service = Service::start(
         |_| {},
         |config| {
-            config.access_log =
-                Some(AccessLog { path: Some(path.clone()), format: LogFormat::Combined });
+            config.access_log = Some(AccessLog::new(Some(path.clone()), LogFormat::Combined));
         },
     );
     let mut client = service.connect();
@@ -270,8 +269,7 @@ fn requests_are_logged_and_the_log_can_be_rotated() {
     let mut service = Service::start(
         |_| {},
         |config| {
-            config.access_log =
-                Some(AccessLog { path: Some(path.clone()), format: LogFormat::Json });
+            config.access_log = Some(AccessLog::new(Some(path.clone()), LogFormat::Json));
             config.put_bytes_max = Some(1 << 20);
             config.limits.drain_timeout = Duration::from_secs(1);
         },

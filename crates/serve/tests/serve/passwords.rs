@@ -52,8 +52,7 @@ fn start(cost: u32) -> Option<ProtectedService> {
     let service = Service::start(
         |root| fs::write(root.join("401.html"), "login required").unwrap(),
         |config| {
-            config.basic_auth =
-                Some(BasicAuth { file: passwords.clone(), realm: "test files".into() });
+            config.basic_auth = Some(BasicAuth::new(passwords.clone(), "test files"));
             config.put_bytes_max = Some(100);
             config.content.error_pages = vec![(401, "/401.html".into())];
         },
@@ -183,7 +182,7 @@ fn a_secret_in_the_served_directory_is_refused() {
     let passwords = directory.path().join("passwords");
     fs::write(&passwords, "").unwrap();
     let mut config = haul_serve::Config::new(directory.path());
-    config.basic_auth = Some(BasicAuth { file: passwords.clone(), realm: "r".into() });
+    config.basic_auth = Some(BasicAuth::new(passwords.clone(), "r"));
     let assert_refused = |config: &haul_serve::Config| {
         let error = haul_serve::Server::new(config).unwrap_err();
         assert!(error.is_bad_input() && error.to_string().contains("move it out"), "{error}");
@@ -191,11 +190,10 @@ fn a_secret_in_the_served_directory_is_refused() {
     assert_refused(&config);
     let outside = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(&passwords, outside.path().join("link")).unwrap();
-    config.basic_auth = Some(BasicAuth { file: outside.path().join("link"), realm: "r".into() });
+    config.basic_auth = Some(BasicAuth::new(outside.path().join("link"), "r"));
     assert_refused(&config);
     config.basic_auth = None;
     let listen = vec!["127.0.0.1:0".parse().unwrap()];
-    config.tls =
-        Some(Tls { listen, certificate: passwords.clone(), key: passwords, in_kernel: false });
+    config.tls = Some(Tls::new(listen, passwords.clone(), passwords, false));
     assert_refused(&config);
 }

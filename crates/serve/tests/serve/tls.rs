@@ -71,12 +71,12 @@ fn start(directory: &Path, in_kernel: bool) -> Option<Service> {
         |config| {
             // The test has a network namespace of its own, so the port is free.
             let host = config.listen[0].to_string().replace(":0", &format!(":{PORT}"));
-            config.tls = Some(Tls {
-                listen: vec![host.parse().unwrap()],
-                certificate: directory.join("certificate.pem"),
-                key: directory.join("key.pem"),
+            config.tls = Some(Tls::new(
+                vec![host.parse().unwrap()],
+                directory.join("certificate.pem"),
+                directory.join("key.pem"),
                 in_kernel,
-            });
+            ));
             config.put_bytes_max = Some(100 << 20);
         },
     ))
