@@ -72,15 +72,26 @@ pub fn run(
         parameters.pace.rounds * operations.len() * parameters.sizes.len(),
         is_stopped,
         progress,
-    );
+    )
+    .with_limit(parameters.pace.limit);
     let mut sizes = parameters.sizes.clone();
     sizes.sort();
     sizes.dedup();
     let mut is_complete = true;
-    for size in sizes {
+    for (index, &size) in sizes.iter().enumerate() {
+        let share = 1.0 / (sizes.len() - index) as f64;
+        let limit = parameters.pace.limit;
+        let end = limit.map(|limit| (limit.end_of_share(share), limit.within_percent / 100.0));
         let mut rows: Vec<Series<Operation, f64>> =
             operations.iter().map(|&operation| Series::new(operation)).collect();
-        'rounds: for round in 0..parameters.pace.rounds {
+        'rounds: for round in 0.. {
+            let is_enough = round >= parameters.pace.rounds
+                && end.is_none_or(|(end, precision)| {
+                    Instant::now() >= end || is_precise(&rows, precision)
+                });
+            if is_enough {
+                break;
+            }
             // Every other round runs backwards, so that drift affects no row twice.
             let mut order: Vec<usize> = (0..rows.len()).collect();
             if round % 2 == 1 {
@@ -100,13 +111,23 @@ pub fn run(
         let name = |operation: &Operation| format!("{} {size}", operation.name());
         report.warnings.extend(unsteady_warning(&rows, name, |seconds| *seconds));
     }
-    report.warnings.extend(few_rounds_warning(parameters.pace.rounds));
+    report.warnings.extend(few_rounds_warning(parameters.pace.rounds, None));
     if !is_complete {
         let detail = "stopped before it was complete: some rows have fewer rounds";
         report.warnings.push(Warning::new(Kind::Interrupted, detail));
     }
+    let verdict = answer::verdict(&report);
+    report.add_verdicts(verdict);
     report.answers = answer::of(&report);
     Ok(report)
+}
+
+/// Whether every row's ratio to `memcpy` is known precisely enough.
+fn is_precise(rows: &[Series<Operation, f64>], precision: f64) -> bool {
+    let Some(copy) = rows.iter().find(|row| row.case == Operation::Memcpy) else { return true };
+    rows.iter()
+        .filter_map(|row| row.ratio_to(copy, |seconds| *seconds))
+        .all(|ratio| ratio.spread() <= precision)
 }
 
 /// The mean time of a call in seconds, from calls for `duration`.

@@ -2,6 +2,7 @@
 
 pub mod html;
 pub mod markdown;
+pub mod summary;
 pub mod svg;
 pub mod terminal;
 

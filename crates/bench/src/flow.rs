@@ -14,6 +14,7 @@ use haul_workers::worker::sender::SendTask;
 use haul_workers::worker::socket::SocketOptions;
 use haul_workers::worker::{Job, Outcome, Task, Window, now_ns, sleep_until};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -58,6 +59,8 @@ pub(crate) struct Flow<'a> {
     pub warm_up: Duration,
     /// Length of the window.
     pub window: Duration,
+    /// The build of haul whose workers run the flow; `None` for this program.
+    pub program: Option<&'a Path>,
 }
 
 /// Phases of a window at which an observer is called.
@@ -114,7 +117,7 @@ impl<'a> Flow<'a> {
             FlowNode { host: to, task: Task::Receive(receiving) },
             FlowNode { host: from, task: Task::Send(sending) },
         ];
-        Self { nodes, socket, warm_up: WARM_UP, window }
+        Self { nodes, socket, warm_up: WARM_UP, window, program: None }
     }
 
     /// The CPUs of the lab's hosts that take part, each once.
@@ -180,9 +183,10 @@ impl<'a> Flow<'a> {
                 let host = node.host.address();
                 let (socket, task) = (self.socket.clone(), node.task.clone());
                 let job = Job { host, port: 0, only_from: None, peer, socket, task };
-                let events_tx = events_tx.clone();
+                let (events_tx, program) = (events_tx.clone(), self.program);
+                let supervise = move || supervise(node.host, &job, program, index, &events_tx);
                 thread::Builder::new()
-                    .spawn_scoped(scope, move || supervise(node.host, &job, index, &events_tx))
+                    .spawn_scoped(scope, supervise)
                     .map_err(FlowError::at("starting a thread"))?;
                 if index + 1 < self.nodes.len() {
                     // The reported address is not used: a machine's own address may differ from the

@@ -10,7 +10,7 @@ use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, FlowNode, Sample, WARM_UP};
 use crate::pair::Pair;
 use crate::regime::{self, FullSpeedThroughputs, Reading};
-use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
+use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
 use crate::topology::{Loads, Topology};
 use haul::SendMethod;
 use haul_lab::{Lab, Settings};
@@ -31,6 +31,7 @@ mod answer;
 pub use haul_workers::forward_method as method;
 mod proof;
 mod row;
+mod verdict;
 
 use method::TestedForwardMethod;
 pub use row::ForwardRow;
@@ -196,13 +197,15 @@ pub fn run(
     };
     let mut rows: Vec<Series<ForwardCase, ForwardRound>> =
         parameters.cases().into_iter().map(Series::new).collect();
-    let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
+    let mut steps =
+        Steps::new(run.steps(rows.len()), is_stopped, progress).with_limit(parameters.pace.limit);
     run.measure_all(&mut experiment, &mut rows, &mut steps)?;
     run.warn(&rows, ForwardCase::to_string, ForwardRound::cost);
     let row = |series: &Series<ForwardCase, ForwardRound>| ForwardRow {
         full_speed_bits_per_second: experiment.full_speeds.bits_per_second(&series.case),
         ..row::of(series, &rows, &proofs)
     };
+    let verdict = verdict::of(&rows, &run, topology.has_two_hosts());
     let rows = rows.iter().map(row).collect();
     let mut report = ForwardReport::of_run(
         "forward",
@@ -212,6 +215,7 @@ pub fn run(
         parameters.rate,
         rows,
     );
+    report.add_verdicts(verdict);
     report.answers = answer::of(&report);
     Ok(report)
 }
@@ -288,6 +292,7 @@ impl Experiment for ForwardExperiment<'_> {
             ],
             warm_up: WARM_UP,
             window,
+            program: None,
         };
         // If the sender holds a rate, that rate already determines the regime.
         let flow = match sink {
@@ -308,6 +313,17 @@ impl Experiment for ForwardExperiment<'_> {
     /// Messages are excluded: their interrupts per MiB cannot be compared.
     fn costs(round: &ForwardRound) -> Option<&Costs> {
         round.latency.is_none().then_some(&round.costs)
+    }
+
+    fn part(&self, case: &ForwardCase) -> Option<Part> {
+        verdict::CANDIDATES.contains(&case.method).then(|| Part {
+            question: case.traffic.to_string(),
+            is_baseline: case.method == TestedForwardMethod::Copy,
+        })
+    }
+
+    fn compared_cost(round: &ForwardRound) -> f64 {
+        round.cost()
     }
 
     fn evaluate(&self, case: &ForwardCase, sample: &Sample, loads: &Loads) -> Option<ForwardRound> {

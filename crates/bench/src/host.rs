@@ -6,6 +6,9 @@ use std::fs;
 /// Facts about a machine that affect the cost of network work.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostFacts {
+    /// The host's name.
+    #[serde(default)]
+    pub name: String,
     /// The kernel's release.
     pub kernel: String,
     /// The CPU's model name.
@@ -22,7 +25,8 @@ impl HostFacts {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         let cpu_info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpus = haul_lab::allowed_cpus().map_or(0, |cpus| cpus.len());
-        Self { kernel, cpu: cpu_model(&cpu_info).into(), cpus, steal_percent: 0.0 }
+        let name = haul_version::host_name();
+        Self { name, kernel, cpu: cpu_model(&cpu_info).into(), cpus, steal_percent: 0.0 }
     }
 }
 

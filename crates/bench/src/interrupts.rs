@@ -14,7 +14,7 @@ use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, FlowNode, Sample, WARM_UP};
-use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
+use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
 use crate::topology::Loads;
 use haul::SendMethod;
 use haul_lab::{Lab, Reception, Settings};
@@ -32,6 +32,7 @@ use std::sync::atomic::AtomicBool;
 
 mod answer;
 mod row;
+mod verdict;
 
 pub use row::InterruptsRow;
 
@@ -139,22 +140,29 @@ pub struct InterruptsParameters {
     pub pace: Pace,
     /// The sockets' congestion control; `None` for the first of cubic and reno that can be set.
     pub congestion: Option<String>,
+    /// Whether to measure fewer rows: copying calls, GRO and deferred interrupts.
+    pub is_quick: bool,
 }
 
-fn cases() -> Vec<InterruptsCase> {
-    let transmit = SEND_CALLS.map(|call| InterruptsCase {
-        setting: RECEIVE_SETTINGS[0],
-        traffic: Traffic::Transmit(call),
-    });
-    let receive =
-        [Traffic::Datagrams, Traffic::Stream, Traffic::Messages].into_iter().flat_map(|traffic| {
+fn cases(is_quick: bool) -> Vec<InterruptsCase> {
+    let transmit = SEND_CALLS
+        .into_iter()
+        .filter(|call| !is_quick || !matches!(call, SendCall::Lend | SendCall::LendSegments))
+        .map(|call| InterruptsCase {
+            setting: RECEIVE_SETTINGS[0],
+            traffic: Traffic::Transmit(call),
+        });
+    let receive = [Traffic::Datagrams, Traffic::Stream, Traffic::Messages].into_iter().flat_map(
+        move |traffic| {
             let cases = RECEIVE_SETTINGS.map(|setting| InterruptsCase { setting, traffic });
             // Only the receiver of datagrams supports busy polling.
             cases
                 .into_iter()
+                .take(if is_quick { 3 } else { cases.len() })
                 .filter(move |case| case.setting.busy_poll_us == 0 || traffic == Traffic::Datagrams)
-        });
-    transmit.into_iter().chain(receive).collect()
+        },
+    );
+    transmit.chain(receive).collect()
 }
 
 /// Runs the experiment. If `is_stopped` becomes true, it ends after the current row and reports the
@@ -173,17 +181,20 @@ pub fn run(
     let mut experiment =
         InterruptsExperiment { lab: &lab, memory, congestion, pace: parameters.pace };
     let mut rows: Vec<Series<InterruptsCase, InterruptsRound>> =
-        cases().into_iter().map(Series::new).collect();
-    let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
+        cases(parameters.is_quick).into_iter().map(Series::new).collect();
+    let mut steps =
+        Steps::new(run.steps(rows.len()), is_stopped, progress).with_limit(parameters.pace.limit);
     run.measure_all(&mut experiment, &mut rows, &mut steps)?;
     run.warn(
         &rows,
         |case| format!("{} ({})", case.name(), case.traffic.name()),
         InterruptsRound::cost,
     );
+    let verdict = verdict::of(&rows, &run);
     let rows = rows.iter().map(|series| row::of(series, &rows)).collect();
     let mut report =
         InterruptsReport::of_run("interrupts", started, run, &experiment.congestion, None, rows);
+    report.add_verdicts(verdict);
     report.answers = answer::of(&report);
     Ok(report)
 }
@@ -220,6 +231,11 @@ impl InterruptsRound {
     /// The receiving host's cost per 1000 packets received.
     fn receiver_us_per_1000(&self) -> f64 {
         self.costs.receiver.load_percent / 100.0 * 1e6 / (self.received_per_second / 1000.0)
+    }
+
+    /// The cost of both hosts per 1000 packets.
+    fn both_us_per_1000(&self) -> f64 {
+        self.sender_us_per_1000() + self.receiver_us_per_1000()
     }
 
     /// The cost that rows of one kind of traffic are compared by: that of the host whose
@@ -317,8 +333,21 @@ impl Experiment for InterruptsExperiment<'_> {
             ],
             warm_up: WARM_UP,
             window: self.pace.window,
+            program: None,
         };
         flow.run(Some(meter))
+    }
+
+    fn part(&self, case: &InterruptsCase) -> Option<Part> {
+        let Traffic::Transmit(call) = case.traffic else { return None };
+        verdict::CALLS.contains(&call).then(|| Part {
+            question: case.traffic.name().into(),
+            is_baseline: call == SendCall::Send,
+        })
+    }
+
+    fn compared_cost(round: &InterruptsRound) -> f64 {
+        round.cost()
     }
 
     fn evaluate(

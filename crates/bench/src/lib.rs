@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checksum;
+pub mod compare;
 mod congestion;
 mod counters;
 pub mod doctor;
@@ -36,9 +37,11 @@ mod rounds;
 pub mod self_check;
 pub mod send;
 pub mod settings;
+pub mod soak_series;
 mod stats;
+pub mod summary;
 mod topology;
-mod verdict;
+pub mod verdict;
 pub mod view;
 pub mod warning;
 
@@ -46,5 +49,5 @@ pub use error::BenchError;
 pub use haul_workers::{tested_method, worker, workload};
 pub use host::HostFacts;
 pub use listen::listen;
-pub use rounds::{Pace, Progress};
+pub use rounds::{Noise, Pace, Progress, RoundCost, TimeLimit};
 pub use stats::Estimate;

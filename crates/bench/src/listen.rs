@@ -324,7 +324,7 @@ impl Session {
         let relay = thread::spawn(move || {
             // If the peer has disconnected, the session's reader detects that.
             let relay_message = |message| drop(send_reply(&writer, &Reply::WorkerMessage(message)));
-            let result = WorkerProcess::start(&job).and_then(|mut worker| {
+            let result = WorkerProcess::start(&job, None).and_then(|mut worker| {
                 let _ = input_tx.send(worker.input.take());
                 worker.read_messages(relay_message)
             });

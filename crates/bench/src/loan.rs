@@ -12,7 +12,7 @@ use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, FlowNode, Sample, WARM_UP};
 use crate::regime::{self, FullSpeedThroughputs, Reading};
-use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
+use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
 use crate::topology::Loads;
 use haul::SendMethod;
 use haul_lab::{Lab, Settings};
@@ -30,6 +30,7 @@ use std::sync::atomic::AtomicBool;
 
 mod answer;
 mod row;
+mod verdict;
 
 pub use row::LoanRow;
 
@@ -79,6 +80,8 @@ pub(crate) struct LoanCase {
 pub struct LoanParameters {
     /// The sizes of a loan.
     pub pieces: Vec<Size>,
+    /// Whether to measure only the rows of the verdict: `send` and `lend`.
+    pub verdict_only: bool,
     /// The number of rounds and the length of a window.
     pub pace: Pace,
     /// The sockets' congestion control; `None` for the first of cubic and reno that can be set.
@@ -89,12 +92,13 @@ impl LoanParameters {
     /// The default: sizes from 1 KiB, less than a page, to 1 MiB.
     pub fn new(pace: Pace) -> Self {
         let pieces = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20].map(Size);
-        Self { pieces: pieces.into(), pace, congestion: None }
+        Self { pieces: pieces.into(), verdict_only: false, pace, congestion: None }
     }
 
-    /// A short measurement: two sizes.
+    /// A short measurement: one size, and the rows of the verdict.
     pub fn quick(pace: Pace) -> Self {
-        Self { pieces: [4 << 10, 64 << 10].map(Size).into(), ..Self::new(pace) }
+        let pieces = vec![Size(64 << 10)];
+        Self { pieces, verdict_only: true, ..Self::new(pace) }
     }
 
     fn cases(&self) -> Vec<LoanCase> {
@@ -120,7 +124,10 @@ impl LoanParameters {
                 let is_tcp = destination == Destination::Tcp;
                 let sendfile = is_tcp.then_some(LoanMethod::Sendfile);
                 let size = if is_tcp { piece } else { piece.min(SEGMENTED_SIZE) };
-                for method in calls.chain(sendfile) {
+                let is_wanted = |method: &LoanMethod| {
+                    !self.verdict_only || matches!(method.name(), "send" | "lend")
+                };
+                for method in calls.chain(sendfile).filter(is_wanted) {
                     let case = LoanCase { destination, method, piece: size };
                     if !cases.contains(&case) {
                         cases.push(case);
@@ -160,19 +167,23 @@ pub fn run(
         file,
         congestion,
         pace: parameters.pace,
+        piece_max: parameters.pieces.iter().copied().max().unwrap_or(PIECE_MAX),
         full_speeds: FullSpeedThroughputs::default(),
     };
     let mut rows: Vec<Series<LoanCase, LoanRound>> =
         parameters.cases().into_iter().map(Series::new).collect();
-    let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
+    let mut steps =
+        Steps::new(run.steps(rows.len()), is_stopped, progress).with_limit(parameters.pace.limit);
     run.measure_all(&mut experiment, &mut rows, &mut steps)?;
     run.warn(&rows, LoanCase::to_string, |round| round.costs.sender_us_per_mib);
     let row = |series: &Series<LoanCase, LoanRound>| LoanRow {
         full_speed_bits_per_second: experiment.full_speeds.bits_per_second(&series.case),
         ..row::of(series, &rows)
     };
+    let verdict = verdict::of(&rows, &run);
     let rows = rows.iter().map(row).collect();
     let mut report = LoanReport::of_run("loan", started, run, &experiment.congestion, None, rows);
+    report.add_verdicts(verdict);
     report.answers = answer::of(&report);
     Ok(report)
 }
@@ -192,7 +203,18 @@ struct LoanExperiment<'a> {
     file: Opened,
     congestion: String,
     pace: Pace,
+    piece_max: Size,
     full_speeds: FullSpeedThroughputs<LoanCase>,
+}
+
+impl LoanExperiment<'_> {
+    /// The largest piece of a destination, which a verdict is about.
+    fn largest_piece(&self, destination: Destination) -> Size {
+        match destination {
+            Destination::Tcp => self.piece_max,
+            Destination::Udp | Destination::Sink => self.piece_max.min(SEGMENTED_SIZE),
+        }
+    }
 }
 
 impl Experiment for LoanExperiment<'_> {
@@ -239,7 +261,7 @@ impl Experiment for LoanExperiment<'_> {
                 receive_task.map(|task| FlowNode { host: Endpoint::Lab(&lab.receiver), task });
             let sender = FlowNode { host: Endpoint::Lab(&lab.sender), task: send_task.clone() };
             let nodes = receiver.into_iter().chain([sender]).collect();
-            Flow { nodes, socket: socket.clone(), warm_up: WARM_UP, window }
+            Flow { nodes, socket: socket.clone(), warm_up: WARM_UP, window, program: None }
         };
         match case.destination {
             Destination::Tcp => {
@@ -257,6 +279,20 @@ impl Experiment for LoanExperiment<'_> {
 
     fn costs(round: &LoanRound) -> Option<&Costs> {
         Some(&round.costs)
+    }
+
+    fn part(&self, case: &LoanCase) -> Option<Part> {
+        let name = case.method.name();
+        let is_largest = case.piece == self.largest_piece(case.destination);
+        let is_asked = case.destination != Destination::Udp && is_largest;
+        (is_asked && matches!(name, "send" | "lend")).then(|| Part {
+            question: format!("{} {}", case.destination.name(), case.piece),
+            is_baseline: name == "send",
+        })
+    }
+
+    fn compared_cost(round: &LoanRound) -> f64 {
+        round.costs.sender_us_per_mib
     }
 
     fn evaluate(&self, _: &LoanCase, sample: &Sample, loads: &Loads) -> Option<LoanRound> {

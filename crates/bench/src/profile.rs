@@ -15,6 +15,7 @@ use crate::report::LabFacts;
 use crate::rounds::{CALIBRATION, Costs, OTHERS_PERCENT_MAX, Pace, Progress, Run, Steps};
 use crate::stats::Estimate;
 use crate::topology::{HostCpuLoad, Loads};
+use crate::verdict::{Question, Verdict};
 use crate::view::Drawing;
 use crate::warning::{Kind, Warning};
 use haul_lab::{Lab, Settings};
@@ -49,6 +50,8 @@ pub type ProfileReport = crate::report::Report<ProfileRow>;
 const CHUNK_BYTES: usize = 64 << 10;
 /// Minimum samples on busy CPUs. With fewer, a share of one percent is only a few samples.
 const TICKS_MIN: u64 = 500;
+/// The number of groups that the verdict names for each host.
+const GROUPS_NAMED: usize = 2;
 /// Length of the window in which full speed is measured.
 const PILOT_WINDOW: Duration = Duration::from_millis(100);
 /// Maximum length of a profile.
@@ -96,7 +99,7 @@ pub fn run(
     cpus.dedup();
     let (recorder, symbols) = start_recorder(&cpus)?;
     let workload = parameters.workload.open()?;
-    let run = Run::new(&lab, Pace { rounds: 1, window: parameters.window })?;
+    let run = Run::new(&lab, Pace { rounds: 1, window: parameters.window, limit: None })?;
     let meter_threads: HashSet<u32> = run.meter.threads().into_iter().collect();
     let flow = flow(parameters, &lab, &workload, &congestion)?;
     let mut steps = Steps::new(1, is_stopped, progress);
@@ -132,6 +135,8 @@ pub fn run(
     ];
     let mut report = empty_report(started, &lab, run, &congestion)?;
     let mut drawings = Vec::new();
+    let mut shares = Vec::new();
+    let mut busy_samples = u64::MAX;
     let owners = recorder.take_owners();
     for ((host, meter, us_per_mib, method), samples) in hosts.into_iter().zip(&recorded) {
         let counts = SampleCounts::of(samples, &symbols, &groups, &meter_threads, &owners);
@@ -141,12 +146,27 @@ pub fn run(
         let reading = Some((meter.load_percent, us_per_mib));
         report.rows.extend(row::rows(&subject, &counts, reading));
         report.answers.extend(row::describe_host(&subject, &counts, reading));
+        shares.push(format!("{host}: {}", row::largest_groups(&counts, GROUPS_NAMED)));
+        busy_samples = busy_samples.min(counts.busy());
         drawings.push(Drawing {
             title: format!("Where the time of the {subject} goes"),
             svg: flame::draw(&counts),
         });
     }
+    report.add_verdicts([verdict(&shares.join("; "), busy_samples)]);
     Ok(Profile { report, drawings })
+}
+
+/// The verdict: the groups in which most of the time is spent.
+fn verdict(shares: &str, busy_samples: u64) -> Verdict {
+    if busy_samples < TICKS_MIN {
+        let reason = format!("{busy_samples} samples of a host, and shares take {TICKS_MIN}");
+        return Verdict::withheld(Question::CpuTime, &reason, "haul bench profile --for 30s");
+    }
+    Verdict {
+        how: Some("haul bench profile -- COMMAND shows the functions of any load".into()),
+        ..Verdict::without_saving(Question::CpuTime, shares)
+    }
 }
 
 /// The report before its rows.

@@ -11,7 +11,7 @@ use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Sample};
 use crate::pair::Pair;
 use crate::regime::{self, FullSpeedThroughputs, Reading};
-use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
+use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
 use crate::topology::{Loads, Topology};
 use haul::SendMethod;
 use haul_lab::{HostSetting, Lab, Settings};
@@ -31,9 +31,14 @@ use std::sync::atomic::AtomicBool;
 mod answer;
 pub use haul_workers::receive_method as method;
 mod row;
+mod verdict;
 
 use method::ReceiveMethod;
 pub use row::ReceiveRow;
+
+/// The smallest share of mapped bytes for which mapping counts as possible, in percent. Below it,
+/// mapping is a copy with more calls.
+const MAPPED_PERCENT_MIN: f64 = 90.0;
 
 /// The report of the experiment `receive`.
 pub type ReceiveReport = crate::report::Report<ReceiveRow>;
@@ -252,17 +257,20 @@ pub fn run(
     let mut run = Run::new(topology, parameters.pace)?;
     let mut rows: Vec<Series<ReceiveCase, ReceiveRound>> =
         cases.into_iter().map(Series::new).collect();
-    let mut steps = Steps::new(run.steps(rows.len()), is_stopped, progress);
+    let mut steps =
+        Steps::new(run.steps(rows.len()), is_stopped, progress).with_limit(parameters.pace.limit);
     run.measure_all(&mut experiment, &mut rows, &mut steps)?;
     run.warn(&rows, ReceiveCase::to_string, |round| round.costs.receiver_us_per_mib);
     let row = |series: &Series<ReceiveCase, ReceiveRound>| ReceiveRow {
         full_speed_bits_per_second: experiment.full_speeds.bits_per_second(&series.case),
         ..row::of(series, &rows)
     };
+    let verdict = verdict::of(&rows, &run, topology.has_two_hosts());
     let rows = rows.iter().map(row).collect();
     let mut report =
         ReceiveReport::of_run("receive", started, run, &experiment.congestion, None, rows)
             .with_reading(Reading::Held);
+    report.add_verdicts(verdict);
     report.answers = answer::of(&report);
     Ok(report)
 }
@@ -389,6 +397,17 @@ impl Experiment for ReceiveExperiment<'_> {
 
     fn costs(round: &ReceiveRound) -> Option<&Costs> {
         Some(&round.costs)
+    }
+
+    fn part(&self, case: &ReceiveCase) -> Option<Part> {
+        verdict::CANDIDATES.contains(&case.method).then(|| Part {
+            question: case.condition.to_string(),
+            is_baseline: case.method == ReceiveMethod::Read,
+        })
+    }
+
+    fn compared_cost(round: &ReceiveRound) -> f64 {
+        round.costs.receiver_us_per_mib
     }
 
     fn evaluate(&self, _: &ReceiveCase, sample: &Sample, loads: &Loads) -> Option<ReceiveRound> {

@@ -3,8 +3,9 @@
 use crate::host::HostFacts;
 use crate::pair::PeerFacts;
 use crate::regime::Reading;
-use crate::rounds::Run;
+use crate::rounds::{Noise, Run};
 use crate::stats::Estimate;
+use crate::verdict::Verdict;
 use crate::warning::Warning;
 use haul_units::Rate;
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,12 @@ pub struct Report<R> {
     pub started: String,
     /// Version of haul.
     pub haul: String,
+    /// The commit that haul was built from; empty if unknown.
+    #[serde(default)]
+    pub commit: String,
+    /// The command line of the run.
+    #[serde(default)]
+    pub command: Vec<String>,
     /// The machine.
     pub host: HostFacts,
     /// The link between the hosts; `null` if there were none.
@@ -33,7 +40,13 @@ pub struct Report<R> {
     /// The meter's effect on the throughput; `None` if it was not measured.
     #[serde(default)]
     pub observer: Option<Observer>,
-    /// The answer in plain language, one sentence each.
+    /// The noise of the machine during the run; `null` if it was not read.
+    #[serde(default)]
+    pub noise: Option<Noise>,
+    /// The answer to each question that the experiment asks.
+    #[serde(default)]
+    pub verdicts: Vec<Verdict>,
+    /// Details of the answers in plain language, one sentence each.
     pub answers: Vec<String>,
     /// Warnings about the figures.
     pub warnings: Vec<Warning>,
@@ -77,6 +90,29 @@ pub struct Observer {
     pub pairs: usize,
     /// Throughput with the meter divided by throughput without: 1 is no effect.
     pub throughput_ratio: Estimate,
+    /// Whether the effect is known: half the width of its interval is at most 3 %.
+    #[serde(default)]
+    pub is_known: bool,
+}
+
+/// The largest relative change of the throughput by the meter that needs no warning, and the
+/// largest error of a known one.
+const OBSERVER_EFFECT_MAX: f64 = 0.03;
+
+impl Observer {
+    /// The observer effect from the ratios of all pairs; `None` without pairs.
+    pub(crate) fn of(path: &str, ratios: &[f64]) -> Option<Self> {
+        let throughput_ratio = Estimate::of(ratios)?;
+        let is_known =
+            throughput_ratio.is_conclusive() && throughput_ratio.spread() <= OBSERVER_EFFECT_MAX;
+        Some(Self { path: path.into(), pairs: ratios.len(), throughput_ratio, is_known })
+    }
+
+    /// Whether the whole interval of the effect lies beyond 3 %. A wider interval is noise.
+    pub(crate) fn is_beyond_limit(&self) -> bool {
+        let ratio = self.throughput_ratio;
+        ratio.is_below(1.0 - OBSERVER_EFFECT_MAX) || ratio.is_above(1.0 + OBSERVER_EFFECT_MAX)
+    }
 }
 
 impl<R> Report<R> {
@@ -91,11 +127,15 @@ impl<R> Report<R> {
             schema: SCHEMA.into(),
             experiment: experiment.into(),
             started,
-            haul: env!("CARGO_PKG_VERSION").into(),
+            haul: haul_version::VERSION.into(),
+            commit: haul_version::COMMIT.into(),
+            command: haul_version::command_line(),
             host,
             lab,
             rows: Vec::new(),
             observer: None,
+            noise: None,
+            verdicts: Vec::new(),
             answers: Vec::new(),
             warnings: Vec::new(),
         }
@@ -115,8 +155,20 @@ impl<R> Report<R> {
         let facts = LabFacts::of(&run, congestion, rate);
         Self {
             rows,
+            noise: Some(run.noise()),
             warnings: run.warnings,
             ..Self::new(experiment, started, run.host, Some(facts))
+        }
+    }
+
+    /// Adds verdicts. On loopback or on one CPU their statements begin with that.
+    pub(crate) fn add_verdicts(&mut self, verdicts: impl IntoIterator<Item = Verdict>) {
+        let place = self.lab.as_ref().and_then(LabFacts::place);
+        for mut verdict in verdicts {
+            if let Some(place) = place {
+                verdict.statement = format!("{place}: {}", verdict.statement);
+            }
+            self.verdicts.push(verdict);
         }
     }
 
@@ -130,6 +182,17 @@ impl<R> Report<R> {
 }
 
 impl LabFacts {
+    /// The place of the measurement, if its figures do not apply to a network between two machines.
+    fn place(&self) -> Option<&'static str> {
+        if self.sender_cpu.is_some() && self.sender_cpu == self.receiver_cpu {
+            Some("On one CPU")
+        } else if self.kind == "loopback" {
+            Some("On loopback (no network)")
+        } else {
+            None
+        }
+    }
+
     /// The link between the hosts of a completed run.
     pub(crate) fn of(run: &Run<'_>, congestion: &str, rate: Option<Rate>) -> Self {
         Self {
@@ -150,4 +213,33 @@ impl LabFacts {
 pub(crate) fn now() -> String {
     let now = jiff::Timestamp::now();
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verdict::Question;
+
+    #[test]
+    fn a_verdict_of_one_cpu_or_loopback_begins_with_that() {
+        let statement = |kind: &str, receiver_cpu| {
+            let lab = LabFacts {
+                kind: kind.into(),
+                mtu: 9000,
+                congestion: "cubic".into(),
+                rate_bits_per_second: None,
+                reading: None,
+                sender_cpu: Some(0),
+                receiver_cpu: Some(receiver_cpu),
+                peer: None,
+                cache_line_round_trip_ns: None,
+            };
+            let mut report = Report::<()>::new("send", now(), HostFacts::here(), Some(lab));
+            report.add_verdicts([Verdict::withheld(Question::SendFiles, "too few rounds", "")]);
+            report.verdicts.remove(0).statement
+        };
+        assert_eq!(statement("veth", 1), "No verdict: too few rounds");
+        assert_eq!(statement("veth", 0), "On one CPU: No verdict: too few rounds");
+        assert!(statement("loopback", 1).starts_with("On loopback (no network): "));
+    }
 }

@@ -14,8 +14,11 @@ use std::time::{Duration, Instant};
 mod costs;
 mod distances;
 mod disturbances;
+mod noise;
+mod open;
 mod pace;
 mod regimes;
+mod round_cost;
 mod warnings;
 
 pub(crate) use costs::Costs;
@@ -23,8 +26,13 @@ use distances::CpuDistances;
 pub(crate) use distances::MOVED_FACTOR_MIN;
 use disturbances::Disturbances;
 pub(crate) use disturbances::OTHERS_PERCENT_MAX;
+pub use noise::Noise;
+use noise::NoiseReadings;
+pub(crate) use open::Part;
+use pace::ROUNDS_MAX;
 pub(crate) use pace::Steps;
-pub use pace::{Pace, Progress};
+pub use pace::{Pace, Progress, TimeLimit};
+pub use round_cost::RoundCost;
 pub(crate) use warnings::{LOW_LOAD_PERCENT_MAX, few_rounds_warning, short_list, unsteady_warning};
 
 /// The time before and after each round in which the machine is kept idle to calibrate the meter.
@@ -34,6 +42,10 @@ const DISTURBED_RETRIES_MAX: usize = 2;
 /// How often a window is measured again because it slipped. On a shared machine up to a third of
 /// the windows slip at times, and such a window has no valid result.
 const SLIPPED_RETRIES_MAX: usize = 9;
+/// The shortest measurement that is proposed where one was too short or too noisy, in seconds.
+const LONGER_SECONDS_MIN: u64 = 300;
+/// The rounds in which all rows are measured before the rows of a verdict.
+const FIRST_ROUNDS: usize = 3;
 /// The most rounds that are added if too few usable ones remain for a verdict.
 const ADDED_ROUNDS_MAX: usize = 10;
 
@@ -56,6 +68,14 @@ pub(crate) trait Experiment {
         0
     }
 
+    /// The part of a row in a question; `None` if no verdict depends on the row.
+    fn part(&self, _case: &Self::Case) -> Option<Part> {
+        None
+    }
+
+    /// The cost that the rows of a question are compared by.
+    fn compared_cost(round: &Self::Round) -> f64;
+
     /// Whether a round was in the requested regime.
     fn is_in_regime(&self, _round: &Self::Round) -> bool {
         true
@@ -74,6 +94,9 @@ pub(crate) struct Series<C, R> {
     /// The reason why the row cannot be measured here at all.
     pub refused: Option<String>,
     pub rounds: Vec<(usize, R)>,
+    /// Rounds at the other distance of the CPUs. Their costs do not compare with those of `rounds`,
+    /// but their ratios do: both rows of a pair were measured at that distance.
+    pub rounds_at_other_distance: Vec<(usize, R)>,
     /// CPU use of other programs in percent, if too few rounds were undisturbed: no interval then.
     pub disturbed_percent: Option<f64>,
     /// Whether rounds in another regime than the requested one were kept ([`crate::regime`]).
@@ -88,6 +111,7 @@ impl<C, R> Series<C, R> {
             case,
             refused: None,
             rounds: Vec::new(),
+            rounds_at_other_distance: Vec::new(),
             disturbed_percent: None,
             is_out_of_regime: false,
             failures: Vec::new(),
@@ -145,15 +169,21 @@ impl<C, R> Series<C, R> {
 
     /// Like [`Self::ratio_to`], for the best of `count` comparisons
     /// ([`Estimate::with_bonferroni`]).
-    fn ratio_among(&self, other: &Self, count: usize, of: impl Fn(&R) -> f64) -> Option<Estimate> {
-        let ratios: Vec<f64> = self
-            .rounds
-            .iter()
-            .filter_map(|(number, round)| {
-                let (_, same) = other.rounds.iter().find(|(other, _)| other == number)?;
+    pub(crate) fn ratio_among(
+        &self,
+        other: &Self,
+        count: usize,
+        of: impl Fn(&R) -> f64,
+    ) -> Option<Estimate> {
+        let pairs = |own: &[(usize, R)], others: &[(usize, R)]| -> Vec<f64> {
+            let ratio = |(number, round): &(usize, R)| {
+                let (_, same) = others.iter().find(|(other, _)| other == number)?;
                 Some(of(round) / of(same))
-            })
-            .collect();
+            };
+            own.iter().filter_map(ratio).collect()
+        };
+        let mut ratios = pairs(&self.rounds, &other.rounds);
+        ratios.extend(pairs(&self.rounds_at_other_distance, &other.rounds_at_other_distance));
         let estimate = if count > 1 {
             Estimate::with_bonferroni(&ratios, count)
         } else {
@@ -161,6 +191,11 @@ impl<C, R> Series<C, R> {
         };
         estimate
             .map(|estimate| other.drop_disturbed_interval(self.drop_disturbed_interval(estimate)))
+    }
+
+    /// The number of rounds whose ratios can be used.
+    pub(crate) fn ratio_rounds(&self) -> usize {
+        self.rounds.len() + self.rounds_at_other_distance.len()
     }
 
     /// The reason why there is no estimate; `None` if there is one.
@@ -187,6 +222,10 @@ pub(crate) struct Run<'a> {
     disturbed_windows: usize,
     /// Distances between the hosts' CPUs, measured around every row, for each set of rows.
     distances: Vec<CpuDistances>,
+    /// The noise of the machine.
+    noise: NoiseReadings,
+    /// The time that the rounds of a verdict would have needed, if it ended earlier.
+    time_needed: Option<Duration>,
 }
 
 impl<'a> Run<'a> {
@@ -210,6 +249,8 @@ impl<'a> Run<'a> {
             slips: 0,
             disturbed_windows: 0,
             distances: Vec::new(),
+            noise: NoiseReadings::default(),
+            time_needed: None,
         })
     }
 
@@ -218,23 +259,42 @@ impl<'a> Run<'a> {
         self.pace.rounds * rows
     }
 
-    /// Measures every row in every round. Returns whether all rounds were completed.
+    /// Measures every row in every round, or as often as the time limit allows. Returns whether
+    /// nothing stopped the run.
     pub(crate) fn measure_all<S: Experiment>(
         &mut self,
         experiment: &mut S,
         rows: &mut [Series<S::Case, S::Round>],
         steps: &mut Steps<'_>,
     ) -> Result<bool, BenchError> {
+        self.measure_in_share(1.0, experiment, rows, steps)
+    }
+
+    /// Like [`Self::measure_all`], in a share of the time that remains of the limit.
+    pub(crate) fn measure_in_share<S: Experiment>(
+        &mut self,
+        share: f64,
+        experiment: &mut S,
+        rows: &mut [Series<S::Case, S::Round>],
+        steps: &mut Steps<'_>,
+    ) -> Result<bool, BenchError> {
         let mut is_complete = true;
-        let mut notes = RoundNotes::default();
+        let start = Instant::now();
+        let end = self.pace.limit.map(|limit| limit.end_of_share(share));
+        let mut notes = RoundNotes { end, ..RoundNotes::default() };
         let mut number = 0;
-        while number < self.pace.rounds || self.needs_more(number, rows, &notes) {
-            let detail = match self.measure_round(number, experiment, rows, steps, &mut notes) {
-                Ok(true) => {
+        while let Some(selected) = self.next_rows(number, experiment, rows, &notes) {
+            let measured =
+                self.measure_round(number, &selected, experiment, rows, steps, &mut notes);
+            let detail = match measured {
+                Ok(RoundEnd::Complete) => {
                     number += 1;
                     continue;
                 }
-                Ok(false) => "stopped before it was complete: some rows have fewer rounds".into(),
+                Ok(RoundEnd::OutOfTime) => break,
+                Ok(RoundEnd::Stopped) => {
+                    "stopped before it was complete: some rows have fewer rounds".into()
+                }
                 // The rounds measured so far are still useful.
                 Err(BenchError::Pair(error)) if rows.iter().any(|row| !row.rounds.is_empty()) => {
                     format!("{error}: some rows have fewer rounds")
@@ -244,6 +304,11 @@ impl<'a> Run<'a> {
             self.warnings.insert(0, Warning::new(Kind::Interrupted, detail));
             is_complete = false;
             break;
+        }
+        let fewest = rows.iter().filter(|row| experiment.part(&row.case).is_some());
+        let fewest = fewest.filter(|row| row.refused.is_none()).map(|row| row.rounds.len()).min();
+        if let Some(fewest) = fewest.filter(|&fewest| fewest < self.pace.rounds && end.is_some()) {
+            self.time_needed = Some(time_for_rounds(start.elapsed(), fewest, self.pace.rounds));
         }
         self.warnings.extend(notes.disturbances.keep_clean(rows, |case| experiment.name(case)));
         self.warnings.extend(notes.distances.keep_majority(rows));
@@ -257,6 +322,39 @@ impl<'a> Run<'a> {
         Ok(is_complete)
     }
 
+    /// The rows of the next round; `None` if there is none.
+    ///
+    /// Without a time limit these are all rows. With one, all rows are measured a few times, then
+    /// those that a verdict depends on as often as it takes, then the others, then the rows of
+    /// questions that are still open.
+    fn next_rows<S: Experiment>(
+        &self,
+        number: usize,
+        experiment: &S,
+        rows: &[Series<S::Case, S::Round>],
+        notes: &RoundNotes,
+    ) -> Option<Vec<usize>> {
+        let Some(limit) = self.pace.limit else {
+            let is_next = number < self.pace.rounds || self.needs_more(number, rows, notes);
+            return is_next.then(|| (0..rows.len()).collect());
+        };
+        if number < FIRST_ROUNDS {
+            return Some((0..rows.len()).collect());
+        }
+        let questions = open::questions(experiment, rows, notes.usable_rounds());
+        let precision = limit.within_percent / 100.0;
+        let rounds_max = self.pace.rounds + ADDED_ROUNDS_MAX;
+        let lacking = open::rows_that_lack_pairs(&questions, self.pace.rounds, rounds_max);
+        let selected = if lacking.is_empty() {
+            let others = open::rows_that_lack_rounds(rows, &questions, self.pace.rounds);
+            if others.is_empty() { open::rows(&questions, precision) } else { others }
+        } else {
+            lacking
+        };
+        let is_next = number < ROUNDS_MAX && !selected.is_empty();
+        (is_next && notes.has_time_for(selected.len())).then_some(selected)
+    }
+
     /// Whether to add a round: a verdict was requested, and some row has too few usable rounds.
     fn needs_more<C, R>(&self, done: usize, rows: &[Series<C, R>], notes: &RoundNotes) -> bool {
         self.pace.rounds >= VERDICT_ROUNDS_MIN
@@ -264,41 +362,51 @@ impl<'a> Run<'a> {
             && notes.usable_rounds_min(rows).is_some_and(|usable| usable < VERDICT_ROUNDS_MIN)
     }
 
-    /// Measures every row once, between two calibrations. Each round has its own order, so that
+    /// Measures each selected row once, between two calibrations. Each round has its own order, so that
     /// neither drift nor the preceding row affects the same rows every time.
     fn measure_round<S: Experiment>(
         &mut self,
         number: usize,
+        selected: &[usize],
         experiment: &mut S,
         rows: &mut [Series<S::Case, S::Round>],
         steps: &mut Steps<'_>,
         notes: &mut RoundNotes,
-    ) -> Result<bool, BenchError> {
+    ) -> Result<RoundEnd, BenchError> {
         // The calibration after the last round is the one before this round.
         let before = match notes.quiet.take() {
             Some(quiet) => quiet,
             None => self.calibrate()?,
         };
         let mut samples = Vec::new();
-        let blocks: Vec<usize> = rows.iter().map(|row| experiment.block(&row.case)).collect();
-        let order = round_order(number, &blocks);
-        let (mut is_complete, mut lost_peer) = (true, None);
+        let blocks: Vec<usize> =
+            selected.iter().map(|&index| experiment.block(&rows[index].case)).collect();
+        let order = round_order(number, &blocks).into_iter().map(|place| selected[place]);
+        let (mut round_end, mut lost_peer) = (RoundEnd::Complete, None);
         let mut round_trip_before = self.site.cache_line_round_trip()?;
         for index in order {
             let row = &mut rows[index];
             if !steps.go_on(&experiment.name(&row.case)) {
-                is_complete = false;
+                round_end = RoundEnd::Stopped;
                 break;
             }
             if row.refused.is_some() {
                 continue;
             }
+            if !notes.has_time_for(1) {
+                round_end = RoundEnd::OutOfTime;
+                break;
+            }
+            let window_start = Instant::now();
             let measured = self.measure_window(experiment, &row.case);
+            notes.record_window(window_start.elapsed());
             let round_trips = [round_trip_before, self.site.cache_line_round_trip()?];
             round_trip_before = round_trips[1];
             match measured {
                 Ok(sample) => {
-                    notes.disturbances.record(index, number, self.others_percent(&sample));
+                    let others_percent = self.others_percent(&sample);
+                    notes.disturbances.record(index, number, others_percent);
+                    self.noise.disturbed.push(others_percent > OTHERS_PERCENT_MAX);
                     samples.push((index, sample, round_trips));
                 }
                 Err(FlowError::Refused(reason)) => row.refused = Some(reason),
@@ -329,7 +437,7 @@ impl<'a> Run<'a> {
                 notes.distances.record(index, number, round_trips);
             }
         }
-        lost_peer.map_or(Ok(is_complete), |error| Err(error.into()))
+        lost_peer.map_or(Ok(round_end), |error| Err(error.into()))
     }
 
     /// Measures a window until it is valid: of the requested length and without other programs.
@@ -402,13 +510,42 @@ impl<'a> Run<'a> {
     ) -> Option<S::Round> {
         let loads = self.site.loads(sample, quiet)?;
         self.host.steal_percent = self.host.steal_percent.max(loads.steal_percent);
+        self.noise.steal_percents.push(loads.steal_percent);
         experiment.evaluate(case, sample, &loads)
+    }
+
+    /// The noise of the machine during the run.
+    pub(crate) fn noise(&self) -> Noise {
+        self.noise.summary()
+    }
+
+    /// The reason why the run supports no verdict; `None` if it does.
+    pub(crate) fn obstacle(&self) -> Option<String> {
+        self.noise().obstacle()
+    }
+
+    /// A command that measures this experiment again, longer.
+    pub(crate) fn longer_command(&self, experiment: &str) -> String {
+        let seconds = self.pace.limit.map_or(0, |limit| limit.budget.as_secs());
+        let needed = self.time_needed.map_or(0, |needed| needed.as_secs());
+        let minutes = (needed.max(2 * seconds).max(LONGER_SECONDS_MIN)).div_ceil(60);
+        format!("haul bench {experiment} --for {minutes}m")
     }
 
     /// The distance between the CPUs in the kept rounds, as the round trip of a cache line.
     pub(crate) fn cache_line_round_trip_ns(&self) -> Option<Estimate> {
         Estimate::of(&self.distances.iter().flat_map(CpuDistances::kept).collect::<Vec<_>>())
     }
+}
+
+/// The end of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RoundEnd {
+    Complete,
+    /// The caller stopped the run.
+    Stopped,
+    /// The time limit was reached.
+    OutOfTime,
 }
 
 /// Observations of a set of rows during its measurement.
@@ -418,22 +555,48 @@ struct RoundNotes {
     disturbances: Disturbances,
     /// The calibration after the last round.
     quiet: Option<Quiet>,
+    /// The time at which the measurement has to end.
+    end: Option<Instant>,
+    /// The windows measured, and the time they took with their repetitions.
+    windows: u32,
+    windows_time: Duration,
 }
 
 impl RoundNotes {
-    /// The fewest usable rounds of a row: undisturbed, and at the majority's CPU distance.
+    fn record_window(&mut self, elapsed: Duration) {
+        self.windows += 1;
+        self.windows_time += elapsed;
+    }
+
+    /// Whether this many windows, each as long as the mean so far, end in time.
+    fn has_time_for(&self, windows: usize) -> bool {
+        let mean = self.windows_time / self.windows.max(1);
+        self.end.is_none_or(|end| Instant::now() + mean * windows as u32 <= end)
+    }
+
+    /// Returns for a row's round at which distance the CPUs were ([`CpuDistances::sides`]); `None`
+    /// if the round is not usable.
+    fn usable_rounds(&self) -> impl Fn(usize, usize) -> Option<bool> {
+        let side = self.distances.sides();
+        move |row, number| {
+            side(row, number).filter(|_| self.disturbances.is_undisturbed(row, number))
+        }
+    }
+
+    /// The fewest usable rounds of a row.
     fn usable_rounds_min<C, R>(&self, rows: &[Series<C, R>]) -> Option<usize> {
-        let is_kept = self.distances.rounds_to_keep();
+        let is_usable = self.usable_rounds();
         let usable = |(index, row): (usize, &Series<C, R>)| {
-            let numbers = row.rounds.iter().map(|(number, _)| *number);
-            numbers
-                .filter(|&number| {
-                    self.disturbances.is_undisturbed(index, number) && is_kept(index, number)
-                })
-                .count()
+            row.rounds.iter().filter(|(number, _)| is_usable(index, *number).is_some()).count()
         };
         rows.iter().enumerate().filter(|(_, row)| !row.rounds.is_empty()).map(usable).min()
     }
+}
+
+/// The time that `rounds` rounds take, if `done` rounds took `elapsed`; with a tenth for rounds
+/// that are measured again.
+fn time_for_rounds(elapsed: Duration, done: usize, rounds: usize) -> Duration {
+    elapsed.mul_f64(1.1 * rounds as f64 / done.max(1) as f64)
 }
 
 /// The order of a round: shuffled, with blocks kept together, and the same in every run.

@@ -8,8 +8,7 @@ use crate::matrix::{self, SendCase, SendCondition, SendSelection};
 use crate::pair::Pair;
 use crate::regime::{self, FullSpeedThroughputs, Reading};
 use crate::report::Observer;
-use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
-use crate::stats::Estimate;
+use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
 use crate::topology::{Loads, Topology};
 use crate::warning::{Kind, Warning};
 use haul::SendMethod;
@@ -20,14 +19,18 @@ use haul_workers::tested_method::TestedMethod;
 use haul_workers::worker::{Outcome, Paced, receiver::ReceiveTask, sender::SendTask};
 use haul_workers::workload::{Opened, Workload};
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 mod answer;
+pub(crate) mod builds;
 mod copies;
 pub(crate) mod prediction;
 mod row;
 mod rows;
+mod verdict;
 mod warnings;
 
 pub use row::SendRow;
@@ -35,6 +38,8 @@ pub use row::SendRow;
 /// The report of the experiment `send`.
 pub type SendReport = crate::report::Report<SendRow>;
 
+/// The share of a time limit in which the observer effect is measured.
+const OBSERVER_SHARE: f64 = 0.15;
 /// The smallest share of a window in which the receive window alone must limit the sender, when the
 /// receiver holds the rate.
 const WINDOW_LIMITED_SHARE_MIN: f64 = 0.8;
@@ -120,6 +125,7 @@ pub fn run(
         reading: if parameters.rate.is_some() { Reading::Free } else { parameters.reading },
         full_speeds: FullSpeedThroughputs::default(),
         planned: parameters.planned.as_ref(),
+        builds: &[],
         pace: parameters.pace,
         offloads: None,
     };
@@ -127,7 +133,11 @@ pub fn run(
     let mut rows: Vec<SendSeries> = cases
         .into_iter()
         .zip(copied_percents)
-        .map(|(case, proved_copied_percent)| CaseWithProof { case, proved_copied_percent })
+        .map(|(case, proved_copied_percent)| CaseWithProof {
+            case,
+            proved_copied_percent,
+            build: 0,
+        })
         .map(Series::new)
         .collect();
     let observer =
@@ -143,11 +153,13 @@ pub fn run(
         experiment.reading,
         observer.as_ref(),
     ));
+    let verdicts = verdict::of(&rows, &experiment, &run, observer.as_ref());
     let rows = rows.iter().map(|series| rows::row(series, &rows, &experiment)).collect();
     let mut report =
         SendReport::of_run("send", started, run, &experiment.congestion, parameters.rate, rows)
             .with_reading(experiment.reading);
     report.observer = observer;
+    report.add_verdicts(verdicts);
     report.answers = answer::of(&report);
     if let Some(planned) = &parameters.planned {
         report.answers.extend(prediction::sentences(planned, &report));
@@ -168,8 +180,10 @@ fn measure_all(
     // The other machine's meter cannot be paused.
     let has_observer = parameters.rate.is_none() && experiment.topology.lab().is_some();
     let observer_pairs = if has_observer { parameters.observer_pairs } else { 0 };
-    let mut steps = Steps::new(run.steps(rows.len()) + observer_pairs, is_stopped, progress);
-    if !run.measure_all(experiment, rows, &mut steps)? {
+    let mut steps = Steps::new(run.steps(rows.len()) + observer_pairs, is_stopped, progress)
+        .with_limit(parameters.pace.limit);
+    let share = if has_observer { 1.0 - OBSERVER_SHARE } else { 1.0 };
+    if !run.measure_in_share(share, experiment, rows, &mut steps)? {
         return Ok(None);
     }
     let observer = observer_effect(experiment, &run.meter, rows, observer_pairs, &mut steps);
@@ -196,6 +210,8 @@ fn open_workloads(cases: &[SendCase]) -> Result<HashMap<Workload, Opened>, Bench
 struct CaseWithProof {
     case: SendCase,
     proved_copied_percent: Option<f64>,
+    /// The index of the build of haul that the row measures, if builds are compared.
+    build: usize,
 }
 
 /// A row and its rounds.
@@ -224,6 +240,8 @@ struct SendExperiment<'a> {
     reading: Reading,
     full_speeds: FullSpeedThroughputs<SendCase>,
     planned: Option<&'a haul::Plan>,
+    /// The builds of haul that are compared; empty for this program.
+    builds: &'a [PathBuf],
     pace: Pace,
     /// The current state of the sending device's offloads; `None` if it was not set yet.
     offloads: Option<Offloads>,
@@ -289,12 +307,16 @@ impl Experiment for SendExperiment<'_> {
     type Round = SendRound;
 
     fn name(&self, proved_case: &CaseWithProof) -> String {
-        proved_case.case.method.name().into()
+        let build =
+            self.builds.get(proved_case.build).map(|build| format!(" of {}", build.display()));
+        format!("{}{}", proved_case.case.method.name(), build.unwrap_or_default())
     }
 
     fn measure(&mut self, proved_case: &CaseWithProof, meter: &Meter) -> Result<Sample, FlowError> {
         self.set_offloads(proved_case.case.condition.offloads)?;
-        self.measured_flow(&proved_case.case)?.run(Some(meter))
+        let builds = self.builds;
+        let program = builds.get(proved_case.build).map(PathBuf::as_path);
+        Flow { program, ..self.measured_flow(&proved_case.case)? }.run(Some(meter))
     }
 
     fn evaluate(&self, _: &CaseWithProof, sample: &Sample, loads: &Loads) -> Option<SendRound> {
@@ -332,6 +354,24 @@ impl Experiment for SendExperiment<'_> {
     fn costs(round: &SendRound) -> Option<&Costs> {
         Some(&round.costs)
     }
+
+    fn part(&self, proved_case: &CaseWithProof) -> Option<Part> {
+        let SendCase { method, condition } = &proved_case.case;
+        if !self.builds.is_empty() {
+            let question = format!("{method} {condition:?}");
+            return Some(Part { question, is_baseline: proved_case.build == 0 });
+        }
+        let is_floor = *method == SendMethod::Floor.into();
+        (verdict::is_nameable(*method) || is_floor).then(|| Part {
+            // The floor is no candidate, but a verdict needs it.
+            question: if is_floor { String::new() } else { format!("{condition:?}") },
+            is_baseline: *method == SendMethod::ReadWrite.into(),
+        })
+    }
+
+    fn compared_cost(round: &SendRound) -> f64 {
+        round.costs.sender_us_per_mib
+    }
 }
 
 /// Measures the observer effect: the ratio of the throughput with the meter to that without. Runs
@@ -356,8 +396,17 @@ fn observer_effect(
     let rate =
         |sample: &Sample| sample.outcomes.first().map_or(f64::NAN, Outcome::bytes_per_second);
     let mut ratios = Vec::new();
-    for pair in 0..pairs {
-        if !steps.go_on("the meter's own effect") {
+    let path = case.method.name();
+    let end = experiment.pace.limit.map(|limit| limit.end_of_share(1.0));
+    for pair in 0.. {
+        let is_enough = match end {
+            None => pair >= pairs,
+            Some(end) => {
+                Instant::now() >= end
+                    || Observer::of(path, &ratios).is_some_and(|observer| observer.is_known)
+            }
+        };
+        if pairs == 0 || is_enough || !steps.go_on("the meter's own effect") {
             break;
         }
         let with = || flow.run(Some(meter));
@@ -372,10 +421,5 @@ fn observer_effect(
         };
         ratios.push(rate(&with) / rate(&without));
     }
-    let observer = Estimate::of(&ratios).map(|throughput_ratio| Observer {
-        path: case.method.name().into(),
-        pairs: ratios.len(),
-        throughput_ratio,
-    });
-    Ok(observer)
+    Ok(Observer::of(path, &ratios))
 }

@@ -17,7 +17,7 @@ use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Sample};
 use crate::matrix;
-use crate::rounds::{Costs, Experiment, Pace, Progress, Run, Series, Steps};
+use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
 use crate::stats::Estimate;
 use crate::topology::Loads;
 use haul::SendMethod;
@@ -35,6 +35,7 @@ use std::sync::atomic::AtomicBool;
 mod answer;
 mod change;
 mod row;
+mod verdict;
 
 pub use change::Name;
 use change::{Change, Tuning};
@@ -43,6 +44,9 @@ pub use row::SettingRow;
 /// The report of the experiment `settings`.
 pub type SettingsReport = crate::report::Report<SettingRow>;
 
+/// The share of a time limit in which each change is measured alone. The rest is for all changes
+/// that pay, together.
+const SINGLE_SHARE: f64 = 0.8;
 /// The most bytes that one call sends.
 const CHUNK: Size = Size(64 << 10);
 
@@ -53,6 +57,8 @@ pub struct SettingsParameters {
     pub paths: Vec<TestedMethod>,
     /// The settings to change.
     pub settings: Vec<Name>,
+    /// Whether to measure only changes that can be a verdict's.
+    pub verdict_only: bool,
     /// The data to send.
     pub workload: Workload,
     /// The rate that the sender holds by pacing; `None` for full speed.
@@ -70,6 +76,7 @@ impl SettingsParameters {
         Self {
             paths: [SendMethod::ReadWrite, SendMethod::Sendfile].map(TestedMethod::from).into(),
             settings: Name::ALL.into(),
+            verdict_only: false,
             workload: Workload::USUAL,
             rate: None,
             pace,
@@ -77,9 +84,9 @@ impl SettingsParameters {
         }
     }
 
-    /// A short measurement: `sendfile` only.
+    /// A short measurement: `sendfile`, and the changes that can be a verdict's.
     pub fn quick(pace: Pace) -> Self {
-        Self { paths: vec![SendMethod::Sendfile.into()], ..Self::new(pace) }
+        Self { paths: vec![SendMethod::Sendfile.into()], verdict_only: true, ..Self::new(pace) }
     }
 }
 
@@ -134,7 +141,7 @@ pub fn run(
     let basis = Tuning::host_default(parameters.congestion.clone());
     let lab = basis.open(None)?;
     let congestion = congestion::choose(&lab, Some(&basis.congestion))?;
-    let changes = change::rows(&parameters.settings, &basis);
+    let changes = change::rows(&parameters.settings, &basis, parameters.verdict_only);
     let mut experiment = SettingsExperiment {
         basis,
         cpus: lab.cpus(),
@@ -150,9 +157,10 @@ pub fn run(
         rows.extend(changes.iter().map(|changes| series(method, changes, Role::Setting)));
     }
     let mut steps =
-        Steps::new(run.steps(rows.len() + 2 * parameters.paths.len()), is_stopped, progress);
+        Steps::new(run.steps(rows.len() + 2 * parameters.paths.len()), is_stopped, progress)
+            .with_limit(parameters.pace.limit);
     let mut together = Vec::new();
-    if run.measure_all(&mut experiment, &mut rows, &mut steps)? {
+    if run.measure_in_share(SINGLE_SHARE, &mut experiment, &mut rows, &mut steps)? {
         for &method in &parameters.paths {
             let changes = paying_changes(method, &rows);
             if changes.len() > 1 {
@@ -168,6 +176,7 @@ pub fn run(
     }
     let comparison = compare_methods(&parameters.paths, &rows);
     let device = device();
+    let verdict = verdict::of(&rows, &run, &device);
     let mut reported: Vec<SettingRow> =
         rows.iter().map(|series| row::of(series, &rows, &experiment.basis, &device)).collect();
     let combined = together.iter().filter(|series| series.case.role == Role::Together);
@@ -178,6 +187,7 @@ pub fn run(
     run.warn(&rows, SettingCase::to_string, SettingRound::total_us_per_mib);
     let mut report =
         SettingsReport::of_run("settings", started, run, &congestion, parameters.rate, reported);
+    report.add_verdicts(verdict);
     report.answers = answer::of(&report, comparison.as_ref());
     Ok(report)
 }
@@ -309,6 +319,15 @@ impl Experiment for SettingsExperiment {
         let (from, to) =
             ((Endpoint::Lab(&lab.sender), sending), (Endpoint::Lab(&lab.receiver), receiving));
         Flow::stream(from, to, socket, window).run(Some(meter))
+    }
+
+    fn part(&self, case: &SettingCase) -> Option<Part> {
+        let question = case.method.name().to_owned();
+        Some(Part { question, is_baseline: case.role == Role::Basis })
+    }
+
+    fn compared_cost(round: &SettingRound) -> f64 {
+        round.total_us_per_mib()
     }
 
     fn evaluate(&self, _: &SettingCase, sample: &Sample, loads: &Loads) -> Option<SettingRound> {

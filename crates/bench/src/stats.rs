@@ -26,6 +26,14 @@ pub(crate) const VERDICT_ROUNDS_MIN: usize = 9;
 /// intervals to 93 to 97 %. Source: docs/measurements/repeatability.md.
 const RUN_TO_RUN_DEVIATION: f64 = 0.07;
 
+/// Standard deviation, from run to run, of the logarithm of the cost of a method. Source:
+/// docs/measurements/repeatability.md.
+const COST_RUN_TO_RUN_DEVIATION: f64 = 0.2;
+
+/// Standard deviation, from series to series, of the logarithm of a command's cost relative to the
+/// speed of the machine. Source: docs/measurements/repeatability.md.
+const SERIES_DEVIATION: f64 = 0.015;
+
 /// A median with its interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
@@ -106,12 +114,55 @@ impl Estimate {
     /// The two parts are independent, so the squares of their half widths add, on the logarithmic
     /// scale of a ratio.
     pub(crate) fn widen_for_runs(self, count: usize) -> Self {
+        self.widen(RUN_TO_RUN_DEVIATION, count)
+    }
+
+    /// Adds a deviation of the logarithm from run to run to the interval.
+    fn widen(self, deviation: f64, count: usize) -> Self {
         if !self.has_interval() || self.low <= 0.0 {
             return self;
         }
-        let runs = RUN_TO_RUN_DEVIATION * normal_quantile(count);
+        let runs = deviation * normal_quantile(count);
         let factor = |end: f64| (end / self.median).ln().hypot(runs).exp();
         Self { low: self.median / factor(self.low), high: self.median * factor(self.high), ..self }
+    }
+
+    /// This ratio divided by the same ratio of another run. `count` is the number of comparisons of
+    /// which the best is selected.
+    pub(crate) fn quotient_of_runs(self, other: Self, count: usize) -> Self {
+        self.widen_for_runs(count).quotient(other.widen_for_runs(count))
+    }
+
+    /// This cost divided by the same cost in another run. The interval covers what a cost differs
+    /// by from run to run. `count` is the number of comparisons of which the best is selected.
+    pub(crate) fn quotient_of_costs(self, other: Self, count: usize) -> Self {
+        let cost = |estimate: Self| estimate.widen(COST_RUN_TO_RUN_DEVIATION, count);
+        cost(self).quotient(cost(other))
+    }
+
+    /// This cost divided by that of an earlier series of runs, both relative to the speed of the
+    /// machine.
+    pub(crate) fn quotient_of_series(self, other: Self) -> Self {
+        let series = |estimate: Self| estimate.widen(SERIES_DEVIATION, 1);
+        series(self).quotient(series(other))
+    }
+
+    /// This estimate divided by an independent one: the squares of their half widths add, on the
+    /// logarithmic scale. It has as many rounds as the one that has fewer.
+    fn quotient(self, other: Self) -> Self {
+        let median = self.median / other.median;
+        let rounds = self.rounds.min(other.rounds);
+        if !self.has_interval() || !other.has_interval() || self.low <= 0.0 || other.low <= 0.0 {
+            return Self::without_interval(median, rounds);
+        }
+        let width = |one: f64, other: f64| one.ln().hypot(other.ln()).exp();
+        Self {
+            median,
+            low: median / width(self.median / self.low, other.high / other.median),
+            high: median * width(self.high / self.median, other.median / other.low),
+            rounds,
+            coverage_percent: self.coverage_percent.min(other.coverage_percent),
+        }
     }
 
     /// The same median without an interval, for rounds whose interval would be too narrow.

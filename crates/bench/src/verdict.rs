@@ -1,49 +1,181 @@
-//! The certainty of a verdict: whether the least of several figures is shown to be the least.
+//! Verdicts: the answer to one question of a report, with its confidence, or the reason why there
+//! is none.
+//!
+//! A verdict names only a method that the library may choose, that did what its name says, that
+//! costs no less than the network stack alone, and that was measured in at least nine usable rounds
+//! of a run whose noise is within its bounds. Otherwise the verdict is withheld, and says what to
+//! do.
 
-use crate::rounds::short_list;
-use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
+use crate::stats::Estimate;
+use serde::{Deserialize, Serialize};
 
-/// Returns the end of a sentence about the least of several figures: why it is not shown to be the
-/// least. Empty if it is.
-///
-/// The figures' intervals must not overlap. This is stricter than one interval of the ratio, by
-/// enough to cover the selection of the least among a dozen.
-pub(crate) fn uncertainty(
-    least: Estimate,
-    others: impl IntoIterator<Item = (String, Estimate)>,
-) -> String {
-    if !least.is_conclusive() {
-        let rounds = least.rounds;
-        return format!(
-            "; no verdict: it takes {VERDICT_ROUNDS_MIN} usable rounds, and there are {rounds}"
-        );
+mod choice;
+
+pub(crate) use choice::{Candidate, ComparedRow, Subject};
+
+/// A question that an experiment answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Question {
+    /// The cheapest method of sending files.
+    SendFiles,
+    /// The cheapest method of sending memory.
+    SendMemory,
+    /// The cheapest method of receiving into memory.
+    Receive,
+    /// The cheapest method of forwarding a stream.
+    Forward,
+    /// The host setting that saves most.
+    Settings,
+    /// The kernel functions in which the CPU time is spent.
+    CpuTime,
+    /// The cheapest way of handling many small packets.
+    Packets,
+    /// The cost of a checksum compared with that of a copy.
+    Checksums,
+}
+
+impl Question {
+    /// The question as a heading.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::SendFiles => "send files",
+            Self::SendMemory => "send memory",
+            Self::Receive => "receive",
+            Self::Forward => "forward",
+            Self::Settings => "settings",
+            Self::CpuTime => "CPU time",
+            Self::Packets => "packets",
+            Self::Checksums => "checksums",
+        }
     }
-    let is_shown = |other: &Estimate| other.is_above(least.high);
-    let ties: Vec<String> =
-        others.into_iter().filter(|(_, other)| !is_shown(other)).map(|(name, _)| name).collect();
-    if ties.is_empty() {
-        String::new()
-    } else {
-        format!("; no difference from it was shown for {}", short_list(&ties))
+}
+
+/// The confidence of a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Confidence {
+    /// All comparisons that led to the choice hold jointly with a probability of 95 %, or the
+    /// choice follows from what the kernel reported.
+    Certain,
+    /// The comparison with the baseline holds with a probability of 95 %, but not jointly with the
+    /// selection among several methods or not for both hosts together.
+    Likely,
+    /// No difference was shown, or the measurement is not usable.
+    Undecided,
+}
+
+impl Confidence {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Certain => "certain",
+            Self::Likely => "likely",
+            Self::Undecided => "undecided",
+        }
     }
+}
+
+/// Where a piece of advice can be followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Safety {
+    /// It has no effect except on cost.
+    SafeAnywhere,
+    /// It suits a network without long or lossy paths, whose hosts are under one administration.
+    LanOnly,
+    /// It can break or delay traffic. Such advice is never a verdict.
+    Risky,
+}
+
+impl Safety {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SafeAnywhere => "safe anywhere",
+            Self::LanOnly => "LAN only",
+            Self::Risky => "risky",
+        }
+    }
+}
+
+/// The answer to one question.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The question.
+    pub question: Question,
+    /// The confidence.
+    pub confidence: Confidence,
+    /// The method or setting to use; `null` if undecided.
+    pub choice: Option<String>,
+    /// The method or setting that it was compared with.
+    pub baseline: Option<String>,
+    /// The CPU time that the choice saves, in percent of the baseline's; `null` if none was shown.
+    pub saving_percent: Option<Estimate>,
+    /// The answer as one sentence.
+    pub statement: String,
+    /// The command or the line of code that follows the advice, or that answers an open question.
+    pub how: Option<String>,
+    /// Where the advice can be followed.
+    pub safety: Safety,
+}
+
+impl Verdict {
+    /// A verdict on which nothing is saved, without a choice.
+    pub(crate) fn without_saving(question: Question, statement: &str) -> Self {
+        Self {
+            question,
+            confidence: Confidence::Certain,
+            choice: None,
+            baseline: None,
+            saving_percent: None,
+            statement: statement.into(),
+            how: None,
+            safety: Safety::SafeAnywhere,
+        }
+    }
+
+    /// An undecided verdict. The reason is a clause without a full stop; `remedy` is a command or a
+    /// clause that says what to do.
+    pub(crate) fn withheld(question: Question, reason: &str, remedy: impl Into<String>) -> Self {
+        Self {
+            confidence: Confidence::Undecided,
+            how: Some(remedy.into()),
+            ..Self::without_saving(question, &format!("No verdict: {reason}"))
+        }
+    }
+}
+
+/// The saving of a cost ratio, in percent.
+pub(crate) fn saving(ratio: Estimate) -> Estimate {
+    let percent = |ratio: f64| 100.0 * (1.0 - ratio);
+    Estimate {
+        median: percent(ratio.median),
+        low: percent(ratio.high),
+        high: percent(ratio.low),
+        ..ratio
+    }
+}
+
+/// A saving with its interval as text: `57 % (48 to 66)`.
+pub(crate) fn saving_text(saving: Estimate) -> String {
+    format!("{:.0} % ({})", saving.median, saving.interval(0))
+}
+
+/// A cost ratio with its interval as text: `0.43 × (0.34 to 0.52)`.
+pub(crate) fn ratio_text(ratio: Estimate) -> String {
+    format!("{:.2} × ({})", ratio.median, ratio.interval(2))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn around(middle: f64, rounds: usize) -> Estimate {
-        let values: Vec<f64> = (0..rounds).map(|round| middle + round as f64).collect();
-        Estimate::of(&values).unwrap()
-    }
-
     #[test]
-    fn the_least_is_a_verdict_only_if_no_other_interval_overlaps() {
-        let others = |middle: f64| [("copy".to_owned(), around(middle, 15))];
-        assert_eq!(uncertainty(around(100.0, 15), others(200.0)), "");
-        assert!(uncertainty(around(100.0, 15), others(105.0)).ends_with("was shown for copy"));
-        assert!(uncertainty(around(100.0, 3), others(200.0)).contains("there are 3"));
-        let others = [("splice".to_owned(), around(200.0, 3))];
-        assert!(uncertainty(around(100.0, 15), others).contains("splice"));
+    fn a_saving_turns_the_ends_of_the_ratio_around() {
+        let ratio =
+            Estimate { median: 0.43, low: 0.34, high: 0.52, rounds: 9, coverage_percent: 96.1 };
+        assert_eq!(saving_text(saving(ratio)), "57 % (48 to 66)");
+        assert_eq!(ratio_text(ratio), "0.43 × (0.34 to 0.52)");
     }
 }

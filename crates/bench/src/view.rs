@@ -3,7 +3,9 @@
 use crate::host::HostFacts;
 use crate::regime::Reading;
 use crate::report::{Observer, Report};
+use crate::rounds::RoundCost;
 use crate::stats::Estimate;
+use crate::verdict::Verdict;
 use haul_units::Rate;
 
 /// A report as text, tables and bars.
@@ -11,7 +13,9 @@ use haul_units::Rate;
 pub struct View {
     /// The command that makes the report.
     pub title: String,
-    /// The answer in plain language, one sentence each.
+    /// The answer to each question of the experiment.
+    pub verdicts: Vec<Verdict>,
+    /// Details of the answers in plain language, one sentence each.
     pub answers: Vec<String>,
     /// The machine and the lab, one line each.
     pub setting: Vec<String>,
@@ -30,6 +34,8 @@ pub struct View {
     pub drawings: Vec<Drawing>,
     /// Notes on all figures.
     pub notes: Vec<String>,
+    /// The settings of the rows, each with its command.
+    pub advice: Vec<Advice>,
     /// Warnings of this run.
     pub warnings: Vec<String>,
 }
@@ -48,10 +54,8 @@ pub struct Drawing {
 pub struct Group {
     /// The conditions that the rows share.
     pub title: String,
-    /// The rows.
+    /// The rows, the cheapest first. Rows without figures are last.
     pub lines: Vec<Line>,
-    /// The value at which a bar has its full length.
-    pub full: f64,
 }
 
 /// One row of a group.
@@ -65,6 +69,32 @@ pub struct Line {
     pub cells: Vec<String>,
     /// Its bars.
     pub bars: Vec<Bar>,
+    /// Its part in a verdict.
+    pub role: LineRole,
+}
+
+/// The part of a row in a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LineRole {
+    /// A verdict recommends it.
+    Choice,
+    /// A verdict compares the others with it.
+    Baseline,
+    /// None.
+    Other,
+}
+
+/// A change of a host's setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Advice {
+    /// The setting and its value.
+    pub setting: String,
+    /// The command that makes it.
+    pub command: String,
+    /// Where it can be made without harm.
+    pub safety: String,
+    /// The risk.
+    pub risk: String,
 }
 
 /// A bar with its interval.
@@ -76,6 +106,8 @@ pub struct Bar {
     pub estimate: Estimate,
     /// Text beside the bar.
     pub remark: String,
+    /// The value at which it has its full length.
+    pub full: f64,
 }
 
 impl Bar {
@@ -85,7 +117,7 @@ impl Bar {
         estimate: Option<Estimate>,
         remark: String,
     ) -> Option<Self> {
-        estimate.map(|estimate| Self { class, estimate, remark })
+        estimate.map(|estimate| Self { class, estimate, remark, full: 1.0 })
     }
 }
 
@@ -102,6 +134,16 @@ impl<R> Column<R> {
         Self { head, text, is_narrow: true }
     }
 
+    /// The heading.
+    pub(crate) const fn head(&self) -> &'static str {
+        self.head
+    }
+
+    /// Whether the column is always shown.
+    pub(crate) const fn is_narrow(&self) -> bool {
+        self.is_narrow
+    }
+
     /// A column that is shown if the terminal is wide enough.
     pub(crate) const fn wide(head: &'static str, text: fn(&R) -> String) -> Self {
         Self { head, text, is_narrow: false }
@@ -116,9 +158,23 @@ pub trait TableRow: Sized + 'static {
     const LEGEND: &'static [(&'static str, &'static str)];
     /// The quantity that the bars show.
     const UNIT: &'static str;
+    /// The methods that the others of a group are compared with, the preferred one first.
+    const BASELINES: &'static [&'static str] = &[];
+    /// Whether the rows of a group are sorted by their first bar, the shortest first.
+    const IS_SORTED: bool = true;
+    /// Whether bars of different classes have different units, and so scales of their own.
+    const HAS_SCALE_PER_CLASS: bool = false;
 
     /// The row's name within its group.
     fn name(&self) -> String;
+    /// The name of the row's method, as a verdict names it.
+    fn method(&self) -> String {
+        self.name()
+    }
+    /// The row's cost in each round.
+    fn round_costs(&self) -> &[RoundCost] {
+        &[]
+    }
     /// The title of the row's group: the conditions that it shares with others.
     fn group(&self) -> String;
     /// Scale of the bars. Bars of groups with the same scale can be compared by their lengths.
@@ -135,6 +191,10 @@ pub trait TableRow: Sized + 'static {
     fn refusal_reason(&self) -> Option<&str>;
     /// The row's bars.
     fn bars(&self) -> Vec<Bar>;
+    /// The settings of the rows, each with its command.
+    fn advice(_rows: &[Self]) -> Vec<Advice> {
+        Vec::new()
+    }
     /// Notes on the rows.
     fn notes(_rows: &[Self]) -> Vec<String> {
         Vec::new()
@@ -146,31 +206,44 @@ impl<R: TableRow> Report<R> {
     pub fn view(&self) -> View {
         View {
             title: format!("haul bench {}", self.experiment),
+            verdicts: self.verdicts.clone(),
             answers: self.answers.clone(),
             setting: setting(self),
             legend: R::LEGEND.to_vec(),
             unit: R::UNIT,
             heads: R::COLUMNS.iter().map(|column| column.head).collect(),
             narrow: R::COLUMNS.iter().filter(|column| column.is_narrow).count(),
-            groups: groups(&self.rows),
+            groups: groups(&self.rows, &self.verdicts),
             drawings: Vec::new(),
             notes: self.observer.iter().map(observer).chain(R::notes(&self.rows)).collect(),
+            advice: R::advice(&self.rows),
             warnings: self.warnings.iter().map(|warning| warning.detail.clone()).collect(),
         }
     }
 }
 
-/// Groups comparable rows under their shared conditions.
-fn groups<R: TableRow>(rows: &[R]) -> Vec<Group> {
+/// Groups comparable rows under their shared conditions, and sorts them by their first bar.
+pub(crate) fn groups<R: TableRow>(rows: &[R], verdicts: &[Verdict]) -> Vec<Group> {
     // In a stopped run some rows have no rounds; they are left out.
     let shown =
         || rows.iter().filter(|row| row.round_count() > 0 || row.refusal_reason().is_some());
-    let full = |scale: u64| {
+    let full = |scale: u64, class: &str| {
+        let is_on_scale = |bar: &Bar| !R::HAS_SCALE_PER_CLASS || bar.class == class;
         let bars = shown().filter(|row| row.axis_key() == scale).flat_map(TableRow::bars);
-        bars.map(
-            |bar| if bar.estimate.has_interval() { bar.estimate.high } else { bar.estimate.median },
-        )
-        .fold(f64::MIN_POSITIVE, f64::max)
+        let length = |bar: Bar| {
+            if bar.estimate.has_interval() { bar.estimate.high } else { bar.estimate.median }
+        };
+        bars.filter(is_on_scale).map(length).fold(f64::MIN_POSITIVE, f64::max)
+    };
+    let role = |row: &R| {
+        let is_named = |name: &Option<String>| name.as_ref() == Some(&row.method());
+        if verdicts.iter().any(|verdict| is_named(&verdict.choice)) {
+            LineRole::Choice
+        } else if verdicts.iter().any(|verdict| is_named(&verdict.baseline)) {
+            LineRole::Baseline
+        } else {
+            LineRole::Other
+        }
     };
     let mut groups: Vec<Group> = Vec::new();
     for row in shown() {
@@ -183,15 +256,31 @@ fn groups<R: TableRow>(rows: &[R]) -> Vec<Group> {
             name: row.name() + mark,
             refused: row.refusal_reason().map(str::to_owned),
             cells,
-            bars: row.bars(),
+            bars: row
+                .bars()
+                .into_iter()
+                .map(|bar| Bar { full: full(row.axis_key(), bar.class), ..bar })
+                .collect(),
+            role: role(row),
         };
         let title = row.group();
         match groups.iter_mut().find(|group| group.title == title) {
             Some(group) => group.lines.push(line),
-            None => groups.push(Group { title, lines: vec![line], full: full(row.axis_key()) }),
+            None => groups.push(Group { title, lines: vec![line] }),
+        }
+    }
+    if R::IS_SORTED {
+        for group in &mut groups {
+            sort(&mut group.lines);
         }
     }
     groups
+}
+
+/// Sorts rows by the length of their first bar. Rows without bars are last.
+fn sort(lines: &mut [Line]) {
+    let cost = |line: &Line| line.bars.first().map_or(f64::INFINITY, |bar| bar.estimate.median);
+    lines.sort_by(|one, other| cost(one).total_cmp(&cost(other)));
 }
 
 /// One line about the machine and one about the lab.
@@ -237,9 +326,10 @@ fn observer(observer: &Observer) -> String {
     } else {
         "no interval".into()
     };
+    let known = if observer.is_known { "" } else { "; not known within 3 %" };
     format!(
         "The meter's own effect: with it the throughput of {} differs by {:+.1} % ({interval}, \
-         {} pairs).",
+         {} pairs{known}).",
         observer.path,
         100.0 * (ratio.median - 1.0),
         observer.pairs

@@ -19,9 +19,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+mod examples;
+
 /// The cheapest way to move bytes over TCP on Linux, and the proof of it.
 #[derive(Debug, Parser)]
-#[command(name = "haul", version, arg_required_else_help = true)]
+#[command(name = "haul", version = haul_version::FULL, arg_required_else_help = true)]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
@@ -32,26 +34,41 @@ pub enum Command {
     /// Measure what every method of sending, receiving and forwarding costs on this machine, and
     /// where the CPU time is spent
     ///
-    /// Without an experiment, runs all of them in quick form and writes the results to
-    /// ./haul-report/ as JSON, Markdown and one HTML page.
+    /// Without an experiment, runs all of them in quick form within two minutes, prints a summary
+    /// and writes the results to a folder of its own under ./haul-report/ as JSON, Markdown and one
+    /// HTML page. haul-report/latest is the last one.
+    #[command(after_help = examples::BENCH)]
     Bench(Box<BenchArguments>),
     /// Measure the cost of each path, test the resulting plan and write it to a file; programs load
     /// it to choose the cheapest path for each job
+    #[command(after_help = examples::PLAN)]
     Plan(PlanArguments),
+    /// Compare two runs of haul bench row by row, or two builds of haul in one run
+    ///
+    /// A and B are folders of runs, JSON reports, or two builds of haul. Builds are measured in the
+    /// same rounds, which shows much smaller differences than two runs do.
+    #[command(after_help = examples::COMPARE)]
+    Compare(Box<CompareArguments>),
     /// Measure the true CPU load of this machine, interrupts included, for a given time or while a
     /// command runs
+    #[command(after_help = examples::SOAK)]
     Soak(SoakArguments),
     /// Report what this kernel, network device and resource limits allow, and how to fix what they
     /// do not allow
+    #[command(after_help = examples::DOCTOR)]
     Doctor(DoctorArguments),
     /// Serve the files of a directory over HTTP
+    #[command(after_help = examples::SERVE)]
     Serve(Box<ServeArguments>),
     /// Run a command in the lab: two hosts (network namespaces) on this machine, joined by a veth
     /// pair, each with its own CPU
+    #[command(after_help = examples::LAB)]
     Lab(LabArguments),
     /// Print completions of this command for a shell
+    #[command(after_help = examples::COMPLETIONS)]
     Completions(CompletionsArguments),
     /// Write the manual pages of this command and its subcommands into a directory
+    #[command(after_help = examples::MAN)]
     Man(ManArguments),
 }
 
@@ -74,6 +91,9 @@ pub struct BenchArguments {
     /// Experiment to run; without one, all experiments in quick form
     #[command(subcommand)]
     pub experiment: Option<Experiment>,
+    /// Directory for the folders of runs without an experiment's name [default: haul-report]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
     /// Listen for another machine that runs haul bench --to, and measure together with it
     /// [default: port 4285 of every address]
     ///
@@ -94,15 +114,27 @@ pub struct BenchArguments {
 /// Arguments that all experiments have in common.
 #[derive(Debug, Args)]
 pub struct CommonArguments {
-    /// Number of times that each row is measured; a verdict needs 9 [default: 21, with --quick 15]
-    #[arg(long, value_name = "N", global = true)]
+    /// Time for the measurement, such as 90s or 5m [default: 2m; with --quick 30s; all experiments
+    /// 2m, with --full 15m]
+    ///
+    /// Every row is measured often enough for a verdict, then the rows of questions that are still
+    /// open, until their intervals are narrow enough or the time is over.
+    #[arg(long = "for", value_name = "TIME", global = true, value_parser = duration)]
+    pub time: Option<Duration>,
+    /// Precision that is sufficient: half the width of a ratio's interval [default: 5%]
+    #[arg(long, value_name = "PERCENT", global = true, value_parser = percent)]
+    pub within: Option<f64>,
+    /// Measure each row this often, instead of by time; a verdict needs 9
+    #[arg(long, value_name = "N", global = true, conflicts_with_all = ["time", "within"])]
     pub rounds: Option<usize>,
-    /// Measure fewer rows in fewer and shorter rounds; haul bench without an experiment does so
-    /// unless --full is given
+    /// Print the tables of every experiment, not only the summary
+    #[arg(long, global = true)]
+    pub verbose: bool,
+    /// Measure fewer rows in shorter windows; haul bench without an experiment does so unless
+    /// --full is given
     #[arg(long, global = true, conflicts_with = "full")]
     pub quick: bool,
-    /// Measure every row in all rounds, as a named experiment does by default; all experiments
-    /// together then take several times as long as in quick form
+    /// Measure every row, as a named experiment does by default
     #[arg(long, global = true)]
     pub full: bool,
     /// Congestion control of the sockets [default: cubic, or reno where cubic may not be set; for
@@ -127,23 +159,31 @@ pub struct CommonArguments {
 #[derive(Debug, Subcommand)]
 pub enum Experiment {
     /// Measure what each method of sending files or memory costs
+    #[command(after_help = examples::SEND)]
     Send(SendArguments),
     /// Measure what each method of receiving costs, and when pages can be mapped
+    #[command(after_help = examples::RECEIVE)]
     Receive(ReceiveArguments),
     /// Measure what each method of forwarding a stream costs, and the latency of small messages
+    #[command(after_help = examples::FORWARD)]
     Forward(ForwardArguments),
     /// Profile where in the kernel CPU time is spent: an upper bound on what any change there can
     /// save
+    #[command(after_help = examples::PROFILE)]
     Profile(ProfileArguments),
     /// Measure packets per interrupt, and what batching packets saves on both hosts
+    #[command(after_help = examples::INTERRUPTS)]
     Interrupts,
     /// Measure what host settings save in addition to the choice of path, and print the commands
     /// that set them
+    #[command(after_help = examples::SETTINGS)]
     Settings(SettingsArguments),
     /// Measure from which size lending memory to the kernel costs less than copying, and what it
     /// saves over sendfile
+    #[command(after_help = examples::LOAN)]
     Loan(LoanArguments),
     /// Measure what checksums cost compared with copies, from the first-level cache to memory
+    #[command(after_help = examples::CHECKSUM)]
     Checksum(ChecksumArguments),
 }
 
@@ -264,9 +304,6 @@ pub struct ProfileArguments {
     /// size), file:PATH, or memory:SIZE
     #[arg(long, value_name = "WORKLOAD", default_value = "63x350KB")]
     pub workload: Workload,
-    /// Duration of the measurement [default: 10s, with --quick 2s]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub duration: Option<Duration>,
     /// MTU of the link in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 9000)]
     pub mtu: u32,
@@ -353,10 +390,72 @@ impl From<Switch> for Offloads {
 }
 
 #[derive(Debug, Args)]
+pub struct CompareArguments {
+    /// First run or build: a folder such as haul-report/latest, a JSON report, or a haul program
+    #[arg(value_name = "A")]
+    pub a: PathBuf,
+    /// Second run or build
+    #[arg(value_name = "B")]
+    pub b: PathBuf,
+    /// Exit with 1 if a row of B costs more than A by more than this, beyond its interval
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub fail_above: Option<f64>,
+    /// Time for measuring two builds [default: 2m]
+    #[arg(long = "for", value_name = "TIME", value_parser = duration)]
+    pub time: Option<Duration>,
+    /// Precision that is sufficient for two builds [default: 2%]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub within: Option<f64>,
+    /// Paths (send methods) to measure with two builds, separated by commas [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "PATH,…", hide_possible_values = true)]
+    pub paths: Vec<TestedMethod>,
+    /// Maximum size of one send call of two builds [default: 64KiB]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
+    pub chunk: Vec<Size>,
+    /// Data that two builds send, as for haul bench send [default: 63x350KB]
+    #[arg(long, value_delimiter = ',', value_name = "WORKLOAD,…")]
+    pub workload: Vec<Workload>,
+    /// Write the comparison as JSON; - is standard output
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<Destination>,
+    /// Write the comparison as Markdown; - is standard output
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<Destination>,
+    /// Write the comparison as an HTML page; - is standard output
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<Destination>,
+}
+
+#[derive(Debug, Args)]
 pub struct SoakArguments {
     /// How long to measure if no command is given
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
-    pub duration: Duration,
+    #[arg(
+        long = "for",
+        alias = "duration",
+        value_name = "TIME",
+        default_value = "10s",
+        value_parser = duration
+    )]
+    pub time: Duration,
+    /// Run COMMAND this often, and print its cost with an interval [default with --versus or
+    /// --baseline: 10]
+    #[arg(long, value_name = "N", requires = "command", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: Option<u32>,
+    /// Shell command to run in turn with COMMAND, and to compare it with
+    #[arg(long, value_name = "SHELL COMMAND", requires = "command")]
+    pub versus: Option<String>,
+    /// Print the cost of a MiB that this network device received and sent
+    #[arg(long, value_name = "DEVICE", requires = "command", conflicts_with = "bytes")]
+    pub per_mib_of: Option<String>,
+    /// Print the cost of a MiB if each run moves this much, such as 1GiB
+    #[arg(long, value_name = "SIZE", requires = "command")]
+    pub bytes: Option<Size>,
+    /// Compare the cost with that in this file, which an earlier --runs with --json has written
+    #[arg(long, value_name = "FILE", requires = "command")]
+    pub baseline: Option<PathBuf>,
+    /// Exit with 1 if the cost is higher than the baseline's by more than this, beyond its interval
+    #[arg(long, value_name = "PERCENT", requires = "baseline", value_parser = percent)]
+    pub fail_above: Option<f64>,
     /// Write the report as JSON; - is standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<Destination>,
@@ -466,6 +565,15 @@ pub fn parse() -> Result<Arguments, Failure> {
         let line = lines.collect::<Vec<_>>().join("; ").replace(":; ", ": ");
         Failure::bad_input(line.strip_prefix("error: ").unwrap_or(&line))
     })
+}
+
+/// Parses a percentage, with or without the sign: `5%`, `0.5`.
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim();
+    match number.parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
+        _ => Err(format!("{text:?} is not a percentage between 0 and 100, such as 5%")),
+    }
 }
 
 fn duration(text: &str) -> Result<Duration, ParseQuantityError> {

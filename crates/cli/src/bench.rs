@@ -2,39 +2,51 @@
 
 use crate::arguments::{self, BenchArguments, CommonArguments, Experiment, ListenAddress};
 use crate::output::{self, Destination, Failure};
+use folder::RunDirectory;
 use haul_bench::export;
+use haul_bench::export::summary::verdict_lines;
 use haul_bench::pair::{self, Pair};
 use haul_bench::report::Report;
+use haul_bench::summary::{Findings, LeftOut, Summary};
 use haul_bench::view::{TableRow, View};
 use haul_bench::warning::Kind;
-use haul_bench::{BenchError, Pace, Progress};
-use indicatif::ProgressBar;
+use haul_bench::{BenchError, Pace, Progress, TimeLimit};
+use progress::RunProgress;
 use serde::Serialize;
-use std::fs;
+use std::cell::Cell;
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 mod checksum;
+mod folder;
 mod forward;
 mod interrupts;
 mod loan;
 mod profile;
+mod progress;
 mod receive;
 mod send;
 mod settings;
 
-/// Directory in which `haul bench` without an experiment writes its reports.
-const REPORT_DIRECTORY: &str = "haul-report";
+/// Time of all experiments in quick form, and with `--full`.
+const ALL_QUICK: Duration = Duration::from_secs(120);
+const ALL_FULL: Duration = Duration::from_secs(900);
+/// Time of one experiment in quick form, and with all its rows.
+const ONE_QUICK: Duration = Duration::from_secs(30);
+const ONE_FULL: Duration = Duration::from_secs(120);
+/// Precision that is sufficient by default, in percent.
+const WITHIN_PERCENT: f64 = 5.0;
 
 /// The result of an experiment of any kind, ready to be written.
 struct ExperimentResult {
     experiment: String,
     view: View,
     json: String,
+    findings: Findings,
     /// Exit code: that of a profiled command, or 1 for an experiment that did not complete.
     exit_code: u8,
 }
@@ -54,6 +66,7 @@ impl<R: TableRow + Serialize> From<Report<R>> for ExperimentResult {
         Self {
             view: report.view(),
             json: export::json(&report),
+            findings: Findings::from(&report),
             experiment: report.experiment,
             exit_code,
         }
@@ -64,8 +77,12 @@ impl<R: TableRow + Serialize> From<Report<R>> for ExperimentResult {
 struct Context<'a> {
     common: &'a CommonArguments,
     is_quick: bool,
+    /// Whether all experiments are run, in the time of one run.
+    is_everything: bool,
+    /// The time limit of the current experiment; `None` for a fixed number of rounds.
+    limit: Cell<Option<TimeLimit>>,
     stop: &'a AtomicBool,
-    bar: ProgressBar,
+    progress: RunProgress,
     /// The peer of `--to`, which replaces the lab.
     peer: Option<Arc<Pair>>,
 }
@@ -73,7 +90,34 @@ struct Context<'a> {
 impl Context<'_> {
     fn pace(&self) -> Pace {
         let basis = if self.is_quick { Pace::QUICK } else { Pace::FULL };
-        Pace { rounds: self.common.rounds.unwrap_or(basis.rounds), ..basis }
+        match (self.common.rounds, self.limit.get()) {
+            (Some(rounds), _) => Pace { rounds, ..basis },
+            (None, Some(limit)) => basis.with_limit(limit),
+            (None, None) => basis,
+        }
+    }
+
+    /// The time of the whole run.
+    fn time(&self) -> Duration {
+        let default = match (self.is_everything, self.is_quick) {
+            (true, true) => ALL_QUICK,
+            (true, false) => ALL_FULL,
+            (false, true) => ONE_QUICK,
+            (false, false) => ONE_FULL,
+        };
+        self.common.time.unwrap_or(default)
+    }
+
+    /// Sets the time limit of the next experiment: its share of the time that remains.
+    fn set_limit(&self, start: Instant, experiment: &Experiment, following: &[Experiment]) {
+        if self.common.rounds.is_some() {
+            return;
+        }
+        let remaining = self.time().saturating_sub(start.elapsed());
+        let weights: f64 = following.iter().map(Experiment::weight).sum();
+        let budget = remaining.mul_f64(experiment.weight() / (experiment.weight() + weights));
+        let within_percent = self.common.within.unwrap_or(WITHIN_PERCENT);
+        self.limit.set(Some(TimeLimit::starting_now(budget, within_percent)));
     }
 
     /// Runs one experiment and shows its progress.
@@ -91,19 +135,20 @@ impl Context<'_> {
         &self,
         experiment: impl FnOnce(&AtomicBool, &mut dyn FnMut(Progress)) -> Result<T, BenchError>,
     ) -> Result<T, Failure> {
-        experiment(self.stop, &mut |progress| output::update_progress(&self.bar, progress))
+        experiment(self.stop, &mut |progress| self.progress.update(progress))
             .map_err(output::bench_failure)
     }
 }
 
 pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
-    let BenchArguments { experiment, listen, common } = arguments;
+    let BenchArguments { experiment, listen, out, common } = arguments;
     if let Some(address) = listen {
         return listen_for_peers(*address);
     }
     let is_everything = experiment.is_none();
     let peer = common.to.as_deref().map(|peer| connect(peer, experiment.as_ref())).transpose()?;
-    check_destinations(common, is_everything)?;
+    let directory = is_everything.then(|| RunDirectory::prepare(out.as_deref())).transpose()?;
+    check_destinations(common)?;
     if let Some(rounds) = common.rounds {
         Pace { rounds, ..Pace::FULL }.check().map_err(output::bench_failure)?;
     }
@@ -117,38 +162,18 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let is_quick = common.quick || is_everything && !common.full;
     let mut all = arguments::all_experiments()?;
     all.retain(|experiment| peer.is_none() || experiment.takes_two_machines());
-    let context = Context { common, is_quick, stop: &stop, bar: output::progress_bar(), peer };
+    let limit = Cell::new(None);
+    let progress = RunProgress::new();
+    let context = Context { common, is_quick, is_everything, limit, stop: &stop, progress, peer };
     let selected = experiment.as_ref().map_or(all.as_slice(), std::slice::from_ref);
-    let mut results = Vec::new();
-    for experiment in selected {
-        match experiment.run(&context) {
-            Ok(result) => results.push(result),
-            Err(_) if stop.load(Relaxed) && !results.is_empty() => break,
-            // If one experiment lacks a permission or a kernel feature, the others still run.
-            Err(failure) if is_everything => {
-                context
-                    .bar
-                    .suspend(|| eprintln!("haul: {} is left out: {failure}", experiment.name()));
-            }
-            Err(failure) => return Err(failure),
-        }
-        if stop.load(Relaxed) {
-            break;
-        }
-    }
-    context.bar.finish_and_clear();
+    let mut summary = Summary::start();
+    let results = run_experiments(selected, &context, &mut summary)?;
+    context.progress.finish();
     if results.is_empty() {
         return Err(Failure::stopped("stopped before there was anything to report"));
     }
-    write(&results, common, is_everything)?;
+    write(&results, &summary, common, directory.as_ref())?;
     if stop.load(Relaxed) {
-        if is_everything {
-            let (done, all) = (results.len(), selected.len());
-            eprintln!(
-                "haul: stopped: {REPORT_DIRECTORY}/index.html has {done} of {all} experiments, the \
-                 last one incomplete"
-            );
-        }
         return Ok(ExitCode::from(130));
     }
     match results.as_slice() {
@@ -158,6 +183,60 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         [one] => Ok(ExitCode::from(one.exit_code)),
         all => Ok(ExitCode::from(all.iter().map(|one| one.exit_code).max().unwrap_or(0))),
     }
+}
+
+/// Runs the selected experiments one after the other. Of several, the verdicts of each are printed
+/// when it ends, unless a report goes to standard output.
+fn run_experiments(
+    selected: &[Experiment],
+    context: &Context<'_>,
+    summary: &mut Summary,
+) -> Result<Vec<ExperimentResult>, Failure> {
+    let start = Instant::now();
+    let mut results = Vec::new();
+    if context.is_everything && context.common.rounds.is_none() {
+        context.progress.set_time(start, context.time());
+    }
+    for (index, experiment) in selected.iter().enumerate() {
+        let name = experiment.name();
+        context.set_limit(start, experiment, &selected[index + 1..]);
+        context.progress.begin(index, selected.len(), name);
+        match experiment.run(context) {
+            Ok(result) => {
+                summary.add(&result.findings);
+                if context.is_everything && !has_standard_output(context.common) {
+                    context.progress.print(&verdicts_text(&result));
+                }
+                results.push(result);
+            }
+            Err(_) if context.stop.load(Relaxed) && !results.is_empty() => break,
+            // If one experiment lacks a permission or a kernel feature, the others still run.
+            Err(failure) if context.is_everything => {
+                context.progress.print_error(&format!("haul: {name} is left out: {failure}\n"));
+                let (experiment, reason) = (name.into(), failure.to_string());
+                summary.left_out.push(LeftOut { experiment, reason });
+            }
+            Err(failure) => return Err(failure),
+        }
+        if context.stop.load(Relaxed) {
+            break;
+        }
+    }
+    let stopped = context.stop.load(Relaxed);
+    let done = results.len() + summary.left_out.len();
+    for experiment in selected.iter().skip(done).filter(|_| stopped) {
+        let (experiment, reason) = (experiment.name().into(), "the run was stopped".into());
+        summary.left_out.push(LeftOut { experiment, reason });
+    }
+    summary.seconds = start.elapsed().as_secs_f64();
+    Ok(results)
+}
+
+/// The verdicts of an experiment, as lines of the terminal.
+fn verdicts_text(result: &ExperimentResult) -> String {
+    let width = usize::from(output::terminal_width().clamp(60, 100));
+    let verdicts = result.view.verdicts.iter();
+    verdicts.map(|verdict| verdict_lines(verdict, width, output::has_colour(), false)).collect()
 }
 
 /// Listens for other machines until Ctrl-C, and measures with them.
@@ -188,6 +267,21 @@ fn connect(peer: &str, experiment: Option<&Experiment>) -> Result<Arc<Pair>, Fai
 }
 
 impl Experiment {
+    /// The share of this experiment in the time of a run, by the number of its rows and the
+    /// importance of its questions.
+    fn weight(&self) -> f64 {
+        match self {
+            Self::Send(_) => 30.0,
+            Self::Receive(_) => 9.0,
+            Self::Forward(_) => 18.0,
+            Self::Profile(_) => 4.0,
+            Self::Interrupts => 11.0,
+            Self::Settings(_) => 28.0,
+            Self::Loan(_) => 13.0,
+            Self::Checksum(_) => 5.0,
+        }
+    }
+
     fn takes_two_machines(&self) -> bool {
         matches!(self, Self::Send(_) | Self::Receive(_) | Self::Forward(_))
     }
@@ -223,17 +317,15 @@ impl Experiment {
     }
 }
 
-/// Writes the requested reports, and prints the tables unless a report goes to standard output.
+/// Writes the requested reports, and prints the tables and the summary unless a report goes to
+/// standard output.
 fn write(
     results: &[ExperimentResult],
+    summary: &Summary,
     common: &CommonArguments,
-    is_everything: bool,
+    directory: Option<&RunDirectory>,
 ) -> Result<(), Failure> {
     let views: Vec<View> = results.iter().map(|result| result.view.clone()).collect();
-    let title = match views.as_slice() {
-        [one] => one.title.clone(),
-        _ => "haul bench".into(),
-    };
     let json = match results {
         [one] => one.json.clone(),
         all => format!(
@@ -241,39 +333,35 @@ fn write(
             all.iter().map(|one| one.json.trim_end()).collect::<Vec<_>>().join(",\n")
         ),
     };
-    if !destinations(common).any(|to| *to == Destination::StandardOutput) {
-        for (index, view) in views.iter().enumerate() {
-            if views.len() > 1 {
-                output::print(&format!(
-                    "{}== {} ==\n",
-                    if index > 0 { "\n" } else { "" },
-                    view.title
-                ))?;
+    let html = match (views.as_slice(), directory) {
+        ([one], None) => export::html::render(&one.title, &views),
+        _ => export::html::render_run(summary, &views),
+    };
+    let page = directory.map(|directory| directory.write(summary, results)).transpose()?;
+    if !has_standard_output(common) {
+        let (width, has_colour) = (output::terminal_width(), output::has_colour());
+        if common.verbose || directory.is_none() {
+            for view in &views {
+                if views.len() > 1 {
+                    output::print(&format!("\n== {} ==\n", view.title))?;
+                }
+                output::print(&export::terminal::render(view, width, has_colour))?;
             }
-            output::print(&export::terminal::render(view, output::terminal_width()))?;
         }
-        if is_everything {
-            output::print(&format!("\nFull report: {REPORT_DIRECTORY}/index.html\n"))?;
+        if let Some(page) = page {
+            output::print("\n")?;
+            output::print(&export::summary::terminal(summary, width, has_colour))?;
+            output::print(&format!("Report: {}\n", page.display()))?;
         }
     }
     for (destination, text) in [
         (&common.json, &json),
         (&common.markdown, &export::markdown::render(&views)),
-        (&common.html, &export::html::render(&title, &views)),
+        (&common.html, &html),
     ] {
         if let Some(destination) = destination {
             destination.write(text)?;
         }
-    }
-    if is_everything {
-        let directory = Path::new(REPORT_DIRECTORY);
-        for result in results {
-            Destination::File(directory.join(format!("{}.json", result.experiment)))
-                .write(&result.json)?;
-        }
-        Destination::File(directory.join("report.md")).write(&export::markdown::render(&views))?;
-        Destination::File(directory.join("index.html"))
-            .write(&export::html::render(&title, &views))?;
     }
     Ok(())
 }
@@ -282,17 +370,13 @@ fn destinations(common: &CommonArguments) -> impl Iterator<Item = &Destination> 
     [&common.json, &common.markdown, &common.html].into_iter().flatten()
 }
 
+/// Whether a report goes to standard output.
+fn has_standard_output(common: &CommonArguments) -> bool {
+    destinations(common).any(|to| *to == Destination::StandardOutput)
+}
+
 /// Checks that every destination can be written, before the run.
-fn check_destinations(common: &CommonArguments, is_everything: bool) -> Result<(), Failure> {
-    if is_everything {
-        fs::create_dir_all(REPORT_DIRECTORY).map_err(|error| {
-            Failure::bad_input(format!(
-                "cannot create the directory {REPORT_DIRECTORY}: {error} (run it in another \
-                 directory, or run `haul bench send`)"
-            ))
-        })?;
-        Destination::File(Path::new(REPORT_DIRECTORY).join("index.html")).check()?;
-    }
+fn check_destinations(common: &CommonArguments) -> Result<(), Failure> {
     if destinations(common).filter(|to| **to == Destination::StandardOutput).count() > 1 {
         return Err(Failure::bad_input(
             "only one of --json, --markdown and --html can be standard output (-)",
@@ -312,6 +396,6 @@ fn reject_with_peer(context: &Context<'_>, is_given: bool, flag: &str) -> Result
 }
 
 /// Returns the given values, or the default if there are none.
-fn non_empty_or<T>(given: Vec<T>, default: Vec<T>) -> Vec<T> {
+pub fn non_empty_or<T>(given: Vec<T>, default: Vec<T>) -> Vec<T> {
     if given.is_empty() { default } else { given }
 }

@@ -4,6 +4,7 @@
 
 mod arguments;
 mod bench;
+mod compare;
 mod daemon;
 mod doctor;
 mod lab;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Compare(arguments) => compare::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),

@@ -6,7 +6,7 @@ use rustix::fs::Access;
 use std::convert::Infallible;
 use std::fmt::{self, Display};
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -33,6 +33,11 @@ impl Failure {
     /// A failure of a valid request: exit code 1.
     pub fn failed(message: impl Display) -> Self {
         Self { message: message.to_string(), code: 1 }
+    }
+
+    /// A failure with the exit code that other programs use for it.
+    pub fn with_code(message: impl Display, code: u8) -> Self {
+        Self { message: message.to_string(), code }
     }
 
     /// A run that a signal stopped before there was a result: exit code 130.
@@ -157,6 +162,13 @@ pub fn terminal_width() -> u16 {
         .filter(|&columns| columns > 0)
         .or_else(|| std::env::var("COLUMNS").ok()?.parse().ok())
         .unwrap_or(100)
+}
+
+/// Whether to write colours: standard output is a terminal, and `NO_COLOR` (no-color.org) is empty.
+pub fn has_colour() -> bool {
+    let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    io::stdout().is_terminal() && !is_refused && !is_dumb
 }
 
 /// Returns a flag that SIGINT (Ctrl-C) and SIGTERM set. A second signal ends the process at once.

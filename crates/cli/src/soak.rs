@@ -6,11 +6,20 @@ use haul_bench::self_check::{self, DutyCycleReading, SelfCheck};
 use haul_soak::CpuLoad;
 use haul_soak::process;
 use haul_soak::report::SoakReport;
+use haul_soak::sources::{CpuSources, SourceRate};
 use serde::Serialize;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
+use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+mod series;
+
+/// The columns of the table, below it.
+const LEGEND: &str = "load: taken by programs and the kernel's threads, plus interrupted (interrupt \
+    work on top). interference: slower memory access in the rest. /proc/stat: the kernel's account.";
 
 pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     if let Some(json) = &arguments.json {
@@ -19,26 +28,51 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     if arguments.self_check {
         return self_check(arguments.json.as_ref());
     }
+    if series::is_requested(arguments) {
+        return series::run(arguments);
+    }
     let stop = output::stop_flag()?;
-    let (report, code) = match arguments.command.split_first() {
+    let started = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default();
+    let (mut report, code) = match arguments.command.first() {
         None => {
-            let report = process::watch(arguments.duration, &stop).map_err(Failure::failed)?;
+            let report = process::watch(arguments.time, &stop).map_err(Failure::failed)?;
             (report, exit_code(&stop))
         }
-        Some((program, rest)) => {
-            let mut command = Command::new(program);
-            command.args(rest);
-            let (report, status) =
-                process::during(&mut command).map_err(Failure::failed)?.map_err(|error| {
-                    Failure::bad_input(format!("cannot run {}: {error}", program.display()))
-                })?;
-            // The same exit code as a shell's: the program's own, or 128 plus the signal's number.
-            let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-            (report, ExitCode::from(code as u8))
+        Some(program) => {
+            let mut command = command_of(&arguments.command);
+            let (mut report, status) = process::during(&mut command)
+                .map_err(Failure::failed)?
+                .map_err(|error| start_failure(program, &error))?;
+            let code = status_code(status);
+            report.exit_code = Some(code);
+            (report, ExitCode::from(code))
         }
     };
+    report.started = started.to_string();
+    let words = arguments.command.iter().map(|word| word.to_string_lossy().into_owned());
+    report.command = words.collect();
     write(&report, &report_text(&report), arguments.json.as_ref())?;
     Ok(code)
+}
+
+/// The command of an argument list that is not empty.
+fn command_of(words: &[OsString]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+/// The failure to start a command, with the exit code of a shell: 127 if it was not found, else
+/// 126.
+fn start_failure(program: &OsStr, error: &io::Error) -> Failure {
+    let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+    Failure::with_code(format!("cannot run {}: {error}", program.display()), code)
+}
+
+/// The exit code of a command as a shell reports it: its own, or 128 plus the signal's number.
+fn status_code(status: ExitStatus) -> u8 {
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
 fn self_check(json: Option<&Destination>) -> Result<ExitCode, Failure> {
@@ -70,6 +104,12 @@ fn write(report: &impl Serialize, text: &str, json: Option<&Destination>) -> Res
 }
 
 fn report_text(report: &SoakReport) -> String {
+    if let Some(warning) = report.warnings.iter().find(|warning| warning.kind == "too-short") {
+        let charged = report.rusage_cpu_seconds.map_or(String::new(), |seconds| {
+            format!("; getrusage charges the command with {seconds:.3} CPU-seconds")
+        });
+        return format!("{}{charged}\n", warning.detail);
+    }
     let mut text =
         String::from("CPU   load %   taken  interrupted   interference  /proc/stat  steal\n");
     for cpu in &report.cpus {
@@ -101,11 +141,34 @@ fn report_text(report: &SoakReport) -> String {
     if let Some(charged) = report.rusage_cpu_seconds {
         let _ = writeln!(text, "getrusage charges the command with {charged:.3} CPU-seconds");
     }
+    let options =
+        textwrap::Options::new(usize::from(output::terminal_width())).subsequent_indent("  ");
+    let mut paragraph = |line: &str| {
+        let _ = writeln!(text, "{}", textwrap::fill(line, &options));
+    };
+    paragraph(LEGEND);
+    for CpuSources { cpu, interrupts, softirqs } in &report.sources {
+        let rates = |rates: &[SourceRate]| {
+            let texts: Vec<String> = rates
+                .iter()
+                .map(|rate| format!("{} {:.0}/s", rate.name, rate.per_second))
+                .collect();
+            if texts.is_empty() { "none".into() } else { texts.join(", ") }
+        };
+        paragraph(&format!("CPU {cpu} interrupts: {}", rates(interrupts)));
+        paragraph(&format!("CPU {cpu} softirqs: {}", rates(softirqs)));
+    }
+    let threads: Vec<String> = report
+        .kernel_threads
+        .iter()
+        .map(|thread| format!("{} {:.1} %", thread.name, thread.percent))
+        .collect();
+    if !threads.is_empty() {
+        paragraph(&format!("kernel threads: {}", threads.join(", ")));
+    }
+    paragraph("haul bench profile -- sleep 10 shows the functions behind this load.");
     for warning in &report.warnings {
-        let options =
-            textwrap::Options::new(usize::from(output::terminal_width())).subsequent_indent("  ");
-        let _ =
-            writeln!(text, "{}", textwrap::fill(&format!("warning: {}", warning.detail), options));
+        paragraph(&format!("warning: {}", warning.detail));
     }
     text
 }

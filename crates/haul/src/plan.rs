@@ -46,6 +46,11 @@ const CANDIDATES: [SendMethod; 6] = [
     SendMethod::MmapSend,
 ];
 
+/// The methods that a plan chooses from, in the order of preference.
+pub fn candidates() -> &'static [SendMethod] {
+    &CANDIDATES
+}
+
 /// The bytes that a method is given in one call if a plan chooses it. A method without a buffer
 /// gets the size beyond which larger calls save nothing. One with a buffer gets the size that stays
 /// in a second-level cache.

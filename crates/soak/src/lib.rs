@@ -33,8 +33,10 @@ mod meter;
 mod proc_stat;
 pub mod process;
 mod reading;
+pub mod reference;
 pub mod report;
 mod snapshot;
+pub mod sources;
 mod spinner;
 mod weight;
 

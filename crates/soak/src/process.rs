@@ -24,6 +24,7 @@ use crate::reading::Baseline;
 use crate::reading::Resolution;
 use crate::report::{SoakReport, Warning};
 use crate::snapshot::{Interval, Snapshot};
+use crate::sources::SourceCounts;
 use crate::spinner::{self, Counts, ProgressSink};
 use haul_sys::clock::ProcessClock;
 use haul_sys::rusage::{self, Who};
@@ -207,6 +208,7 @@ impl Spinners {
         let mut slices = self.slices(|taken| taken < slices_around)?;
         let low_weights = LowWeightGroups::read();
         let is_done = AtomicBool::new(false);
+        let sources_before = SourceCounts::read();
         let first = self.snapshot()?;
         let (result, last, slices_during) = thread::scope(|scope| {
             let slices_during = scope.spawn(|| self.slices(|_| !is_done.load(Relaxed)));
@@ -218,6 +220,7 @@ impl Spinners {
             (result, last, slices_during)
         });
         let last = last?;
+        let sources = SourceCounts::read();
         self.check_alive()?;
         let starved = low_weights.starvation_warnings();
         slices.extend(slices_during?);
@@ -228,6 +231,9 @@ impl Spinners {
         report.resolution_percent =
             Resolution::of(&slices, &baseline).map(|Resolution(percent)| percent);
         report.warnings.extend(starved);
+        let cpus: Vec<usize> = self.clocks.iter().map(|&(cpu, _)| cpu).collect();
+        report.sources = sources.since(&sources_before, &cpus, report.seconds);
+        report.kernel_threads = sources.busiest_threads(&sources_before, report.seconds);
         Ok(Measurement { report, result })
     }
 

@@ -1,6 +1,7 @@
 //! The report of `haul soak` and its warnings.
 
 use crate::reading::{CpuLoad, Load};
+use crate::sources::{CpuSources, ThreadLoad};
 use serde::{Deserialize, Serialize};
 use std::fs;
 
@@ -9,6 +10,10 @@ use std::fs;
 /// Adding a field keeps the version; changing or removing a field increases it.
 pub const SCHEMA: &str = "haul.soak/1";
 
+/// The shortest measurement with usable readings, in seconds. `/proc/stat` counts in ticks of 1 to
+/// 10 ms, and the spinners' readings differ by a percentage point from one tenth of a second to the
+/// next.
+const SECONDS_MIN: f64 = 0.5;
 /// Steal above this share, in percent, causes a warning.
 const STEAL_PERCENT_MIN: f64 = 1.0;
 /// A difference from `/proc/stat` above this, in percentage points, causes a warning.
@@ -21,6 +26,28 @@ const UNCHARGED_SHARE_MIN: f64 = 0.10;
 pub struct SoakReport {
     /// [`SCHEMA`].
     pub schema: String,
+    /// Version of haul.
+    #[serde(default)]
+    pub haul: String,
+    /// The commit that haul was built from; empty if unknown.
+    #[serde(default)]
+    pub commit: String,
+    /// The host's name.
+    #[serde(default)]
+    pub host: String,
+    /// The kernel's release.
+    #[serde(default)]
+    pub kernel: String,
+    /// Start time, RFC 3339; empty if the caller did not set it.
+    #[serde(default)]
+    pub started: String,
+    /// The command that was measured; empty without one.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// The exit code of the command, 128 plus the signal's number if a signal ended it; `null`
+    /// without a command.
+    #[serde(default)]
+    pub exit_code: Option<u8>,
     /// Wall time of the measurement.
     pub seconds: f64,
     /// The load of all measured CPUs: their mean, in percent.
@@ -38,6 +65,12 @@ pub struct SoakReport {
     /// CPU time that `getrusage` charged to the program and its descendants; `null` without a
     /// program.
     pub rusage_cpu_seconds: Option<f64>,
+    /// The most frequent interrupts and softirqs of each CPU.
+    #[serde(default)]
+    pub sources: Vec<CpuSources>,
+    /// The busiest kernel threads.
+    #[serde(default)]
+    pub kernel_threads: Vec<ThreadLoad>,
     /// Conditions that affect the figures.
     pub warnings: Vec<Warning>,
 }
@@ -45,8 +78,8 @@ pub struct SoakReport {
 /// A condition that affects the figures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// `interrupted`, `late`, `steal`, `accounts-disagree`, `uncharged`, `control-group`,
-    /// `starved-control-group`.
+    /// `too-short`, `interrupted`, `late`, `steal`, `accounts-disagree`, `uncharged`,
+    /// `control-group`, `starved-control-group`.
     pub kind: String,
     /// Description for a reader.
     pub detail: String,
@@ -56,12 +89,21 @@ impl SoakReport {
     pub(crate) fn new(load: &Load) -> Self {
         Self {
             schema: SCHEMA.into(),
+            haul: haul_version::VERSION.into(),
+            commit: haul_version::COMMIT.into(),
+            host: haul_version::host_name(),
+            kernel: haul_version::kernel_release(),
+            started: String::new(),
+            command: Vec::new(),
+            exit_code: None,
             seconds: load.seconds,
             total_load_percent: load.total_percent(),
             cpu_seconds: load.cpu_seconds(),
             cpus: load.cpus.clone(),
             resolution_percent: None,
             rusage_cpu_seconds: None,
+            sources: Vec::new(),
+            kernel_threads: Vec::new(),
             warnings: Vec::new(),
         }
     }
@@ -69,6 +111,17 @@ impl SoakReport {
     pub(crate) fn with_warnings(mut self) -> Self {
         let mut warn =
             |kind: &str, detail| self.warnings.push(Warning { kind: kind.into(), detail });
+        if self.seconds < SECONDS_MIN {
+            warn(
+                "too-short",
+                format!(
+                    "{:.3} s is too short for these readings, which take {SECONDS_MIN} s: measure a \
+                     longer load, or several runs (--runs 10)",
+                    self.seconds
+                ),
+            );
+            return self;
+        }
         for &CpuLoad {
             cpu,
             load_percent,

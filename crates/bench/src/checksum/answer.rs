@@ -2,7 +2,8 @@
 //! be read anyway.
 
 use super::{ChecksumReport, ChecksumRow};
-use crate::stats::Estimate;
+use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
+use crate::verdict::{Question, Verdict, ratio_text};
 use haul_units::Size;
 
 /// The answers that a report's rows support, for the smallest, the middle and the largest size.
@@ -17,6 +18,31 @@ pub(super) fn of(report: &ChecksumReport) -> Vec<String> {
     sentences.extend(slow_checksums_sentence(report, last));
     sentences.extend(bandwidth_sentence(report, last));
     sentences
+}
+
+/// The verdict for the largest size: what a checksum costs compared with a copy.
+pub(super) fn verdict(report: &ChecksumReport) -> Option<Verdict> {
+    let bytes = report.rows.iter().map(|row| row.bytes).max()?;
+    let ratio = |path: &str| {
+        let row = report.rows.iter().find(|row| row.path == path && row.bytes == bytes)?;
+        row.memcpy_ratio
+    };
+    let (sum, both) = (ratio("checksum")?, ratio("checksum-copy auto")?);
+    if !sum.is_conclusive() || !both.is_conclusive() {
+        let reason = format!("{} rounds, and a verdict takes {VERDICT_ROUNDS_MIN}", sum.rounds);
+        let remedy = "haul bench checksum --for 1m";
+        return Some(Verdict::withheld(Question::Checksums, &reason, remedy));
+    }
+    let statement = format!(
+        "a checksum of {} takes {} a copy's time; copy and checksum in one pass {}",
+        Size(bytes),
+        ratio_text(sum),
+        ratio_text(both)
+    );
+    Some(Verdict {
+        how: Some("haul::checksum".into()),
+        ..Verdict::without_saving(Question::Checksums, &statement)
+    })
 }
 
 fn ns_per_kib(report: &ChecksumReport, path: &str, bytes: u64) -> Option<Estimate> {

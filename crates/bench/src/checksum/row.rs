@@ -1,6 +1,6 @@
 //! A row of the experiment `checksum`: its JSON fields and its table columns.
 
-use crate::rounds::Series;
+use crate::rounds::{RoundCost, Series};
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, ratio};
 use haul_units::Size;
@@ -29,6 +29,9 @@ pub struct ChecksumRow {
     /// The speed divided by that of the crate internet-checksum in the same round, for rows that
     /// only compute this checksum.
     pub crate_speedup: Option<Estimate>,
+    /// The cost in each round.
+    #[serde(default)]
+    pub round_costs: Vec<RoundCost>,
 }
 
 /// The row of a series; `all` holds the series of the same size.
@@ -56,6 +59,7 @@ pub(super) fn of(
         gigabytes_per_second: series.estimate(|seconds| size.0 as f64 / seconds / 1e9),
         read_bandwidth_share: ratio_to(Operation::Read).map(inverse),
         memcpy_ratio: ratio_to(Operation::Memcpy),
+        round_costs: series.round_costs(|seconds| seconds * 1e9 * 1024.0 / size.0 as f64, |_| None),
         crate_speedup: ratio_to(Operation::InternetChecksum).filter(|_| is_sum).map(inverse),
     }
 }
@@ -87,12 +91,18 @@ impl ChecksumRow {
 
 impl TableRow for ChecksumRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const BASELINES: &'static [&'static str] = &["4 memcpy"];
     const LEGEND: &'static [(&'static str, &'static str)] = &[("sender", "time")];
     const UNIT: &'static str = "ns per KiB. Each size has a scale of its own. The numbers 1 to 7 \
         are those of the original question.";
+    const IS_SORTED: bool = false;
 
     fn name(&self) -> String {
         self.title()
+    }
+
+    fn round_costs(&self) -> &[RoundCost] {
+        &self.round_costs
     }
 
     fn group(&self) -> String {

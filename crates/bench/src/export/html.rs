@@ -1,13 +1,26 @@
 //! Reports as one self-contained HTML page: charts, tables and text, for light and dark displays,
 //! phone and desktop, without scripts.
 
-use crate::view::{Bar, Group, Line, View};
+use super::summary::verdict_html;
+use crate::summary::Summary;
+use crate::view::{Advice, Bar, Group, Line, LineRole, View};
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("html.css");
 
-/// Renders the page. If there are several reports, each has its own section.
+/// Renders the page of a run: its summary first, then a section for each report.
+pub fn render_run(summary: &Summary, views: &[View]) -> String {
+    let date = summary.started.split('T').next().unwrap_or_default();
+    let title = format!("haul bench, {}, {date}", summary.host.name);
+    page(&title, &super::summary::html(summary), views)
+}
+
+/// Renders the page of one report, or of several without a summary.
 pub fn render(title: &str, views: &[View]) -> String {
+    page(title, "", views)
+}
+
+fn page(title: &str, summary: &str, views: &[View]) -> String {
     let mut page = String::new();
     let _ = write!(
         page,
@@ -15,7 +28,7 @@ pub fn render(title: &str, views: &[View]) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
          <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
-         <h1>{title}</h1>\n",
+         <h1>{title}</h1>\n{summary}",
         title = escape(title)
     );
     if views.len() > 1 {
@@ -39,6 +52,17 @@ pub fn render(title: &str, views: &[View]) -> String {
 }
 
 fn body(page: &mut String, view: &View) {
+    if !view.verdicts.is_empty() {
+        page.push_str("<dl>\n");
+        view.verdicts.iter().for_each(|verdict| page.push_str(&verdict_html(verdict)));
+        page.push_str("</dl>\n");
+    }
+    if !view.warnings.is_empty() {
+        let count = view.warnings.len();
+        let _ = writeln!(page, "<details class=\"warnings\"><summary>Warnings: {count}</summary>");
+        list(page, "warnings", &view.warnings);
+        page.push_str("</details>\n");
+    }
     list(page, "answers", &view.answers);
     for line in &view.setting {
         let _ = writeln!(page, "<p class=\"setting\">{}</p>", escape(line));
@@ -49,7 +73,8 @@ fn body(page: &mut String, view: &View) {
     }
     let _ = writeln!(
         page,
-        "— {} The thin line is the 95 % interval of the median.</p>",
+        "— {} The thin line is the 95 % interval of the median; the dashed line is the row that \
+         the others are compared with.</p>",
         escape(view.unit)
     );
     for group in &view.groups {
@@ -63,15 +88,36 @@ fn body(page: &mut String, view: &View) {
     for drawing in &view.drawings {
         let _ = writeln!(
             page,
-            "<section>\n<h3>{}</h3>\n{}</section>",
+            "<section>\n<h3>{}</h3>\n<div class=\"scroll\">{}</div></section>",
             escape(&drawing.title),
             drawing.svg
         );
     }
-    if view.notes.len() + view.warnings.len() > 0 {
-        page.push_str("<h3>Notes on the figures</h3>\n");
-        list(page, "warnings", view.notes.iter().chain(&view.warnings));
+    if !view.advice.is_empty() {
+        advice(page, &view.advice);
     }
+    if !view.notes.is_empty() {
+        page.push_str("<h3>Notes on the figures</h3>\n");
+        list(page, "notes", &view.notes);
+    }
+}
+
+/// Writes the settings with their commands, which can be copied.
+fn advice(page: &mut String, advice: &[Advice]) {
+    page.push_str("<h3>The settings</h3>\n<dl>\n");
+    for Advice { setting, command, safety, risk } in advice {
+        let class = safety.replace(' ', "-");
+        let _ = writeln!(
+            page,
+            "<dt>{} <span class=\"badge {}\">{}</span></dt>\n<dd><pre><code>{}</code></pre>{}</dd>",
+            escape(setting),
+            escape(&class),
+            escape(safety),
+            escape(command),
+            escape(risk)
+        );
+    }
+    page.push_str("</dl>\n");
 }
 
 /// Whether a row has a line in the chart.
@@ -79,20 +125,31 @@ fn is_drawn(line: &Line) -> bool {
     line.refused.is_some() || !line.bars.is_empty()
 }
 
-/// Writes one line per row, with a bar for each of its figures.
+/// Writes one line per row, with a bar for each of its figures. A dashed line marks the value of the
+/// row that the others are compared with.
 fn chart(page: &mut String, group: &Group) {
-    page.push_str("<div class=\"chart\">\n");
+    let baseline = group.lines.iter().find(|line| line.role == LineRole::Baseline);
+    let baseline = baseline.and_then(|line| line.bars.first()).map_or(String::new(), |bar| {
+        let percent = (100.0 * bar.estimate.median / bar.full).clamp(0.0, 100.0);
+        format!(" style=\"--baseline:{percent:.2}%\"")
+    });
+    let _ = writeln!(page, "<div class=\"chart\"{baseline}>");
     for line in group.lines.iter().filter(|line| is_drawn(line)) {
+        let class = match line.role {
+            LineRole::Choice => " choice",
+            LineRole::Baseline => " baseline",
+            LineRole::Other => "",
+        };
         let _ = writeln!(
             page,
-            "<div class=\"name\">{}</div>\n<div class=\"bars\">",
+            "<div class=\"name{class}\">{}</div>\n<div class=\"bars\">",
             escape(&line.name)
         );
         if let Some(reason) = &line.refused {
             let _ = writeln!(page, "<span class=\"refused\">{}</span>", escape(reason));
         }
-        for Bar { class, estimate, remark } in &line.bars {
-            let percent = |value: f64| (100.0 * value / group.full).clamp(0.0, 100.0);
+        for Bar { class, estimate, remark, full } in &line.bars {
+            let percent = |value: f64| (100.0 * value / full).clamp(0.0, 100.0);
             let remark =
                 if remark.is_empty() { String::new() } else { format!(" · {}", escape(remark)) };
             let interval = if estimate.has_interval() {
@@ -104,7 +161,7 @@ fn chart(page: &mut String, group: &Group) {
             } else {
                 String::new()
             };
-            let digits = if group.full < 20.0 { 2 } else { 0 };
+            let digits = if *full < 20.0 { 2 } else { 0 };
             let _ = writeln!(
                 page,
                 "<div class=\"track\"><div class=\"bar {class}\" style=\"width:{:.2}%\"></div>\
@@ -124,7 +181,7 @@ fn table(page: &mut String, view: &View, group: &Group) {
     let state = if group.lines.iter().any(is_drawn) { "" } else { " open" };
     let _ = write!(
         page,
-        "<details{state}>\n<summary>All figures</summary>\n<div class=\"scroll\"><table>\n<tr>"
+        "<details class=\"figures\"{state}>\n<summary>All figures</summary>\n<div class=\"scroll\"><table>\n<tr>"
     );
     for head in &view.heads {
         let _ = write!(page, "<th>{}</th>", escape(head).replace('\n', "<br>"));
@@ -148,7 +205,7 @@ fn list<'a>(page: &mut String, class: &str, items: impl IntoIterator<Item = &'a 
     page.push_str("</ul>\n");
 }
 
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

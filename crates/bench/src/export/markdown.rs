@@ -1,6 +1,6 @@
 //! A report as Markdown, for an issue, a commit message or a page.
 
-use crate::view::View;
+use crate::view::{Advice, View};
 use std::fmt::Write;
 
 /// Renders the reports as Markdown, one after the other.
@@ -10,6 +10,17 @@ pub fn render(views: &[View]) -> String {
 
 fn one(view: &View) -> String {
     let mut text = format!("# {}\n\n", view.title);
+    for verdict in &view.verdicts {
+        let how = verdict.how.as_ref().filter(|how| !how.is_empty());
+        let how = how.map_or(String::new(), |how| format!(" ({})", escape(how)));
+        let _ = writeln!(
+            text,
+            "- **{}, {}**: {}{how}",
+            verdict.question.title(),
+            verdict.confidence.name(),
+            escape(&verdict.statement)
+        );
+    }
     for answer in &view.answers {
         let _ = writeln!(text, "- {}", escape(answer));
     }
@@ -40,6 +51,11 @@ fn one(view: &View) -> String {
     for note in &view.notes {
         let _ = writeln!(text, "{}\n", escape(note));
     }
+    for Advice { setting, command, safety, risk } in &view.advice {
+        let command = escape(command);
+        let (safety, risk) = (escape(safety), escape(risk));
+        let _ = writeln!(text, "- {}: {command} ({safety}: {risk})", escape(setting));
+    }
     for warning in &view.warnings {
         let _ = writeln!(text, "- warning: {}", escape(warning));
     }
@@ -47,7 +63,7 @@ fn one(view: &View) -> String {
 }
 
 /// Escapes text so that it neither ends a cell nor becomes markup.
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         if matches!(character, '|' | '\\' | '`' | '*' | '_' | '<' | '>' | '[' | ']') {

@@ -54,7 +54,7 @@ fn bars(body: &mut String, group: &Group, mut y: f64) -> f64 {
             escape(&line.name)
         );
         for bar in &line.bars {
-            let width = (BAR_WIDTH * bar.estimate.median / group.full).clamp(0.0, BAR_WIDTH);
+            let width = (BAR_WIDTH * bar.estimate.median / bar.full).clamp(0.0, BAR_WIDTH);
             let remark = if bar.remark.is_empty() {
                 String::new()
             } else {

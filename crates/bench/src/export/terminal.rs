@@ -1,15 +1,16 @@
 //! Tables for a terminal.
 
-use crate::view::{Line, View};
+use super::summary::verdict_lines;
+use crate::view::{Advice, Line, View};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 
 /// A single line below the headings.
 const STYLE: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// Renders the report as text for a terminal of `width` columns. A wider terminal shows more
-/// columns.
-pub fn render(view: &View, width: u16) -> String {
+/// Renders the report as text for a terminal of `width` columns, the verdicts last. A wider terminal
+/// shows more columns. Colours mark the confidence of a verdict if `has_colour`.
+pub fn render(view: &View, width: u16, has_colour: bool) -> String {
     let width = usize::from(width.clamp(40, 400));
     let mut page = Page { text: String::new(), width };
     for line in &view.setting {
@@ -35,12 +36,22 @@ pub fn render(view: &View, width: u16) -> String {
     for note in &view.notes {
         page.paragraph(note);
     }
+    for advice in &view.advice {
+        let Advice { setting, command, safety, risk } = advice;
+        page.paragraph(&format!("{setting}: {command} ({safety}: {risk})"));
+    }
     for warning in &view.warnings {
         page.paragraph(&format!("warning: {warning}"));
     }
     page.paragraph("");
     for answer in &view.answers {
         page.paragraph(answer);
+    }
+    if !view.verdicts.is_empty() {
+        page.paragraph("");
+    }
+    for verdict in &view.verdicts {
+        page.text.push_str(&verdict_lines(verdict, page.width, has_colour, true));
     }
     page.text
 }

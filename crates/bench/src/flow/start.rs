@@ -5,6 +5,7 @@ use haul_workers::lines::write_line;
 use haul_workers::worker::{ARGUMENT, Job, Message};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// A worker process that has received its job. It is killed when this is dropped, and when the
@@ -17,9 +18,10 @@ pub(crate) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Starts this program again as a worker, on the host of the calling thread.
-    pub(crate) fn start(job: &Job) -> Result<Self, FlowError> {
-        let mut command = Command::new("/proc/self/exe");
+    /// Starts a program as a worker, on the host of the calling thread: another build of haul, or
+    /// this program again.
+    pub(crate) fn start(job: &Job, program: Option<&Path>) -> Result<Self, FlowError> {
+        let mut command = Command::new(program.unwrap_or(Path::new("/proc/self/exe")));
         command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
         // The worker has its own process group, so that Ctrl-C on a terminal stops the run in order
         // instead of killing a worker within it.

@@ -9,6 +9,7 @@ use haul_soak::Interval;
 use haul_workers::lines::write_line;
 use haul_workers::worker::{Job, Message, Outcome, Window, now_ns};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ChildStdin;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
@@ -209,6 +210,7 @@ fn unexpected_message() -> FlowError {
 pub(super) fn supervise<'a>(
     endpoint: Endpoint<'a>,
     job: &Job,
+    program: Option<&Path>,
     index: usize,
     events: &Sender<(usize, Event<'a>)>,
 ) {
@@ -216,9 +218,10 @@ pub(super) fn supervise<'a>(
     let emit = |event| drop(events.send((index, event)));
     let result = match endpoint {
         Endpoint::Lab(host) => {
-            host.enter().map_err(FlowError::from).and_then(|()| supervise_local(job, &emit))
+            let entered = host.enter().map_err(FlowError::from);
+            entered.and_then(|()| supervise_local(job, program, &emit))
         }
-        Endpoint::Local(_) => supervise_local(job, &emit),
+        Endpoint::Local(_) => supervise_local(job, program, &emit),
         Endpoint::Remote(pair) => supervise_remote(pair, job, &emit),
     };
     if let Err(error) = result {
@@ -226,8 +229,12 @@ pub(super) fn supervise<'a>(
     }
 }
 
-fn supervise_local<'a>(job: &Job, emit: &dyn Fn(Event<'a>)) -> Result<(), FlowError> {
-    let mut worker = WorkerProcess::start(job)?;
+fn supervise_local<'a>(
+    job: &Job,
+    program: Option<&Path>,
+    emit: &dyn Fn(Event<'a>),
+) -> Result<(), FlowError> {
+    let mut worker = WorkerProcess::start(job, program)?;
     if let Some(input) = worker.input.take() {
         emit(Event::Started(WorkerInput::Local(input)));
     }

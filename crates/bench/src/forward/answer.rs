@@ -1,9 +1,10 @@
-//! The answers of the experiment `forward`: the cheapest method for bulk transfers, and the cost
-//! and latency of messages.
+//! The answers of the experiment `forward`, beside its verdict: the library's own choice, and the
+//! cost and latency of messages.
 
 use super::{ForwardReport, ForwardRow};
 use crate::stats::Estimate;
-use crate::verdict::uncertainty;
+use crate::verdict::ratio_text;
+use haul_workers::tested_method::AUTO;
 
 /// The answers that a report's rows support, one sentence each.
 pub(super) fn of(report: &ForwardReport) -> Vec<String> {
@@ -19,11 +20,7 @@ pub(super) fn of(report: &ForwardReport) -> Vec<String> {
             let rows: Vec<&ForwardRow> = report
                 .rows
                 .iter()
-                .filter(|row| {
-                    row.traffic == traffic
-                        && row.path != haul_workers::tested_method::AUTO
-                        && row.cost().is_some()
-                })
+                .filter(|row| row.traffic == traffic && row.cost().is_some())
                 .collect();
             if traffic == "bulk" { bulk_sentence(&rows) } else { message_sentence(traffic, &rows) }
         })
@@ -39,60 +36,41 @@ fn row_with_least<'a>(
         .min_by(|(_, one), (_, other)| one.median.total_cmp(&other.median))
 }
 
-/// The figures of all rows except one, with the rows' titles.
-fn other_estimates(
-    rows: &[&ForwardRow],
-    best: &ForwardRow,
-    of: impl Fn(&ForwardRow) -> Option<Estimate>,
-) -> Vec<(String, Estimate)> {
-    let others = rows.iter().filter(|row| row.title() != best.title());
-    others.filter_map(|row| Some((row.title(), of(row)?))).collect()
-}
-
+/// The library's own choice for a bulk transfer compared with copying.
 fn bulk_sentence(rows: &[&ForwardRow]) -> Option<String> {
-    let (best, cost) = row_with_least(rows, |row| row.forwarder_us_per_mib)?;
-    let comparison = match best.forwarder_us_ratio {
-        Some(ratio) if best.path != "copy" => {
-            format!(", {:.2} × copy ({})", ratio.median, ratio.interval(2))
-        }
-        _ => String::new(),
-    };
-    let uncertainty =
-        uncertainty(cost, other_estimates(rows, best, |row| row.forwarder_us_per_mib));
+    let auto = rows.iter().find(|row| row.path == AUTO)?;
+    let ratio = auto.forwarder_us_ratio?;
+    let verdict =
+        if ratio.is_below(1.0) || ratio.is_above(1.0) { "" } else { ": no difference shown" };
     Some(format!(
-        "Cheapest forward method for a bulk transfer: {}, {:.0} µs of the forwarder's CPU per MiB \
-         ({}){comparison}{uncertainty}.",
-        best.title(),
-        cost.median,
-        cost.interval(0)
+        "The library's own choice (auto) for a bulk transfer takes {} the forwarder's CPU time of \
+         copy{verdict}.",
+        ratio_text(ratio)
     ))
 }
 
+/// The cost and the latency of messages by each method that the library chooses from.
 fn message_sentence(traffic: &str, rows: &[&ForwardRow]) -> Option<String> {
     let size = traffic.split_once(':')?.1;
-    let (cheapest, cost) = row_with_least(rows, |row| row.forwarder_us_per_message)?;
-    let (fastest, latency) = row_with_least(rows, |row| row.latency_p50_us)?;
-    let latency_of = |path: &str| {
+    let of_path = |path: &str, of: fn(&ForwardRow) -> Option<Estimate>| {
         let of_path: Vec<&ForwardRow> =
             rows.iter().copied().filter(|row| row.path == path).collect();
-        row_with_least(&of_path, |row| row.latency_p50_us).map(|(_, estimate)| estimate.median)
+        row_with_least(&of_path, of).map(|(_, estimate)| estimate)
     };
-    let latencies = match (latency_of("copy"), latency_of("splice")) {
-        (Some(copy), Some(splice)) => {
-            format!("; the median through a pipe is {splice:.1} µs, through a buffer {copy:.1}")
-        }
-        _ => String::new(),
-    };
-    let cost_uncertainty =
-        uncertainty(cost, other_estimates(rows, cheapest, |row| row.forwarder_us_per_message));
-    let latency_uncertainty =
-        uncertainty(latency, other_estimates(rows, fastest, |row| row.latency_p50_us));
+    let cost = |path: &str| of_path(path, |row| row.forwarder_us_per_message);
+    let latency = |path: &str| of_path(path, |row| row.latency_p50_us);
+    let (cost_copy, cost_splice) = (cost("copy")?, cost("splice")?);
+    let (latency_copy, latency_splice) = (latency("copy")?, latency("splice")?);
     Some(format!(
-        "Messages of {size}: {} costs the forwarder least, {:.1} µs per round \
-         trip{cost_uncertainty}. {} is the fastest, {:.1} µs{latency_uncertainty}{latencies}.",
-        cheapest.title(),
-        cost.median,
-        fastest.title(),
-        latency.median
+        "Messages of {size}, median round trip: splice {:.1} µs ({}), copy {:.1} µs ({}). The \
+         forwarder's CPU for each: splice {:.1} µs ({}), copy {:.1} µs ({}).",
+        latency_splice.median,
+        latency_splice.interval(1),
+        latency_copy.median,
+        latency_copy.interval(1),
+        cost_splice.median,
+        cost_splice.interval(1),
+        cost_copy.median,
+        cost_copy.interval(1)
     ))
 }

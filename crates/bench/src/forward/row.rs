@@ -2,7 +2,7 @@
 
 use super::method::TestedForwardMethod;
 use super::{ForwardCase, ForwardRound, Traffic};
-use crate::rounds::Series;
+use crate::rounds::{RoundCost, Series};
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, number, ratio, share, speed};
 use haul_units::Size;
@@ -59,6 +59,9 @@ pub struct ForwardRow {
     /// The forwarder's cost (per MiB, or per message) divided by that of the first `copy` row in
     /// the same round.
     pub forwarder_us_ratio: Option<Estimate>,
+    /// The cost in each round.
+    #[serde(default)]
+    pub round_costs: Vec<RoundCost>,
 }
 
 /// The row of a series; `all` holds the series that it is compared with.
@@ -114,6 +117,9 @@ pub(super) fn of(
                 (forwarded.bytes > 0).then(|| forwarded.calls as f64 / forwarded.mib())
             })
             .map(|estimate| estimate.median),
+        round_costs: series.round_costs(ForwardRound::cost, |round| {
+            round.latency.is_none().then_some(round.costs.receiver_us_per_mib)
+        }),
         forwarder_us_ratio: plain
             .and_then(|plain| series.ratio_to_method(plain, ForwardRound::cost)),
     }
@@ -156,13 +162,23 @@ impl ForwardRow {
 
 impl TableRow for ForwardRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const BASELINES: &'static [&'static str] = &["copy"];
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "the forwarder's host"), ("receiver", "latency of a message, median")];
     const UNIT: &'static str = "µs of the forwarder's CPU per MiB of a bulk transfer, or per round \
         trip of a message, beside its latency in µs.";
+    const HAS_SCALE_PER_CLASS: bool = true;
 
     fn name(&self) -> String {
         self.title()
+    }
+
+    fn method(&self) -> String {
+        self.path.clone()
+    }
+
+    fn round_costs(&self) -> &[RoundCost] {
+        &self.round_costs
     }
 
     fn group(&self) -> String {

@@ -4,7 +4,7 @@ use super::{
     DATAGRAMS_PER_SECOND, GROUP_DATAGRAMS, GROUPS_PER_SECOND, InterruptsCase, InterruptsRound,
     RECEIVE_SETTINGS, SendCall, Traffic,
 };
-use crate::rounds::Series;
+use crate::rounds::{RoundCost, Series};
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, copied_after_all, number, ratio};
 use serde::{Deserialize, Serialize};
@@ -53,9 +53,16 @@ pub struct InterruptsRow {
     pub latency_p50_us: Option<Estimate>,
     /// 99th percentile of the messages' round-trip times.
     pub latency_p99_us: Option<Estimate>,
+    /// The cost of 1000 packets on both hosts divided by that of the first row of the same traffic;
+    /// `null` for `datagrams`, whose sender busy-waits.
+    #[serde(default)]
+    pub both_ratio: Option<Estimate>,
     /// The cost of 1000 packets (the sender's in `transmit`, else the receiver's) divided by that
     /// of the first row of the same traffic.
     pub ratio: Option<Estimate>,
+    /// The cost in each round.
+    #[serde(default)]
+    pub round_costs: Vec<RoundCost>,
 }
 
 /// The name of a send call in reports.
@@ -133,6 +140,14 @@ pub(super) fn of(
             .then(|| 100.0 * copied_bytes as f64 / completed_bytes as f64),
         latency_p50_us: series.estimate_of_some(|round| Some(round.latency?.p50_us)),
         latency_p99_us: series.estimate_of_some(|round| Some(round.latency?.p99_us)),
+        round_costs: series.round_costs(InterruptsRound::cost, |round| {
+            let other =
+                if is_transmit { round.receiver_us_per_1000() } else { round.sender_us_per_1000() };
+            (traffic != Traffic::Datagrams).then_some(other)
+        }),
+        both_ratio: first
+            .filter(|_| traffic != Traffic::Datagrams)
+            .and_then(|first| series.ratio_to_method(first, InterruptsRound::both_us_per_1000)),
         ratio: first.and_then(|first| series.ratio_to(first, InterruptsRound::cost)),
     }
 }
@@ -157,12 +172,17 @@ const COLUMNS: [Column<InterruptsRow>; 13] = [
 
 impl TableRow for InterruptsRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const BASELINES: &'static [&'static str] = &["one a call", "plain"];
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
     const UNIT: &'static str = "µs of CPU for 1000 packets, interrupts included.";
 
     fn name(&self) -> String {
         self.path.clone()
+    }
+
+    fn round_costs(&self) -> &[RoundCost] {
+        &self.round_costs
     }
 
     fn group(&self) -> String {

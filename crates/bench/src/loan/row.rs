@@ -1,7 +1,7 @@
 //! A row of the experiment `loan`: its JSON fields and its table columns.
 
 use super::{LoanCase, LoanMethod, LoanRound};
-use crate::rounds::Series;
+use crate::rounds::{RoundCost, Series};
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, copied_after_all, number, ratio, share, speed};
 use haul_units::Size;
@@ -51,6 +51,9 @@ pub struct LoanRow {
     pub send_ratio: Option<Estimate>,
     /// `sender_us_per_mib` divided by that of `sendfile` in the same round.
     pub sendfile_ratio: Option<Estimate>,
+    /// The cost in each round.
+    #[serde(default)]
+    pub round_costs: Vec<RoundCost>,
 }
 
 /// The row of a series; `all` holds the series that it is compared with.
@@ -106,6 +109,10 @@ pub(super) fn of(
         receiver_us_per_mib: series
             .estimate(|round| round.costs.receiver_us_per_mib)
             .filter(|_| has_receiver),
+        round_costs: series.round_costs(
+            |round| round.costs.sender_us_per_mib,
+            |round| has_receiver.then_some(round.costs.receiver_us_per_mib),
+        ),
         syscalls_per_mib: series
             .estimate(|round| round.sent.calls as f64 / round.sent.mib())
             .map(|estimate| estimate.median),
@@ -134,6 +141,7 @@ const COLUMNS: [Column<LoanRow>; 11] = [
 
 impl TableRow for LoanRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const BASELINES: &'static [&'static str] = &["send"];
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
     const UNIT: &'static str =
@@ -141,6 +149,10 @@ impl TableRow for LoanRow {
 
     fn name(&self) -> String {
         self.path.clone()
+    }
+
+    fn round_costs(&self) -> &[RoundCost] {
+        &self.round_costs
     }
 
     fn group(&self) -> String {

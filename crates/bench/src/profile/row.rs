@@ -100,19 +100,24 @@ pub(super) fn rows(
 /// Group of the rows of other programs.
 const OTHER_PROGRAMS: &str = "other programs";
 
+/// The groups with the largest shares of the load: `copy 55 %, TCP 12 %`.
+pub(super) fn largest_groups(counts: &SampleCounts, count: usize) -> String {
+    let busy = counts.busy().max(1) as f64;
+    let largest: Vec<String> = counts
+        .groups()
+        .iter()
+        .take(count)
+        .map(|(group, samples)| format!("{group} {:.0} %", 100.0 * *samples as f64 / busy))
+        .collect();
+    largest.join(", ")
+}
+
 /// The profile of a host in sentences.
 pub(super) fn describe_host(
     host: &str,
     counts: &SampleCounts,
     meter: Option<(f64, f64)>,
 ) -> Vec<String> {
-    let busy = counts.busy().max(1) as f64;
-    let largest: Vec<String> = counts
-        .groups()
-        .iter()
-        .take(4)
-        .map(|(group, samples)| format!("{group} {:.0} %", 100.0 * *samples as f64 / busy))
-        .collect();
     let read = meter.map_or(String::new(), |(load, _)| format!(" (the meter read {load:.1} %)"));
     let other: u64 = counts
         .functions
@@ -138,9 +143,9 @@ pub(super) fn describe_host(
     let own = format!(
         "The {host}: {:.1} % load{read}, of which {}. Removing one of these entirely would save \
          about that share of the time that the samples cover (exits to the hypervisor are not \
-         included). {:.1} % of the kernel's samples are in no group.",
+         included). {:.1} % of the kernel's samples are in functions that haul does not know.",
         counts.load_percent(),
-        largest.join(", "),
+        largest_groups(counts, 4),
         100.0 * other as f64 / kernel,
     );
     [own].into_iter().chain(others).collect()
@@ -166,6 +171,8 @@ impl TableRow for ProfileRow {
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "share of the host's load")];
     const UNIT: &'static str = "percent: the most that any change there could save.";
+    /// The rows are sorted by their samples.
+    const IS_SORTED: bool = false;
 
     fn name(&self) -> String {
         self.name.clone()

@@ -1,18 +1,15 @@
-//! The answers of the experiment `receive`: the cheapest method, the conditions under which pages
-//! can be mapped, and whether mapping pays.
+//! The answers of the experiment `receive`, beside its verdict: the library's own choice, the
+//! conditions under which pages can be mapped, and whether mapping pays.
 
-use super::{ReceiveReport, ReceiveRow};
+use super::{MAPPED_PERCENT_MIN, ReceiveReport, ReceiveRow};
 use crate::stats::Estimate;
-use crate::verdict::uncertainty;
-
-/// The smallest share of mapped bytes for which mapping counts as possible. Below it, mapping is a
-/// copy with more calls.
-const MAPPED_PERCENT_MIN: f64 = 90.0;
+use crate::verdict::ratio_text;
+use haul_workers::tested_method::AUTO;
 
 /// The answers that a report's rows support, one sentence each.
 pub(super) fn of(report: &ReceiveReport) -> Vec<String> {
     [
-        cheapest_sentence(report),
+        library_sentence(report),
         mappable_sentence(report),
         mapping_sentence(report),
         floor_sentence(report),
@@ -26,33 +23,18 @@ fn measured_rows(report: &ReceiveReport) -> impl Iterator<Item = &ReceiveRow> {
     report.rows.iter().filter(|row| row.receiver_us_per_mib.is_some())
 }
 
-/// The cheapest method that delivers the bytes, under the conditions of the first measured row.
-fn cheapest_sentence(report: &ReceiveReport) -> Option<String> {
+/// The library's own choice compared with `read`, under the conditions of the first measured row.
+fn library_sentence(report: &ReceiveReport) -> Option<String> {
     let condition = measured_rows(report).next()?.condition();
-    let rows = || measured_rows(report).filter(|row| row.condition() == condition);
-    let cost = |row: &ReceiveRow| {
-        row.receiver_us_per_mib.map_or(f64::INFINITY, |estimate| estimate.median)
-    };
-    let best = rows()
-        .filter(|row| !matches!(row.path.as_str(), "discard" | "auto"))
-        .min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
-    let cost = best.receiver_us_per_mib?;
-    let comparison = match best.receiver_us_ratio {
-        Some(ratio) if best.path != "read" => {
-            format!(", {:.2} × read ({})", ratio.median, ratio.interval(2))
-        }
-        _ => String::new(),
-    };
-    let others = rows()
-        .filter(|row| row.path != best.path && !matches!(row.path.as_str(), "discard" | "auto"));
-    let others = others.filter_map(|row| Some((row.path.clone(), row.receiver_us_per_mib?)));
-    let uncertainty = uncertainty(cost, others);
+    let auto =
+        measured_rows(report).find(|row| row.path == AUTO && row.condition() == condition)?;
+    let ratio = auto.receiver_us_ratio?;
+    let verdict =
+        if ratio.is_below(1.0) || ratio.is_above(1.0) { "" } else { ": no difference shown" };
     Some(format!(
-        "Cheapest single receive method ({condition}): {}, {:.0} µs of the receiving host's CPU \
-         per MiB ({}){comparison}{uncertainty}.",
-        best.path,
-        cost.median,
-        cost.interval(0)
+        "The library's own choice (auto; {condition}) takes {} the receiver's CPU time of \
+         read{verdict}.",
+        ratio_text(ratio)
     ))
 }
 
@@ -76,14 +58,23 @@ fn mappable_sentence(report: &ReceiveReport) -> Option<String> {
             .collect();
         texts.sort();
         texts.dedup();
-        if texts.is_empty() { "none".into() } else { texts.join("; ") }
+        texts
     };
-    Some(format!(
-        "Pages could be mapped for over {MAPPED_PERCENT_MIN:.0} % of the bytes with: {}. Not \
-         with: {}.",
-        conditions_text(true),
-        conditions_text(false)
-    ))
+    let (with, without) = (conditions_text(true), conditions_text(false));
+    Some(match (with.as_slice(), without.as_slice()) {
+        ([], _) => "Zero-copy receive (mapping pages) did not work here.".into(),
+        (with, []) => format!(
+            "Zero-copy receive (mapping pages) worked for over {MAPPED_PERCENT_MIN:.0} % of the \
+             bytes: {}.",
+            with.join("; ")
+        ),
+        (with, without) => format!(
+            "Zero-copy receive (mapping pages) worked for over {MAPPED_PERCENT_MIN:.0} % of the \
+             bytes with {}. It did not with {}.",
+            with.join("; "),
+            without.join("; ")
+        ),
+    })
 }
 
 /// Whether mapping costs less than reading, where it is possible.

@@ -2,7 +2,7 @@
 
 use super::method::ReceiveMethod;
 use super::{PageOrder, ReceiveCase, ReceiveCondition, ReceiveRound, SentBy};
-use crate::rounds::Series;
+use crate::rounds::{RoundCost, Series};
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, interval, number, ratio, share, speed};
 use haul_units::Size;
@@ -68,6 +68,9 @@ pub struct ReceiveRow {
     /// `receiver_us_per_mib` divided by that of `read` in the same round: the median of the rounds'
     /// ratios.
     pub receiver_us_ratio: Option<Estimate>,
+    /// The cost in each round.
+    #[serde(default)]
+    pub round_costs: Vec<RoundCost>,
 }
 
 /// The row of a series; `all` holds the series that it is compared with.
@@ -122,6 +125,10 @@ pub(super) fn of(
         context_switches_per_mib: per_mib(|round| round.received.context_switches as f64),
         syscalls_per_mib: per_mib(|round| round.received.calls as f64)
             .map(|estimate| estimate.median),
+        round_costs: series.round_costs(
+            |round| round.costs.receiver_us_per_mib,
+            |round| Some(round.costs.sender_us_per_mib),
+        ),
         receiver_us_ratio: plain.and_then(|plain| {
             series.ratio_to_method(plain, |round| round.costs.receiver_us_per_mib)
         }),
@@ -164,12 +171,17 @@ const COLUMNS: [Column<ReceiveRow>; 16] = [
 
 impl TableRow for ReceiveRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const BASELINES: &'static [&'static str] = &["read"];
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
     const UNIT: &'static str = "µs of CPU per MiB, interrupts included. All charts share a scale.";
 
     fn name(&self) -> String {
         self.path.clone()
+    }
+
+    fn round_costs(&self) -> &[RoundCost] {
+        &self.round_costs
     }
 
     fn group(&self) -> String {

@@ -52,19 +52,19 @@ impl CpuDistances {
         Some(Majority { near, far, threshold, is_far: count(true) > count(false) })
     }
 
-    /// Returns whether a row's round was measured at the majority's distance.
-    pub(super) fn rounds_to_keep(&self) -> impl Fn(usize, usize) -> bool {
+    /// Returns the side of the threshold on which a row's round was measured: whether the CPUs were
+    /// far apart. `None` if the distance changed meanwhile.
+    pub(super) fn sides(&self) -> impl Fn(usize, usize) -> Option<bool> {
         let majority = self.majority();
         move |row, round| {
-            let readings = self.readings.get(&(row, round));
-            majority.as_ref().is_none_or(|Majority { threshold, is_far, .. }| {
-                readings.is_some_and(|readings| is_on_side(readings, *threshold, *is_far))
-            })
+            let Some(Majority { threshold, .. }) = &majority else { return Some(false) };
+            let readings = self.readings.get(&(row, round))?;
+            [true, false].into_iter().find(|&is_far| is_on_side(readings, *threshold, is_far))
         }
     }
 
-    /// Removes rounds that were measured at another distance than the majority, or while it
-    /// changed. Returns a warning about it.
+    /// Removes rounds that were measured while the distance changed, and sets those at another
+    /// distance than the majority aside for ratios. Returns a warning about it.
     pub(super) fn keep_majority<C, R>(&mut self, rows: &mut [Series<C, R>]) -> Option<Warning> {
         let Majority { near, far, threshold, is_far } = self.majority()?;
         let (mut total, mut left_out, mut rows_kept_whole) = (0, 0, 0);
@@ -79,8 +79,17 @@ impl CpuDistances {
                 rows_kept_whole += 1;
                 continue;
             }
+            let is_at_other = |number: usize| {
+                self.readings
+                    .get(&(index, number))
+                    .is_some_and(|readings| is_on_side(readings, threshold, !is_far))
+            };
             let before = row.rounds.len();
-            row.rounds.retain(|(number, _)| is_kept(*number));
+            let (kept, others): (Vec<_>, Vec<_>) =
+                row.rounds.drain(..).partition(|(number, _)| is_kept(*number));
+            row.rounds = kept;
+            row.rounds_at_other_distance =
+                others.into_iter().filter(|(number, _)| is_at_other(*number)).collect();
             left_out += before - row.rounds.len();
         }
         self.kept = Some((threshold, is_far));
@@ -96,8 +105,8 @@ impl CpuDistances {
             format!(
                 "the CPUs were not always equally far apart (a hypervisor moves them): a cache \
                  line went from one to the other and back in {near:.0} to {far:.0} ns, which \
-                 changes what copies cost; rounds at {kept_ns:.0} ns are kept, {left_out} of \
-                 {total} row measurements at another distance are left out{rest}"
+                 changes what copies cost; costs are those at {kept_ns:.0} ns, and {left_out} of \
+                 {total} row measurements at another distance count only for ratios{rest}"
             ),
         ))
     }
@@ -147,6 +156,8 @@ mod tests {
         }
         let warning = distances.keep_majority(&mut rows).unwrap();
         assert_eq!(rows[0].rounds.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [2, 3, 4]);
+        // Round 0 was near, and in round 1 the CPUs were moved.
+        assert_eq!(rows[0].rounds_at_other_distance, [(0, 0)]);
         assert!(warning.detail.contains("2 of 5"), "{}", warning.detail);
         assert!(distances.kept().all(|ns| ns > 290.0));
     }

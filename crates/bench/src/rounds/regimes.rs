@@ -28,6 +28,8 @@ pub(super) fn keep_majority<C, R>(
         let Some(is_majority) = majority_regime(&counts) else { continue };
         let before = row.rounds.len();
         row.rounds.retain(|(_, round)| interrupts(round).is_none_or(&is_majority));
+        row.rounds_at_other_distance
+            .retain(|(_, round)| interrupts(round).is_none_or(&is_majority));
         left_out += before - row.rounds.len();
         names.push(name(&row.case));
     }
@@ -54,6 +56,7 @@ pub(super) fn keep_requested<C, R>(
         if kept >= ROUNDS_MIN && kept < row.rounds.len() {
             left_out += row.rounds.len() - kept;
             row.rounds.retain(|(_, round)| is_in_regime(round));
+            row.rounds_at_other_distance.retain(|(_, round)| is_in_regime(round));
             names.push(name(&row.case));
         } else {
             row.is_out_of_regime = kept < row.rounds.len();

@@ -5,6 +5,7 @@ use crate::stats::VERDICT_ROUNDS_MIN;
 use crate::topology::Quiet;
 use crate::warning::{Kind, Warning};
 use haul_soak::Baseline;
+use std::time::Duration;
 
 /// The largest steal time without a warning, in percent. `/proc/stat` counts it in ticks of 10 ms,
 /// so one tick is 5 % of a window of 200 ms.
@@ -26,6 +27,7 @@ impl Run<'_> {
             before.here.drift_percent(&after.here),
             before.there.drift_percent(&after.there),
         );
+        self.noise.drift_percents.push(drift.abs());
         if drift.abs() > DRIFT_PERCENT_MAX {
             self.drifts.push(drift);
         }
@@ -57,7 +59,8 @@ impl Run<'_> {
         }
         let measured = || rows.iter().filter(|row| !row.rounds.is_empty());
         let rounds_min = measured().map(|row| row.rounds.len()).min();
-        warnings.extend(rounds_min.and_then(few_rounds_warning));
+        let needed = self.time_needed;
+        warnings.extend(rounds_min.and_then(|rounds| few_rounds_warning(rounds, needed)));
         if !self.drifts.is_empty() {
             let rounds = self.drifts.len();
             let worst = self.drifts.iter().copied().fold(0.0, larger_magnitude);
@@ -113,12 +116,16 @@ fn larger_magnitude(one: f64, other: f64) -> f64 {
     if other.abs() > one.abs() { other } else { one }
 }
 
-/// A warning if the row with the fewest usable rounds has too few.
-pub(crate) fn few_rounds_warning(rounds: usize) -> Option<Warning> {
+/// A warning if the row with the fewest usable rounds has too few. `needed` is the time that enough
+/// of them take, if the time limit was too short.
+pub(crate) fn few_rounds_warning(rounds: usize, needed: Option<Duration>) -> Option<Warning> {
     (rounds < VERDICT_ROUNDS_MIN).then(|| {
+        let remedy = needed.map_or("with more --rounds".into(), |needed| {
+            format!("with --for {}s", needed.as_secs().next_multiple_of(10).max(10))
+        });
         let detail = format!(
             "a row has {rounds} usable rounds, and a verdict takes {VERDICT_ROUNDS_MIN}: measure \
-             again, with more --rounds"
+             again, {remedy}"
         );
         Warning::new(Kind::TooFewRounds, detail)
     })

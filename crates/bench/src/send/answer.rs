@@ -1,9 +1,12 @@
-//! The answers of the experiment `send`: the cheapest method, its saving and how certain that is,
-//! the methods that copied unexpectedly, and the most expensive setting.
+//! The answers of the experiment `send`, beside its verdict: the library's own choice, the methods
+//! that copied unexpectedly, and the most expensive setting.
 
+use super::verdict::{is_nameable, subject};
 use super::{SendReport, SendRow};
-use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
+use crate::stats::Estimate;
+use crate::verdict::ratio_text;
 use haul_units::Size;
+use haul_workers::tested_method::AUTO;
 use std::collections::BTreeSet;
 
 /// The answers that a report's rows support, one sentence each.
@@ -24,7 +27,7 @@ pub(super) fn of(report: &SendReport) -> Vec<String> {
         {
             continue;
         }
-        sentences.extend(verdict_sentence(&rows));
+        sentences.extend(library_sentence(&rows));
         sentences.extend(floor_sentence(&rows));
         sentences.extend(unexpected_copies_sentence(&rows));
     }
@@ -57,70 +60,36 @@ fn median_cost(row: &SendRow) -> f64 {
     sender_cost(row).map_or(f64::INFINITY, |cost| cost.median)
 }
 
-/// The cheapest method that sends the source's bytes. `floor` is excluded, because it does not, and
-/// so are the rows that choose a method.
+/// The cheapest method that the library may choose.
 fn cheapest_row<'a>(rows: &[&'a SendRow]) -> Option<&'a SendRow> {
     rows.iter()
-        .filter(|row| !matches!(row.path.as_str(), "floor" | "auto" | "planned"))
+        .filter(|row| row.path.parse().is_ok_and(is_nameable))
         .min_by(|one, other| median_cost(one).total_cmp(&median_cost(other)))
         .copied()
 }
 
-/// The cheapest method, its saving, and the methods that were not shown to cost more. With too few
-/// rounds there is no verdict.
-fn verdict_sentence(rows: &[&SendRow]) -> Option<String> {
-    let best = cheapest_row(rows)?;
-    let estimate = sender_cost(best)?;
-    let subject = format!("{} in chunks of {}", best.workload, Size(best.chunk_bytes));
-    if !estimate.is_conclusive() {
-        return Some(format!(
-            "No verdict on the cheapest path for {subject}: {} has {} usable rounds, and a verdict \
-             takes {VERDICT_ROUNDS_MIN}.",
-            best.path, best.rounds
-        ));
-    }
-    let head = format!(
-        "Cheapest path for {subject}: {}, {:.0} µs of the sending host's CPU per MiB ({})",
-        best.path,
-        estimate.median,
-        estimate.interval(0)
-    );
+/// The library's own choice compared with the plain method, and how certain that is.
+fn library_sentence(rows: &[&SendRow]) -> Option<String> {
+    let auto = rows.iter().find(|row| row.path == AUTO)?;
+    let (ratio, taken) = (auto.sender_us_ratio?, auto.taken.as_deref()?);
     let plain = rows
         .iter()
         .find(|row| row.path == "read+write")
-        .or(rows.iter().find(|row| row.path == "read+send"));
-    let saving = match (best.sender_us_ratio, plain.filter(|plain| plain.path != best.path)) {
-        (Some(ratio), Some(plain)) => {
-            let comparison =
-                format!("; that is {:.2} × {} ({})", ratio.median, plain.path, ratio.interval(2));
-            let is_conclusive = plain.cheapest_us_ratio.is_some_and(|ratio| ratio.is_above(1.0));
-            if is_conclusive {
-                format!("{comparison} and saves {:.0} %", 100.0 * (1.0 - ratio.median))
-            } else {
-                format!("{comparison}, so it was not shown to be cheaper")
-            }
-        }
-        _ => String::new(),
-    };
-    let is_tied = |row: &&&SendRow| !row.cheapest_us_ratio.is_some_and(|ratio| ratio.is_above(1.0));
-    let ties: Vec<&str> = rows
-        .iter()
-        .filter(|row| {
-            row.path != best.path && !matches!(row.path.as_str(), "floor" | "auto" | "planned")
-        })
-        .filter(is_tied)
-        .map(|row| row.path.as_str())
-        .collect();
-    let ties_note = match ties.as_slice() {
-        [] => String::new(),
-        ties => format!("; no difference from it was shown for {}", ties.join(", ")),
-    };
-    let pacing_note = if rows.iter().any(|row| row.paced.is_some()) {
-        "; the cost of paced rows includes timers, so they do not compare with unpaced rows"
+        .or(rows.iter().find(|row| row.path == "read+send"))?;
+    let verdict = if ratio.is_below(1.0) {
+        "which saves"
+    } else if ratio.is_above(1.0) {
+        "which costs more: make a plan for this machine with haul plan"
     } else {
-        ""
+        "no difference shown"
     };
-    Some(format!("{head}{saving}{ties_note}{pacing_note}."))
+    Some(format!(
+        "The library's own choice for {} (auto: {taken}) takes {} the sender's CPU time of {}: \
+         {verdict}.",
+        subject(&auto.workload, auto.chunk_bytes),
+        ratio_text(ratio),
+        plain.path
+    ))
 }
 
 fn floor_sentence(rows: &[&SendRow]) -> Option<String> {
@@ -131,6 +100,9 @@ fn floor_sentence(rows: &[&SendRow]) -> Option<String> {
     }
     let comparison = if ratio.is_below(1.0) {
         format!("costs {:.2} × as much", 1.0 / ratio.median)
+    } else if ratio.is_above(1.0) {
+        // No method can cost less than the stack that it uses.
+        return Some("The floor row was noisier than the others: measure again.".into());
     } else {
         "was not shown to cost more".into()
     };

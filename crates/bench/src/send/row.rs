@@ -1,6 +1,7 @@
 //! A row of the experiment `send`: its JSON fields and its table columns.
 
 use crate::regime::HELD_NOTE;
+use crate::rounds::RoundCost;
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, copied_after_all, interval, number, ratio, share, speed};
 use haul_units::Size;
@@ -90,6 +91,9 @@ pub struct SendRow {
     /// too few rounds were undisturbed; such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
+    /// The cost in each round.
+    #[serde(default)]
+    pub round_costs: Vec<RoundCost>,
 }
 
 impl SendRow {
@@ -132,6 +136,7 @@ const COLUMNS: [Column<SendRow>; 16] = [
 
 impl TableRow for SendRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const BASELINES: &'static [&'static str] = &["read+write", "read+send"];
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
     const UNIT: &'static str =
@@ -139,6 +144,10 @@ impl TableRow for SendRow {
 
     fn name(&self) -> String {
         self.path.clone()
+    }
+
+    fn round_costs(&self) -> &[RoundCost] {
+        &self.round_costs
     }
 
     fn group(&self) -> String {

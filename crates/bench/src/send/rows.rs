@@ -60,6 +60,10 @@ pub(super) fn row(
         full_speed_bits_per_second: experiment.full_speeds.bits_per_second(case),
         paced: reason_for_pacing(series),
         disturbed_percent: series.disturbed_percent,
+        round_costs: series.round_costs(
+            |round| round.costs.sender_us_per_mib,
+            |round| has_receiver.then_some(round.costs.receiver_us_per_mib),
+        ),
     }
 }
 
@@ -87,14 +91,18 @@ pub(super) fn reason_for_pacing(series: &SendSeries) -> Option<Paced> {
     reported.or(has_timers.then_some(Paced::Leftover))
 }
 
-/// The rows of the same condition whose method sends the source's bytes and can be selected by a
-/// program.
+/// The methods that the library chooses from, in the order of preference; the baselines included.
+pub(super) fn preferred_methods() -> impl Iterator<Item = SendMethod> {
+    haul::plan::candidates().iter().copied()
+}
+
+/// The rows of the same condition whose method the library may choose.
 fn comparable_rows<'a>(
     series: &'a SendSeries,
     all: &'a [SendSeries],
 ) -> impl Iterator<Item = &'a SendSeries> {
     let is_selectable = |other: &&SendSeries| match other.case.case.method {
-        TestedMethod::Method(method) => method != SendMethod::Floor,
+        TestedMethod::Method(method) => preferred_methods().any(|preferred| preferred == method),
         _ => false,
     };
     all.iter()

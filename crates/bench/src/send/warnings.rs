@@ -1,6 +1,7 @@
 //! The warnings that are specific to the experiment `send`.
 
 use super::copies::copied_share;
+use super::verdict::observer_warning;
 use super::{Kind, SendSeries, WINDOW_LIMITED_SHARE_MIN, Warning, rows};
 use crate::matrix::SendCase;
 use crate::regime::Reading;
@@ -17,8 +18,6 @@ const BUSY_PERCENT_MIN: f64 = 85.0;
 const RATE_SHARE_MIN: f64 = 0.95;
 /// The largest share of the sender's cost that `getrusage` may miss without a warning.
 const UNCHARGED_SHARE_MAX: f64 = 0.15;
-/// The largest relative change of the throughput by the meter that causes no warning.
-const OBSERVER_EFFECT_MAX: f64 = 0.03;
 
 /// The warnings about a run's figures: one for each kind, which names the rows that it applies to.
 pub(super) fn of(
@@ -57,19 +56,6 @@ pub(super) fn of(
     }
     warnings.extend(observer.and_then(observer_warning));
     warnings
-}
-
-fn observer_warning(observer: &Observer) -> Option<Warning> {
-    let ratio = observer.throughput_ratio;
-    // The whole interval must lie beyond the limit. A wider interval is noise.
-    let is_beyond =
-        ratio.is_below(1.0 - OBSERVER_EFFECT_MAX) || ratio.is_above(1.0 + OBSERVER_EFFECT_MAX);
-    is_beyond.then(|| {
-        let effect = 100.0 * (ratio.median - 1.0);
-        let detail =
-            format!("with the meter the throughput differs by {effect:+.1} % from that without");
-        Warning::new(Kind::Observer, detail)
-    })
 }
 
 fn warning_kinds(row: &SendSeries, rate: Option<Rate>, reading: Reading) -> Vec<Kind> {

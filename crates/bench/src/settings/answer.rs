@@ -4,6 +4,7 @@
 use super::row::{is_above, pays};
 use super::{MethodComparison, Role, SettingRow, SettingsReport};
 use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
+use crate::verdict::{Safety, ratio_text};
 
 /// The answers that a report's rows support, one sentence each.
 pub(super) fn of(report: &SettingsReport, comparison: Option<&MethodComparison>) -> Vec<String> {
@@ -52,10 +53,6 @@ fn control_ratio(rows: &[&SettingRow]) -> Option<Estimate> {
     rows.iter().find(|row| row.role == Role::Control)?.us_ratio
 }
 
-fn ratio_text(ratio: Estimate) -> String {
-    format!("{:.2} × ({})", ratio.median, ratio.interval(2))
-}
-
 fn best_sentence(path: &str, rows: &[&SettingRow]) -> Option<String> {
     let mut paying = single_change_rows(rows);
     if paying.is_empty() {
@@ -65,6 +62,8 @@ fn best_sentence(path: &str, rows: &[&SettingRow]) -> Option<String> {
     paying.retain(|(row, ratio)| {
         row.throughput_ratio.is_some_and(|throughput| pays(*ratio, throughput, control_ratio))
     });
+    paying
+        .retain(|(row, _)| row.changes.iter().all(|setting| setting.safety != Some(Safety::Risky)));
     paying.sort_by(|one, other| one.1.median.total_cmp(&other.1.median));
     let Some((row, ratio)) = paying.first() else {
         return Some(format!("With {path} no setting was shown to pay here."));
@@ -74,8 +73,9 @@ fn best_sentence(path: &str, rows: &[&SettingRow]) -> Option<String> {
         .iter()
         .all(|(other, _)| other.changes.first().is_some_and(|one| one.name == setting.name));
     let rest = if alone { " No other setting was shown to pay." } else { "" };
+    let safety = setting.safety.map_or("", Safety::name);
     Some(format!(
-        "With {path} the setting that pays most is {}: both hosts' cost is {} ({}; risk: \
+        "With {path} the setting that saves most is {}: both hosts' cost is {} ({}; {safety}: \
          {}).{rest}",
         setting.value,
         ratio_text(*ratio),

@@ -1,6 +1,7 @@
 //! The settings: how a lab applies each one, the command for a machine, and the risk.
 
 use crate::congestion::paces;
+use crate::verdict::Safety;
 use haul_lab::{CpuPair, Kind, Lab, LabError, Offloads, Reception, Settings};
 use haul_units::Size;
 use std::fmt;
@@ -121,7 +122,9 @@ pub(super) enum Change {
 
 /// The changes of every row that the given settings need. Each row's last change follows the
 /// changes that it requires.
-pub(super) fn rows(names: &[Name], basis: &Tuning) -> Vec<Vec<Change>> {
+///
+/// With `verdict_only`, only changes that can be a verdict's, each with its most usual value.
+pub(super) fn rows(names: &[Name], basis: &Tuning, verdict_only: bool) -> Vec<Vec<Change>> {
     let available = fs::read_to_string(format!("{IPV4_SYSCTLS}/tcp_available_congestion_control"));
     let available = available.unwrap_or_default();
     let others = available.split_whitespace().filter(|name| *name != basis.congestion);
@@ -155,7 +158,19 @@ pub(super) fn rows(names: &[Name], basis: &Tuning) -> Vec<Vec<Change>> {
     // A row is also needed if a requested row is compared with it.
     let is_wanted =
         |changes: &[Change]| all.iter().any(|other| is_named(other) && other.starts_with(changes));
-    all.iter().filter(|changes| is_wanted(changes)).cloned().collect()
+    let is_usual = |changes: &[Change]| {
+        let unusual = [
+            Change::SendBuffer(Size(256 << 10)),
+            Change::SendBuffer(Size(16 << 20)),
+            Change::ReceiveBuffer(Size(256 << 10)),
+            Change::NotsentLowat(Size(16 << 10)),
+        ];
+        changes.iter().all(|change| change.safety() != Safety::Risky && !unusual.contains(change))
+    };
+    all.iter()
+        .filter(|changes| is_wanted(changes) && (!verdict_only || is_usual(changes)))
+        .cloned()
+        .collect()
 }
 
 impl Change {
@@ -224,6 +239,32 @@ impl Change {
             Self::ReceiveBuffer(max) => Some(("net.ipv4.tcp_rmem", memory("tcp_rmem", *max))),
             Self::NotsentLowat(bytes) => Some(("net.ipv4.tcp_notsent_lowat", bytes.0.to_string())),
             _ => None,
+        }
+    }
+
+    /// The order among changes that may save as much: first those without a risk, then the default
+    /// congestion control of Linux.
+    pub(super) fn preference(&self) -> (Safety, bool) {
+        (self.safety(), *self != Self::Congestion("cubic".into()))
+    }
+
+    /// Where the change can be made without harm.
+    pub(super) fn safety(&self) -> Safety {
+        match self {
+            // A limit that suits a short path does not fill a long one.
+            Self::Congestion(_)
+            | Self::Mtu(_)
+            | Self::SendBuffer(_)
+            | Self::ReceiveBuffer(_)
+            | Self::NotsentLowat(_)
+            | Self::SocketBuffers(_) => Safety::LanOnly,
+            Self::Gro | Self::BusyPoll(_) => Safety::SafeAnywhere,
+            // These delay data, cost CPU time, or break programs that read packets.
+            Self::BigTcp(_)
+            | Self::Rcvlowat(_)
+            | Self::ReadPause(_)
+            | Self::NoSegmentation
+            | Self::NoOffloads => Safety::Risky,
         }
     }
 
@@ -419,7 +460,7 @@ mod tests {
     #[test]
     fn a_row_includes_the_rows_it_is_compared_with() {
         let basis = Tuning::host_default(Some("reno".into()));
-        let rows = rows(&[Name::BusyPoll], &basis);
+        let rows = rows(&[Name::BusyPoll], &basis, false);
         assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2, 3]);
         assert!(rows.windows(2).all(|pair| pair[1].starts_with(&pair[0])));
     }
@@ -483,7 +524,7 @@ mod tests {
     fn every_setting_has_a_row() {
         let basis = Tuning::host_default(Some("none".into()));
         for name in Name::ALL {
-            let rows = rows(&[name], &basis);
+            let rows = rows(&[name], &basis, false);
             assert!(
                 rows.iter().any(|row| row.last().is_some_and(|last| last.name() == name)),
                 "{name}"

@@ -2,8 +2,10 @@
 
 use super::change::{Change, Name, Tuning};
 use super::{Role, SettingCase, SettingRound, SettingsSeries};
+use crate::rounds::RoundCost;
 use crate::stats::Estimate;
-use crate::view::{Bar, Column, TableRow, number};
+use crate::verdict::Safety;
+use crate::view::{Advice, Bar, Column, TableRow, number};
 use serde::{Deserialize, Serialize};
 
 /// The result of one setting with one send method.
@@ -56,6 +58,9 @@ pub struct SettingRow {
     pub interrupts_per_mib: Option<Estimate>,
     /// System calls of the receiving process per MiB.
     pub receiver_syscalls_per_mib: Option<f64>,
+    /// The cost in each round.
+    #[serde(default)]
+    pub round_costs: Vec<RoundCost>,
 }
 
 /// A setting and its value.
@@ -69,6 +74,9 @@ pub struct AppliedSetting {
     pub command: String,
     /// The risk.
     pub risk: String,
+    /// Where the setting can be made without harm; `null` in a report of an older version.
+    #[serde(default)]
+    pub safety: Option<Safety>,
 }
 
 /// A value divided by that of the row without the change, in the same rounds.
@@ -134,6 +142,7 @@ pub(super) fn of(
         value: change.to_string(),
         command: change.command(device),
         risk: change.risk().into(),
+        safety: Some(change.safety()),
     };
     let calls = series.estimate(|round| round.received.calls as f64 / round.received.mib());
     SettingRow {
@@ -156,6 +165,7 @@ pub(super) fn of(
         us_ratio: ratio(series, all, SettingRound::total_us_per_mib),
         throughput_ratio: ratio(series, all, |round| round.costs.bytes_per_second),
         interrupts_per_mib: series.estimate_of_some(|round| round.costs.both_interrupts_per_mib()),
+        round_costs: series.round_costs(SettingRound::total_us_per_mib, |_| None),
         receiver_syscalls_per_mib: calls.map(|estimate| estimate.median),
     }
 }
@@ -192,9 +202,12 @@ const COLUMNS: [Column<SettingRow>; 11] = [
 
 impl TableRow for SettingRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const BASELINES: &'static [&'static str] = &["as it is"];
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
     const UNIT: &'static str = "µs of CPU per MiB, interrupts included. All charts share a scale.";
+    /// A row marked with + belongs below the one that it is compared with.
+    const IS_SORTED: bool = false;
 
     fn name(&self) -> String {
         match self.role {
@@ -204,6 +217,10 @@ impl TableRow for SettingRow {
             Role::Setting if self.changes_compared > 0 => format!("+ {}", self.own_changes()),
             Role::Setting => self.own_changes(),
         }
+    }
+
+    fn round_costs(&self) -> &[RoundCost] {
+        &self.round_costs
     }
 
     fn group(&self) -> String {
@@ -232,31 +249,31 @@ impl TableRow for SettingRow {
         .collect()
     }
 
-    fn notes(rows: &[Self]) -> Vec<String> {
+    fn advice(rows: &[Self]) -> Vec<Advice> {
         let mut settings: Vec<&AppliedSetting> = Vec::new();
         for setting in rows.iter().flat_map(|row| &row.changes) {
-            if !settings.contains(&setting) {
+            // The row with offloads off only shows their gain. It is no recommendation.
+            if !settings.contains(&setting) && setting.name != Name::Offloads.to_string() {
                 settings.push(setting);
             }
         }
-        // The row with offloads off only shows their gain. It is no recommendation, so its command
-        // is not printed.
-        settings.retain(|setting| setting.name != Name::Offloads.to_string());
-        // Values of one setting that have the same risk share the line on it.
-        let same_risk = |one: &&AppliedSetting, other: &&AppliedSetting| {
-            one.name == other.name && one.risk == other.risk
+        let advice = |setting: &&AppliedSetting| Advice {
+            setting: setting.value.clone(),
+            command: setting.command.clone(),
+            safety: setting.safety.map_or(String::new(), |safety| safety.name().into()),
+            risk: setting.risk.clone(),
         };
-        let commands = settings.chunk_by(same_risk).flat_map(|settings| {
-            let values =
-                settings.iter().map(|setting| format!("{}: {}", setting.value, setting.command));
-            values.chain([format!("  {} risks: {}", settings[0].name, settings[0].risk)])
-        });
-        let explanation = "× without compares both hosts' cost with that of the row that lacks the \
-                           setting; + marks what is set in addition to the row above; unchanged \
-                           shows by how much two equal rows differ; together is measured after the \
-                           others, and the unchanged hosts are measured again beside it. The \
-                           commands apply until the next boot.";
-        std::iter::once(explanation.into()).chain(commands).collect()
+        settings.iter().map(advice).collect()
+    }
+
+    fn notes(_: &[Self]) -> Vec<String> {
+        vec![
+            "× without: both hosts' cost divided by that of the row that lacks the setting. +: in \
+             addition to the row above. unchanged: two equal rows, which differ by chance. \
+             together: measured after the others, beside the unchanged hosts. The commands apply \
+             until the next boot."
+                .into(),
+        ]
     }
 }
 

@@ -8,6 +8,7 @@ pub fn run(context: &Context<'_>) -> Result<ExperimentResult, Failure> {
     let parameters = InterruptsParameters {
         pace: context.pace(),
         congestion: context.common.congestion.clone(),
+        is_quick: context.is_quick,
     };
     context.run(|stop, progress| interrupts::run(&parameters, stop, progress))
 }

@@ -11,6 +11,7 @@ pub fn run(arguments: &LoanArguments, context: &Context<'_>) -> Result<Experimen
         if context.is_quick { LoanParameters::quick(pace) } else { LoanParameters::new(pace) };
     let parameters = LoanParameters {
         pieces: non_empty_or(arguments.piece.clone(), basis.pieces),
+        verdict_only: basis.verdict_only,
         pace,
         congestion: context.common.congestion.clone(),
     };

@@ -3,7 +3,6 @@
 use super::{Context, ExperimentResult};
 use crate::arguments::ProfileArguments;
 use crate::output::Failure;
-use haul_bench::export;
 use haul_bench::profile::{self, Profile, ProfileParameters};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
@@ -23,26 +22,22 @@ pub fn run(
         command_exit_code = exit_code(status);
         profile
     } else {
-        let window = Duration::from_secs(if context.is_quick { 2 } else { 10 });
+        let default = Duration::from_secs(if context.is_quick { 2 } else { 10 });
+        let window = context.common.time.filter(|_| !context.is_everything).unwrap_or(default);
         let parameters = ProfileParameters {
             send: arguments.send,
             receive: arguments.receive,
             workload: arguments.workload.clone(),
-            window: arguments.duration.unwrap_or(window),
+            window,
             mtu: arguments.mtu,
             congestion: context.common.congestion.clone(),
         };
         context.run_with_progress(|stop, progress| profile::run(&parameters, stop, progress))?
     };
     let Profile { report, drawings } = profile;
-    let mut view = report.view();
-    view.drawings = drawings;
-    Ok(ExperimentResult {
-        view,
-        json: export::json(&report),
-        experiment: report.experiment,
-        exit_code: command_exit_code,
-    })
+    let mut result = ExperimentResult::from(report);
+    result.view.drawings = drawings;
+    Ok(ExperimentResult { exit_code: command_exit_code, ..result })
 }
 
 /// Returns the same exit code as a shell: 128 plus the number of the signal that ended the command.

@@ -19,6 +19,7 @@ pub fn run(
     let parameters = SettingsParameters {
         paths: non_empty_or(paths.clone(), basis.paths),
         settings: non_empty_or(settings.clone(), basis.settings),
+        verdict_only: basis.verdict_only && settings.is_empty(),
         workload: workload.clone().unwrap_or(basis.workload),
         rate: *rate,
         pace,

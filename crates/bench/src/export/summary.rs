@@ -1,0 +1,213 @@
+//! A summary as text for a terminal, as Markdown and as HTML.
+
+use super::html::escape as escape_html;
+use super::markdown::escape as escape_markdown;
+use crate::summary::Summary;
+use crate::verdict::{Confidence, Question, Verdict};
+use std::fmt::Write;
+
+/// The lines of the smallest terminal.
+const LINES_MAX: usize = 24;
+/// The columns of the question and of the confidence.
+const TITLE_COLUMNS: usize = 12;
+const CONFIDENCE_COLUMNS: usize = 10;
+
+/// Renders the summary for a terminal of `width` columns, with colours if `has_colour`. It fits 24
+/// lines of 80 columns.
+pub fn terminal(summary: &Summary, width: u16, has_colour: bool) -> String {
+    let width = usize::from(width.clamp(60, 100));
+    let with_how = render(summary, width, has_colour, |_| true);
+    if with_how.lines().count() <= LINES_MAX {
+        return with_how;
+    }
+    // The way to decide an open question is the same for all of them.
+    let decided = render(summary, width, has_colour, |verdict| verdict.choice.is_some());
+    if decided.lines().count() <= LINES_MAX {
+        return decided;
+    }
+    render(summary, width, has_colour, |_| false)
+}
+
+fn render(
+    summary: &Summary,
+    width: usize,
+    has_colour: bool,
+    has_how: impl Fn(&Verdict) -> bool,
+) -> String {
+    let mut text = textwrap::fill(&summary.place(), textwrap::Options::new(width)) + "\n";
+    for verdict in summary.verdicts.iter().filter(|verdict| is_in_terminal(verdict.question)) {
+        text.push_str(&verdict_lines(verdict, width, has_colour, has_how(verdict)));
+    }
+    for left_out in &summary.left_out {
+        let line = format!("{} was left out: {}", left_out.experiment, left_out.reason);
+        let options = textwrap::Options::new(width).subsequent_indent("  ");
+        let _ = writeln!(text, "{}", textwrap::fill(&line, options));
+    }
+    text
+}
+
+/// Whether a question is in the summary of the terminal. The others are in the report.
+fn is_in_terminal(question: Question) -> bool {
+    !matches!(question, Question::Packets | Question::Checksums)
+}
+
+/// One verdict: the question, the confidence, the statement, and the command or line of code.
+pub fn verdict_lines(verdict: &Verdict, width: usize, has_colour: bool, has_how: bool) -> String {
+    let head = format!(
+        "{:TITLE_COLUMNS$}{:CONFIDENCE_COLUMNS$}",
+        verdict.question.title(),
+        verdict.confidence.name()
+    );
+    let indent = " ".repeat(TITLE_COLUMNS + CONFIDENCE_COLUMNS);
+    let options = textwrap::Options::new(width).initial_indent(&head).subsequent_indent(&indent);
+    let mut text = textwrap::fill(&verdict.statement, options) + "\n";
+    if let Some(how) = verdict.how.as_ref().filter(|how| has_how && !how.is_empty()) {
+        let first = format!("{indent}> ");
+        let rest = format!("{indent}  ");
+        let options = textwrap::Options::new(width).initial_indent(&first).subsequent_indent(&rest);
+        text.push_str(&(textwrap::fill(how, options) + "\n"));
+    }
+    if has_colour {
+        text = text.replacen(
+            verdict.confidence.name(),
+            &format!("{}{}\x1b[0m", colour(verdict.confidence), verdict.confidence.name()),
+            1,
+        );
+    }
+    text
+}
+
+/// The escape sequence of a confidence: green, yellow, or dim.
+fn colour(confidence: Confidence) -> &'static str {
+    match confidence {
+        Confidence::Certain => "\x1b[32m",
+        Confidence::Likely => "\x1b[33m",
+        Confidence::Undecided => "\x1b[2m",
+    }
+}
+
+/// Renders the summary as Markdown.
+pub fn markdown(summary: &Summary) -> String {
+    let mut text = format!("# Summary\n\n{}\n\n", escape_markdown(&summary.place()));
+    text.push_str("| question | confidence | verdict | how |\n|---|---|---|---|\n");
+    for verdict in &summary.verdicts {
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} |",
+            verdict.question.title(),
+            verdict.confidence.name(),
+            escape_markdown(&verdict.statement),
+            escape_markdown(verdict.how.as_deref().unwrap_or_default())
+        );
+    }
+    for left_out in &summary.left_out {
+        let line = format!("{} was left out: {}", left_out.experiment, left_out.reason);
+        let _ = writeln!(text, "\n{}", escape_markdown(&line));
+    }
+    text.push('\n');
+    text
+}
+
+/// Renders the summary as a section of a page.
+pub fn html(summary: &Summary) -> String {
+    let mut text = String::from("<section class=\"summary\">\n<h2>Summary</h2>\n");
+    let _ = writeln!(text, "<p class=\"setting\">{}</p>", escape_html(&summary.place()));
+    text.push_str("<dl>\n");
+    for verdict in &summary.verdicts {
+        text.push_str(&verdict_html(verdict));
+    }
+    text.push_str("</dl>\n");
+    for left_out in &summary.left_out {
+        let _ = writeln!(
+            text,
+            "<p class=\"setting\">{} was left out: {}</p>",
+            escape_html(&left_out.experiment),
+            escape_html(&left_out.reason)
+        );
+    }
+    text.push_str("</section>\n");
+    text
+}
+
+/// One verdict as a term and its description.
+pub fn verdict_html(verdict: &Verdict) -> String {
+    let confidence = verdict.confidence.name();
+    let how = verdict.how.as_ref().filter(|how| !how.is_empty());
+    let how = how.map_or(String::new(), |how| format!("<code>{}</code>", escape_html(how)));
+    format!(
+        "<dt>{} <span class=\"badge {confidence}\">{confidence}</span></dt>\n<dd>{} {how}</dd>\n",
+        verdict.question.title(),
+        escape_html(&verdict.statement)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::summary::LeftOut;
+
+    /// A summary whose verdicts are as long as they can be.
+    fn long_summary() -> Summary {
+        let mut summary = Summary::start();
+        let long = |question, confidence| Verdict {
+            confidence,
+            how: Some("sysctl -w net.ipv4.tcp_congestion_control=cubic".into()),
+            choice: (confidence != Confidence::Undecided).then(|| "cubic".into()),
+            ..Verdict::without_saving(
+                question,
+                "On loopback (no network): congestion cubic saves 63 % (50 to 70) of both hosts' \
+                 CPU with sendfile; LAN only: over long or lossy paths it is slower than bbr",
+            )
+        };
+        summary.verdicts = [
+            (Question::SendFiles, Confidence::Certain),
+            (Question::SendMemory, Confidence::Likely),
+            (Question::Receive, Confidence::Undecided),
+            (Question::Forward, Confidence::Undecided),
+            (Question::Settings, Confidence::Certain),
+            (Question::CpuTime, Confidence::Certain),
+            (Question::Packets, Confidence::Certain),
+        ]
+        .map(|(question, confidence)| long(question, confidence))
+        .into();
+        summary.left_out.push(LeftOut {
+            experiment: "profile".into(),
+            reason: "the kernel does not allow this user to sample CPUs: run as root".into(),
+        });
+        summary
+    }
+
+    #[test]
+    fn the_terminal_form_fits_24_lines_of_80_columns() {
+        let text = terminal(&long_summary(), 80, false);
+        assert!(text.lines().count() <= LINES_MAX, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        for question in ["send files", "send memory", "receive", "forward", "settings", "CPU time"]
+        {
+            assert!(text.contains(question), "{question}: {text}");
+        }
+        assert!(!text.contains('\x1b'));
+    }
+
+    #[test]
+    fn colours_mark_the_confidence_only() {
+        let text = terminal(&long_summary(), 80, true);
+        assert!(text.contains("\x1b[32mcertain\x1b[0m"), "{text}");
+        let plain = text
+            .replace("\x1b[32m", "")
+            .replace("\x1b[33m", "")
+            .replace("\x1b[2m", "")
+            .replace("\x1b[0m", "");
+        assert_eq!(plain, terminal(&long_summary(), 80, false));
+    }
+
+    #[test]
+    fn text_in_a_page_is_escaped() {
+        let verdict = Verdict {
+            how: Some("a < b".into()),
+            ..Verdict::without_saving(Question::Receive, "<script>")
+        };
+        let html = verdict_html(&verdict);
+        assert!(html.contains("&lt;script&gt;") && html.contains("a &lt; b"), "{html}");
+    }
+}

@@ -1,0 +1,107 @@
+//! The verdict of the experiment `loan`: whether to lend memory to the kernel or to copy it.
+
+use super::{Destination, LoanCase, LoanMethod, LoanRound};
+use crate::rounds::{Run, Series};
+use crate::stats::Estimate;
+use crate::verdict::{Confidence, Question, Verdict, ratio_text};
+use haul_units::Size;
+use haul_workers::worker::memory_sender::SendCall;
+
+type LoanSeries = Series<LoanCase, LoanRound>;
+
+/// The smallest share of the bytes that the kernel copies on a link where loans avoid no copy, in
+/// percent.
+const COPIED_PERCENT_MIN: f64 = 50.0;
+
+/// The command that measures loans on a real network card.
+const REAL_CARD: &str =
+    "for your card: haul bench send --to HOST --workload memory:16MiB --paths read+send,zerocopy";
+
+/// The verdict on loans of the largest size over TCP. Where the link copies what is lent, it adds
+/// what a loan costs where nothing is copied.
+pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
+    let (lend, send) = largest(rows, Destination::Tcp)?;
+    let cost = |round: &LoanRound| round.costs.sender_us_per_mib;
+    let ratio = lend.ratio_to_method(send, cost);
+    let withheld = |reason: &str| {
+        Some(Verdict::withheld(Question::SendMemory, reason, run.longer_command("loan")))
+    };
+    if let Some(obstacle) = run.obstacle() {
+        return withheld(&obstacle);
+    }
+    let Some(ratio) = ratio.filter(Estimate::is_conclusive) else {
+        return withheld("too few usable rounds of loans over TCP");
+    };
+    let size = lend.case.piece;
+    let copied_percent = copied_percent(lend)?;
+    if copied_percent < COPIED_PERCENT_MIN {
+        return verdict_without_copies(ratio, size).or_else(|| {
+            withheld(&format!("no difference between a loan and a send was shown at {size}"))
+        });
+    }
+    let sink = largest(rows, Destination::Sink)
+        .and_then(|(lend, send)| Some((lend.case.piece, lend.ratio_to_method(send, cost)?)));
+    let on_card = match sink {
+        Some((size, ratio)) if ratio.is_conclusive() => {
+            format!("; where nothing is copied it takes {} at {size}", ratio_text(ratio))
+        }
+        _ => String::new(),
+    };
+    let statement =
+        format!("send: this link copies {copied_percent:.0} % of what MSG_ZEROCOPY lends{on_card}");
+    Some(Verdict {
+        confidence: Confidence::Certain,
+        choice: Some("send".into()),
+        how: Some(REAL_CARD.into()),
+        ..Verdict::without_saving(Question::SendMemory, &statement)
+    })
+}
+
+/// The verdict on a link where loans avoid the copy; `None` if no difference was shown.
+fn verdict_without_copies(ratio: Estimate, size: Size) -> Option<Verdict> {
+    let verdict = |choice: &str, how: &str, statement: &str| Verdict {
+        confidence: Confidence::Certain,
+        choice: Some(choice.into()),
+        baseline: Some("send".into()),
+        how: Some(how.into()),
+        ..Verdict::without_saving(Question::SendMemory, statement)
+    };
+    let statement = format!("lending takes {} a send's CPU time at {size}", ratio_text(ratio));
+    if ratio.is_below(1.0) {
+        Some(Verdict {
+            saving_percent: Some(crate::verdict::saving(ratio)),
+            ..verdict("lend", "haul::Sender::lend, or MSG_ZEROCOPY", &statement)
+        })
+    } else {
+        ratio.is_above(1.0).then(|| verdict("send", "send(2)", &statement))
+    }
+}
+
+/// The rows that lend and send pieces of the largest size that both were measured with.
+fn largest(rows: &[LoanSeries], to: Destination) -> Option<(&LoanSeries, &LoanSeries)> {
+    let row = |piece: Size, name: &str| {
+        rows.iter().find(|row| {
+            let LoanCase { destination, method, .. } = row.case;
+            destination == to && row.case.piece == piece && method.name() == name
+        })
+    };
+    let is_lent = |row: &&LoanSeries| row.case.method == LoanMethod::Memory(SendCall::Lend);
+    let mut sizes: Vec<Size> = rows
+        .iter()
+        .filter(|row| is_lent(row) || row.case.method.name() == "lend")
+        .filter(|row| row.case.destination == to && !row.rounds.is_empty())
+        .map(|row| row.case.piece)
+        .collect();
+    sizes.sort_unstable();
+    sizes.into_iter().rev().find_map(|size| Some((row(size, "lend")?, row(size, "send")?)))
+}
+
+/// The share of the lent bytes that the kernel copied; `None` if it reported none.
+fn copied_percent(row: &LoanSeries) -> Option<f64> {
+    let sum = |of: fn(&LoanRound) -> u64| {
+        row.rounds.iter().map(|(_, round)| of(round)).sum::<u64>() as f64
+    };
+    let (copied, zero_copied) =
+        (sum(|round| round.sent.copied_bytes), sum(|round| round.sent.zero_copied_bytes));
+    (copied + zero_copied > 0.0).then(|| 100.0 * copied / (copied + zero_copied))
+}

@@ -1,0 +1,238 @@
+//! Several runs of a command under the load meter: its cost with an interval, compared with that of
+//! another command or of an earlier day.
+//!
+//! The cost of a run is the CPU time that the kernel charged to the command, and the time that
+//! interrupts took from CPUs that it left idle. Other programs are not part of it. Work that the
+//! kernel's threads do for the command is not, either.
+//!
+//! Two commands are run in turn, so that both meet the same machine. A baseline of an earlier day
+//! met another one: the CPU's frequency and the neighbours in its caches differ. So every run is
+//! preceded and followed by a fixed piece of work ([`haul_soak::reference`]), and what is compared
+//! is the cost divided by the time of this work.
+
+use crate::host::HostFacts;
+use crate::report::now;
+use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
+use haul_soak::report::SoakReport;
+use haul_units::MIB;
+use serde::{Deserialize, Serialize};
+
+/// Name and version of the JSON contract.
+pub const SCHEMA: &str = "haul.soak-series/1";
+/// The fewest runs that can be compared with others.
+pub const COMPARED_RUNS_MIN: usize = VERDICT_ROUNDS_MIN;
+
+/// The runs of a command, and of the command that it is compared with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SoakSeries {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// Start time, RFC 3339.
+    pub started: String,
+    /// Version of haul.
+    pub haul: String,
+    /// The commit that haul was built from; empty if unknown.
+    pub commit: String,
+    /// The machine.
+    pub host: HostFacts,
+    /// The command.
+    pub command: Vec<String>,
+    /// The unit of the costs: `CPU-seconds`, or `µs/MiB` if the bytes are known.
+    pub unit: String,
+    /// The runs of the command.
+    pub runs: Vec<SoakRun>,
+    /// The cost of a run.
+    pub cost: Option<Estimate>,
+    /// The other command, which was run in turn with the first.
+    pub versus: Option<Versus>,
+    /// The comparison with a series of an earlier time.
+    pub baseline: Option<BaselineRatio>,
+}
+
+/// The other command of a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Versus {
+    /// The shell command.
+    pub command: String,
+    /// Its runs.
+    pub runs: Vec<SoakRun>,
+    /// The cost of a run.
+    pub cost: Option<Estimate>,
+    /// The cost of the first command divided by that of this one, run by run.
+    pub ratio: Option<Estimate>,
+}
+
+/// The comparison with an earlier series.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BaselineRatio {
+    /// The file of the earlier series.
+    pub file: String,
+    /// Start time of the earlier series, RFC 3339.
+    pub started: String,
+    /// The cost divided by that of the baseline, both relative to the time of the fixed work.
+    pub ratio: Estimate,
+}
+
+/// One run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SoakRun {
+    /// The cost in CPU-seconds: `rusage_cpu_seconds` and `interrupt_cpu_seconds`.
+    pub cpu_seconds: f64,
+    /// CPU time that `getrusage` charged to the command.
+    pub rusage_cpu_seconds: f64,
+    /// Time that interrupts took from CPUs that had nothing else to do.
+    pub interrupt_cpu_seconds: f64,
+    /// CPU time of the whole machine, other programs included.
+    pub machine_cpu_seconds: f64,
+    /// Wall time.
+    pub seconds: f64,
+    /// The bytes that the command moved, if they are known.
+    pub bytes: Option<u64>,
+    /// CPU time of the fixed work around the run.
+    pub reference_seconds: f64,
+    /// The exit code, 128 plus the signal's number if a signal ended it.
+    pub exit_code: u8,
+}
+
+impl SoakRun {
+    /// The run of a report. `reference_seconds` is the CPU time of the fixed work around it.
+    pub fn of(report: &SoakReport, bytes: Option<u64>, reference_seconds: f64) -> Self {
+        let interrupted: f64 = report.cpus.iter().map(|cpu| cpu.interrupted_percent).sum();
+        let interrupt_cpu_seconds = interrupted / 100.0 * report.seconds;
+        let rusage_cpu_seconds = report.rusage_cpu_seconds.unwrap_or(0.0);
+        Self {
+            cpu_seconds: rusage_cpu_seconds + interrupt_cpu_seconds,
+            rusage_cpu_seconds,
+            interrupt_cpu_seconds,
+            machine_cpu_seconds: report.cpu_seconds,
+            seconds: report.seconds,
+            bytes,
+            reference_seconds,
+            exit_code: report.exit_code.unwrap_or(0),
+        }
+    }
+
+    /// The cost in the unit of the series.
+    fn cost(&self) -> f64 {
+        match self.bytes {
+            Some(bytes) => self.cpu_seconds * 1e6 / (bytes as f64 / MIB),
+            None => self.cpu_seconds,
+        }
+    }
+
+    /// The cost relative to the machine's speed at the time of the run.
+    fn relative_cost(&self) -> f64 {
+        self.cost() / self.reference_seconds
+    }
+}
+
+impl SoakSeries {
+    /// The series of these runs.
+    pub fn of(
+        command: Vec<String>,
+        runs: Vec<SoakRun>,
+        versus: Option<(String, Vec<SoakRun>)>,
+    ) -> Self {
+        let has_bytes = runs.iter().all(|run| run.bytes.is_some());
+        let costs =
+            |runs: &[SoakRun]| Estimate::of(&runs.iter().map(SoakRun::cost).collect::<Vec<_>>());
+        let versus = versus.map(|(command, others)| {
+            let pairs = runs.iter().zip(&others);
+            let ratios: Vec<f64> = pairs.map(|(one, other)| one.cost() / other.cost()).collect();
+            let (cost, ratio) = (costs(&others), Estimate::of(&ratios));
+            Versus { command, runs: others, cost, ratio }
+        });
+        Self {
+            schema: SCHEMA.into(),
+            started: now(),
+            haul: haul_version::VERSION.into(),
+            commit: haul_version::COMMIT.into(),
+            host: HostFacts::here(),
+            command,
+            unit: if has_bytes { "µs/MiB" } else { "CPU-seconds" }.into(),
+            cost: costs(&runs),
+            runs,
+            versus,
+            baseline: None,
+        }
+    }
+
+    /// Compares the series with an earlier one of the same command, which was read from `file`.
+    pub fn compare_with(&mut self, file: &str, baseline: &Self) {
+        let relative = |series: &Self| {
+            let costs: Vec<f64> = series.runs.iter().map(SoakRun::relative_cost).collect();
+            Estimate::of(&costs)
+        };
+        self.baseline = relative(self).zip(relative(baseline)).map(|(own, other)| BaselineRatio {
+            file: file.into(),
+            started: baseline.started.clone(),
+            ratio: own.quotient_of_series(other),
+        });
+    }
+
+    /// Whether the cost is higher than the baseline's by more than `percent`, beyond what the
+    /// interval permits.
+    pub fn is_above_baseline(&self, percent: f64) -> bool {
+        self.baseline.as_ref().is_some_and(|baseline| {
+            baseline.ratio.is_above(1.0) && baseline.ratio.median > 1.0 + percent / 100.0
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten runs of a command on a machine of this speed; the runs differ by up to 2 %.
+    fn runs(cost: f64, speed: f64) -> Vec<SoakRun> {
+        let run = |index: usize| {
+            let noise = 1.0 + 0.02 * ((index * 7 % 10) as f64 - 4.5) / 4.5;
+            SoakRun {
+                cpu_seconds: cost * noise / speed,
+                rusage_cpu_seconds: cost * noise / speed,
+                interrupt_cpu_seconds: 0.0,
+                machine_cpu_seconds: cost / speed,
+                seconds: 1.0,
+                bytes: None,
+                reference_seconds: 0.02 / speed,
+                exit_code: 0,
+            }
+        };
+        (0..10).map(run).collect()
+    }
+
+    fn series(cost: f64, speed: f64) -> SoakSeries {
+        SoakSeries::of(vec!["true".into()], runs(cost, speed), None)
+    }
+
+    #[test]
+    fn a_slower_machine_is_not_a_dearer_command() {
+        let baseline = series(0.4, 1.0);
+        let mut slower = series(0.4, 0.7);
+        slower.compare_with("base.json", &baseline);
+        assert!(!slower.is_above_baseline(5.0), "{:?}", slower.baseline);
+        let mut dearer = series(0.46, 0.7);
+        dearer.compare_with("base.json", &baseline);
+        assert!(dearer.is_above_baseline(5.0), "{:?}", dearer.baseline);
+        assert!(!dearer.is_above_baseline(20.0));
+    }
+
+    #[test]
+    fn two_commands_are_compared_run_by_run() {
+        let versus = Some(("other".to_owned(), runs(0.5, 1.0)));
+        let series = SoakSeries::of(vec!["one".into()], runs(0.4, 1.0), versus);
+        let ratio = series.versus.unwrap().ratio.unwrap();
+        assert!((ratio.median - 0.8).abs() < 1e-9 && ratio.is_below(1.0), "{ratio:?}");
+    }
+
+    #[test]
+    fn the_cost_of_known_bytes_is_per_mib() {
+        let mut runs = runs(0.4, 1.0);
+        for run in &mut runs {
+            run.bytes = Some(400 << 20);
+        }
+        let series = SoakSeries::of(vec!["one".into()], runs, None);
+        assert_eq!(series.unit, "µs/MiB");
+        assert!((series.cost.unwrap().median - 1000.0).abs() < 10.0, "{:?}", series.cost);
+    }
+}

@@ -1,0 +1,100 @@
+//! The examples at the end of each `--help`.
+
+pub const BENCH: &str = "\
+Examples:
+  haul bench                       every experiment in two minutes, and a summary
+  haul bench --for 5m              the same, with narrower intervals
+  haul bench send --verbose        one experiment, with all its rows
+  haul bench --listen              on the other of two machines
+  haul bench --to storage7         between this machine and that one
+
+See docs/guide.md for what each figure means.";
+
+pub const SEND: &str = "\
+Examples:
+  haul bench send --paths read+write,sendfile --chunk 4KiB,64KiB,1MiB
+  haul bench send --workload file:/srv/video.mp4 --json video.json
+  haul bench send --workload memory:16MiB --to storage7
+  haul bench send --rounds 30 --html - > page.html";
+
+pub const RECEIVE: &str = "\
+Examples:
+  haul bench receive --paths read,mapped --mtu 1500,4148,9000
+  haul bench receive --sent-by zerocopy --page-order single";
+
+pub const FORWARD: &str = "\
+Examples:
+  haul bench forward --paths copy,splice --traffic bulk
+  haul bench forward --traffic messages:64B,messages:4KiB";
+
+pub const PROFILE: &str = "\
+Examples:
+  haul bench profile --send sendfile --for 30s
+  haul bench profile --html page.html -- rsync -a /srv/a/ /srv/b/
+  haul bench profile -- sleep 10   what the machine does anyway";
+
+pub const INTERRUPTS: &str = "\
+Examples:
+  haul bench interrupts
+  haul bench interrupts --for 5m --json interrupts.json";
+
+pub const SETTINGS: &str = "\
+Examples:
+  haul bench settings --settings congestion,mtu
+  haul bench settings --congestion cubic --rate 4gbit";
+
+pub const LOAN: &str = "\
+Examples:
+  haul bench loan --piece 4KiB,64KiB,1MiB";
+
+pub const CHECKSUM: &str = "\
+Examples:
+  haul bench checksum --size 1KiB,1MiB";
+
+pub const COMPARE: &str = "\
+Examples:
+  haul compare haul-report/2026-11-22T121033-web1 haul-report/latest
+  haul compare old.json new.json --fail-above 15%
+  haul compare ./haul-old ./haul-new --paths sendfile,splice --for 5m";
+
+pub const PLAN: &str = "\
+Examples:
+  haul plan                        measure, test and write haul-plan.json
+  haul plan --rate 100gbit         how many cores that takes, by each path
+  haul plan --check                whether the plan was measured on this machine";
+
+pub const SOAK: &str = "\
+Examples:
+  haul soak --for 30s              the load of this machine, interrupts included
+  haul soak -- rsync -a a/ b/      the same while a command runs
+  haul soak --runs 10 --bytes 1GiB -- ./send-1GiB
+  haul soak --versus 'curl -so /dev/null http://host/b' -- curl -so /dev/null http://host/a
+  haul soak --runs 10 --json base.json -- ./job
+  haul soak --baseline base.json --fail-above 5% -- ./job";
+
+pub const DOCTOR: &str = "\
+Examples:
+  haul doctor
+  haul doctor --peer storage7 --json doctor.json";
+
+pub const SERVE: &str = "\
+Examples:
+  haul serve /srv/www
+  haul serve . --listen 127.0.0.1:8000 --listing --access-log -
+  haul serve --config /etc/haul/serve.toml --check
+
+See docs/serve.md for every flag.";
+
+pub const LAB: &str = "\
+Examples:
+  haul lab --receiver 'iperf3 -s' -- sh -c 'sleep 1; iperf3 -c $HAUL_PEER'
+  haul lab --mtu 1500 --rate 1gbit --loss 0.1% -- ./my-test";
+
+pub const COMPLETIONS: &str = "\
+Examples:
+  haul completions bash > /etc/bash_completion.d/haul
+  haul completions fish > ~/.config/fish/completions/haul.fish";
+
+pub const MAN: &str = "\
+Examples:
+  haul man /usr/local/share/man/man1";

@@ -1,0 +1,117 @@
+//! `haul compare`: two runs row by row, or two builds of haul in one run.
+
+use crate::arguments::CompareArguments;
+use crate::output::{self, Destination, Failure};
+use haul_bench::compare::{self, Comparison, Difference, LoadError};
+use haul_bench::export;
+use haul_bench::matrix::SendSelection;
+use haul_bench::send::SendParameters;
+use haul_bench::{Pace, TimeLimit};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Time of a comparison of two builds.
+const TIME: Duration = Duration::from_secs(120);
+/// Precision that is sufficient by default, in percent.
+const WITHIN_PERCENT: f64 = 2.0;
+
+pub fn run(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
+    let destinations = [&arguments.json, &arguments.markdown, &arguments.html];
+    let destinations = || destinations.into_iter().flatten();
+    if destinations().filter(|to| **to == Destination::StandardOutput).count() > 1 {
+        return Err(Failure::bad_input(
+            "only one of --json, --markdown and --html can be standard output (-)",
+        ));
+    }
+    destinations().try_for_each(Destination::check)?;
+    let comparison = match (is_program(&arguments.a)?, is_program(&arguments.b)?) {
+        (true, true) => measure(arguments)?,
+        (false, false) => {
+            let load = |path: &Path| compare::load(path).map_err(|error| load_failure(&error));
+            compare::runs(&load(&arguments.a)?, &load(&arguments.b)?)
+        }
+        _ => {
+            return Err(Failure::bad_input(
+                "one of the two is a program and the other is not: name two runs or two builds",
+            ));
+        }
+    };
+    let view = comparison.view();
+    if !destinations().any(|to| *to == Destination::StandardOutput) {
+        let text = export::terminal::render(&view, output::terminal_width(), output::has_colour());
+        output::print(&text)?;
+    }
+    let views = [view];
+    for (destination, text) in [
+        (&arguments.json, export::json(&comparison)),
+        (&arguments.markdown, export::markdown::render(&views)),
+        (&arguments.html, export::html::render(&views[0].title, &views)),
+    ] {
+        if let Some(destination) = destination {
+            destination.write(&text)?;
+        }
+    }
+    Ok(exit_code(&comparison, arguments.fail_above))
+}
+
+/// Whether a file is a program: it begins like an ELF file.
+fn is_program(path: &Path) -> Result<bool, Failure> {
+    let failed = |error| Failure::bad_input(format!("cannot read {}: {error}", path.display()));
+    if fs::metadata(path).map_err(failed)?.is_dir() {
+        return Ok(false);
+    }
+    let mut magic = Vec::new();
+    File::open(path).map_err(failed)?.take(4).read_to_end(&mut magic).map_err(failed)?;
+    Ok(magic == b"\x7fELF")
+}
+
+fn load_failure(error: &LoadError) -> Failure {
+    Failure::bad_input(format!(
+        "{error} (name a folder of haul bench, such as haul-report/latest, or a report of --json)"
+    ))
+}
+
+/// Measures both builds in the same rounds.
+fn measure(arguments: &CompareArguments) -> Result<Comparison, Failure> {
+    let absolute = |path: &Path| {
+        fs::canonicalize(path)
+            .map_err(|error| Failure::bad_input(format!("cannot read {}: {error}", path.display())))
+    };
+    let programs: [PathBuf; 2] = [absolute(&arguments.a)?, absolute(&arguments.b)?];
+    let plain = SendSelection::plain();
+    let selection = SendSelection {
+        paths: super::bench::non_empty_or(arguments.paths.clone(), plain.paths),
+        chunks: super::bench::non_empty_or(arguments.chunk.clone(), plain.chunks),
+        workloads: super::bench::non_empty_or(arguments.workload.clone(), plain.workloads),
+        ..plain
+    };
+    let within_percent = arguments.within.unwrap_or(WITHIN_PERCENT);
+    let limit = TimeLimit::starting_now(arguments.time.unwrap_or(TIME), within_percent);
+    let parameters = SendParameters {
+        pace: Pace::QUICK.with_limit(limit),
+        observer_pairs: 0,
+        ..SendParameters::new(vec![selection])
+    };
+    let _ = haul_lab::enter_user_namespace();
+    let stop = output::stop_flag()?;
+    let bar = output::progress_bar();
+    let comparison = compare::builds(&programs, &parameters, &stop, &mut |progress| {
+        output::update_progress(&bar, progress);
+    });
+    bar.finish_and_clear();
+    comparison.map_err(output::bench_failure)
+}
+
+/// 1 if a row costs more than allowed, beyond what its interval permits.
+fn exit_code(comparison: &Comparison, fail_above: Option<f64>) -> ExitCode {
+    let is_above = |limit: f64| {
+        comparison.rows.iter().any(|row| {
+            row.finding.difference == Difference::More
+                && row.ratio.is_some_and(|ratio| ratio.median > 1.0 + limit / 100.0)
+        })
+    };
+    if fail_above.is_some_and(is_above) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
