@@ -1,10 +1,12 @@
 //! Developer commands.
 //!
 //! `cargo xtask peers` compares other programs with haul, `cargo xtask vm` boots a virtual machine
-//! for tests, and `cargo xtask chart` draws the chart of the README.
+//! for tests, `cargo xtask chart` draws the chart of the README, and `cargo xtask package` makes
+//! the packages of a release.
 
 #![forbid(unsafe_code)]
 
+mod package;
 mod peers;
 mod vm;
 
@@ -29,6 +31,12 @@ enum Command {
     /// Boot a virtual machine whose network card supports scatter-gather, and test there what veth
     /// cannot show: sends that are really zero-copied
     Vm,
+    /// Build a static binary, an archive of it, a Debian package and a container file
+    Package {
+        /// Directory to write them into
+        #[arg(long, value_name = "DIR", default_value = "target/packages")]
+        out: PathBuf,
+    },
     /// Print the chart of a `haul bench send` report as SVG on standard output
     Chart {
         /// JSON report of `haul bench send`
@@ -66,6 +74,7 @@ fn main() -> ExitCode {
         Command::Peers(Peers::Serve(arguments)) => finish("peers serve", peers::serve(&arguments)),
         Command::Peers(Peers::Bare(arguments)) => finish("peers bare", peers::bare(&arguments)),
         Command::Vm => finish("vm", vm::run().map_err(|error| error.to_string())),
+        Command::Package { out } => finish("package", package::run(&out)),
         Command::Chart { report } => run_chart(&report),
     }
 }

@@ -85,10 +85,7 @@ pub fn run(
         let mut rows: Vec<Series<Operation, f64>> =
             operations.iter().map(|&operation| Series::new(operation)).collect();
         'rounds: for round in 0.. {
-            let is_enough = round >= parameters.pace.rounds
-                && end.is_none_or(|(end, precision)| {
-                    Instant::now() >= end || is_precise(&rows, precision)
-                });
+            let is_enough = round >= parameters.pace.rounds && is_over(end, &rows);
             if is_enough {
                 break;
             }
@@ -120,6 +117,12 @@ pub fn run(
     report.add_verdicts(verdict);
     report.answers = answer::of(&report);
     Ok(report)
+}
+
+/// Whether the time of a size is over, or its rows are known precisely enough. `end` is its end and
+/// the precision; `None` without a time limit.
+fn is_over(end: Option<(Instant, f64)>, rows: &[Series<Operation, f64>]) -> bool {
+    end.is_none_or(|(end, precision)| Instant::now() >= end || is_precise(rows, precision))
 }
 
 /// Whether every row's ratio to `memcpy` is known precisely enough.

@@ -6,22 +6,20 @@
 //! and the interval covers what such ratios differ by from run to run. A baseline itself is
 //! compared by its cost, whose interval is several times as wide.
 
-use crate::error::BenchError;
 use crate::host::HostFacts;
 use crate::report::{LabFacts, Report};
-use crate::rounds::{Progress, RoundCost};
-use crate::send::SendParameters;
+use crate::rounds::RoundCost;
 use crate::stats::Estimate;
 use crate::verdict::Confidence;
 use crate::view::TableRow;
 use crate::warning::Warning;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 
+mod builds;
 mod files;
 mod row;
 
+pub use builds::builds;
 pub use files::{LoadError, RunReports, load};
 
 /// Name and version of the JSON contract of a comparison.
@@ -142,16 +140,6 @@ impl Finding {
     }
 }
 
-/// Measures two builds of haul in the same rounds.
-pub fn builds(
-    programs: &[PathBuf; 2],
-    parameters: &SendParameters,
-    is_stopped: &AtomicBool,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Comparison, BenchError> {
-    crate::send::builds::compare(programs, parameters, is_stopped, progress)
-}
-
 /// Compares two runs, or two reports of one experiment.
 pub fn runs(a: &RunReports, b: &RunReports) -> Comparison {
     let (left, right) = (a.rows(), b.rows());
@@ -219,6 +207,8 @@ pub(crate) struct MeasuredRow {
     /// The baseline's name, and this row's cost divided by it in the same round. `None` for a
     /// baseline, and for a row that has none.
     relative: Option<(String, Option<Estimate>)>,
+    /// The deviation of such a ratio from run to run.
+    deviation: f64,
 }
 
 impl MeasuredRow {
@@ -251,6 +241,7 @@ impl MeasuredRow {
                         let ratios = ratios(row.round_costs(), other.round_costs());
                         (other.name(), Estimate::of(&ratios))
                     }),
+                    deviation: R::RUN_DEVIATION,
                 }
             })
             .collect()
@@ -259,7 +250,9 @@ impl MeasuredRow {
     /// The same row of two measurements; `count` is the number of rows that are compared.
     fn compare(&self, other: &Self, count: usize) -> RowComparison {
         let ratio = |count| match (&self.relative, &other.relative) {
-            (Some((_, one)), Some((_, other))) => Some((*other)?.quotient_of_runs((*one)?, count)),
+            (Some((_, one)), Some((_, other))) => {
+                Some((*other)?.quotient_of_runs((*one)?, self.deviation, count))
+            }
             (None, None) => Some(other.cost?.quotient_of_costs(self.cost?, count)),
             _ => None,
         };

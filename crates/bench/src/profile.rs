@@ -143,9 +143,7 @@ pub fn run(
         let subject = format!("{host}, {method}");
         warn_of_lost_samples(&mut report, &subject, samples.lost);
         warn_of_other_programs(&mut report, &subject, meter);
-        let reading = Some((meter.load_percent, us_per_mib));
-        report.rows.extend(row::rows(&subject, &counts, reading));
-        report.answers.extend(row::describe_host(&subject, &counts, reading));
+        add_host(&mut report, &subject, &counts, (meter.load_percent, us_per_mib));
         shares.push(format!("{host}: {}", row::largest_groups(&counts, GROUPS_NAMED)));
         busy_samples = busy_samples.min(counts.busy());
         drawings.push(Drawing {
@@ -155,6 +153,12 @@ pub fn run(
     }
     report.add_verdicts([verdict(&shares.join("; "), busy_samples)]);
     Ok(Profile { report, drawings })
+}
+
+/// Adds the rows and the sentences of a host; `reading` is the meter's load and cost.
+fn add_host(report: &mut ProfileReport, subject: &str, counts: &SampleCounts, reading: (f64, f64)) {
+    report.rows.extend(row::rows(subject, counts, Some(reading)));
+    report.answers.extend(row::describe_host(subject, counts, Some(reading)));
 }
 
 /// The verdict: the groups in which most of the time is spent.

@@ -4,6 +4,7 @@ use crate::counters::Counters;
 use crate::error::BenchError;
 use crate::flow::{FlowError, Sample};
 use crate::host::HostFacts;
+use crate::pair::PairError;
 use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
 use crate::topology::{Loads, Quiet, Topology};
 use crate::warning::{Kind, Warning};
@@ -224,6 +225,8 @@ pub(crate) struct Run<'a> {
     distances: Vec<CpuDistances>,
     /// The noise of the machine.
     noise: NoiseReadings,
+    /// With a time limit, the fewest usable rounds of a row that a verdict depends on.
+    deciding_rounds: Option<usize>,
     /// The time that the rounds of a verdict would have needed, if it ended earlier.
     time_needed: Option<Duration>,
 }
@@ -250,6 +253,7 @@ impl<'a> Run<'a> {
             disturbed_windows: 0,
             distances: Vec::new(),
             noise: NoiseReadings::default(),
+            deciding_rounds: None,
             time_needed: None,
         })
     }
@@ -305,11 +309,7 @@ impl<'a> Run<'a> {
             is_complete = false;
             break;
         }
-        let fewest = rows.iter().filter(|row| experiment.part(&row.case).is_some());
-        let fewest = fewest.filter(|row| row.refused.is_none()).map(|row| row.rounds.len()).min();
-        if let Some(fewest) = fewest.filter(|&fewest| fewest < self.pace.rounds && end.is_some()) {
-            self.time_needed = Some(time_for_rounds(start.elapsed(), fewest, self.pace.rounds));
-        }
+        let elapsed = start.elapsed();
         self.warnings.extend(notes.disturbances.keep_clean(rows, |case| experiment.name(case)));
         self.warnings.extend(notes.distances.keep_majority(rows));
         self.warnings.extend(regimes::keep_requested(
@@ -319,6 +319,17 @@ impl<'a> Run<'a> {
         ));
         self.warnings.extend(regimes::keep_majority(rows, S::costs, |case| experiment.name(case)));
         self.distances.push(notes.distances);
+        let deciding = rows
+            .iter()
+            .filter(|row| row.refused.is_none() && experiment.part(&row.case).is_some())
+            .map(Series::ratio_rounds)
+            .min();
+        if let Some(fewest) = deciding.filter(|_| end.is_some()) {
+            self.deciding_rounds = Some(self.deciding_rounds.unwrap_or(fewest).min(fewest));
+            if fewest < self.pace.rounds {
+                self.time_needed = Some(time_for_rounds(elapsed, fewest, self.pace.rounds));
+            }
+        }
         Ok(is_complete)
     }
 
@@ -362,8 +373,8 @@ impl<'a> Run<'a> {
             && notes.usable_rounds_min(rows).is_some_and(|usable| usable < VERDICT_ROUNDS_MIN)
     }
 
-    /// Measures each selected row once, between two calibrations. Each round has its own order, so that
-    /// neither drift nor the preceding row affects the same rows every time.
+    /// Measures each selected row once, between two calibrations. Each round has its own order, so
+    /// that neither drift nor the preceding row affects the same rows every time.
     fn measure_round<S: Experiment>(
         &mut self,
         number: usize,
@@ -419,15 +430,7 @@ impl<'a> Run<'a> {
                 Err(error) => row.failures.push(error.to_string()),
             }
         }
-        // If the other machine is lost, its earlier calibration is used.
-        let after = if lost_peer.is_some() { Ok(before.clone()) } else { self.calibrate() };
-        let after = after.or_else(|error| match error {
-            BenchError::Pair(error) => {
-                lost_peer = Some(error);
-                Ok(before.clone())
-            }
-            error => Err(error),
-        })?;
+        let after = self.calibrate_after(&before, &mut lost_peer)?;
         self.record_calibration(&before, &after);
         let quiet = before.middle(&after);
         notes.quiet = Some(after);
@@ -438,6 +441,25 @@ impl<'a> Run<'a> {
             }
         }
         lost_peer.map_or(Ok(round_end), |error| Err(error.into()))
+    }
+
+    /// Calibrates the meter after a round. If the other machine is lost, the calibration before the
+    /// round is used.
+    fn calibrate_after(
+        &self,
+        before: &Quiet,
+        lost_peer: &mut Option<PairError>,
+    ) -> Result<Quiet, BenchError> {
+        if lost_peer.is_some() {
+            return Ok(before.clone());
+        }
+        self.calibrate().or_else(|error| match error {
+            BenchError::Pair(error) => {
+                *lost_peer = Some(error);
+                Ok(before.clone())
+            }
+            error => Err(error),
+        })
     }
 
     /// Measures a window until it is valid: of the requested length and without other programs.

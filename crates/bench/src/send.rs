@@ -116,19 +116,7 @@ pub fn run(
     };
     let congestion = congestion::choose(topology, parameters.congestion.as_deref())?;
     let mut run = Run::new(topology, parameters.pace)?;
-    let mut experiment = SendExperiment {
-        topology,
-        workloads,
-        congestion,
-        rate: parameters.rate,
-        // If the sender holds a rate, that rate already determines the regime.
-        reading: if parameters.rate.is_some() { Reading::Free } else { parameters.reading },
-        full_speeds: FullSpeedThroughputs::default(),
-        planned: parameters.planned.as_ref(),
-        builds: &[],
-        pace: parameters.pace,
-        offloads: None,
-    };
+    let mut experiment = SendExperiment::new(topology, workloads, congestion, parameters, &[]);
     let copied_percents = copies::prove(&mut experiment, &cases);
     let mut rows: Vec<SendSeries> = cases
         .into_iter()
@@ -247,7 +235,29 @@ struct SendExperiment<'a> {
     offloads: Option<Offloads>,
 }
 
-impl SendExperiment<'_> {
+impl<'a> SendExperiment<'a> {
+    fn new(
+        topology: Topology<'a>,
+        workloads: HashMap<Workload, Opened>,
+        congestion: String,
+        parameters: &'a SendParameters,
+        builds: &'a [PathBuf],
+    ) -> Self {
+        Self {
+            topology,
+            workloads,
+            congestion,
+            rate: parameters.rate,
+            // If the sender holds a rate, that rate already determines the regime.
+            reading: if parameters.rate.is_some() { Reading::Free } else { parameters.reading },
+            full_speeds: FullSpeedThroughputs::default(),
+            planned: parameters.planned.as_ref(),
+            builds,
+            pace: parameters.pace,
+            offloads: None,
+        }
+    }
+
     /// Switches the sending device's offloads. They are on by default, so only a change needs a lab
     /// that supports it.
     fn set_offloads(&mut self, wanted: Offloads) -> Result<(), FlowError> {

@@ -24,11 +24,11 @@ pub(crate) const VERDICT_ROUNDS_MIN: usize = 9;
 /// Standard deviation, from run to run, of the logarithm of a ratio of two methods. In four
 /// sessions of 17 to 32 runs on a shared virtual machine, this value brings the coverage of the
 /// intervals to 93 to 97 %. Source: docs/measurements/repeatability.md.
-const RUN_TO_RUN_DEVIATION: f64 = 0.07;
+pub(crate) const RUN_TO_RUN_DEVIATION: f64 = 0.07;
 
 /// Standard deviation, from run to run, of the logarithm of the cost of a method. Source:
 /// docs/measurements/repeatability.md.
-const COST_RUN_TO_RUN_DEVIATION: f64 = 0.2;
+const COST_RUN_TO_RUN_DEVIATION: f64 = 0.25;
 
 /// Standard deviation, from series to series, of the logarithm of a command's cost relative to the
 /// speed of the machine. Source: docs/measurements/repeatability.md.
@@ -127,10 +127,11 @@ impl Estimate {
         Self { low: self.median / factor(self.low), high: self.median * factor(self.high), ..self }
     }
 
-    /// This ratio divided by the same ratio of another run. `count` is the number of comparisons of
-    /// which the best is selected.
-    pub(crate) fn quotient_of_runs(self, other: Self, count: usize) -> Self {
-        self.widen_for_runs(count).quotient(other.widen_for_runs(count))
+    /// This ratio divided by the same ratio of another run. `deviation` is that of the logarithm
+    /// of such a ratio from run to run, and `count` the number of comparisons of which the best is
+    /// selected.
+    pub(crate) fn quotient_of_runs(self, other: Self, deviation: f64, count: usize) -> Self {
+        self.widen(deviation, count).quotient(other.widen(deviation, count))
     }
 
     /// This cost divided by the same cost in another run. The interval covers what a cost differs

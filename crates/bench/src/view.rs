@@ -4,7 +4,7 @@ use crate::host::HostFacts;
 use crate::regime::Reading;
 use crate::report::{Observer, Report};
 use crate::rounds::RoundCost;
-use crate::stats::Estimate;
+use crate::stats::{Estimate, RUN_TO_RUN_DEVIATION};
 use crate::verdict::Verdict;
 use haul_units::Rate;
 
@@ -160,6 +160,9 @@ pub trait TableRow: Sized + 'static {
     const UNIT: &'static str;
     /// The methods that the others of a group are compared with, the preferred one first.
     const BASELINES: &'static [&'static str] = &[];
+    /// Standard deviation, from run to run, of the logarithm of the ratio of two rows. Source:
+    /// docs/measurements/repeatability.md.
+    const RUN_DEVIATION: f64 = RUN_TO_RUN_DEVIATION;
     /// Whether the rows of a group are sorted by their first bar, the shortest first.
     const IS_SORTED: bool = true;
     /// Whether bars of different classes have different units, and so scales of their own.

@@ -439,7 +439,12 @@ pub struct SoakArguments {
     pub time: Duration,
     /// Run COMMAND this often, and print its cost with an interval [default with --versus or
     /// --baseline: 10]
-    #[arg(long, value_name = "N", requires = "command", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "command",
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
     pub runs: Option<u32>,
     /// Shell command to run in turn with COMMAND, and to compare it with
     #[arg(long, value_name = "SHELL COMMAND", requires = "command")]

@@ -18,8 +18,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 mod series;
 
 /// The columns of the table, below it.
-const LEGEND: &str = "load: taken by programs and the kernel's threads, plus interrupted (interrupt \
-    work on top). interference: slower memory access in the rest. /proc/stat: the kernel's account.";
+const LEGEND: &str = "load: taken by programs and the kernel's threads, plus interrupted \
+    (interrupt work on top). interference: slower memory access in the rest. /proc/stat: the \
+    kernel's account.";
 
 pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     if let Some(json) = &arguments.json {

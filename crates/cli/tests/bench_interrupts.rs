@@ -22,8 +22,7 @@ fn median(row: &Value, field: &str) -> f64 {
 
 #[test]
 fn batching_lowers_calls_and_interrupts_per_packet() {
-    let report =
-        json(&mut haul(&["bench", "interrupts", "--quick", "--rounds", "2", "--json", "-"]));
+    let report = json(&mut haul(&["bench", "interrupts", "--rounds", "2", "--json", "-"]));
     if report["lab"]["kind"] != "veth" {
         return eprintln!("SKIPPED: no two hosts here: {}", report["warnings"]);
     }
@@ -63,7 +62,7 @@ fn batching_lowers_calls_and_interrupts_per_packet() {
 #[test]
 fn an_unprivileged_user_gets_the_rows_that_change_no_setting() {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = ["bench", "interrupts", "--quick", "--rounds", "1", "--json", "-"];
+    let arguments = ["bench", "interrupts", "--rounds", "1", "--json", "-"];
     let Some(mut command) = as_unprivileged_user(folder.path(), &arguments) else { return };
     let report = json(&mut command);
     assert!(row(&report, "transmit", "sendmmsg")["refused"].is_null());

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 #[test]
 fn each_loan_row_reports_whether_the_kernel_copied() {
-    let arguments = ["bench", "loan", "--quick", "--rounds", "1", "--piece", "8KiB", "--json", "-"];
+    let arguments = ["bench", "loan", "--rounds", "1", "--piece", "8KiB", "--json", "-"];
     let report = json(&mut haul(&arguments));
     assert_eq!(report["experiment"], "loan");
     if report["lab"]["kind"] != "veth" {

@@ -26,7 +26,7 @@ fn ticks(rows: &[&Value]) -> u64 {
 /// Whether CPUs may be profiled here. If not, prints a message that begins with `SKIPPED`.
 fn can_profile() -> bool {
     let (output, transcript) =
-        run(&mut haul(&["bench", "profile", "--duration", "100ms", "--", "true"]));
+        run(&mut haul(&["bench", "profile", "--for", "100ms", "--", "true"]));
     if !output.status.success() {
         eprintln!("SKIPPED: {transcript}");
     }
@@ -38,7 +38,7 @@ fn the_groups_cover_over_95_percent_of_kernel_ticks_on_both_hosts() {
     if !can_profile() {
         return;
     }
-    let report = json(&mut haul(&["bench", "profile", "--duration", "2s", "--json", "-"]));
+    let report = json(&mut haul(&["bench", "profile", "--for", "2s", "--json", "-"]));
     assert_eq!(report["experiment"], "profile");
     let hosts: BTreeSet<&str> = report["rows"]
         .as_array()
@@ -118,7 +118,7 @@ fn the_command_keeps_its_exit_code_and_sigint_ends_a_profile() {
         program,
         "bench",
         "profile",
-        "--duration",
+        "--for",
         "600s",
     ]);
     let (output, transcript) = run(&mut command);

@@ -175,19 +175,31 @@ fn every_format_of_the_report_is_written_completely() {
     let _cpu_lock = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let (output, transcript) =
-        run(haul(&["bench", "--quick", "--rounds", "1"]).current_dir(folder.path()));
+        run(haul(&["bench", "--verbose", "--rounds", "1"]).current_dir(folder.path()));
     assert!(output.status.success(), "{transcript}");
-    assert!(
-        transcript.contains("No verdict on the cheapest path for 63x350KB")
-            && transcript.contains("haul-report/index.html"),
-        "{transcript}"
-    );
-    let read =
-        |name: &str| fs::read_to_string(folder.path().join("haul-report").join(name)).unwrap();
+    // One round supports no verdict, and the summary says so for each question.
+    let summary_text = transcript.rsplit_once("\n\n").unwrap().1;
+    for question in ["send files", "receive", "forward", "settings", "CPU time"] {
+        assert!(summary_text.contains(question), "{question}: {transcript}");
+    }
+    assert!(summary_text.contains("No verdict: "), "{transcript}");
+    let latest = folder.path().join("haul-report/latest");
+    let read = |name: &str| fs::read_to_string(latest.join(name)).unwrap();
     for experiment in EXPERIMENTS {
         let report: Value = serde_json::from_str(&read(&format!("{experiment}.json"))).unwrap();
         assert_eq!(report["experiment"], experiment);
         assert!(transcript.contains(&format!("== haul bench {experiment} ==")), "{transcript}");
+        for field in ["command", "commit"] {
+            assert!(!report[field].is_null(), "{field} of {experiment}");
+        }
+        assert!(!report["host"]["name"].as_str().unwrap().is_empty());
+    }
+    let summary: Value = serde_json::from_str(&read("summary.json")).unwrap();
+    assert_eq!(summary["schema"], "haul.summary/1");
+    assert_eq!(summary["left_out"].as_array().unwrap().len(), 0, "{summary}");
+    for verdict in summary["verdicts"].as_array().unwrap() {
+        let is_undecided = verdict["confidence"] == "undecided";
+        assert_eq!(verdict["statement"].as_str().unwrap().contains("No verdict"), is_undecided);
     }
     assert!(read("report.md").contains("| sendfile |"));
     let page = read("index.html");
@@ -195,8 +207,48 @@ fn every_format_of_the_report_is_written_completely() {
     for outside in ["http:", "https:", "<script", "src="] {
         assert!(!page.contains(outside), "the page is not self-contained: {outside}");
     }
-    let files: Vec<_> = fs::read_dir(folder.path().join("haul-report")).unwrap().collect();
-    assert_eq!(files.len(), 2 + EXPERIMENTS.len(), "{files:?}");
+    let files: Vec<_> = fs::read_dir(&latest).unwrap().collect();
+    assert_eq!(files.len(), 3 + EXPERIMENTS.len(), "{files:?}");
+    // The folder of the run, and the link to it.
+    assert_eq!(fs::read_dir(folder.path().join("haul-report")).unwrap().count(), 2);
+}
+
+/// A time limit that is too short for a verdict says which one is enough.
+#[test]
+fn a_time_limit_that_is_too_short_withholds_the_verdict() {
+    let _cpu_lock = lock_cpus();
+    let report = json(&mut haul(&["bench", "send", "--quick", "--for", "1s", "--json", "-"]));
+    let verdict = &report["verdicts"][0];
+    assert_eq!(verdict["question"], "send-files");
+    assert_eq!(verdict["confidence"], "undecided", "{verdict}");
+    assert!(verdict["choice"].is_null() && verdict["saving_percent"].is_null(), "{verdict}");
+    assert!(verdict["how"].as_str().unwrap().contains("--for"), "{verdict}");
+    let warnings = report["warnings"].to_string();
+    assert!(warnings.contains("too-few-rounds") && warnings.contains("--for"), "{warnings}");
+}
+
+/// Every round of every row is in the report, so that reports can be pooled and compared.
+#[test]
+fn reports_keep_the_cost_of_each_round() {
+    let _cpu_lock = lock_cpus();
+    let arguments = [
+        "bench",
+        "send",
+        "--quick",
+        "--paths",
+        "read+write,sendfile",
+        "--rounds",
+        "3",
+        "--json",
+        "-",
+    ];
+    let report = json(&mut haul(&arguments));
+    for path in ["read+write", "sendfile"] {
+        let row = row(&report, path, "on");
+        let rounds = row["round_costs"].as_array().unwrap();
+        assert!(!rounds.is_empty(), "{row}");
+        assert!(rounds.iter().all(|round| round["cost"].as_f64().unwrap() > 0.0), "{row}");
+    }
 }
 
 #[test]

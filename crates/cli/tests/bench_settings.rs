@@ -30,7 +30,8 @@ fn machine_settings() -> Vec<String> {
 fn each_setting_has_a_command_and_a_risk_and_the_machine_stays_unchanged() {
     let _cpu_lock = lock_cpus();
     let before = machine_settings();
-    let report = json(&mut haul(&["bench", "settings", "--quick", "--rounds", "1", "--json", "-"]));
+    let arguments = ["bench", "settings", "--paths", "sendfile", "--rounds", "1", "--json", "-"];
+    let report = json(&mut haul(&arguments));
     assert_eq!(machine_settings(), before);
     assert_eq!(report["schema"], "haul.bench/1");
     assert_eq!(report["experiment"], "settings");
@@ -48,6 +49,7 @@ fn each_setting_has_a_command_and_a_risk_and_the_machine_stays_unchanged() {
         assert!(
             !own["command"].as_str().unwrap().is_empty()
                 && !own["risk"].as_str().unwrap().is_empty()
+                && !own["safety"].as_str().unwrap().is_empty()
         );
         names.push(own["name"].as_str().unwrap().to_owned());
     }
@@ -57,6 +59,7 @@ fn each_setting_has_a_command_and_a_risk_and_the_machine_stays_unchanged() {
     assert_eq!(names.join(" "), all);
     // One round has no interval, so there is no verdict.
     assert_eq!(report["answers"][0], "No verdict: it takes 9 rounds (--rounds 9).");
+    assert_eq!(report["verdicts"][0]["confidence"], "undecided");
     assert_eq!(rows(&report, "basis").count(), 1);
     assert_eq!(rows(&report, "control").count(), 1);
 }

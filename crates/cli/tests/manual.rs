@@ -35,7 +35,7 @@ fn every_subcommand_has_a_manual_page() {
         ("haul-serve.1", "tls\\-listen"),
         ("haul-bench.1", "haul\\-bench\\-send"),
         ("haul-bench-send.1", "workload"),
-        ("haul-soak.1", "duration"),
+        ("haul-soak.1", "baseline"),
     ] {
         let content = std::fs::read_to_string(folder.path().join(page)).unwrap();
         assert!(content.contains(text), "{text} in {page}: {content}");

@@ -14,7 +14,7 @@ use common::json::json;
 #[test]
 fn soak_measures_for_a_given_duration() {
     let _cpu_lock = lock_cpus();
-    let report = json(&mut haul(&["soak", "--duration", "300ms", "--json", "-"]));
+    let report = json(&mut haul(&["soak", "--for", "300ms", "--json", "-"]));
     assert_eq!(report["schema"], "haul.soak/1");
     assert!(report["seconds"].as_f64().unwrap() >= 0.3);
     assert!(report["rusage_cpu_seconds"].is_null());
@@ -47,7 +47,7 @@ fn soak_measures_the_load_of_another_session() {
         .args(["taskset", "-c", "0", "timeout", "6", "sh", "-c", "while :; do :; done"])
         .spawn()
         .unwrap();
-    let report = json(&mut haul(&["soak", "--duration", "1s", "--json", "-"]));
+    let report = json(&mut haul(&["soak", "--for", "1s", "--json", "-"]));
     // `timeout` ends by itself: killing it would leave its loop running.
     spinner.wait().unwrap();
     let cpu = report["cpus"].as_array().unwrap().iter().find(|cpu| cpu["cpu"] == 0).unwrap();
@@ -70,7 +70,7 @@ fn soak_reads_on_time_on_a_fully_loaded_machine() {
             .unwrap()
     };
     let mut loops: Vec<_> = (0..8).map(start_loop_in_new_session).collect();
-    let report = json(&mut haul(&["soak", "--duration", "2s", "--json", "-"]));
+    let report = json(&mut haul(&["soak", "--for", "2s", "--json", "-"]));
     // A late reading would be of a machine without this load.
     let are_running = loops.iter_mut().all(|child| child.try_wait().unwrap().is_none());
     for mut child in loops {
@@ -106,7 +106,7 @@ fn proc_stat_percent_includes_niced_programs() {
         ])
         .spawn()
         .unwrap();
-    let report = json(&mut haul(&["soak", "--duration", "2s", "--json", "-"]));
+    let report = json(&mut haul(&["soak", "--for", "2s", "--json", "-"]));
     niced.wait().unwrap();
     let cpu = report["cpus"].as_array().unwrap().iter().find(|cpu| cpu["cpu"] == 0).unwrap();
     assert!(
@@ -141,7 +141,7 @@ fn a_control_group_that_the_meter_starves_is_named_in_a_warning() {
     let mut starved =
         std::process::Command::new("setsid").args(["sh", "-c", &script]).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(300));
-    let report = json(&mut haul(&["soak", "--duration", "2s", "--json", "-"]));
+    let report = json(&mut haul(&["soak", "--for", "2s", "--json", "-"]));
     starved.wait().unwrap();
     // The kernel removes the last process from the group shortly after it has ended.
     for folder in [group, usage] {
@@ -184,7 +184,7 @@ fn the_self_check_measures_seven_known_loads_and_interrupt_load() {
 #[test]
 fn an_interrupted_soak_reports_a_warning() {
     let _cpu_lock = lock_cpus();
-    let mut child = haul(&["soak", "--duration", "60s", "--json", "-"])
+    let mut child = haul(&["soak", "--for", "60s", "--json", "-"])
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
@@ -195,4 +195,72 @@ fn an_interrupted_soak_reports_a_warning() {
     let report: serde_json::Value = serde_json::from_reader(child.stdout.take().unwrap()).unwrap();
     assert_eq!(status.code(), Some(130));
     assert_eq!(report["warnings"][0]["kind"], "interrupted", "{report}");
+}
+
+#[test]
+fn a_short_command_is_too_short_and_keeps_its_exit_code() {
+    let _cpu_lock = lock_cpus();
+    for (command, code) in [("true", 0), ("false", 1)] {
+        let (output, transcript) = run(&mut haul(&["soak", "--", command]));
+        assert_eq!(output.status.code(), Some(code), "{transcript}");
+        assert!(transcript.contains("too short"), "{transcript}");
+    }
+    // The exit codes of a shell, of env and of timeout.
+    let (output, transcript) = run(&mut haul(&["soak", "--", "/no/such/program"]));
+    assert_eq!(output.status.code(), Some(127), "{transcript}");
+    let (output, transcript) = run(&mut haul(&["soak", "--", "/etc/passwd"]));
+    assert_eq!(output.status.code(), Some(126), "{transcript}");
+}
+
+#[test]
+fn the_report_names_the_command_and_the_sources_of_the_load() {
+    let _cpu_lock = lock_cpus();
+    let report = json(&mut haul(&["soak", "--json", "-", "--", "sleep", "0.6"]));
+    assert_eq!(report["command"], serde_json::json!(["sleep", "0.6"]));
+    assert_eq!(report["exit_code"], 0);
+    for field in ["started", "haul", "host", "kernel"] {
+        assert!(!report[field].as_str().unwrap().is_empty(), "{field}");
+    }
+    let sources = report["sources"].as_array().unwrap();
+    assert_eq!(sources.len(), report["cpus"].as_array().unwrap().len());
+    assert!(!sources[0]["interrupts"].as_array().unwrap().is_empty(), "{sources:?}");
+}
+
+/// A command that does three times the work of another is found to cost more, and both orders of
+/// the comparison agree. A series compared with itself shows no difference.
+#[test]
+fn a_series_is_compared_with_another_command_and_with_a_baseline() {
+    let _cpu_lock = lock_cpus();
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("base.json");
+    let base = base.to_str().unwrap();
+    let work = |loops: u32| format!("i=0; while [ $i -lt {loops} ]; do i=$((i+1)); done");
+    let (short, long) = (work(60_000), work(180_000));
+    let series = json(&mut haul(&[
+        "soak", "--runs", "9", "--versus", &short, "--json", "-", "--", "sh", "-c", &long,
+    ]));
+    assert_eq!(series["schema"], "haul.soak-series/1");
+    let ratio = &series["versus"]["ratio"];
+    assert!(ratio["low"].as_f64().unwrap() > 1.5, "{ratio}");
+    let (output, transcript) =
+        run(&mut haul(&["soak", "--runs", "9", "--json", base, "--", "sh", "-c", &short]));
+    assert!(output.status.success(), "{transcript}");
+    let (output, transcript) = run(&mut haul(&[
+        "soak",
+        "--runs",
+        "9",
+        "--baseline",
+        base,
+        "--fail-above",
+        "30%",
+        "--",
+        "sh",
+        "-c",
+        &long,
+    ]));
+    assert_eq!(output.status.code(), Some(1), "{transcript}");
+    assert!(transcript.contains("costs more"), "{transcript}");
+    let (output, transcript) =
+        run(&mut haul(&["soak", "--runs", "9", "--versus", "true", "--", "sh", "-c", "exit 3"]));
+    assert_eq!(output.status.code(), Some(3), "{transcript}");
 }

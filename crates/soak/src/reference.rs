@@ -1,8 +1,9 @@
 //! A fixed piece of work whose CPU time shows how fast the machine is at the moment: copies through
 //! a pipe, as a program that moves bytes makes them.
 //!
-//! The CPU time of such a program changes with the frequency of the CPU and with the neighbours that
-//! share its caches. Divided by the time of this work, it can be compared with an earlier day's.
+//! The CPU time of such a program changes with the frequency of the CPU and with the neighbours
+//! that share its caches. Divided by the time of this work, it can be compared with an earlier
+//! day's.
 
 use crate::error::SoakError;
 use haul_sys::clock::ThreadClock;

@@ -109,58 +109,25 @@ impl SoakReport {
     }
 
     pub(crate) fn with_warnings(mut self) -> Self {
-        let mut warn =
-            |kind: &str, detail| self.warnings.push(Warning { kind: kind.into(), detail });
         if self.seconds < SECONDS_MIN {
-            warn(
+            self.warn(
                 "too-short",
                 format!(
-                    "{:.3} s is too short for these readings, which take {SECONDS_MIN} s: measure a \
-                     longer load, or several runs (--runs 10)",
+                    "{:.3} s is too short for these readings, which take {SECONDS_MIN} s: measure \
+                     a longer load, or several runs (--runs 10)",
                     self.seconds
                 ),
             );
             return self;
         }
-        for &CpuLoad {
-            cpu,
-            load_percent,
-            taken_percent,
-            interrupted_percent,
-            proc_stat_percent,
-            steal_percent,
-            ..
-        } in &self.cpus
-        {
-            if steal_percent > STEAL_PERCENT_MIN {
-                warn(
-                    "steal",
-                    format!(
-                        "the hypervisor took {steal_percent:.1} % of CPU {cpu}, which is counted \
-                         as load"
-                    ),
-                );
-            }
-            if (load_percent - proc_stat_percent).abs() > DISAGREEMENT_POINTS_MIN {
-                let why = if interrupted_percent > taken_percent {
-                    "most of it is interrupt work, which the kernel samples at its tick"
-                } else {
-                    "the kernel charges each tick to the task that runs at the tick"
-                };
-                warn(
-                    "accounts-disagree",
-                    format!(
-                        "CPU {cpu}: the meter reads {load_percent:.1} %, /proc/stat \
-                         {proc_stat_percent:.1} %: {why}"
-                    ),
-                );
-            }
+        for cpu in self.cpus.clone() {
+            self.warn_of_cpu(&cpu);
         }
         if let Some(charged) = self.rusage_cpu_seconds
             && charged < (1.0 - UNCHARGED_SHARE_MIN) * self.cpu_seconds
         {
             let (seconds, uncharged) = (self.cpu_seconds, 1.0 - charged / self.cpu_seconds);
-            warn(
+            self.warn(
                 "uncharged",
                 format!(
                     "the machine used {seconds:.3} CPU-seconds meanwhile, of which {:.0} % were \
@@ -171,7 +138,7 @@ impl SoakReport {
             );
         }
         if let Some(group) = weighted_control_group() {
-            warn(
+            self.warn(
                 "control-group",
                 format!(
                     "the meter runs in control group {group}, which has a CPU weight of its own: \
@@ -181,6 +148,38 @@ impl SoakReport {
             );
         }
         self
+    }
+
+    fn warn(&mut self, kind: &str, detail: String) {
+        self.warnings.push(Warning { kind: kind.into(), detail });
+    }
+
+    /// Warns of steal, and of a difference from `/proc/stat`.
+    fn warn_of_cpu(&mut self, reading: &CpuLoad) {
+        let CpuLoad { cpu, load_percent, proc_stat_percent, steal_percent, .. } = *reading;
+        if steal_percent > STEAL_PERCENT_MIN {
+            self.warn(
+                "steal",
+                format!(
+                    "the hypervisor took {steal_percent:.1} % of CPU {cpu}, which is counted as \
+                     load"
+                ),
+            );
+        }
+        if (load_percent - proc_stat_percent).abs() > DISAGREEMENT_POINTS_MIN {
+            let why = if reading.interrupted_percent > reading.taken_percent {
+                "most of it is interrupt work, which the kernel samples at its tick"
+            } else {
+                "the kernel charges each tick to the task that runs at the tick"
+            };
+            self.warn(
+                "accounts-disagree",
+                format!(
+                    "CPU {cpu}: the meter reads {load_percent:.1} %, /proc/stat \
+                     {proc_stat_percent:.1} %: {why}"
+                ),
+            );
+        }
     }
 }
 

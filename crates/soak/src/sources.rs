@@ -1,5 +1,5 @@
-//! The sources of a CPU's load that belong to no program: its most frequent interrupts and softirqs,
-//! and its busiest kernel threads.
+//! The sources of a CPU's load that belong to no program: its most frequent interrupts and
+//! softirqs, and its busiest kernel threads.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -157,9 +157,9 @@ fn kernel_threads() -> BTreeMap<u32, (String, u64)> {
 mod tests {
     use super::*;
 
-    const BEFORE: &str = "           CPU0       CPU2\n 41:  1000  0 PCI-MSIX-0:4  1-edge  virtio3-rx\n\
+    const BEFORE: &str = "      CPU0    CPU2\n 41:  1000  0 PCI-MSIX-0:4  1-edge  virtio3-rx\n\
                           LOC:  5  6  Local timer interrupts\nERR:  0\n";
-    const AFTER: &str = "           CPU0       CPU2\n 41:  3000  0 PCI-MSIX-0:4  1-edge  virtio3-rx\n\
+    const AFTER: &str = "      CPU0    CPU2\n 41:  3000  0 PCI-MSIX-0:4  1-edge  virtio3-rx\n\
                          LOC:  505  16  Local timer interrupts\nERR:  0\n";
 
     #[test]

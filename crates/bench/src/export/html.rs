@@ -125,8 +125,8 @@ fn is_drawn(line: &Line) -> bool {
     line.refused.is_some() || !line.bars.is_empty()
 }
 
-/// Writes one line per row, with a bar for each of its figures. A dashed line marks the value of the
-/// row that the others are compared with.
+/// Writes one line per row, with a bar for each of its figures. A dashed line marks the value of
+/// the row that the others are compared with.
 fn chart(page: &mut String, group: &Group) {
     let baseline = group.lines.iter().find(|line| line.role == LineRole::Baseline);
     let baseline = baseline.and_then(|line| line.bars.first()).map_or(String::new(), |bar| {
@@ -181,7 +181,8 @@ fn table(page: &mut String, view: &View, group: &Group) {
     let state = if group.lines.iter().any(is_drawn) { "" } else { " open" };
     let _ = write!(
         page,
-        "<details class=\"figures\"{state}>\n<summary>All figures</summary>\n<div class=\"scroll\"><table>\n<tr>"
+        "<details class=\"figures\"{state}>\n<summary>All figures</summary>\n\
+         <div class=\"scroll\"><table>\n<tr>"
     );
     for head in &view.heads {
         let _ = write!(page, "<th>{}</th>", escape(head).replace('\n', "<br>"));

@@ -8,8 +8,8 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, Tab
 const STYLE: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// Renders the report as text for a terminal of `width` columns, the verdicts last. A wider terminal
-/// shows more columns. Colours mark the confidence of a verdict if `has_colour`.
+/// Renders the report as text for a terminal of `width` columns, the verdicts last. A wider
+/// terminal shows more columns. Colours mark the confidence of a verdict if `has_colour`.
 pub fn render(view: &View, width: u16, has_colour: bool) -> String {
     let width = usize::from(width.clamp(40, 400));
     let mut page = Page { text: String::new(), width };

@@ -142,6 +142,8 @@ const COLUMNS: [Column<LoanRow>; 11] = [
 impl TableRow for LoanRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const BASELINES: &'static [&'static str] = &["send"];
+    /// A lent send over TCP is in one regime of interrupts or another, from run to run.
+    const RUN_DEVIATION: f64 = 0.25;
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
     const UNIT: &'static str =

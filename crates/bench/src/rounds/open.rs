@@ -40,7 +40,8 @@ pub(super) fn questions<S: Experiment>(
         };
         let costs = row.rounds.iter().filter_map(cost).collect();
         let is_baseline = part.is_baseline;
-        let entry = Entry { index, is_baseline, rounds: row.rounds.len(), costs };
+        let rounds = row.rounds.len() + row.failures.len();
+        let entry = Entry { index, is_baseline, rounds, costs };
         match questions.iter_mut().find(|question| question.name == part.question) {
             Some(question) => question.entries.push(entry),
             None => {
@@ -76,7 +77,8 @@ pub(super) fn rows_that_lack_rounds<C, R>(
 ) -> Vec<usize> {
     let asked = sorted(questions.iter().flat_map(OpenQuestion::indices));
     let lacks = |(index, row): &(usize, &Series<C, R>)| {
-        row.refused.is_none() && row.rounds.len() < rounds && !asked.contains(index)
+        let attempts = row.rounds.len() + row.failures.len();
+        row.refused.is_none() && attempts < rounds && !asked.contains(index)
     };
     rows.iter().enumerate().filter(lacks).map(|(index, _)| index).collect()
 }
@@ -105,7 +107,7 @@ impl OpenQuestion {
 struct Entry {
     index: usize,
     is_baseline: bool,
-    /// The number of all rounds, usable or not.
+    /// The number of all rounds, usable or not, and of the failed ones.
     rounds: usize,
     /// The number of each usable round with the distance of the CPUs, and the row's cost in it.
     costs: Vec<((usize, bool), f64)>,

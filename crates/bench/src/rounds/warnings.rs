@@ -58,7 +58,8 @@ impl Run<'_> {
             ));
         }
         let measured = || rows.iter().filter(|row| !row.rounds.is_empty());
-        let rounds_min = measured().map(|row| row.rounds.len()).min();
+        let rounds_min =
+            self.deciding_rounds.or_else(|| measured().map(|row| row.rounds.len()).min());
         let needed = self.time_needed;
         warnings.extend(rounds_min.and_then(|rounds| few_rounds_warning(rounds, needed)));
         if !self.drifts.is_empty() {

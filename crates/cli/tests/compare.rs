@@ -1,0 +1,120 @@
+//! `haul compare`: two runs row by row, and two builds in one run.
+
+mod common {
+    pub mod command;
+    pub mod cpus;
+    pub mod json;
+}
+
+use common::command::{haul, run};
+use common::cpus::lock_cpus;
+use common::json::json;
+use serde_json::Value;
+use std::fs;
+
+/// A report of `haul bench send` with two rows.
+fn report(file: &std::path::Path) -> Value {
+    let file = file.to_str().unwrap();
+    let arguments = [
+        "bench",
+        "send",
+        "--quick",
+        "--paths",
+        "read+write,sendfile",
+        "--rounds",
+        "9",
+        "--json",
+        file,
+    ];
+    let (output, transcript) = run(&mut haul(&arguments));
+    assert!(output.status.success(), "{transcript}");
+    let mut report: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    // On a busy machine too few rounds may be usable for a finding.
+    for (row, cost) in report["rows"].as_array_mut().unwrap().iter_mut().zip([500.0, 200.0]) {
+        let round = |number: u32| {
+            let noise = 1.0 + 0.01 * f64::from(number * 7 % 5);
+            serde_json::json!({"round": number, "cost": cost * noise, "other_host_cost": null})
+        };
+        row["round_costs"] = (0..15).map(round).collect();
+    }
+    fs::write(file, report.to_string()).unwrap();
+    report
+}
+
+fn row<'a>(comparison: &'a Value, name: &str) -> &'a Value {
+    let rows = comparison["rows"].as_array().unwrap();
+    rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name}: {comparison}"))
+}
+
+/// Makes every cost of a row dearer.
+fn make_dearer(report: &mut Value, path: &str, factor: f64) {
+    for row in report["rows"].as_array_mut().unwrap().iter_mut().filter(|row| row["path"] == path) {
+        for round in row["round_costs"].as_array_mut().unwrap() {
+            round["cost"] = (round["cost"].as_f64().unwrap() * factor).into();
+        }
+    }
+}
+
+#[test]
+fn a_run_equals_itself_and_a_dearer_row_is_found() {
+    let _cpu_lock = lock_cpus();
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a.json"), folder.path().join("b.json"));
+    let mut changed = report(&a);
+    let compare = |extra: &[&str]| {
+        let files = [a.to_str().unwrap(), b.to_str().unwrap()];
+        json(&mut haul(&[&["compare", files[0], files[1], "--json", "-"], extra].concat()))
+    };
+    fs::copy(&a, &b).unwrap();
+    let same = compare(&["--fail-above", "1%"]);
+    assert_eq!(same["schema"], "haul.compare/1");
+    for name in ["read+write", "sendfile"] {
+        let row = row(&same, name);
+        assert_eq!(row["finding"]["difference"], "not-shown", "{row}");
+        assert!((row["ratio"]["median"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{row}");
+    }
+    make_dearer(&mut changed, "sendfile", 3.0);
+    changed["host"]["kernel"] = "9.9".into();
+    changed["lab"]["mtu"] = 1500.into();
+    fs::write(&b, changed.to_string()).unwrap();
+    let other = compare(&[]);
+    assert_eq!(row(&other, "sendfile")["finding"]["difference"], "more", "{other}");
+    assert_eq!(row(&other, "read+write")["finding"]["difference"], "not-shown", "{other}");
+    let differences = other["differences"].to_string();
+    assert!(differences.contains("kernel") && differences.contains("MTU"), "{differences}");
+    let files = [a.to_str().unwrap(), b.to_str().unwrap()];
+    let (output, transcript) =
+        run(&mut haul(&["compare", files[0], files[1], "--fail-above", "50%"]));
+    assert_eq!(output.status.code(), Some(1), "{transcript}");
+    assert!(transcript.contains("B costs more in 1 of 2 rows: send sendfile"), "{transcript}");
+}
+
+#[test]
+fn two_builds_are_measured_in_the_same_rounds() {
+    let _cpu_lock = lock_cpus();
+    let build = env!("CARGO_BIN_EXE_haul");
+    let comparison = json(&mut haul(&[
+        "compare", build, build, "--paths", "sendfile", "--for", "2s", "--json", "-",
+    ]));
+    assert_eq!(comparison["is_interleaved"], true);
+    let row = row(&comparison, "sendfile");
+    assert!(row["ratio"]["median"].as_f64().unwrap() > 0.0, "{row}");
+    assert!(row["compared_with"].is_null(), "{row}");
+}
+
+#[test]
+fn a_file_that_is_no_report_is_rejected() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.json");
+    fs::write(&file, "{\"schema\":\"haul.soak/1\",\"experiment\":\"send\"}").unwrap();
+    let name = file.to_str().unwrap();
+    let (output, transcript) = run(&mut haul(&["compare", name, name]));
+    assert_eq!(output.status.code(), Some(2), "{transcript}");
+    assert!(transcript.contains("haul.soak/1"), "{transcript}");
+    let empty = folder.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let name = empty.to_str().unwrap();
+    let (output, transcript) = run(&mut haul(&["compare", name, name]));
+    assert_eq!(output.status.code(), Some(2), "{transcript}");
+    assert!(transcript.contains("has no report"), "{transcript}");
+}

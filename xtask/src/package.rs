@@ -1,0 +1,183 @@
+//! `cargo xtask package`: a statically linked release binary, an archive of it, a Debian package
+//! and a container file.
+//!
+//! The binary is linked with glibc's static libraries (`+crt-static`), so that it runs on any Linux
+//! of its architecture. Limitation: names of peers are resolved by the host's `nsswitch` modules,
+//! which a static glibc loads at run time if the host has the same glibc; otherwise only `files`
+//! and `dns` work.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The repository's root.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+/// The shells that have completions, and the file of each in a package.
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("bash", "usr/share/bash-completion/completions/haul"),
+    ("zsh", "usr/share/zsh/vendor-completions/_haul"),
+    ("fish", "usr/share/fish/vendor_completions.d/haul.fish"),
+];
+/// The units, whose command is elsewhere in a package than after `cargo install`.
+const UNITS: [&str; 2] = ["haul-serve.service", "haul-serve.socket"];
+
+/// Builds the packages and writes them into `out`. Prints their paths.
+pub fn run(out: &Path) -> Result<(), String> {
+    let triple = host_triple()?;
+    let binary = build(&triple)?;
+    fs::create_dir_all(out).map_err(failed("creating", out))?;
+    let architecture = output("dpkg", &["--print-architecture"])?;
+    let version = haul_version::VERSION;
+    let stage = tempfile::tempdir().map_err(|error| format!("a temporary directory: {error}"))?;
+    stage_package(&binary, stage.path(), version, &architecture)?;
+    let deb = out.join(format!("haul_{version}_{architecture}.deb"));
+    let arguments: [&OsStr; 4] =
+        ["--root-owner-group".as_ref(), "--build".as_ref(), stage.path().as_ref(), deb.as_ref()];
+    execute(Command::new("dpkg-deb").args(arguments))?;
+    let archive = out.join(format!("haul-{version}-{triple}.tar.gz"));
+    let folder = binary.parent().unwrap_or(Path::new("."));
+    execute(
+        Command::new("tar")
+            .arg("--owner=0")
+            .arg("--group=0")
+            .arg("-czf")
+            .arg(&archive)
+            .arg("-C")
+            .arg(folder)
+            .arg("haul")
+            .arg("-C")
+            .arg(fs::canonicalize(ROOT).map_err(failed("reading", Path::new(ROOT)))?)
+            .args(["LICENSE-MIT", "LICENSE-APACHE", "README.md"]),
+    )?;
+    let container = out.join("container");
+    fs::create_dir_all(&container).map_err(failed("creating", &container))?;
+    copy(&binary, &container.join("haul"), 0o755)?;
+    write(&container.join("Containerfile"), CONTAINER_FILE)?;
+    for path in [&deb, &archive, &container.join("Containerfile")] {
+        println!("{}", path.display());
+    }
+    Ok(())
+}
+
+/// A container whose only file is the binary.
+const CONTAINER_FILE: &str = "\
+# podman build -t haul . && podman run --rm haul doctor
+# A measurement needs two namespaces: podman run --rm --cap-add=SYS_ADMIN,NET_ADMIN haul bench
+FROM scratch
+COPY haul /haul
+ENTRYPOINT [\"/haul\"]
+";
+
+/// Lays out the files of the package below `root`.
+fn stage_package(
+    binary: &Path,
+    root: &Path,
+    version: &str,
+    architecture: &str,
+) -> Result<(), String> {
+    fs::set_permissions(root, fs::Permissions::from_mode(0o755))
+        .map_err(failed("opening", root))?;
+    copy(binary, &root.join("usr/bin/haul"), 0o755)?;
+    for (shell, path) in COMPLETIONS {
+        let script = output(binary, &["completions", shell])?;
+        write(&root.join(path), &(script + "\n"))?;
+    }
+    let manual = root.join("usr/share/man/man1");
+    fs::create_dir_all(&manual).map_err(failed("creating", &manual))?;
+    execute(Command::new(binary).arg("man").arg(&manual))?;
+    let pages = fs::read_dir(&manual).map_err(failed("reading", &manual))?;
+    let pages: Vec<PathBuf> = pages.flatten().map(|page| page.path()).collect();
+    execute(Command::new("gzip").arg("-9n").args(&pages))?;
+    for unit in UNITS {
+        let source = Path::new(ROOT).join("docs/systemd").join(unit);
+        let text = fs::read_to_string(&source).map_err(failed("reading", &source))?;
+        let text = text.replace("/usr/local/bin/haul", "/usr/bin/haul");
+        let text =
+            text.replace("# Where the command lies: `cargo install` puts it elsewhere.\n", "");
+        write(&root.join("usr/lib/systemd/system").join(unit), &text)?;
+    }
+    let documents = root.join("usr/share/doc/haul");
+    let licence = |name: &str| {
+        let path = Path::new(ROOT).join(name);
+        fs::read_to_string(&path).map_err(failed("reading", &path))
+    };
+    let copyright = format!(
+        "haul is licensed under either of MIT or Apache-2.0, at your choice.\n\n{}\n{}",
+        licence("LICENSE-MIT")?,
+        licence("LICENSE-APACHE")?
+    );
+    write(&documents.join("copyright"), &copyright)?;
+    let kib = fs::metadata(binary).map_err(failed("reading", binary))?.len() / 1024;
+    // The lines after the first of a description begin with a space.
+    let control = format!(
+        "Package: haul\nVersion: {version}\nArchitecture: {architecture}\nSection: net\n\
+         Priority: optional\nInstalled-Size: {kib}\n\
+         Maintainer: The haul developers <haul@localhost>\n\
+         Description: cheapest way to move bytes over TCP, and the proof of it\n\
+         \x20Measures what each method of sending, receiving and forwarding costs on this\n\
+         \x20machine, interrupts included, and serves files by the cheapest one.\n"
+    );
+    write(&root.join("DEBIAN/control"), &control)
+}
+
+/// Builds the static binary; returns its path.
+fn build(triple: &str) -> Result<PathBuf, String> {
+    let target = Path::new(ROOT).join("target/package");
+    execute(
+        Command::new("cargo")
+            .current_dir(ROOT)
+            .args(["build", "--release", "--locked", "-p", "haul-cli", "--target", triple])
+            .arg("--target-dir")
+            .arg(&target)
+            .env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols"),
+    )?;
+    Ok(target.join(triple).join("release/haul"))
+}
+
+/// The target triple of this host's compiler.
+fn host_triple() -> Result<String, String> {
+    let version = output("rustc", &["-vV"])?;
+    let triple = version.lines().find_map(|line| line.strip_prefix("host: "));
+    triple.map(str::to_owned).ok_or_else(|| "rustc -vV names no host".into())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(failed("creating", parent))?;
+    }
+    fs::write(path, text).map_err(failed("writing", path))
+}
+
+fn copy(from: &Path, to: &Path, mode: u32) -> Result<(), String> {
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent).map_err(failed("creating", parent))?;
+    }
+    fs::copy(from, to).map_err(failed("copying", from))?;
+    fs::set_permissions(to, fs::Permissions::from_mode(mode)).map_err(failed("writing", to))
+}
+
+fn failed<'a>(step: &'a str, path: &'a Path) -> impl Fn(io::Error) -> String + 'a {
+    move |error| format!("{step} {}: {error}", path.display())
+}
+
+/// Runs a program to its end.
+fn execute(command: &mut Command) -> Result<(), String> {
+    let name = command.get_program().display().to_string();
+    let status = command.status().map_err(|error| format!("{name}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{name} failed: {status}")) }
+}
+
+/// The output of a program, without the newline at its end.
+fn output(program: impl AsRef<OsStr>, arguments: &[&str]) -> Result<String, String> {
+    let name = program.as_ref().display().to_string();
+    let output = Command::new(&program).args(arguments).output();
+    let output = output.map_err(|error| format!("{name}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{name} failed: {}", output.status));
+    }
+    let text = String::from_utf8(output.stdout).map_err(|error| format!("{name}: {error}"))?;
+    Ok(text.trim_end().to_owned())
+}
