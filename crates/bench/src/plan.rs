@@ -18,7 +18,7 @@ use fit::is_undisturbed_and_unpaced;
 pub use fit::of;
 use haul::SendMethod;
 pub use haul::plan::Plan;
-use haul::plan::{Network, call_bytes};
+use haul::plan::{ERROR_PERCENT_MAX, Network, call_bytes};
 use haul_lab::Offloads;
 use haul_units::Size;
 use haul_workers::tested_method::TestedMethod;
@@ -54,8 +54,6 @@ const TESTS: [Workload; 6] = [
     Workload::Memory(Size(3_000)),
     Workload::Memory(Size(200_000)),
 ];
-/// The largest error of a prediction that passes the test, in percent.
-const ERROR_PERCENT_MAX: f64 = 15.0;
 /// The most repetitions of the test if the hypervisor has moved the CPUs since the model was
 /// measured.
 const TEST_REPEATS_MAX: usize = 4;

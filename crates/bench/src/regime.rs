@@ -40,7 +40,7 @@ const FULL_SPEED_WINDOWS: usize = 3;
 /// A note for reports whose receiver holds the rate.
 pub(crate) const HELD_NOTE: &str = "The receiver of a bulk transfer reads at half of each row's \
     full speed, so that its window holds the sender back and packets share interrupts alike in \
-    every row. interrupts are those of both CPUs for each MiB.";
+    every row.";
 
 /// The rate at which the receiving program reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -358,7 +358,11 @@ impl Experiment for SendExperiment<'_> {
 
     /// Whether the receive window limited the sender, if the receiver holds the rate.
     fn is_in_regime(&self, round: &SendRound) -> bool {
-        self.reading == Reading::Free || round.window_limited_share >= WINDOW_LIMITED_SHARE_MIN
+        // A build that is slower in the program is limited by the window for less of the time. Of
+        // two builds the rounds with the same interrupts are compared.
+        !self.builds.is_empty()
+            || self.reading == Reading::Free
+            || round.window_limited_share >= WINDOW_LIMITED_SHARE_MIN
     }
 
     fn costs(round: &SendRound) -> Option<&Costs> {

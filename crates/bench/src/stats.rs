@@ -34,6 +34,10 @@ const COST_RUN_TO_RUN_DEVIATION: f64 = 0.25;
 /// speed of the machine. Source: docs/measurements/repeatability.md.
 const SERIES_DEVIATION: f64 = 0.015;
 
+/// Standard deviation of the logarithm of the ratio of a build to itself, in the same rounds: the
+/// rounds of a run are not independent. Source: docs/measurements/repeatability.md.
+const BUILD_DEVIATION: f64 = 0.015;
+
 /// A median with its interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
@@ -115,6 +119,12 @@ impl Estimate {
     /// scale of a ratio.
     pub(crate) fn widen_for_runs(self, count: usize) -> Self {
         self.widen(RUN_TO_RUN_DEVIATION, count)
+    }
+
+    /// The same ratio of two builds that were measured in the same rounds, with an interval that
+    /// covers what one build differs by from itself.
+    pub(crate) fn widen_for_builds(self, count: usize) -> Self {
+        self.widen(BUILD_DEVIATION, count)
     }
 
     /// Adds a deviation of the logarithm from run to run to the interval.

@@ -158,6 +158,8 @@ pub trait TableRow: Sized + 'static {
     const LEGEND: &'static [(&'static str, &'static str)];
     /// The quantity that the bars show.
     const UNIT: &'static str;
+    /// The meaning of the columns of a narrow terminal, in one paragraph.
+    const COLUMNS_EXPLAINED: &'static str;
     /// The methods that the others of a group are compared with, the preferred one first.
     const BASELINES: &'static [&'static str] = &[];
     /// Standard deviation, from run to run, of the logarithm of the ratio of two rows. Source:
@@ -218,7 +220,10 @@ impl<R: TableRow> Report<R> {
             narrow: R::COLUMNS.iter().filter(|column| column.is_narrow).count(),
             groups: groups(&self.rows, &self.verdicts),
             drawings: Vec::new(),
-            notes: self.observer.iter().map(observer).chain(R::notes(&self.rows)).collect(),
+            notes: std::iter::once(R::COLUMNS_EXPLAINED.to_owned())
+                .chain(self.observer.iter().map(observer))
+                .chain(R::notes(&self.rows))
+                .collect(),
             advice: R::advice(&self.rows),
             warnings: self.warnings.iter().map(|warning| warning.detail.clone()).collect(),
         }

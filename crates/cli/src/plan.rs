@@ -125,6 +125,9 @@ fn warn_of_pacing(plan: &Plan) {
 fn check(file: &Path) -> Result<ExitCode, Failure> {
     let plan = load(file)?;
     warn_of_pacing(&plan);
+    for caveat in plan.caveats() {
+        print(&format!("{}: {caveat}\n", file.display()))?;
+    }
     let changes = plan::changes(&plan);
     if changes.is_empty() {
         output::print(&format!(

@@ -29,6 +29,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// chosen.
 const TIE_FRACTION: f64 = 0.03;
 const MIB: f64 = (1u64 << 20) as f64;
+/// The largest error of a prediction that passes a test, in percent.
+pub const ERROR_PERCENT_MAX: f64 = 15.0;
 /// Up to a page, a call costs more than its bytes. If no size that small was measured, linear costs
 /// are used.
 const SMALL_BYTES_MAX: u64 = 4096;
@@ -286,6 +288,20 @@ impl Plan {
             }
         }
         Ok(plan)
+    }
+
+    /// What limits the trust in the plan, one sentence each: predictions that missed the measured
+    /// cost by over 15 %, and the warnings of its measurement. Empty if nothing does.
+    pub fn caveats(&self) -> Vec<String> {
+        let missed = |test: &&PlanTest| test.error_percent().abs() > ERROR_PERCENT_MAX;
+        let misses = self.tests.iter().filter(missed).map(|test| {
+            format!(
+                "its prediction for {} was off by {:+.0} %",
+                test.workload,
+                test.error_percent()
+            )
+        });
+        misses.chain(self.warnings.iter().cloned()).collect()
     }
 
     /// Writes the plan file atomically: readers see the old plan or the new one.

@@ -26,6 +26,8 @@ fn figure(estimate: Option<Estimate>) -> String {
 
 impl TableRow for RowComparison {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const COLUMNS_EXPLAINED: &'static str = "\
+        A, B: the row's cost in the unit of its experiment. B ÷ A: with its 95 % interval.";
     const LEGEND: &'static [(&'static str, &'static str)] = &[("receiver", "A"), ("sender", "B")];
     const UNIT: &'static str = "cost, in the unit of the experiment";
     const IS_SORTED: bool = false;

@@ -173,6 +173,9 @@ const COLUMNS: [Column<InterruptsRow>; 13] = [
 impl TableRow for InterruptsRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const BASELINES: &'static [&'static str] = &["one a call", "plain"];
+    const COLUMNS_EXPLAINED: &'static str = "\
+        µs/1000: CPU time of a host for 1000 packets, interrupts included. p50: median round \
+        trip of a message.";
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
     const UNIT: &'static str = "µs of CPU for 1000 packets, interrupts included.";

@@ -144,6 +144,10 @@ impl TableRow for LoanRow {
     const BASELINES: &'static [&'static str] = &["send"];
     /// A lent send over TCP is in one regime of interrupts or another, from run to run.
     const RUN_DEVIATION: f64 = 0.25;
+    const COLUMNS_EXPLAINED: &'static str = "\
+        sender µs/MiB: CPU time of the sending host for each MiB, interrupts included. × send: \
+        that cost divided by a plain send's, with its 95 % interval. copied %: bytes that the \
+        kernel copied although they were lent.";
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
     const UNIT: &'static str =

@@ -168,6 +168,9 @@ const COLUMNS: [Column<ProfileRow>; 6] = [
 
 impl TableRow for ProfileRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
+    const COLUMNS_EXPLAINED: &'static str = "\
+        samples: timer samples of the CPU. % of the load: the most that any change there can \
+        save. samples per byte of code: high for a small hot function.";
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "share of the host's load")];
     const UNIT: &'static str = "percent: the most that any change there could save.";

@@ -71,8 +71,10 @@ pub(crate) fn measure(
     let compare = |pair: &[Series<CaseWithProof, SendRound>]| BuildRow {
         row: super::rows::row(&pair[0], &rows, &experiment),
         other_cost: pair[1].estimate(cost),
-        ratio: pair[1].ratio_to(&pair[0], cost),
-        joint_ratio: pair[1].ratio_among(&pair[0], cases.len(), cost),
+        ratio: pair[1].ratio_to(&pair[0], cost).map(|ratio| ratio.widen_for_builds(1)),
+        joint_ratio: pair[1]
+            .ratio_among(&pair[0], cases.len(), cost)
+            .map(|ratio| ratio.widen_for_builds(cases.len())),
         refused: pair.iter().find_map(Series::failure_reason),
     };
     let compared = rows.chunks_exact(2).map(compare).collect();

@@ -137,6 +137,11 @@ const COLUMNS: [Column<SendRow>; 16] = [
 impl TableRow for SendRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const BASELINES: &'static [&'static str] = &["read+write", "read+send"];
+    const COLUMNS_EXPLAINED: &'static str = "\
+        sender µs/MiB: CPU time of the sending host for each MiB that arrived, interrupts \
+        included. × plain: that cost divided by read+write's, round by round, with its 95 % \
+        interval. interrupts: of both CPUs for each MiB. copied %: bytes that were copied on \
+        the sending host.";
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
     const UNIT: &'static str =

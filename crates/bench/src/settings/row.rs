@@ -203,6 +203,9 @@ const COLUMNS: [Column<SettingRow>; 11] = [
 impl TableRow for SettingRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const BASELINES: &'static [&'static str] = &["as it is"];
+    const COLUMNS_EXPLAINED: &'static str = "\
+        both µs/MiB: CPU time of both hosts for each MiB, interrupts included. interrupts: of \
+        both CPUs for each MiB.";
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
     const UNIT: &'static str = "µs of CPU per MiB, interrupts included. All charts share a scale.";
