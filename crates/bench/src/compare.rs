@@ -8,7 +8,7 @@
 
 use crate::host::HostFacts;
 use crate::report::{LabFacts, Report};
-use crate::rounds::RoundCost;
+use crate::rounds::{MOVED_FACTOR_MIN, RoundCost};
 use crate::stats::Estimate;
 use crate::verdict::Confidence;
 use crate::view::TableRow;
@@ -24,8 +24,6 @@ pub use files::{LoadError, RunReports, load};
 
 /// Name and version of the JSON contract of a comparison.
 pub const SCHEMA: &str = "haul.compare/1";
-/// The smallest factor between the distances of the CPUs of two runs that is named.
-const DISTANCE_FACTOR_MIN: f64 = crate::rounds::MOVED_FACTOR_MIN;
 
 /// Two measurements, row by row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -142,7 +140,7 @@ impl Finding {
 
 /// Compares two runs, or two reports of one experiment.
 pub fn runs(a: &RunReports, b: &RunReports) -> Comparison {
-    let (left, right) = (a.rows(), b.rows());
+    let (left, right) = (&a.rows, &b.rows);
     let is_same = |one: &MeasuredRow, other: &MeasuredRow| {
         (&one.experiment, &one.group, &one.name) == (&other.experiment, &other.group, &other.name)
     };
@@ -157,8 +155,8 @@ pub fn runs(a: &RunReports, b: &RunReports) -> Comparison {
             .map(|row| format!("{} {}: {} only in {name}", row.experiment, row.group, row.name))
             .collect()
     };
-    let mut not_in_both = missing(&left, &right, &a.side.name);
-    not_in_both.extend(missing(&right, &left, &b.side.name));
+    let mut not_in_both = missing(left, right, &a.side.name);
+    not_in_both.extend(missing(right, left, &b.side.name));
     Comparison {
         schema: SCHEMA.into(),
         differences: differences(&a.side, &b.side),
@@ -188,7 +186,7 @@ fn differences(a: &Side, b: &Side) -> Vec<String> {
         compare("congestion control", one.congestion.clone(), other.congestion.clone());
         let distance = |lab: &LabFacts| Some(lab.cache_line_round_trip_ns?.median);
         if let (Some(near), Some(far)) = (distance(one), distance(other))
-            && near.max(far) > DISTANCE_FACTOR_MIN * near.min(far)
+            && near.max(far) > MOVED_FACTOR_MIN * near.min(far)
         {
             compare("distance of the CPUs", format!("{near:.0} ns"), format!("{far:.0} ns"));
         }

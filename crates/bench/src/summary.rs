@@ -3,7 +3,6 @@
 use crate::host::HostFacts;
 use crate::report::{LabFacts, Report, now};
 use crate::verdict::Verdict;
-use crate::warning::Warning;
 use serde::{Deserialize, Serialize};
 
 /// Name and version of the JSON contract of a summary.
@@ -52,8 +51,6 @@ pub struct Findings {
     pub lab: Option<LabFacts>,
     /// The verdicts.
     pub verdicts: Vec<Verdict>,
-    /// The warnings.
-    pub warnings: Vec<Warning>,
 }
 
 impl<R> From<&Report<R>> for Findings {
@@ -62,7 +59,6 @@ impl<R> From<&Report<R>> for Findings {
             host: report.host.clone(),
             lab: report.lab.clone(),
             verdicts: report.verdicts.clone(),
-            warnings: report.warnings.clone(),
         }
     }
 }
@@ -99,6 +95,12 @@ impl Summary {
         self.verdicts.sort_by_key(|verdict| verdict.question);
     }
 
+    /// The title of a page: what it shows, the host and the date.
+    pub fn title(&self, what: &str) -> String {
+        let date = self.started.split('T').next().unwrap_or_default();
+        format!("{what}, {}, {date}", self.host.name)
+    }
+
     /// The host, and where it was measured, in one line.
     pub fn place(&self) -> String {
         let HostFacts { name, kernel, cpu, cpus, .. } = &self.host;
@@ -116,12 +118,8 @@ mod tests {
     #[test]
     fn the_first_decided_verdict_on_a_question_counts() {
         let mut summary = Summary::start();
-        let findings = |verdicts: Vec<Verdict>| Findings {
-            host: HostFacts::here(),
-            lab: None,
-            verdicts,
-            warnings: Vec::new(),
-        };
+        let findings =
+            |verdicts: Vec<Verdict>| Findings { host: HostFacts::here(), lab: None, verdicts };
         let decided = |choice: &str| Verdict {
             choice: Some(choice.into()),
             ..Verdict::without_saving(Question::SendMemory, choice)

@@ -6,7 +6,7 @@
 //! of a run whose noise is within its bounds. Otherwise the verdict is withheld, and says what to
 //! do.
 
-use crate::stats::Estimate;
+use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
 use serde::{Deserialize, Serialize};
 
 mod choice;
@@ -144,6 +144,13 @@ impl Verdict {
             ..Self::without_saving(question, &format!("No verdict: {reason}"))
         }
     }
+}
+
+/// The reason why rounds support no verdict: there are too few of them; `None` if there are enough.
+pub(crate) fn too_few_rounds(rounds: usize) -> Option<String> {
+    let plural = if rounds == 1 { "" } else { "s" };
+    (rounds < VERDICT_ROUNDS_MIN)
+        .then(|| format!("{rounds} usable round{plural}, and a verdict takes {VERDICT_ROUNDS_MIN}"))
 }
 
 /// The saving of a cost ratio, in percent.

@@ -334,7 +334,7 @@ fn write(
         ),
     };
     let html = match (views.as_slice(), directory) {
-        ([one], None) => export::html::render(&one.title, &views),
+        ([one], None) => export::html::render(&summary.title(&one.title), &views),
         _ => export::html::render_run(summary, &views),
     };
     let page = directory.map(|directory| directory.write(summary, results)).transpose()?;

@@ -177,7 +177,7 @@ fn every_format_of_the_report_is_written_completely() {
     let (output, transcript) =
         run(haul(&["bench", "--verbose", "--rounds", "1"]).current_dir(folder.path()));
     assert!(output.status.success(), "{transcript}");
-    // One round supports no verdict, and the summary says so for each question.
+    // One round supports no verdict.
     let summary_text = &transcript[transcript.rfind("\nsend files").unwrap()..];
     for question in ["send files", "receive", "forward", "settings", "CPU time"] {
         assert!(summary_text.contains(question), "{question}: {transcript}");

@@ -2,8 +2,8 @@
 //! be read anyway.
 
 use super::{ChecksumReport, ChecksumRow};
-use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
-use crate::verdict::{Question, Verdict, ratio_text};
+use crate::stats::Estimate;
+use crate::verdict::{Question, Verdict, ratio_text, too_few_rounds};
 use haul_units::Size;
 
 /// The answers that a report's rows support, for the smallest, the middle and the largest size.
@@ -29,7 +29,7 @@ pub(super) fn verdict(report: &ChecksumReport) -> Option<Verdict> {
     };
     let (sum, both) = (ratio("checksum")?, ratio("checksum-copy auto")?);
     if !sum.is_conclusive() || !both.is_conclusive() {
-        let reason = format!("{} rounds, and a verdict takes {VERDICT_ROUNDS_MIN}", sum.rounds);
+        let reason = too_few_rounds(sum.rounds).unwrap_or_default();
         let remedy = "haul bench checksum --for 1m";
         return Some(Verdict::withheld(Question::Checksums, &reason, remedy));
     }

@@ -1,14 +1,14 @@
 //! Reads the reports of a run: a folder of JSON files, or one of them.
 
 use super::{MeasuredRow, Side};
-use crate::checksum::ChecksumReport;
-use crate::forward::ForwardReport;
-use crate::interrupts::InterruptsReport;
-use crate::loan::LoanReport;
-use crate::receive::ReceiveReport;
+use crate::checksum::ChecksumRow;
+use crate::forward::ForwardRow;
+use crate::interrupts::InterruptsRow;
+use crate::loan::LoanRow;
+use crate::receive::ReceiveRow;
 use crate::report::{Report, SCHEMA};
-use crate::send::SendReport;
-use crate::settings::SettingsReport;
+use crate::send::SendRow;
+use crate::settings::SettingRow;
 use crate::view::TableRow;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -24,13 +24,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunReports {
     pub(super) side: Side,
-    rows: Vec<MeasuredRow>,
-}
-
-impl RunReports {
-    pub(super) fn rows(&self) -> Vec<MeasuredRow> {
-        self.rows.clone()
-    }
+    pub(super) rows: Vec<MeasuredRow>,
 }
 
 /// Why a run could not be read.
@@ -111,38 +105,20 @@ fn read(path: &Path) -> Result<Option<RunReports>, LoadError> {
     }
     let name = path.display().to_string();
     let reports = match head.experiment.as_str() {
-        "send" => parse::<SendReport, _>(&text, &name),
-        "receive" => parse::<ReceiveReport, _>(&text, &name),
-        "forward" => parse::<ForwardReport, _>(&text, &name),
-        "interrupts" => parse::<InterruptsReport, _>(&text, &name),
-        "settings" => parse::<SettingsReport, _>(&text, &name),
-        "loan" => parse::<LoanReport, _>(&text, &name),
-        "checksum" => parse::<ChecksumReport, _>(&text, &name),
+        "send" => parse::<SendRow>(&text, &name),
+        "receive" => parse::<ReceiveRow>(&text, &name),
+        "forward" => parse::<ForwardRow>(&text, &name),
+        "interrupts" => parse::<InterruptsRow>(&text, &name),
+        "settings" => parse::<SettingRow>(&text, &name),
+        "loan" => parse::<LoanRow>(&text, &name),
+        "checksum" => parse::<ChecksumRow>(&text, &name),
         _ => return Ok(None),
     };
     reports.map(Some).map_err(malformed)
 }
 
-/// A report of a known type.
-trait ReportOf {
-    type Row: TableRow;
-    fn report(self) -> Report<Self::Row>;
-}
-
-impl<R: TableRow> ReportOf for Report<R> {
-    type Row = R;
-    fn report(self) -> Self {
-        self
-    }
-}
-
-fn parse<T, R>(text: &str, name: &str) -> Result<RunReports, String>
-where
-    T: DeserializeOwned + ReportOf<Row = R>,
-    R: TableRow,
-{
-    let report: T = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let report = report.report();
+fn parse<R: TableRow + DeserializeOwned>(text: &str, name: &str) -> Result<RunReports, String> {
+    let report: Report<R> = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let rows = MeasuredRow::all(&report);
     if rows.is_empty() {
         return Err("it has no costs of rounds: measure again with this version".into());

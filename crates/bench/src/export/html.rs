@@ -10,9 +10,7 @@ const STYLE: &str = include_str!("html.css");
 
 /// Renders the page of a run: its summary first, then a section for each report.
 pub fn render_run(summary: &Summary, views: &[View]) -> String {
-    let date = summary.started.split('T').next().unwrap_or_default();
-    let title = format!("haul bench, {}, {date}", summary.host.name);
-    page(&title, &super::summary::html(summary), views)
+    page(&summary.title("haul bench"), &super::summary::html(summary), views)
 }
 
 /// Renders the page of one report, or of several without a summary.

@@ -106,7 +106,8 @@ impl CpuDistances {
                 "the CPUs were not always equally far apart (a hypervisor moves them): a cache \
                  line went from one to the other and back in {near:.0} to {far:.0} ns, which \
                  changes what copies cost; costs are those at {kept_ns:.0} ns, and {left_out} of \
-                 {total} row measurements at another distance count only for ratios{rest}"
+                 {total} row measurements at another distance count only for ratios, or not at all \
+                 if it changed meanwhile{rest}"
             ),
         ))
     }

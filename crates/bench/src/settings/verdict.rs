@@ -5,8 +5,8 @@ use super::change::Change;
 use super::row::{pays, ratio};
 use super::{Role, SettingRound, SettingsSeries};
 use crate::rounds::Run;
-use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
-use crate::verdict::{Confidence, Question, Safety, Verdict, saving, saving_text};
+use crate::stats::Estimate;
+use crate::verdict::{Confidence, Question, Safety, Verdict, saving, saving_text, too_few_rounds};
 
 /// The verdict on the changes of a single setting, with any of the measured send methods. A risky
 /// change is never one.
@@ -25,11 +25,8 @@ pub(super) fn of(rows: &[SettingsSeries], run: &Run<'_>, device: &str) -> Option
     }
     let fewest_rounds =
         rows.iter().map(SettingsSeries::ratio_rounds).filter(|&rounds| rounds > 0).min();
-    if fewest_rounds.is_none_or(|rounds| rounds < VERDICT_ROUNDS_MIN) {
-        let rounds = fewest_rounds.unwrap_or(0);
-        return withheld(&format!(
-            "{rounds} usable rounds, and a verdict takes {VERDICT_ROUNDS_MIN}"
-        ));
+    if let Some(reason) = too_few_rounds(fewest_rounds.unwrap_or(0)) {
+        return withheld(&reason);
     }
     let paying = safe.into_iter().filter_map(|(row, change)| {
         let cost = ratio(row, rows, SettingRound::total_us_per_mib)?;

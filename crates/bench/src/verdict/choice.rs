@@ -1,8 +1,8 @@
 //! The choice among several methods: which one to recommend, and with what confidence.
 
-use super::{Confidence, Question, Safety, Verdict, saving, saving_text};
+use super::{Confidence, Question, Safety, Verdict, saving, saving_text, too_few_rounds};
 use crate::rounds::Series;
-use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
+use crate::stats::Estimate;
 
 /// A method that a verdict can name.
 #[derive(Debug, Clone)]
@@ -58,13 +58,9 @@ impl Candidate {
             let plain = plain.filter(|_| is_usable).filter(differs);
             let cheapest = cheapest.filter(|_| is_usable).filter(differs);
             let ratio = plain.and_then(|plain| row.series.ratio_to_method(plain, cost));
-            let pairs = ratio.map_or(VERDICT_ROUNDS_MIN, |ratio| ratio.rounds);
-            let few_pairs = (pairs < VERDICT_ROUNDS_MIN).then(|| {
-                format!(
-                    "{pairs} usable rounds in common with {baseline}, and a verdict takes \
-                     {VERDICT_ROUNDS_MIN}"
-                )
-            });
+            let few_pairs = ratio
+                .and_then(|ratio| too_few_rounds(ratio.rounds))
+                .map(|reason| format!("in common with {baseline} {reason}"));
             Self {
                 name: row.name.clone(),
                 ratio,
@@ -81,14 +77,12 @@ impl Candidate {
 
 /// The reason why a row supports no verdict: it was not measured, or not often enough.
 fn series_obstacle<C, R>(series: &Series<C, R>) -> Option<String> {
-    let rounds = series.ratio_rounds();
     if let Some(reason) = series.failure_reason() {
         Some(reason)
     } else if let Some(percent) = series.disturbed_percent {
         Some(format!("other programs used {percent:.0} % of a CPU in most rounds"))
     } else {
-        (rounds < VERDICT_ROUNDS_MIN)
-            .then(|| format!("{rounds} usable rounds, and a verdict takes {VERDICT_ROUNDS_MIN}"))
+        too_few_rounds(series.ratio_rounds())
     }
 }
 

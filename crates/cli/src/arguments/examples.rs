@@ -4,7 +4,7 @@ pub const BENCH: &str = "\
 Examples:
   haul bench                       every experiment in two minutes, and a summary
   haul bench --for 5m              the same, with narrower intervals
-  haul bench send --verbose        one experiment, with all its rows
+  haul bench send                  one experiment, with its table
   haul bench --listen              on the other of two machines
   haul bench --to storage7         between this machine and that one
 
@@ -70,7 +70,7 @@ Examples:
   haul soak --runs 10 --bytes 1GiB -- ./send-1GiB
   haul soak --versus 'curl -so /dev/null http://host/b' -- curl -so /dev/null http://host/a
   haul soak --runs 10 --json base.json -- ./job
-  haul soak --baseline base.json --fail-above 5% -- ./job";
+  haul soak --baseline base.json --fail-above 25% -- ./job";
 
 pub const DOCTOR: &str = "\
 Examples:
