@@ -1,9 +1,8 @@
 //! The rows that need more rounds: those of questions that are still open.
 //!
-//! A question compares the rows of one group. It is closed for a row that is shown to cost more
-//! than the cheapest one, and for a row whose ratio to the cheapest is known precisely enough. The
-//! cheapest row and the baseline are measured with the open ones, because ratios pair the rows of
-//! one round.
+//! A question compares the rows of one group. It is closed for a row whose ratio to the cheapest one
+//! is known precisely enough, and for a row of several that is shown to cost more. The cheapest row
+//! and the baseline are measured with the open ones, because ratios pair the rows of one round.
 
 use super::{Experiment, Series};
 use crate::stats::Estimate;
@@ -144,8 +143,10 @@ fn open_entries(entries: &[Entry], precision: f64) -> Vec<usize> {
     };
     let is_open = |entry: &&Entry| {
         let is_wide = |ratio: Estimate| !ratio.is_conclusive() || ratio.spread() > precision;
-        // The saving over the baseline has to be precise even if it is certain.
-        let is_closed = |ratio: Estimate| ratio.is_above(1.0) && !entry.is_baseline;
+        // The saving over the baseline has to be precise even if it is certain, and so does the
+        // ratio of the only two rows.
+        let is_one_of_several = entries.len() > 2 && !entry.is_baseline;
+        let is_closed = |ratio: Estimate| ratio.is_above(1.0) && is_one_of_several;
         entry.index != cheapest.index
             && entry.ratio_to(cheapest).is_none_or(|ratio| is_wide(ratio) && !is_closed(ratio))
     };
@@ -191,6 +192,16 @@ mod tests {
     fn a_dear_row_is_closed_but_the_saving_over_the_baseline_has_to_be_precise() {
         let entries = [entry(0, 500.0, 0.2), entry(1, 200.0, 0.02), entry(2, 400.0, 0.05)];
         assert_eq!(open_entries(&entries, 0.05), [0, 1]);
+    }
+
+    #[test]
+    fn the_ratio_of_two_rows_has_to_be_precise_in_either_order() {
+        for costs in [[200.0, 400.0], [400.0, 200.0]] {
+            let entries = [entry(0, costs[0], 0.2), entry(1, costs[1], 0.2)];
+            assert_eq!(open_entries(&entries, 0.05), [0, 1]);
+            let entries = [entry(0, costs[0], 0.01), entry(1, costs[1], 0.01)];
+            assert!(open_entries(&entries, 0.05).is_empty());
+        }
     }
 
     #[test]
