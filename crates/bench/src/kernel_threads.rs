@@ -4,12 +4,9 @@
 //! for other programs must therefore subtract it. Limitation: work that such a thread does for
 //! another program is not detected.
 
+use haul_soak::kernel_threads;
 use std::fs;
 use std::time::Duration;
-
-/// The children of `kthreadd`, which has process number 2 in the first PID namespace
-/// (kernel/init/main.c).
-const KERNEL_THREADS: &str = "/proc/2/task/2/children";
 
 /// The kernel's threads on some CPUs.
 #[derive(Debug)]
@@ -26,11 +23,7 @@ impl KernelThreads {
     /// The threads that last ran on one of `cpus`. `None` if they are not visible, as in a
     /// container with its own process numbers.
     pub(crate) fn on(cpus: &[usize]) -> Option<Self> {
-        let is_kthreadd =
-            fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd");
-        let children = fs::read_to_string(KERNEL_THREADS).ok().filter(|_| is_kthreadd)?;
-        let threads = children.split_ascii_whitespace().filter_map(|process| {
-            let process = process.parse().ok()?;
+        let threads = kernel_threads::processes()?.into_iter().filter_map(|process| {
             let cpu = last_cpu(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)?;
             let index = cpus.iter().position(|&other| other == cpu)?;
             Some(Thread { process, index })
@@ -38,17 +31,12 @@ impl KernelThreads {
         Some(Self(threads.collect()))
     }
 
-    /// The CPU time that the threads have used so far, for each of `count` CPUs
-    /// (`/proc/PID/schedstat`, Linux 2.6.9). A thread that has ended, or that has no such file,
-    /// counts as 0.
+    /// The CPU time that the threads have used so far, for each of `count` CPUs. A thread that has
+    /// ended counts as 0.
     pub(crate) fn cpu_times(&self, count: usize) -> Vec<Duration> {
         let mut times = vec![Duration::ZERO; count];
         for Thread { process, index } in &self.0 {
-            let account =
-                fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap_or_default();
-            let ns =
-                account.split_ascii_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
-            times[*index] += Duration::from_nanos(ns);
+            times[*index] += kernel_threads::cpu_time(*process).unwrap_or_default();
         }
         times
     }
