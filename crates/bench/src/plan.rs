@@ -190,16 +190,23 @@ fn selections() -> Vec<SendSelection> {
 
 /// The number of tests that a plan missed, and the number of all tests. A test without an
 /// undisturbed measurement counts as missed.
-pub fn misses(plan: &Plan) -> (usize, usize) {
+fn misses(plan: &Plan) -> (usize, usize) {
     let passed =
         plan.tests.iter().filter(|test| test.error_percent().abs() <= ERROR_PERCENT_MAX).count();
     (TESTS.len() - passed.min(TESTS.len()), TESTS.len())
 }
 
-/// Whether a plan passed its tests: it missed at most a third of them.
-pub fn has_stood(plan: &Plan) -> bool {
-    let (missed, all) = misses(plan);
-    3 * missed <= all
+impl MeasuredPlan {
+    /// What forbids the use of the plan, as a clause; `None` if nothing does. The plan may miss a
+    /// third of its tests, and the noise of the measurement has the bounds that a verdict has.
+    pub fn obstacle(&self) -> Option<String> {
+        let (missed, all) = misses(&self.plan);
+        let tests = || {
+            let is_missed = 3 * missed > all;
+            is_missed.then(|| format!("the plan missed {missed} of its {all} tests"))
+        };
+        self.report.noise.and_then(|noise| noise.obstacle()).or_else(tests)
+    }
 }
 
 /// The changes of the machine since a plan was measured, one line each; empty if there are

@@ -3,7 +3,7 @@
 use crate::arguments::PlanArguments;
 use crate::output::{self, Destination, Failure};
 use haul_bench::export;
-use haul_bench::plan::{self, Plan};
+use haul_bench::plan::{self, MeasuredPlan, Plan};
 use haul_bench::report::SCHEMA;
 use haul_bench::send::SendReport;
 use std::collections::BTreeSet;
@@ -26,6 +26,7 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
         return check(&file);
     }
     arguments.json.clone().unwrap_or(Destination::File(file.clone())).check()?;
+    let mut obstacle = None;
     let (plan, is_new) = match (&arguments.from, arguments.rate) {
         (Some(report), _) => {
             let plan = from_report(report)?;
@@ -46,7 +47,9 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
                     file.display()
                 );
             }
-            (measure(arguments.rounds.unwrap_or(plan::ROUNDS))?, true)
+            let measured = measure(arguments.rounds.unwrap_or(plan::ROUNDS))?;
+            obstacle = measured.obstacle();
+            (measured.plan, true)
         }
     };
     let is_printed = arguments.json != Some(Destination::StandardOutput);
@@ -58,11 +61,10 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
     if is_new && is_printed {
         print(&plan::describe_tests(&plan))?;
     }
-    if is_new && !arguments.force && !plan::has_stood(&plan) {
-        let (missed, all) = plan::misses(&plan);
+    if let Some(obstacle) = obstacle.filter(|_| !arguments.force) {
         return Err(Failure::failed(format!(
-            "the plan missed {missed} of its {all} tests and was not written: measure again on a \
-             quieter machine, or write it anyway with --force"
+            "no plan was written: {obstacle} (measure again on a quieter machine, or write it \
+             anyway with --force)"
         )));
     }
     // A measured plan is always written. One that was loaded, or made from a report, is only
@@ -79,7 +81,7 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
 }
 
 /// Measures, makes a plan and tests its predictions.
-fn measure(rounds: usize) -> Result<Plan, Failure> {
+fn measure(rounds: usize) -> Result<MeasuredPlan, Failure> {
     let _ = haul_lab::enter_user_namespace();
     let stop = output::stop_flag()?;
     let bar = output::progress_bar();
@@ -92,7 +94,7 @@ fn measure(rounds: usize) -> Result<Plan, Failure> {
     }
     print_warning_kinds(&measured.report);
     warn_of_pacing(&measured.plan);
-    Ok(measured.plan)
+    Ok(measured)
 }
 
 /// Loads the plan of a file.
