@@ -92,7 +92,7 @@ fn together_sentence(rows: &[&SettingRow]) -> Option<String> {
         format!("{}. The commands: {}", ratio_text(ratio), commands.join("; "))
     } else {
         format!(
-            "{}, which cannot be told from no change: measure again with more rounds.",
+            "{}, which shows no difference: measure longer (--for 10m).",
             ratio_text(ratio)
         )
     };
@@ -138,6 +138,6 @@ fn inconclusive_sentence(rows: &[&SettingRow]) -> Option<String> {
     });
     let names: Vec<String> = unclear.map(|(row, _)| row.own_changes()).collect();
     (!names.is_empty()).then(|| {
-        format!("With {} these cannot be told from no change: {}.", rows[0].path, names.join(", "))
+        format!("With {} these show no difference: {}.", rows[0].path, names.join(", "))
     })
 }
