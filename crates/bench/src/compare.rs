@@ -13,6 +13,7 @@ use crate::stats::Estimate;
 use crate::verdict::Confidence;
 use crate::view::TableRow;
 use crate::warning::Warning;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod builds;
@@ -26,9 +27,10 @@ pub use files::{LoadError, RunReports, load};
 pub const SCHEMA: &str = "haul.compare/1";
 
 /// Two measurements, row by row.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Comparison {
-    /// [`SCHEMA`].
+    /// Name and version of the contract.
+    #[schemars(extend("const" = SCHEMA))]
     pub schema: String,
     /// The first measurement.
     pub a: Side,
@@ -47,7 +49,7 @@ pub struct Comparison {
 }
 
 /// One of the two measurements.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Side {
     /// The file, folder or program.
     pub name: String,
@@ -66,7 +68,7 @@ pub struct Side {
 }
 
 /// The comparison of one row.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct RowComparison {
     /// Name of the experiment.
     pub experiment: String,
@@ -90,7 +92,7 @@ pub struct RowComparison {
 }
 
 /// The result of a comparison.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct Finding {
     /// The direction.
     pub difference: Difference,
@@ -99,7 +101,7 @@ pub struct Finding {
 }
 
 /// The direction of a difference.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Difference {
     /// The second costs more.

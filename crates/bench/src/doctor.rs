@@ -13,16 +13,18 @@ mod sockets;
 pub use peer::PeerError;
 pub(crate) use peer::device_towards;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Name and version of the JSON contract. The version changes if a field changes or is removed, not
 /// if one is added.
-pub const SCHEMA: &str = "haul.doctor/1";
+pub const SCHEMA: &str = "haul.doctor/2";
 
 /// Result of the diagnosis.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Diagnosis {
-    /// [`SCHEMA`].
+    /// Name and version of the contract.
+    #[schemars(extend("const" = SCHEMA))]
     pub schema: &'static str,
     /// The kernel's release.
     pub kernel: String,
@@ -35,7 +37,7 @@ pub struct Diagnosis {
 }
 
 /// Facts about a network device that decide whether bytes are copied.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct DeviceFacts {
     /// The peer to which the device leads, as it was given.
     pub peer: Option<String>,
@@ -58,7 +60,7 @@ pub struct DeviceFacts {
 }
 
 /// Finding on one send method.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct PathFinding {
     /// The method's name.
     pub path: String,
@@ -69,12 +71,13 @@ pub struct PathFinding {
     /// The reason.
     pub why: String,
     /// The command or setting that enables it.
-    pub mend: Option<String>,
+    pub fix: Option<String>,
 }
 
 /// Verdict on a setting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "DoctorVerdict")]
 pub enum Verdict {
     /// Nothing to do.
     Good,
@@ -85,7 +88,8 @@ pub enum Verdict {
 }
 
 /// Finding on one feature, limit or setting.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+#[schemars(rename = "DoctorFinding")]
 pub struct Finding {
     /// Its name.
     pub name: &'static str,
@@ -96,7 +100,7 @@ pub struct Finding {
     /// The meaning of the value.
     pub why: String,
     /// The command or setting that improves it.
-    pub mend: Option<String>,
+    pub fix: Option<String>,
 }
 
 /// Examines this machine and its device: towards `peer` if there is one, else that of the default

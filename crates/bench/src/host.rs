@@ -1,10 +1,11 @@
 //! Facts about the machine on which a report was measured.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fs;
 
 /// Facts about a machine that affect the cost of network work.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct HostFacts {
     /// The host's name.
     #[serde(default)]

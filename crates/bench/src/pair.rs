@@ -23,6 +23,7 @@ use haul_workers::lines::{Line, read_line, write_line};
 use haul_workers::worker::socket::SocketOptions;
 use haul_workers::worker::{Message, Task};
 use protocol::{LINE_BYTES_MAX, MeterFacts, SCHEMA};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -98,7 +99,7 @@ pub enum PairError {
 }
 
 /// Facts about the other machine.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct PeerFacts {
     /// The address and port on which it listens.
     pub address: String,

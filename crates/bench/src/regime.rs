@@ -18,6 +18,7 @@ use crate::stats::Estimate;
 use haul_workers::worker::Outcome;
 use haul_workers::worker::receiver::ReceiveTask;
 use haul_workers::worker::socket::SocketOptions;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -43,7 +44,7 @@ pub(crate) const HELD_NOTE: &str = "The receiver of a bulk transfer reads at hal
     every row.";
 
 /// The rate at which the receiving program reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reading {
     /// A share of the method's full speed, so that the receive window limits the sender.

@@ -8,16 +8,18 @@ use crate::stats::Estimate;
 use crate::verdict::Verdict;
 use crate::warning::Warning;
 use haul_units::Rate;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Name and version of the JSON contract. The version changes if a field changes or is removed, not
 /// if one is added.
 pub const SCHEMA: &str = "haul.bench/1";
 
-/// The result of one experiment; `R` is the type of its rows.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The result of one experiment, with rows of type `R`.
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Report<R> {
-    /// [`SCHEMA`].
+    /// Name and version of the contract.
+    #[schemars(extend("const" = SCHEMA))]
     pub schema: String,
     /// Name of the experiment: `send`, `receive` and so on.
     pub experiment: String,
@@ -53,7 +55,7 @@ pub struct Report<R> {
 }
 
 /// The link between the hosts, and its settings.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct LabFacts {
     /// `veth`, `loopback`, or `remote` for two machines.
     pub kind: String,
@@ -82,7 +84,7 @@ pub struct LabFacts {
 
 /// The observer effect: throughput with the meter divided by throughput without, from interleaved
 /// pairs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Observer {
     /// The send method that was measured.
     pub path: String,

@@ -6,6 +6,7 @@ use haul_lab::{Lab, Settings};
 use haul_soak::{Baseline, CpuLoad, Load, Meter, SoakError};
 use haul_sys::rusage::{self, Who};
 use rustix::thread::CpuSet;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::net::UdpSocket;
 use std::num::NonZeroU64;
@@ -13,6 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Name and version of the JSON contract.
+pub const SCHEMA: &str = "haul.self-check/1";
 /// Loads that a thread generates, in percent.
 const DUTIES: [u32; 7] = [5, 20, 35, 50, 65, 80, 95];
 /// Length of a duty cycle: one slice of the meter, so that each slice holds the same load. It is
@@ -30,9 +33,10 @@ const PACKET_RATES: [u32; 3] = [5_000, 20_000, 50_000];
 const PACKET_BYTES: usize = 1000;
 
 /// Result of the self-check.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct SelfCheck {
-    /// `haul.self-check/1`.
+    /// Name and version of the contract.
+    #[schemars(extend("const" = SCHEMA))]
     pub schema: &'static str,
     /// Reading of the idle machine, in percent: the mean of its CPUs, including other processes.
     pub idle_percent: f64,
@@ -45,7 +49,7 @@ pub struct SelfCheck {
 }
 
 /// The meter's reading of a generated load: a thread that is busy for a part of each period.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct DutyCycleReading {
     /// Load that the thread generated, by the wall clock.
     pub made_percent: f64,
@@ -60,7 +64,8 @@ pub struct DutyCycleReading {
 }
 
 /// Reading of packets that arrive at a CPU whose processes sleep.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "PacketReading")]
 pub struct Packets {
     /// Packets actually sent per second.
     pub per_second: f64,
@@ -81,7 +86,7 @@ pub fn run(
     cpus.dedup();
     let meter = Meter::start(&cpus)?;
     let mut check = SelfCheck {
-        schema: "haul.self-check/1",
+        schema: SCHEMA,
         idle_percent: 0.0,
         duties: Vec::new(),
         packets: Vec::new(),

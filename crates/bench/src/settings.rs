@@ -28,6 +28,7 @@ use haul_workers::tested_method::TestedMethod;
 use haul_workers::worker::socket::SocketOptions;
 use haul_workers::worker::{Outcome, receiver::ReceiveTask, sender::SendTask};
 use haul_workers::workload::{Opened, Workload};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -91,7 +92,7 @@ impl SettingsParameters {
 }
 
 /// The purpose of a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// Changes nothing: the row that the others are compared with.

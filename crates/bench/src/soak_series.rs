@@ -15,6 +15,7 @@ use crate::report::now;
 use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
 use haul_soak::report::SoakReport;
 use haul_units::MIB;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Name and version of the JSON contract.
@@ -23,9 +24,10 @@ pub const SCHEMA: &str = "haul.soak-series/1";
 pub const COMPARED_RUNS_MIN: usize = VERDICT_ROUNDS_MIN;
 
 /// The runs of a command, and of the command that it is compared with.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct SoakSeries {
-    /// [`SCHEMA`].
+    /// Name and version of the contract.
+    #[schemars(extend("const" = SCHEMA))]
     pub schema: String,
     /// Start time, RFC 3339.
     pub started: String,
@@ -50,7 +52,7 @@ pub struct SoakSeries {
 }
 
 /// The other command of a comparison.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Versus {
     /// The shell command.
     pub command: String,
@@ -63,7 +65,7 @@ pub struct Versus {
 }
 
 /// The comparison with an earlier series.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct BaselineRatio {
     /// The file of the earlier series.
     pub file: String,
@@ -74,7 +76,7 @@ pub struct BaselineRatio {
 }
 
 /// One run.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct SoakRun {
     /// The cost in CPU-seconds: `rusage_cpu_seconds` and `interrupt_cpu_seconds`.
     pub cpu_seconds: f64,

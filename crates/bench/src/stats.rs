@@ -11,6 +11,7 @@
 //! which was measured over many runs. In metrology the part that a run's own rounds show is called
 //! type A, and the part known from other sources type B (JCGM 100:2008, section 4.3).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// The coverage that intervals are chosen for.
@@ -39,15 +40,17 @@ const SERIES_DEVIATION: f64 = 0.08;
 const BUILD_DEVIATION: f64 = 0.015;
 
 /// A median with its interval.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Estimate {
     /// The middle round, or the mean of the two in the middle.
     pub median: f64,
     /// The lower end of the interval; minus infinity, `null` in JSON, if there is no interval.
     #[serde(deserialize_with = "null_is_minus_infinity")]
+    #[schemars(with = "Option<f64>")]
     pub low: f64,
     /// The upper end of the interval; infinity, `null` in JSON, if there is no interval.
     #[serde(deserialize_with = "null_is_infinity")]
+    #[schemars(with = "Option<f64>")]
     pub high: f64,
     /// The number of rounds.
     #[serde(default)]

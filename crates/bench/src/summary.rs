@@ -3,15 +3,17 @@
 use crate::host::HostFacts;
 use crate::report::{LabFacts, Report, now};
 use crate::verdict::Verdict;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Name and version of the JSON contract of a summary.
 pub const SCHEMA: &str = "haul.summary/1";
 
 /// The verdicts of a run, and where they were measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Summary {
-    /// [`SCHEMA`].
+    /// Name and version of the contract.
+    #[schemars(extend("const" = SCHEMA))]
     pub schema: String,
     /// Start time, RFC 3339.
     pub started: String,
@@ -34,7 +36,7 @@ pub struct Summary {
 }
 
 /// An experiment without a result.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct LeftOut {
     /// Name of the experiment.
     pub experiment: String,

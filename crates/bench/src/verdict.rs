@@ -7,6 +7,7 @@
 //! do.
 
 use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod choice;
@@ -14,7 +15,7 @@ mod choice;
 pub(crate) use choice::{Candidate, ComparedRow, Subject};
 
 /// A question that an experiment answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Question {
     /// The cheapest method of sending files.
@@ -52,7 +53,7 @@ impl Question {
 }
 
 /// The confidence of a verdict.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
     /// All comparisons that led to the choice hold jointly with a probability of 95 %, or the
@@ -77,7 +78,7 @@ impl Confidence {
 }
 
 /// Where a piece of advice can be followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Safety {
     /// It has no effect except on cost.
@@ -100,7 +101,7 @@ impl Safety {
 }
 
 /// The answer to one question.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Verdict {
     /// The question.
     pub question: Question,

@@ -1,10 +1,12 @@
 //! Warnings about the figures of a report.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Kinds of warnings. Their names are stable, for use by programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "WarningKind")]
 pub enum Kind {
     /// The run was stopped before it was complete.
     Interrupted,
@@ -52,7 +54,7 @@ impl std::fmt::Display for Kind {
 }
 
 /// A warning: its kind, and the text.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct Warning {
     /// Kind of the warning.
     pub kind: Kind,

@@ -64,12 +64,25 @@ pub enum Command {
     /// pair, each with its own CPU
     #[command(after_help = examples::LAB)]
     Lab(LabArguments),
+    /// Print the JSON Schema of a report, or the names of all schemas
+    #[command(after_help = examples::SCHEMA)]
+    Schema(SchemaArguments),
     /// Print completions of this command for a shell
     #[command(after_help = examples::COMPLETIONS)]
     Completions(CompletionsArguments),
     /// Write the manual pages of this command and its subcommands into a directory
     #[command(after_help = examples::MAN)]
     Man(ManArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct SchemaArguments {
+    /// Name of the schema, such as send, summary or soak
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+    /// Print all schemas as tables of fields, as in docs/json.md
+    #[arg(long, conflicts_with = "name")]
+    pub markdown: bool,
 }
 
 #[derive(Debug, Args)]

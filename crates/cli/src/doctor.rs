@@ -39,7 +39,7 @@ fn diagnosis_text(diagnosis: &Diagnosis, width: usize) -> String {
             (true, false) => "copies  ",
         };
         let entry = format!("{state} {:<15} {}", path.path, path.why);
-        push_entry(&mut text, width, &entry, path.mend.as_deref());
+        push_entry(&mut text, width, &entry, path.fix.as_deref());
     }
     text.push('\n');
     for finding in &diagnosis.settings {
@@ -49,7 +49,7 @@ fn diagnosis_text(diagnosis: &Diagnosis, width: usize) -> String {
             Verdict::Missing => "missing ",
         };
         let entry = format!("{state} {}: {}. {}", finding.name, finding.value, finding.why);
-        push_entry(&mut text, width, &entry, finding.mend.as_deref());
+        push_entry(&mut text, width, &entry, finding.fix.as_deref());
     }
     text
 }

@@ -11,6 +11,7 @@ mod lab;
 mod manual;
 mod output;
 mod plan;
+mod schema;
 mod serve;
 mod soak;
 
@@ -40,6 +41,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Lab(arguments) => lab::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
+        Command::Schema(arguments) => schema::run(&arguments),
         Command::Completions(arguments) => manual::print_completions(&arguments),
         Command::Man(arguments) => manual::write_pages(&arguments),
     }

@@ -5,6 +5,7 @@ mod common {
     pub mod command;
     pub mod cpus;
     pub mod json;
+    pub mod schema;
 }
 
 use common::command::{haul, run};

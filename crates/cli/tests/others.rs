@@ -4,12 +4,13 @@ mod common {
     pub mod command;
     pub mod cpus;
     pub mod json;
+    pub mod schema;
     pub mod user;
 }
 
 use common::command::{haul, run};
 use common::cpus::lock_cpus;
-use common::json::json;
+use common::json::{json, parse_report};
 use common::user::as_unprivileged_user;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,7 +18,7 @@ use std::path::Path;
 #[test]
 fn doctor_reports_every_path_and_a_fix_for_each_problem() {
     let diagnosis = json(&mut haul(&["doctor", "--peer", "127.0.0.1", "--json", "-"]));
-    assert_eq!(diagnosis["schema"], "haul.doctor/1");
+    assert_eq!(diagnosis["schema"], "haul.doctor/2");
     assert_eq!(diagnosis["device"]["name"], "lo");
     let paths = diagnosis["paths"].as_array().unwrap();
     assert_eq!(paths.len(), 10);
@@ -26,7 +27,7 @@ fn doctor_reports_every_path_and_a_fix_for_each_problem() {
     let zerocopy = paths.iter().find(|path| path["path"] == "zerocopy").unwrap();
     assert_eq!(zerocopy["avoids_copy"], false, "on loopback the kernel copies");
     for setting in diagnosis["settings"].as_array().unwrap() {
-        assert_eq!(setting["verdict"] == "good", setting["mend"].is_null(), "{setting}");
+        assert_eq!(setting["verdict"] == "good", setting["fix"].is_null(), "{setting}");
     }
 }
 
@@ -61,11 +62,11 @@ fn doctor_reports_a_device_without_scatter_gather() {
         return eprintln!("SKIPPED: ethtool is missing");
     }
     assert!(output.status.success(), "{transcript}");
-    let diagnosis: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let diagnosis = parse_report(&output.stdout).unwrap();
     let paths = diagnosis["paths"].as_array().unwrap();
     let sendfile = paths.iter().find(|path| path["path"] == "sendfile").unwrap();
     assert_eq!(sendfile["avoids_copy"], false, "{sendfile}");
-    assert!(sendfile["mend"].as_str().unwrap().contains("ethtool -K haul0"), "{sendfile}");
+    assert!(sendfile["fix"].as_str().unwrap().contains("ethtool -K haul0"), "{sendfile}");
 }
 
 #[test]
@@ -115,8 +116,7 @@ fn a_plan_is_made_from_the_undisturbed_rows_of_a_report() {
         report,
     ]));
     assert!(measured.0.status.success(), "{}", measured.1);
-    let measured: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
+    let measured = parse_report(&std::fs::read(report).unwrap()).unwrap();
     // Each path has rows of two sizes. The plan excludes rows that another program disturbed, the
     // floor, which sends nothing, and `auto`, which is the choice itself.
     let clean: BTreeSet<&str> = measured["rows"]
@@ -140,8 +140,7 @@ fn a_plan_is_made_from_the_undisturbed_rows_of_a_report() {
         output.status.success() && transcript.contains("a file, offloads on, "),
         "{transcript}"
     );
-    let loaded: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap();
+    let loaded = parse_report(&std::fs::read(plan).unwrap()).unwrap();
     assert_eq!(loaded["schema"], "haul.plan/1");
     let costs = loaded["costs"].as_array().unwrap();
     let paths: BTreeSet<&str> = costs.iter().map(|cost| cost["path"].as_str().unwrap()).collect();
@@ -173,7 +172,7 @@ fn measure_plan(folder: &Path) -> String {
     // The costs exclude the test workloads: there are six paths for files and five for memory, with
     // offloads on. With offloads off, a path is missing if other programs disturbed its two rows.
     let text = std::fs::read_to_string(folder.join("haul-plan.json")).unwrap();
-    let plan: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let plan = parse_report(text.as_bytes()).unwrap();
     let costs = plan["costs"].as_array().unwrap();
     let has_offloads = |cost: &&serde_json::Value| cost["offloads"] == true;
     assert!(costs.iter().filter(has_offloads).count() == 11 && costs.len() <= 22, "{transcript}");

@@ -2,9 +2,11 @@
 
 mod common {
     pub mod command;
+    pub mod schema;
 }
 
 use common::command::{haul, run};
+use common::schema::assert_valid;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -247,6 +249,27 @@ fn the_configuration_file_has_the_same_options_and_flags_take_precedence() {
         let line = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), line.lines().count()), (Some(2), 1), "{transcript}");
         assert!(line.contains(expected) && line.contains("invalid.toml"), "{expected:?} in {line}");
+    }
+}
+
+#[test]
+fn the_json_of_listings_and_of_the_access_log_is_valid() {
+    let folder = folder_with_file();
+    let logs = tempfile::tempdir().unwrap();
+    let log = logs.path().join("access.log");
+    let mut command = serve(folder.path(), &["--listing", "--log-format", "json"]);
+    let server = ServerProcess::start(command.arg("--access-log").arg(&log));
+    let response = server.get("/?format=json");
+    let (_, listing) = response.split_once("\r\n\r\n").unwrap();
+    assert_valid("serve-listing", &serde_json::from_str(listing).unwrap());
+    server.get("/a b");
+    // The lines are complete when the server has ended.
+    server.signal(rustix::process::Signal::TERM);
+    server.wait();
+    let text = fs::read_to_string(&log).unwrap();
+    assert_eq!(text.lines().count(), 2, "{text}");
+    for line in text.lines() {
+        assert_valid("serve-log", &serde_json::from_str(line).unwrap());
     }
 }
 

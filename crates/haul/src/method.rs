@@ -29,6 +29,7 @@ use std::str::FromStr;
 
 /// A method of sending a file or memory through a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 #[serde(into = "&'static str", try_from = "String")]
 pub enum SendMethod {

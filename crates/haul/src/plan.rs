@@ -65,8 +65,10 @@ pub fn call_bytes(method: SendMethod) -> usize {
 
 /// A cost model: the cost of each send method that was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Plan {
-    /// The format of the file: [`SCHEMA`].
+    /// Name and version of the format.
+    #[cfg_attr(feature = "schemars", schemars(extend("const" = SCHEMA)))]
     pub schema: String,
     /// The kernel on which it was measured.
     pub kernel: String,
@@ -93,6 +95,7 @@ pub struct Plan {
 
 /// The cost of a method under a condition, in CPU time of the sending host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Cost {
     /// The send method.
     pub path: SendMethod,
@@ -111,6 +114,7 @@ pub struct Cost {
 
 /// The cost of sending a file, or a piece of memory, of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Point {
     /// The size.
     pub bytes: u64,
@@ -120,6 +124,7 @@ pub struct Point {
 
 /// The condition under which a method is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Condition {
     /// The kind of source.
     pub source: SourceKind,
@@ -130,6 +135,7 @@ pub struct Condition {
 
 /// A kind of source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum SourceKind {
     /// A file.
@@ -140,6 +146,7 @@ pub enum SourceKind {
 
 /// A median and its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Spread {
     /// The median.
     pub median: f64,

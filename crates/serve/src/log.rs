@@ -9,6 +9,7 @@ use haul_http::credentials::Credentials;
 use haul_http::request::Request;
 use haul_http::status::Status;
 use haul_server::log_writer::LogBuffer;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::Write;
@@ -222,18 +223,32 @@ fn escape(out: &mut Vec<u8>, text: &[u8]) {
     }
 }
 
-#[derive(Serialize)]
-struct JsonLine<'l> {
+/// A line of the access log in JSON. A field of the request is `null` if the request has none or is
+/// malformed.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "LogLine")]
+pub struct JsonLine<'l> {
+    /// Time of the response, RFC 3339.
     time: String,
+    /// The client's address; `null` for a Unix socket.
     peer: Option<String>,
+    /// The user, if the request was authenticated.
     user: Option<Cow<'l, str>>,
+    /// The request's method.
     method: Option<Cow<'l, str>>,
+    /// The request's target.
     target: Option<Cow<'l, str>>,
+    /// The HTTP version: `1.0` or `1.1`.
     version: Option<&'static str>,
+    /// The status code.
     status: u16,
+    /// Bytes of the response's body that were sent.
     body_bytes: u64,
+    /// Time from the request to the end of the response, in µs.
     duration_us: u64,
+    /// The field `Referer`.
     referer: Option<Cow<'l, str>>,
+    /// The field `User-Agent`.
     user_agent: Option<Cow<'l, str>>,
     /// The first line of a malformed request.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -29,6 +29,7 @@
 
 mod control_groups;
 mod error;
+pub mod kernel_threads;
 mod meter;
 mod proc_stat;
 pub mod process;

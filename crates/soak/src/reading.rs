@@ -2,6 +2,7 @@
 
 use crate::snapshot::{CpuInterval, Interval};
 use crate::weight::{ORDINARY_WEIGHT, SPINNER_WEIGHT};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The most that an assumed baseline may subtract: one percentage point. A timer tick of 1000 Hz
@@ -30,7 +31,7 @@ struct CpuBaseline {
 }
 
 /// One CPU's readings, in percent of wall time unless noted.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct CpuLoad {
     /// The CPU.
     pub cpu: usize,

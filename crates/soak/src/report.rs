@@ -2,6 +2,7 @@
 
 use crate::reading::{CpuLoad, Load};
 use crate::sources::{CpuSources, ThreadLoad};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fs;
 
@@ -22,9 +23,10 @@ const DISAGREEMENT_POINTS_MIN: f64 = 3.0;
 const UNCHARGED_SHARE_MIN: f64 = 0.10;
 
 /// The result of a measurement.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct SoakReport {
-    /// [`SCHEMA`].
+    /// Name and version of the contract.
+    #[schemars(extend("const" = SCHEMA))]
     pub schema: String,
     /// Version of haul.
     #[serde(default)]
@@ -76,7 +78,8 @@ pub struct SoakReport {
 }
 
 /// A condition that affects the figures.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[schemars(rename = "SoakWarning")]
 pub struct Warning {
     /// `too-short`, `interrupted`, `late`, `steal`, `accounts-disagree`, `uncharged`,
     /// `control-group`, `starved-control-group`.

@@ -1,21 +1,22 @@
 //! The sources of a CPU's load that belong to no program: its most frequent interrupts and
 //! softirqs, and its busiest kernel threads.
 
+use crate::kernel_threads;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::Duration;
 
 /// The number of sources of each kind that a report names.
 const NAMED_MAX: usize = 5;
-/// The children of `kthreadd`, which has process number 2 in the first PID namespace.
-const KERNEL_THREADS: &str = "/proc/2/task/2/children";
 /// Interrupts and softirqs less frequent than this, per second, are not named.
 const PER_SECOND_MIN: f64 = 1.0;
 /// Kernel threads with less of a CPU than this, in percent, are not named.
 const THREAD_PERCENT_MIN: f64 = 0.05;
 
 /// The sources of one CPU's load that belong to no program, the most frequent first.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct CpuSources {
     /// The CPU.
     pub cpu: usize,
@@ -26,7 +27,7 @@ pub struct CpuSources {
 }
 
 /// How often a source ran.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct SourceRate {
     /// Its name: `virtio3-rx`, `Rescheduling interrupts`, `NET_RX`.
     pub name: String,
@@ -35,7 +36,7 @@ pub struct SourceRate {
 }
 
 /// The CPU time of a kernel thread.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct ThreadLoad {
     /// Its name: `ksoftirqd/0`, `kworker/1:2-events`.
     pub name: String,
@@ -47,8 +48,8 @@ pub struct ThreadLoad {
 pub(crate) struct SourceCounts {
     interrupts: Table,
     softirqs: Table,
-    /// Name and CPU time in ns of each kernel thread, by process number.
-    threads: BTreeMap<u32, (String, u64)>,
+    /// Name and CPU time of each kernel thread, by process number.
+    threads: BTreeMap<u32, (String, Duration)>,
 }
 
 impl SourceCounts {
@@ -58,7 +59,7 @@ impl SourceCounts {
         Self {
             interrupts: Table::parse(&read("/proc/interrupts")),
             softirqs: Table::parse(&read("/proc/softirqs")),
-            threads: kernel_threads(),
+            threads: named_threads(),
         }
     }
 
@@ -74,9 +75,9 @@ impl SourceCounts {
 
     /// The busiest kernel threads since an earlier reading.
     pub(crate) fn busiest_threads(&self, earlier: &Self, seconds: f64) -> Vec<ThreadLoad> {
-        let load = |(process, (name, ns)): (&u32, &(String, u64))| {
+        let load = |(process, (name, time)): (&u32, &(String, Duration))| {
             let (_, before) = earlier.threads.get(process)?;
-            let percent = ns.saturating_sub(*before) as f64 / 1e7 / seconds;
+            let percent = 100.0 * time.saturating_sub(*before).as_secs_f64() / seconds;
             (percent >= THREAD_PERCENT_MIN).then(|| ThreadLoad { name: name.clone(), percent })
         };
         let mut loads: Vec<ThreadLoad> = self.threads.iter().filter_map(load).collect();
@@ -138,19 +139,13 @@ fn name(label: &str, description: &[&str]) -> String {
     }
 }
 
-/// The kernel's threads with their CPU times in ns (`/proc/PID/schedstat`, Linux 2.6.9); empty if
-/// they are not visible, as in a container with process numbers of its own.
-fn kernel_threads() -> BTreeMap<u32, (String, u64)> {
-    let is_kthreadd =
-        fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd");
-    let children = fs::read_to_string(KERNEL_THREADS).ok().filter(|_| is_kthreadd);
-    let thread = |process: &str| {
+/// The kernel's threads with their names and CPU times; empty if they are not visible.
+fn named_threads() -> BTreeMap<u32, (String, Duration)> {
+    let thread = |process: u32| {
         let name = fs::read_to_string(format!("/proc/{process}/comm")).ok()?;
-        let account = fs::read_to_string(format!("/proc/{process}/schedstat")).ok()?;
-        let ns = account.split_ascii_whitespace().next()?.parse().ok()?;
-        Some((process.parse().ok()?, (name.trim().to_owned(), ns)))
+        Some((process, (name.trim().to_owned(), kernel_threads::cpu_time(process)?)))
     };
-    children.unwrap_or_default().split_ascii_whitespace().filter_map(thread).collect()
+    kernel_threads::processes().into_iter().flatten().filter_map(thread).collect()
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use haul_sys::tcp_info::{TcpInfo, tcp_info};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use socket::SocketOptions;
 use std::io::{self, BufRead, BufReader};
@@ -155,7 +156,7 @@ impl Outcome {
 }
 
 /// The reason why timers release a connection's packets ([`haul::pacing`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Paced {
     /// A pacing rate is set (`SO_MAX_PACING_RATE`).

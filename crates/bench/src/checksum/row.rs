@@ -5,10 +5,11 @@ use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, ratio};
 use haul_units::Size;
 use haul_workers::checksum_operation::Operation;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The result of one operation on bytes of one size.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct ChecksumRow {
     /// The name of the operation.
     pub path: String,

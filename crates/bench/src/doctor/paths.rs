@@ -18,12 +18,12 @@ pub(super) fn examine(device: &DeviceFacts) -> Vec<PathFinding> {
 }
 
 fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
-    let found = |available, avoids_copy, why: String, mend: Option<String>| PathFinding {
+    let found = |available, avoids_copy, why: String, fix: Option<String>| PathFinding {
         path: path.name().into(),
         available,
         avoids_copy,
         why,
-        mend,
+        fix,
     };
     if let Err(reason) = haul::probe(path) {
         return found(false, false, reason.to_string(), mend_of_refusal(path));

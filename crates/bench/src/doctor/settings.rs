@@ -63,7 +63,7 @@ fn sysctl(name: &str) -> Option<String> {
 }
 
 fn good(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Finding {
-    Finding { name, value: value.into(), verdict: Verdict::Good, why: why.into(), mend: None }
+    Finding { name, value: value.into(), verdict: Verdict::Good, why: why.into(), fix: None }
 }
 
 fn bad(
@@ -71,9 +71,9 @@ fn bad(
     value: impl Into<String>,
     verdict: Verdict,
     why: impl Into<String>,
-    mend: impl Into<String>,
+    fix: impl Into<String>,
 ) -> Finding {
-    Finding { name, value: value.into(), verdict, why: why.into(), mend: Some(mend.into()) }
+    Finding { name, value: value.into(), verdict, why: why.into(), fix: Some(fix.into()) }
 }
 
 fn check_peer(device: &DeviceFacts) -> Option<Finding> {
@@ -102,13 +102,13 @@ fn check_offloads(device: &DeviceFacts) -> Finding {
     .join(", ");
     if [device.scatter_gather, device.transmit_checksum, device.segmentation].contains(&Some(false))
     {
-        let mend = format!("ethtool -K {} tx on sg on tso on", device.name);
+        let fix = format!("ethtool -K {} tx on sg on tso on", device.name);
         bad(
             "offloads",
             value,
             Verdict::Costly,
             "sendfile and splice copy, and each packet is processed separately",
-            mend,
+            fix,
         )
     } else {
         good(
@@ -240,7 +240,7 @@ fn check_pipe() -> Finding {
 
 fn check_io_uring() -> Finding {
     let value = sysctl("kernel.io_uring_disabled");
-    let (name, mend) = ("io_uring", "sysctl kernel.io_uring_disabled=0");
+    let (name, fix) = ("io_uring", "sysctl kernel.io_uring_disabled=0");
     match (haul_sys::uring::Ring::new(), value.as_deref()) {
         (Ok(_), _) => good(name, "available", "a ring can be created"),
         (Err(error), Some("1" | "2")) => bad(
@@ -248,7 +248,7 @@ fn check_io_uring() -> Finding {
             format!("refused: {error}"),
             Verdict::Missing,
             "kernel.io_uring_disabled forbids it",
-            mend,
+            fix,
         ),
         (Err(error), _) => bad(
             name,

@@ -7,10 +7,11 @@ use super::{
 use crate::rounds::{RoundCost, Series};
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, copied_after_all, number, ratio};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The result of one way to group packets, under one kind of traffic.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct InterruptsRow {
     /// How packets were grouped.
     pub path: String,

@@ -6,10 +6,11 @@ use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, copied_after_all, number, ratio, share, speed};
 use haul_units::Size;
 use haul_workers::worker::memory_sender::SendCall;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The result of one method, with pieces of one size, to one destination.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct LoanRow {
     /// `send`, `lend`, `lend, waiting for each` or `sendfile`.
     pub path: String,

@@ -4,6 +4,7 @@ use super::count::SampleCounts;
 use super::groups::OTHER;
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 
@@ -11,8 +12,9 @@ use std::cmp::Reverse;
 const FUNCTIONS_SHOWN: usize = 25;
 
 /// Kinds of rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "ProfileKind")]
 pub enum Kind {
     /// All work on a host.
     Total,
@@ -25,7 +27,7 @@ pub enum Kind {
 }
 
 /// The time spent in a function, a group or a program.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct ProfileRow {
     /// The host and its method.
     pub host: String,

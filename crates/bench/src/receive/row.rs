@@ -6,10 +6,11 @@ use crate::rounds::{RoundCost, Series};
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, interval, number, ratio, share, speed};
 use haul_units::Size;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The result of one receive method under one condition.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct ReceiveRow {
     /// The name of the receive method.
     pub path: String,

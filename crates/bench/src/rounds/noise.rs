@@ -4,6 +4,7 @@
 //! are for noise so strong that the machine measured is another one than the report names.
 
 use crate::stats::Estimate;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The largest mean steal of a verdict, in percent of a CPU.
@@ -15,7 +16,7 @@ const DRIFT_PERCENT_MAX: f64 = 25.0;
 const DISTURBED_PERCENT_MAX: f64 = 50.0;
 
 /// The noise of the machine during a run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Noise {
     /// The CPU time that the hypervisor took, in percent of a CPU: the mean over all windows.
     pub steal_percent: f64,

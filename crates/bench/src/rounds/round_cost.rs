@@ -1,10 +1,11 @@
 //! The cost of a row in each round, as reports keep it: to pool reports and to compare them.
 
 use super::Series;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The cost of a row in one round.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct RoundCost {
     /// The round. Rows of one report were measured within seconds of each other in the rounds of
     /// the same number.

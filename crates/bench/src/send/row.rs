@@ -7,10 +7,11 @@ use crate::view::{Bar, Column, TableRow, copied_after_all, interval, number, rat
 use haul_units::Size;
 use haul_workers::tested_method::AUTO;
 use haul_workers::worker::Paced;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The result of one send method under one condition.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct SendRow {
     /// The name of the send method.
     pub path: String,

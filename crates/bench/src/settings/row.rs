@@ -6,10 +6,11 @@ use crate::rounds::RoundCost;
 use crate::stats::Estimate;
 use crate::verdict::Safety;
 use crate::view::{Advice, Bar, Column, TableRow, number};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The result of one setting with one send method.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct SettingRow {
     /// The name of the send method.
     pub path: String,
@@ -64,7 +65,7 @@ pub struct SettingRow {
 }
 
 /// A setting and its value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct AppliedSetting {
     /// The name, as `--settings` accepts it.
     pub name: String,

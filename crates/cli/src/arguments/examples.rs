@@ -98,3 +98,10 @@ Examples:
 pub const MAN: &str = "\
 Examples:
   haul man /usr/local/share/man/man1";
+
+pub const SCHEMA: &str = "\
+Examples:
+  haul schema                          # the names
+  haul schema send > send.schema.json
+
+docs/json.md has the same as tables of fields.";

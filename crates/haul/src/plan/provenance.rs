@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// The network on which a plan was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Network {
     /// The sockets' congestion control; never one that paces by itself.
     pub congestion: String,
@@ -26,6 +27,7 @@ pub struct Network {
 
 /// A test of a prediction, by a measurement that was made after those of the plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct PlanTest {
     /// The workload that was sent.
     pub workload: String,

@@ -8,7 +8,9 @@ use haul_fs::Blocking;
 use haul_fs::Root;
 use haul_http::target::{Target, encode_path, encode_segment};
 use rustix::fs::{AtFlags, Dir, FileType, OFlags};
+use schemars::JsonSchema;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::fs::File;
 use std::io;
@@ -58,12 +60,17 @@ struct Entry {
 }
 
 /// An entry of a JSON listing.
-#[derive(Serialize)]
-struct JsonEntry<'e> {
-    name: std::borrow::Cow<'e, str>,
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "ListingEntry")]
+pub struct JsonEntry<'e> {
+    /// The name. Bytes that are not UTF-8 are U+FFFD.
+    name: Cow<'e, str>,
+    /// `file` or `folder`.
     #[serde(rename = "type")]
     kind: &'static str,
+    /// Size in bytes.
     size: u64,
+    /// Time of the last change, RFC 3339.
     mtime: String,
 }
 

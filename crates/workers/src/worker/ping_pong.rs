@@ -2,6 +2,7 @@
 //! receives.
 
 use super::{Message, Outcome, WorkCounters, failed, now_ns, report_started, set_nodelay};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -11,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const ROUND_TRIPS_MAX: usize = 1 << 20;
 
 /// Round-trip times of messages.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Latency {
     /// Median.
     pub p50_us: f64,
