@@ -26,13 +26,14 @@ const UNITS: [&str; 2] = ["haul-serve.service", "haul-serve.socket"];
 
 /// Builds the packages and writes them into `out`. Prints their paths.
 pub fn run(out: &Path) -> Result<(), String> {
-    let triple = host_triple()?;
-    let binary = build(&triple)?;
+    let (triple, architecture) = (host_triple()?, output("dpkg", &["--print-architecture"])?);
     fs::create_dir_all(out).map_err(failed("creating", out))?;
-    let architecture = output("dpkg", &["--print-architecture"])?;
+    let binary = build(&triple)?;
     let version = haul_version::VERSION;
     let stage = tempfile::tempdir().map_err(|error| format!("a temporary directory: {error}"))?;
     stage_package(&binary, stage.path(), version, &architecture)?;
+    // The modes must not depend on the umask.
+    execute(Command::new("chmod").args(["-R", "u=rwX,go=rX"]).arg(stage.path()))?;
     let deb = out.join(format!("haul_{version}_{architecture}.deb"));
     let arguments: [&OsStr; 4] =
         ["--root-owner-group".as_ref(), "--build".as_ref(), stage.path().as_ref(), deb.as_ref()];
@@ -41,8 +42,8 @@ pub fn run(out: &Path) -> Result<(), String> {
     let folder = binary.parent().unwrap_or(Path::new("."));
     execute(
         Command::new("tar")
-            .arg("--owner=0")
-            .arg("--group=0")
+            .args(["--owner=0", "--group=0", "--mode=u+w,go=rX"])
+            .arg(format!("--transform=s,^,haul-{version}/,"))
             .arg("-czf")
             .arg(&archive)
             .arg("-C")
@@ -65,8 +66,10 @@ pub fn run(out: &Path) -> Result<(), String> {
 /// A container whose only file is the binary.
 const CONTAINER_FILE: &str = "\
 # podman build -t haul . && podman run --rm haul doctor
-# A measurement needs two namespaces: podman run --rm --cap-add=SYS_ADMIN,NET_ADMIN haul bench
+# A measurement needs namespaces and a folder for its files; the report is below the current one:
+# podman run --rm --cap-add=SYS_ADMIN,NET_ADMIN --tmpfs /tmp -v \"$PWD:/work\" haul bench
 FROM scratch
+WORKDIR /work
 COPY haul /haul
 ENTRYPOINT [\"/haul\"]
 ";
@@ -78,8 +81,6 @@ fn stage_package(
     version: &str,
     architecture: &str,
 ) -> Result<(), String> {
-    fs::set_permissions(root, fs::Permissions::from_mode(0o755))
-        .map_err(failed("opening", root))?;
     copy(binary, &root.join("usr/bin/haul"), 0o755)?;
     for (shell, path) in COMPLETIONS {
         let script = output(binary, &["completions", shell])?;

@@ -12,7 +12,8 @@ use crate::rounds::{MOVED_FACTOR_MIN, RoundCost};
 use crate::stats::Estimate;
 use crate::verdict::Confidence;
 use crate::view::TableRow;
-use crate::warning::Warning;
+use crate::warning::{Kind, Warning};
+use haul_units::Rate;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -110,6 +111,8 @@ pub enum Difference {
     Less,
     /// No difference was shown.
     NotShown,
+    /// The row has no ratio: it was not measured, or relative to different rows.
+    NotComparable,
 }
 
 impl Finding {
@@ -120,6 +123,10 @@ impl Finding {
             Some(ratio) if ratio.is_below(1.0) => Difference::Less,
             _ => Difference::NotShown,
         };
+        if ratio.is_none() {
+            let confidence = Confidence::Undecided;
+            return Self { difference: Difference::NotComparable, confidence };
+        }
         match (difference(ratio), difference(jointly)) {
             (Difference::NotShown, _) => {
                 Self { difference: Difference::NotShown, confidence: Confidence::Undecided }
@@ -135,13 +142,14 @@ impl Finding {
             Difference::More => "costs more",
             Difference::Less => "costs less",
             Difference::NotShown => return "no difference shown".into(),
+            Difference::NotComparable => return "not comparable".into(),
         };
         format!("{what} ({})", self.confidence.name())
     }
 }
 
-/// Compares two runs, or two reports of one experiment.
-pub fn runs(a: &RunReports, b: &RunReports) -> Comparison {
+/// Compares two runs, or two reports of one experiment. `None` if no row is in both.
+pub fn runs(a: &RunReports, b: &RunReports) -> Option<Comparison> {
     let (left, right) = (&a.rows, &b.rows);
     let is_same = |one: &MeasuredRow, other: &MeasuredRow| {
         (&one.experiment, &one.group, &one.name) == (&other.experiment, &other.group, &other.name)
@@ -150,6 +158,9 @@ pub fn runs(a: &RunReports, b: &RunReports) -> Comparison {
         .iter()
         .filter_map(|one| Some((one, right.iter().find(|other| is_same(one, other))?)))
         .collect();
+    if pairs.is_empty() {
+        return None;
+    }
     let compared = pairs.iter().map(|(one, other)| one.compare(other, pairs.len())).collect();
     let missing = |rows: &[MeasuredRow], others: &[MeasuredRow], name: &str| -> Vec<String> {
         rows.iter()
@@ -159,41 +170,74 @@ pub fn runs(a: &RunReports, b: &RunReports) -> Comparison {
     };
     let mut not_in_both = missing(left, right, &a.side.name);
     not_in_both.extend(missing(right, left, &b.side.name));
-    Comparison {
+    let warnings = [a, b].into_iter().flat_map(|run| {
+        let name = &run.side.name;
+        run.obstacles.iter().map(move |(experiment, obstacle)| {
+            Warning::new(
+                Kind::Unsteady,
+                format!("no finding on {experiment}: {obstacle} in {name}"),
+            )
+        })
+    });
+    Some(Comparison {
         schema: SCHEMA.into(),
-        differences: differences(&a.side, &b.side),
+        differences: differences(a, b),
         a: a.side.clone(),
         b: b.side.clone(),
         is_interleaved: false,
         rows: compared,
         not_in_both,
-        warnings: Vec::new(),
-    }
+        warnings: warnings.collect(),
+    })
 }
 
 /// The differences of two machines and links that affect the costs.
-fn differences(a: &Side, b: &Side) -> Vec<String> {
-    let mut differences = Vec::new();
-    let mut compare = |what: &str, one: String, other: String| {
-        if one != other {
-            differences.push(format!("{what}: {one} and {other}"));
-        }
-    };
-    compare("kernel", a.host.kernel.clone(), b.host.kernel.clone());
-    compare("CPU", a.host.cpu.clone(), b.host.cpu.clone());
-    compare("number of CPUs", a.host.cpus.to_string(), b.host.cpus.to_string());
-    if let (Some(one), Some(other)) = (&a.lab, &b.lab) {
-        compare("link", one.kind.clone(), other.kind.clone());
-        compare("MTU", one.mtu.to_string(), other.mtu.to_string());
-        compare("congestion control", one.congestion.clone(), other.congestion.clone());
-        let distance = |lab: &LabFacts| Some(lab.cache_line_round_trip_ns?.median);
-        if let (Some(near), Some(far)) = (distance(one), distance(other))
-            && near.max(far) > MOVED_FACTOR_MIN * near.min(far)
-        {
-            compare("distance of the CPUs", format!("{near:.0} ns"), format!("{far:.0} ns"));
+fn differences(a: &RunReports, b: &RunReports) -> Vec<String> {
+    let (one, other) = (&a.side.host, &b.side.host);
+    let cpus = [one, other].map(|host| host.cpus.to_string());
+    let hosts = [
+        clause("kernel", &one.kernel, &other.kernel),
+        clause("CPU", &one.cpu, &other.cpu),
+        clause("number of CPUs", &cpus[0], &cpus[1]),
+    ];
+    let mut differences: Vec<String> = hosts.into_iter().flatten().collect();
+    for (experiment, lab) in &a.labs {
+        let others = b.labs.iter().filter(|(other, _)| other == experiment);
+        for found in others.flat_map(|(_, other)| lab_differences(experiment, lab, other)) {
+            if !differences.contains(&found) {
+                differences.push(found);
+            }
         }
     }
     differences
+}
+
+/// The differences of the links of one experiment.
+fn lab_differences(experiment: &str, one: &LabFacts, other: &LabFacts) -> Vec<String> {
+    let rate = |lab: &LabFacts| {
+        lab.rate_bits_per_second.map_or("none".into(), |rate| Rate(rate).to_string())
+    };
+    let reading = |lab: &LabFacts| lab.reading.map_or("unknown".into(), |held| held.to_string());
+    let ns = |lab: &LabFacts| lab.cache_line_round_trip_ns.map_or(0.0, |ns| ns.median);
+    let is_other_distance = ns(one).min(ns(other)) * MOVED_FACTOR_MIN < ns(one).max(ns(other))
+        && ns(one) * ns(other) > 0.0;
+    let distance = is_other_distance.then(|| {
+        format!("distance of the CPUs in {experiment}: {:.0} ns and {:.0} ns", ns(one), ns(other))
+    });
+    let links = [
+        clause("link", &one.kind, &other.kind),
+        clause("MTU", &one.mtu.to_string(), &other.mtu.to_string()),
+        clause("congestion control", &one.congestion, &other.congestion),
+        clause("rate", &rate(one), &rate(other)),
+        clause("reading", &reading(one), &reading(other)),
+        distance,
+    ];
+    links.into_iter().flatten().collect()
+}
+
+/// What two measurements differ in; `None` if they do not.
+fn clause(what: &str, one: &str, other: &str) -> Option<String> {
+    (one != other).then(|| format!("{what}: {one} and {other}"))
 }
 
 /// A row of a report, with its cost in each round and that of its baseline.
@@ -202,11 +246,13 @@ pub(crate) struct MeasuredRow {
     experiment: String,
     group: String,
     name: String,
-    /// The cost in the rounds at the more frequent distance of the CPUs.
-    cost: Option<Estimate>,
-    /// The baseline's name, and this row's cost divided by it in the same round. `None` for a
-    /// baseline, and for a row that has none.
-    relative: Option<(String, Option<Estimate>)>,
+    /// The costs of the rounds at the more frequent distance of the CPUs.
+    costs: Vec<f64>,
+    /// The baseline's name, and this row's costs divided by its costs in the same rounds. `None`
+    /// for a baseline, and for a row that has none.
+    relative: Option<(String, Vec<f64>)>,
+    /// Whether the rounds support an interval: neither other programs nor noise forbid it.
+    has_interval: bool,
     /// The deviation of such a ratio from run to run.
     deviation: f64,
 }
@@ -214,46 +260,52 @@ pub(crate) struct MeasuredRow {
 impl MeasuredRow {
     /// The rows of a report.
     pub(crate) fn all<R: TableRow>(report: &Report<R>) -> Vec<Self> {
-        let measured = |row: &&R| !row.round_costs().is_empty();
-        report
-            .rows
-            .iter()
-            .filter(measured)
+        let is_quiet = report.noise.and_then(|noise| noise.obstacle()).is_none();
+        let measured = || report.rows.iter().filter(|row| !row.round_costs().is_empty());
+        let row_of = |name: &str, group: &str| {
+            measured().find(|other| other.group() == group && other.method() == name)
+        };
+        measured()
             .map(|row| {
-                let row_of = |name: &str| {
-                    report
-                        .rows
-                        .iter()
-                        .find(|other| other.group() == row.group() && other.method() == name)
-                };
+                let group = row.group();
                 let other = R::BASELINES
                     .iter()
-                    .find_map(|name| row_of(name))
+                    .find_map(|name| row_of(name, &group))
                     .filter(|other| !std::ptr::eq(*other, row));
                 let usual = row.round_costs().iter().filter(|round| !round.is_at_other_distance);
-                let usual: Vec<f64> = usual.map(|round| round.cost).collect();
+                let is_disturbed = row.is_disturbed() || other.is_some_and(TableRow::is_disturbed);
                 Self {
                     experiment: report.experiment.clone(),
-                    group: row.group(),
+                    group,
                     name: row.name(),
-                    cost: Estimate::of(&usual),
+                    costs: usual.map(|round| round.cost).collect(),
                     relative: other.map(|other| {
-                        let ratios = ratios(row.round_costs(), other.round_costs());
-                        (other.name(), Estimate::of(&ratios))
+                        (other.name(), ratios(row.round_costs(), other.round_costs()))
                     }),
+                    has_interval: is_quiet && !is_disturbed,
                     deviation: R::RUN_DEVIATION,
                 }
             })
             .collect()
     }
 
+    /// An estimate of one of `count` comparisons.
+    fn estimate(&self, values: &[f64], count: usize) -> Option<Estimate> {
+        let estimate = Estimate::among(values, count)?;
+        Some(if self.has_interval { estimate } else { estimate.drop_interval() })
+    }
+
     /// The same row of two measurements; `count` is the number of rows that are compared.
     fn compare(&self, other: &Self, count: usize) -> RowComparison {
         let ratio = |count| match (&self.relative, &other.relative) {
-            (Some((_, one)), Some((_, other))) => {
-                Some((*other)?.quotient_of_runs((*one)?, self.deviation, count))
+            (Some((name, one)), Some((same, two))) if name == same => {
+                let (one, two) = (self.estimate(one, count)?, other.estimate(two, count)?);
+                Some(two.quotient_of_runs(one, self.deviation, count))
             }
-            (None, None) => Some(other.cost?.quotient_of_costs(self.cost?, count)),
+            (None, None) => {
+                let cost = |row: &Self| row.estimate(&row.costs, count);
+                Some(cost(other)?.quotient_of_costs(cost(self)?, count))
+            }
             _ => None,
         };
         RowComparison {
@@ -261,8 +313,8 @@ impl MeasuredRow {
             group: self.group.clone(),
             name: self.name.clone(),
             compared_with: self.relative.as_ref().map(|(name, _)| name.clone()),
-            a: self.cost,
-            b: other.cost,
+            a: self.estimate(&self.costs, 1),
+            b: other.estimate(&other.costs, 1),
             ratio: ratio(1),
             finding: Finding::of(ratio(1), ratio(count)),
             refused: None,

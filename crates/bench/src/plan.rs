@@ -68,6 +68,8 @@ pub struct MeasuredPlan {
     pub plan: Plan,
     /// The measurement that it was made from.
     pub report: SendReport,
+    /// The measurement of its tests.
+    pub tested: SendReport,
 }
 
 /// Measures the costs, makes the plan and tests it. With [`ROUNDS`] it takes about four
@@ -132,7 +134,7 @@ pub fn make(
     let warnings = report.warnings.iter().chain(of_tests);
     let warnings = warnings.map(|warning| format!("{}: {}", warning.kind, warning.detail));
     plan.warnings.extend(warnings);
-    Ok(MeasuredPlan { plan, report })
+    Ok(MeasuredPlan { plan, report, tested })
 }
 
 /// Whether the CPUs had the same distance in two runs. Also true if a distance is unknown.
@@ -205,8 +207,13 @@ impl MeasuredPlan {
             let is_missed = 3 * missed > all;
             is_missed.then(|| format!("the plan missed {missed} of its {all} tests"))
         };
-        self.report.noise.and_then(|noise| noise.obstacle()).or_else(tests)
+        noise_obstacle(&self.report).or_else(|| noise_obstacle(&self.tested)).or_else(tests)
     }
+}
+
+/// The noise that forbids a plan of a report, as a clause.
+pub fn noise_obstacle(report: &SendReport) -> Option<String> {
+    report.noise?.obstacle()
 }
 
 /// The changes of the machine since a plan was measured, one line each; empty if there are

@@ -65,7 +65,9 @@ const PAGE_ORDER_FILE: &str = "/proc/sys/net/core/high_order_alloc_disable";
 const LOW_WATER_DIVISOR: usize = 8;
 
 /// How the sender's kernel puts payload into pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum SentBy {
     /// `send`: the kernel copies the payload into pages that it allocates.
@@ -77,7 +79,9 @@ pub enum SentBy {
 }
 
 /// The size of the network stack's page allocations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum PageOrder {
     /// The kernel's default: pieces of 32 KiB, whose pages cannot be mapped.

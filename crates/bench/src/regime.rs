@@ -21,6 +21,7 @@ use haul_workers::worker::socket::SocketOptions;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::Hash;
 use std::time::Duration;
 
@@ -52,6 +53,15 @@ pub enum Reading {
     Held,
     /// As fast as possible.
     Free,
+}
+
+impl fmt::Display for Reading {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Held => "held",
+            Self::Free => "free",
+        })
+    }
 }
 
 impl Reading {

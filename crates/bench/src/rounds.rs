@@ -185,12 +185,7 @@ impl<C, R> Series<C, R> {
         };
         let mut ratios = pairs(&self.rounds, &other.rounds);
         ratios.extend(pairs(&self.rounds_at_other_distance, &other.rounds_at_other_distance));
-        let estimate = if count > 1 {
-            Estimate::with_bonferroni(&ratios, count)
-        } else {
-            Estimate::of(&ratios)
-        };
-        estimate
+        Estimate::among(&ratios, count)
             .map(|estimate| other.drop_disturbed_interval(self.drop_disturbed_interval(estimate)))
     }
 

@@ -2,8 +2,8 @@
 //! another command or of an earlier day.
 //!
 //! The cost of a run is the CPU time that the kernel charged to the command, and the time that
-//! interrupts took from CPUs that it left idle. Other programs are not part of it. Work that the
-//! kernel's threads do for the command is not, either.
+//! interrupts took from CPUs that it left idle. The interrupts of other programs are part of it,
+//! their CPU time is not. Work that the kernel's threads do for the command is not, either.
 //!
 //! Two commands are run in turn, so that both meet the same machine. A baseline of an earlier day
 //! met another one: the CPU's frequency and the neighbours in its caches differ. So every run is
@@ -12,7 +12,7 @@
 
 use crate::host::HostFacts;
 use crate::report::now;
-use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
+use crate::stats::{Estimate, VERDICT_ROUNDS_MIN, rank_sum};
 use haul_soak::report::SoakReport;
 use haul_units::MIB;
 use schemars::JsonSchema;
@@ -96,6 +96,11 @@ pub struct SoakRun {
     pub exit_code: u8,
 }
 
+/// The unit of the costs.
+pub fn unit(has_bytes: bool) -> &'static str {
+    if has_bytes { "µs/MiB" } else { "CPU-seconds" }
+}
+
 impl SoakRun {
     /// The run of a report. `reference_seconds` is the CPU time of the fixed work around it.
     pub fn of(report: &SoakReport, bytes: Option<u64>, reference_seconds: f64) -> Self {
@@ -151,7 +156,7 @@ impl SoakSeries {
             commit: haul_version::COMMIT.into(),
             host: HostFacts::here(),
             command,
-            unit: if has_bytes { "µs/MiB" } else { "CPU-seconds" }.into(),
+            unit: unit(has_bytes).into(),
             cost: costs(&runs),
             runs,
             versus,
@@ -161,14 +166,14 @@ impl SoakSeries {
 
     /// Compares the series with an earlier one of the same command, which was read from `file`.
     pub fn compare_with(&mut self, file: &str, baseline: &Self) {
-        let relative = |series: &Self| {
-            let costs: Vec<f64> = series.runs.iter().map(SoakRun::relative_cost).collect();
-            Estimate::of(&costs)
+        let relative = |series: &Self| -> Vec<f64> {
+            series.runs.iter().map(SoakRun::relative_cost).collect()
         };
-        self.baseline = relative(self).zip(relative(baseline)).map(|(own, other)| BaselineRatio {
+        let ratio = rank_sum::ratio(&relative(self), &relative(baseline));
+        self.baseline = ratio.map(|ratio| BaselineRatio {
             file: file.into(),
             started: baseline.started.clone(),
-            ratio: own.quotient_of_series(other),
+            ratio: ratio.widen_for_series(),
         });
     }
 

@@ -11,6 +11,8 @@
 //! which was measured over many runs. In metrology the part that a run's own rounds show is called
 //! type A, and the part known from other sources type B (JCGM 100:2008, section 4.3).
 
+pub(crate) mod rank_sum;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -31,9 +33,9 @@ pub(crate) const RUN_TO_RUN_DEVIATION: f64 = 0.07;
 /// docs/measurements/repeatability.md.
 const COST_RUN_TO_RUN_DEVIATION: f64 = 0.25;
 
-/// Standard deviation, from series to series, of the logarithm of a command's cost relative to the
-/// speed of the machine. Source: docs/measurements/repeatability.md.
-const SERIES_DEVIATION: f64 = 0.08;
+/// Standard deviation of the logarithm of the ratio of two series of one command, beyond what their
+/// runs show. Source: docs/measurements/repeatability.md.
+const SERIES_DEVIATION: f64 = 0.01;
 
 /// Standard deviation of the logarithm of the ratio of a build to itself, in the same rounds: the
 /// rounds of a run are not independent. Source: docs/measurements/repeatability.md.
@@ -85,6 +87,12 @@ impl Estimate {
         })
     }
 
+    /// The estimate of one of `count` comparisons: [`Self::of`] for a single one, else
+    /// [`Self::with_bonferroni`].
+    pub(crate) fn among(rounds: &[f64], count: usize) -> Option<Self> {
+        if count > 1 { Self::with_bonferroni(rounds, count) } else { Self::of(rounds) }
+    }
+
     /// An exact value that was not measured in rounds: the interval has no width.
     pub(crate) fn exactly(value: f64) -> Self {
         Self { median: value, low: value, high: value, rounds: 1, coverage_percent: 100.0 }
@@ -130,10 +138,11 @@ impl Estimate {
         self.widen(BUILD_DEVIATION, count)
     }
 
-    /// Adds a deviation of the logarithm from run to run to the interval.
+    /// Adds a deviation of the logarithm from run to run to the interval. A value that may be 0 has
+    /// no logarithm, and so no interval.
     fn widen(self, deviation: f64, count: usize) -> Self {
         if !self.has_interval() || self.low <= 0.0 {
-            return self;
+            return self.drop_interval();
         }
         let runs = deviation * normal_quantile(count);
         let factor = |end: f64| (end / self.median).ln().hypot(runs).exp();
@@ -154,11 +163,10 @@ impl Estimate {
         cost(self).quotient(cost(other))
     }
 
-    /// This cost divided by that of an earlier series of runs, both relative to the speed of the
-    /// machine.
-    pub(crate) fn quotient_of_series(self, other: Self) -> Self {
-        let series = |estimate: Self| estimate.widen(SERIES_DEVIATION, 1);
-        series(self).quotient(series(other))
+    /// The same ratio of two series of runs, with an interval that also covers what two series of
+    /// one command differ by.
+    pub(crate) fn widen_for_series(self) -> Self {
+        self.widen(SERIES_DEVIATION, 1)
     }
 
     /// This estimate divided by an independent one: the squares of their half widths add, on the

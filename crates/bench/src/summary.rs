@@ -107,7 +107,11 @@ impl Summary {
     pub fn place(&self) -> String {
         let HostFacts { name, kernel, cpu, cpus, .. } = &self.host;
         let cpus = if *cpus == 1 { "1 CPU".into() } else { format!("{cpus} CPUs") };
-        let link = self.lab.as_ref().map_or(String::new(), |lab| format!(", {}", lab.kind));
+        let link = self.lab.as_ref().map_or("", |lab| match lab.kind.as_str() {
+            "veth" => ", two hosts in a lab (veth)",
+            "remote" => ", to another machine",
+            _ => ", loopback",
+        });
         format!("{name}, Linux {kernel}, {cpu}, {cpus}{link}, {}", self.started)
     }
 }

@@ -15,7 +15,9 @@ mod choice;
 pub(crate) use choice::{Candidate, ComparedRow, Subject};
 
 /// A question that an experiment answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Question {
     /// The cheapest method of sending files.
@@ -53,7 +55,9 @@ impl Question {
 }
 
 /// The confidence of a verdict.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
     /// All comparisons that led to the choice hold jointly with a probability of 95 %, or the
@@ -78,7 +82,9 @@ impl Confidence {
 }
 
 /// Where a piece of advice can be followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Safety {
     /// It has no effect except on cost.

@@ -134,7 +134,8 @@ pub struct CommonArguments {
     /// open, until their intervals are narrow enough or the time is over.
     #[arg(long = "for", value_name = "TIME", global = true, value_parser = duration)]
     pub time: Option<Duration>,
-    /// Precision that is sufficient: half the width of a ratio's interval [default: 5%]
+    /// Precision that is sufficient: half the width of the interval that the rounds of a ratio give
+    /// [default: 5%]
     #[arg(long, value_name = "PERCENT", global = true, value_parser = percent)]
     pub within: Option<f64>,
     /// Measure each row this often, instead of by time; a verdict needs 9
@@ -410,7 +411,10 @@ pub struct CompareArguments {
     /// Second run or build
     #[arg(value_name = "B")]
     pub b: PathBuf,
-    /// Exit with 1 if a row of B costs more than A by more than this, beyond its interval
+    /// Exit with 1 if a row of B certainly costs more, and by more than this
+    ///
+    /// The interval of all rows jointly has to exclude equality, and the median has to exceed the
+    /// limit.
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub fail_above: Option<f64>,
     /// Time for measuring two builds [default: 2m]
@@ -450,8 +454,8 @@ pub struct SoakArguments {
         value_parser = duration
     )]
     pub time: Duration,
-    /// Run COMMAND this often, and print its cost with an interval [default with --versus or
-    /// --baseline: 10]
+    /// Run COMMAND this often, and print its cost with an interval [default with --versus: 20, with
+    /// --baseline: 50]
     #[arg(
         long,
         value_name = "N",
@@ -471,7 +475,9 @@ pub struct SoakArguments {
     /// Compare the cost with that in this file, which an earlier --runs with --json has written
     #[arg(long, value_name = "FILE", requires = "command")]
     pub baseline: Option<PathBuf>,
-    /// Exit with 1 if the cost is higher than the baseline's by more than this, beyond its interval
+    /// Exit with 1 if the cost is shown to be higher than the baseline's, and by more than this
+    ///
+    /// The interval of the ratio has to exclude equality, and the median has to exceed the limit.
     #[arg(long, value_name = "PERCENT", requires = "baseline", value_parser = percent)]
     pub fail_above: Option<f64>,
     /// Write the report as JSON; - is standard output
@@ -505,7 +511,8 @@ pub struct PlanArguments {
     /// Number of times that each row is measured, at least 9 [default: 9]
     #[arg(long, value_name = "N", conflicts_with_all = ["from", "check", "rate"])]
     pub rounds: Option<usize>,
-    /// Write the plan even if its prediction was off by over 15 % in more than a third of its tests
+    /// Write the plan even if it was off by over 15 % in more than a third of its tests, or if the
+    /// machine was too noisy for a verdict
     #[arg(long)]
     pub force: bool,
 }

@@ -2,15 +2,17 @@
 
 use crate::arguments::CompareArguments;
 use crate::output::{self, Destination, Failure};
-use haul_bench::compare::{self, Comparison, Difference, LoadError};
+use haul_bench::compare::{self, Comparison, Difference, Finding, LoadError};
 use haul_bench::export;
 use haul_bench::matrix::SendSelection;
 use haul_bench::send::SendParameters;
+use haul_bench::verdict::Confidence;
 use haul_bench::{Pace, TimeLimit};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Time of a comparison of two builds.
@@ -27,12 +29,10 @@ pub fn run(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
         ));
     }
     destinations().try_for_each(Destination::check)?;
+    let stop = output::stop_flag()?;
     let comparison = match (is_program(&arguments.a)?, is_program(&arguments.b)?) {
-        (true, true) => measure(arguments)?,
-        (false, false) => {
-            let load = |path: &Path| compare::load(path).map_err(|error| load_failure(&error));
-            compare::runs(&load(&arguments.a)?, &load(&arguments.b)?)
-        }
+        (true, true) => measure(arguments, &stop)?,
+        (false, false) => compare_runs(arguments)?,
         _ => {
             return Err(Failure::bad_input(
                 "one of the two is a program and the other is not: name two runs or two builds",
@@ -54,7 +54,32 @@ pub fn run(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
             destination.write(&text)?;
         }
     }
+    if stop.load(Relaxed) {
+        return Ok(ExitCode::from(130));
+    }
     Ok(exit_code(&comparison, arguments.fail_above))
+}
+
+/// Compares two measurements that were made earlier.
+fn compare_runs(arguments: &CompareArguments) -> Result<Comparison, Failure> {
+    let CompareArguments { a, b, time, within, paths, chunk, workload, .. } = arguments;
+    let is_measured = time.is_some()
+        || within.is_some()
+        || !(paths.is_empty() && chunk.is_empty() && workload.is_empty());
+    if is_measured {
+        return Err(Failure::bad_input(
+            "--for, --within, --paths, --chunk and --workload are for two builds: two runs are not \
+             measured again",
+        ));
+    }
+    let load = |path: &Path| compare::load(path).map_err(|error| load_failure(&error));
+    compare::runs(&load(a)?, &load(b)?).ok_or_else(|| {
+        Failure::bad_input(format!(
+            "{} and {} have no row in common: compare runs of the same experiment and conditions",
+            a.display(),
+            b.display()
+        ))
+    })
 }
 
 /// Whether a file is a program: it begins like an ELF file.
@@ -75,7 +100,7 @@ fn load_failure(error: &LoadError) -> Failure {
 }
 
 /// Measures both builds in the same rounds.
-fn measure(arguments: &CompareArguments) -> Result<Comparison, Failure> {
+fn measure(arguments: &CompareArguments, stop: &AtomicBool) -> Result<Comparison, Failure> {
     let absolute = |path: &Path| {
         fs::canonicalize(path)
             .map_err(|error| Failure::bad_input(format!("cannot read {}: {error}", path.display())))
@@ -96,20 +121,19 @@ fn measure(arguments: &CompareArguments) -> Result<Comparison, Failure> {
         ..SendParameters::new(vec![selection])
     };
     let _ = haul_lab::enter_user_namespace();
-    let stop = output::stop_flag()?;
     let bar = output::progress_bar();
-    let comparison = compare::builds(&programs, &parameters, &stop, &mut |progress| {
+    let comparison = compare::builds(&programs, &parameters, stop, &mut |progress| {
         output::update_progress(&bar, progress);
     });
     bar.finish_and_clear();
     comparison.map_err(output::bench_failure)
 }
 
-/// 1 if a row costs more than allowed, beyond what its interval permits.
+/// 1 if a row certainly costs more, and by more than allowed.
 fn exit_code(comparison: &Comparison, fail_above: Option<f64>) -> ExitCode {
     let is_above = |limit: f64| {
         comparison.rows.iter().any(|row| {
-            row.finding.difference == Difference::More
+            row.finding == Finding { difference: Difference::More, confidence: Confidence::Certain }
                 && row.ratio.is_some_and(|ratio| ratio.median > 1.0 + limit / 100.0)
         })
     };

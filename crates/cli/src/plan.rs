@@ -28,8 +28,10 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
     arguments.json.clone().unwrap_or(Destination::File(file.clone())).check()?;
     let mut obstacle = None;
     let (plan, is_new) = match (&arguments.from, arguments.rate) {
-        (Some(report), _) => {
-            let plan = from_report(report)?;
+        (Some(file), _) => {
+            let report = load_report(file)?;
+            obstacle = plan::noise_obstacle(&report);
+            let plan = from_report(file, &report)?;
             warn_of_pacing(&plan);
             (plan, false)
         }
@@ -61,16 +63,16 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
     if is_new && is_printed {
         print(&plan::describe_tests(&plan))?;
     }
-    if let Some(obstacle) = obstacle.filter(|_| !arguments.force) {
+    // A measured plan is written, and one that was made from a report with --json.
+    let default = Destination::File(file.clone());
+    let destination = arguments.json.as_ref().or(is_new.then_some(&default));
+    let obstacle = obstacle.filter(|_| !arguments.force && destination.is_some());
+    if let Some(obstacle) = obstacle {
         return Err(Failure::failed(format!(
             "no plan was written: {obstacle} (measure again on a quieter machine, or write it \
              anyway with --force)"
         )));
     }
-    // A measured plan is always written. One that was loaded, or made from a report, is only
-    // written with --json.
-    let default = Destination::File(file.clone());
-    let destination = arguments.json.as_ref().or(is_new.then_some(&default));
     if let Some(destination) = destination {
         destination.write(&export::json(&plan))?;
         if is_printed && is_new {
@@ -147,7 +149,8 @@ fn check(file: &Path) -> Result<ExitCode, Failure> {
     Ok(ExitCode::FAILURE)
 }
 
-fn from_report(path: &Path) -> Result<Plan, Failure> {
+/// Reads a report of `haul bench send`.
+fn load_report(path: &Path) -> Result<SendReport, Failure> {
     let name = path.display();
     let file = File::open(path).map_err(|error| {
         Failure::bad_input(format!(
@@ -165,8 +168,14 @@ fn from_report(path: &Path) -> Result<Plan, Failure> {
             "{name} has schema {found:?}, and this version reads {SCHEMA:?}"
         )));
     }
-    print_warning_kinds(&report);
-    plan::of(&report).ok_or_else(|| {
+    Ok(report)
+}
+
+/// Makes a plan from the report of a file.
+fn from_report(path: &Path, report: &SendReport) -> Result<Plan, Failure> {
+    print_warning_kinds(report);
+    plan::of(report).ok_or_else(|| {
+        let name = path.display();
         Failure::bad_input(format!("{name} has no measured row to make a plan from"))
     })
 }

@@ -69,7 +69,10 @@ fn documents() -> Vec<Document> {
         document::<soak_series::SoakSeries>("soak-series", "haul soak --runs --json"),
         document::<self_check::SelfCheck>("self-check", "haul soak --self-check --json"),
         document::<doctor::Diagnosis>("doctor", "haul doctor --json"),
-        document::<Vec<haul_serve::JsonEntry<'static>>>("serve-listing", "haul serve --listing, a directory"),
+        document::<Vec<haul_serve::JsonEntry<'static>>>(
+            "serve-listing",
+            "haul serve --listing, a directory",
+        ),
         document::<haul_serve::JsonLine<'static>>("serve-log", "haul serve --log-format json"),
     ]
 }
@@ -90,6 +93,10 @@ fn document<T: JsonSchema>(name: &'static str, source: &'static str) -> Document
         .for_serialize()
         .with_transform(RecursiveTransform(plain_description));
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
+    if let Some(items) = schema.pointer("/items/$ref").and_then(Value::as_str) {
+        let name = items.rsplit('/').next().unwrap_or_default();
+        schema.insert("description".into(), format!("A list of `{name}`.").into());
+    }
     schema.insert("title".into(), format!("haul {name}").into());
     schema.insert("$id".into(), format!("urn:haul:{name}:{}", version(&schema)).into());
     Document { name, source, schema }

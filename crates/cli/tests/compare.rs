@@ -37,7 +37,9 @@ fn report(file: &std::path::Path) -> Value {
             serde_json::json!({"round": number, "cost": cost * noise, "other_host_cost": null})
         };
         row["round_costs"] = (0..15).map(round).collect();
+        row["disturbed_percent"] = Value::Null;
     }
+    report["noise"] = Value::Null;
     fs::write(file, report.to_string()).unwrap();
     report
 }
@@ -88,6 +90,35 @@ fn a_run_equals_itself_and_a_dearer_row_is_found() {
         run(&mut haul(&["compare", files[0], files[1], "--fail-above", "50%"]));
     assert_eq!(output.status.code(), Some(1), "{transcript}");
     assert!(transcript.contains("B costs more in 1 of 2 rows: send sendfile"), "{transcript}");
+}
+
+#[test]
+fn runs_without_a_common_row_or_of_a_noisy_machine_give_no_finding() {
+    let _cpu_lock = lock_cpus();
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a.json"), folder.path().join("b.json"));
+    let mut changed = report(&a);
+    let files = [a.to_str().unwrap(), b.to_str().unwrap()];
+    make_dearer(&mut changed, "sendfile", 3.0);
+    changed["noise"] = serde_json::json!(
+        {"steal_percent": 40.0, "drift_percent": 0.0, "disturbed_percent": 0.0}
+    );
+    changed["lab"]["reading"] = "free".into();
+    // A list of reports is what a run of all experiments writes.
+    fs::write(&b, serde_json::json!([changed]).to_string()).unwrap();
+    let comparison = json(&mut haul(&["compare", files[0], files[1], "--json", "-"]));
+    assert_eq!(row(&comparison, "sendfile")["finding"]["difference"], "not-shown");
+    let text = comparison["warnings"].to_string() + &comparison["differences"].to_string();
+    assert!(text.contains("took 40 % of a CPU") && text.contains("reading: held"), "{text}");
+    for row in changed["rows"].as_array_mut().unwrap() {
+        row["chunk_bytes"] = 512.into();
+    }
+    fs::write(&b, changed.to_string()).unwrap();
+    let (output, transcript) = run(&mut haul(&["compare", files[0], files[1]]));
+    assert_eq!(output.status.code(), Some(2), "{transcript}");
+    assert!(transcript.contains("no row in common"), "{transcript}");
+    let (output, transcript) = run(&mut haul(&["compare", files[0], files[0], "--for", "5s"]));
+    assert_eq!(output.status.code(), Some(2), "{transcript}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod common {
 }
 
 use common::command::{haul, run};
+use serde_json::Value;
 use std::path::Path;
 
 #[test]
@@ -26,9 +27,21 @@ fn each_listed_name_has_a_schema() {
     assert!(names.contains(&"send") && names.contains(&"plan"), "{list}");
     for name in names {
         let (output, transcript) = run(&mut haul(&["schema", name]));
-        let schema: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert!(jsonschema::meta::is_valid(&schema), "{transcript}");
         assert_eq!(schema["title"], format!("haul {name}"), "{transcript}");
+        assert_described(&schema, name);
+    }
+}
+
+/// Asserts that every field and every type of a schema has a description.
+fn assert_described(schema: &Value, name: &str) {
+    for kind in ["properties", "$defs"] {
+        for (field, value) in schema[kind].as_object().into_iter().flatten() {
+            let description = value["description"].as_str().unwrap_or_default();
+            assert!(!description.is_empty(), "{name}: {field}");
+            assert_described(value, &format!("{name} {field}"));
+        }
     }
 }
 

@@ -30,6 +30,7 @@ use std::str::FromStr;
 /// A method of sending a file or memory through a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schemars", schemars(extend("enum" = Self::ALL.map(Self::name))))]
 #[non_exhaustive]
 #[serde(into = "&'static str", try_from = "String")]
 pub enum SendMethod {

@@ -140,7 +140,7 @@ pub struct Condition {
 pub enum SourceKind {
     /// A file.
     File,
-    /// [`crate::Memory`].
+    /// Memory of the program ([`crate::Memory`]).
     Memory,
 }
 

@@ -13,11 +13,11 @@ use std::time::Duration;
 /// The bytes of one write to the pipe: a pipe's default capacity.
 const CHUNK_BYTES: usize = 64 << 10;
 /// The bytes of all writes.
-const TOTAL_BYTES: usize = 64 << 20;
+const TOTAL_BYTES: usize = 192 << 20;
 /// The memory that is written, in turn: several times a second-level cache.
 const SOURCE_BYTES: usize = 8 << 20;
 
-/// Does the work once and returns the CPU time of this thread that it took: about 20 ms.
+/// Does the work once and returns the CPU time of this thread that it took: about 60 ms.
 pub fn cpu_time() -> Result<Duration, SoakError> {
     let failed = |error| SoakError::Process { step: "measuring the speed of this machine", error };
     let clock = ThreadClock::for_current_thread().map_err(failed)?;

@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn this_machine_has_interrupts() {
         let before = SourceCounts::read();
-        std::thread::sleep(std::time::Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(200));
         let cpus: Vec<usize> = before.interrupts.cpus.clone();
         let sources = SourceCounts::read().since(&before, &cpus, 0.2);
         assert!(sources.iter().any(|cpu| !cpu.interrupts.is_empty()), "{sources:?}");

@@ -155,8 +155,10 @@ impl Outcome {
     }
 }
 
-/// The reason why timers release a connection's packets ([`haul::pacing`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize)]
+/// The reason why timers release a connection's packets.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Paced {
     /// A pacing rate is set (`SO_MAX_PACING_RATE`).

@@ -29,7 +29,8 @@ pub(super) fn verdict(report: &ChecksumReport) -> Option<Verdict> {
     };
     let (sum, both) = (ratio("checksum")?, ratio("checksum-copy auto")?);
     if !sum.is_conclusive() || !both.is_conclusive() {
-        let reason = too_few_rounds(sum.rounds).unwrap_or_default();
+        let reason = too_few_rounds(sum.rounds.min(both.rounds))
+            .unwrap_or_else(|| "the rounds give no interval of 95 %".into());
         let remedy = "haul bench checksum --for 1m";
         return Some(Verdict::withheld(Question::Checksums, &reason, remedy));
     }

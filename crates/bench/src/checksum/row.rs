@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct ChecksumRow {
     /// The name of the operation.
     pub path: String,
-    /// The operation's number among the seven of the original question.
+    /// The number of a combination of copying and summing, 1 to 7; `null` for other operations.
     pub number: Option<u8>,
     /// The bytes that a call worked on, repeatedly.
     pub bytes: u64,

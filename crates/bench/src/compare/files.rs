@@ -6,12 +6,12 @@ use crate::forward::ForwardRow;
 use crate::interrupts::InterruptsRow;
 use crate::loan::LoanRow;
 use crate::receive::ReceiveRow;
-use crate::report::{Report, SCHEMA};
+use crate::report::{LabFacts, Report, SCHEMA};
 use crate::send::SendRow;
 use crate::settings::SettingRow;
 use crate::view::TableRow;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -24,6 +24,10 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunReports {
     pub(super) side: Side,
+    /// The link of each experiment.
+    pub(super) labs: Vec<(String, LabFacts)>,
+    /// Why an experiment supports no finding.
+    pub(super) obstacles: Vec<(String, String)>,
     pub(super) rows: Vec<MeasuredRow>,
 }
 
@@ -55,7 +59,7 @@ pub enum LoadError {
     },
 }
 
-/// Reads a run: a folder that `haul bench` wrote, or a JSON report.
+/// Reads a run: a folder that `haul bench` wrote, a JSON report, or a JSON list of reports.
 pub fn load(path: &Path) -> Result<RunReports, LoadError> {
     if !path.is_dir() {
         return read(path)?.ok_or_else(|| LoadError::Malformed {
@@ -73,56 +77,68 @@ pub fn load(path: &Path) -> Result<RunReports, LoadError> {
         files.extend(is_report.then_some(file));
     }
     files.sort();
-    let mut reports = files.iter().filter_map(|file| read(file).transpose());
-    let mut first = reports.next().ok_or_else(|| LoadError::Empty { path: path.into() })??;
-    for report in reports {
-        let report = report?;
-        first.side.lab = first.side.lab.take().or(report.side.lab);
-        first.rows.extend(report.rows);
-    }
-    first.side.name = path.display().to_string();
-    Ok(first)
+    let reports: Vec<RunReports> =
+        files.iter().filter_map(|file| read(file).transpose()).collect::<Result<_, _>>()?;
+    let name = path.display().to_string();
+    merge(reports, &name).ok_or_else(|| LoadError::Empty { path: path.into() })
 }
 
-/// Reads one report; `None` if it belongs to an experiment whose rows cannot be compared.
+/// The reports of one run; `None` if there are none.
+fn merge(reports: Vec<RunReports>, name: &str) -> Option<RunReports> {
+    let mut run = reports.into_iter().reduce(|mut run, report| {
+        run.side.lab = run.side.lab.take().or(report.side.lab);
+        run.labs.extend(report.labs);
+        run.obstacles.extend(report.obstacles);
+        run.rows.extend(report.rows);
+        run
+    })?;
+    run.side.name = name.into();
+    Some(run)
+}
+
+/// Reads a file: one report or a list of them. `None` if there is none whose rows can be compared.
 fn read(path: &Path) -> Result<Option<RunReports>, LoadError> {
-    #[derive(Deserialize)]
-    struct Head {
-        schema: String,
-        experiment: String,
-    }
     let failed = |error| LoadError::File { path: path.into(), error };
     let malformed = |problem: String| LoadError::Malformed { path: path.into(), problem };
     let mut text = String::new();
     let file = fs::File::open(path).map_err(failed)?;
     file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
-    let head: Head = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
-    if head.schema != SCHEMA {
-        return Err(malformed(format!(
-            "its schema is {:?}, and this version reads {SCHEMA:?}",
-            head.schema
-        )));
-    }
+    let file: Value = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
+    let reports = if let Value::Array(reports) = file { reports } else { vec![file] };
     let name = path.display().to_string();
-    let reports = match head.experiment.as_str() {
-        "send" => parse::<SendRow>(&text, &name),
-        "receive" => parse::<ReceiveRow>(&text, &name),
-        "forward" => parse::<ForwardRow>(&text, &name),
-        "interrupts" => parse::<InterruptsRow>(&text, &name),
-        "settings" => parse::<SettingRow>(&text, &name),
-        "loan" => parse::<LoanRow>(&text, &name),
-        "checksum" => parse::<ChecksumRow>(&text, &name),
-        _ => return Ok(None),
-    };
-    reports.map(Some).map_err(malformed)
+    let reports = reports.into_iter().filter_map(|report| read_report(report, &name).transpose());
+    Ok(merge(reports.collect::<Result<_, _>>().map_err(malformed)?, &name))
 }
 
-fn parse<R: TableRow + DeserializeOwned>(text: &str, name: &str) -> Result<RunReports, String> {
-    let report: Report<R> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+/// Reads one report; `None` if it belongs to an experiment whose rows cannot be compared.
+fn read_report(report: Value, name: &str) -> Result<Option<RunReports>, String> {
+    let schema = report["schema"].as_str().ok_or("it names no schema")?;
+    if schema != SCHEMA {
+        return Err(format!("its schema is {schema:?}, and this version reads {SCHEMA:?}"));
+    }
+    let experiment = report["experiment"].as_str().ok_or("it names no experiment")?;
+    let parse = match experiment {
+        "send" => parse::<SendRow>,
+        "receive" => parse::<ReceiveRow>,
+        "forward" => parse::<ForwardRow>,
+        "interrupts" => parse::<InterruptsRow>,
+        "settings" => parse::<SettingRow>,
+        "loan" => parse::<LoanRow>,
+        "checksum" => parse::<ChecksumRow>,
+        _ => return Ok(None),
+    };
+    parse(report, name).map(Some)
+}
+
+fn parse<R: TableRow + DeserializeOwned>(report: Value, name: &str) -> Result<RunReports, String> {
+    let report: Report<R> = serde_json::from_value(report).map_err(|error| error.to_string())?;
     let rows = MeasuredRow::all(&report);
     if rows.is_empty() {
         return Err("it has no costs of rounds: measure again with this version".into());
     }
+    let of_experiment = |text: String| (report.experiment.clone(), text);
+    let obstacle = report.noise.and_then(|noise| noise.obstacle()).map(of_experiment);
+    let lab = report.lab.clone().map(|lab| (report.experiment.clone(), lab));
     let side = Side {
         name: name.into(),
         started: report.started,
@@ -132,5 +148,6 @@ fn parse<R: TableRow + DeserializeOwned>(text: &str, name: &str) -> Result<RunRe
         host: report.host,
         lab: report.lab,
     };
-    Ok(RunReports { side, rows })
+    let (labs, obstacles) = (lab.into_iter().collect(), obstacle.into_iter().collect());
+    Ok(RunReports { side, labs, obstacles, rows })
 }

@@ -122,8 +122,11 @@ impl Comparison {
                 .collect()
         };
         let (more, less) = (named(Difference::More), named(Difference::Less));
-        let count = self.rows.len();
+        let is_compared =
+            |row: &&RowComparison| row.finding.difference != Difference::NotComparable;
+        let count = self.rows.iter().filter(is_compared).count();
         match (more.as_slice(), less.as_slice()) {
+            ([], []) if count == 0 => "No row can be compared.".into(),
             ([], []) => format!("No difference shown in any of {count} rows."),
             (more, []) => {
                 format!("B costs more in {} of {count} rows: {}.", more.len(), more.join(", "))

@@ -26,7 +26,7 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
         fix,
     };
     if let Err(reason) = haul::probe(path) {
-        return found(false, false, reason.to_string(), mend_of_refusal(path));
+        return found(false, false, reason.to_string(), fix_of_refusal(path));
     }
     let name = &device.name;
     if path.copying() == Copying::Always {
@@ -88,7 +88,7 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
     found(true, true, why, None)
 }
 
-fn mend_of_refusal(path: SendMethod) -> Option<String> {
+fn fix_of_refusal(path: SendMethod) -> Option<String> {
     match path {
         SendMethod::UringSend | SendMethod::UringZerocopy | SendMethod::UringChain => Some(
             "sysctl kernel.io_uring_disabled=0, and allow io_uring in the container's seccomp \

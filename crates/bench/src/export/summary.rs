@@ -8,6 +8,9 @@ use std::fmt::Write;
 
 /// The lines of the smallest terminal.
 const LINES_MAX: usize = 24;
+/// The meaning of the figures and of the signs.
+const LEGEND: &str = "(57 to 68) is an interval of 95 %. certain: it holds for all comparisons \
+     together; likely: for this one alone. CPU time includes interrupts. > is what to call or run.";
 /// The columns of the question and of the confidence.
 const TITLE_COLUMNS: usize = 12;
 const CONFIDENCE_COLUMNS: usize = 10;
@@ -17,6 +20,11 @@ const CONFIDENCE_COLUMNS: usize = 10;
 pub fn terminal(summary: &Summary, width: u16, has_colour: bool) -> String {
     let width = usize::from(width.clamp(60, 100));
     let with_how = render(summary, width, has_colour, |_| true);
+    let legend = textwrap::fill(LEGEND, width) + "\n";
+    // The caller adds a line with the path of the report.
+    if with_how.lines().count() + legend.lines().count() < LINES_MAX {
+        return with_how + &legend;
+    }
     if with_how.lines().count() <= LINES_MAX {
         return with_how;
     }
@@ -100,6 +108,7 @@ pub fn markdown(summary: &Summary) -> String {
             escape_markdown(verdict.how.as_deref().unwrap_or_default())
         );
     }
+    let _ = writeln!(text, "\n{}", escape_markdown(LEGEND));
     for left_out in &summary.left_out {
         let line = format!("{} was left out: {}", left_out.experiment, left_out.reason);
         let _ = writeln!(text, "\n{}", escape_markdown(&line));
@@ -117,6 +126,7 @@ pub fn html(summary: &Summary) -> String {
         text.push_str(&verdict_html(verdict));
     }
     text.push_str("</dl>\n");
+    let _ = writeln!(text, "<p class=\"legend\">{}</p>", escape_html(LEGEND));
     for left_out in &summary.left_out {
         let _ = writeln!(
             text,

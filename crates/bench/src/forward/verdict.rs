@@ -75,15 +75,15 @@ fn messages_clause(rows: &[ForwardSeries]) -> Option<String> {
     let [splice, copy] = compared.as_slice() else { return None };
     let ratio = splice.series.ratio_to_method(copy.series, ForwardRound::cost)?;
     Some(if ratio.is_below(1.0) || ratio.is_above(1.0) {
-        format!("; for messages of {size} it takes {}", ratio_text(ratio))
+        format!("; with messages of {size} it takes {}", ratio_text(ratio))
     } else {
-        format!("; no difference shown for messages of {size}")
+        format!("; with messages of {size} no difference was shown")
     })
 }
 
 fn how(method: &str) -> Option<&'static str> {
     match method {
-        "splice" => Some("haul::Forwarder, or splice(2) through a pipe"),
+        "splice" => Some("splice(2) through a pipe; in Rust haul::Forwarder"),
         "copy" => Some("read(2), then write(2)"),
         _ => None,
     }

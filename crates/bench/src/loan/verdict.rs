@@ -14,8 +14,8 @@ type LoanSeries = Series<LoanCase, LoanRound>;
 const COPIED_PERCENT_MIN: f64 = 50.0;
 
 /// The command that measures loans on a real network card.
-const REAL_CARD: &str =
-    "for your card: haul bench send --to HOST --workload memory:16MiB --paths read+send,zerocopy";
+const REAL_CARD: &str = "for a network card: haul bench send --to HOST --workload memory:16MiB --paths \
+     read+send,zerocopy";
 
 /// The verdict on loans of the largest size over TCP. Where the link copies what is lent, it adds
 /// what a loan costs where nothing is copied.
@@ -43,12 +43,16 @@ pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
         .and_then(|(lend, send)| Some((lend.case.piece, lend.ratio_to_method(send, cost)?)));
     let on_card = match sink {
         Some((size, ratio)) if ratio.is_conclusive() => {
-            format!("; where nothing is copied it takes {} at {size}", ratio_text(ratio))
+            format!(
+                "; on a device that copies nothing, MSG_ZEROCOPY takes {} the CPU time of a send \
+                 at {size}",
+                ratio_text(ratio)
+            )
         }
         _ => String::new(),
     };
     let statement =
-        format!("send: this link copies {copied_percent:.0} % of what MSG_ZEROCOPY lends{on_card}");
+        format!("send: MSG_ZEROCOPY copied {copied_percent:.0} % of the bytes here{on_card}");
     Some(Verdict {
         confidence: Confidence::Certain,
         choice: Some("send".into()),
@@ -66,11 +70,12 @@ fn verdict_without_copies(ratio: Estimate, size: Size) -> Option<Verdict> {
         how: Some(how.into()),
         ..Verdict::without_saving(Question::SendMemory, statement)
     };
-    let statement = format!("lending takes {} a send's CPU time at {size}", ratio_text(ratio));
+    let statement =
+        format!("MSG_ZEROCOPY takes {} the CPU time of a send at {size}", ratio_text(ratio));
     if ratio.is_below(1.0) {
         Some(Verdict {
             saving_percent: Some(crate::verdict::saving(ratio)),
-            ..verdict("lend", "haul::Sender::lend, or MSG_ZEROCOPY", &statement)
+            ..verdict("lend", "MSG_ZEROCOPY; in Rust haul::Sender::lend", &statement)
         })
     } else {
         ratio.is_above(1.0).then(|| verdict("send", "send(2)", &statement))

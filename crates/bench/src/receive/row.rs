@@ -30,8 +30,8 @@ pub struct ReceiveRow {
     /// too few rounds were undisturbed; such a row has no intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
-    /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. They show the regime
-    /// ([`crate::regime`]).
+    /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. They show the regime of
+    /// interrupts (docs/guide.md, "How the receiver reads").
     #[serde(default)]
     pub interrupts_per_mib: Option<Estimate>,
     /// Throughput with an unthrottled reader; `null` if the row itself was measured that way.

@@ -55,12 +55,14 @@ pub(super) fn of(
             confidence: Confidence::Certain,
             choice: Some(ReceiveMethod::Read.name().into()),
             how: Some(
-                "read(2), or haul::Receiver, which maps pages where the link allows it".into(),
+                "read(2); in Rust haul::Receiver, which maps pages where the link allows it".into(),
             ),
             ..Verdict::without_saving(
                 Question::Receive,
                 &format!(
-                    "read: zero-copy receive got {percent:.0} % of the bytes here ({condition})"
+                    "read: zero-copy receive (mapped pages) worked for {percent:.0} % of the bytes \
+                     here, at MTU {}",
+                    condition.mtu
                 ),
             )
         }),
@@ -78,8 +80,8 @@ fn mapped_percent(row: &Series<ReceiveCase, ReceiveRound>) -> Option<f64> {
 
 fn how(method: &str) -> Option<&'static str> {
     match method {
-        "mapped" => Some("haul::Receiver, or getsockopt(TCP_ZEROCOPY_RECEIVE)"),
-        "read" => Some("read(2), or haul::Receiver"),
+        "mapped" => Some("getsockopt(TCP_ZEROCOPY_RECEIVE); in Rust haul::Receiver"),
+        "read" => Some("read(2); in Rust haul::Receiver"),
         _ => None,
     }
 }

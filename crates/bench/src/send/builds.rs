@@ -3,7 +3,7 @@
 //!
 //! Two runs of one build differ by more than two builds usually do (docs/measurements/
 //! repeatability.md). Rounds that hold both builds share the state of the machine, so their ratio
-//! needs no part from run to run.
+//! needs only the small part by which one build differs from itself.
 
 use super::{CaseWithProof, SendExperiment, SendParameters, SendRound, SendRow, open_workloads};
 use crate::congestion;
@@ -14,7 +14,7 @@ use crate::report::LabFacts;
 use crate::rounds::{Progress, Run, Series, Steps};
 use crate::stats::Estimate;
 use crate::topology::Topology;
-use crate::warning::Warning;
+use crate::warning::{Kind, Warning};
 use haul_lab::{Lab, Settings};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -68,13 +68,19 @@ pub(crate) fn measure(
     run.measure_all(&mut experiment, &mut rows, &mut steps)?;
     let cost = |round: &SendRound| round.costs.sender_us_per_mib;
     run.warn(&rows, |case| super::warnings::name(&case.case), cost);
+    let obstacle = run.obstacle();
+    if let Some(obstacle) = &obstacle {
+        run.warnings.push(Warning::new(Kind::Unsteady, format!("no finding: {obstacle}")));
+    }
+    let supported =
+        |ratio: Estimate| if obstacle.is_some() { ratio.drop_interval() } else { ratio };
     let compare = |pair: &[Series<CaseWithProof, SendRound>]| BuildRow {
         row: super::rows::row(&pair[0], &rows, &experiment),
         other_cost: pair[1].estimate(cost),
-        ratio: pair[1].ratio_to(&pair[0], cost).map(|ratio| ratio.widen_for_builds(1)),
+        ratio: pair[1].ratio_to(&pair[0], cost).map(|ratio| supported(ratio.widen_for_builds(1))),
         joint_ratio: pair[1]
             .ratio_among(&pair[0], cases.len(), cost)
-            .map(|ratio| ratio.widen_for_builds(cases.len())),
+            .map(|ratio| supported(ratio.widen_for_builds(cases.len()))),
         refused: pair.iter().find_map(Series::failure_reason),
     };
     let compared = rows.chunks_exact(2).map(compare).collect();

@@ -134,7 +134,7 @@ pub(super) fn observer_warning(observer: &Observer) -> Option<Warning> {
 /// The call that sends a file by a method.
 fn file_call(method: &str) -> Option<&'static str> {
     match method {
-        "sendfile" => Some("sendfile(2), or haul::Sender::send_file"),
+        "sendfile" => Some("sendfile(2); in Rust haul::Sender::send_file"),
         "splice" => Some("splice(2) through a pipe"),
         "mmap+send" => Some("mmap(2), then send(2)"),
         "read+send" => Some("read(2), then send(2)"),
@@ -146,7 +146,9 @@ fn file_call(method: &str) -> Option<&'static str> {
 /// The call that sends memory by a method.
 fn memory_call(method: &str) -> Option<&'static str> {
     match method {
-        "vmsplice" => Some("haul::Sender::send_memory, for memory that never changes again"),
+        "vmsplice" => {
+            Some("in Rust haul::Sender::send_memory, for memory that never changes again")
+        }
         "read+send" => Some("send(2)"),
         "read+write" => Some("write(2)"),
         _ => None,

@@ -91,10 +91,7 @@ fn together_sentence(rows: &[&SettingRow]) -> Option<String> {
     let verdict = if pays(ratio, throughput, control_ratio(rows)) {
         format!("{}. The commands: {}", ratio_text(ratio), commands.join("; "))
     } else {
-        format!(
-            "{}, which shows no difference: measure longer (--for 10m).",
-            ratio_text(ratio)
-        )
+        format!("{}, which shows no difference: measure longer (--for 10m).", ratio_text(ratio))
     };
     let changes = row.own_changes();
     Some(format!("All changes that paid alone with {}, together ({changes}): {verdict}", row.path))
@@ -137,7 +134,6 @@ fn inconclusive_sentence(rows: &[&SettingRow]) -> Option<String> {
         !pays(*ratio, throughput, control_ratio) && !is_above(*ratio, control_ratio)
     });
     let names: Vec<String> = unclear.map(|(row, _)| row.own_changes()).collect();
-    (!names.is_empty()).then(|| {
-        format!("With {} these show no difference: {}.", rows[0].path, names.join(", "))
-    })
+    (!names.is_empty())
+        .then(|| format!("With {} these show no difference: {}.", rows[0].path, names.join(", ")))
 }

@@ -59,7 +59,7 @@ pub(super) fn of(rows: &[SettingsSeries], run: &Run<'_>, device: &str) -> Option
         ..Verdict::without_saving(
             Question::Settings,
             &format!(
-                "{change} saves {} of both hosts' CPU with {}; {}: {}",
+                "{change} saves {} of both hosts' CPU against this host's settings, with {}; {}: {}",
                 saving_text(saving),
                 row.case.method,
                 change.safety().name(),

@@ -16,6 +16,8 @@ pub(crate) struct Candidate {
     pub cheapest_ratio: Option<Estimate>,
     /// The cost of both hosts divided by the baseline's; `None` if only one host was measured.
     pub both_ratio: Option<Estimate>,
+    /// The interval of `ratio` and that of `both_ratio`, for all candidates jointly.
+    pub joint_ratios: [Option<Estimate>; 2],
     /// The reason why no verdict can name it; `None` if one can.
     pub obstacle: Option<String>,
 }
@@ -58,12 +60,16 @@ impl Candidate {
             let plain = plain.filter(|_| is_usable).filter(differs);
             let cheapest = cheapest.filter(|_| is_usable).filter(differs);
             let ratio = plain.and_then(|plain| row.series.ratio_to_method(plain, cost));
-            let few_pairs = ratio
-                .and_then(|ratio| too_few_rounds(ratio.rounds))
-                .map(|reason| format!("in common with {baseline} {reason}"));
+            let pairs = ratio.map_or(0, |ratio| ratio.rounds);
+            let few_pairs = plain.is_some() && too_few_rounds(pairs).is_some();
+            let few_pairs =
+                few_pairs.then(|| format!("{pairs} usable rounds in common with {baseline}"));
+            let jointly =
+                |of: &dyn Fn(&R) -> f64| row.series.ratio_among_methods(plain?, comparisons, of);
             Self {
                 name: row.name.clone(),
                 ratio,
+                joint_ratios: [jointly(cost), both.and_then(jointly)],
                 cheapest_ratio: cheapest.and_then(|cheapest| {
                     row.series.ratio_among_methods(cheapest, comparisons, cost)
                 }),
@@ -123,7 +129,7 @@ impl Subject<'_> {
             Choice::Saves { name, ratio, confidence, ties } => {
                 let ties = match ties.as_slice() {
                     [] => String::new(),
-                    ties => format!("; no difference shown for {}", ties.join(", ")),
+                    ties => format!("; no difference between it and {} was shown", ties.join(", ")),
                 };
                 let saving = saving(ratio);
                 let statement = format!(
@@ -132,9 +138,9 @@ impl Subject<'_> {
                 );
                 verdict(confidence, name, Some(saving), statement)
             }
-            Choice::BaselineIsCheapest => {
+            Choice::BaselineIsCheapest(confidence) => {
                 let statement = format!("{baseline}: everything else took more of {cost}");
-                verdict(Confidence::Certain, baseline.into(), None, statement)
+                verdict(confidence, baseline.into(), None, statement)
             }
             Choice::NoDifference => {
                 let others = candidates
@@ -164,7 +170,7 @@ enum Choice {
         ties: Vec<String>,
     },
     /// Every other method was shown to cost more than the baseline.
-    BaselineIsCheapest,
+    BaselineIsCheapest(Confidence),
     /// No method was shown to cost less than the baseline.
     NoDifference,
     /// The reason why there is no verdict.
@@ -202,14 +208,12 @@ fn choose(candidates: &[Candidate], baseline: &str) -> Choice {
         let is_dearer =
             |candidate: &Candidate| candidate.ratio.is_some_and(|ratio| ratio.is_above(1.0));
         return if others().all(is_dearer) {
-            Choice::BaselineIsCheapest
+            Choice::BaselineIsCheapest(confidence(others(), |ratio| ratio.is_above(1.0)))
         } else {
             Choice::NoDifference
         };
     };
-    let saves_on_both = best.both_ratio.is_none_or(|ratio| ratio.is_below(1.0));
-    let confidence =
-        if !is_leading(&plain) && saves_on_both { Confidence::Certain } else { Confidence::Likely };
+    let confidence = confidence(std::iter::once(best), |ratio| ratio.is_below(1.0));
     // A method that was not shown to save anything is no alternative.
     let is_tie = |candidate: &&Candidate| candidate.name != best.name && saves(candidate);
     let ties = others().filter(is_leading).filter(is_tie);
@@ -219,6 +223,18 @@ fn choose(candidates: &[Candidate], baseline: &str) -> Choice {
         confidence,
         ties: ties.map(|candidate| candidate.name.clone()).collect(),
     }
+}
+
+/// Certain if a statement holds for the joint intervals of all `candidates`, on both hosts.
+fn confidence<'a>(
+    mut candidates: impl Iterator<Item = &'a Candidate>,
+    holds: impl Fn(Estimate) -> bool,
+) -> Confidence {
+    let is_certain = candidates.all(|candidate| {
+        let [ratio, both] = candidate.joint_ratios;
+        ratio.is_some_and(&holds) && (candidate.both_ratio.is_none() || both.is_some_and(&holds))
+    });
+    if is_certain { Confidence::Certain } else { Confidence::Likely }
 }
 
 #[cfg(test)]
@@ -235,6 +251,7 @@ mod tests {
             ratio: Some(ratio),
             cheapest_ratio: to_cheapest,
             both_ratio: None,
+            joint_ratios: [Some(ratio), None],
             obstacle: None,
         }
     }
@@ -261,7 +278,8 @@ mod tests {
 
     #[test]
     fn a_saving_that_only_a_single_comparison_shows_is_likely() {
-        let sendfile = candidate("sendfile", estimate(0.7, 0.8, 0.95), None);
+        let mut sendfile = candidate("sendfile", estimate(0.7, 0.8, 0.95), None);
+        sendfile.joint_ratios = [Some(estimate(0.6, 0.8, 1.1)), None];
         let choice = choose(&[sendfile, plain(false)], "read+write");
         assert!(
             matches!(choice, Choice::Saves { confidence: Confidence::Likely, .. }),
@@ -273,6 +291,7 @@ mod tests {
     fn a_method_that_burdens_the_other_host_is_not_chosen() {
         let mut sendfile = candidate("sendfile", estimate(0.3, 0.4, 0.5), None);
         sendfile.both_ratio = Some(estimate(0.8, 0.95, 1.1));
+        sendfile.joint_ratios[1] = sendfile.both_ratio;
         let choice = choose(&[sendfile.clone(), plain(true)], "read+write");
         assert!(matches!(choice, Choice::Saves { confidence: Confidence::Likely, .. }));
         sendfile.both_ratio = Some(estimate(1.1, 1.3, 1.5));
@@ -299,6 +318,10 @@ mod tests {
         assert_eq!(choose(&[sendfile, plain(false)], "read+write"), Choice::NoDifference);
         let splice = candidate("splice", estimate(1.5, 1.8, 2.0), Some(estimate(1.4, 1.8, 2.0)));
         let cheapest = Candidate { cheapest_ratio: None, ..plain(false) };
-        assert_eq!(choose(&[splice, cheapest], "read+write"), Choice::BaselineIsCheapest);
+        let choice = choose(&[splice.clone(), cheapest.clone()], "read+write");
+        assert_eq!(choice, Choice::BaselineIsCheapest(Confidence::Certain));
+        let unclear = Candidate { joint_ratios: [Some(estimate(0.9, 1.8, 2.2)), None], ..splice };
+        let choice = choose(&[unclear, cheapest], "read+write");
+        assert_eq!(choice, Choice::BaselineIsCheapest(Confidence::Likely));
     }
 }

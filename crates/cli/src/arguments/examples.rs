@@ -67,10 +67,10 @@ pub const SOAK: &str = "\
 Examples:
   haul soak --for 30s              the load of this machine, interrupts included
   haul soak -- rsync -a a/ b/      the same while a command runs
-  haul soak --runs 10 --bytes 1GiB -- ./send-1GiB
+  haul soak --runs 20 --bytes 1GiB -- ./send-1GiB
   haul soak --versus 'curl -so /dev/null http://host/b' -- curl -so /dev/null http://host/a
-  haul soak --runs 10 --json base.json -- ./job
-  haul soak --baseline base.json --fail-above 25% -- ./job";
+  haul soak --runs 50 --json base.json -- ./job
+  haul soak --baseline base.json --fail-above 5% -- ./job";
 
 pub const DOCTOR: &str = "\
 Examples:

@@ -12,13 +12,17 @@ const INTRODUCTION: &str = "\
 `haul schema NAME` prints the JSON Schema (draft 2020-12) of a report. This page is made from the
 same types by `haul schema --markdown`.
 
-* `schema` names the contract and its version. A new field keeps the version. A changed or removed
-  field increases it. So a reader must ignore fields that it does not know.
-* Units are the ends of the names: `us` is µs, `us_per_mib` µs of CPU time per MiB, `percent` a
-  number up to 100, `ratio` a quotient whose 1 means no difference.
+* `schema` names the contract and its version; the documents of `haul serve` have no such field. A
+  new field keeps the version. A changed or removed field increases it. So a reader must ignore
+  fields that it does not know.
+* Units are the ends of the names: `us` is µs, `us_per_mib` µs of CPU time per MiB, `ratio` a
+  quotient whose 1 means no difference. `percent` may exceed 100: for machines with several CPUs,
+  100 is one of them.
 * A value that was not measured is `null`.
-* A measured value is an [Estimate](#estimate): a median, its interval, and the number of rounds.
-* Files are replaced atomically: a reader finds a complete document.
+* A value that was measured in rounds is an [Estimate](#estimate): a median, its interval, and the
+  number of rounds.
+* A file is replaced atomically: a reader finds a complete document.
+* `haul bench --json FILE` without an experiment writes a list of reports.
 
 ";
 
@@ -64,7 +68,6 @@ fn any_report(reports: &[&Document]) -> Value {
         let types: Vec<_> =
             reports.iter().filter_map(|report| report.schema.pointer(&pointer)).cloned().collect();
         if let Some(field) = schema.pointer_mut(&pointer) {
-            field["description"] = types[0]["description"].clone();
             field["oneOf"] = types.into();
             field.as_object_mut().map(|field| field.remove("const"));
         }
@@ -76,8 +79,12 @@ fn any_report(reports: &[&Document]) -> Value {
 fn push_fields(page: &mut String, schema: &Value) {
     if let Some(fields) = schema["properties"].as_object() {
         page.push_str("\n| field | type | meaning |\n|---|---|---|\n");
+        let required = schema["required"].as_array();
         for (name, field) in fields {
-            let _ = writeln!(page, "| `{name}` | {} | {} |", type_name(field), description(field));
+            let is_required = required.is_some_and(|names| names.contains(&name.as_str().into()));
+            let absent = if is_required { "" } else { ", or absent" };
+            let (kind, meaning) = (type_name(field), description(field));
+            let _ = writeln!(page, "| `{name}` | {kind}{absent} | {meaning} |");
         }
     } else if let Some(values) = schema["oneOf"].as_array() {
         page.push_str("\n| value | meaning |\n|---|---|\n");

@@ -4,7 +4,7 @@ use super::{command_of, start_failure, write};
 use crate::arguments::SoakArguments;
 use crate::output::{self, Failure};
 use haul_bench::Estimate;
-use haul_bench::soak_series::{COMPARED_RUNS_MIN, SCHEMA, SoakRun, SoakSeries};
+use haul_bench::soak_series::{COMPARED_RUNS_MIN, SCHEMA, SoakRun, SoakSeries, unit};
 use haul_soak::{process, reference};
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -13,8 +13,11 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The runs of a comparison, if their number is not given.
-const RUNS_DEFAULT: u32 = 10;
+/// The runs of a comparison with another command, if their number is not given.
+const VERSUS_RUNS: u32 = 20;
+/// The runs of a comparison with a baseline, if their number is not given. With fewer, a difference
+/// of 10 % is often missed (docs/measurements/repeatability.md).
+const BASELINE_RUNS: u32 = 50;
 /// The largest baseline that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
@@ -29,7 +32,11 @@ pub fn is_requested(arguments: &SoakArguments) -> bool {
 
 pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     let is_compared = arguments.versus.is_some() || arguments.baseline.is_some();
-    let default = if is_compared { RUNS_DEFAULT } else { 1 };
+    let default = match (&arguments.baseline, &arguments.versus) {
+        (Some(_), _) => BASELINE_RUNS,
+        (None, Some(_)) => VERSUS_RUNS,
+        (None, None) => 1,
+    };
     let count = arguments.runs.unwrap_or(default) as usize;
     if is_compared && count < COMPARED_RUNS_MIN {
         return Err(Failure::bad_input(format!(
@@ -37,6 +44,16 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
         )));
     }
     let baseline = arguments.baseline.as_deref().map(load).transpose()?;
+    if let (Some(file), Some(baseline)) = (&arguments.baseline, &baseline) {
+        let unit = unit(arguments.bytes.is_some() || arguments.per_mib_of.is_some());
+        if baseline.unit != unit {
+            return Err(Failure::bad_input(format!(
+                "{} has costs in {}, and these runs in {unit}: use the same --bytes or --per-mib-of",
+                file.display(),
+                baseline.unit,
+            )));
+        }
+    }
     if let Some(device) = &arguments.per_mib_of {
         device_bytes(device)?;
     }
@@ -59,12 +76,12 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
             let run = measure(command, arguments)?;
             if run.exit_code != 0 {
                 let line = command.join(&OsString::from(" "));
-                output::print(&format!(
-                    "run {} of {}: exit code {}; the series was ended\n",
+                eprintln!(
+                    "haul: run {} of {}: exit code {}; the series was ended",
                     index + 1,
                     line.display(),
                     run.exit_code
-                ))?;
+                );
                 return Ok(ExitCode::from(run.exit_code));
             }
             runs.push(run);
@@ -78,14 +95,6 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     let versus = arguments.versus.clone().map(|text| (text, others));
     let mut series = SoakSeries::of(command, runs, versus);
     if let (Some(file), Some(baseline)) = (&arguments.baseline, &baseline) {
-        if baseline.unit != series.unit {
-            return Err(Failure::bad_input(format!(
-                "{} has costs in {}, and these runs in {}: use the same --bytes or --per-mib-of",
-                file.display(),
-                baseline.unit,
-                series.unit
-            )));
-        }
         series.compare_with(&file.display().to_string(), baseline);
     }
     let is_above = arguments.fail_above.is_some_and(|limit| series.is_above_baseline(limit));
@@ -132,7 +141,7 @@ fn load(path: &Path) -> Result<SoakSeries, Failure> {
     let name = path.display();
     let failed = |error| {
         Failure::bad_input(format!(
-            "cannot read {name}: {error} (write it with haul soak --runs 10 --json {name} -- …)"
+            "cannot read {name}: {error} (write it with haul soak --runs 50 --json {name} -- …)"
         ))
     };
     if fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
