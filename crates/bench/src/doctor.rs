@@ -13,6 +13,7 @@ mod sockets;
 pub use peer::PeerError;
 pub(crate) use peer::device_towards;
 
+use crate::verdict::Safety;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -81,6 +82,8 @@ pub struct PathFinding {
 pub enum Verdict {
     /// Nothing to do.
     Good,
+    /// It works. A change would serve a single method.
+    Note,
     /// It works, at a cost.
     Costly,
     /// A feature is missing, or the peer does not answer.
@@ -101,6 +104,8 @@ pub struct Finding {
     pub why: String,
     /// The command or setting that improves it.
     pub fix: Option<String>,
+    /// Where the fix can be applied without harm; `null` without a fix.
+    pub safety: Option<Safety>,
 }
 
 /// Examines this machine and its device: towards `peer` if there is one, else that of the default

@@ -13,6 +13,7 @@ use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, FlowNode, Sample, WARM_UP};
 use crate::regime::{self, FullSpeedThroughputs, Reading};
 use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
+use crate::stats::RUN_TO_RUN_DEVIATION;
 use crate::topology::Loads;
 use haul::SendMethod;
 use haul_lab::{Lab, Settings};
@@ -58,6 +59,20 @@ pub enum Destination {
     Udp,
     /// UDP datagrams to a device that drops them.
     Sink,
+}
+
+/// The deviation of ratios over TCP from run to run: a lent send is in one regime of interrupts or
+/// another. Source: docs/measurements/repeatability.md, "Two reports of one build".
+const TCP_RUN_DEVIATION: f64 = 0.25;
+
+impl Destination {
+    /// The deviation of the logarithm of a ratio of two rows from run to run.
+    fn run_deviation(self) -> f64 {
+        match self {
+            Self::Tcp => TCP_RUN_DEVIATION,
+            Self::Udp | Self::Sink => RUN_TO_RUN_DEVIATION,
+        }
+    }
 }
 
 /// How the sender passes memory, or a file, to the kernel.

@@ -24,6 +24,7 @@ use haul_workers::tested_method::TestedMethod;
 use haul_workers::worker::{receiver::ReceiveTask, sender::SendTask};
 use haul_workers::workload::{Opened, Workload};
 use std::collections::HashSet;
+use std::io;
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -236,7 +237,7 @@ fn warn_of_other_programs(report: &mut ProfileReport, subject: &str, meter: &Hos
 }
 
 /// Profiles the whole machine while a command runs.
-pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitStatus)>, BenchError> {
+pub fn during(command: &mut Command) -> Result<io::Result<(Profile, ExitStatus)>, BenchError> {
     let started = crate::report::now();
     let cpus = haul_lab::allowed_cpus().map_err(|error| BenchError::Failed(error.to_string()))?;
     let (recorder, symbols) = start_recorder(&cpus)?;
@@ -268,6 +269,12 @@ pub fn during(command: &mut Command) -> Result<std::io::Result<(Profile, ExitSta
     let drawing =
         Drawing { title: format!("Where the time of {subject} goes"), svg: flame::draw(&all) };
     Ok(Ok((Profile { report, drawings: vec![drawing] }, status)))
+}
+
+/// Whether the kernel allows this user to sample CPUs.
+pub(crate) fn check_permission() -> io::Result<()> {
+    let cpus = haul_lab::allowed_cpus()?;
+    cpus.first().map_or(Ok(()), |&cpu| Recorder::probe(cpu))
 }
 
 fn start_recorder(cpus: &[usize]) -> Result<(Recorder, Symbols), BenchError> {

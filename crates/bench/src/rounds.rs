@@ -145,6 +145,19 @@ impl<C, R> Series<C, R> {
         self.ratio_among_methods(other, 1, of)
     }
 
+    /// Like [`Self::ratio_to_method`], for methods whose ratio has another `deviation` from run to
+    /// run.
+    pub(crate) fn ratio_with_deviation(
+        &self,
+        other: &Self,
+        deviation: f64,
+        of: impl Fn(&R) -> f64,
+    ) -> Option<Estimate> {
+        let estimate = self.ratio_to(other, of)?;
+        let is_one_regime = self.is_out_of_regime == other.is_out_of_regime;
+        Some(if is_one_regime { estimate.widen(deviation, 1) } else { estimate.drop_interval() })
+    }
+
     /// Like [`Self::ratio_to_method`], for the best of `count` ([`Estimate::with_bonferroni`]).
     pub(crate) fn ratio_among_methods(
         &self,

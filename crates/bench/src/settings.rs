@@ -20,6 +20,7 @@ use crate::matrix;
 use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
 use crate::stats::Estimate;
 use crate::topology::Loads;
+use crate::verdict::Safety;
 use haul::SendMethod;
 use haul_lab::{CpuPair, Lab};
 use haul_soak::Meter;
@@ -199,8 +200,8 @@ fn series(method: TestedMethod, changes: &[Change], role: Role) -> SettingsSerie
     Series::new(SettingCase { method, changes: changes.to_vec(), role })
 }
 
-/// The changes that pay with this method, at most one for each setting: the value with the lowest
-/// cost.
+/// The changes that pay with this method and are not risky, at most one for each setting: the value
+/// with the lowest cost.
 fn paying_changes(method: TestedMethod, rows: &[SettingsSeries]) -> Vec<Change> {
     let mut best_changes: Vec<(f64, &Change)> = Vec::new();
     let rows_of_method = || rows.iter().filter(|row| row.case.method == method);
@@ -216,7 +217,7 @@ fn paying_changes(method: TestedMethod, rows: &[SettingsSeries]) -> Vec<Change> 
         ) else {
             continue;
         };
-        if !row::pays(ratio, throughput, control_ratio) {
+        if change.safety() == Safety::Risky || !row::pays(ratio, throughput, control_ratio) {
             continue;
         }
         match best_changes.iter_mut().find(|(_, other)| other.name() == change.name()) {

@@ -19,9 +19,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Name and version of the JSON contract.
-pub const SCHEMA: &str = "haul.soak-series/1";
+pub const SCHEMA: &str = "haul.soak-series/2";
 /// The fewest runs that can be compared with others.
 pub const COMPARED_RUNS_MIN: usize = VERDICT_ROUNDS_MIN;
+
+/// The factor of the deviation of a series' estimate for the correlation of neighbouring runs, which
+/// is 0.1 to 0.2: √(1 + 2 · 0.15). Source: docs/measurements/repeatability.md.
+const DEVIATION_FACTOR: f64 = 1.15;
 
 /// The runs of a command, and of the command that it is compared with.
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
@@ -169,7 +173,7 @@ impl SoakSeries {
         let relative = |series: &Self| -> Vec<f64> {
             series.runs.iter().map(SoakRun::relative_cost).collect()
         };
-        let ratio = rank_sum::ratio(&relative(self), &relative(baseline));
+        let ratio = rank_sum::ratio(&relative(self), &relative(baseline), DEVIATION_FACTOR);
         self.baseline = ratio.map(|ratio| BaselineRatio {
             file: file.into(),
             started: baseline.started.clone(),

@@ -37,8 +37,8 @@ const COST_RUN_TO_RUN_DEVIATION: f64 = 0.25;
 /// runs show. Source: docs/measurements/repeatability.md.
 const SERIES_DEVIATION: f64 = 0.01;
 
-/// Standard deviation of the logarithm of the ratio of a build to itself, in the same rounds: the
-/// rounds of a run are not independent. Source: docs/measurements/repeatability.md.
+/// Standard deviation of the logarithm of the ratio of a build to itself in the same rounds, beyond
+/// what the rounds show. A precaution for other machines: docs/measurements/repeatability.md.
 const BUILD_DEVIATION: f64 = 0.015;
 
 /// A median with its interval.
@@ -140,7 +140,7 @@ impl Estimate {
 
     /// Adds a deviation of the logarithm from run to run to the interval. A value that may be 0 has
     /// no logarithm, and so no interval.
-    fn widen(self, deviation: f64, count: usize) -> Self {
+    pub(crate) fn widen(self, deviation: f64, count: usize) -> Self {
         if !self.has_interval() || self.low <= 0.0 {
             return self.drop_interval();
         }

@@ -4,6 +4,7 @@ use crate::arguments::DoctorArguments;
 use crate::output::{self, Destination, Failure};
 use haul_bench::doctor::{self, Diagnosis, Verdict};
 use haul_bench::export;
+use haul_bench::verdict::Safety;
 use std::fmt::Write;
 use std::process::ExitCode;
 
@@ -31,7 +32,8 @@ fn diagnosis_text(diagnosis: &Diagnosis, width: usize) -> String {
         _ => "through".into(),
     };
     let driver = device.driver.as_deref().map_or(String::new(), |driver| format!(" ({driver})"));
-    let mut text = format!("Linux {}, {towards} {}{driver}\n\n", diagnosis.kernel, device.name);
+    let mut text = format!("Linux {}, {towards} {}{driver}\n", diagnosis.kernel, device.name);
+    let _ = writeln!(text, "{}\n", textwrap::fill(&conclusion(diagnosis), width));
     for path in &diagnosis.paths {
         let state = match (path.available, path.avoids_copy) {
             (false, _) => "missing ",
@@ -39,29 +41,58 @@ fn diagnosis_text(diagnosis: &Diagnosis, width: usize) -> String {
             (true, false) => "copies  ",
         };
         let entry = format!("{state} {:<15} {}", path.path, path.why);
-        push_entry(&mut text, width, &entry, path.fix.as_deref());
+        push_entry(&mut text, width, &entry, path.fix.as_deref(), None);
     }
     text.push('\n');
     for finding in &diagnosis.settings {
         let state = match finding.verdict {
             Verdict::Good => "good    ",
+            Verdict::Note => "note    ",
             Verdict::Costly => "costly  ",
             Verdict::Missing => "missing ",
         };
         let entry = format!("{state} {}: {}. {}", finding.name, finding.value, finding.why);
-        push_entry(&mut text, width, &entry, finding.fix.as_deref());
+        push_entry(&mut text, width, &entry, finding.fix.as_deref(), finding.safety);
     }
     text
 }
 
+/// The methods that avoid the copy through this device, in two sentences.
+fn conclusion(diagnosis: &Diagnosis) -> String {
+    let avoids = |name: &str| {
+        diagnosis.paths.iter().any(|path| path.path == name && path.available && path.avoids_copy)
+    };
+    let files = if avoids("sendfile") {
+        "sendfile(2) copies nothing"
+    } else if avoids("splice") {
+        "splice(2) copies nothing"
+    } else {
+        "every method copies"
+    };
+    let memory = if avoids("zerocopy") {
+        "MSG_ZEROCOPY can avoid the copy (haul bench send --to HOST measures whether that pays)"
+    } else {
+        "send(2), because MSG_ZEROCOPY copies"
+    };
+    format!("Files: {files} here. Memory: {memory}.")
+}
+
 /// Appends an entry, indented after its state, and the fix for it on a line of its own.
-fn push_entry(text: &mut String, width: usize, entry: &str, fix: Option<&str>) {
+fn push_entry(
+    text: &mut String,
+    width: usize,
+    entry: &str,
+    fix: Option<&str>,
+    safety: Option<Safety>,
+) {
     let mut push_filled = |content: &str, first: &'static str, rest: &'static str| {
         let options = textwrap::Options::new(width).initial_indent(first).subsequent_indent(rest);
         let _ = writeln!(text, "{}", textwrap::fill(content, options));
     };
     push_filled(entry, "", "         ");
     if let Some(fix) = fix {
-        push_filled(fix, "         fix: ", "              ");
+        let class = safety.filter(|safety| *safety != Safety::SafeAnywhere);
+        let class = class.map_or(String::new(), |safety| format!("({}) ", safety.name()));
+        push_filled(&format!("{class}{fix}"), "         fix: ", "              ");
     }
 }

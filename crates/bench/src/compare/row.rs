@@ -27,7 +27,8 @@ fn figure(estimate: Option<Estimate>) -> String {
 impl TableRow for RowComparison {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const COLUMNS_EXPLAINED: &'static str = "\
-        A, B: the row's cost in the unit of its experiment. B ÷ A: with its 95 % interval.";
+        A, B: the row's cost in the unit of its experiment. B ÷ A: from the costs of the same \
+        rounds, so it is not the quotient of the two columns; with its 95 % interval.";
     const LEGEND: &'static [(&'static str, &'static str)] = &[("receiver", "A"), ("sender", "B")];
     const UNIT: &'static str = "cost, in the unit of the experiment";
     const IS_SORTED: bool = false;
@@ -115,7 +116,8 @@ impl Comparison {
                 .filter(|row| row.finding.difference == wanted)
                 .map(|row| {
                     let ratio = row.ratio.map_or(String::new(), |ratio| {
-                        format!(" {:.2} × ({})", ratio.median, ratio.interval(2))
+                        let confidence = row.finding.confidence.name();
+                        format!(" {:.2} × ({}, {confidence})", ratio.median, ratio.interval(2))
                     });
                     format!("{} {}{ratio}", row.experiment, row.name)
                 })

@@ -2,9 +2,12 @@
 
 use super::{DeviceFacts, Finding, Verdict, sockets};
 use crate::congestion::paces;
+use crate::profile;
+use crate::verdict::Safety;
 use haul_lab::LabError;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
+use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 /// IPv4 and TCP headers with timestamps, which Linux uses by default.
@@ -38,21 +41,22 @@ impl Privileges {
 
 pub(super) fn examine(device: &DeviceFacts, privileges: &Privileges) -> Vec<Finding> {
     let mut findings: Vec<Finding> = check_peer(device).into_iter().collect();
-    findings.push(check_offloads(device));
-    findings.extend(check_mtu(device));
+    findings.push(with_safety(check_offloads(device), Safety::Risky));
+    findings.extend(check_mtu(device).map(|finding| with_safety(finding, Safety::Risky)));
     findings.extend([
-        check_congestion(),
-        check_pacing(),
+        with_safety(check_congestion(), Safety::LanOnly),
+        with_safety(check_pacing(), Safety::LanOnly),
         check_optmem(),
         check_memlock(privileges),
         check_pipe(),
-        check_io_uring(),
+        with_safety(check_io_uring(), Safety::Risky),
     ]);
     findings.extend([
         check_mapped_receive(),
         check_kernel_tls(),
         check_steering(),
-        check_namespaces(privileges),
+        with_safety(check_namespaces(privileges), Safety::Risky),
+        check_profile(),
     ]);
     findings
 }
@@ -63,7 +67,14 @@ fn sysctl(name: &str) -> Option<String> {
 }
 
 fn good(name: &'static str, value: impl Into<String>, why: impl Into<String>) -> Finding {
-    Finding { name, value: value.into(), verdict: Verdict::Good, why: why.into(), fix: None }
+    Finding {
+        name,
+        value: value.into(),
+        verdict: Verdict::Good,
+        why: why.into(),
+        fix: None,
+        safety: None,
+    }
 }
 
 fn bad(
@@ -73,7 +84,19 @@ fn bad(
     why: impl Into<String>,
     fix: impl Into<String>,
 ) -> Finding {
-    Finding { name, value: value.into(), verdict, why: why.into(), fix: Some(fix.into()) }
+    Finding {
+        name,
+        value: value.into(),
+        verdict,
+        why: why.into(),
+        fix: Some(fix.into()),
+        safety: Some(Safety::SafeAnywhere),
+    }
+}
+
+/// The finding with the class of its fix.
+fn with_safety(finding: Finding, safety: Safety) -> Finding {
+    Finding { safety: finding.fix.is_some().then_some(safety), ..finding }
 }
 
 fn check_peer(device: &DeviceFacts) -> Option<Finding> {
@@ -131,7 +154,7 @@ fn check_mtu(device: &DeviceFacts) -> Option<Finding> {
     Some(bad(
         "MTU",
         mtu.to_string(),
-        Verdict::Costly,
+        Verdict::Note,
         "payloads are not whole pages, which mapped receive needs (other methods are unaffected)",
         format!(
             "an MTU of {wanted} on {}, but only if its network card, the peer and every switch \
@@ -150,7 +173,7 @@ fn check_congestion() -> Finding {
             Verdict::Costly,
             "bbr paces every connection with timers, which costs CPU if the network is not the \
              limit; a socket that is set to another algorithm after connect stays paced",
-            "sysctl net.ipv4.tcp_congestion_control=cubic, or TCP_CONGESTION before connect or \
+            "sysctl -w net.ipv4.tcp_congestion_control=cubic, or TCP_CONGESTION before connect or \
              listen on sockets that stay in the data centre",
         )
     } else {
@@ -180,7 +203,7 @@ fn check_pacing() -> Finding {
                     leftover.timers_per_mib
                 ),
                 "in the program that opens them: TCP_CONGESTION before connect or listen; or \
-                 sysctl net.ipv4.tcp_congestion_control=cubic",
+                 sysctl -w net.ipv4.tcp_congestion_control=cubic",
             )
         }
         Ok(_) => good(
@@ -202,7 +225,7 @@ fn check_optmem() -> Finding {
             value,
             Verdict::Costly,
             "few zero-copy sends can be in flight at once; the rest fall back to copying (ENOBUFS)",
-            format!("sysctl net.core.optmem_max={OPTMEM_BYTES}"),
+            format!("sysctl -w net.core.optmem_max={OPTMEM_BYTES}"),
         ),
         _ => good("net.core.optmem_max", value, "enough for the completions of zero-copy sends"),
     }
@@ -232,7 +255,7 @@ fn check_pipe() -> Finding {
             value,
             Verdict::Costly,
             "splice moves less per call than it could",
-            format!("sysctl fs.pipe-max-size={PIPE_BYTES}"),
+            format!("sysctl -w fs.pipe-max-size={PIPE_BYTES}"),
         ),
         _ => good("fs.pipe-max-size", value, "splice can have a pipe of 1 MiB"),
     }
@@ -240,7 +263,7 @@ fn check_pipe() -> Finding {
 
 fn check_io_uring() -> Finding {
     let value = sysctl("kernel.io_uring_disabled");
-    let (name, fix) = ("io_uring", "sysctl kernel.io_uring_disabled=0");
+    let (name, fix) = ("io_uring", "sysctl -w kernel.io_uring_disabled=0");
     match (haul_sys::uring::Ring::new(), value.as_deref()) {
         (Ok(_), _) => good(name, "available", "a ring can be created"),
         (Err(error), Some("1" | "2")) => bad(
@@ -296,7 +319,10 @@ fn check_kernel_tls() -> Finding {
         Some(Ok(())) => good(name, "available", "TCP_ULP tls can be set on a connection"),
         Some(Err(error)) => bad(
             name,
-            format!("refused: {error}"),
+            match error.kind() {
+                io::ErrorKind::NotFound => "the module tls is not loaded".into(),
+                _ => format!("refused: {error}"),
+            },
             Verdict::Missing,
             "encrypted files cannot be sent with sendfile: TLS encrypts in user space instead",
             "modprobe tls (a kernel with CONFIG_TLS)",
@@ -327,6 +353,23 @@ fn check_steering() -> Finding {
     }
 }
 
+fn check_profile() -> Finding {
+    let name = "profile";
+    match profile::check_permission() {
+        Ok(()) => good(name, "available", "haul bench profile can sample the CPUs"),
+        Err(reason) => with_safety(
+            bad(
+                name,
+                "refused",
+                Verdict::Missing,
+                format!("haul bench leaves the profile out: {reason}"),
+                "run as root, or sysctl -w kernel.perf_event_paranoid=0 kernel.kptr_restrict=0",
+            ),
+            Safety::Risky,
+        ),
+    }
+}
+
 fn check_namespaces(privileges: &Privileges) -> Finding {
     let name = "namespaces";
     let reason = match &privileges.lab {
@@ -342,7 +385,7 @@ fn check_namespaces(privileges: &Privileges) -> Finding {
             "refused",
             Verdict::Missing,
             format!("haul bench measures on loopback instead: {reason}"),
-            "run as root, or sysctl user.max_user_namespaces=10000 \
+            "run as root, or sysctl -w user.max_user_namespaces=10000 \
              kernel.unprivileged_userns_clone=1",
         ),
     }

@@ -1,6 +1,6 @@
 //! A row of the experiment `loan`: its JSON fields and its table columns.
 
-use super::{LoanCase, LoanMethod, LoanRound};
+use super::{LoanCase, LoanMethod, LoanRound, TCP_RUN_DEVIATION};
 use crate::rounds::{RoundCost, Series};
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, copied_after_all, number, ratio, share, speed};
@@ -73,8 +73,8 @@ pub(super) fn of(
         })
     };
     let ratio_to = |name: &str| {
-        row_of(name)
-            .and_then(|other| series.ratio_to_method(other, |round| round.costs.sender_us_per_mib))
+        let cost = |round: &LoanRound| round.costs.sender_us_per_mib;
+        series.ratio_with_deviation(row_of(name)?, destination.run_deviation(), cost)
     };
     let sum = |of: fn(&LoanRound) -> u64| {
         series.rounds.iter().map(|(_, round)| of(round)).sum::<u64>() as f64
@@ -143,8 +143,7 @@ const COLUMNS: [Column<LoanRow>; 11] = [
 impl TableRow for LoanRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
     const BASELINES: &'static [&'static str] = &["send"];
-    /// A lent send over TCP is in one regime of interrupts or another, from run to run.
-    const RUN_DEVIATION: f64 = 0.25;
+    const RUN_DEVIATION: f64 = TCP_RUN_DEVIATION;
     const COLUMNS_EXPLAINED: &'static str = "\
         sender µs/MiB: CPU time of the sending host for each MiB, interrupts included. × send: \
         that cost divided by a plain send's, with its 95 % interval. copied %: bytes that the \

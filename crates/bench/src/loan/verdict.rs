@@ -22,7 +22,10 @@ const REAL_CARD: &str = "for a network card: haul bench send --to HOST --workloa
 pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
     let (lend, send) = largest(rows, Destination::Tcp)?;
     let cost = |round: &LoanRound| round.costs.sender_us_per_mib;
-    let ratio = lend.ratio_to_method(send, cost);
+    let ratio_of = |lend: &LoanSeries, send: &LoanSeries| {
+        lend.ratio_with_deviation(send, lend.case.destination.run_deviation(), cost)
+    };
+    let ratio = ratio_of(lend, send);
     let withheld = |reason: &str| {
         Some(Verdict::withheld(Question::SendMemory, reason, run.longer_command("loan")))
     };
@@ -35,17 +38,20 @@ pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
     let size = lend.case.piece;
     let copied_percent = copied_percent(lend)?;
     if copied_percent < COPIED_PERCENT_MIN {
-        return verdict_without_copies(ratio, size).or_else(|| {
+        let both =
+            |round: &LoanRound| round.costs.sender_us_per_mib + round.costs.receiver_us_per_mib;
+        let both = lend.ratio_with_deviation(send, Destination::Tcp.run_deviation(), both);
+        return verdict_without_copies([ratio, both.unwrap_or(ratio)], size).or_else(|| {
             withheld(&format!("no difference between a loan and a send was shown at {size}"))
         });
     }
     let sink = largest(rows, Destination::Sink)
-        .and_then(|(lend, send)| Some((lend.case.piece, lend.ratio_to_method(send, cost)?)));
+        .and_then(|(lend, send)| Some((lend.case.piece, ratio_of(lend, send)?)));
     let on_card = match sink {
         Some((size, ratio)) if ratio.is_conclusive() => {
             format!(
-                "; on a device that copies nothing, MSG_ZEROCOPY takes {} the CPU time of a send \
-                 at {size}",
+                "; in datagrams of {size} to a device that drops them uncopied, MSG_ZEROCOPY takes \
+                 {} the CPU time of a send",
                 ratio_text(ratio)
             )
         }
@@ -61,10 +67,12 @@ pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
     })
 }
 
-/// The verdict on a link where loans avoid the copy; `None` if no difference was shown.
-fn verdict_without_copies(ratio: Estimate, size: Size) -> Option<Verdict> {
+/// The verdict on a link where loans avoid the copy, by the ratios of the sender's cost and of both
+/// hosts'; `None` if no difference was shown.
+fn verdict_without_copies([ratio, both]: [Estimate; 2], size: Size) -> Option<Verdict> {
+    let is_certain = both.is_below(1.0) == ratio.is_below(1.0);
     let verdict = |choice: &str, how: &str, statement: &str| Verdict {
-        confidence: Confidence::Certain,
+        confidence: if is_certain { Confidence::Certain } else { Confidence::Likely },
         choice: Some(choice.into()),
         baseline: Some("send".into()),
         how: Some(how.into()),
@@ -72,7 +80,7 @@ fn verdict_without_copies(ratio: Estimate, size: Size) -> Option<Verdict> {
     };
     let statement =
         format!("MSG_ZEROCOPY takes {} the CPU time of a send at {size}", ratio_text(ratio));
-    if ratio.is_below(1.0) {
+    if ratio.is_below(1.0) && !both.is_above(1.0) {
         Some(Verdict {
             saving_percent: Some(crate::verdict::saving(ratio)),
             ..verdict("lend", "MSG_ZEROCOPY; in Rust haul::Sender::lend", &statement)

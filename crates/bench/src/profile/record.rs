@@ -40,6 +40,11 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
+    /// Whether the kernel allows this user to sample a CPU.
+    pub(super) fn probe(cpu: usize) -> io::Result<()> {
+        Sampler::start(cpu, HERTZ, RING_BYTES).map(drop)
+    }
+
     /// Starts recording. The error is the reason why the kernel does not allow it.
     pub(super) fn start(cpus: &[usize]) -> io::Result<Self> {
         let samplers: Vec<Sampler> = cpus

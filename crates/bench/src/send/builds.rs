@@ -19,6 +19,10 @@ use haul_lab::{Lab, Settings};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
+/// A warning says so if the numbers of two builds' usable rounds differ by more than the larger one
+/// divided by this.
+const ROUNDS_DIFFERENCE_DIVISOR: usize = 5;
+
 /// The rows of two builds.
 pub(crate) struct BuildRows {
     pub started: String,
@@ -71,6 +75,19 @@ pub(crate) fn measure(
     let obstacle = run.obstacle();
     if let Some(obstacle) = &obstacle {
         run.warnings.push(Warning::new(Kind::Unsteady, format!("no finding: {obstacle}")));
+    }
+    for pair in rows.chunks_exact(2) {
+        let usable = [&pair[0], &pair[1]].map(Series::ratio_rounds);
+        if usable[0].abs_diff(usable[1]) > usable[0].max(usable[1]) / ROUNDS_DIFFERENCE_DIVISOR {
+            let detail = format!(
+                "{}: {} rounds of the first build and {} of the second are usable; the others were \
+                 in another regime of interrupts or disturbed, which may be the difference",
+                super::warnings::name(&pair[0].case.case),
+                usable[0],
+                usable[1]
+            );
+            run.warnings.push(Warning::new(Kind::Regime, detail));
+        }
     }
     let supported =
         |ratio: Estimate| if obstacle.is_some() { ratio.drop_interval() } else { ratio };

@@ -210,7 +210,8 @@ impl Change {
             }
             Self::SocketBuffers(bytes) => format!(
                 "in both programs, before connect and listen: setsockopt(SO_SNDBUF, {0}) and \
-                 SO_RCVBUF; sysctl -w net.core.wmem_max={0} net.core.rmem_max={0}",
+                 SO_RCVBUF; where they are lower: sysctl -w net.core.wmem_max={0} \
+                 net.core.rmem_max={0}",
                 bytes.0
             ),
             Self::ReadPause(us) => {
@@ -253,14 +254,15 @@ impl Change {
         match self {
             // A limit that suits a short path does not fill a long one.
             Self::Congestion(_)
-            | Self::Mtu(_)
             | Self::SendBuffer(_)
             | Self::ReceiveBuffer(_)
             | Self::NotsentLowat(_)
             | Self::SocketBuffers(_) => Safety::LanOnly,
-            Self::Gro | Self::BusyPoll(_) => Safety::SafeAnywhere,
-            // These delay data, cost CPU time, or break programs that read packets.
-            Self::BigTcp(_)
+            Self::Gro => Safety::SafeAnywhere,
+            // These cut off hosts, delay data, cost CPU time, or break programs that read packets.
+            Self::Mtu(_)
+            | Self::BusyPoll(_)
+            | Self::BigTcp(_)
             | Self::Rcvlowat(_)
             | Self::ReadPause(_)
             | Self::NoSegmentation

@@ -48,7 +48,11 @@ pub(super) fn of(rows: &[SettingsSeries], run: &Run<'_>, device: &str) -> Option
         .find(|other| other.case.method == row.case.method && other.case.role == Role::Basis)?;
     let jointly = row.ratio_among_methods(basis, singles().count(), SettingRound::total_us_per_mib);
     let is_certain = jointly.is_some_and(|ratio| ratio.is_below(1.0));
-    let saving = saving(row.ratio_to_method(basis, SettingRound::total_us_per_mib).unwrap_or(cost));
+    let across_runs = row.ratio_to_method(basis, SettingRound::total_us_per_mib).unwrap_or(cost);
+    if !across_runs.is_below(1.0) {
+        return withheld("no setting was shown to save CPU time here beyond what runs differ by");
+    }
+    let saving = saving(across_runs);
     Some(Verdict {
         confidence: if is_certain { Confidence::Certain } else { Confidence::Likely },
         choice: Some(change.to_string()),

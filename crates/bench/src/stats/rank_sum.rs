@@ -3,14 +3,16 @@
 //! 4.3).
 //!
 //! The estimate is the median of all quotients of a value of one sample and a value of the other.
-//! It holds for any distribution, as an interval of order statistics does, and is four fifths as
-//! wide as the quotient of two medians if the values vary like normal ones.
+//! The values may have any distribution, if both samples have the same one apart from the ratio. If
+//! they vary like normal ones, the interval is four fifths as wide as that of a quotient of two
+//! medians.
 
 use super::{CONFIDENCE, Estimate, median, normal_quantile};
 
 /// The ratio of `numerators` to `denominators`, which must be positive. `None` if a sample is
-/// empty.
-pub fn ratio(numerators: &[f64], denominators: &[f64]) -> Option<Estimate> {
+/// empty. `deviation_factor` is 1 for independent values. It is above 1 if neighbouring values
+/// resemble each other, so that a sample holds less information than its size suggests.
+pub fn ratio(numerators: &[f64], denominators: &[f64], deviation_factor: f64) -> Option<Estimate> {
     let mut quotients: Vec<f64> = numerators
         .iter()
         .flat_map(|one| denominators.iter().map(move |other| one / other))
@@ -21,7 +23,7 @@ pub fn ratio(numerators: &[f64], denominators: &[f64]) -> Option<Estimate> {
     let median = median(&mut quotients);
     let (count, others) = (numerators.len() as f64, denominators.len() as f64);
     // The rank sum is close to normal from eight values on.
-    let deviation = (count * others * (count + others + 1.0) / 12.0).sqrt();
+    let deviation = deviation_factor * (count * others * (count + others + 1.0) / 12.0).sqrt();
     let rank = (count * others / 2.0 - normal_quantile(1) * deviation).floor();
     let rounds = numerators.len().min(denominators.len());
     if rank < 1.0 {
@@ -44,12 +46,12 @@ mod tests {
     #[test]
     fn the_ratio_of_a_sample_to_itself_is_one() {
         let sample: Vec<f64> = (0..12).map(|value| 10.0 + f64::from(value)).collect();
-        let estimate = ratio(&sample, &sample).unwrap();
+        let estimate = ratio(&sample, &sample, 1.0).unwrap();
         assert!((estimate.median - 1.0).abs() < 1e-9, "{estimate:?}");
         assert!(estimate.low < 1.0 && estimate.high > 1.0, "{estimate:?}");
-        assert!(!ratio(&sample[..2], &sample[..2]).unwrap().has_interval());
-        assert_eq!(ratio(&sample, &[]), None);
-        assert_eq!(ratio(&sample, &[0.0]), None);
+        assert!(!ratio(&sample[..2], &sample[..2], 1.0).unwrap().has_interval());
+        assert_eq!(ratio(&sample, &[], 1.0), None);
+        assert_eq!(ratio(&sample, &[0.0], 1.0), None);
     }
 
     /// The interval contains the true ratio as often as it states, for skewed values too.
@@ -63,7 +65,7 @@ mod tests {
                 (0..count).map(|_| factor * (0.2 * -random.f64().ln()).exp()).collect()
             };
             let held = (0..SAMPLES).filter(|_| {
-                let estimate = ratio(&sample(count, RATIO), &sample(others, 1.0)).unwrap();
+                let estimate = ratio(&sample(count, RATIO), &sample(others, 1.0), 1.0).unwrap();
                 (estimate.low..=estimate.high).contains(&RATIO)
             });
             let percent = 100.0 * held.count() as f64 / SAMPLES as f64;

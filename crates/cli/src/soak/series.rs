@@ -61,11 +61,20 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
         .versus
         .as_ref()
         .map(|text| [OsString::from("sh"), OsString::from("-c"), OsString::from(text)]);
+    // A shell starts the other command, so one starts this command, too: its cost is in both.
+    let started: Vec<OsString> = match &versus {
+        Some(_) => ["sh", "-c", "exec \"$@\"", "sh"]
+            .into_iter()
+            .map(OsString::from)
+            .chain(arguments.command.iter().cloned())
+            .collect(),
+        None => arguments.command.clone(),
+    };
     let stop = output::stop_flag()?;
     let (mut runs, mut others) = (Vec::new(), Vec::new());
     for index in 0..count {
         // The order alternates, so that drift favours neither command.
-        let mut order = vec![(&arguments.command[..], &mut runs)];
+        let mut order = vec![(&started[..], &mut runs)];
         if let Some(versus) = &versus {
             order.push((&versus[..], &mut others));
         }
