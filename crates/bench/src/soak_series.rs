@@ -23,8 +23,8 @@ pub const SCHEMA: &str = "haul.soak-series/2";
 /// The fewest runs that can be compared with others.
 pub const COMPARED_RUNS_MIN: usize = VERDICT_ROUNDS_MIN;
 
-/// The factor of the deviation of a series' estimate for the correlation of neighbouring runs, which
-/// is 0.1 to 0.2: √(1 + 2 · 0.15). Source: docs/measurements/repeatability.md.
+/// The factor of the deviation of a series' estimate for the correlation of neighbouring runs, 0.1
+/// to 0.2: √(1 + 2 · 0.15). Source: docs/measurements/repeatability.md.
 const DEVIATION_FACTOR: f64 = 1.15;
 
 /// The runs of a command, and of the command that it is compared with.

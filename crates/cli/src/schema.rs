@@ -114,7 +114,8 @@ fn plain_description(schema: &mut Schema) {
     let Some(Value::String(text)) = schema.get_mut("description") else { return };
     let paragraphs = text.split("\n\n").map(|paragraph| paragraph.replace('\n', " "));
     *text = paragraphs.collect::<Vec<_>>().join("\n\n");
-    for (rust, json) in [("[`", "`"), ("`]", "`"), ("`crate::", "`"), ("`None`", "`null`")] {
+    let root = concat!("`crate", "::");
+    for (rust, json) in [("[`", "`"), ("`]", "`"), (root, "`"), ("`None`", "`null`")] {
         *text = text.replace(rust, json);
     }
 }

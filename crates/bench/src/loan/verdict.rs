@@ -14,8 +14,8 @@ type LoanSeries = Series<LoanCase, LoanRound>;
 const COPIED_PERCENT_MIN: f64 = 50.0;
 
 /// The command that measures loans on a real network card.
-const REAL_CARD: &str = "for a network card: haul bench send --to HOST --workload memory:16MiB --paths \
-     read+send,zerocopy";
+const REAL_CARD: &str = "for a network card: haul bench send --to HOST --workload memory:16MiB \
+                         --paths read+send,zerocopy";
 
 /// The verdict on loans of the largest size over TCP. Where the link copies what is lent, it adds
 /// what a loan costs where nothing is copied.

@@ -1,8 +1,8 @@
 //! The rows that need more rounds: those of questions that are still open.
 //!
-//! A question compares the rows of one group. It is closed for a row whose ratio to the cheapest one
-//! is known precisely enough, and for a row of several that is shown to cost more. The cheapest row
-//! and the baseline are measured with the open ones, because ratios pair the rows of one round.
+//! A question compares the rows of one group. It is closed for a row whose ratio to the cheapest
+//! one is known precisely enough, and for a row of several that is shown to cost more. The cheapest
+//! row and the baseline are measured with the open ones, because ratios pair the rows of one round.
 
 use super::{Experiment, Series};
 use crate::stats::Estimate;

@@ -63,7 +63,8 @@ pub(super) fn of(rows: &[SettingsSeries], run: &Run<'_>, device: &str) -> Option
         ..Verdict::without_saving(
             Question::Settings,
             &format!(
-                "{change} saves {} of both hosts' CPU against this host's settings, with {}; {}: {}",
+                "{change} saves {} of both hosts' CPU with {} against this host's settings; {}: \
+                 {}",
                 saving_text(saving),
                 row.case.method,
                 change.safety().name(),

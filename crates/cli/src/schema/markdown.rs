@@ -45,7 +45,8 @@ pub fn render(documents: &[Document]) -> String {
     push_fields(&mut page, &any_report(&reports));
     for document in &others {
         let schema = document.schema.as_value();
-        let _ = writeln!(page, "\n## haul {}\n\n{}", document.name, description(schema));
+        let _ =
+            writeln!(page, "\n## haul {}\n\n{}", document.name, paragraph(&description(schema)));
         push_fields(&mut page, schema);
     }
     for document in documents {
@@ -54,7 +55,7 @@ pub fn render(documents: &[Document]) -> String {
     }
     page.push_str("\n## Types\n");
     for (name, definition) in types {
-        let _ = writeln!(page, "\n### {name}\n\n{}", description(definition));
+        let _ = writeln!(page, "\n### {name}\n\n{}", paragraph(&description(definition)));
         push_fields(&mut page, definition);
     }
     page
@@ -92,8 +93,13 @@ fn push_fields(page: &mut String, schema: &Value) {
             let _ = writeln!(page, "| {} | {} |", type_name(value), description(value));
         }
     } else {
-        let _ = writeln!(page, "\nType: {}", type_name(schema));
+        let _ = writeln!(page, "\n{}", paragraph(&format!("Type: {}", type_name(schema))));
     }
+}
+
+/// Text outside of tables, in lines of 100 columns.
+fn paragraph(text: &str) -> String {
+    textwrap::fill(text, 100)
 }
 
 /// The description, as one line of a table.

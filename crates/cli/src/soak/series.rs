@@ -11,7 +11,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The runs of a comparison with another command, if their number is not given.
 const VERSUS_RUNS: u32 = 20;
@@ -45,18 +45,54 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     }
     let baseline = arguments.baseline.as_deref().map(load).transpose()?;
     if let (Some(file), Some(baseline)) = (&arguments.baseline, &baseline) {
-        let unit = unit(arguments.bytes.is_some() || arguments.per_mib_of.is_some());
-        if baseline.unit != unit {
-            return Err(Failure::bad_input(format!(
-                "{} has costs in {}, and these runs in {unit}: use the same --bytes or --per-mib-of",
-                file.display(),
-                baseline.unit,
-            )));
-        }
+        check_unit(file, baseline, arguments)?;
     }
     if let Some(device) = &arguments.per_mib_of {
         device_bytes(device)?;
     }
+    let stop = output::stop_flag()?;
+    let (runs, others) = match measure_in_turn(arguments, count, &stop)? {
+        Ok(runs) => runs,
+        Err(failed) => return Ok(failed),
+    };
+    let command =
+        arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let versus = arguments.versus.clone().map(|text| (text, others));
+    let mut series = SoakSeries::of(command, runs, versus);
+    if let (Some(file), Some(baseline)) = (&arguments.baseline, &baseline) {
+        series.compare_with(&file.display().to_string(), baseline);
+    }
+    let is_above = arguments.fail_above.is_some_and(|limit| series.is_above_baseline(limit));
+    write(&series, &text(&series, baseline.as_ref()), arguments.json.as_ref())?;
+    Ok(if is_above { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Checks that the runs have costs in the unit of the baseline.
+fn check_unit(
+    file: &Path,
+    baseline: &SoakSeries,
+    arguments: &SoakArguments,
+) -> Result<(), Failure> {
+    let unit = unit(arguments.bytes.is_some() || arguments.per_mib_of.is_some());
+    if baseline.unit == unit {
+        return Ok(());
+    }
+    Err(Failure::bad_input(format!(
+        "{} has costs in {}, and these runs in {unit}: use the same --bytes or --per-mib-of",
+        file.display(),
+        baseline.unit,
+    )))
+}
+
+/// The runs of the command, and of the one that it is compared with.
+type Runs = (Vec<SoakRun>, Vec<SoakRun>);
+
+/// Runs both commands in turn. If a run fails, returns its exit code.
+fn measure_in_turn(
+    arguments: &SoakArguments,
+    count: usize,
+    stop: &AtomicBool,
+) -> Result<Result<Runs, ExitCode>, Failure> {
     let versus = arguments
         .versus
         .as_ref()
@@ -70,7 +106,6 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
             .collect(),
         None => arguments.command.clone(),
     };
-    let stop = output::stop_flag()?;
     let (mut runs, mut others) = (Vec::new(), Vec::new());
     for index in 0..count {
         // The order alternates, so that drift favours neither command.
@@ -91,7 +126,7 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
                     line.display(),
                     run.exit_code
                 );
-                return Ok(ExitCode::from(run.exit_code));
+                return Ok(Err(ExitCode::from(run.exit_code)));
             }
             runs.push(run);
         }
@@ -99,16 +134,7 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
             return Err(Failure::stopped(format!("stopped after {} of {count} runs", index + 1)));
         }
     }
-    let command =
-        arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    let versus = arguments.versus.clone().map(|text| (text, others));
-    let mut series = SoakSeries::of(command, runs, versus);
-    if let (Some(file), Some(baseline)) = (&arguments.baseline, &baseline) {
-        series.compare_with(&file.display().to_string(), baseline);
-    }
-    let is_above = arguments.fail_above.is_some_and(|limit| series.is_above_baseline(limit));
-    write(&series, &text(&series, baseline.as_ref()), arguments.json.as_ref())?;
-    Ok(if is_above { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(Ok((runs, others)))
 }
 
 /// Runs a command once, with the fixed work before and after it.
