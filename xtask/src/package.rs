@@ -115,7 +115,7 @@ fn stage_package(
     // The lines after the first of a description begin with a space.
     let control = format!(
         "Package: haul\nVersion: {version}\nArchitecture: {architecture}\nSection: net\n\
-         Priority: optional\nInstalled-Size: {kib}\n\
+         Priority: optional\nInstalled-Size: {kib}\nRecommends: procps, systemd\n\
          Maintainer: The haul developers <haul@localhost>\n\
          Description: cheapest way to move bytes over TCP, and the proof of it\n\
          \x20Measures what each method of sending, receiving and forwarding costs on this\n\

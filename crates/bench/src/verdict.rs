@@ -176,6 +176,13 @@ pub(crate) fn saving_text(saving: Estimate) -> String {
     format!("{:.0} % ({})", saving.median, saving.interval(0))
 }
 
+/// Why a ratio shows no difference; `None` if it shows one.
+pub(crate) fn doubt(ratio: Estimate) -> Option<String> {
+    let is_shown = ratio.is_below(1.0) || ratio.is_above(1.0);
+    let no_difference = || "no difference shown".to_owned();
+    (!is_shown).then(|| too_few_rounds(ratio.rounds).unwrap_or_else(no_difference))
+}
+
 /// A cost ratio with its interval as text: `0.43 × (0.34 to 0.52)`.
 pub(crate) fn ratio_text(ratio: Estimate) -> String {
     format!("{:.2} × ({})", ratio.median, ratio.interval(2))

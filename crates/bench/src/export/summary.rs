@@ -3,14 +3,16 @@
 use super::html::escape as escape_html;
 use super::markdown::escape as escape_markdown;
 use crate::summary::Summary;
-use crate::verdict::{Confidence, Question, Verdict};
+use crate::verdict::{Confidence, Question, Safety, Verdict};
 use std::fmt::Write;
 
 /// The lines of the smallest terminal.
 const LINES_MAX: usize = 24;
 /// The meaning of the figures and of the signs.
-const LEGEND: &str = "(57 to 68) is an interval of 95 %. certain: it holds for all comparisons \
-     together; likely: for this one alone. CPU time includes interrupts. > is what to call or run.";
+const LEGEND: &str = "(57 to 68): interval of 95 %. certain: it holds for all comparisons together; \
+                      likely: for this one alone.";
+/// The meaning of a sign that only a terminal has.
+const TERMINAL_LEGEND: &str = "> is what to call or run.";
 /// The columns of the question and of the confidence.
 const TITLE_COLUMNS: usize = 12;
 const CONFIDENCE_COLUMNS: usize = 10;
@@ -20,7 +22,7 @@ const CONFIDENCE_COLUMNS: usize = 10;
 pub fn terminal(summary: &Summary, width: u16, has_colour: bool) -> String {
     let width = usize::from(width.clamp(60, 100));
     let with_how = render(summary, width, has_colour, |_| true);
-    let legend = textwrap::fill(LEGEND, width) + "\n";
+    let legend = textwrap::fill(&format!("{LEGEND} {TERMINAL_LEGEND}"), width) + "\n";
     // The caller adds a line with the path of the report.
     if with_how.lines().count() + legend.lines().count() < LINES_MAX {
         return with_how + &legend;
@@ -143,9 +145,18 @@ pub fn html(summary: &Summary) -> String {
 pub fn verdict_html(verdict: &Verdict) -> String {
     let confidence = verdict.confidence.name();
     let how = verdict.how.as_ref().filter(|how| !how.is_empty());
-    let how = how.map_or(String::new(), |how| format!("<code>{}</code>", escape_html(how)));
+    let how =
+        how.map_or(String::new(), |how| format!("<pre><code>{}</code></pre>", escape_html(how)));
+    let safety = match verdict.safety {
+        Safety::SafeAnywhere => String::new(),
+        safety => {
+            let (name, class) = (safety.name(), safety.name().replace(' ', "-"));
+            format!(" <span class=\"badge {class}\">{name}</span>")
+        }
+    };
     format!(
-        "<dt>{} <span class=\"badge {confidence}\">{confidence}</span></dt>\n<dd>{} {how}</dd>\n",
+        "<dt>{} <span class=\"badge {confidence}\">{confidence}</span>{safety}</dt>\n\
+         <dd>{}{how}</dd>\n",
         verdict.question.title(),
         escape_html(&verdict.statement)
     )

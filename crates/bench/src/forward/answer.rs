@@ -3,7 +3,7 @@
 
 use super::{ForwardReport, ForwardRow};
 use crate::stats::Estimate;
-use crate::verdict::ratio_text;
+use crate::verdict::{doubt, ratio_text};
 use haul_workers::tested_method::AUTO;
 
 /// The answers that a report's rows support, one sentence each.
@@ -40,8 +40,7 @@ fn row_with_least<'a>(
 fn bulk_sentence(rows: &[&ForwardRow]) -> Option<String> {
     let auto = rows.iter().find(|row| row.path == AUTO)?;
     let ratio = auto.forwarder_us_ratio?;
-    let verdict =
-        if ratio.is_below(1.0) || ratio.is_above(1.0) { "" } else { ": no difference shown" };
+    let verdict = doubt(ratio).map_or(String::new(), |doubt| format!(": {doubt}"));
     Some(format!(
         "The library's own choice (auto) for a bulk transfer takes {} the forwarder's CPU time of \
          copy{verdict}.",

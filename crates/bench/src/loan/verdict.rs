@@ -17,15 +17,13 @@ const COPIED_PERCENT_MIN: f64 = 50.0;
 const REAL_CARD: &str = "for a network card: haul bench send --to HOST --workload memory:16MiB \
                          --paths read+send,zerocopy";
 
-/// The verdict on loans of the largest size over TCP. Where the link copies what is lent, it adds
-/// what a loan costs where nothing is copied.
+/// The verdict on loans of the largest size over TCP.
 pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
     let (lend, send) = largest(rows, Destination::Tcp)?;
-    let cost = |round: &LoanRound| round.costs.sender_us_per_mib;
-    let ratio_of = |lend: &LoanSeries, send: &LoanSeries| {
-        lend.ratio_with_deviation(send, lend.case.destination.run_deviation(), cost)
+    let ratio_of = |cost: fn(&LoanRound) -> f64| {
+        lend.ratio_with_deviation(send, Destination::Tcp.run_deviation(), cost)
     };
-    let ratio = ratio_of(lend, send);
+    let ratio = ratio_of(|round| round.costs.sender_us_per_mib);
     let withheld = |reason: &str| {
         Some(Verdict::withheld(Question::SendMemory, reason, run.longer_command("loan")))
     };
@@ -39,26 +37,12 @@ pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
     let copied_percent = copied_percent(lend)?;
     if copied_percent < COPIED_PERCENT_MIN {
         let both =
-            |round: &LoanRound| round.costs.sender_us_per_mib + round.costs.receiver_us_per_mib;
-        let both = lend.ratio_with_deviation(send, Destination::Tcp.run_deviation(), both);
+            ratio_of(|round| round.costs.sender_us_per_mib + round.costs.receiver_us_per_mib);
         return verdict_without_copies([ratio, both.unwrap_or(ratio)], size).or_else(|| {
             withheld(&format!("no difference between a loan and a send was shown at {size}"))
         });
     }
-    let sink = largest(rows, Destination::Sink)
-        .and_then(|(lend, send)| Some((lend.case.piece, ratio_of(lend, send)?)));
-    let on_card = match sink {
-        Some((size, ratio)) if ratio.is_conclusive() => {
-            format!(
-                "; in datagrams of {size} to a device that drops them uncopied, MSG_ZEROCOPY takes \
-                 {} the CPU time of a send",
-                ratio_text(ratio)
-            )
-        }
-        _ => String::new(),
-    };
-    let statement =
-        format!("send: MSG_ZEROCOPY copied {copied_percent:.0} % of the bytes here{on_card}");
+    let statement = format!("send: MSG_ZEROCOPY copied {copied_percent:.0} % of the bytes here");
     Some(Verdict {
         confidence: Confidence::Certain,
         choice: Some("send".into()),

@@ -3,7 +3,7 @@
 
 use super::{MAPPED_PERCENT_MIN, ReceiveReport, ReceiveRow};
 use crate::stats::Estimate;
-use crate::verdict::ratio_text;
+use crate::verdict::{doubt, ratio_text};
 use haul_workers::tested_method::AUTO;
 
 /// The answers that a report's rows support, one sentence each.
@@ -29,8 +29,7 @@ fn library_sentence(report: &ReceiveReport) -> Option<String> {
     let auto =
         measured_rows(report).find(|row| row.path == AUTO && row.condition() == condition)?;
     let ratio = auto.receiver_us_ratio?;
-    let verdict =
-        if ratio.is_below(1.0) || ratio.is_above(1.0) { "" } else { ": no difference shown" };
+    let verdict = doubt(ratio).map_or(String::new(), |doubt| format!(": {doubt}"));
     Some(format!(
         "The library's own choice (auto; {condition}) takes {} the receiver's CPU time of \
          read{verdict}.",

@@ -4,7 +4,7 @@
 use super::verdict::{is_nameable, subject};
 use super::{SendReport, SendRow};
 use crate::stats::Estimate;
-use crate::verdict::ratio_text;
+use crate::verdict::{doubt, ratio_text};
 use haul_units::Size;
 use haul_workers::tested_method::AUTO;
 use std::collections::BTreeSet;
@@ -76,12 +76,10 @@ fn library_sentence(rows: &[&SendRow]) -> Option<String> {
         .iter()
         .find(|row| row.path == "read+write")
         .or(rows.iter().find(|row| row.path == "read+send"))?;
-    let verdict = if ratio.is_below(1.0) {
-        "which saves"
-    } else if ratio.is_above(1.0) {
-        "which costs more: make a plan for this machine with haul plan"
-    } else {
-        "no difference shown"
+    let verdict = match doubt(ratio) {
+        Some(doubt) => doubt,
+        None if ratio.is_below(1.0) => "which saves".into(),
+        None => "which costs more: make a plan for this machine with haul plan".into(),
     };
     Some(format!(
         "The library's own choice for {} (auto: {taken}) takes {} the sender's CPU time of {}: \

@@ -129,7 +129,9 @@ impl Subject<'_> {
             Choice::Saves { name, ratio, confidence, ties } => {
                 let ties = match ties.as_slice() {
                     [] => String::new(),
-                    ties => format!("; no difference between it and {} was shown", ties.join(", ")),
+                    ties => {
+                        format!("; no difference between it and {} was shown", ties.join(" or "))
+                    }
                 };
                 let saving = saving(ratio);
                 let statement = format!(
