@@ -1,7 +1,7 @@
 //! Developer commands.
 //!
 //! `cargo xtask peers` compares other programs with haul, `cargo xtask vm` boots a virtual machine
-//! for tests, `cargo xtask chart` draws the chart of the README, and `cargo xtask package` makes
+//! for tests, `cargo xtask chart` draws the charts of the documents, and `cargo xtask package` makes
 //! the packages of a release.
 
 #![forbid(unsafe_code)]
@@ -11,7 +11,14 @@ mod peers;
 mod vm;
 
 use clap::{Parser, Subcommand};
+use haul_bench::forward::ForwardRow;
+use haul_bench::receive::ReceiveRow;
+use haul_bench::report::Report;
+use haul_bench::send::SendRow;
+use haul_bench::view::TableRow;
 use haul_bench::{BenchError, Estimate};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -37,9 +44,9 @@ enum Command {
         #[arg(long, value_name = "DIR", default_value = "target/packages")]
         out: PathBuf,
     },
-    /// Print the chart of a `haul bench send` report as SVG on standard output
+    /// Print the chart of a report of haul bench send, receive or forward as SVG on standard output
     Chart {
-        /// JSON report of `haul bench send`
+        /// JSON report
         report: PathBuf,
     },
 }
@@ -91,14 +98,10 @@ fn finish(command: &str, result: Result<(), String>) -> ExitCode {
 }
 
 fn run_chart(report: &Path) -> ExitCode {
-    let text = std::fs::read(report).map_err(|error| error.to_string());
-    let parsed = text.and_then(|text| {
-        serde_json::from_slice::<haul_bench::send::SendReport>(&text)
-            .map_err(|error| error.to_string())
-    });
-    match parsed {
-        Ok(report) => {
-            print!("{}", haul_bench::export::svg::render(&report.view()));
+    let text = std::fs::read_to_string(report).map_err(|error| error.to_string());
+    match text.and_then(|text| chart(&text)) {
+        Ok(chart) => {
+            print!("{chart}");
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -106,6 +109,22 @@ fn run_chart(report: &Path) -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// The chart of a report of one of the experiments that the documents show.
+fn chart(text: &str) -> Result<String, String> {
+    let report: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    match report["experiment"].as_str() {
+        Some("send") => draw::<SendRow>(report),
+        Some("receive") => draw::<ReceiveRow>(report),
+        Some("forward") => draw::<ForwardRow>(report),
+        _ => Err("it is no report of send, receive or forward".into()),
+    }
+}
+
+fn draw<R: TableRow + DeserializeOwned>(report: Value) -> Result<String, String> {
+    let report: Report<R> = serde_json::from_value(report).map_err(|error| error.to_string())?;
+    Ok(haul_bench::export::svg::render(&report.view()))
 }
 
 fn run_peers(rounds: usize, congestion: &str) -> ExitCode {

@@ -7,6 +7,8 @@ const WIDTH: f64 = 720.0;
 const BAR_LEFT: f64 = 140.0;
 const BAR_WIDTH: f64 = 470.0;
 const BAR_HEIGHT: f64 = 11.0;
+/// The characters of a legend's line that fit the width.
+const LEGEND_COLUMNS: usize = 110;
 /// Style sheet, which follows the reader's preference for a light or dark page.
 const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1d2226}\
     .t{font-size:14px;font-weight:600}.q{fill:#5b646b}\
@@ -30,8 +32,11 @@ pub fn render(view: &View) -> String {
         text(y, "q", line);
     }
     let legend: Vec<String> = view.legend.iter().map(|(_, what)| (*what).to_owned()).collect();
-    y += 17.0;
-    text(y, "q", &format!("{} (dark, light): {}", legend.join(", "), view.unit));
+    let legend = format!("{} (dark, light): {}", legend.join(", "), view.unit);
+    for line in textwrap::wrap(&legend, LEGEND_COLUMNS) {
+        y += 17.0;
+        text(y, "q", &line);
+    }
     if let Some(group) = view.groups.first() {
         y = bars(&mut body, group, y + 16.0);
     }
