@@ -1,8 +1,8 @@
 //! Developer commands.
 //!
 //! `cargo xtask peers` compares other programs with haul, `cargo xtask vm` boots a virtual machine
-//! for tests, `cargo xtask chart` draws the charts of the documents, and `cargo xtask package` makes
-//! the packages of a release.
+//! for tests, `cargo xtask chart` draws the charts of the documents, and `cargo xtask package`
+//! makes the packages of a release.
 
 #![forbid(unsafe_code)]
 

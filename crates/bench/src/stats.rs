@@ -218,6 +218,7 @@ impl Estimate {
     pub fn interval(&self, digits: usize) -> String {
         match (self.has_interval(), self.rounds) {
             (true, _) => format!("{:.digits$} to {:.digits$}", self.low, self.high),
+            (false, 1) => "no interval of 1 round".into(),
             (false, rounds) => format!("no interval of {rounds} rounds"),
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::host::HostFacts;
 use crate::report::{LabFacts, Report, now};
+use crate::rounds::Noise;
 use crate::verdict::Verdict;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,15 @@ pub struct Summary {
     pub host: HostFacts,
     /// The link between the hosts in the first experiment; `null` if there was none.
     pub lab: Option<LabFacts>,
+    /// This host's default congestion control; `null` if unknown.
+    #[serde(default)]
+    pub default_congestion: Option<String>,
+    /// The noise of the machine: of each kind the largest value of an experiment.
+    #[serde(default)]
+    pub noise: Noise,
+    /// The number of warnings in all reports.
+    #[serde(default)]
+    pub warning_count: usize,
     /// Length of the run in seconds.
     pub seconds: f64,
     /// The verdicts, in the order of their questions.
@@ -53,6 +63,10 @@ pub struct Findings {
     pub lab: Option<LabFacts>,
     /// The verdicts.
     pub verdicts: Vec<Verdict>,
+    /// The noise of the machine.
+    pub noise: Option<Noise>,
+    /// The number of warnings.
+    pub warning_count: usize,
 }
 
 impl<R> From<&Report<R>> for Findings {
@@ -61,6 +75,8 @@ impl<R> From<&Report<R>> for Findings {
             host: report.host.clone(),
             lab: report.lab.clone(),
             verdicts: report.verdicts.clone(),
+            noise: report.noise,
+            warning_count: report.warnings.len(),
         }
     }
 }
@@ -76,6 +92,9 @@ impl Summary {
             command: haul_version::command_line(),
             host: HostFacts::here(),
             lab: None,
+            default_congestion: haul::pacing::default_congestion(),
+            noise: Noise::default(),
+            warning_count: 0,
             seconds: 0.0,
             verdicts: Vec::new(),
             left_out: Vec::new(),
@@ -86,6 +105,8 @@ impl Summary {
     pub fn add(&mut self, findings: &Findings) {
         self.lab = self.lab.take().or_else(|| findings.lab.clone());
         self.host.steal_percent = self.host.steal_percent.max(findings.host.steal_percent);
+        self.noise = self.noise.max(findings.noise.unwrap_or_default());
+        self.warning_count += findings.warning_count;
         for verdict in &findings.verdicts {
             // Loans and sends of memory answer the same question; the first decided one counts.
             match self.verdicts.iter_mut().find(|other| other.question == verdict.question) {
@@ -107,12 +128,34 @@ impl Summary {
     pub fn place(&self) -> String {
         let HostFacts { name, kernel, cpu, cpus, .. } = &self.host;
         let cpus = if *cpus == 1 { "1 CPU".into() } else { format!("{cpus} CPUs") };
-        let link = self.lab.as_ref().map_or("", |lab| match lab.kind.as_str() {
-            "veth" => ", two hosts in a lab (veth)",
-            "remote" => ", to another machine",
-            _ => ", loopback",
-        });
+        let link = self.lab.as_ref().map_or(String::new(), |lab| self.link(lab));
         format!("{name}, Linux {kernel}, {cpu}, {cpus}{link}, {}", self.started)
+    }
+}
+
+impl Summary {
+    /// The link in words, and the default congestion control if it is another one.
+    fn link(&self, lab: &LabFacts) -> String {
+        let LabFacts { mtu, congestion, .. } = lab;
+        let kind = match lab.kind.as_str() {
+            "veth" => "two hosts in a lab (veth)",
+            "remote" => "to another machine",
+            _ => "loopback",
+        };
+        let default = self.default_congestion.as_ref().filter(|default| *default != congestion);
+        let default =
+            default.map_or(String::new(), |default| format!(" (this host's default: {default})"));
+        format!(", {kind}, MTU {mtu}, {congestion}{default}")
+    }
+
+    /// The noise of the run in one line.
+    pub fn noise_line(&self) -> String {
+        let Noise { steal_percent, disturbed_percent, .. } = self.noise;
+        format!(
+            "Noise: steal {steal_percent:.0} %, other programs in {disturbed_percent:.0} % of \
+             windows; {} warnings in the report",
+            self.warning_count
+        )
     }
 }
 
@@ -124,8 +167,13 @@ mod tests {
     #[test]
     fn the_first_decided_verdict_on_a_question_counts() {
         let mut summary = Summary::start();
-        let findings =
-            |verdicts: Vec<Verdict>| Findings { host: HostFacts::here(), lab: None, verdicts };
+        let findings = |verdicts: Vec<Verdict>| Findings {
+            host: HostFacts::here(),
+            lab: None,
+            verdicts,
+            noise: None,
+            warning_count: 0,
+        };
         let decided = |choice: &str| Verdict {
             choice: Some(choice.into()),
             ..Verdict::without_saving(Question::SendMemory, choice)

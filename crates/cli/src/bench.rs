@@ -351,7 +351,7 @@ fn write(
         if let Some(page) = page {
             output::print("\n")?;
             output::print(&export::summary::terminal(summary, width, has_colour))?;
-            output::print(&format!("Report: {}\n", page.display()))?;
+            output::print(&format!("Report, with all tables: {}\n", page.display()))?;
         }
     }
     for (destination, text) in [

@@ -12,7 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 mod series;
@@ -40,7 +40,7 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
             (report, exit_code(&stop))
         }
         Some(program) => {
-            let mut command = command_of(&arguments.command);
+            let mut command = command_of(&arguments.command, arguments.json.as_ref())?;
             let (mut report, status) = process::during(&mut command)
                 .map_err(Failure::failed)?
                 .map_err(|error| start_failure(program, &error))?;
@@ -56,11 +56,16 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     Ok(code)
 }
 
-/// The command of an argument list that is not empty.
-fn command_of(words: &[OsString]) -> Command {
+/// The command of an argument list that is not empty. If the JSON report goes to standard output,
+/// the command's output goes to standard error.
+fn command_of(words: &[OsString], json: Option<&Destination>) -> Result<Command, Failure> {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]);
-    command
+    if json == Some(&Destination::StandardOutput) {
+        let stderr = rustix::io::dup(io::stderr()).map_err(Failure::failed)?;
+        command.stdout(Stdio::from(stderr));
+    }
+    Ok(command)
 }
 
 /// The failure to start a command, with the exit code of a shell: 127 if it was not found, else

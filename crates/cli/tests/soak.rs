@@ -216,8 +216,10 @@ fn a_short_command_is_too_short_and_keeps_its_exit_code() {
 #[test]
 fn the_report_names_the_command_and_the_sources_of_the_load() {
     let _cpu_lock = lock_cpus();
-    let report = json(&mut haul(&["soak", "--json", "-", "--", "sleep", "0.6"]));
-    assert_eq!(report["command"], serde_json::json!(["sleep", "0.6"]));
+    // The command's own output must not mix with the report.
+    let script = "echo output; sleep 0.6";
+    let report = json(&mut haul(&["soak", "--json", "-", "--", "sh", "-c", script]));
+    assert_eq!(report["command"], serde_json::json!(["sh", "-c", script]));
     assert_eq!(report["exit_code"], 0);
     for field in ["started", "haul", "host", "kernel"] {
         assert!(!report[field].as_str().unwrap().is_empty(), "{field}");

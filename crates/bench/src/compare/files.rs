@@ -86,6 +86,8 @@ pub fn load(path: &Path) -> Result<RunReports, LoadError> {
 /// The reports of one run; `None` if there are none.
 fn merge(reports: Vec<RunReports>, name: &str) -> Option<RunReports> {
     let mut run = reports.into_iter().reduce(|mut run, report| {
+        // Times in RFC 3339 and UTC sort as text.
+        run.side.started = run.side.started.min(report.side.started);
         run.side.lab = run.side.lab.take().or(report.side.lab);
         run.labs.extend(report.labs);
         run.obstacles.extend(report.obstacles);

@@ -124,10 +124,14 @@ impl Comparison {
                 .collect()
         };
         let (more, less) = (named(Difference::More), named(Difference::Less));
-        let is_compared =
-            |row: &&RowComparison| row.finding.difference != Difference::NotComparable;
-        let count = self.rows.iter().filter(is_compared).count();
-        match (more.as_slice(), less.as_slice()) {
+        let is_conclusive =
+            |row: &&RowComparison| row.ratio.is_some_and(|ratio| ratio.is_conclusive());
+        let count = self.rows.iter().filter(is_conclusive).count();
+        let others = match self.rows.len() - count {
+            0 => String::new(),
+            others => format!(" {others} rows have too few rounds or no common baseline."),
+        };
+        let findings: String = match (more.as_slice(), less.as_slice()) {
             ([], []) if count == 0 => "No row can be compared.".into(),
             ([], []) => format!("No difference shown in any of {count} rows."),
             (more, []) => {
@@ -143,6 +147,7 @@ impl Comparison {
                 less.len(),
                 less.join(", ")
             ),
-        }
+        };
+        findings + &others
     }
 }

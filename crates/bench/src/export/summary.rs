@@ -9,8 +9,8 @@ use std::fmt::Write;
 /// The lines of the smallest terminal.
 const LINES_MAX: usize = 24;
 /// The meaning of the figures and of the signs.
-const LEGEND: &str = "(57 to 68): interval of 95 %. certain: it holds for all comparisons together; \
-                      likely: for this one alone.";
+const LEGEND: &str = "(a to b): interval of 95 %. certain: jointly for all methods, or reported by \
+                      the kernel; likely: for this method alone.";
 /// The meaning of a sign that only a terminal has.
 const TERMINAL_LEGEND: &str = "> is what to call or run.";
 /// The columns of the question and of the confidence.
@@ -27,12 +27,12 @@ pub fn terminal(summary: &Summary, width: u16, has_colour: bool) -> String {
     if with_how.lines().count() + legend.lines().count() < LINES_MAX {
         return with_how + &legend;
     }
-    if with_how.lines().count() <= LINES_MAX {
+    if with_how.lines().count() < LINES_MAX {
         return with_how;
     }
     // The way to decide an open question is the same for all of them.
     let decided = render(summary, width, has_colour, |verdict| verdict.choice.is_some());
-    if decided.lines().count() <= LINES_MAX {
+    if decided.lines().count() < LINES_MAX {
         return decided;
     }
     render(summary, width, has_colour, |_| false)
@@ -53,6 +53,7 @@ fn render(
         let options = textwrap::Options::new(width).subsequent_indent("  ");
         let _ = writeln!(text, "{}", textwrap::fill(&line, options));
     }
+    text.push_str(&(textwrap::fill(&summary.noise_line(), width) + "\n"));
     text
 }
 
@@ -110,7 +111,8 @@ pub fn markdown(summary: &Summary) -> String {
             escape_markdown(verdict.how.as_deref().unwrap_or_default())
         );
     }
-    let _ = writeln!(text, "\n{}", escape_markdown(LEGEND));
+    let _ =
+        writeln!(text, "\n{}. {}", escape_markdown(&summary.noise_line()), escape_markdown(LEGEND));
     for left_out in &summary.left_out {
         let line = format!("{} was left out: {}", left_out.experiment, left_out.reason);
         let _ = writeln!(text, "\n{}", escape_markdown(&line));
@@ -128,7 +130,8 @@ pub fn html(summary: &Summary) -> String {
         text.push_str(&verdict_html(verdict));
     }
     text.push_str("</dl>\n");
-    let _ = writeln!(text, "<p class=\"legend\">{}</p>", escape_html(LEGEND));
+    let noise = escape_html(&summary.noise_line());
+    let _ = writeln!(text, "<p class=\"legend\">{noise}. {}</p>", escape_html(LEGEND));
     for left_out in &summary.left_out {
         let _ = writeln!(
             text,
@@ -201,7 +204,7 @@ mod tests {
     #[test]
     fn the_terminal_form_fits_24_lines_of_80_columns() {
         let text = terminal(&long_summary(), 80, false);
-        assert!(text.lines().count() <= LINES_MAX, "{text}");
+        assert!(text.lines().count() < LINES_MAX, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         for question in ["send files", "send memory", "receive", "forward", "settings", "CPU time"]
         {

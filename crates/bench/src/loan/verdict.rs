@@ -42,7 +42,10 @@ pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
             withheld(&format!("no difference between a loan and a send was shown at {size}"))
         });
     }
-    let statement = format!("send: MSG_ZEROCOPY copied {copied_percent:.0} % of the bytes here");
+    let statement = format!(
+        "send(2): MSG_ZEROCOPY saves nothing on this link, it copied {copied_percent:.0} % of the \
+         bytes"
+    );
     Some(Verdict {
         confidence: Confidence::Certain,
         choice: Some("send".into()),

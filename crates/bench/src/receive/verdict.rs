@@ -54,14 +54,12 @@ pub(super) fn of(
         Some(percent) => Some(Verdict {
             confidence: Confidence::Certain,
             choice: Some(ReceiveMethod::Read.name().into()),
-            how: Some(
-                "read(2); in Rust haul::Receiver, which maps pages where the link allows it".into(),
-            ),
+            how: Some("read(2); in Rust haul::Receiver".into()),
             ..Verdict::without_saving(
                 Question::Receive,
                 &format!(
-                    "read: zero-copy receive (mapped pages) worked for {percent:.0} % of the bytes \
-                     here, at MTU {}",
+                    "read(2): zero-copy receive saves nothing here, {percent:.0} % of the bytes \
+                     could be mapped (MTU {})",
                     condition.mtu
                 ),
             )

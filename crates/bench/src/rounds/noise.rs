@@ -27,6 +27,15 @@ pub struct Noise {
 }
 
 impl Noise {
+    /// The larger value of each kind.
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self {
+            steal_percent: self.steal_percent.max(other.steal_percent),
+            drift_percent: self.drift_percent.max(other.drift_percent),
+            disturbed_percent: self.disturbed_percent.max(other.disturbed_percent),
+        }
+    }
+
     /// What lies beyond its bound, as a clause; `None` if nothing does.
     pub(crate) fn obstacle(&self) -> Option<String> {
         let Self { steal_percent, drift_percent, disturbed_percent } = self;

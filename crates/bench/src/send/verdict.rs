@@ -105,7 +105,7 @@ fn row_obstacle(series: &SendSeries, floor: Option<&SendSeries>) -> Option<Strin
     } else if series.is_out_of_regime {
         Some("the receive window did not hold the sender back".into())
     } else if reason_for_pacing(series).is_some() {
-        Some("timers paced the packets".into())
+        Some("timers paced the packets (measure with --congestion cubic)".into())
     } else if is_below_floor() {
         Some("it took less than the network stack alone, which is impossible".into())
     } else {

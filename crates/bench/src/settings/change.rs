@@ -9,7 +9,7 @@ use std::fs;
 use std::str::FromStr;
 
 /// The default MTU of a link.
-const MTU_DEFAULT: u32 = 1500;
+pub(super) const MTU_DEFAULT: u32 = 1500;
 /// The usual MTU of data centre links.
 const MTU_LARGE: u32 = 9000;
 /// Three times the largest packet length that an IPv4 header can hold.

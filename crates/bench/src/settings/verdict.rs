@@ -1,7 +1,7 @@
 //! The verdict of the experiment `settings`: the change that saves most, if its risk permits the
 //! advice.
 
-use super::change::Change;
+use super::change::{Change, MTU_DEFAULT};
 use super::row::{pays, ratio};
 use super::{Role, SettingRound, SettingsSeries};
 use crate::rounds::Run;
@@ -63,8 +63,7 @@ pub(super) fn of(rows: &[SettingsSeries], run: &Run<'_>, device: &str) -> Option
         ..Verdict::without_saving(
             Question::Settings,
             &format!(
-                "{change} saves {} of both hosts' CPU with {} against this host's settings; {}: \
-                 {}",
+                "{change} saves {} of both hosts' CPU with {} at MTU {MTU_DEFAULT}; {}: {}",
                 saving_text(saving),
                 row.case.method,
                 change.safety().name(),

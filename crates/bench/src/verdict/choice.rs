@@ -44,7 +44,7 @@ impl Candidate {
         let rows: Vec<ComparedRow<'_, C, R>> = rows
             .into_iter()
             .map(|row| {
-                let obstacle = series_obstacle(row.series).or(row.obstacle);
+                let obstacle = row.obstacle.or_else(|| series_obstacle(row.series));
                 ComparedRow { obstacle, ..row }
             })
             .collect();

@@ -141,7 +141,7 @@ fn measure_in_turn(
 fn measure(words: &[OsString], arguments: &SoakArguments) -> Result<SoakRun, Failure> {
     let reference = || reference::cpu_time().map_err(Failure::failed);
     let bytes = |device: &String| device_bytes(device);
-    let mut command: Command = command_of(words);
+    let mut command: Command = command_of(words, arguments.json.as_ref())?;
     let before = (reference()?, arguments.per_mib_of.as_ref().map(bytes).transpose()?);
     let (mut report, status) = process::during(&mut command)
         .map_err(Failure::failed)?
@@ -209,14 +209,16 @@ fn text(series: &SoakSeries, baseline: Option<&SoakSeries>) -> String {
     };
     let line = series.command.join(" ");
     if let Some(estimate) = &series.cost {
-        let _ = writeln!(text, "{line}: {}, {} runs", cost(estimate), series.runs.len());
+        let runs = series.runs.len();
+        let plural = if runs == 1 { "" } else { "s" };
+        let _ = writeln!(text, "{line}: {}, {runs} run{plural}", cost(estimate));
     }
     if let Some(versus) = &series.versus {
         if let Some(estimate) = &versus.cost {
             let _ = writeln!(text, "{}: {}", versus.command, cost(estimate));
         }
         if let Some(ratio) = versus.ratio {
-            let _ = writeln!(text, "{line} takes {} of the other command's cost", verdict(ratio));
+            let _ = writeln!(text, "{line} costs {} the other command", verdict(ratio));
         }
     }
     if let Some(baseline_ratio) = &series.baseline {
