@@ -1,5 +1,6 @@
 //! Output formats of reports, one per file.
 
+mod escape;
 pub mod html;
 pub mod markdown;
 pub mod summary;

@@ -1,6 +1,7 @@
 //! Reports as one self-contained HTML page: charts, tables and text, for light and dark displays,
 //! phone and desktop, without scripts.
 
+use super::escape::html as escape;
 use super::summary::verdict_html;
 use crate::summary::Summary;
 use crate::view::{Advice, Bar, Group, Line, LineRole, View};
@@ -202,32 +203,4 @@ fn list<'a>(page: &mut String, class: &str, items: impl IntoIterator<Item = &'a 
         let _ = writeln!(page, "<li>{}</li>", escape(item));
     }
     page.push_str("</ul>\n");
-}
-
-pub(super) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            other => escaped.push(other),
-        }
-    }
-    escaped
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn markup_in_text_is_escaped() {
-        assert_eq!(
-            escape("<a href=\"x\" b='&'>"),
-            "&lt;a href=&quot;x&quot; b=&#39;&amp;&#39;&gt;"
-        );
-    }
 }

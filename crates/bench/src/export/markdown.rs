@@ -1,5 +1,6 @@
 //! A report as Markdown, for an issue, a commit message or a page.
 
+use super::escape::markdown as escape;
 use crate::view::{Advice, View};
 use std::fmt::Write;
 
@@ -60,16 +61,4 @@ fn one(view: &View) -> String {
         let _ = writeln!(text, "- warning: {}", escape(warning));
     }
     text
-}
-
-/// Escapes text so that it neither ends a cell nor becomes markup.
-pub(super) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        if matches!(character, '|' | '\\' | '`' | '*' | '_' | '<' | '>' | '[' | ']') {
-            escaped.push('\\');
-        }
-        escaped.push(if character.is_control() { ' ' } else { character });
-    }
-    escaped
 }

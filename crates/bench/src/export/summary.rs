@@ -1,7 +1,6 @@
 //! A summary as text for a terminal, as Markdown and as HTML.
 
-use super::html::escape as escape_html;
-use super::markdown::escape as escape_markdown;
+use super::escape::{html as escape_html, markdown as escape_markdown};
 use crate::summary::Summary;
 use crate::verdict::{Confidence, Question, Safety, Verdict};
 use std::fmt::Write;

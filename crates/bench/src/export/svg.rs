@@ -1,5 +1,6 @@
 //! The chart of a report as a standalone SVG file, for a page that shows images.
 
+use super::escape::html as escape;
 use crate::view::{Group, View};
 use std::fmt::Write;
 
@@ -81,8 +82,4 @@ fn bars(body: &mut String, group: &Group, mut y: f64) -> f64 {
         y += 7.0;
     }
     y
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
