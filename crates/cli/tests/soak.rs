@@ -242,7 +242,7 @@ fn a_series_is_compared_with_another_command_and_with_a_baseline() {
     let series = json(&mut haul(&[
         "soak", "--runs", "9", "--versus", &short, "--json", "-", "--", "sh", "-c", &long,
     ]));
-    assert_eq!(series["schema"], "haul.soak-series/1");
+    assert_eq!(series["schema"], "haul.soak-series/2");
     let ratio = &series["versus"]["ratio"];
     assert!(ratio["low"].as_f64().unwrap() > 1.5, "{ratio}");
     let (output, transcript) =
