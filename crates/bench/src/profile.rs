@@ -145,7 +145,7 @@ pub fn run(
         warn_of_lost_samples(&mut report, &subject, samples.lost);
         warn_of_other_programs(&mut report, &subject, meter);
         add_host(&mut report, &subject, &counts, (meter.load_percent, us_per_mib));
-        shares.push(format!("{host}: {}", row::largest_groups(&counts, GROUPS_NAMED)));
+        shares.push(format!("{subject}: {}", row::largest_groups(&counts, GROUPS_NAMED)));
         busy_samples = busy_samples.min(counts.busy());
         drawings.push(Drawing {
             title: format!("Where the time of the {subject} goes"),
@@ -169,7 +169,7 @@ fn verdict(shares: &str, busy_samples: u64) -> Verdict {
         return Verdict::withheld(Question::CpuTime, &reason, "haul bench profile --for 30s");
     }
     Verdict {
-        how: Some("haul bench profile -- COMMAND".into()),
+        how: Some("for your own program: haul bench profile -- COMMAND".into()),
         ..Verdict::without_saving(Question::CpuTime, shares)
     }
 }

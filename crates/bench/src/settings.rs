@@ -178,7 +178,7 @@ pub fn run(
     }
     let comparison = compare_methods(&parameters.paths, &rows);
     let device = device();
-    let verdict = verdict::of(&rows, &run, &device);
+    let verdict = verdict::of(&rows, &run, &device, &experiment.basis);
     let mut reported: Vec<SettingRow> =
         rows.iter().map(|series| row::of(series, &rows, &experiment.basis, &device)).collect();
     let combined = together.iter().filter(|series| series.case.role == Role::Together);

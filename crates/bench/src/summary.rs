@@ -138,13 +138,12 @@ impl Summary {
     fn link(&self, lab: &LabFacts) -> String {
         let LabFacts { mtu, congestion, .. } = lab;
         let kind = match lab.kind.as_str() {
-            "veth" => "two hosts in a lab (veth)",
+            "veth" => "two network namespaces (veth)",
             "remote" => "to another machine",
             _ => "loopback",
         };
         let default = self.default_congestion.as_ref().filter(|default| *default != congestion);
-        let default =
-            default.map_or(String::new(), |default| format!(" (this host's default: {default})"));
+        let default = default.map_or(String::new(), |default| format!(" (default: {default})"));
         format!(", {kind}, MTU {mtu}, {congestion}{default}")
     }
 

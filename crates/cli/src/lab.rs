@@ -2,8 +2,8 @@
 
 use crate::arguments::LabArguments;
 use crate::output::Failure;
+use crate::user_command;
 use haul_lab::{Lab, LabError, Settings};
-use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, Stdio};
 
 pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
@@ -55,9 +55,6 @@ pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
     if let Some(status) = receiver_status.filter(|status| !status.success()) {
         eprintln!("haul: the receiving host's command failed before COMMAND ended: {status}");
     }
-    let status = status.map_err(|error| {
-        Failure::bad_input(format!("cannot run {}: {error}", program.display()))
-    })?;
-    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-    Ok(ExitCode::from(code as u8))
+    let status = status.map_err(|error| user_command::start_failure(program, &error))?;
+    Ok(ExitCode::from(user_command::exit_code(status)))
 }

@@ -14,6 +14,7 @@ mod plan;
 mod schema;
 mod serve;
 mod soak;
+mod user_command;
 
 use arguments::{Arguments, Command};
 use output::Failure;

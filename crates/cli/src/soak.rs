@@ -2,17 +2,17 @@
 
 use crate::arguments::SoakArguments;
 use crate::output::{self, Destination, Failure};
+use crate::user_command;
 use haul_bench::self_check::{self, DutyCycleReading, SelfCheck};
 use haul_soak::CpuLoad;
 use haul_soak::process;
 use haul_soak::report::SoakReport;
 use haul_soak::sources::{CpuSources, SourceRate};
 use serde::Serialize;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::io;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 mod series;
@@ -43,8 +43,8 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
             let mut command = command_of(&arguments.command, arguments.json.as_ref())?;
             let (mut report, status) = process::during(&mut command)
                 .map_err(Failure::failed)?
-                .map_err(|error| start_failure(program, &error))?;
-            let code = status_code(status);
+                .map_err(|error| user_command::start_failure(program, &error))?;
+            let code = user_command::exit_code(status);
             report.exit_code = Some(code);
             (report, ExitCode::from(code))
         }
@@ -66,19 +66,6 @@ fn command_of(words: &[OsString], json: Option<&Destination>) -> Result<Command,
         command.stdout(Stdio::from(stderr));
     }
     Ok(command)
-}
-
-/// The failure to start a command, with the exit code of a shell: 127 if it was not found, else
-/// 126.
-fn start_failure(program: &OsStr, error: &io::Error) -> Failure {
-    let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-    Failure::with_code(format!("cannot run {}: {error}", program.display()), code)
-}
-
-/// The exit code of a command as a shell reports it: its own, or 128 plus the signal's number.
-fn status_code(status: ExitStatus) -> u8 {
-    let code = status.code().or(status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
 fn self_check(json: Option<&Destination>) -> Result<ExitCode, Failure> {

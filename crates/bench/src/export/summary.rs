@@ -10,8 +10,9 @@ const LINES_MAX: usize = 24;
 /// The meaning of the figures and of the signs.
 const LEGEND: &str = "(a to b): interval of 95 %. certain: jointly for all methods, or reported by \
                       the kernel; likely: for this method alone.";
-/// The meaning of a sign that only a terminal has.
-const TERMINAL_LEGEND: &str = "> is what to call or run.";
+/// The same in one line of the smallest terminal.
+const SHORT_LEGEND: &str =
+    "(a to b): 95 % interval. certain: for all methods at once; likely: for one.";
 /// The columns of the question and of the confidence.
 const TITLE_COLUMNS: usize = 12;
 const CONFIDENCE_COLUMNS: usize = 10;
@@ -21,7 +22,7 @@ const CONFIDENCE_COLUMNS: usize = 10;
 pub fn terminal(summary: &Summary, width: u16, has_colour: bool) -> String {
     let width = usize::from(width.clamp(60, 100));
     let with_how = render(summary, width, has_colour, |_| true);
-    let legend = textwrap::fill(&format!("{LEGEND} {TERMINAL_LEGEND}"), width) + "\n";
+    let legend = textwrap::fill(SHORT_LEGEND, wrapping(width)) + "\n";
     // The caller adds a line with the path of the report.
     if with_how.lines().count() + legend.lines().count() < LINES_MAX {
         return with_how + &legend;
@@ -43,17 +44,22 @@ fn render(
     has_colour: bool,
     has_how: impl Fn(&Verdict) -> bool,
 ) -> String {
-    let mut text = textwrap::fill(&summary.place(), textwrap::Options::new(width)) + "\n";
+    let mut text = textwrap::fill(&summary.place(), wrapping(width)) + "\n";
     for verdict in summary.verdicts.iter().filter(|verdict| is_in_terminal(verdict.question)) {
         text.push_str(&verdict_lines(verdict, width, has_colour, has_how(verdict)));
     }
     for left_out in &summary.left_out {
         let line = format!("{} was left out: {}", left_out.experiment, left_out.reason);
-        let options = textwrap::Options::new(width).subsequent_indent("  ");
+        let options = wrapping(width).subsequent_indent("  ");
         let _ = writeln!(text, "{}", textwrap::fill(&line, options));
     }
-    text.push_str(&(textwrap::fill(&summary.noise_line(), width) + "\n"));
+    text.push_str(&(textwrap::fill(&summary.noise_line(), wrapping(width)) + "\n"));
     text
+}
+
+/// Wraps lines without splitting words at hyphens, which flags and dates contain.
+fn wrapping(width: usize) -> textwrap::Options<'static> {
+    textwrap::Options::new(width).word_splitter(textwrap::WordSplitter::NoHyphenation)
 }
 
 /// Whether a question is in the summary of the terminal. The others are in the report.
@@ -69,12 +75,12 @@ pub fn verdict_lines(verdict: &Verdict, width: usize, has_colour: bool, has_how:
         verdict.confidence.name()
     );
     let indent = " ".repeat(TITLE_COLUMNS + CONFIDENCE_COLUMNS);
-    let options = textwrap::Options::new(width).initial_indent(&head).subsequent_indent(&indent);
+    let options = wrapping(width).initial_indent(&head).subsequent_indent(&indent);
     let mut text = textwrap::fill(&verdict.statement, options) + "\n";
     if let Some(how) = verdict.how.as_ref().filter(|how| has_how && !how.is_empty()) {
-        let first = format!("{indent}> ");
-        let rest = format!("{indent}  ");
-        let options = textwrap::Options::new(width).initial_indent(&first).subsequent_indent(&rest);
+        let first = format!("{indent}how: ");
+        let rest = format!("{indent}     ");
+        let options = wrapping(width).initial_indent(&first).subsequent_indent(&rest);
         text.push_str(&(textwrap::fill(how, options) + "\n"));
     }
     if has_colour {
@@ -167,6 +173,7 @@ pub fn verdict_html(verdict: &Verdict) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::LabFacts;
     use crate::summary::LeftOut;
 
     /// A summary whose verdicts are as long as they can be.
@@ -210,6 +217,83 @@ mod tests {
             assert!(text.contains(question), "{question}: {text}");
         }
         assert!(!text.contains('\x1b'));
+    }
+
+    /// A summary without verdicts, of a host whose facts are as long as usual.
+    fn summary_of_usual_host() -> Summary {
+        let mut summary = Summary::start();
+        summary.host.name = "storage7".into();
+        summary.host.kernel = "6.18.44-amd64".into();
+        summary.host.cpu = "Intel(R) Xeon(R) Processor".into();
+        summary.host.cpus = 32;
+        summary.lab = Some(LabFacts {
+            kind: "veth".into(),
+            mtu: 9000,
+            congestion: "cubic".into(),
+            rate_bits_per_second: None,
+            reading: None,
+            sender_cpu: Some(0),
+            receiver_cpu: Some(1),
+            peer: None,
+            cache_line_round_trip_ns: None,
+        });
+        summary.default_congestion = Some("bbr".into());
+        summary
+    }
+
+    /// The verdicts are those of a run on a quiet machine, word for word.
+    #[test]
+    fn a_usual_summary_fits_with_its_commands_and_its_legend() {
+        use Question::{CpuTime, Forward, Receive, SendFiles, SendMemory, Settings};
+        let mut summary = summary_of_usual_host();
+        let verdict = |(question, statement, how): (Question, &str, &str)| Verdict {
+            how: Some(how.into()),
+            choice: Some("choice".into()),
+            ..Verdict::without_saving(question, statement)
+        };
+        summary.verdicts = [
+            (
+                SendFiles,
+                "sendfile saves 59 % (52 to 66) of the sender's CPU against read+write; no \
+                 difference between it and splice was shown",
+                "sendfile(2); in Rust haul::Sender::send_file",
+            ),
+            (
+                SendMemory,
+                "send(2): MSG_ZEROCOPY saves nothing, it copied 100 %",
+                "send(2); for a network card: haul bench send --to HOST",
+            ),
+            (
+                Receive,
+                "read(2): zero-copy receive saves nothing, it mapped 0 %",
+                "read(2); in Rust haul::Receiver, which maps if it can",
+            ),
+            (
+                Forward,
+                "splice saves 52 % (41 to 62) of the proxy's CPU against copy; with messages of \
+                 64B no difference was shown",
+                "splice(2) through a pipe; in Rust haul::Forwarder",
+            ),
+            (
+                Settings,
+                "congestion cubic saves 81 % (77 to 84) of both hosts' CPU against bbr (sendfile, \
+                 MTU 1500); LAN only: over long or lossy paths it is slower than bbr",
+                "sysctl -w net.ipv4.tcp_congestion_control=cubic",
+            ),
+            (
+                CpuTime,
+                "sending host, sendfile: softirq and interrupt 58 %, files and pipes 12 %; \
+                 receiving host, read: softirq and interrupt 49 %, copy 37 %",
+                "for your own program: haul bench profile -- COMMAND",
+            ),
+        ]
+        .map(verdict)
+        .into();
+        let text = terminal(&summary, 80, false);
+        assert!(text.lines().count() < LINES_MAX, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert_eq!(text.matches("how: ").count(), summary.verdicts.len(), "{text}");
+        assert!(text.ends_with(&format!("{SHORT_LEGEND}\n")), "{text}");
     }
 
     #[test]

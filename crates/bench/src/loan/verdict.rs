@@ -14,8 +14,7 @@ type LoanSeries = Series<LoanCase, LoanRound>;
 const COPIED_PERCENT_MIN: f64 = 50.0;
 
 /// The command that measures loans on a real network card.
-const REAL_CARD: &str = "for a network card: haul bench send --to HOST --workload memory:16MiB \
-                         --paths read+send,zerocopy";
+const REAL_CARD: &str = "send(2); for a network card: haul bench send --to HOST";
 
 /// The verdict on loans of the largest size over TCP.
 pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
@@ -42,10 +41,7 @@ pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
             withheld(&format!("no difference between a loan and a send was shown at {size}"))
         });
     }
-    let statement = format!(
-        "send(2): MSG_ZEROCOPY saves nothing on this link, it copied {copied_percent:.0} % of the \
-         bytes"
-    );
+    let statement = format!("send(2): MSG_ZEROCOPY saves nothing, it copied {copied_percent:.0} %");
     Some(Verdict {
         confidence: Confidence::Certain,
         choice: Some("send".into()),

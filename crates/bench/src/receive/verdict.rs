@@ -54,14 +54,10 @@ pub(super) fn of(
         Some(percent) => Some(Verdict {
             confidence: Confidence::Certain,
             choice: Some(ReceiveMethod::Read.name().into()),
-            how: Some("read(2); in Rust haul::Receiver".into()),
+            how: Some("read(2); in Rust haul::Receiver, which maps if it can".into()),
             ..Verdict::without_saving(
                 Question::Receive,
-                &format!(
-                    "read(2): zero-copy receive saves nothing here, {percent:.0} % of the bytes \
-                     could be mapped (MTU {})",
-                    condition.mtu
-                ),
+                &format!("read(2): zero-copy receive saves nothing, it mapped {percent:.0} %"),
             )
         }),
         None => Some(subject.verdict(&candidates)),

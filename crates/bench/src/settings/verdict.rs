@@ -1,7 +1,7 @@
 //! The verdict of the experiment `settings`: the change that saves most, if its risk permits the
 //! advice.
 
-use super::change::{Change, MTU_DEFAULT};
+use super::change::{Change, MTU_DEFAULT, Tuning};
 use super::row::{pays, ratio};
 use super::{Role, SettingRound, SettingsSeries};
 use crate::rounds::Run;
@@ -10,7 +10,12 @@ use crate::verdict::{Confidence, Question, Safety, Verdict, saving, saving_text,
 
 /// The verdict on the changes of a single setting, with any of the measured send methods. A risky
 /// change is never one.
-pub(super) fn of(rows: &[SettingsSeries], run: &Run<'_>, device: &str) -> Option<Verdict> {
+pub(super) fn of(
+    rows: &[SettingsSeries],
+    run: &Run<'_>,
+    device: &str,
+    basis_tuning: &Tuning,
+) -> Option<Verdict> {
     let withheld = |reason: &str| {
         Some(Verdict::withheld(Question::Settings, reason, run.longer_command("settings")))
     };
@@ -53,24 +58,34 @@ pub(super) fn of(rows: &[SettingsSeries], run: &Run<'_>, device: &str) -> Option
         return withheld("no setting was shown to save CPU time here beyond what runs differ by");
     }
     let saving = saving(across_runs);
+    let baseline = baseline(change, basis_tuning);
     Some(Verdict {
         confidence: if is_certain { Confidence::Certain } else { Confidence::Likely },
         choice: Some(change.to_string()),
-        baseline: Some("this host's settings".into()),
+        baseline: Some(baseline.clone()),
         saving_percent: Some(saving),
         how: Some(change.command(device)),
         safety: change.safety(),
         ..Verdict::without_saving(
             Question::Settings,
             &format!(
-                "{change} saves {} of both hosts' CPU with {} at MTU {MTU_DEFAULT}; {}: {}",
+                "{change} saves {} of both hosts' CPU against {} ({}, MTU {MTU_DEFAULT}); {}: {}",
                 saving_text(saving),
+                baseline,
                 row.case.method,
                 change.safety().name(),
                 change.risk()
             ),
         )
     })
+}
+
+/// What a change is compared with.
+fn baseline(change: &Change, basis: &Tuning) -> String {
+    match change {
+        Change::Congestion(_) => basis.congestion.clone(),
+        _ => "this host's settings".into(),
+    }
 }
 
 /// The change of a row that makes exactly one.

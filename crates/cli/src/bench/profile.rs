@@ -3,8 +3,9 @@
 use super::{Context, ExperimentResult};
 use crate::arguments::ProfileArguments;
 use crate::output::Failure;
+use crate::user_command;
 use haul_bench::profile::{self, Profile, ProfileParameters};
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 use std::time::Duration;
 
 pub fn run(
@@ -16,10 +17,9 @@ pub fn run(
         let mut command = Command::new(program);
         command.args(rest);
         let result = profile::during(&mut command).map_err(crate::output::bench_failure)?;
-        let (profile, status) = result.map_err(|error| {
-            Failure::bad_input(format!("cannot start {}: {error}", program.to_string_lossy()))
-        })?;
-        command_exit_code = exit_code(status);
+        let (profile, status) =
+            result.map_err(|error| user_command::start_failure(program, &error))?;
+        command_exit_code = user_command::exit_code(status);
         profile
     } else {
         let default = Duration::from_secs(if context.is_quick { 2 } else { 10 });
@@ -38,14 +38,4 @@ pub fn run(
     let mut result = ExperimentResult::from(report);
     result.view.drawings = drawings;
     Ok(ExperimentResult { exit_code: command_exit_code, ..result })
-}
-
-/// Returns the same exit code as a shell: 128 plus the number of the signal that ended the command.
-fn exit_code(status: ExitStatus) -> u8 {
-    use std::os::unix::process::ExitStatusExt;
-    status
-        .code()
-        .or(status.signal().map(|signal| 128 + signal))
-        .and_then(|code| u8::try_from(code).ok())
-        .unwrap_or(1)
 }

@@ -1,8 +1,9 @@
 //! `haul soak --runs`: several runs of a command, compared with another command or an earlier day.
 
-use super::{command_of, start_failure, write};
+use super::{command_of, write};
 use crate::arguments::SoakArguments;
 use crate::output::{self, Failure};
+use crate::user_command;
 use haul_bench::Estimate;
 use haul_bench::soak_series::{COMPARED_RUNS_MIN, SCHEMA, SoakRun, SoakSeries, unit};
 use haul_soak::{process, reference};
@@ -145,9 +146,9 @@ fn measure(words: &[OsString], arguments: &SoakArguments) -> Result<SoakRun, Fai
     let before = (reference()?, arguments.per_mib_of.as_ref().map(bytes).transpose()?);
     let (mut report, status) = process::during(&mut command)
         .map_err(Failure::failed)?
-        .map_err(|error| start_failure(&words[0], &error))?;
+        .map_err(|error| user_command::start_failure(&words[0], &error))?;
     let after = (arguments.per_mib_of.as_ref().map(bytes).transpose()?, reference()?);
-    report.exit_code = Some(super::status_code(status));
+    report.exit_code = Some(user_command::exit_code(status));
     let moved = after.0.zip(before.1).map(|(after, before)| after.saturating_sub(before));
     let bytes = moved.or(arguments.bytes.map(|size| size.0));
     if bytes == Some(0) {
