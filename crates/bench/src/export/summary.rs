@@ -261,7 +261,7 @@ mod tests {
             (
                 SendMemory,
                 "send(2): MSG_ZEROCOPY saves nothing, it copied 100 %",
-                "send(2); for a network card: haul bench send --to HOST",
+                "send(2); network card: haul bench send --to HOST",
             ),
             (
                 Receive,

@@ -23,7 +23,7 @@ pub(super) fn of(rows: &[ForwardSeries], run: &Run<'_>, has_two_hosts: bool) -> 
     }
     let both = |round: &ForwardRound| round.cost() + round.costs.receiver_us_per_mib;
     let candidates = Candidate::of_rows(
-        bulk,
+        &bulk,
         TestedForwardMethod::Copy.name(),
         &ForwardRound::cost,
         has_two_hosts.then_some(&both),

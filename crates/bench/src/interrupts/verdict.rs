@@ -26,7 +26,7 @@ pub(super) fn of(
     }
     let baseline = send_call_name(SendCall::Send);
     let candidates = Candidate::of_rows(
-        compared,
+        &compared,
         baseline,
         &InterruptsRound::sender_us_per_1000,
         Some(&InterruptsRound::both_us_per_1000),

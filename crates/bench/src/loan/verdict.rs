@@ -14,7 +14,7 @@ type LoanSeries = Series<LoanCase, LoanRound>;
 const COPIED_PERCENT_MIN: f64 = 50.0;
 
 /// The command that measures loans on a real network card.
-const REAL_CARD: &str = "send(2); for a network card: haul bench send --to HOST";
+const REAL_CARD: &str = "send(2); network card: haul bench send --to HOST";
 
 /// The verdict on loans of the largest size over TCP.
 pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {

@@ -23,7 +23,7 @@ pub(super) fn of(
         .map(|row| (row, row.case.condition))
         .find(|(_, condition)| row(ReceiveMethod::Read, *condition).is_some())?;
     let mapped_percent = mapped_percent(mapped);
-    let compared = CANDIDATES
+    let compared: Vec<ComparedRow<'_, _, _>> = CANDIDATES
         .into_iter()
         .filter_map(|method| {
             let series = row(method, condition)?;
@@ -36,7 +36,7 @@ pub(super) fn of(
     let both =
         |round: &ReceiveRound| round.costs.sender_us_per_mib + round.costs.receiver_us_per_mib;
     let candidates = Candidate::of_rows(
-        compared,
+        &compared,
         ReceiveMethod::Read.name(),
         &|round| round.costs.receiver_us_per_mib,
         has_two_hosts.then_some(&both),

@@ -73,7 +73,7 @@ fn verdict_under(
     let both = |round: &SendRound| round.costs.sender_us_per_mib + round.costs.receiver_us_per_mib;
     let has_two_hosts = experiment.topology.has_two_hosts();
     let candidates = Candidate::of_rows(
-        compared,
+        &compared,
         baseline.name(),
         &|round| round.costs.sender_us_per_mib,
         has_two_hosts.then_some(&both),

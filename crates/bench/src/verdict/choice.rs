@@ -20,6 +20,8 @@ pub(crate) struct Candidate {
     pub joint_ratios: [Option<Estimate>; 2],
     /// The reason why no verdict can name it; `None` if one can.
     pub obstacle: Option<String>,
+    /// Whether more rounds could remove the obstacle.
+    pub lacks_rounds: bool,
 }
 
 /// A measured row that takes part in a choice.
@@ -36,19 +38,15 @@ impl Candidate {
     /// The candidates of a choice, from rows in the order of preference. `cost` is the cost that
     /// is compared, and `both` that of both hosts, if both were measured.
     pub(crate) fn of_rows<C, R>(
-        rows: Vec<ComparedRow<'_, C, R>>,
+        rows: &[ComparedRow<'_, C, R>],
         baseline: &str,
         cost: &dyn Fn(&R) -> f64,
         both: Option<&dyn Fn(&R) -> f64>,
     ) -> Vec<Self> {
-        let rows: Vec<ComparedRow<'_, C, R>> = rows
-            .into_iter()
-            .map(|row| {
-                let obstacle = row.obstacle.or_else(|| series_obstacle(row.series));
-                ComparedRow { obstacle, ..row }
-            })
-            .collect();
-        let usable = || rows.iter().filter(|row| row.obstacle.is_none());
+        let obstacle = |row: &ComparedRow<'_, C, R>| {
+            row.obstacle.clone().or_else(|| series_obstacle(row.series))
+        };
+        let usable = || rows.iter().filter(|row| obstacle(row).is_none());
         let cheapest = usable()
             .map(|row| row.series)
             .min_by(|one, other| one.median(cost).total_cmp(&other.median(cost)));
@@ -56,7 +54,7 @@ impl Candidate {
         let comparisons = usable().count().saturating_sub(1);
         let candidate = |row: &ComparedRow<'_, C, R>| {
             let differs = |other: &&Series<C, R>| !std::ptr::eq(*other, row.series);
-            let is_usable = row.obstacle.is_none();
+            let is_usable = obstacle(row).is_none();
             let plain = plain.filter(|_| is_usable).filter(differs);
             let cheapest = cheapest.filter(|_| is_usable).filter(differs);
             let ratio = plain.and_then(|plain| row.series.ratio_to_method(plain, cost));
@@ -64,6 +62,8 @@ impl Candidate {
             let few_pairs = plain.is_some() && too_few_rounds(pairs).is_some();
             let few_pairs =
                 few_pairs.then(|| format!("{pairs} usable rounds in common with {baseline}"));
+            let is_excluded = row.obstacle.is_some() || row.series.failure_reason().is_some();
+            let obstacle = obstacle(row).or(few_pairs);
             let jointly =
                 |of: &dyn Fn(&R) -> f64| row.series.ratio_among_methods(plain?, comparisons, of);
             Self {
@@ -74,7 +74,8 @@ impl Candidate {
                     row.series.ratio_among_methods(cheapest, comparisons, cost)
                 }),
                 both_ratio: both.and_then(|both| row.series.ratio_to_method(plain?, both)),
-                obstacle: row.obstacle.clone().or(few_pairs),
+                lacks_rounds: obstacle.is_some() && !is_excluded,
+                obstacle,
             }
         };
         rows.iter().map(candidate).collect()
@@ -215,6 +216,15 @@ fn choose(candidates: &[Candidate], baseline: &str) -> Choice {
             Choice::NoDifference
         };
     };
+    // A preferred method may cost as little: without its rounds the choice would be an accident.
+    let preferred = candidates.iter().take_while(|candidate| candidate.name != best.name);
+    if let Some(open) = preferred
+        .filter(|candidate| candidate.name != baseline)
+        .find(|candidate| candidate.lacks_rounds)
+    {
+        let obstacle = open.obstacle.as_deref().unwrap_or_default();
+        return Choice::Unusable(format!("{}: {obstacle}", open.name));
+    }
     let confidence = confidence(std::iter::once(best), |ratio| ratio.is_below(1.0));
     // A method that was not shown to save anything is no alternative.
     let is_tie = |candidate: &&Candidate| candidate.name != best.name && saves(candidate);
@@ -255,6 +265,7 @@ mod tests {
             both_ratio: None,
             joint_ratios: [Some(ratio), None],
             obstacle: None,
+            lacks_rounds: false,
         }
     }
 
@@ -312,6 +323,22 @@ mod tests {
         let few = Candidate { obstacle: Some("3 rounds".into()), ..plain(true) };
         assert_eq!(choose(&[few], "read+write"), Choice::Unusable("read+write: 3 rounds".into()));
         assert!(matches!(choose(&[copied], "read+write"), Choice::Unusable(_)));
+    }
+
+    #[test]
+    fn a_preferred_method_that_lacks_rounds_withholds_the_verdict() {
+        let splice = candidate("splice", estimate(0.3, 0.4, 0.5), None);
+        let copied = Candidate {
+            obstacle: Some("it copied".into()),
+            ..candidate("sendfile", estimate(0.3, 0.4, 0.5), None)
+        };
+        let choice = choose(&[copied.clone(), splice.clone(), plain(true)], "read+write");
+        assert!(matches!(choice, Choice::Saves { .. }), "{choice:?}");
+        let open = Candidate { lacks_rounds: true, obstacle: Some("7 rounds".into()), ..copied };
+        let choice = choose(&[open.clone(), splice.clone(), plain(true)], "read+write");
+        assert_eq!(choice, Choice::Unusable("sendfile: 7 rounds".into()));
+        let choice = choose(&[splice, open, plain(true)], "read+write");
+        assert!(matches!(choice, Choice::Saves { .. }), "{choice:?}");
     }
 
     #[test]
