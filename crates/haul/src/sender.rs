@@ -21,8 +21,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The smallest send, in bytes, after which the socket is checked for pacing.
-const PACING_BYTES_MIN: u64 = 256 << 10;
 /// Poll interval of [`Sender::wait_for_completions`]. It runs at the end of a transfer, so its
 /// latency matters little.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -210,11 +208,8 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             return Err(Error::Forked);
         }
         let sent = selector.send(socket.as_fd(), source.into(), &range)?;
-        // Sampled only until the monitor has decided. A socket that is not TCP has no such state,
-        // so errors are ignored.
-        if sent >= PACING_BYTES_MIN {
-            let _ = self.pacing.sample(socket);
-        }
+        // A socket that is not TCP has no such state, so errors are ignored.
+        let _ = self.pacing.record_sent(socket, sent);
         Ok(sent)
     }
 
