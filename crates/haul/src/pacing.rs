@@ -34,8 +34,8 @@ use std::time::Instant;
 const PACING_ALGORITHMS: [&str; 3] = ["bbr", "bbr2", "bbr3"];
 /// The default congestion control of the calling thread's network namespace.
 const DEFAULT_FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
-/// The fewest bytes of a sample. A shorter one has too few timers to judge by. The kernel also takes
-/// 35 to some hundred µs to print `/proc/interrupts`, more with each CPU.
+/// The fewest bytes of a sample. A shorter one has too few timers to judge by. The kernel also
+/// takes 34 µs to print `/proc/interrupts` on two CPUs, and longer on more.
 const SAMPLE_BYTES_MIN: u64 = 8 << 20;
 /// Samples without evidence of pacing after which a socket counts as not paced.
 const SAMPLES_MAX: u32 = 16;
@@ -119,8 +119,9 @@ struct Reading {
 }
 
 impl PacingMonitor {
-    /// Records that `sent_bytes` were sent, and samples the counters once they are enough. On a host
-    /// whose default congestion control does not pace, only the first sample makes system calls.
+    /// Records that `sent_bytes` were sent, and samples the counters once they are enough. On a
+    /// host whose default congestion control does not pace, only the first sample makes system
+    /// calls.
     pub fn record_sent(&mut self, socket: impl AsFd, sent_bytes: u64) -> io::Result<()> {
         if self.is_sample_due(sent_bytes) { self.sample(socket) } else { Ok(()) }
     }
