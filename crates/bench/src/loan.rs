@@ -33,6 +33,9 @@ mod answer;
 mod row;
 mod verdict;
 
+#[cfg(test)]
+pub(crate) use verdict::{REAL_CARD, copied_statement};
+
 pub use row::LoanRow;
 
 /// The report of the experiment `loan`.

@@ -169,7 +169,7 @@ fn verdict(shares: &str, busy_samples: u64) -> Verdict {
         return Verdict::withheld(Question::CpuTime, &reason, "haul bench profile --for 30s");
     }
     Verdict {
-        how: Some("for your own program: haul bench profile -- COMMAND".into()),
+        how: Some("haul bench profile -- COMMAND (your own program)".into()),
         ..Verdict::without_saving(Question::CpuTime, shares)
     }
 }

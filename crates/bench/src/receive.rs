@@ -34,6 +34,9 @@ pub use haul_workers::receive_method as method;
 mod row;
 mod verdict;
 
+#[cfg(test)]
+pub(crate) use verdict::unmapped_statement;
+
 use method::ReceiveMethod;
 pub use row::ReceiveRow;
 

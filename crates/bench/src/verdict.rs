@@ -3,8 +3,8 @@
 //!
 //! A verdict names only a method that the library may choose, that did what its name says, that
 //! costs no less than the network stack alone, and that was measured in at least nine usable rounds
-//! of a run whose noise is within its bounds. Otherwise the verdict is withheld, and says what to
-//! do.
+//! of a run whose noise is within its bounds, while no method that the library prefers lacks rounds
+//! and may cost as little. Otherwise the verdict is withheld, and says what to do.
 
 use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
 use schemars::JsonSchema;

@@ -95,7 +95,6 @@ const INVALID: &[(&[&str], &str)] = &[
     (&["bench", "checksum", "--size", "0B"], "sizes must be"),
     (&["bench", "profile", "--send", "sendfil"], "\"sendfil\""),
     (&["bench", "profile", "--for", "2h"], "0.1 to 600 seconds"),
-    (&["bench", "profile", "--", "/no/such/program"], "/no/such/program"),
     (&["bench", "send", "--jason", "x"], "--jason"),
     (&["bench", "send", "--json", "/no/such/folder/report.json"], "/no/such/folder"),
     (&["bench", "send", "--html", "/tmp"], "it is a directory"),
@@ -113,9 +112,26 @@ const INVALID: &[(&[&str], &str)] = &[
     (&["doctor", "--peer", "no-such-host.invalid"], "no-such-host.invalid"),
     (&["lab", "--mtu", "1", "--", "true"], "MTU 1"),
     (&["lab", "--loss", "200%", "--", "true"], "\"200%\""),
-    (&["lab", "--", "/no/such/program"], "/no/such/program"),
     (&["frobnicate"], "frobnicate"),
 ];
+
+/// The exit codes of a shell, of env and of timeout.
+#[test]
+fn a_command_that_cannot_be_started_has_the_exit_code_of_a_shell() {
+    for command in [&["lab"][..], &["soak"], &["bench", "profile"]] {
+        for (program, code) in [("/no/such/program", 127), ("/etc/passwd", 126)] {
+            let (output, transcript) = run(haul(command).args(["--", program]));
+            if command == ["bench", "profile"] && transcript.contains("sample") {
+                eprintln!("SKIPPED: this user may not sample CPUs: {transcript}");
+                continue;
+            }
+            assert_eq!(output.status.code(), Some(code), "{transcript}");
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(error.lines().count(), 1, "{transcript}");
+            assert!(error.starts_with("haul: ") && error.contains(program), "{transcript}");
+        }
+    }
+}
 
 #[test]
 fn invalid_arguments_are_one_line_errors() {

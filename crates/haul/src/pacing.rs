@@ -19,7 +19,7 @@
 //! * Pacing by the queueing discipline `fq`, which holds packets behind the socket, is not
 //!   detected.
 //! * Timers that expire on another CPU than the sending thread's are not counted.
-//! * A socket that sends too little is not judged.
+//! * A socket that sends less than about 16 MiB is not judged.
 //! * Timers of another paced socket that the same CPU serves are attributed to this one.
 
 use haul_sys::tcp_info::tcp_info;
@@ -34,9 +34,12 @@ use std::time::Instant;
 const PACING_ALGORITHMS: [&str; 3] = ["bbr", "bbr2", "bbr3"];
 /// The default congestion control of the calling thread's network namespace.
 const DEFAULT_FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
-/// The fewest bytes of a sample. A shorter one has too few timers to judge by. The kernel also
-/// takes 34 µs to print `/proc/interrupts` on two CPUs, and longer on more.
-const SAMPLE_BYTES_MIN: u64 = 8 << 20;
+/// Bytes between two samples. The kernel takes 34 µs to print `/proc/interrupts` on two CPUs
+/// (docs/measurements/auto.md), and longer on more.
+const SAMPLE_BYTES: u64 = 8 << 20;
+/// The fewest bytes that the peer was sent between two samples. Fewer have too few timers to judge
+/// by. It is less than [`SAMPLE_BYTES`], because the send buffer may hold more than at the start.
+const COMPARED_BYTES_MIN: u64 = 4 << 20;
 /// Samples without evidence of pacing after which a socket counts as not paced.
 const SAMPLES_MAX: u32 = 16;
 /// Timer interrupts per MiB, beyond the tick, from which on a socket counts as paced.
@@ -119,17 +122,17 @@ struct Reading {
 }
 
 impl PacingMonitor {
-    /// Records that `sent_bytes` were sent, and samples the counters once they are enough. On a
+    /// Records sent bytes. Samples the counters after each 8 MiB until the socket is judged. On a
     /// host whose default congestion control does not pace, only the first sample makes system
     /// calls.
     pub fn record_sent(&mut self, socket: impl AsFd, sent_bytes: u64) -> io::Result<()> {
         if self.is_sample_due(sent_bytes) { self.sample(socket) } else { Ok(()) }
     }
 
-    /// Counts sent bytes; whether they suffice for a sample.
+    /// Counts sent bytes. Returns whether a sample is due.
     fn is_sample_due(&mut self, sent_bytes: u64) -> bool {
         self.unsampled_bytes += sent_bytes;
-        let is_due = self.unsampled_bytes >= SAMPLE_BYTES_MIN;
+        let is_due = self.unsampled_bytes >= SAMPLE_BYTES;
         if is_due {
             self.unsampled_bytes = 0;
         }
@@ -137,14 +140,13 @@ impl PacingMonitor {
     }
 
     fn sample(&mut self, socket: impl AsFd) -> io::Result<()> {
-        match self.state {
-            State::New => {
-                let is_possible = default_congestion().is_some_and(|name| is_pacing(&name))
-                    && !is_pacing(&sockopt::tcp_congestion(&socket)?);
-                self.state = if is_possible { State::Possible } else { State::Finished };
-            }
-            State::Possible => self.compare(Reading::take(&socket)?),
-            State::Leftover | State::Finished => {}
+        if self.state == State::New {
+            let is_possible = default_congestion().is_some_and(|name| is_pacing(&name))
+                && !is_pacing(&sockopt::tcp_congestion(&socket)?);
+            self.state = if is_possible { State::Possible } else { State::Finished };
+        }
+        if self.state == State::Possible {
+            self.compare(Reading::take(&socket)?);
         }
         Ok(())
     }
@@ -159,7 +161,7 @@ impl PacingMonitor {
             return self.count_without_evidence();
         }
         let sent_bytes = now.sent_bytes.saturating_sub(start.sent_bytes);
-        if sent_bytes < SAMPLE_BYTES_MIN {
+        if sent_bytes < COMPARED_BYTES_MIN {
             return;
         }
         self.start = Some(now);
@@ -256,7 +258,7 @@ mod tests {
         assert_eq!(state_after(10, 10, 10), State::Possible);
         // As many as the fastest tick makes in that time.
         assert_eq!(state_after(10, 100, 100), State::Possible);
-        assert_eq!(state_after(7, 10, 200), State::Possible);
+        assert_eq!(state_after(3, 10, 200), State::Possible);
     }
 
     /// On a machine where a sample took 34 µs, one for each file of 350 kB had raised the cost of

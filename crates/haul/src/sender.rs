@@ -387,7 +387,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
 
     /// Why the socket's packets are paced, which costs CPU where the network is not the limit;
     /// `None` if nothing indicates that they are. Pacing that an earlier congestion control has
-    /// left on is detected only after some large files were sent.
+    /// left on is detected only after [`Sender::send_file`] has sent about 16 MiB.
     pub fn pacing(&self) -> Result<Option<Pacing>, Error> {
         let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
         if !socket::is_tcp(socket) {

@@ -7,12 +7,12 @@ use std::fmt::Write;
 
 /// The lines of the smallest terminal.
 const LINES_MAX: usize = 24;
-/// The meaning of the figures and of the signs.
+/// The meaning of the figures.
 const LEGEND: &str = "(a to b): interval of 95 %. certain: jointly for all methods, or reported by \
                       the kernel; likely: for this method alone.";
-/// The same in one line of the smallest terminal.
+/// The meaning of the confidences, in one line of the smallest terminal.
 const SHORT_LEGEND: &str =
-    "(a to b): 95 % interval. certain: for all methods at once; likely: for one.";
+    "certain: 95 % for all rows jointly, or counted by the kernel; likely: for one.";
 /// The columns of the question and of the confidence.
 const TITLE_COLUMNS: usize = 12;
 const CONFIDENCE_COLUMNS: usize = 10;
@@ -174,6 +174,7 @@ pub fn verdict_html(verdict: &Verdict) -> String {
 mod tests {
     use super::*;
     use crate::report::LabFacts;
+    use crate::rounds::Noise;
     use crate::summary::LeftOut;
 
     /// A summary whose verdicts are as long as they can be.
@@ -241,11 +242,13 @@ mod tests {
         summary
     }
 
-    /// The verdicts are those of a run on a quiet machine, word for word.
+    /// The verdicts are those of a run on a quiet machine, and the noise is near its bounds.
     #[test]
     fn a_usual_summary_fits_with_its_commands_and_its_legend() {
         use Question::{CpuTime, Forward, Receive, SendFiles, SendMemory, Settings};
         let mut summary = summary_of_usual_host();
+        summary.noise = Noise { steal_percent: 9.0, drift_percent: 20.0, disturbed_percent: 49.0 };
+        summary.warning_count = 50;
         let verdict = |(question, statement, how): (Question, &str, &str)| Verdict {
             how: Some(how.into()),
             choice: Some("choice".into()),
@@ -258,14 +261,10 @@ mod tests {
                  difference between it and splice was shown",
                 "sendfile(2); in Rust haul::Sender::send_file",
             ),
-            (
-                SendMemory,
-                "send(2): MSG_ZEROCOPY saves nothing, it copied 100 %",
-                "send(2); network card: haul bench send --to HOST",
-            ),
+            (SendMemory, &crate::loan::copied_statement(100.0), crate::loan::REAL_CARD),
             (
                 Receive,
-                "read(2): zero-copy receive saves nothing, it mapped 0 %",
+                &crate::receive::unmapped_statement(89.0, 4148),
                 "read(2); in Rust haul::Receiver, which maps if it can",
             ),
             (
@@ -284,7 +283,7 @@ mod tests {
                 CpuTime,
                 "sending host, sendfile: softirq and interrupt 58 %, files and pipes 12 %; \
                  receiving host, read: softirq and interrupt 49 %, copy 37 %",
-                "for your own program: haul bench profile -- COMMAND",
+                "haul bench profile -- COMMAND (your own program)",
             ),
         ]
         .map(verdict)

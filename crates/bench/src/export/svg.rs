@@ -32,8 +32,14 @@ pub fn render(view: &View) -> String {
         y += 17.0;
         text(y, "q", line);
     }
-    let legend: Vec<String> = view.legend.iter().map(|(_, what)| (*what).to_owned()).collect();
-    let legend = format!("{} (dark, light): {}", legend.join(", "), view.unit);
+    let has_bar = |class: &str| {
+        let lines = view.groups.first().into_iter().flat_map(|group| &group.lines);
+        lines.flat_map(|line| &line.bars).any(|bar| bar.class == class)
+    };
+    let legend: Vec<&str> =
+        view.legend.iter().filter(|(class, _)| has_bar(class)).map(|(_, what)| *what).collect();
+    let shades = if legend.len() > 1 { " (dark, light)" } else { "" };
+    let legend = format!("{}{shades}: {}", legend.join(", "), view.unit);
     for line in textwrap::wrap(&legend, LEGEND_COLUMNS) {
         y += 17.0;
         text(y, "q", &line);

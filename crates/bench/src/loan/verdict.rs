@@ -14,7 +14,7 @@ type LoanSeries = Series<LoanCase, LoanRound>;
 const COPIED_PERCENT_MIN: f64 = 50.0;
 
 /// The command that measures loans on a real network card.
-const REAL_CARD: &str = "send(2); network card: haul bench send --to HOST";
+pub(crate) const REAL_CARD: &str = "haul bench send --to HOST --paths read+send,zerocopy";
 
 /// The verdict on loans of the largest size over TCP.
 pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
@@ -41,13 +41,18 @@ pub(super) fn of(rows: &[LoanSeries], run: &Run<'_>) -> Option<Verdict> {
             withheld(&format!("no difference between a loan and a send was shown at {size}"))
         });
     }
-    let statement = format!("send(2): MSG_ZEROCOPY saves nothing, it copied {copied_percent:.0} %");
+    let statement = copied_statement(copied_percent);
     Some(Verdict {
         confidence: Confidence::Certain,
         choice: Some("send".into()),
         how: Some(REAL_CARD.into()),
         ..Verdict::without_saving(Question::SendMemory, &statement)
     })
+}
+
+/// The statement on a link where the kernel copies loans.
+pub(crate) fn copied_statement(copied_percent: f64) -> String {
+    format!("send(2): MSG_ZEROCOPY copied {copied_percent:.0} % on this link")
 }
 
 /// The verdict on a link where loans avoid the copy, by the ratios of the sender's cost and of both

@@ -57,11 +57,16 @@ pub(super) fn of(
             how: Some("read(2); in Rust haul::Receiver, which maps if it can".into()),
             ..Verdict::without_saving(
                 Question::Receive,
-                &format!("read(2): zero-copy receive saves nothing, it mapped {percent:.0} %"),
+                &unmapped_statement(percent, condition.mtu),
             )
         }),
         None => Some(subject.verdict(&candidates)),
     }
+}
+
+/// The statement where the kernel could not map pages.
+pub(crate) fn unmapped_statement(percent: f64, mtu: u32) -> String {
+    format!("read(2): zero-copy receive mapped {percent:.0} % at MTU {mtu}")
 }
 
 /// The share of the bytes that a row mapped; `None` without rounds.

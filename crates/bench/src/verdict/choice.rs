@@ -22,7 +22,14 @@ pub(crate) struct Candidate {
     pub obstacle: Option<String>,
     /// Whether more rounds could remove the obstacle.
     pub lacks_rounds: bool,
+    /// Its median cost, with whatever rounds it has; `None` without any.
+    pub median_cost: Option<f64>,
 }
+
+/// A method that lacks rounds may be as cheap as another one if its median cost is at most this
+/// many times the other's. Medians of different rounds differ by up to 25 % on a shared machine
+/// (docs/measurements/repeatability.md).
+const AS_CHEAP_FACTOR: f64 = 1.25;
 
 /// A measured row that takes part in a choice.
 pub(crate) struct ComparedRow<'a, C, R> {
@@ -75,6 +82,7 @@ impl Candidate {
                 }),
                 both_ratio: both.and_then(|both| row.series.ratio_to_method(plain?, both)),
                 lacks_rounds: obstacle.is_some() && !is_excluded,
+                median_cost: Some(row.series.median(cost)).filter(|cost| cost.is_finite()),
                 obstacle,
             }
         };
@@ -210,20 +218,17 @@ fn choose(candidates: &[Candidate], baseline: &str) -> Choice {
     let Some(best) = others().filter(is_leading).find(saves) else {
         let is_dearer =
             |candidate: &Candidate| candidate.ratio.is_some_and(|ratio| ratio.is_above(1.0));
-        return if others().all(is_dearer) {
+        return if let Some(open) = open_candidate(candidates.iter(), plain) {
+            open
+        } else if others().all(is_dearer) {
             Choice::BaselineIsCheapest(confidence(others(), |ratio| ratio.is_above(1.0)))
         } else {
             Choice::NoDifference
         };
     };
-    // A preferred method may cost as little: without its rounds the choice would be an accident.
     let preferred = candidates.iter().take_while(|candidate| candidate.name != best.name);
-    if let Some(open) = preferred
-        .filter(|candidate| candidate.name != baseline)
-        .find(|candidate| candidate.lacks_rounds)
-    {
-        let obstacle = open.obstacle.as_deref().unwrap_or_default();
-        return Choice::Unusable(format!("{}: {obstacle}", open.name));
+    if let Some(open) = open_candidate(preferred, best) {
+        return open;
     }
     let confidence = confidence(std::iter::once(best), |ratio| ratio.is_below(1.0));
     // A method that was not shown to save anything is no alternative.
@@ -235,6 +240,21 @@ fn choose(candidates: &[Candidate], baseline: &str) -> Choice {
         confidence,
         ties: ties.map(|candidate| candidate.name.clone()).collect(),
     }
+}
+
+/// The reason for no verdict if one of the candidates lacks rounds and may be as cheap as `best`:
+/// the choice would be an accident.
+fn open_candidate<'a>(
+    mut candidates: impl Iterator<Item = &'a Candidate>,
+    best: &Candidate,
+) -> Option<Choice> {
+    let may_be_as_cheap = |candidate: &Candidate| match (candidate.median_cost, best.median_cost) {
+        (Some(cost), Some(best)) => cost <= AS_CHEAP_FACTOR * best,
+        _ => true,
+    };
+    let open = candidates.find(|candidate| candidate.lacks_rounds && may_be_as_cheap(candidate))?;
+    let obstacle = open.obstacle.as_deref().unwrap_or_default();
+    Some(Choice::Unusable(format!("{}: {obstacle}", open.name)))
 }
 
 /// Certain if a statement holds for the joint intervals of all `candidates`, on both hosts.
@@ -266,6 +286,7 @@ mod tests {
             joint_ratios: [Some(ratio), None],
             obstacle: None,
             lacks_rounds: false,
+            median_cost: Some(100.0 * ratio.median),
         }
     }
 
@@ -337,8 +358,15 @@ mod tests {
         let open = Candidate { lacks_rounds: true, obstacle: Some("7 rounds".into()), ..copied };
         let choice = choose(&[open.clone(), splice.clone(), plain(true)], "read+write");
         assert_eq!(choice, Choice::Unusable("sendfile: 7 rounds".into()));
-        let choice = choose(&[splice, open, plain(true)], "read+write");
+        let choice = choose(&[splice.clone(), open.clone(), plain(true)], "read+write");
         assert!(matches!(choice, Choice::Saves { .. }), "{choice:?}");
+        let dear = Candidate { median_cost: Some(90.0), ..open.clone() };
+        let choice = choose(&[dear, splice.clone(), plain(true)], "read+write");
+        assert!(matches!(choice, Choice::Saves { .. }), "{choice:?}");
+        // The baseline is not the cheapest while another method may be.
+        let dearer = candidate("splice", estimate(1.5, 1.8, 2.0), Some(estimate(1.4, 1.8, 2.0)));
+        let choice = choose(&[open, dearer, plain(false)], "read+write");
+        assert_eq!(choice, Choice::Unusable("sendfile: 7 rounds".into()));
     }
 
     #[test]
