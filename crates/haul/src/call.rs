@@ -87,6 +87,28 @@ pub enum Call {
 }
 
 impl Call {
+    /// Whether `EAGAIN` of the call means that the socket is not ready.
+    pub(crate) fn waits_for_socket(self) -> bool {
+        matches!(
+            self,
+            Self::ErrorQueue
+                | Self::Recv
+                | Self::RecvPeek
+                | Self::RecvTrunc
+                | Self::Send
+                | Self::SendZerocopy
+                | Self::Sendfile
+                | Self::Splice
+                | Self::SpliceFromSocket
+                | Self::SpliceFromSource
+                | Self::SpliceIntoFile
+                | Self::SpliceIntoSocket
+                | Self::UringSend
+                | Self::UringSendZerocopy
+                | Self::Write
+        )
+    }
+
     /// Its name in messages.
     pub fn name(self) -> &'static str {
         match self {

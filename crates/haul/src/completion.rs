@@ -8,14 +8,31 @@ use std::collections::VecDeque;
 /// The zero-copy sends in flight by sequence number, from the oldest on, each with a token of the
 /// caller's.
 ///
-/// The kernel numbers sends from 0 in a 32-bit counter that wraps. Completions name inclusive
+/// The kernel numbers a socket's sends in a 32-bit counter that wraps. Completions name inclusive
 /// ranges, may arrive out of order, and may merge several sends. On TCP a failed send has no
-/// number. On UDP it may have one, so the caller records no new sends after the first such failure.
+/// number; on UDP it may have one.
+///
+/// The next number cannot be read: the counter of a socket that was used before is not at 0, even
+/// if `SO_ZEROCOPY` has been off meanwhile. So the first send is in flight alone, and its
+/// completion shows its number. The same is done again once the numbers are unknown.
 #[derive(Debug)]
 pub(crate) struct CompletionTracker<T = ()> {
+    numbering: Numbering,
+    /// The number of the first element of `sends`, unless the numbering is unknown.
     oldest: u32,
     sends: VecDeque<Option<TrackedSend<T>>>,
     in_flight: usize,
+}
+
+/// Whether the number of the next send is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Numbering {
+    /// The next send must be alone in flight: its completion shows its number.
+    Unknown,
+    /// The sends in flight have known numbers, and so has the next one.
+    Known,
+    /// The sends in flight have known numbers, but the next one has not.
+    Ending,
 }
 
 /// A send in flight.
@@ -27,13 +44,36 @@ pub(crate) struct TrackedSend<T = ()> {
 
 impl<T> Default for CompletionTracker<T> {
     fn default() -> Self {
-        Self { oldest: 0, sends: VecDeque::new(), in_flight: 0 }
+        Self { numbering: Numbering::Unknown, oldest: 0, sends: VecDeque::new(), in_flight: 0 }
     }
 }
 
 impl<T> CompletionTracker<T> {
+    /// Whether a zero-copy send can be made now. If not, completions must arrive first, and other
+    /// bytes can only be copied.
+    pub fn accepts_send(&self) -> bool {
+        self.numbering == Numbering::Known || self.in_flight == 0
+    }
+
+    /// Whether the next send's completion will show the numbers. Completions that are queued before
+    /// that send belong to other sends: drain them first.
+    pub fn is_next_send_first(&self) -> bool {
+        self.numbering != Numbering::Known && self.in_flight == 0
+    }
+
+    /// Records that an unknown number of numbers was used, as by a datagram that failed.
+    pub fn record_unknown_numbers(&mut self) {
+        if self.numbering == Numbering::Known {
+            self.numbering = Numbering::Ending;
+        }
+    }
+
     /// Records a send of `bytes` bytes, at least one.
     pub fn record_send(&mut self, bytes: usize, token: T) {
+        debug_assert!(self.accepts_send(), "the number of this send is unknown");
+        if self.in_flight == 0 && self.numbering == Numbering::Ending {
+            self.numbering = Numbering::Unknown;
+        }
         self.sends.push_back(Some(TrackedSend { bytes, token }));
         self.in_flight += 1;
     }
@@ -50,6 +90,10 @@ impl<T> CompletionTracker<T> {
         completion: Completion,
         mut on_completed: impl FnMut(TrackedSend<T>),
     ) {
+        if self.numbering == Numbering::Unknown && self.in_flight == 1 {
+            self.oldest = completion.last;
+            self.numbering = Numbering::Known;
+        }
         let first = completion.first.wrapping_sub(self.oldest) as usize;
         let count = completion.last.wrapping_sub(completion.first) as usize;
         // A completion may begin before the oldest send in flight: its distance then wraps to far
@@ -79,7 +123,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn tracker_at(oldest: u32, sends: usize) -> CompletionTracker<usize> {
-        let mut tracker = CompletionTracker { oldest, ..CompletionTracker::default() };
+        let numbering = Numbering::Known;
+        let mut tracker = CompletionTracker { numbering, oldest, ..CompletionTracker::default() };
         (0..sends).for_each(|token| tracker.record_send(10, token));
         tracker
     }
@@ -107,6 +152,30 @@ mod tests {
         assert_eq!(complete(&mut tracker, 0, 2), [2]);
         assert!(complete(&mut tracker, 0, 2).is_empty());
         assert_eq!(tracker.in_flight(), 1);
+    }
+
+    #[test]
+    fn the_completion_of_a_send_that_is_alone_shows_the_numbers() {
+        let mut tracker = CompletionTracker::default();
+        // Nothing is in flight, so this belongs to another sender.
+        assert!(complete(&mut tracker, 3, 3).is_empty());
+        assert!(tracker.is_next_send_first());
+        tracker.record_send(10, 0);
+        assert!(!tracker.accepts_send());
+        // Merged with the completion of a send before it.
+        assert_eq!(complete(&mut tracker, 6, 7), [0]);
+        assert!(tracker.accepts_send() && !tracker.is_next_send_first());
+        tracker.record_send(10, 1);
+        tracker.record_send(10, 2);
+        tracker.record_unknown_numbers();
+        assert!(!tracker.accepts_send());
+        // The number of the failed send.
+        assert!(complete(&mut tracker, 10, 10).is_empty());
+        assert_eq!(complete(&mut tracker, 8, 9), [1, 2]);
+        assert!(tracker.is_next_send_first());
+        tracker.record_send(10, 3);
+        assert_eq!(complete(&mut tracker, 12, 12), [3]);
+        assert_eq!(tracker.oldest, 13);
     }
 
     proptest! {

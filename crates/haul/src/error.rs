@@ -93,8 +93,35 @@ impl Error {
 
     /// Whether another method, or a plain copy, may succeed where this one failed.
     pub(crate) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Refused { .. } | Self::Unsuited(_))
+        self.refusal().is_some()
     }
+
+    /// What a refusal means for later calls; `None` if this is none.
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        use rustix::io::Errno;
+        match self {
+            Self::Unsuited(_) => Some(Refusal::Lasting),
+            Self::Refused { error, .. } => Some(match Errno::from_io_error(error) {
+                Some(Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN) => {
+                    Refusal::Temporary
+                }
+                Some(Errno::INVAL | Errno::NODEV) => Refusal::OfFile,
+                _ => Refusal::Lasting,
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// What a refused method means for later calls on the same socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The kernel, a container or the socket does not allow it.
+    Lasting,
+    /// The file does not support it; another one may.
+    OfFile,
+    /// Memory or descriptors are used up.
+    Temporary,
 }
 
 impl From<Error> for io::Error {
@@ -112,13 +139,16 @@ impl From<Error> for io::Error {
     }
 }
 
+/// `ENOTSUPP`, which Linux before 6.0 returns for `SO_ZEROCOPY` on protocols that lack it.
+const NOTSUPP: rustix::io::Errno = rustix::io::Errno::from_raw_os_error(524);
+
 /// Converts an error of `call`, and separates errors that another method could avoid from the
 /// others.
 pub(crate) fn failed(call: Call) -> impl Fn(io::Error) -> Error {
     move |error| {
         use rustix::io::Errno;
         match Errno::from_io_error(&error) {
-            Some(Errno::AGAIN) => Error::WouldBlock,
+            Some(Errno::AGAIN) if call.waits_for_socket() => Error::WouldBlock,
             Some(Errno::NOTSOCK) => Error::NotASocket,
             Some(
                 Errno::INVAL
@@ -130,7 +160,10 @@ pub(crate) fn failed(call: Call) -> impl Fn(io::Error) -> Error {
                 | Errno::NOMEM
                 | Errno::MFILE
                 | Errno::NFILE
-                | Errno::NOPROTOOPT,
+                | Errno::NOPROTOOPT
+                // The kernel lacks memory or workers: the socket may be ready nevertheless.
+                | Errno::AGAIN
+                | NOTSUPP,
             ) => Error::Refused { call, error },
             _ => Error::Failed { call, error },
         }
@@ -153,5 +186,22 @@ fn advice(call: Call, error: &io::Error) -> &'static str {
             " (a seccomp filter or a container forbids it)"
         }
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `EAGAIN` of a call that does not wait for the socket must not make the caller wait for it.
+    #[test]
+    fn only_calls_on_the_socket_would_block() {
+        let again = || io::Error::from_raw_os_error(11);
+        for call in [Call::Recv, Call::Send, Call::Sendfile, Call::SpliceFromSocket] {
+            assert!(matches!(failed(call)(again()), Error::WouldBlock), "{call}");
+        }
+        for call in [Call::Mmap, Call::Pipe, Call::UringEnter, Call::Fcntl] {
+            assert!(failed(call)(again()).is_refusal(), "{call}");
+        }
     }
 }

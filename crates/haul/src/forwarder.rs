@@ -7,10 +7,11 @@ use crate::fallback::Fallback;
 use crate::method::Counts;
 use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
 use crate::socket;
+use haul_sys::fork;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 mod direction;
@@ -51,13 +52,16 @@ pub struct Forwarder<A: AsFd, B: AsFd> {
 /// Pipes and buffers for many forwarders, which hold them only while they need them.
 ///
 /// Clones share one pool. A pipe returns to the pool only when it is empty, so that no connection
-/// ever receives another's bytes; a pipe that is not empty is closed.
+/// ever receives another's bytes; a pipe that is not empty is closed. A forked child does not use
+/// the pipes of its parent.
 #[derive(Debug, Clone)]
 pub struct ForwardPool(Arc<ForwardPoolInner>);
 
 #[derive(Debug)]
 struct ForwardPoolInner {
     pipes: Mutex<Vec<Pipe>>,
+    /// The process that created the pool ([`fork::generation`]).
+    process: u64,
     settings: ForwardSettings,
     buffers: BufferPool,
 }
@@ -281,16 +285,17 @@ impl ForwardPool {
             return Err(Error::Unsuited("pipe_bytes and buffer_bytes must be at least 1"));
         }
         let buffers = BufferPool::new(settings.buffer_bytes, BUFFERS_MAX)?;
-        Ok(Self(Arc::new(ForwardPoolInner { pipes: Mutex::default(), settings, buffers })))
+        let (pipes, process) = (Mutex::default(), fork::generation());
+        Ok(Self(Arc::new(ForwardPoolInner { pipes, process, settings, buffers })))
     }
 
     /// The number of idle pipes.
     pub fn idle_pipes(&self) -> usize {
-        self.pipes().len()
+        self.pipes().map_or(0, |pipes| pipes.len())
     }
 
     fn acquire_pipe(&self) -> Result<Pipe, Error> {
-        let idle = self.pipes().pop();
+        let idle = self.pipes().and_then(|mut pipes| pipes.pop());
         let create = || {
             Pipe::new(self.0.settings.pipe_bytes).map_err(|errno| failed(Call::Pipe)(errno.into()))
         };
@@ -298,14 +303,25 @@ impl ForwardPool {
     }
 
     fn release_pipe(&self, pipe: Pipe) {
-        let mut pipes = self.pipes();
+        let Some(mut pipes) = self.pipes() else { return };
         if pipe.held_bytes() == 0 && pipes.len() < self.0.settings.idle_pipes_max {
             pipes.push(pipe);
         }
     }
 
-    fn pipes(&self) -> std::sync::MutexGuard<'_, Vec<Pipe>> {
-        self.0.pipes.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The idle pipes of this process; `None` if they are not available in a forked child.
+    fn pipes(&self) -> Option<MutexGuard<'_, Vec<Pipe>>> {
+        if self.0.process == fork::generation() {
+            return Some(self.0.pipes.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        // Another thread may have held the lock when the process was forked: then it stays locked.
+        let mut pipes = match self.0.pipes.try_lock() {
+            Ok(pipes) => pipes,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        pipes.retain(|pipe| !pipe.is_inherited());
+        Some(pipes)
     }
 }
 

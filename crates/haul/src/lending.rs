@@ -9,6 +9,7 @@ mod reaper;
 mod simulation;
 mod wire;
 
+pub use reaper::abandoned_bytes;
 pub(crate) use wire::OsSocket;
 
 use crate::buffer::Buffer;
@@ -19,6 +20,7 @@ use crate::fallback::{COPIED_BYTES_BEFORE_FALLBACK, Fallback};
 use crate::loan::{LendError, LoanId, LoanLimits, Outcome, Returned};
 use crate::method::{Counts, SendMethod};
 use haul_sys::error_queue::Completion;
+use haul_sys::fork;
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use std::collections::btree_map::Entry;
@@ -29,8 +31,15 @@ use std::os::fd::AsFd;
 /// Sends in flight at which completions are drained, so that they are pipelined and not read one by
 /// one.
 const IN_FLIGHT_BEFORE_DRAIN: usize = 16;
-/// The most bytes of one call: TCP counts in 32 bits.
-const CALL_BYTES_MAX: usize = 1 << 30;
+/// The most bytes of a copying call: TCP counts in 32 bits.
+const COPY_BYTES_MAX: usize = 1 << 30;
+/// The most bytes of a zero-copy call. The kernel charges `RLIMIT_MEMLOCK` for all bytes that are
+/// offered, also for those that the socket does not accept, and shares the bookkeeping of two calls
+/// only up to this size (`byte_limit` in `msg_zerocopy_realloc`).
+const ZEROCOPY_BYTES_MAX: usize = 512 << 10;
+/// The size of a zero-copy call down to which it is halved when the kernel has no memory to track
+/// it.
+const ZEROCOPY_BYTES_MIN: usize = 64 << 10;
 
 /// The kernel's side of loans; tests simulate it.
 pub(crate) trait ZeroCopySocket {
@@ -41,8 +50,9 @@ pub(crate) trait ZeroCopySocket {
         segment_bytes: Option<u16>,
         zerocopy: bool,
     ) -> io::Result<usize>;
-    /// Enables zero-copy sends.
-    fn enable_zerocopy(&mut self) -> Result<(), Error>;
+    /// Enables zero-copy sends; false if that has to wait until bytes that other code sent before
+    /// have left the socket.
+    fn enable_zerocopy(&mut self) -> Result<bool, Error>;
     /// The next completion, if one has arrived. Never blocks.
     fn next_completion(&mut self) -> io::Result<Option<Completion>>;
     /// Waits until there may be a completion; false if the socket is non-blocking or its timeout
@@ -73,6 +83,7 @@ enum Mode {
 
 /// The loans of one socket.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(crate) struct Lending {
     limits: LoanLimits,
     zerocopy_bytes_min: usize,
@@ -80,6 +91,8 @@ pub(crate) struct Lending {
     /// Whether the completions of the socket belong to `tracker`. Once true, it stays true.
     owns_completions: bool,
     tracker: CompletionTracker<LoanId>,
+    /// Whether completions may be queued that belong to no send in flight.
+    has_stray_completions: bool,
     loans: BTreeMap<LoanId, Loan>,
     next_id: u64,
     lent_bytes: usize,
@@ -98,19 +111,20 @@ pub(crate) struct Lending {
     /// How often the kernel had no memory to track a loan (`ENOBUFS`).
     enobufs_count: u64,
     fallbacks: Vec<Fallback>,
-    process: u32,
+    process: u64,
 }
 
 impl Lending {
-    /// Creates the state for a socket of the process `process`. A forked child, which has the
-    /// socket too, is refused.
-    pub fn new(limits: LoanLimits, zerocopy_bytes_min: usize, process: u32) -> Self {
+    /// Creates the state for a socket of the process `process` ([`fork::generation`]). A forked
+    /// child, which has the socket too, is refused.
+    pub fn new(limits: LoanLimits, zerocopy_bytes_min: usize, process: u64) -> Self {
         Self {
             limits,
             zerocopy_bytes_min,
             mode: Mode::Untried,
             owns_completions: false,
             tracker: CompletionTracker::default(),
+            has_stray_completions: true,
             loans: BTreeMap::new(),
             next_id: 0,
             lent_bytes: 0,
@@ -203,17 +217,18 @@ impl Lending {
         self.returned.pop_front()
     }
 
-    /// Processes completions until there are none; returns whether there were any.
+    /// Processes completions until there are none; returns whether a send in flight has completed.
     fn drain_completions(&mut self, socket: &mut impl ZeroCopySocket) -> Result<bool, Error> {
         let mut any = false;
-        while self.tracker.in_flight() > 0 {
+        while self.tracker.in_flight() > 0 || (self.has_stray_completions && self.owns_completions)
+        {
             self.counts.calls += 1;
             let Some(completion) = socket.next_completion().map_err(failed(Call::ErrorQueue))?
             else {
+                self.has_stray_completions = false;
                 break;
             };
-            any = true;
-            self.complete(completion);
+            any |= self.complete(completion);
         }
         self.disable_if_only_copied();
         Ok(any)
@@ -233,6 +248,11 @@ impl Lending {
     pub fn unsent_bytes(&self) -> usize {
         let pending = self.pending.and_then(|id| self.loans.get(&id));
         pending.map_or(0, |loan| loan.buffer.len() - loan.sent_bytes)
+    }
+
+    /// The bytes of all loans that are not returned.
+    pub fn lent_bytes(&self) -> usize {
+        self.lent_bytes
     }
 
     /// The number of sends in flight, whose pages the kernel still holds.
@@ -269,7 +289,7 @@ impl Lending {
     /// Hands the outstanding loans to the reaper, which keeps `socket` until the kernel has
     /// released them.
     pub fn hand_to_reaper(mut self, socket: impl AsFd + Send + 'static) {
-        if self.process != std::process::id() {
+        if self.process != fork::generation() {
             // A forked child's copy: the parent reads the completions, and the parent frees the
             // pages.
             std::mem::forget(self);
@@ -285,7 +305,7 @@ impl Lending {
     /// Fails in a forked child. The child has the buffers and the socket, but each completion can
     /// be read only once.
     fn check_process(&self) -> Result<(), Error> {
-        if self.process == std::process::id() { Ok(()) } else { Err(Error::Forked) }
+        if self.process == fork::generation() { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// Prepares the socket for a loan, and checks the loan against the limits. On a blocking
@@ -305,10 +325,11 @@ impl Lending {
         }
         if self.mode == Mode::Untried {
             match socket.enable_zerocopy() {
-                Ok(()) => {
+                Ok(true) => {
                     self.mode = Mode::Zerocopy;
                     self.owns_completions = true;
                 }
+                Ok(false) => {}
                 Err(reason) => self.disable_zerocopy(reason.to_string()),
             }
         }
@@ -328,47 +349,102 @@ impl Lending {
 
     /// Sends the pending loan until all of it is sent or the socket refuses.
     fn send_pending(&mut self, socket: &mut impl ZeroCopySocket) -> Result<(), Error> {
-        while let Some(zerocopy) = self.pending_uses_zerocopy() {
-            let Err(error) = self.send_piece(socket, zerocopy) else { continue };
-            let error = match Errno::from_io_error(&error) {
-                Some(Errno::AGAIN) => return Err(Error::WouldBlock),
-                // `optmem_max` or `RLIMIT_MEMLOCK` is used up. If no completion arrives, waiting
-                // could last forever.
-                Some(Errno::NOBUFS) if zerocopy && !socket.numbers_failed_sends() => {
-                    self.enobufs_count += 1;
-                    if !self.drain_completions(socket)? {
-                        self.send_piece(socket, false).map_err(failed(Call::Send))?;
-                    }
-                    continue;
-                }
-                _ => failed(Call::SendZerocopy)(error),
-            };
-            if zerocopy && (error.is_refusal() || socket.numbers_failed_sends()) {
-                // A plain send shows whether the flag or the bytes were at fault. If the failed
-                // send may have used a number, the numbers of later sends would be ambiguous: those
-                // in flight are the last zero-copy ones.
-                self.disable_zerocopy(error.to_string());
-                continue;
+        let mut zerocopy_bytes_max = ZEROCOPY_BYTES_MAX;
+        while self.pending.is_some() {
+            let zerocopy = self.can_send_zerocopy(socket)?;
+            let bytes_max = if zerocopy { zerocopy_bytes_max } else { self.copy_bytes_max() };
+            let Err(error) = self.send_piece(socket, zerocopy, bytes_max) else { continue };
+            if !zerocopy {
+                return Err(failed(Call::Send)(error));
             }
-            return Err(error);
+            self.recover(socket, error, &mut zerocopy_bytes_max)?;
         }
         Ok(())
     }
 
-    /// Whether the pending loan is sent from its own pages; `None` if no loan is pending.
-    fn pending_uses_zerocopy(&self) -> Option<bool> {
-        let loan = self.loans.get(&self.pending?)?;
-        Some(self.mode == Mode::Zerocopy && loan.buffer.len() >= self.zerocopy_bytes_min)
+    /// Whether the next piece of the pending loan can be sent from its own pages.
+    fn can_send_zerocopy(&mut self, socket: &mut impl ZeroCopySocket) -> Result<bool, Error> {
+        if !self.wants_zerocopy() {
+            return Ok(false);
+        }
+        if !self.tracker.accepts_send() || self.tracker.is_next_send_first() {
+            // A completion that is queued before the first send would be taken for its own.
+            self.has_stray_completions = true;
+            self.drain_completions(socket)?;
+        }
+        // The completions may have shown that the kernel only ever copies.
+        Ok(self.wants_zerocopy() && self.tracker.accepts_send())
+    }
+
+    /// Whether the pending loan should be sent from its own pages.
+    fn wants_zerocopy(&self) -> bool {
+        let pending = self.pending.and_then(|id| self.loans.get(&id));
+        self.mode == Mode::Zerocopy
+            && pending.is_some_and(|loan| loan.buffer.len() >= self.zerocopy_bytes_min)
+    }
+
+    /// The most bytes to copy in the next call. While a completion is awaited that allows zero-copy
+    /// sends, they are few.
+    fn copy_bytes_max(&self) -> usize {
+        if self.wants_zerocopy() { ZEROCOPY_BYTES_MAX } else { COPY_BYTES_MAX }
+    }
+
+    /// Goes on after a zero-copy send of the pending loan has failed: with a smaller piece, or with
+    /// a copied one.
+    fn recover(
+        &mut self,
+        socket: &mut impl ZeroCopySocket,
+        error: io::Error,
+        zerocopy_bytes_max: &mut usize,
+    ) -> Result<(), Error> {
+        let errno = Errno::from_io_error(&error);
+        if errno == Some(Errno::AGAIN) {
+            return Err(Error::WouldBlock);
+        }
+        let is_numbered = socket.numbers_failed_sends();
+        if is_numbered {
+            self.tracker.record_unknown_numbers();
+            self.has_stray_completions = true;
+        }
+        // `optmem_max` or `RLIMIT_MEMLOCK` is used up. If no completion arrives, waiting could last
+        // forever.
+        let is_enobufs = errno == Some(Errno::NOBUFS);
+        if is_enobufs {
+            self.enobufs_count += 1;
+            if self.drain_completions(socket)? {
+                return Ok(());
+            }
+            if !is_numbered && *zerocopy_bytes_max > ZEROCOPY_BYTES_MIN {
+                *zerocopy_bytes_max /= 2;
+                return Ok(());
+            }
+        }
+        let error = failed(Call::SendZerocopy)(error);
+        if !is_enobufs && !is_numbered && !error.is_refusal() {
+            return Err(error);
+        }
+        // A copied piece shows whether zero-copy or the bytes were at fault.
+        let bytes_max = self.copy_bytes_max();
+        self.send_piece(socket, false, bytes_max).map_err(failed(Call::Send))?;
+        if !is_enobufs && error.is_refusal() {
+            self.disable_zerocopy(error.to_string());
+        }
+        Ok(())
     }
 
     /// Sends the next piece of the pending loan in one call, and records it.
-    fn send_piece(&mut self, socket: &mut impl ZeroCopySocket, zerocopy: bool) -> io::Result<()> {
+    fn send_piece(
+        &mut self,
+        socket: &mut impl ZeroCopySocket,
+        zerocopy: bool,
+        bytes_max: usize,
+    ) -> io::Result<()> {
         let Some((id, loan)) = self.pending.and_then(|id| Some((id, self.loans.get_mut(&id)?)))
         else {
             return Ok(());
         };
         let left = &loan.buffer[loan.sent_bytes..];
-        let piece = &left[..left.len().min(bytes_per_call(loan.segment_bytes))];
+        let piece = &left[..left.len().min(bytes_per_call(loan.segment_bytes, bytes_max))];
         self.counts.calls += 1;
         let bytes = socket.send(piece, loan.segment_bytes, zerocopy)?;
         loan.sent_bytes += bytes;
@@ -400,9 +476,11 @@ impl Lending {
         self.finish_pending();
     }
 
-    fn complete(&mut self, completion: Completion) {
+    /// Applies a completion; returns whether it completed a send in flight.
+    fn complete(&mut self, completion: Completion) -> bool {
         let mut completed = Vec::new();
         self.tracker.complete(completion, |sent| completed.push(sent));
+        let is_own = !completed.is_empty();
         for sent in completed {
             if completion.copied {
                 self.counts.copied_bytes += sent.bytes as u64;
@@ -416,6 +494,7 @@ impl Lending {
             }
             self.return_if_complete(sent.token);
         }
+        is_own
     }
 
     /// Returns a loan's buffer if the loan is neither pending nor in flight.
@@ -440,14 +519,14 @@ impl Lending {
     }
 }
 
-/// The most bytes of one call. Datagrams are sent in whole segments, at most 64 of them and 64 KiB
-/// (the limits of Linux 4.18's UDP segmentation offload).
-fn bytes_per_call(segment_bytes: Option<u16>) -> usize {
+/// The bytes of one call, at most `bytes_max`. Datagrams are sent in whole segments, at most 64 of
+/// them and 64 KiB (the limits of Linux 4.18's UDP segmentation offload).
+fn bytes_per_call(segment_bytes: Option<u16>, bytes_max: usize) -> usize {
     /// 65,535 less the headers of IPv4 and UDP.
     const DATAGRAM_BYTES_MAX: usize = 65_507;
     const SEGMENTS_MAX: usize = 64;
     match segment_bytes {
-        None => CALL_BYTES_MAX,
+        None => bytes_max,
         Some(segment) => {
             let segment = usize::from(segment.max(1));
             segment * (DATAGRAM_BYTES_MAX / segment).clamp(1, SEGMENTS_MAX)

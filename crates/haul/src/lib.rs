@@ -63,8 +63,9 @@
 //! used by itself ([`SendMethod::attach`]). The cheapest one is computed from a [`Plan`], a cost
 //! model that is measured by `haul bench` and made by `haul plan`.
 //!
-//! TLS: this crate makes no handshake. [`Sender`] works over a socket that the kernel encrypts
-//! (kTLS); [`Receiver`] does not yet.
+//! TLS: this crate makes no handshake. [`Sender`] and [`Receiver`] work over a socket whose records
+//! the kernel encrypts and decrypts (kTLS). Install the keys first: a receiver asks once whether
+//! the socket is a plain TCP socket.
 
 #![forbid(unsafe_code)]
 
@@ -97,6 +98,7 @@ pub use forwarder::{
     Readiness, Step,
 };
 pub use haul_checksum as checksum;
+pub use lending::abandoned_bytes;
 pub use loan::{LendError, LoanId, LoanLimits, Outcome, Returned};
 pub use method::{AttachedMethod, Copying, Counts, MethodOptions, SendMethod, UnknownMethod};
 pub use plan::Plan;

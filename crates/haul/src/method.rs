@@ -207,6 +207,11 @@ impl SendMethod {
         !matches!(self, Self::MmapSend | Self::UringChain)
     }
 
+    /// Whether the method has an io_uring ring, whose memory a forked child shares.
+    pub(crate) fn has_ring(self) -> bool {
+        matches!(self, Self::UringSend | Self::UringZerocopy | Self::UringChain)
+    }
+
     /// The method to try next if the kernel refuses this one; `None` for the one that always works.
     pub fn fallback(self) -> Option<Self> {
         entry(self).fallback

@@ -9,7 +9,9 @@
 //! A pipe is filled only while it is empty. A refusal to fill is then always the source's, and a
 //! refusal to drain the sink's; `EAGAIN` alone does not distinguish them.
 
+use haul_sys::fork;
 use haul_sys::region::page_bytes;
+use haul_sys::retry::{WaitsFor, retry};
 use rustix::io::{Result, retry_on_intr};
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,6 +29,7 @@ pub(crate) struct Pipe {
     write_end: OwnedFd,
     capacity_bytes: usize,
     held_bytes: usize,
+    process: u64,
 }
 
 impl Pipe {
@@ -40,7 +43,7 @@ impl Pipe {
             let _ = rustix::pipe::fcntl_setpipe_size(&write_end, wanted_bytes);
         }
         let capacity_bytes = rustix::pipe::fcntl_getpipe_size(&write_end)?;
-        Ok(Self { read_end, write_end, capacity_bytes, held_bytes: 0 })
+        Ok(Self { read_end, write_end, capacity_bytes, held_bytes: 0, process: fork::generation() })
     }
 
     /// Creates a pipe with room for `wanted_bytes`, wherever in their pages they start.
@@ -51,6 +54,12 @@ impl Pipe {
     /// The capacity in bytes, if the bytes start on a page boundary.
     pub fn capacity_bytes(&self) -> usize {
         self.capacity_bytes
+    }
+
+    /// Whether the pipe was created before a fork, by the parent, which shares it. Its bytes are
+    /// the parent's.
+    pub fn is_inherited(&self) -> bool {
+        self.process != fork::generation()
     }
 
     /// The bytes in the pipe.
@@ -72,8 +81,9 @@ impl Pipe {
     /// Moves up to `len` bytes from a socket into the pipe; returns how many. 0 is the end of the
     /// stream, or an urgent byte, before which splicing stops.
     pub fn fill(&mut self, from: BorrowedFd<'_>, len: usize, flags: SpliceFlags) -> Result<usize> {
-        let count =
-            retry_on_intr(|| rustix::pipe::splice(from, None, &self.write_end, None, len, flags))?;
+        let count = retry(from, WaitsFor::Receive, || {
+            rustix::pipe::splice(from, None, &self.write_end, None, len, flags)
+        })?;
         self.held_bytes += count;
         Ok(count)
     }
@@ -88,7 +98,7 @@ impl Pipe {
         flags: SpliceFlags,
     ) -> Result<usize> {
         let len = len.min(self.held_bytes);
-        let count = retry_on_intr(|| {
+        let count = retry(to, WaitsFor::Send, || {
             let mut position = offset;
             rustix::pipe::splice(&self.read_end, None, to, position.as_mut(), len, flags)
         })?;

@@ -2,16 +2,18 @@
 //! cheaper, and by reading otherwise.
 
 use crate::call::Call;
-use crate::error::{Error, failed};
+use crate::error::{Error, Refusal, failed};
 use crate::fallback::Fallback;
 use crate::method::Counts;
 use crate::socket;
 use haul_sys::pages::PageBuffer;
 use haul_sys::receive_window::{ReceiveOutcome, ReceiveWindow};
 use haul_sys::region::page_bytes;
+use haul_sys::retry::{WaitsFor, retry};
 use haul_sys::sockopt;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustix::net::sockopt::Timeout;
 use std::io;
@@ -59,7 +61,8 @@ use trial::{MappingTrial, Verdict};
 #[derive(Debug)]
 pub struct Receiver<S: AsFd> {
     guard: LowWaterGuard<S>,
-    is_tcp: bool,
+    /// Whether TCP's own calls apply: no upper-layer protocol (kTLS) changes the bytes.
+    is_plain_tcp: bool,
     settings: ReceiveSettings,
     window: Option<ReceiveWindow>,
     trial: MappingTrial,
@@ -77,13 +80,15 @@ pub struct Receiver<S: AsFd> {
 struct LowWaterGuard<S: AsFd> {
     socket: S,
     low_water: usize,
+    /// The mark that the program had set; `None` before the first change.
+    earlier_low_water: Option<usize>,
 }
 
 impl<S: AsFd> Drop for LowWaterGuard<S> {
-    /// Resets the low-water mark: the next reader of the socket has announced nothing.
+    /// Restores the low-water mark: the next reader of the socket has announced nothing.
     fn drop(&mut self) {
-        if self.low_water > 1 {
-            let _ = sockopt::set_receive_low_water(&self.socket, 1);
+        if let Some(earlier) = self.earlier_low_water.filter(|&earlier| earlier != self.low_water) {
+            let _ = sockopt::set_receive_low_water(&self.socket, earlier);
         }
     }
 }
@@ -205,10 +210,10 @@ impl<S: AsFd> Receiver<S> {
                 "window_bytes must be at least a page, and buffer_bytes at least 1",
             ));
         }
-        let is_tcp = socket::is_tcp(&socket);
+        let is_plain_tcp = socket::receives_plain_tcp(&socket);
         let mut receiver = Self {
-            guard: LowWaterGuard { socket, low_water: 1 },
-            is_tcp,
+            guard: LowWaterGuard { socket, low_water: 1, earlier_low_water: None },
+            is_plain_tcp,
             settings,
             window: None,
             trial: MappingTrial::new(settings.mapping),
@@ -231,9 +236,9 @@ impl<S: AsFd> Receiver<S> {
     /// The socket then becomes readable only for larger pieces (`SO_RCVLOWAT`), never larger than
     /// this. Without it, any byte makes the socket readable: a receiver cannot predict that more
     /// will follow, and might wait forever.
-    pub fn expect(&mut self, bytes: u64) -> Result<(), Error> {
+    pub fn expect(&mut self, bytes: u64) {
         self.expected = bytes;
-        self.adjust_low_water()
+        self.adjust_low_water();
     }
 
     /// Receives the next bytes, as many as have arrived and a call can take; `None` at the end of
@@ -268,7 +273,7 @@ impl<S: AsFd> Receiver<S> {
             }
             held => held,
         };
-        self.record_received(count, |report| &mut report.read)?;
+        self.record_received(count, |report| &mut report.read);
         Ok(count)
     }
 
@@ -279,6 +284,9 @@ impl<S: AsFd> Receiver<S> {
     /// could not be written (no space) are not lost: the call returns the error, and the next call
     /// of any kind begins with these bytes.
     pub fn receive_into_file(&mut self, file: impl AsFd, range: Range<u64>) -> Result<u64, Error> {
+        if range.start > range.end {
+            return Err(Error::Unsuited("the range ends before it begins"));
+        }
         if range.is_empty() {
             return Ok(0);
         }
@@ -287,16 +295,21 @@ impl<S: AsFd> Receiver<S> {
             into_file.receive(guard.socket.as_fd(), file.as_fd(), &range, &mut report.into_file);
         let count = match moved {
             Err(reason) if reason.is_refusal() => {
+                if reason.refusal() == Some(Refusal::Lasting) {
+                    self.into_file.disable();
+                }
                 let reason = reason.to_string();
-                self.report.fallbacks.push(Fallback { from: "splice-to-file", to: "read", reason });
-                self.into_file.disable();
+                let fallback = Fallback { from: "splice-to-file", to: "read", reason };
+                if !self.report.fallbacks.contains(&fallback) {
+                    self.report.fallbacks.push(fallback);
+                }
                 self.copy_into_file(file, &range)?
             }
             Ok(None) => self.copy_into_file(file, &range)?,
             Ok(Some(count)) => count,
             Err(error) => return Err(error),
         };
-        self.record_consumed(count)?;
+        self.record_consumed(count);
         Ok(count)
     }
 
@@ -308,14 +321,11 @@ impl<S: AsFd> Receiver<S> {
         if len == 0 {
             return Ok(0);
         }
-        let count = if self.is_tcp && !self.into_file.holds_bytes() {
-            self.report.discarded.calls += 1;
-            sockopt::discard(&self.guard.socket, len.min(1 << 30))
-                .map_err(failed(Call::RecvTrunc))?
-        } else {
-            self.read_into_buffer(len, |report| &mut report.discarded)?
+        let count = match self.discard_in_kernel(len)? {
+            Some(count) => count,
+            None => self.read_into_buffer(len, |report| &mut report.discarded)?,
         };
-        self.record_received(count, |report| &mut report.discarded)?;
+        self.record_received(count, |report| &mut report.discarded);
         Ok(count as u64)
     }
 
@@ -347,7 +357,7 @@ impl<S: AsFd> Receiver<S> {
                 let limit = if self.must_read > 0 { self.must_read.min(at_most) } else { at_most };
                 let started = self.trial.start_clock();
                 let count = self.read_into_buffer(limit, |report| &mut report.read)?;
-                self.record_received(count, |report| &mut report.read)?;
+                self.record_received(count, |report| &mut report.read);
                 self.record_trial(started, 0, count);
                 return Ok(if count == 0 { Ready::Ended } else { Ready::Copied(count) });
             }
@@ -359,7 +369,7 @@ impl<S: AsFd> Receiver<S> {
             self.report.mapped.calls += 1;
             match window.receive(&self.guard.socket, self.settings.window_bytes.min(at_most)) {
                 Ok(ReceiveOutcome::Mapped(count)) => {
-                    self.record_received(count, |report| &mut report.mapped)?;
+                    self.record_received(count, |report| &mut report.mapped);
                     self.record_trial(started, count, 0);
                     return Ok(Ready::Mapped);
                 }
@@ -383,6 +393,23 @@ impl<S: AsFd> Receiver<S> {
                     error => return Err(error),
                 },
             }
+        }
+    }
+
+    /// Discards up to `len` bytes that no call copies to memory; `None` if they must be read.
+    fn discard_in_kernel(&mut self, len: usize) -> Result<Option<usize>, Error> {
+        if !self.is_plain_tcp || self.into_file.holds_bytes() {
+            return Ok(None);
+        }
+        self.report.discarded.calls += 1;
+        match sockopt::discard(&self.guard.socket, len.min(1 << 30)) {
+            Ok(count) => Ok(Some(count)),
+            // A sockmap receives in TCP's place and ignores the flag; it has taken nothing.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::FAULT) => {
+                self.is_plain_tcp = false;
+                Ok(None)
+            }
+            Err(error) => Err(failed(Call::RecvTrunc)(error)),
         }
     }
 
@@ -419,28 +446,23 @@ impl<S: AsFd> Receiver<S> {
         )
     }
 
-    fn record_received(
-        &mut self,
-        count: usize,
-        counts: fn(&mut ReceiveReport) -> &mut Counts,
-    ) -> Result<(), Error> {
+    fn record_received(&mut self, count: usize, counts: fn(&mut ReceiveReport) -> &mut Counts) {
         counts(&mut self.report).bytes += count as u64;
-        self.record_consumed(count as u64)
+        self.record_consumed(count as u64);
     }
 
     /// Records that bytes have left the socket.
-    fn record_consumed(&mut self, count: u64) -> Result<(), Error> {
+    fn record_consumed(&mut self, count: u64) {
         self.must_read = self.must_read.saturating_sub(count as usize);
         if self.expected > 0 {
             self.expected = self.expected.saturating_sub(count);
-            return self.adjust_low_water();
+            self.adjust_low_water();
         }
-        Ok(())
     }
 
     /// Sets the low-water mark to suit the size of a call, but never to more bytes than are certain
-    /// to come.
-    fn adjust_low_water(&mut self) -> Result<(), Error> {
+    /// to come. It only saves wake-ups, so a refusal changes nothing.
+    fn adjust_low_water(&mut self) {
         let call_bytes_max =
             if self.trial.maps() { self.settings.window_bytes } else { self.settings.buffer_bytes };
         // An eighth of it: the peer should be sending while this side works. A sender that waits
@@ -448,20 +470,24 @@ impl<S: AsFd> Receiver<S> {
         // half, 93 to 100 % were mapped, at an eighth 100 %.
         let expected = usize::try_from(self.expected).unwrap_or(usize::MAX);
         let wanted = expected.min(call_bytes_max / 8).max(1);
-        if wanted != self.guard.low_water {
-            sockopt::set_receive_low_water(&self.guard.socket, wanted)
-                .map_err(failed(Call::SetRcvlowat))?;
-            self.guard.low_water = wanted;
+        if wanted == self.guard.low_water {
+            return;
         }
-        Ok(())
+        let socket = &self.guard.socket;
+        let earlier = || sockopt::receive_low_water(socket).unwrap_or(1);
+        let earlier = self.guard.earlier_low_water.unwrap_or_else(earlier);
+        if sockopt::set_receive_low_water(socket, wanted).is_ok() {
+            self.guard.low_water = wanted;
+            self.guard.earlier_low_water = Some(earlier);
+        }
     }
 
     fn open_window(&mut self) {
-        let window = if self.is_tcp {
+        let window = if self.is_plain_tcp {
             ReceiveWindow::new(&self.guard.socket, self.settings.window_bytes)
                 .map_err(failed(Call::MapSocket))
         } else {
-            Err(Error::Unsuited("only a TCP socket's pages can be mapped"))
+            Err(Error::Unsuited("only a plain TCP socket's pages can be mapped"))
         };
         match window {
             Ok(window) => self.window = Some(window),
@@ -499,17 +525,21 @@ fn wait(socket: impl AsFd, low_water: usize) -> Result<bool, Error> {
             Ok(0) => return Err(Error::WouldBlock),
             Ok(_) if descriptors[0].revents().contains(PollFlags::IN) => return Ok(true),
             // A signal, or completions of the sending half, which do not affect `recv`.
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(failed(Call::Poll)(errno.into())),
         }
     }
-    Ok(sockopt::wait_to_receive(&socket, 1).map_err(failed(Call::RecvPeek))? > 0)
+    // One byte into memory, because not every protocol supports `MSG_TRUNC`.
+    let peek = || rustix::net::recv(&socket, &mut [0u8; 1], RecvFlags::PEEK);
+    let peeked = retry(&socket, WaitsFor::Receive, peek);
+    peeked.map(|(_, count)| count > 0).map_err(|errno| failed(Call::RecvPeek)(errno.into()))
 }
 
 /// Calls `recv`; returns 0 at the end of the stream.
 fn read(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Error> {
-    let received =
-        rustix::io::retry_on_intr(|| rustix::net::recv(&socket, &mut *buffer, RecvFlags::empty()));
+    let received = retry(&socket, WaitsFor::Receive, || {
+        rustix::net::recv(&socket, &mut *buffer, RecvFlags::empty())
+    });
     received.map(|(_, count)| count).map_err(|errno| failed(Call::Recv)(errno.into()))
 }
 

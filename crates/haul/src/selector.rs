@@ -1,15 +1,19 @@
 //! [`MethodSelector`]: chooses the send method for files and memory, by plan or by setting, and
 //! falls back where it must.
 
-use crate::error::Error;
+use crate::error::{Error, Refusal};
 use crate::fallback::{COPIED_BYTES_BEFORE_FALLBACK, Fallback};
 use crate::method::{AttachedMethod, Counts, SendMethod};
 use crate::plan::{Condition, Plan, SourceKind, call_bytes};
 use crate::settings::{MethodChoice, SendSettings};
 use crate::source::Source;
+use haul_sys::fork;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+
+/// Consecutive refusals, each of which may be the file's, after which a method is not tried again.
+const REFUSALS_MAX: u32 = 8;
 
 /// The send methods of one socket.
 pub(crate) struct MethodSelector {
@@ -20,6 +24,10 @@ pub(crate) struct MethodSelector {
     disabled: Vec<SendMethod>,
     fallbacks: Vec<Fallback>,
     latest: Option<SendMethod>,
+    /// Consecutive refusals of each method.
+    refusals: Vec<(SendMethod, u32)>,
+    /// The process that attached the methods ([`fork::generation`]).
+    process: u64,
 }
 
 impl MethodSelector {
@@ -30,6 +38,8 @@ impl MethodSelector {
             disabled: Vec::new(),
             fallbacks: Vec::new(),
             latest: None,
+            refusals: Vec::new(),
+            process: fork::generation(),
         }
     }
 
@@ -41,21 +51,32 @@ impl MethodSelector {
         source: Source<'_>,
         range: &Range<u64>,
     ) -> Result<u64, Error> {
+        if self.process != fork::generation() {
+            self.leave_rings_to_parent();
+        }
+        let mut refused: Vec<SendMethod> = Vec::new();
         loop {
-            let method = self.choose(source, range);
+            let method = self.choose_without(&refused, source, range);
             let sent = self
                 .bound_method(method, socket)
                 .and_then(|attached| attached.send(socket, source, range.clone()));
             match sent {
-                Err(reason) if reason.is_refusal() => {
-                    self.disable(method, reason, source, range)?;
+                // `read+write`, which always works, has no fallback.
+                Err(reason) if reason.is_refusal() && method != SendMethod::ReadWrite => {
+                    refused.push(method);
+                    self.record_refusal(method, &reason);
+                    let to = self.choose_without(&refused, source, range).name();
+                    self.record_fallback(method, to, reason.to_string());
                 }
                 Err(error) => return Err(error),
                 Ok(sent) => {
                     self.latest = Some(method);
+                    self.refusals.retain(|(other, _)| *other != method);
                     if self.has_only_copied(method) {
+                        self.disabled.push(method);
+                        let to = self.choose(source, range).name();
                         let reason = "the kernel copied all bytes of zero-copy sends";
-                        self.disable(method, Error::Unsuited(reason), source, range)?;
+                        self.record_fallback(method, to, reason.into());
                     }
                     return Ok(sent);
                 }
@@ -65,7 +86,18 @@ impl MethodSelector {
 
     /// Chooses the method for `range` of `source`.
     pub fn choose(&self, source: Source<'_>, range: &Range<u64>) -> SendMethod {
-        let is_allowed = |method: SendMethod| !self.disabled.contains(&method);
+        self.choose_without(&[], source, range)
+    }
+
+    /// Chooses the method for `range` of `source`, but none that was refused in this call.
+    fn choose_without(
+        &self,
+        refused: &[SendMethod],
+        source: Source<'_>,
+        range: &Range<u64>,
+    ) -> SendMethod {
+        let is_allowed =
+            |method: SendMethod| !self.disabled.contains(&method) && !refused.contains(&method);
         let by_plan = |plan: &Plan| {
             let source =
                 if source.as_memory().is_some() { SourceKind::Memory } else { SourceKind::File };
@@ -122,6 +154,14 @@ impl MethodSelector {
             .sum()
     }
 
+    /// Gives up the io_uring rings that the parent of a forked child uses. Their memory is shared,
+    /// so it is leaked and not touched.
+    fn leave_rings_to_parent(&mut self) {
+        let inherited = self.attached_methods.extract_if(.., |(method, _)| method.has_ring());
+        inherited.for_each(std::mem::forget);
+        self.process = fork::generation();
+    }
+
     fn bound_method(
         &mut self,
         method: SendMethod,
@@ -139,22 +179,25 @@ impl MethodSelector {
         Ok(&mut self.attached_methods[index].1)
     }
 
-    /// Disables a method and records the fallback. `read+write`, which always works, has no
-    /// fallback: its error is returned.
-    fn disable(
-        &mut self,
-        method: SendMethod,
-        reason: Error,
-        source: Source<'_>,
-        range: &Range<u64>,
-    ) -> Result<(), Error> {
-        if method == SendMethod::ReadWrite {
-            return Err(reason);
+    /// Disables a method that the kernel or the socket refuses, and one that was refused for many
+    /// files in a row.
+    fn record_refusal(&mut self, method: SendMethod, reason: &Error) {
+        let earlier = self.refusals.iter().find(|(other, _)| *other == method);
+        let count = 1 + earlier.map_or(0, |(_, count)| *count);
+        self.refusals.retain(|(other, _)| *other != method);
+        self.refusals.push((method, count));
+        let is_of_socket = reason.refusal() == Some(Refusal::Lasting) || count >= REFUSALS_MAX;
+        if is_of_socket && !self.disabled.contains(&method) {
+            self.disabled.push(method);
         }
-        self.disabled.push(method);
-        let to = self.choose(source, range).name();
-        self.fallbacks.push(Fallback { from: method.name(), to, reason: reason.to_string() });
-        Ok(())
+    }
+
+    /// Records the first fallback from a method for each reason.
+    fn record_fallback(&mut self, method: SendMethod, to: &'static str, reason: String) {
+        let fallback = Fallback { from: method.name(), to, reason };
+        if !self.fallbacks.contains(&fallback) {
+            self.fallbacks.push(fallback);
+        }
     }
 
     fn has_only_copied(&self, method: SendMethod) -> bool {

@@ -13,6 +13,8 @@ use crate::selector::MethodSelector;
 use crate::settings::{MethodChoice, SendSettings};
 use crate::socket;
 use crate::source::Source;
+use haul_sys::fork;
+use haul_sys::retry::{WaitsFor, retry};
 use rustix::net::{SendFlags, SocketType};
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -21,6 +23,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// The most parts of one call (`UIO_MAXIOV` of `<linux/uio.h>`).
+const PARTS_MAX: usize = 1024;
 /// Poll interval of [`Sender::wait_for_completions`]. It runs at the end of a transfer, so its
 /// latency matters little.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -60,7 +64,7 @@ pub struct Sender<S: AsFd + Send + 'static> {
     /// `None` only during drop and [`Sender::into_inner`].
     socket: Option<S>,
     kind: SocketType,
-    process: u32,
+    process: u64,
     settings: Arc<SendSettings>,
     /// Created by the first file. Boxed to keep senders small: a server has thousands of
     /// connections that have never sent a file, and often accesses the memory of each.
@@ -121,7 +125,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         Ok(Self {
             socket: Some(socket),
             kind,
-            process: std::process::id(),
+            process: fork::generation(),
             settings,
             selector: None,
             lending: None,
@@ -136,7 +140,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         self.send_vectored(&[IoSlice::new(bytes)])
     }
 
-    /// Like [`Sender::send`], from several slices in one call.
+    /// Like [`Sender::send`], from several slices in one call, at most the first 1024.
     pub fn send_vectored(&mut self, parts: &[IoSlice<'_>]) -> Result<usize, Error> {
         self.send_with(parts, SendFlags::empty())
     }
@@ -154,7 +158,8 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         self.flush()?;
         self.sent.calls += 1;
         let flags = SendFlags::NOSIGNAL | flags;
-        let sent = rustix::io::retry_on_intr(|| {
+        let parts = &parts[..parts.len().min(PARTS_MAX)];
+        let sent = retry(self.as_fd(), WaitsFor::Send, || {
             // For a single part, `send` is cheaper than `sendmsg`: the kernel reads fewer
             // arguments.
             if let [part] = parts {
@@ -204,7 +209,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         if self.lending.as_ref().is_some_and(|lending| lending.owns_completions()) {
             selector.disable_zerocopy();
         }
-        if selector.owns_completions() && self.process != std::process::id() {
+        if selector.owns_completions() && self.process != fork::generation() {
             return Err(Error::Forked);
         }
         let sent = selector.send(socket.as_fd(), source.into(), &range)?;
@@ -363,10 +368,23 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         }
     }
 
+    /// Ends a TCP connection at once with a reset. The kernel drops what it has not sent, and so
+    /// releases all loans; a dropped sender instead keeps them until the peer has acknowledged
+    /// their bytes. A socket of another kind is only dropped.
+    pub fn abort(self) {
+        if self.process == fork::generation()
+            && let Some(socket) = &self.socket
+            && socket::is_tcp(socket)
+        {
+            // The connection may have ended already.
+            let _ = rustix::net::connect_unspec(socket);
+        }
+    }
+
     /// Fails in a forked child. The child has the socket too, but each completion can be read only
     /// once, and it belongs to the parent.
     fn check_process(&self) -> Result<(), Error> {
-        if self.process == std::process::id() { Ok(()) } else { Err(Error::Forked) }
+        if self.process == fork::generation() { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// Reports the sender's activity so far.
@@ -458,6 +476,11 @@ impl<S: AsFd + Send + 'static> io::Write for Sender<S> {
     /// Like [`Sender::send`].
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.send(bytes).map_err(io::Error::from)
+    }
+
+    /// Like [`Sender::send_vectored`].
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.send_vectored(parts).map_err(io::Error::from)
     }
 
     /// Like [`Sender::flush`].

@@ -83,17 +83,15 @@ pub enum SourceError {
     },
 }
 
-/// The length in bytes of a regular file that is not empty.
+/// The length in bytes of a regular file. It is 0 for files whose content the kernel generates on
+/// read, as in `/proc`.
 pub fn file_len(file: &File) -> Result<u64, SourceError> {
     let failed = |error| SourceError::Failed { step: "reading the file's size", error };
     let stat = rustix::fs::fstat(file).map_err(|errno| failed(errno.into()))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(SourceError::NotAFile);
     }
-    match u64::try_from(stat.st_size) {
-        Ok(len) if len > 0 => Ok(len),
-        _ => Err(SourceError::Empty),
-    }
+    Ok(u64::try_from(stat.st_size).unwrap_or(0))
 }
 
 /// Memory that is written once and then sent, by any method that sends memory
@@ -135,6 +133,9 @@ impl Memory {
     /// io_uring.
     pub fn of_file(file: File) -> Result<Self, SourceError> {
         let len = file_len(&file)?;
+        if len == 0 {
+            return Err(SourceError::Empty);
+        }
         let region = MappedRegion::of_memory_file(&file, len as usize)
             .map_err(|error| SourceError::Failed { step: "mapping a memory file", error })?;
         Ok(Self { file, region: Arc::new(region) })

@@ -342,3 +342,46 @@ fn blocking_modes_are_restored() {
     let flags = rustix::fs::fcntl_getfl(&socket).unwrap();
     assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
 }
+
+/// A forked child has the same pipes as its parent. Bytes that one of them puts into a pipe of the
+/// pool must not reach the other's connections.
+#[test]
+fn a_forked_child_does_not_use_the_idle_pipes_of_its_parent() {
+    const BYTES: usize = 8 << 20;
+    let pool =
+        ForwardPool::with(ForwardSettings::default().with_method(ForwardMethod::Splice)).unwrap();
+    // Leaves two idle pipes.
+    assert!(forward_bytes(&pool, 7, 1 << 20));
+    assert!(pool.idle_pipes() > 0);
+    // The child runs at the same time as the thread of the parent.
+    let parent = {
+        let pool = pool.clone();
+        thread::spawn(move || (0..8).all(|_| forward_bytes(&pool, 1, BYTES)))
+    };
+    let code = haul_sys::child::in_forked_child(|| {
+        i32::from(!(0..8).all(|_| forward_bytes(&pool, 2, BYTES)))
+    });
+    assert_eq!(code.unwrap(), Some(0), "the child received other bytes than it sent");
+    assert!(parent.join().unwrap(), "the parent received other bytes than it sent");
+}
+
+/// Forwards bytes of one value through a new pair of connections; whether they arrive unchanged.
+fn forward_bytes(pool: &ForwardPool, value: u8, len: usize) -> bool {
+    let (mut client, client_side) = pair();
+    let (server_side, mut server) = pair();
+    let mut forwarder = Forwarder::with_pool(client_side, server_side, pool.clone()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            client.write_all(&vec![value; len]).unwrap();
+            drop(client);
+        });
+        let received = scope.spawn(move || {
+            let mut bytes = Vec::new();
+            server.read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        forwarder.forward().unwrap();
+        let bytes = received.join().unwrap();
+        bytes.len() == len && bytes.iter().all(|&byte| byte == value)
+    })
+}

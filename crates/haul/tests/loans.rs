@@ -4,6 +4,8 @@ use haul::{
     Buffer, BufferPool, Error, LoanLimits, MethodChoice, Outcome, Returned, SendMethod,
     SendSettings, Sender,
 };
+use haul_sys::sendmsg::{self, SendOptions};
+use haul_sys::{error_queue, sockopt};
 use std::io::{IoSlice, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
@@ -273,7 +275,7 @@ fn a_unix_stream_copies_loans_and_reports_the_reason() {
     file.write_all(&bytes_of(1, 100_000)).unwrap();
     sender.send_file_all(&file, 0..100_000).unwrap();
     assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, Outcome::Copied);
-    assert!(sender.report().fallbacks[0].reason.contains("SO_ZEROCOPY"), "{:?}", sender.report());
+    assert!(sender.report().fallbacks[0].reason.contains("completions"), "{:?}", sender.report());
     drop(sender);
     assert!(received.join().unwrap() == [bytes_of(0, 300_000), bytes_of(1, 100_000)].concat());
 }
@@ -312,24 +314,61 @@ fn invalid_loans_are_returned_in_the_error_and_the_sender_still_works() {
 }
 
 #[test]
-fn non_sockets_and_sockets_with_so_zerocopy_are_detected() {
+fn a_descriptor_that_is_no_socket_is_refused() {
     let error = Sender::new(tempfile::tempfile().unwrap()).err().unwrap();
     assert!(matches!(error, Error::NotASocket), "{error}");
-    // If SO_ZEROCOPY is set already, other code may have sent with MSG_ZEROCOPY. Then the kernel's
-    // sequence numbers are unknown.
+}
+
+/// Other code has sent with `MSG_ZEROCOPY` and has read its completions. The kernel's counter goes
+/// on from there, whether `SO_ZEROCOPY` was cleared meanwhile or not.
+#[test]
+fn loans_of_a_socket_that_was_used_before_come_back() {
+    for clears_option in [true, false] {
+        let (from, to) = on_loopback();
+        let received = receive_all(to);
+        sockopt::set_zerocopy(&from, true).unwrap();
+        let zerocopy = SendOptions { segment_bytes: None, zerocopy: true };
+        for _ in 0..3 {
+            assert_eq!(sendmsg::send(&from, &[9; 10_000], zerocopy).unwrap(), 10_000);
+        }
+        let mut completed = 0;
+        while completed < 3 {
+            if let Some(completion) = error_queue::next_completion(&from).unwrap() {
+                completed = completion.last + 1;
+            }
+        }
+        sockopt::set_zerocopy(&from, !clears_option).unwrap();
+        wait_until("the peer has acknowledged all bytes", || {
+            sockopt::bytes_to_send(&from).unwrap() == 0
+        });
+        let mut sender = Sender::new(from).unwrap();
+        for loan in 0..8 {
+            sender.lend(bytes_of(loan, 100_000)).unwrap();
+        }
+        assert_eq!(reclaim_all(&mut sender).len(), 8, "cleared: {clears_option}");
+        assert!(sender.report().loans.copied_bytes > 0);
+        // And those of another sender on the same socket.
+        let mut sender = Sender::new(sender.into_inner().unwrap()).unwrap();
+        for loan in 8..12 {
+            sender.lend(bytes_of(loan, 100_000)).unwrap();
+        }
+        assert_eq!(reclaim_all(&mut sender).len(), 4, "cleared: {clears_option}");
+        assert!(sender.report().fallbacks.is_empty(), "{:?}", sender.report());
+        drop(sender);
+        assert_eq!(received.join().unwrap().len(), 30_000 + 12 * 100_000);
+    }
+}
+
+#[test]
+fn a_call_sends_at_most_1024_parts() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
-    haul_sys::sockopt::set_zerocopy(&from, true).unwrap();
     let mut sender = Sender::new(from).unwrap();
-    sender.lend(vec![1; 100_000]).unwrap();
-    assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, Outcome::Copied);
-    assert!(
-        sender.report().fallbacks[0].reason.contains("set on this socket before"),
-        "{:?}",
-        sender.report()
-    );
+    let parts = vec![IoSlice::new(b"ab"); 1500];
+    assert_eq!(sender.send_vectored(&parts).unwrap(), 2048);
+    assert_eq!(sender.write_vectored(&parts).unwrap(), 2048);
     drop(sender);
-    assert_eq!(received.join().unwrap().len(), 100_000);
+    assert_eq!(received.join().unwrap().len(), 4096);
 }
 
 /// The loan limit gives `LoanLimit`, not `WouldBlock`: waiting for `POLLOUT` would not help.
@@ -486,4 +525,38 @@ fn a_failed_datagram_does_not_affect_other_loans() {
     let none = SendSettings::default()
         .with_limits(LoanLimits::default().with_loans_max(0).with_bytes_max(1));
     assert!(matches!(Sender::with(on_loopback().0, none), Err(Error::Unsuited(_))));
+}
+
+/// Peers that do not read keep the loans of dropped senders in memory, but not without bound.
+#[test]
+fn the_loans_of_dropped_senders_have_a_bound_and_can_be_aborted() {
+    const LOAN_BYTES: usize = 16 << 20;
+    const HELD_BYTES_MAX: usize = 256 << 20;
+    let shared: Arc<[u8]> = vec![5; LOAN_BYTES].into();
+    let lend = |peers: &mut Vec<TcpStream>| {
+        let (from, to) = on_loopback();
+        from.set_nonblocking(true).unwrap();
+        peers.push(to);
+        // Loopback copies, and releases a loan once the peer has read it.
+        let settings = SendSettings::default().with_lend_when_copied(true);
+        let mut sender = Sender::with(from, settings).unwrap();
+        // The first loan shows the kernel's numbers.
+        sender.lend(vec![1; 5000]).unwrap();
+        sender.lend(Arc::clone(&shared)).unwrap();
+        sender
+    };
+    let mut peers = Vec::new();
+    for _ in 0..24 {
+        drop(lend(&mut peers));
+    }
+    assert!(haul::abandoned_bytes() <= HELD_BYTES_MAX, "{}", haul::abandoned_bytes());
+    let sender = lend(&mut peers);
+    let held = Arc::strong_count(&shared);
+    sender.abort();
+    wait_until("an aborted sender returns its loans", || Arc::strong_count(&shared) < held);
+    let mut peer = peers.pop().unwrap();
+    let mut bytes = Vec::new();
+    assert!(peer.read_to_end(&mut bytes).is_err(), "the peer sees a reset");
+    drop(peers);
+    wait_until("no loan is left", || Arc::strong_count(&shared) == 1);
 }

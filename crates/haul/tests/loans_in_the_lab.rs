@@ -2,9 +2,10 @@
 
 use haul::{BufferPool, LoanLimits, Outcome, SendSettings, Sender};
 use haul_lab::{Lab, LabError};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::fs;
 use std::io::Read;
-use std::net::TcpStream;
+use std::net::{TcpStream, UdpSocket};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -124,4 +125,38 @@ fn loans_are_copied_without_memory_for_completions() {
     assert!(copied > 0 && report.enobufs_count > 0, "the limit had no effect: {report:?}");
     drop(sender);
     assert_eq!(receiver.join().unwrap(), TOTAL);
+}
+
+/// A datagram that fails after the kernel has built it has a completion. If that stayed in the
+/// error queue, every poll would return at once.
+#[test]
+fn a_failed_datagram_leaves_no_completion_in_the_error_queue() {
+    let lab = match Lab::veth(&haul_lab::Settings::default().with_mtu(1500)) {
+        Ok(lab) => lab,
+        Err(error @ (LabError::NoNamespaces { .. } | LabError::OneCpu { .. })) => {
+            return eprintln!("SKIPPED: failing datagrams are not tested in a lab: {error}");
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let bind =
+        |host: &haul_lab::Host| host.run(|| UdpSocket::bind((host.address(), 0))).unwrap().unwrap();
+    let (from, to) = (bind(&lab.sender), bind(&lab.receiver));
+    from.connect(to.local_addr().unwrap()).unwrap();
+    to.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut sender = Sender::new(from).unwrap();
+    // No segment of 3000 bytes fits the MTU.
+    sender.lend_segments(vec![0; 6000], 3000).unwrap_err();
+    assert_eq!(sender.reclaim().unwrap().count(), 0);
+    let mut polled = [PollFd::new(&sender, PollFlags::empty())];
+    assert_eq!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(0));
+    // Later loans are sent from their own pages, and come back.
+    for _ in 0..4 {
+        sender.lend_segments(vec![7; 4000], 1000).unwrap();
+        for _ in 0..4 {
+            assert_eq!(to.recv(&mut [0; 2000]).unwrap(), 1000);
+        }
+        assert_eq!(sender.wait_for_completions(Duration::from_secs(20)).unwrap(), 0);
+        assert_eq!(sender.reclaim().unwrap().count(), 1);
+    }
+    assert!(sender.report().fallbacks.is_empty(), "{:?}", sender.report());
 }

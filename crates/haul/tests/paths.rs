@@ -283,8 +283,36 @@ fn a_sender_falls_back_from_a_method_that_does_not_support_the_source() {
 fn unsendable_sources_give_errors() {
     let directory = File::open("/").unwrap();
     assert!(file_len(&directory).unwrap_err().to_string().contains("not a regular file"));
-    assert!(file_len(&tempfile::tempfile().unwrap()).unwrap_err().to_string().contains("empty"));
+    assert_eq!(file_len(&tempfile::tempfile().unwrap()).unwrap(), 0);
     let (from, _to) = connected();
     let options = MethodOptions::default().with_chunk_bytes(0);
     assert!(SendMethod::Sendfile.attach(from.as_fd(), &options).is_err());
+}
+
+/// A directory and an empty file of the kernel cannot be sent, which says nothing about the
+/// socket's next file.
+#[test]
+fn a_file_that_cannot_be_sent_leaves_the_methods_to_the_next_one() {
+    let (from, to) = connected();
+    let mut sender = Sender::new(from).unwrap();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&vec![7; 1 << 20]).unwrap();
+    let first = sender.method_for(&file, 1 << 20);
+    let directory = File::open("/").unwrap();
+    for _ in 0..3 {
+        let error = sender.send_file(&directory, 0..10).unwrap_err();
+        assert!(matches!(error, Error::Failed { .. }), "{error}");
+    }
+    assert_eq!(sender.method_for(&file, 1 << 20), first);
+    let received = thread::spawn(move || {
+        let (mut to, mut bytes) = (to, Vec::new());
+        to.read_to_end(&mut bytes).unwrap();
+        bytes
+    });
+    sender.send_file_all(&file, 0..1 << 20).unwrap();
+    assert_eq!(sender.latest_method(), Some(first));
+    // Each refusal is reported once.
+    assert!(sender.report().fallbacks.len() <= SendMethod::ALL.len(), "{:?}", sender.report());
+    drop(sender);
+    assert!(received.join().unwrap() == vec![7; 1 << 20]);
 }

@@ -5,6 +5,8 @@ use haul::{
     SendMethod,
 };
 use haul_lab::{Lab, LabError, Settings};
+use haul_sys::ktls::{self, Direction, Keys, Version};
+use haul_sys::sockopt;
 use rustix::net::SendFlags;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -86,7 +88,7 @@ fn send_mixture(from: &TcpStream, total: u64, seed: u64) -> VecDeque<Vec<u8>> {
     /// More than the buffers of both sockets hold. Bytes sent earlier have arrived, so their memory
     /// can be freed.
     const KEPT_BYTES: usize = 64 << 20;
-    haul_sys::sockopt::set_zerocopy(from, true).unwrap();
+    sockopt::set_zerocopy(from, true).unwrap();
     let mut random = fastrand::Rng::with_seed(seed);
     let (mut kept, mut kept_bytes) = (VecDeque::new(), 0);
     let mut position = 0;
@@ -145,7 +147,7 @@ fn receive_mixture(receiver: &mut Receiver<TcpStream>, total: u64, seed: u64) ->
             }
             2 => receiver.discard(random.u64(1..100_000)).unwrap(),
             3 => {
-                receiver.expect((total - position).min(random.u64(0..1 << 20))).unwrap();
+                receiver.expect((total - position).min(random.u64(0..1 << 20)));
                 continue;
             }
             _ => match receiver.receive().unwrap() {
@@ -221,7 +223,7 @@ fn nearly_all_bytes_are_mapped_if_segments_are_pages() {
         from
     });
     let mut receiver = receiver(to, Mapping::Always);
-    receiver.expect(total).unwrap();
+    receiver.expect(total);
     receive_all(&mut receiver, total);
     drop(sender.join().unwrap());
     assert_eq!(receiver.receive().unwrap(), None);
@@ -261,7 +263,7 @@ fn without_data_a_non_blocking_socket_and_a_timeout_give_would_block() {
         let mut receiver = receiver(to, mapping);
         assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
         // `expect` raises the low-water mark (SO_RCVLOWAT), and the timeout still applies.
-        receiver.expect(100_000).unwrap();
+        receiver.expect(100_000);
         assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
         receiver.socket().set_nonblocking(true).unwrap();
         assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
@@ -269,7 +271,7 @@ fn without_data_a_non_blocking_socket_and_a_timeout_give_would_block() {
         let file = tempfile::tempfile().unwrap();
         assert!(matches!(receiver.receive_into_file(&file, 0..10), Err(Error::WouldBlock)));
         receiver.socket().set_nonblocking(false).unwrap();
-        receiver.expect(5).unwrap();
+        receiver.expect(5);
         from.write_all(b"hello").unwrap();
         assert_eq!(receiver.receive().unwrap(), Some(Chunk::Copied(b"hello")));
         drop(from);
@@ -292,7 +294,7 @@ fn expecting_many_bytes_does_not_hang_if_the_peer_sends_single_bytes() {
         from
     });
     let mut receiver = receiver(to, Mapping::Always);
-    receiver.expect(total).unwrap();
+    receiver.expect(total);
     receive_all(&mut receiver, total);
     drop(sender.join().unwrap());
 }
@@ -387,7 +389,7 @@ fn receive_up_to_does_not_receive_bytes_of_the_next_message() {
         let mut position = 0;
         for message in [5, 100_000, 1, 4096, 95_898] {
             let mut left = message;
-            receiver.expect(left as u64).unwrap();
+            receiver.expect(left as u64);
             while left > 0 {
                 let chunk = receiver.receive_up_to(left).unwrap().unwrap();
                 assert!(chunk.len() <= left);
@@ -463,7 +465,7 @@ fn dropping_a_receiver_resets_the_low_water_mark() {
     let (mut from, to) = on_loopback();
     to.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut receiver = Receiver::new(&to).unwrap();
-    receiver.expect(50_000).unwrap();
+    receiver.expect(50_000);
     drop(receiver);
     from.write_all(b"small").unwrap();
     let mut buffer = [0; 100];
@@ -495,4 +497,48 @@ fn bytes_left_in_the_pipe_by_a_full_file_stay_in_order() {
     receiver.read_to_end(&mut all).unwrap();
     assert_eq!(all.len(), 60_000);
     check(0, &all);
+}
+
+/// Both ends of a connection whose bytes the kernel encrypts with fixed keys; `None` if it cannot.
+fn encrypted(version: Version) -> Option<(TcpStream, TcpStream)> {
+    let (from, to) = on_loopback();
+    for socket in [&from, &to] {
+        if let Err(error) = sockopt::set_upper_layer_protocol(socket, "tls") {
+            eprintln!("SKIPPED: receiving from kTLS is not tested, this kernel has none: {error}");
+            return None;
+        }
+    }
+    let keys = Keys::Aes128Gcm(&[1; 16], &[2; 12]);
+    ktls::install(&from, Direction::Transmit, version, keys, 0).unwrap();
+    ktls::install(&to, Direction::Receive, version, keys, 0).unwrap();
+    Some((from, to))
+}
+
+/// `MSG_TRUNC` and mapped pages would give a receiver the encrypted bytes, or end the connection.
+#[test]
+fn bytes_that_the_kernel_decrypts_are_received_and_discarded() {
+    for version in [Version::V1_2, Version::V1_3] {
+        for mapping in [Mapping::Measured, Mapping::Always] {
+            let Some((mut from, to)) = encrypted(version) else { return };
+            let mut receiver = receiver(to, mapping);
+            let sending = thread::spawn(move || {
+                // The receiver has to wait for the first bytes.
+                thread::sleep(Duration::from_millis(50));
+                from.write_all(&stream_bytes(0, 300_000)).unwrap();
+            });
+            let mut position = 0;
+            while position < 300_000 {
+                if position % 2 == 0 {
+                    let chunk = receiver.receive_up_to(7001).unwrap().unwrap();
+                    check(position, chunk.bytes());
+                    position += chunk.bytes().len() as u64;
+                } else {
+                    position += receiver.discard(3).unwrap();
+                }
+            }
+            sending.join().unwrap();
+            assert!(receiver.receive().unwrap().is_none());
+            assert_eq!(receiver.report().mapped.bytes, 0);
+        }
+    }
 }

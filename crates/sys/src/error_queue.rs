@@ -4,8 +4,8 @@
 //! counter of its socket, starting at 0. A datagram that fails after it was built uses up a number
 //! too. When the kernel no longer uses the pages, it queues a completion that names an inclusive
 //! range of numbers (`struct sock_extended_err` in `<linux/errqueue.h>`). IPv6 sockets deliver it
-//! as `IPV6_RECVERR`, whatever the peer's address family. Other errors in the queue (ICMP,
-//! timestamps) are skipped.
+//! as `IPV6_RECVERR`, whatever the peer's address family, and vsock streams as `VSOCK_RECVERR`
+//! (Linux 6.7). Other errors in the queue (ICMP, timestamps) are skipped.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -27,6 +27,11 @@ pub struct Completion {
 /// `SO_EE_ORIGIN_ZEROCOPY` and `SO_EE_CODE_ZEROCOPY_COPIED`, from `<linux/errqueue.h>` (4.14).
 const ORIGIN_ZEROCOPY: u8 = 5;
 const CODE_ZEROCOPY_COPIED: u8 = 1;
+
+/// Level and type of the control messages that hold an extended error. `SOL_VSOCK` and
+/// `VSOCK_RECVERR` are those of `<linux/socket.h>` and `<linux/vm_sockets.h>`.
+const ERROR_MESSAGES: [(i32, i32); 3] =
+    [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR), (287, 1)];
 
 /// Size of the control buffer: one extended error and the address that follows it, with their
 /// headers.
@@ -74,9 +79,9 @@ pub fn parse(mut control: &[u8]) -> Option<Completion> {
         let level = i32_at(header, LENGTH_BYTES)?;
         let kind = i32_at(header, LENGTH_BYTES + 4)?;
         let body = control.get(HEADER_BYTES..length)?;
-        let is_error = (level, kind) == (libc::SOL_IP, libc::IP_RECVERR)
-            || (level, kind) == (libc::SOL_IPV6, libc::IPV6_RECVERR);
-        if is_error && let Some(completion) = parse_extended_error(body) {
+        if ERROR_MESSAGES.contains(&(level, kind))
+            && let Some(completion) = parse_extended_error(body)
+        {
             return Some(completion);
         }
         control = control.get(length.checked_next_multiple_of(LENGTH_BYTES)?..)?;
@@ -125,9 +130,10 @@ mod tests {
     }
 
     #[test]
-    fn both_address_families_deliver_completions_and_other_messages_are_skipped() {
+    fn each_address_family_delivers_completions_and_other_messages_are_skipped() {
+        // The last one is a vsock stream's.
         for (level, kind) in
-            [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)]
+            [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR), (287, 1)]
         {
             let mut bytes = control(libc::SOL_SOCKET, libc::SO_TIMESTAMP, &[0; 16]);
             bytes.extend(control(level, kind, &extended_error(0, 5, 1, 7, 9)));

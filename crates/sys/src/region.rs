@@ -7,6 +7,7 @@
 //! If the file behind the region has shrunk, the kernel returns `EFAULT`. The program gets no
 //! `SIGBUS`, because it never accesses the memory itself.
 
+use crate::retry::{WaitsFor, retry_call};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::io;
@@ -125,11 +126,12 @@ impl MappedRegion {
     /// of the file.
     pub fn fill(&self, file: impl AsFd, offset: u64, range: Range<usize>) -> io::Result<usize> {
         let (start, len) = self.slice(&range)?;
+        // A C library with an offset of 32 bits must not read from another place.
+        let offset = libc::off_t::try_from(offset)
+            .map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
         // SAFETY: the kernel writes at most `len` bytes at `start`, inside the mapping, which Rust
         // code never reads.
-        crate::syscall(|| unsafe {
-            libc::pread(file.as_fd().as_raw_fd(), start, len, offset as libc::off_t)
-        })
+        crate::syscall(|| unsafe { libc::pread(file.as_fd().as_raw_fd(), start, len, offset) })
     }
 
     /// Sends `range` to a socket (`send`); returns the bytes accepted. Never raises `SIGPIPE`.
@@ -150,7 +152,9 @@ impl MappedRegion {
         // SAFETY: the kernel only reads the mapping. With MSG_ZEROCOPY it reads on after the call,
         // from pages on which it holds its own reference, so unmapping cannot hand them to another
         // owner.
-        crate::syscall(|| unsafe { libc::send(socket.as_fd().as_raw_fd(), start, len, flags) })
+        retry_call(&socket, WaitsFor::Send, || unsafe {
+            libc::send(socket.as_fd().as_raw_fd(), start, len, flags)
+        })
     }
 
     /// Writes `range` to a descriptor (`write`); returns the bytes accepted. Raises `SIGPIPE` if
@@ -158,7 +162,9 @@ impl MappedRegion {
     pub fn write(&self, to: impl AsFd, range: Range<usize>) -> io::Result<usize> {
         let (start, len) = self.slice(&range)?;
         // SAFETY: the kernel only reads the mapping, and no longer than the call.
-        crate::syscall(|| unsafe { libc::write(to.as_fd().as_raw_fd(), start, len) })
+        retry_call(&to, WaitsFor::Send, || unsafe {
+            libc::write(to.as_fd().as_raw_fd(), start, len)
+        })
     }
 
     /// Puts references to the pages of `range` into a pipe (`vmsplice`, Linux 2.6.17); returns the

@@ -1,5 +1,6 @@
 //! `sendmsg` and `sendmmsg` with UDP segmentation offload (Linux 4.18) and `MSG_ZEROCOPY`.
 
+use crate::retry::{WaitsFor, retry_call};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -22,8 +23,9 @@ pub struct SendOptions {
     /// Splits the bytes into datagrams of this size, the last one shorter (`UDP_SEGMENT`); `None`
     /// sends them unsplit.
     pub segment_bytes: Option<u16>,
-    /// `MSG_ZEROCOPY`: the kernel uses the pages until it queues a completion
-    /// ([`crate::error_queue`]).
+    /// `MSG_ZEROCOPY`: the kernel sends from the pages until it queues a completion
+    /// ([`crate::error_queue`]). The caller must keep the memory unchanged until then, and must not
+    /// free it: an allocator would give it to another owner.
     pub zerocopy: bool,
 }
 
@@ -60,9 +62,10 @@ pub fn send(socket: impl AsFd, bytes: &[u8], options: SendOptions) -> io::Result
     }
     let flags = libc::MSG_NOSIGNAL | if options.zerocopy { libc::MSG_ZEROCOPY } else { 0 };
     // SAFETY: `message` names `bytes`, which the kernel only reads, and a control message of the
-    // stated length; all outlive the call. With MSG_ZEROCOPY the kernel reads on from pages that it
-    // holds references to, so freeing them cannot hand them to another owner meanwhile.
-    crate::syscall(|| unsafe { libc::sendmsg(fd, &raw const message, flags) })
+    // stated length; all outlive the call. With MSG_ZEROCOPY the kernel reads on after the call,
+    // from pages that it holds references to. If the memory is used again before the completion,
+    // the peer receives other bytes; the caller keeps it until then.
+    retry_call(&socket, WaitsFor::Send, || unsafe { libc::sendmsg(fd, &raw const message, flags) })
 }
 
 /// Most messages that one `sendmmsg` call accepts (`UIO_MAXIOV`).
@@ -100,7 +103,7 @@ pub fn send_group(socket: impl AsFd, bytes: &[u8], datagram_bytes: usize) -> io:
     let fd = socket.as_fd().as_raw_fd();
     // SAFETY: each message names a part of `bytes`, which the kernel only reads; parts and messages
     // outlive the call.
-    crate::syscall(|| unsafe {
+    retry_call(&socket, WaitsFor::Send, || unsafe {
         libc::sendmmsg(
             fd,
             messages.as_mut_ptr(),

@@ -1,5 +1,6 @@
 //! Socket options that rustix lacks.
 
+use crate::retry::{WaitsFor, retry_call};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -24,27 +25,25 @@ pub fn set_receive_low_water(socket: impl AsFd, bytes: usize) -> io::Result<()> 
     set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes.to_ne_bytes())
 }
 
-/// Blocks as `recv` of `len` bytes would, without consuming or copying data.
-///
-/// Returns how many of the bytes are queued, 0 at the end of the stream. `EAGAIN` from a
-/// non-blocking socket, or when its receive timeout expires. Only for TCP.
-pub fn wait_to_receive(socket: impl AsFd, len: usize) -> io::Result<usize> {
-    let fd = socket.as_fd().as_raw_fd();
-    let flags = libc::MSG_PEEK | libc::MSG_TRUNC;
-    // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer. Another kind of socket
-    // would fail with EFAULT at the null address rather than write anywhere.
-    crate::syscall(|| unsafe { libc::recv(fd, std::ptr::null_mut(), len, flags) })
+/// Reads how many queued bytes make a stream socket readable (`SO_RCVLOWAT`).
+pub fn receive_low_water(socket: impl AsFd) -> io::Result<usize> {
+    let bytes = get(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT)?;
+    Ok(usize::try_from(bytes).unwrap_or(1))
 }
 
 /// Discards up to `len` received bytes of a TCP socket without copying them (`MSG_TRUNC`).
 ///
 /// Returns how many bytes were discarded, 0 at the end of the stream. On a datagram or Unix socket
-/// the flag has another meaning.
+/// the flag has another meaning. `EFAULT` if another protocol receives in TCP's place, such as a
+/// sockmap: no byte was taken then. A socket with an upper-layer protocol
+/// ([`has_upper_layer_protocol`]) may lose bytes instead.
 pub fn discard(socket: impl AsFd, len: usize) -> io::Result<usize> {
     let fd = socket.as_fd().as_raw_fd();
     // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer. Another kind of socket
-    // would fail with EFAULT at the null address rather than write anywhere.
-    crate::syscall(|| unsafe { libc::recv(fd, std::ptr::null_mut(), len, libc::MSG_TRUNC) })
+    // fails with EFAULT at the null address rather than write anywhere.
+    retry_call(&socket, WaitsFor::Receive, || unsafe {
+        libc::recv(fd, std::ptr::null_mut(), len, libc::MSG_TRUNC)
+    })
 }
 
 /// Limits the rate at which the socket sends (`SO_MAX_PACING_RATE`, Linux 3.13).
@@ -105,6 +104,28 @@ pub fn set_upper_layer_protocol(socket: impl AsFd, name: &str) -> io::Result<()>
     set(socket.as_fd(), libc::SOL_TCP, libc::TCP_ULP, name.as_bytes())
 }
 
+/// Whether the socket has an upper-layer protocol (`TCP_ULP`, Linux 4.13), such as `tls`.
+///
+/// Its bytes are then not those that TCP has received.
+pub fn has_upper_layer_protocol(socket: impl AsFd) -> io::Result<bool> {
+    /// `TCP_ULP_NAME_MAX` of `<net/tcp.h>`.
+    const NAME_BYTES_MAX: usize = 16;
+    let mut name = [0u8; NAME_BYTES_MAX];
+    let mut len = name.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `name`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_TCP,
+            libc::TCP_ULP,
+            name.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    // Without a protocol the kernel returns a length of 0.
+    if result == 0 { Ok(len > 0 && name[0] != 0) } else { Err(io::Error::last_os_error()) }
+}
+
 fn get(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<i32> {
     let mut value: libc::c_int = 0;
     let mut len = size_of_val(&value) as libc::socklen_t;
@@ -132,6 +153,27 @@ fn set(socket: BorrowedFd<'_>, level: i32, option: i32, value: &[u8]) -> io::Res
 /// Reads the number of bytes in a stream socket's receive queue (`FIONREAD`).
 pub fn bytes_to_read(socket: impl AsFd) -> io::Result<u64> {
     rustix::io::ioctl_fionread(socket).map_err(io::Error::from)
+}
+
+/// Reads the MTU of the path to the peer of a connected IP socket, in bytes (`IP_MTU`, `IPV6_MTU`).
+pub fn path_mtu(socket: impl AsFd) -> io::Result<u32> {
+    let socket = socket.as_fd();
+    let mtu = get(socket, libc::IPPROTO_IP, libc::IP_MTU)
+        .or_else(|_| get(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU))?;
+    Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
+/// Reads the number of bytes in a socket's send queue (`SIOCOUTQ`): for TCP, those that the peer
+/// has not acknowledged.
+pub fn bytes_to_send(socket: impl AsFd) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one int to `bytes`. SIOCOUTQ is the same request as TIOCOUTQ.
+    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 {
+        Ok(u64::try_from(bytes).unwrap_or(0))
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Probes whether the kernel can map a TCP socket's received pages (`TCP_ZEROCOPY_RECEIVE`, Linux

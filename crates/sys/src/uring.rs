@@ -181,7 +181,7 @@ impl Ring {
         let entry = opcode::SendZc::new(
             types::Fd(socket.as_fd().as_raw_fd()),
             start.cast::<u8>().cast_const(),
-            len as u32,
+            entry_len(len),
         )
         .buf_index(is_registered.then_some(0))
         .flags(self.send_flags)
@@ -301,6 +301,12 @@ impl Drop for Ring {
     }
 }
 
+/// The length of an operation. An entry has 32 bits for it, and 4 GiB would be 0.
+fn entry_len(len: usize) -> u32 {
+    const LEN_MAX: usize = 1 << 30;
+    len.min(LEN_MAX) as u32
+}
+
 fn read_entry(
     file: impl AsFd,
     offset: u64,
@@ -309,7 +315,7 @@ fn read_entry(
 ) -> io::Result<squeue::Entry> {
     let (start, len) = region.slice(&range)?;
     let fd = types::Fd(file.as_fd().as_raw_fd());
-    Ok(opcode::Read::new(fd, start.cast(), len as u32).offset(offset).build())
+    Ok(opcode::Read::new(fd, start.cast(), entry_len(len)).offset(offset).build())
 }
 
 fn send_entry(
@@ -320,5 +326,5 @@ fn send_entry(
 ) -> io::Result<squeue::Entry> {
     let (start, len) = region.slice(&range)?;
     let fd = types::Fd(socket.as_fd().as_raw_fd());
-    Ok(opcode::Send::new(fd, start.cast::<u8>().cast_const(), len as u32).flags(flags).build())
+    Ok(opcode::Send::new(fd, start.cast::<u8>().cast_const(), entry_len(len)).flags(flags).build())
 }

@@ -166,6 +166,9 @@ pub enum Piece {
 impl Piece {
     fn of_file(file: File) -> Result<Self, SourceError> {
         let len = file_len(&file)?;
+        if len == 0 {
+            return Err(SourceError::Empty);
+        }
         Ok(Self::File(file, len))
     }
 

@@ -2,7 +2,7 @@
 
 use super::{DirectionReport, ForwardMethod, ForwardPool};
 use crate::call::Call;
-use crate::error::{Error, failed};
+use crate::error::{Error, Refusal, failed};
 use crate::fallback::Fallback;
 use crate::pipe::Pipe;
 use rustix::io::{Errno, retry_on_intr};
@@ -94,6 +94,9 @@ impl Direction {
         to: BorrowedFd<'_>,
         pool: &ForwardPool,
     ) -> Result<Interest, Error> {
+        if self.pipe.as_ref().is_some_and(Pipe::is_inherited) {
+            return Err(Error::Forked);
+        }
         let mut moved = 0;
         let interest = loop {
             if !self.deliver(to)? {
@@ -161,9 +164,13 @@ impl Direction {
                 Ok(0) | Err(Error::WouldBlock) => self.copy(from, to, pool),
                 Err(reason) if reason.is_refusal() => {
                     self.switch_to(ActiveMethod::Copy);
-                    self.is_method_fixed = true;
+                    // The refusal of a socket lasts, one for lack of descriptors does not.
+                    self.is_method_fixed |= reason.refusal() != Some(Refusal::Temporary);
                     let reason = reason.to_string();
-                    self.report.fallbacks.push(Fallback { from: "splice", to: "copy", reason });
+                    let fallback = Fallback { from: "splice", to: "copy", reason };
+                    if !self.report.fallbacks.contains(&fallback) {
+                        self.report.fallbacks.push(fallback);
+                    }
                     self.copy(from, to, pool)
                 }
                 spliced => spliced,
@@ -184,10 +191,17 @@ impl Direction {
             .1;
         if count > 0 {
             self.report.copied.calls += 1;
-            // Bytes that the sink does not accept, and the error, are left to the next delivery.
-            let sent = send(to, &buffer[..count]).unwrap_or(0);
+            let (sent, error) = match send(to, &buffer[..count]) {
+                Ok(sent) => (sent, None),
+                Err(Error::WouldBlock) => (0, None),
+                // The kernel reports the reason, such as a reset, only once.
+                Err(error) => (0, Some(error)),
+            };
             self.report.copied.bytes += sent as u64;
             self.unsent.extend_from_slice(&buffer[sent..count]);
+            if let Some(error) = error {
+                return Err(error);
+            }
         }
         let is_full = count == buffer.len();
         self.consider_switch(is_full, FULL_BUFFERS_BEFORE_SPLICING, ActiveMethod::Splice);

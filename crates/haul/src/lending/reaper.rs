@@ -6,9 +6,10 @@
 //! kernel reports an event.
 
 use super::{Lending, OsSocket};
+use haul_sys::{fork, signal};
 use rustix::event::epoll;
-use rustix::net::SocketType;
-use std::collections::HashMap;
+use rustix::net::{SocketType, sockopt};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -23,15 +24,18 @@ use std::sync::Mutex;
 /// milliseconds, once only the reaper waits for it. Without a limit, a peer that stops reading
 /// would keep memory and descriptor forever.
 const IDLE_MS_MAX: u32 = 120_000;
+/// The most bytes that the connections of dropped senders may hold together. Beyond it the oldest
+/// connections are reset. Otherwise peers that read slowly, and are disconnected for that, could
+/// take all memory.
+const HELD_BYTES_MAX: usize = 256 << 20;
 /// The most events of one wait.
 const EVENTS: usize = 64;
 
 /// Keeps `socket` and the loans until the kernel has released them.
 pub(super) fn keep_until_complete(socket: impl AsFd + Send + 'static, lending: Lending) {
-    if let Ok(0) = rustix::net::sockopt::tcp_user_timeout(&socket) {
-        let _ = rustix::net::sockopt::set_tcp_user_timeout(&socket, IDLE_MS_MAX);
-    }
-    let abandoned = AbandonedLoans { socket: Box::new(socket), lending };
+    let has_timeout = matches!(sockopt::tcp_user_timeout(&socket), Ok(0))
+        && sockopt::set_tcp_user_timeout(&socket, IDLE_MS_MAX).is_ok();
+    let abandoned = AbandonedLoans { socket: Box::new(socket), lending, has_timeout };
     match reaper() {
         Some(reaper) => reaper.insert(abandoned),
         // Without a descriptor or a thread there is no way to wait, so the memory is leaked, not
@@ -40,24 +44,33 @@ pub(super) fn keep_until_complete(socket: impl AsFd + Send + 'static, lending: L
     }
 }
 
+/// The bytes of loans whose senders were dropped and whose completions have not arrived.
+pub fn abandoned_bytes() -> usize {
+    let reaper = REAPER.read().unwrap_or_else(PoisonError::into_inner);
+    let own = reaper.as_ref().filter(|(owner, _)| *owner == fork::generation());
+    own.map_or(0, |(_, reaper)| reaper.held_bytes())
+}
+
+/// The reaper of this process, with the process: a forked child has the memory but not the thread.
+static REAPER: RwLock<Option<(u64, Arc<SocketReaper>)>> = RwLock::new(None);
+
 /// The reaper of real sockets.
 type SocketReaper = Reaper<Epoll, AbandonedLoans>;
 
 /// The reaper of this process, started when it is first needed.
 fn reaper() -> Option<Arc<SocketReaper>> {
-    /// With the process id: a forked child has the memory but not the thread.
-    static REAPER: RwLock<Option<(u32, Arc<SocketReaper>)>> = RwLock::new(None);
     let mut reaper = REAPER.write().unwrap_or_else(PoisonError::into_inner);
-    let process = std::process::id();
+    let process = fork::generation();
     if let Some((_, reaper)) = reaper.as_ref().filter(|(owner, _)| *owner == process) {
         return Some(Arc::clone(reaper));
     }
     let new_reaper = Arc::new(Reaper::new(Epoll(epoll::create(epoll::CreateFlags::CLOEXEC).ok()?)));
     let thread_reaper = Arc::clone(&new_reaper);
-    thread::Builder::new()
-        .name("haul-reaper".into())
-        .spawn(move || while thread_reaper.run_once() {})
-        .ok()?;
+    let spawn = || {
+        let builder = thread::Builder::new().name("haul-reaper".into());
+        builder.spawn(move || while thread_reaper.run_once() {})
+    };
+    signal::with_all_blocked(spawn).ok()?.ok()?;
     *reaper = Some((process, Arc::clone(&new_reaper)));
     Some(new_reaper)
 }
@@ -66,12 +79,18 @@ fn reaper() -> Option<Arc<SocketReaper>> {
 struct AbandonedLoans {
     socket: Box<dyn AsFd + Send>,
     lending: Lending,
+    /// Whether the reaper has set `TCP_USER_TIMEOUT`. The socket may be in use elsewhere.
+    has_timeout: bool,
 }
 
 /// An item that the reaper keeps until it is done.
 trait ReapItem {
     /// Processes the events of the item; returns whether it is done.
     fn poll_done(&mut self) -> bool;
+    /// The memory that it holds.
+    fn held_bytes(&self) -> usize;
+    /// Makes it be done soon.
+    fn abort(&mut self);
 }
 
 /// Waits for events of items.
@@ -79,6 +98,8 @@ trait Poller<I> {
     /// Registers `item`: from now on [`Poller::wait`] returns `key` whenever the item has an event,
     /// beginning with earlier ones. False if the item cannot be registered.
     fn register(&self, key: u64, item: &I) -> bool;
+    /// Registers `item` no longer.
+    fn unregister(&self, item: &I);
     /// Waits for events and adds the keys of their items; false if it cannot wait any more.
     fn wait(&self, keys: &mut Vec<u64>) -> bool;
 }
@@ -92,14 +113,24 @@ struct Reaper<P, I> {
 
 struct Items<I> {
     next_key: u64,
-    by_key: HashMap<u64, I>,
+    /// The oldest first.
+    by_key: BTreeMap<u64, KeptItem<I>>,
+    /// The memory of all items in `by_key` that were not aborted.
+    held_bytes: usize,
     /// Items that cannot be registered; they are checked whenever another item has an event.
     unregistered: Vec<I>,
 }
 
+struct KeptItem<I> {
+    item: I,
+    /// The memory that is counted for it; 0 once it was aborted.
+    held_bytes: usize,
+}
+
 impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
     fn new(poller: P) -> Self {
-        let items = Items { next_key: 0, by_key: HashMap::new(), unregistered: Vec::new() };
+        let items =
+            Items { next_key: 0, by_key: BTreeMap::new(), held_bytes: 0, unregistered: Vec::new() };
         Self { poller, items: Mutex::new(items) }
     }
 
@@ -109,10 +140,17 @@ impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
         items.next_key += 1;
         // Registered under the lock: a thread that an earlier event wakes then finds the item here.
         if self.poller.register(key, &item) {
-            items.by_key.insert(key, item);
+            let held_bytes = item.held_bytes();
+            items.held_bytes += held_bytes;
+            items.by_key.insert(key, KeptItem { item, held_bytes });
+            items.abort_oldest();
         } else {
             items.unregistered.push(item);
         }
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.items.lock().unwrap_or_else(PoisonError::into_inner).held_bytes
     }
 
     /// Waits for an event and drops the items that are done by then; false if it cannot wait any
@@ -125,8 +163,13 @@ impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         let mut done = Vec::new();
         for key in keys {
-            if items.by_key.get_mut(&key).is_some_and(ReapItem::poll_done) {
-                done.extend(items.by_key.remove(&key));
+            if items.by_key.get_mut(&key).is_some_and(|kept| kept.item.poll_done())
+                && let Some(kept) = items.by_key.remove(&key)
+            {
+                items.held_bytes -= kept.held_bytes;
+                // The descriptor may stay open elsewhere, and would go on to have events.
+                self.poller.unregister(&kept.item);
+                done.push(kept.item);
             }
         }
         done.extend(items.unregistered.extract_if(.., ReapItem::poll_done));
@@ -138,6 +181,22 @@ impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
     }
 }
 
+impl<I: ReapItem> Items<I> {
+    /// Aborts the oldest items until the others hold no more memory than they may.
+    fn abort_oldest(&mut self) {
+        for kept in self.by_key.values_mut() {
+            if self.held_bytes <= HELD_BYTES_MAX {
+                return;
+            }
+            if kept.held_bytes > 0 {
+                self.held_bytes -= kept.held_bytes;
+                kept.held_bytes = 0;
+                kept.item.abort();
+            }
+        }
+    }
+}
+
 impl ReapItem for AbandonedLoans {
     fn poll_done(&mut self) -> bool {
         // An error here is no reason to free pages that the kernel may still read.
@@ -146,7 +205,21 @@ impl ReapItem for AbandonedLoans {
         // There is no caller left to reclaim the buffers, so they are dropped; those of a pool
         // return to it.
         while self.lending.take_returned().is_some() {}
-        self.lending.sends_in_flight() == 0
+        let is_done = self.lending.sends_in_flight() == 0;
+        if is_done && self.has_timeout {
+            let _ = sockopt::set_tcp_user_timeout(&self.socket, 0);
+        }
+        is_done
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.lending.lent_bytes()
+    }
+
+    fn abort(&mut self) {
+        // Resets a TCP connection, which frees its send queue. Other sockets are not reset, and
+        // their loans do not wait for a peer.
+        let _ = rustix::net::connect_unspec(&self.socket);
     }
 }
 
@@ -158,6 +231,10 @@ impl Poller<AbandonedLoans> for Epoll {
         // reported.
         let data = epoll::EventData::new_u64(key);
         epoll::add(&self.0, abandoned.socket.as_fd(), data, epoll::EventFlags::ET).is_ok()
+    }
+
+    fn unregister(&self, abandoned: &AbandonedLoans) {
+        let _ = epoll::delete(&self.0, abandoned.socket.as_fd());
     }
 
     fn wait(&self, keys: &mut Vec<u64>) -> bool {
@@ -190,6 +267,12 @@ mod tests {
         fn poll_done(&mut self) -> bool {
             self.completions.load(SeqCst) > 0
         }
+
+        fn held_bytes(&self) -> usize {
+            1
+        }
+
+        fn abort(&mut self) {}
     }
 
     impl Drop for FakeLoans {
@@ -237,6 +320,8 @@ mod tests {
             }
             true
         }
+
+        fn unregister(&self, _: &FakeLoans) {}
 
         fn wait(&self, keys: &mut Vec<u64>) -> bool {
             let mut state = self.state.lock().unwrap();

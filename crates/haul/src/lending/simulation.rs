@@ -6,6 +6,7 @@ use crate::buffer::Buffer;
 use crate::error::Error;
 use crate::loan::{LoanLimits, Outcome, Returned};
 use haul_sys::error_queue::Completion;
+use haul_sys::fork;
 use proptest::prelude::*;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
@@ -21,7 +22,8 @@ struct Kernel {
     received: Vec<u8>,
     /// The address and length of each send in flight, by its number counted without wrapping.
     pinned: BTreeMap<u64, (*const u8, usize)>,
-    sends: u64,
+    /// The number of the next send. Sockets that were used before do not begin at 0.
+    next_number: u64,
     completions: VecDeque<Completion>,
     refuses_zerocopy: bool,
     /// As on a datagram socket: a send that fails gets a number and a completion.
@@ -43,11 +45,11 @@ impl ZeroCopySocket for Kernel {
             SendResult::Fail(errno) if zerocopy || errno != Errno::NOBUFS => {
                 if zerocopy && self.numbers_failures && errno != Errno::AGAIN {
                     self.completions.push_back(Completion {
-                        first: self.sends as u32,
-                        last: self.sends as u32,
+                        first: self.next_number as u32,
+                        last: self.next_number as u32,
                         copied: true,
                     });
-                    self.sends += 1;
+                    self.next_number += 1;
                 }
                 Err(errno.into())
             }
@@ -57,16 +59,16 @@ impl ZeroCopySocket for Kernel {
                 let sent = bytes.len().min(limit);
                 self.received.extend(&bytes[..sent]);
                 if zerocopy {
-                    self.pinned.insert(self.sends, (bytes.as_ptr(), sent));
-                    self.sends += 1;
+                    self.pinned.insert(self.next_number, (bytes.as_ptr(), sent));
+                    self.next_number += 1;
                 }
                 Ok(sent)
             }
         }
     }
 
-    fn enable_zerocopy(&mut self) -> Result<(), Error> {
-        if self.refuses_zerocopy { Err(Error::Unsuited("not here")) } else { Ok(()) }
+    fn enable_zerocopy(&mut self) -> Result<bool, Error> {
+        if self.refuses_zerocopy { Err(Error::Unsuited("not here")) } else { Ok(true) }
     }
 
     fn next_completion(&mut self) -> io::Result<Option<Completion>> {
@@ -147,15 +149,17 @@ proptest! {
         steps in prop::collection::vec(arbitrary_step(), 1..60),
         refuses_zerocopy in prop::bool::weighted(0.1),
         numbers_failures in any::<bool>(),
+        first_number: u32,
     ) {
         let limits = LoanLimits { loans_max: 4, bytes_max: 50 };
         let mut kernel = Kernel {
             script: script.into(),
             refuses_zerocopy,
             numbers_failures,
+            next_number: first_number.into(),
             ..Kernel::default()
         };
-        let mut lending = Lending::new(limits, 8, std::process::id());
+        let mut lending = Lending::new(limits, 8, fork::generation());
         let mut lent = BTreeMap::new();
         let mut returned = Vec::new();
         for step in steps {
@@ -207,7 +211,7 @@ proptest! {
             prop_assert!(loan.buffer.len() >= 8 || loan.outcome == Outcome::Copied);
         }
         prop_assert_eq!(expected, kernel.received);
-        prop_assert!(!refuses_zerocopy || kernel.sends == 0);
+        prop_assert!(!refuses_zerocopy || kernel.next_number == u64::from(first_number));
     }
 }
 
@@ -222,13 +226,73 @@ fn queued_completions(kernel: &Kernel) -> usize {
     kernel.completions.iter().map(sends).sum()
 }
 
+/// Lends once and completes it, so that the numbers of the next sends are known.
+fn lend_first(lending: &mut Lending, kernel: &mut Kernel) {
+    lending.lend(kernel, Buffer::from(vec![0; 100]), None).unwrap();
+    kernel.complete(0, 1, false);
+    assert_eq!(reclaim(lending, kernel).len(), 1);
+}
+
+/// The kernel's counter does not begin at 0 on a socket that was used before, even if
+/// `SO_ZEROCOPY` was cleared meanwhile.
+#[test]
+fn loans_of_a_socket_that_was_used_before_are_not_returned_early() {
+    let mut kernel = Kernel { next_number: 3, ..Kernel::default() };
+    let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
+    lending.lend(&mut kernel, Buffer::from(vec![0; 100]), None).unwrap();
+    // Its number is unknown until it completes.
+    lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
+    assert_eq!((kernel.pinned.len(), reclaim(&mut lending, &mut kernel).len()), (1, 1));
+    kernel.complete(0, 1, false);
+    assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
+    for loan in 2..6 {
+        lending.lend(&mut kernel, Buffer::from(vec![loan; 100]), None).unwrap();
+    }
+    assert_eq!(kernel.pinned.len(), 4);
+    while !kernel.pinned.is_empty() {
+        kernel.complete(1, 1, false);
+        for loan in reclaim(&mut lending, &mut kernel) {
+            kernel.assert_not_in_use(&loan);
+        }
+    }
+    assert_eq!(lending.outstanding(), 0);
+}
+
+/// Completions of an earlier user's sends, queued before the first loan, are not taken for its own.
+#[test]
+fn completions_that_are_queued_before_the_first_loan_are_skipped() {
+    let mut kernel = Kernel { next_number: 3, ..Kernel::default() };
+    kernel.completions.push_back(Completion { first: 0, last: 1, copied: false });
+    kernel.completions.push_back(Completion { first: 2, last: 2, copied: true });
+    let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
+    lending.lend(&mut kernel, Buffer::from(vec![0; 100]), None).unwrap();
+    assert!(reclaim(&mut lending, &mut kernel).is_empty());
+    kernel.complete(0, 1, false);
+    assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
+}
+
+/// The kernel charges all bytes that a call offers, so calls are bounded and then halved.
+#[test]
+fn a_large_loan_is_offered_in_pieces_that_are_halved_without_memory() {
+    let mut kernel = Kernel::default();
+    let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
+    lend_first(&mut lending, &mut kernel);
+    kernel.script = [SendResult::Fail(Errno::NOBUFS)].into();
+    lending.lend(&mut kernel, Buffer::from(vec![1; 2 << 20]), None).unwrap();
+    let lens: Vec<usize> = kernel.pinned.values().map(|(_, len)| *len).collect();
+    assert_eq!(lens, [256 << 10; 8]);
+    assert_eq!((lending.enobufs_count(), lending.counts().copied_bytes), (1, 0));
+}
+
 #[test]
 fn zerocopy_is_disabled_if_the_kernel_copies_everything() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
-    lending.lend(&mut kernel, Buffer::from(vec![1; 1 << 20]), None).unwrap();
-    kernel.complete(0, 1, true);
-    assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
+    let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
+    for _ in 0..3 {
+        lending.lend(&mut kernel, Buffer::from(vec![1; 512 << 10]), None).unwrap();
+        kernel.complete(0, 1, true);
+        assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
+    }
     assert!(lending.fallbacks()[0].reason.contains("copied"), "{:?}", lending.fallbacks());
     lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap();
     assert!(kernel.pinned.is_empty());
@@ -241,7 +305,7 @@ fn an_error_after_a_partial_send_is_returned_by_the_next_call() {
         script: [SendResult::Accept(10), SendResult::Fail(Errno::PIPE)].into(),
         ..Kernel::default()
     };
-    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
+    let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
     let id = lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     assert!(matches!(lending.flush(&mut kernel), Err(Error::Failed { .. })));
     // Later bytes would follow a gap in the stream.
@@ -257,7 +321,7 @@ fn an_error_after_a_partial_send_is_returned_by_the_next_call() {
 #[test]
 fn a_forked_child_neither_lends_nor_reclaims_nor_frees() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
+    let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
     let shared: Arc<[u8]> = vec![1; 100].into();
     lending.lend(&mut kernel, Buffer::Shared(Arc::clone(&shared)), None).unwrap();
     // A child has the same memory and another process id.
@@ -274,23 +338,25 @@ fn a_forked_child_neither_lends_nor_reclaims_nor_frees() {
 fn bytes_that_the_library_copied_do_not_disable_zerocopy() {
     let mut kernel = Kernel::default();
     let mut lending =
-        Lending::new(LoanLimits { loans_max: 8, bytes_max: 8 << 20 }, 4096, std::process::id());
+        Lending::new(LoanLimits { loans_max: 8, bytes_max: 8 << 20 }, 4096, fork::generation());
     for _ in 0..400 {
         lending.lend(&mut kernel, Buffer::from(vec![1; 4000]), None).unwrap();
         reclaim(&mut lending, &mut kernel);
     }
     assert!(lending.counts().copied_bytes > 1 << 20 && lending.fallbacks().is_empty());
-    kernel.script = [SendResult::Accept(1 << 20), SendResult::Fail(Errno::NOBUFS)].into();
+    // Without memory, pieces are halved three times and then copied.
+    kernel.script = [SendResult::Fail(Errno::NOBUFS); 4].into();
     lending.lend(&mut kernel, Buffer::from(vec![1; 3 << 20]), None).unwrap();
-    assert_eq!((lending.enobufs_count(), lending.fallbacks().len()), (1, 0));
+    assert_eq!((lending.enobufs_count(), lending.fallbacks().len()), (4, 0));
 }
 
-/// A failed datagram may have a number: later loans are not sent from their pages, and those in
-/// flight are still returned.
+/// A failed datagram may have a number. It completes no other loan, and the next loan from its
+/// pages waits until none is in flight.
 #[test]
-fn a_failed_datagram_disables_zerocopy_and_completes_no_other_loan() {
+fn a_failed_datagram_completes_no_other_loan_and_lending_goes_on() {
     let mut kernel = Kernel { numbers_failures: true, ..Kernel::default() };
-    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
+    let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
+    lend_first(&mut lending, &mut kernel);
     lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     kernel.script = [SendResult::Fail(Errno::MSGSIZE), SendResult::Fail(Errno::MSGSIZE)].into();
     let refused = lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
@@ -304,15 +370,28 @@ fn a_failed_datagram_disables_zerocopy_and_completes_no_other_loan() {
     );
     kernel.complete(0, 1, false);
     assert_eq!(reclaim(&mut lending, &mut kernel)[0].buffer[0], 1);
-    assert!(lending.owns_completions());
+    lend_first(&mut lending, &mut kernel);
+    assert!(lending.fallbacks().is_empty() && kernel.completions.is_empty());
+}
+
+/// A datagram that fails while nothing is in flight leaves no completion in the error queue, which
+/// would wake every poll.
+#[test]
+fn the_completion_of_a_failed_datagram_is_read() {
+    let mut kernel = Kernel { numbers_failures: true, ..Kernel::default() };
+    let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
+    kernel.script = [SendResult::Fail(Errno::MSGSIZE), SendResult::Fail(Errno::MSGSIZE)].into();
+    lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
+    assert!(reclaim(&mut lending, &mut kernel).is_empty());
+    assert!(kernel.completions.is_empty());
 }
 
 #[test]
 fn one_zero_copied_loan_keeps_zerocopy_enabled() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
+    let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
     for copied in [false, true, true, true] {
-        lending.lend(&mut kernel, Buffer::from(vec![1; 1 << 20]), None).unwrap();
+        lending.lend(&mut kernel, Buffer::from(vec![1; 512 << 10]), None).unwrap();
         kernel.complete(0, 1, copied);
         assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
     }
@@ -323,7 +402,7 @@ fn one_zero_copied_loan_keeps_zerocopy_enabled() {
 #[test]
 fn a_completion_frees_memory_for_the_next_loan() {
     let mut kernel = Kernel::default();
-    let mut lending = Lending::new(LoanLimits::default(), 8, std::process::id());
+    let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
     lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
     kernel.complete(0, 1, false);
     kernel.script = [SendResult::Fail(Errno::NOBUFS)].into();

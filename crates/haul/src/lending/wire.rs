@@ -1,16 +1,18 @@
 //! [`OsSocket`]: loans over a real socket.
 
 use super::ZeroCopySocket;
-use crate::call::Call;
-use crate::error::{Error, failed};
+use crate::error::Error;
+use crate::socket;
 use haul_sys::error_queue::{self, Completion};
 use haul_sys::sendmsg::{self, SendOptions};
+use haul_sys::sockopt;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::SocketType;
-use rustix::net::sockopt::Timeout;
+use rustix::net::sockopt::{self as net_sockopt, Timeout};
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The poll interval of a wait on a connection that has ended.
 const HANG_UP_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -19,11 +21,28 @@ const HANG_UP_POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub(crate) struct OsSocket<'a> {
     socket: BorrowedFd<'a>,
     kind: SocketType,
+    /// The start of the first wait of this call.
+    waiting_since: Option<Instant>,
+    /// Whether the error queue woke the last wait and has had no completion since.
+    was_woken_in_vain: bool,
 }
 
 impl<'a> OsSocket<'a> {
     pub fn of(socket: BorrowedFd<'a>, kind: SocketType) -> Self {
-        Self { socket, kind }
+        Self { socket, kind, waiting_since: None, was_woken_in_vain: false }
+    }
+
+    /// Whether an error means that the kernel, the device or the route has no UDP segmentation
+    /// offload. `EINVAL` may also mean that a segment does not fit the MTU.
+    fn lacks_segmentation(&self, error: &io::Error, segment_bytes: u16) -> bool {
+        /// The headers of IPv6 and UDP.
+        const HEADER_BYTES: u32 = 48;
+        match Errno::from_io_error(error) {
+            Some(Errno::IO | Errno::NOPROTOOPT | Errno::OPNOTSUPP) => true,
+            Some(Errno::INVAL) => sockopt::path_mtu(self.socket)
+                .is_ok_and(|mtu| u32::from(segment_bytes) + HEADER_BYTES <= mtu),
+            _ => false,
+        }
     }
 }
 
@@ -34,44 +53,61 @@ impl ZeroCopySocket for OsSocket<'_> {
         segment_bytes: Option<u16>,
         zerocopy: bool,
     ) -> io::Result<usize> {
-        sendmsg::send(self.socket, bytes, SendOptions { segment_bytes, zerocopy })
+        let sent = sendmsg::send(self.socket, bytes, SendOptions { segment_bytes, zerocopy });
+        match (sent, segment_bytes) {
+            (Err(error), Some(segment_bytes))
+                if !zerocopy && self.lacks_segmentation(&error, segment_bytes) =>
+            {
+                let segment_bytes = usize::from(segment_bytes);
+                let datagrams = sendmsg::send_group(self.socket, bytes, segment_bytes)?;
+                Ok(bytes.len().min(datagrams * segment_bytes))
+            }
+            (sent, _) => sent,
+        }
     }
 
-    fn enable_zerocopy(&mut self) -> Result<(), Error> {
-        // The kernel numbers a socket's sends from its first one. If the option is set already,
-        // other code may have sent some.
-        if haul_sys::sockopt::zerocopy(self.socket).map_err(failed(Call::GetZerocopy))? {
-            return Err(Error::Unsuited(
-                "SO_ZEROCOPY was set on this socket before: other code may have sent with it",
-            ));
-        }
-        haul_sys::sockopt::set_zerocopy(self.socket, true).map_err(failed(Call::SetZerocopy))
+    fn enable_zerocopy(&mut self) -> Result<bool, Error> {
+        socket::enable_zerocopy(self.socket)
     }
 
     fn next_completion(&mut self) -> io::Result<Option<Completion>> {
-        error_queue::next_completion(self.socket)
+        let completion = error_queue::next_completion(self.socket)?;
+        self.was_woken_in_vain &= completion.is_none();
+        Ok(completion)
     }
 
     fn wait_for_completion(&mut self) -> io::Result<bool> {
         if rustix::fs::fcntl_getfl(self.socket)?.contains(rustix::fs::OFlags::NONBLOCK) {
             return Ok(false);
         }
-        let timeout = rustix::net::sockopt::socket_timeout(self.socket, Timeout::Send)?;
-        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        if self.was_woken_in_vain {
+            // The socket's own error wakes every poll, too.
+            net_sockopt::socket_error(self.socket)??;
+            std::thread::sleep(HANG_UP_POLL_INTERVAL);
+        }
+        // Signals and other events do not prolong the timeout.
+        let waited = self.waiting_since.get_or_insert_with(Instant::now).elapsed();
+        let timeout = net_sockopt::socket_timeout(self.socket, Timeout::Send)?;
+        let left = timeout.map(|timeout| timeout.saturating_sub(waited));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(false);
+        }
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
         // No event is requested: `POLLERR`, which reports a non-empty error queue, is always
         // reported.
         let mut descriptors = [PollFd::new(&self.socket, PollFlags::empty())];
-        match rustix::event::poll(&mut descriptors, timeout.as_ref()) {
+        match rustix::event::poll(&mut descriptors, left.as_ref()) {
             Ok(0) => Ok(false),
             Ok(_) => {
-                if !descriptors[0].revents().contains(PollFlags::ERR) {
+                self.was_woken_in_vain = descriptors[0].revents().contains(PollFlags::ERR);
+                if !self.was_woken_in_vain {
                     // A connection that has ended wakes every poll at once; its completions follow
                     // shortly.
                     std::thread::sleep(HANG_UP_POLL_INTERVAL);
                 }
                 Ok(true)
             }
-            Err(rustix::io::Errno::INTR) => Ok(true),
+            Err(Errno::INTR) => Ok(true),
             Err(errno) => Err(errno.into()),
         }
     }

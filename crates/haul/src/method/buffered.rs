@@ -36,7 +36,11 @@ impl AttachedMethod for BufferedMethod {
     ) -> Result<u64, Error> {
         let (offset, len) = first_chunk(&range, self.buffer.len());
         let sent = if let Some(memory) = source.as_memory() {
-            (self.send_fn)(memory, socket, offset as usize..offset as usize + len)
+            let end = memory.len().min((offset as usize).saturating_add(len));
+            if end <= offset as usize {
+                return Err(Error::Ended { at: offset });
+            }
+            (self.send_fn)(memory, socket, offset as usize..end)
         } else {
             self.counts.calls += 1;
             let read = self

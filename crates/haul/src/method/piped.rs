@@ -18,6 +18,9 @@ pub(super) struct SourcePipe {
     chunk_bytes: usize,
     /// The file version and the offset of the first byte.
     origin: Option<(FileVersion, u64)>,
+    /// An error that occurred after some bytes were sent; the next call returns it. The kernel
+    /// reports the reason, such as a reset, only once.
+    deferred_error: Option<Error>,
 }
 
 impl SourcePipe {
@@ -25,7 +28,7 @@ impl SourcePipe {
     pub fn new(chunk_bytes: usize) -> Result<Self, Error> {
         let pipe =
             Pipe::with_room_for(chunk_bytes).map_err(|errno| failed(Call::Pipe)(errno.into()))?;
-        Ok(Self { pipe, chunk_bytes, origin: None })
+        Ok(Self { pipe, chunk_bytes, origin: None, deferred_error: None })
     }
 
     /// Moves up to `len` bytes of `source` to the socket; `fill` fills the pipe if it is empty.
@@ -42,6 +45,12 @@ impl SourcePipe {
         calls: &mut u64,
         fill: impl FnMut(&Pipe, u64, usize) -> Result<usize, Error>,
     ) -> Result<u64, Error> {
+        if let Some(error) = self.deferred_error.take() {
+            return Err(error);
+        }
+        if self.pipe.is_inherited() {
+            *self = Self::new(self.chunk_bytes)?;
+        }
         if self.pipe.held_bytes() > 0 {
             let requested = (source.file_version().map_err(failed(Call::Fstat))?, offset);
             if self.origin != Some(requested) {
@@ -55,6 +64,12 @@ impl SourcePipe {
         self.origin = file_version.map(|file_version| (file_version, offset + sent));
         match result {
             Err(error) if sent == 0 => Err(error),
+            // Only a lost connection says its reason once. What another call shall be told depends
+            // on its own range.
+            Err(error @ Error::Failed { call: Call::Splice, .. }) => {
+                self.deferred_error = Some(error);
+                Ok(sent)
+            }
             _ => Ok(sent),
         }
     }

@@ -16,7 +16,7 @@ use super::{
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
-use rustix::io::retry_on_intr;
+use haul_sys::retry::{WaitsFor, retry};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
@@ -44,7 +44,7 @@ impl AttachedMethod for Sendfile {
         let (offset, len) = page_aligned_chunk(&range, self.options.chunk_bytes);
         let mut position = offset;
         self.counts.calls += 1;
-        let sent = retry_on_intr(|| {
+        let sent = retry(socket, WaitsFor::Send, || {
             rustix::fs::sendfile(socket, source.descriptor(), Some(&mut position), len)
         })
         .map_err(|errno| failed(Call::Sendfile)(errno.into()))?;

@@ -23,6 +23,7 @@ use super::{AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, f
 use crate::call::Call;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
+use crate::socket::enable_zerocopy;
 use crate::source::Source;
 use haul_sys::region::{MappedRegion, SendMode};
 use rustix::io::Errno;
@@ -38,7 +39,11 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::ReportedByKernel,
     fallback: Some(SendMethod::ReadSend),
     attach: |socket, options| {
-        haul_sys::sockopt::set_zerocopy(socket, true).map_err(failed(Call::SetZerocopy))?;
+        if !enable_zerocopy(socket)? {
+            return Err(Error::Unsuited(
+                "SO_ZEROCOPY was set before, and bytes that were sent before are on the way",
+            ));
+        }
         Ok(Box::new(Zerocopy {
             tracker: CompletionTracker::default(),
             options: options.clone(),
@@ -60,6 +65,12 @@ impl Zerocopy {
         region: &MappedRegion,
         range: Range<usize>,
     ) -> Result<usize, std::io::Error> {
+        if !self.tracker.accepts_send() || self.tracker.is_next_send_first() {
+            self.drain_completions(socket)?;
+        }
+        if !self.tracker.accepts_send() {
+            return self.copy(socket, region, range);
+        }
         let is_enobufs =
             |error: &std::io::Error| Errno::from_io_error(error) == Some(Errno::NOBUFS);
         self.counts.calls += 1;
@@ -69,13 +80,22 @@ impl Zerocopy {
             sent = region.send(socket, range.clone(), SendMode::Zerocopy);
         }
         if sent.as_ref().is_err_and(is_enobufs) {
-            self.counts.calls += 1;
-            let sent = region.send(socket, range, SendMode::Copy)?;
-            self.counts.copied_bytes += sent as u64;
-            return Ok(sent);
+            return self.copy(socket, region, range);
         }
         let sent = sent?;
         self.tracker.record_send(sent, ());
+        Ok(sent)
+    }
+
+    fn copy(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        region: &MappedRegion,
+        range: Range<usize>,
+    ) -> Result<usize, std::io::Error> {
+        self.counts.calls += 1;
+        let sent = region.send(socket, range, SendMode::Copy)?;
+        self.counts.copied_bytes += sent as u64;
         Ok(sent)
     }
 

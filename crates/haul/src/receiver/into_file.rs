@@ -45,6 +45,7 @@ impl IntoFile {
         if self.is_disabled || !self.unwritten.is_empty() {
             return Ok(None);
         }
+        self.leave_pipe_to_parent()?;
         let pipe = match &mut self.pipe {
             Some(pipe) => pipe,
             none => none.insert(
@@ -77,6 +78,18 @@ impl IntoFile {
         }
         counts.bytes += moved as u64;
         Ok(Some(moved as u64))
+    }
+
+    /// Gives up a pipe that the parent of a forked child uses. Bytes in it were received by the
+    /// parent.
+    fn leave_pipe_to_parent(&mut self) -> Result<(), Error> {
+        match self.pipe.take_if(|pipe| pipe.is_inherited()) {
+            Some(pipe) if pipe.held_bytes() > 0 => {
+                self.pipe = Some(pipe);
+                Err(Error::Forked)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Writes bytes that were read; bytes that the file does not accept are kept.
@@ -118,6 +131,7 @@ impl IntoFile {
             self.unwritten.drain(..count);
             return Ok(count);
         }
+        self.leave_pipe_to_parent()?;
         let held = self.pipe.as_mut().map_or(Ok(0), |pipe| pipe.read(buffer));
         held.map_err(|errno| failed(Call::ReadPipe)(errno.into()))
     }

@@ -130,7 +130,7 @@ impl ReceiveTask {
                 refused.reason
             )));
         }
-        receiver.expect(STREAM_BYTES_MAX).map_err(|error| failure_message(&error))?;
+        receiver.expect(STREAM_BYTES_MAX);
         let mut limiter = RateLimiter::new(self.read_bytes_per_second);
         while let Some(chunk) = receiver.receive().map_err(|error| failure_message(&error))? {
             self.touch_bytes(chunk.bytes());
