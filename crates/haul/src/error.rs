@@ -163,6 +163,8 @@ pub(crate) fn failed(call: Call) -> impl Fn(io::Error) -> Error {
                 | Errno::NOPROTOOPT
                 // The kernel lacks memory or workers: the socket may be ready nevertheless.
                 | Errno::AGAIN
+                // An io_uring ring that an earlier error has left unusable.
+                | Errno::BADFD
                 | NOTSUPP,
             ) => Error::Refused { call, error },
             _ => Error::Failed { call, error },
@@ -203,5 +205,17 @@ mod tests {
         for call in [Call::Mmap, Call::Pipe, Call::UringEnter, Call::Fcntl] {
             assert!(failed(call)(again()).is_refusal(), "{call}");
         }
+    }
+
+    #[test]
+    fn only_a_refusal_of_the_kernel_or_the_socket_lasts() {
+        use rustix::io::Errno;
+        let refusal = |errno: Errno| failed(Call::Sendfile)(errno.into()).refusal();
+        for errno in [Errno::PERM, Errno::NOSYS, Errno::OPNOTSUPP, Errno::BADFD, NOTSUPP] {
+            assert_eq!(refusal(errno), Some(Refusal::Lasting), "{errno}");
+        }
+        assert_eq!(refusal(Errno::INVAL), Some(Refusal::OfFile));
+        assert_eq!(refusal(Errno::MFILE), Some(Refusal::Temporary));
+        assert_eq!(refusal(Errno::CONNRESET), None);
     }
 }

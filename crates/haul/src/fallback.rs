@@ -10,9 +10,9 @@ pub(crate) const COPIED_BYTES_BEFORE_FALLBACK: u64 = 1 << 20;
 /// list the fallback instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fallback {
-    /// The method that is no longer used, by its name in every report.
+    /// The method that was refused or given up, by its name in every report.
     pub from: &'static str,
-    /// The method that is used instead.
+    /// The method that was used instead.
     pub to: &'static str,
     /// The reason, as text.
     pub reason: String,
@@ -21,5 +21,12 @@ pub struct Fallback {
 impl fmt::Display for Fallback {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} instead of {}: {}", self.to, self.from, self.reason)
+    }
+}
+
+/// Records a fallback, once for each reason: a file or a shortage may cause it again and again.
+pub(crate) fn record(fallbacks: &mut Vec<Fallback>, fallback: Fallback) {
+    if !fallbacks.contains(&fallback) {
+        fallbacks.push(fallback);
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::call::Call;
 use crate::error::{Error, Refusal, failed};
-use crate::fallback::Fallback;
+use crate::fallback::{self, Fallback};
 use crate::method::Counts;
 use crate::socket;
 use haul_sys::pages::PageBuffer;
@@ -300,9 +300,7 @@ impl<S: AsFd> Receiver<S> {
                 }
                 let reason = reason.to_string();
                 let fallback = Fallback { from: "splice-to-file", to: "read", reason };
-                if !self.report.fallbacks.contains(&fallback) {
-                    self.report.fallbacks.push(fallback);
-                }
+                fallback::record(&mut self.report.fallbacks, fallback);
                 self.copy_into_file(file, &range)?
             }
             Ok(None) => self.copy_into_file(file, &range)?,
@@ -396,7 +394,7 @@ impl<S: AsFd> Receiver<S> {
         }
     }
 
-    /// Discards up to `len` bytes that no call copies to memory; `None` if they must be read.
+    /// Discards up to `len` bytes in the kernel; `None` if they must be read instead.
     fn discard_in_kernel(&mut self, len: usize) -> Result<Option<usize>, Error> {
         if !self.is_plain_tcp || self.into_file.holds_bytes() {
             return Ok(None);

@@ -2,7 +2,7 @@
 //! falls back where it must.
 
 use crate::error::{Error, Refusal};
-use crate::fallback::{COPIED_BYTES_BEFORE_FALLBACK, Fallback};
+use crate::fallback::{self, COPIED_BYTES_BEFORE_FALLBACK, Fallback};
 use crate::method::{AttachedMethod, Counts, SendMethod};
 use crate::plan::{Condition, Plan, SourceKind, call_bytes};
 use crate::settings::{MethodChoice, SendSettings};
@@ -192,12 +192,9 @@ impl MethodSelector {
         }
     }
 
-    /// Records the first fallback from a method for each reason.
+    /// Records a fallback from a method.
     fn record_fallback(&mut self, method: SendMethod, to: &'static str, reason: String) {
-        let fallback = Fallback { from: method.name(), to, reason };
-        if !self.fallbacks.contains(&fallback) {
-            self.fallbacks.push(fallback);
-        }
+        fallback::record(&mut self.fallbacks, Fallback { from: method.name(), to, reason });
     }
 
     fn has_only_copied(&self, method: SendMethod) -> bool {

@@ -71,7 +71,8 @@ pub(crate) fn enable_zerocopy(socket: BorrowedFd<'_>) -> Result<bool, Error> {
     let is_enabled = || options::zerocopy(socket).map_err(failed(Call::GetZerocopy));
     if is_enabled()? {
         // Other code may have sent with it. Its completions must not be taken for those of the
-        // loans, and after the peer has acknowledged all bytes none is left to come.
+        // loans. After the peer has acknowledged all bytes none is left to come, unless a device
+        // keeps the clone of a packet.
         let is_empty = options::bytes_to_send(socket).is_ok_and(|left| left == 0);
         return Ok(is_empty);
     }

@@ -3,7 +3,7 @@
 use super::{DirectionReport, ForwardMethod, ForwardPool};
 use crate::call::Call;
 use crate::error::{Error, Refusal, failed};
-use crate::fallback::Fallback;
+use crate::fallback::{self, Fallback};
 use crate::pipe::Pipe;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
@@ -168,9 +168,7 @@ impl Direction {
                     self.is_method_fixed |= reason.refusal() != Some(Refusal::Temporary);
                     let reason = reason.to_string();
                     let fallback = Fallback { from: "splice", to: "copy", reason };
-                    if !self.report.fallbacks.contains(&fallback) {
-                        self.report.fallbacks.push(fallback);
-                    }
+                    fallback::record(&mut self.report.fallbacks, fallback);
                     self.copy(from, to, pool)
                 }
                 spliced => spliced,

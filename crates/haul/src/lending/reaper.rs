@@ -6,6 +6,7 @@
 //! kernel reports an event.
 
 use super::{Lending, OsSocket};
+use crate::socket;
 use haul_sys::{fork, signal};
 use rustix::event::epoll;
 use rustix::net::{SocketType, sockopt};
@@ -217,9 +218,11 @@ impl ReapItem for AbandonedLoans {
     }
 
     fn abort(&mut self) {
-        // Resets a TCP connection, which frees its send queue. Other sockets are not reset, and
-        // their loans do not wait for a peer.
-        let _ = rustix::net::connect_unspec(&self.socket);
+        // Resets the connection, which frees its send queue. Other sockets, which the program may
+        // still use, would only lose their peer's address.
+        if socket::is_tcp(&self.socket) {
+            let _ = rustix::net::connect_unspec(&self.socket);
+        }
     }
 }
 

@@ -324,7 +324,7 @@ fn a_forked_child_neither_lends_nor_reclaims_nor_frees() {
     let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
     let shared: Arc<[u8]> = vec![1; 100].into();
     lending.lend(&mut kernel, Buffer::Shared(Arc::clone(&shared)), None).unwrap();
-    // A child has the same memory and another process id.
+    // A child has the same memory and another generation.
     lending.process += 1;
     let error = lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
     assert!(matches!(error.error, Error::Forked) && *error.buffer == [2; 100], "{error}");

@@ -18,8 +18,8 @@ pub(super) struct SourcePipe {
     chunk_bytes: usize,
     /// The file version and the offset of the first byte.
     origin: Option<(FileVersion, u64)>,
-    /// An error that occurred after some bytes were sent; the next call returns it. The kernel
-    /// reports the reason, such as a reset, only once.
+    /// An error of the socket that occurred after some bytes were sent; the next call returns it.
+    /// The kernel reports the reason, such as a reset, only once.
     deferred_error: Option<Error>,
 }
 
@@ -64,9 +64,8 @@ impl SourcePipe {
         self.origin = file_version.map(|file_version| (file_version, offset + sent));
         match result {
             Err(error) if sent == 0 => Err(error),
-            // Only a lost connection says its reason once. What another call shall be told depends
-            // on its own range.
-            Err(error @ Error::Failed { call: Call::Splice, .. }) => {
+            // An error of the source is found again by a call that reads there.
+            Err(error @ Error::Failed { call: Call::SpliceIntoSocket, .. }) => {
                 self.deferred_error = Some(error);
                 Ok(sent)
             }
@@ -101,7 +100,7 @@ impl SourcePipe {
             let flags =
                 if pipe.held_bytes() < left { SpliceFlags::MORE } else { SpliceFlags::empty() };
             let drained = pipe.drain(socket, None, left, flags);
-            *sent += drained.map_err(|errno| failed(Call::Splice)(errno.into()))? as u64;
+            *sent += drained.map_err(|errno| failed(Call::SpliceIntoSocket)(errno.into()))? as u64;
         }
         Ok(())
     }
