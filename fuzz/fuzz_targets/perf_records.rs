@@ -3,7 +3,7 @@
 #![cfg_attr(not(test), no_main)]
 
 fn target(bytes: &[u8]) {
-    let (ticks, _) = haul_sys::perf::parse(bytes);
+    let (ticks, _) = haul_lab_sys::perf::parse(bytes);
     // A sample has a header of 8 bytes, an address, process and thread IDs, and the stack's depth,
     // 32 bytes in all. Each stack frame adds an address of 8 bytes.
     let frames: usize = ticks.iter().map(|tick| tick.kernel_stack.len()).sum();

@@ -8,7 +8,7 @@ fn target(bytes: &[u8]) {
     let Ok(plan) = Plan::parse(bytes) else { return };
     for source in [SourceKind::File, SourceKind::Memory] {
         for bytes in [0, 1, 65_536, u64::MAX] {
-            let _ = plan.choose(Condition { source, offloads: true }, bytes, |_| true);
+            let _ = plan.choose(Condition::new(source, true), bytes, |_| true);
         }
     }
     let written = serde_json::to_vec(&plan).unwrap();

@@ -8,6 +8,7 @@
 
 mod package;
 mod peers;
+mod static_build;
 mod vm;
 
 use clap::{Parser, Subcommand};

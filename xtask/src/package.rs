@@ -6,6 +6,7 @@
 //! which a static glibc loads at run time if the host has the same glibc; otherwise only `files`
 //! and `dns` work.
 
+use crate::static_build::{self, ROOT};
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
@@ -13,8 +14,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The repository's root.
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// The shells that have completions, and the file of each in a package.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "usr/share/bash-completion/completions/haul"),
@@ -26,9 +25,11 @@ const UNITS: [&str; 2] = ["haul-serve.service", "haul-serve.socket"];
 
 /// Builds the packages and writes them into `out`. Prints their paths.
 pub fn run(out: &Path) -> Result<(), String> {
-    let (triple, architecture) = (host_triple()?, output("dpkg", &["--print-architecture"])?);
+    let (triple, architecture) =
+        (static_build::host_triple()?, output("dpkg", &["--print-architecture"])?);
     fs::create_dir_all(out).map_err(failed("creating", out))?;
-    let binary = build(&triple)?;
+    execute(static_build::cargo("build", &triple).args(["-p", "haul-cli"]))?;
+    let binary = static_build::binary("haul", &triple);
     let version = haul_version::VERSION;
     let stage = tempfile::tempdir().map_err(|error| format!("a temporary directory: {error}"))?;
     stage_package(&binary, stage.path(), version, &architecture)?;
@@ -122,27 +123,6 @@ fn stage_package(
          \x20machine, interrupts included, and serves files by the cheapest one.\n"
     );
     write(&root.join("DEBIAN/control"), &control)
-}
-
-/// Builds the static binary; returns its path.
-fn build(triple: &str) -> Result<PathBuf, String> {
-    let target = Path::new(ROOT).join("target/package");
-    execute(
-        Command::new("cargo")
-            .current_dir(ROOT)
-            .args(["build", "--release", "--locked", "-p", "haul-cli", "--target", triple])
-            .arg("--target-dir")
-            .arg(&target)
-            .env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols"),
-    )?;
-    Ok(target.join(triple).join("release/haul"))
-}
-
-/// The target triple of this host's compiler.
-fn host_triple() -> Result<String, String> {
-    let version = output("rustc", &["-vV"])?;
-    let triple = version.lines().find_map(|line| line.strip_prefix("host: "));
-    triple.map(str::to_owned).ok_or_else(|| "rustc -vV names no host".into())
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {

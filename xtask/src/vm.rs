@@ -1,10 +1,12 @@
-//! `cargo xtask vm`: tests of the library in a virtual machine.
+//! `cargo xtask vm`: tests of the library and of the command in a virtual machine.
 //!
 //! On veth the kernel always copies what `MSG_ZEROCOPY` sends, and this machine's kernel may lack
-//! kTLS and netem. The virtual machine (the guest) runs Debian's kernel under software emulation.
-//! Its network card (virtio-net on a tap) supports scatter-gather, and its first process is this
-//! program. The guest lends buffers for sends to the host and reports whether each loan was copied.
-//! Because the CPU is emulated, times measured in the guest are meaningless.
+//! kTLS and netem, or be newer than the one that most users have. The virtual machine (the guest)
+//! runs Debian's kernel under software emulation. Its network card (virtio-net on a tap) supports
+//! scatter-gather, and its first process is this program. The guest lends buffers for sends to the
+//! host and reports whether each loan was copied. Then it runs tests of the project, statically
+//! linked as the packages are. Because the CPU is emulated, times measured in the guest are
+//! meaningless.
 //!
 //! `ci/install` installs the requirements: qemu-system-x86, and Debian's kernel, unpacked (not
 //! installed) in [`kernel_folder`]. The tap is created in a network namespace of its own, so the
@@ -16,6 +18,7 @@ mod peer;
 
 pub use guest::run_if_first_process;
 
+use crate::static_build;
 use archive::Archive;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -32,7 +35,7 @@ const HOST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const TAP: &str = "tap0";
 /// Timeout of the whole run. Booting takes about ten seconds under emulation.
-const RUN_TIMEOUT: Duration = Duration::from_secs(300);
+const RUN_TIMEOUT: Duration = Duration::from_secs(400);
 /// Last line of the guest's report: passed, or failed and the reason.
 const PASSED: &str = "haul guest: passed";
 const FAILED: &str = "haul guest: FAILED";
@@ -55,11 +58,17 @@ const MODULES: [&str; 12] = [
 /// File in the initramfs that lists the modules in load order, one name a line.
 const MODULE_LIST_FILE: &str = "modules/in-order";
 /// Programs that the guest runs, each with the Debian package that contains it.
-const PROGRAMS: [(&str, &str); 4] =
-    [("ip", "iproute2"), ("tc", "iproute2"), ("curl", "curl"), ("openssl", "openssl")];
+const PROGRAMS: [(&str, &str); 6] = [
+    ("ip", "iproute2"),
+    ("tc", "iproute2"),
+    ("curl", "curl"),
+    ("openssl", "openssl"),
+    ("sh", "dash"),
+    ("setpriv", "util-linux"),
+];
 /// The project's tests that run in the guest: package, test binary, and filter of test names. An
 /// empty filter selects all tests.
-const TESTS: [(&str, &str, &str); 7] = [
+const TESTS: &[(&str, &str, &str)] = &[
     ("haul", "paths", ""),
     ("haul", "loans", ""),
     ("haul", "receiving", ""),
@@ -67,7 +76,13 @@ const TESTS: [(&str, &str, &str); 7] = [
     ("haul-sys", "haul_sys", "ktls::"),
     ("haul-server", "client", ""),
     ("haul-serve", "serve", "tls::"),
+    ("haul-cli", "bad_input", ""),
+    ("haul-cli", "bench_checksum", ""),
+    ("haul-cli", "others", "doctor_reports_every_path"),
+    ("haul-cli", "serve", ""),
 ];
+/// The command, which the tests of its package call at the path of the build.
+const COMMAND: &str = "haul";
 
 /// Errors of `cargo xtask vm`.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +133,7 @@ pub fn run() -> Result<(), VmError> {
 
 /// Starts qemu in a new network namespace and waits for the guest's result.
 fn boot(initramfs: &Path) -> Result<(), VmError> {
-    haul_sys::namespace::unshare_network().map_err(step("making a network namespace"))?;
+    haul_lab_sys::namespace::unshare_network().map_err(step("making a network namespace"))?;
     let port = peer::serve().map_err(step("serving the guest"))?;
     let kernel = find_file(&kernel_folder().join("boot"), |name| name.starts_with("vmlinuz-"))?;
     let mut qemu = Command::new("qemu-system-x86_64");
@@ -133,13 +148,12 @@ fn boot(initramfs: &Path) -> Result<(), VmError> {
         .args(["-append", &format!("console=ttyS0 quiet panic=-1 {}={port}", guest::PORT_KEY)])
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    let mut qemu =
-        haul_sys::child::dies_with_parent(&mut qemu).spawn().map_err(|error| {
-            match error.kind() {
-                io::ErrorKind::NotFound => VmError::Missing("qemu-system-x86_64".into()),
-                _ => step("starting qemu")(error),
-            }
-        })?;
+    let mut qemu = haul_lab_sys::child::dies_with_parent(&mut qemu).spawn().map_err(|error| {
+        match error.kind() {
+            io::ErrorKind::NotFound => VmError::Missing("qemu-system-x86_64".into()),
+            _ => step("starting qemu")(error),
+        }
+    })?;
     let result = configure_tap().and_then(|()| wait_for_result(&mut qemu));
     // The guest is no longer needed, whether or not it has reported a result.
     let _ = qemu.kill();
@@ -224,12 +238,15 @@ fn build_initramfs() -> Result<Vec<u8>, VmError> {
         archive.add_program(&program, &format!("bin/{name}"))?;
     }
     for (name, path) in build_tests()? {
-        archive.add_program(&path, &format!("tests/{name}"))?;
+        archive.add_program(&path, &name)?;
     }
     let mut load_order = Vec::new();
     for name in MODULES {
         add_module(&mut archive, name, &mut load_order)?;
     }
+    // Tests name the first as a file that exists and is no program.
+    archive.add_content("etc/passwd", b"root:x:0:0:root:/:/bin/sh\n");
+    archive.add_content("etc/hosts", b"127.0.0.1 localhost\n");
     archive.add_content(MODULE_LIST_FILE, load_order.join("\n").as_bytes());
     Ok(archive.finish())
 }
@@ -261,16 +278,17 @@ fn add_module(
     Ok(())
 }
 
-/// Builds the test binaries of [`TESTS`] and returns their names and paths.
+/// Builds the test binaries of [`TESTS`] and the command, statically linked; returns the path of
+/// each in the guest and here.
 fn build_tests() -> Result<Vec<(String, PathBuf)>, VmError> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build.args(["test", "--release", "--locked", "--no-run", "--message-format", "json"]);
+    let triple = static_build::host_triple().map_err(VmError::Guest)?;
+    let mut build = static_build::cargo("test", &triple);
+    build.args(["--no-run", "--message-format", "json"]);
     // A package's unit tests are listed in `TESTS` under the name of its library.
-    build.arg("--lib");
+    build.args(["--lib", "--bin", COMMAND]);
     for (package, file, _) in TESTS {
         build.args(["--package", package]);
-        if file != package.replace('-', "_") {
+        if *file != package.replace('-', "_") {
             build.args(["--test", file]);
         }
     }
@@ -278,18 +296,37 @@ fn build_tests() -> Result<Vec<(String, PathBuf)>, VmError> {
     if !output.status.success() {
         return Err(VmError::Guest("building the tests failed".into()));
     }
-    let mut tests = Vec::new();
+    let mut programs = Vec::new();
     for line in output.stdout.split(|&byte| byte == b'\n') {
         let message: serde_json::Value = serde_json::from_slice(line).unwrap_or_default();
+        let Some(path) = message["executable"].as_str() else { continue };
         let is_test = message["profile"]["test"] == true;
-        let name = message["target"]["name"]
-            .as_str()
-            .filter(|name| is_test && TESTS.iter().any(|(_, file, _)| file == name));
-        if let (Some(name), Some(path)) = (name, message["executable"].as_str()) {
-            tests.push((name.to_owned(), path.into()));
+        let name = &message["target"]["name"];
+        if !is_test && name == COMMAND {
+            programs.push((path.trim_start_matches('/').to_owned(), path.into()));
+        }
+        let package = package_name(message["package_id"].as_str().unwrap_or_default());
+        let test = TESTS.iter().find(|(of, file, _)| *of == package && name == file);
+        if let (true, Some((package, file, _))) = (is_test, test) {
+            programs.push((guest_path(package, file), path.into()));
         }
     }
-    Ok(tests)
+    Ok(programs)
+}
+
+/// The name in a package identifier of cargo: "path+file:///folder/NAME#version", or
+/// "path+file:///folder#NAME@version" where the folder has another name.
+fn package_name(identifier: &str) -> &str {
+    let (path, version) = identifier.rsplit_once('#').unwrap_or((identifier, ""));
+    match version.split_once('@') {
+        Some((name, _)) => name,
+        None => path.rsplit('/').next().unwrap_or_default(),
+    }
+}
+
+/// Path of a test binary in the guest.
+fn guest_path(package: &str, file: &str) -> String {
+    format!("tests/{package}/{file}")
 }
 
 /// Returns the first file of a folder tree whose name `matches` accepts.

@@ -303,7 +303,7 @@ impl Session {
         if address != self.peer {
             return Err(format!("bytes are forwarded to {} alone, the requesting peer", self.peer));
         }
-        let is_own = haul_sys::interface::addresses()
+        let is_own = haul_lab_sys::interface::addresses()
             .map_or(true, |own| own.iter().any(|own| own.address == address));
         if address.is_loopback() || is_own {
             return Err(format!(

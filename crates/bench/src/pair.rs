@@ -17,8 +17,8 @@ pub use protocol::{PORT, words_in};
 pub(crate) use protocol::{Reply, Request};
 
 use crate::host::HostFacts;
+use haul_lab_sys::interface;
 use haul_soak::Baseline;
-use haul_sys::interface;
 use haul_workers::lines::{Line, read_line, write_line};
 use haul_workers::worker::socket::SocketOptions;
 use haul_workers::worker::{Message, Task};

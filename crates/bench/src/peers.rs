@@ -214,8 +214,9 @@ fn iperf(
         .stdin(Stdio::null());
     let received = || lab.receiver.run(|| received_bytes(lab.receiver.device()));
     thread::scope(|scope| {
-        let client = scope
-            .spawn(|| lab.sender.run(|| haul_sys::child::dies_with_parent(&mut command).output()));
+        let client = scope.spawn(|| {
+            lab.sender.run(|| haul_lab_sys::child::dies_with_parent(&mut command).output())
+        });
         thread::sleep(IPERF_WARM_UP);
         let received_before = received()?;
         let before = meter.snapshot()?;

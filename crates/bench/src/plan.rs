@@ -259,13 +259,7 @@ mod tests {
 
     #[test]
     fn a_pacing_default_gives_a_note_if_the_plan_was_not_paced() {
-        let network = |congestion: &str| Network {
-            congestion: congestion.into(),
-            mtu: 9000,
-            rate_bits_per_second: None,
-            cache_line_round_trip_ns: None,
-            reading: None,
-        };
+        let network = |congestion: &str| Network::new(congestion, 9000);
         assert!(pacing_note_for(&network("cubic"), "bbr").is_some_and(|note| note.contains("bbr")));
         assert_eq!(pacing_note_for(&network("cubic"), "reno"), None);
         assert_eq!(pacing_note_for(&network("bbr"), "bbr"), None);

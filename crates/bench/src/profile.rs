@@ -243,7 +243,7 @@ pub fn during(command: &mut Command) -> Result<io::Result<(Profile, ExitStatus)>
     let (recorder, symbols) = start_recorder(&cpus)?;
     drop(recorder.take());
     let start = Instant::now();
-    let status = match haul_sys::child::dies_with_parent(command).status() {
+    let status = match haul_lab_sys::child::dies_with_parent(command).status() {
         Ok(status) => status,
         Err(error) => return Ok(Err(error)),
     };

@@ -3,8 +3,8 @@
 use crate::error::BenchError;
 use crate::warning::{Kind, Warning};
 use haul_lab::{Lab, Settings};
+use haul_lab_sys::rusage::{self, Who};
 use haul_soak::{Baseline, CpuLoad, Load, Meter, SoakError};
-use haul_sys::rusage::{self, Who};
 use rustix::thread::CpuSet;
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -1,6 +1,7 @@
 //! `haul bench`: runs experiments and writes their reports.
 
 use crate::arguments::{self, BenchArguments, CommonArguments, Experiment, ListenAddress};
+use crate::limits;
 use crate::output::{self, Destination, Failure};
 use folder::RunDirectory;
 use haul_bench::export;
@@ -153,10 +154,13 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         Pace { rounds, ..Pace::FULL }.check().map_err(output::bench_failure)?;
     }
     // A user namespace must be entered before any thread starts. If the kernel refuses it, the lab
-    // falls back to loopback and warns. A profiled command keeps its user, and so does a
-    // measurement with another machine.
-    if common.to.is_none() && !experiment.as_ref().is_some_and(Experiment::profiles_command) {
-        let _ = haul_lab::enter_user_namespace();
+    // falls back to loopback and warns. A profiled command keeps its user and its limits, and a
+    // measurement with another machine keeps the user.
+    if !experiment.as_ref().is_some_and(Experiment::profiles_command) {
+        limits::raise_descriptor_limit();
+        if common.to.is_none() {
+            let _ = haul_lab::enter_user_namespace();
+        }
     }
     let stop = output::stop_flag()?;
     let is_quick = common.quick || is_everything && !common.full;

@@ -1,6 +1,5 @@
-//! The process side of a network service: signals, limits, readiness and messages.
+//! The process side of a network service: signals, readiness and messages.
 
-pub mod limits;
 pub mod messages;
 pub mod readiness;
 pub mod signals;

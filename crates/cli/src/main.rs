@@ -8,6 +8,7 @@ mod compare;
 mod daemon;
 mod doctor;
 mod lab;
+mod limits;
 mod manual;
 mod output;
 mod plan;

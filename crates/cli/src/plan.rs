@@ -1,6 +1,7 @@
 //! `haul plan`: measures, tests, checks and prints plans.
 
 use crate::arguments::PlanArguments;
+use crate::limits;
 use crate::output::{self, Destination, Failure};
 use haul_bench::export;
 use haul_bench::plan::{self, MeasuredPlan, Plan};
@@ -49,6 +50,7 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
                     file.display()
                 );
             }
+            limits::raise_descriptor_limit();
             let measured = measure(arguments.rounds.unwrap_or(plan::ROUNDS))?;
             obstacle = measured.obstacle();
             (measured.plan, true)

@@ -3,7 +3,8 @@
 mod options;
 
 use crate::daemon::messages::{MessageFormat, MessageWriter};
-use crate::daemon::{limits, readiness, signals};
+use crate::daemon::{readiness, signals};
+use crate::limits;
 use crate::output::Failure;
 use clap::Args;
 use haul_serve::{Address, Config, ListenAddress, Server, ServerError};

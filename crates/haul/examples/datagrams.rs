@@ -27,6 +27,7 @@ fn send(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     socket.connect(peer)?;
     let mut sender = Sender::new(socket)?;
     let mut buffer = BufferPool::new(40 * usize::from(SEGMENT_BYTES), 1)?.take()?;
+    buffer.resize(buffer.capacity())?;
     for (number, segment) in buffer.chunks_mut(SEGMENT_BYTES.into()).enumerate() {
         segment.fill(number as u8);
     }

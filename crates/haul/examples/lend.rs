@@ -3,7 +3,6 @@
 //!     cargo run -p haul --example lend -- HOST:PORT < FILE
 
 use haul::{BufferPool, Outcome, Sender};
-use std::io::Read;
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -25,11 +24,9 @@ fn lend(address: &str) -> Result<(), Box<dyn std::error::Error>> {
     let mut copied = 0;
     loop {
         let mut buffer = pool.take()?;
-        let len = std::io::stdin().read(&mut buffer)?;
-        if len == 0 {
+        if buffer.read_from(std::io::stdin())? == 0 {
             break;
         }
-        buffer.set_len(len);
         // From here on the program cannot access the buffer.
         sender.lend(buffer)?;
         copied += sender.reclaim()?.filter(|returned| returned.outcome == Outcome::Copied).count();

@@ -3,9 +3,9 @@
 //!
 //!     cargo run -p haul --example serve -- PORT
 
-use haul::{BufferPool, Error, Sender};
+use haul::{BufferPool, Error, Sender, Wants};
 use rustix::event::{PollFd, PollFlags, poll};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 
 fn main() {
     let Some(port) = std::env::args().nth(1).and_then(|port| port.parse().ok()) else {
@@ -26,26 +26,39 @@ fn serve(port: u16) -> Result<(), Box<dyn std::error::Error>> {
     let mut sender = Sender::new(socket)?;
     let pool = BufferPool::new(64 << 10, 32)?;
     let mut loans_left = 4096;
-    while loans_left > 0 || sender.unsent_bytes() > 0 {
+    while loans_left > 0 || sender.wants() != Wants::default() {
         // Dropped buffers return to the pool. Done before every wait, because some return without a
         // completion.
         sender.reclaim()?.for_each(drop);
-        let result = match pool.take() {
-            Ok(buffer) if loans_left > 0 => {
-                sender.lend(buffer).map(|_| loans_left -= 1).map_err(Error::from)
+        let result = if loans_left > 0 { lend(&mut sender, &pool) } else { sender.flush() };
+        match result {
+            Ok(()) if loans_left > 0 => {
+                loans_left -= 1;
+                continue;
             }
-            Ok(_) => sender.flush(),
-            Err(empty) => sender.flush().and(Err(empty)),
-        };
-        let events = match result {
-            Ok(()) => continue,
-            Err(Error::WouldBlock) => PollFlags::OUT,
-            // A completion raises POLLERR, which is always reported.
-            Err(Error::LoanLimit | Error::PoolEmpty { .. }) => PollFlags::empty(),
+            Ok(()) | Err(Error::WouldBlock | Error::LoanLimit | Error::PoolEmpty { .. }) => {}
             Err(error) => return Err(error.into()),
-        };
-        poll(&mut [PollFd::new(&sender, events)], None)?;
+        }
+        let wants = sender.wants();
+        if wants == Wants::default() {
+            continue;
+        }
+        // A completion raises POLLERR, which is reported whatever events are requested.
+        let events = if wants.write { PollFlags::OUT } else { PollFlags::empty() };
+        let mut descriptors = [PollFd::new(&sender, events)];
+        poll(&mut descriptors, None)?;
+        if descriptors[0].revents().contains(PollFlags::ERR) {
+            sender.on_error_event()?;
+        }
     }
     println!("{:#?}", sender.report());
+    Ok(())
+}
+
+/// Lends a buffer of zeros.
+fn lend(sender: &mut Sender<TcpStream>, pool: &BufferPool) -> Result<(), Error> {
+    let mut buffer = pool.take()?;
+    buffer.resize(buffer.capacity())?;
+    sender.lend(buffer)?;
     Ok(())
 }

@@ -16,6 +16,8 @@ pub enum Call {
     Fstat,
     /// `getsockopt SO_ACCEPTCONN`.
     GetAcceptconn,
+    /// `getsockopt SO_ERROR`.
+    GetError,
     /// `getsockopt SO_RCVTIMEO`.
     GetRcvtimeo,
     /// `getsockopt TCP_ZEROCOPY_RECEIVE`.
@@ -52,8 +54,6 @@ pub enum Call {
     SendZerocopy,
     /// `sendfile`.
     Sendfile,
-    /// `setsockopt SO_RCVLOWAT`.
-    SetRcvlowat,
     /// `setsockopt SO_ZEROCOPY`.
     SetZerocopy,
     /// `shutdown`.
@@ -117,6 +117,7 @@ impl Call {
             Self::Fcntl => "fcntl",
             Self::Fstat => "fstat",
             Self::GetAcceptconn => "getsockopt SO_ACCEPTCONN",
+            Self::GetError => "getsockopt SO_ERROR",
             Self::GetRcvtimeo => "getsockopt SO_RCVTIMEO",
             Self::GetTcpZerocopyReceive => "getsockopt TCP_ZEROCOPY_RECEIVE",
             Self::GetType => "getsockopt SO_TYPE",
@@ -135,7 +136,6 @@ impl Call {
             Self::Send => "send",
             Self::SendZerocopy => "send MSG_ZEROCOPY",
             Self::Sendfile => "sendfile",
-            Self::SetRcvlowat => "setsockopt SO_RCVLOWAT",
             Self::SetZerocopy => "setsockopt SO_ZEROCOPY",
             Self::Shutdown => "shutdown",
             Self::Splice => "splice",

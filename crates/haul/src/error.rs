@@ -1,29 +1,29 @@
 //! [`Error`]: why bytes were not moved, and what to do about it.
 
 use crate::call::Call;
-use std::io;
+use rustix::io::Errno;
+use std::{fmt, io};
 
 /// Why bytes were not moved.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel does not support the call, in general or for this socket. Another method may
-    /// work: [`crate::SendMethod::fallback`].
-    #[error("the kernel refuses {call}: {error}{}", advice(*.call, .error))]
+    /// The kernel refuses the call, in general or for this socket. Another method may work:
+    /// [`crate::SendMethod::fallback`].
     Refused {
         /// The call that was refused.
         call: Call,
         /// The kernel's error.
         error: io::Error,
     },
-    /// An argument is invalid, or the method does not apply here.
-    #[error("{0}")]
-    Unsuited(&'static str),
+    /// The method does not support this socket or this source. Another method may work.
+    Unsupported(&'static str),
+    /// An argument is invalid: no method could do it.
+    InvalidInput(&'static str),
     /// The descriptor is not a socket.
-    #[error("the descriptor is not a socket: pass a connected one")]
     NotASocket,
     /// The socket is of the wrong kind.
-    #[error("this needs {needed}, and the socket is {found}")]
+    #[non_exhaustive]
     WrongSocket {
         /// The kind of socket that is needed.
         needed: &'static str,
@@ -31,28 +31,25 @@ pub enum Error {
         found: &'static str,
     },
     /// The source ended before the range did: the range is too long, or the file was truncated.
-    #[error(
-        "the file ends at byte {at}, before the range does: read less, or check for truncation"
-    )]
+    #[non_exhaustive]
     Ended {
         /// The offset from which nothing more could be read.
         at: u64,
     },
-    /// The socket is not ready, or its timeout has expired; nothing was moved. Wait until it is
-    /// ready and call again.
-    #[error("the socket would block, or its timeout has expired: wait until it is ready")]
+    /// The socket is not ready, or its timeout has expired. Wait until it is ready and call again.
+    /// Nothing was moved, unless a call reports its progress otherwise ([`SendAllError`],
+    /// [`crate::Sender::send_response`]).
     WouldBlock,
+    /// A limit on idle time is reached: [`crate::ForwardSettings::idle_timeout`] or
+    /// [`crate::ForwardSettings::half_closed_timeout`].
+    TimedOut(&'static str),
     /// The loan limits ([`crate::LoanLimits`]) are reached, on a non-blocking socket. Waiting for
     /// `POLLOUT` does not help: wait for `POLLERR`, reclaim, and call again.
-    #[error("the loan limits are reached: reclaim, then wait for POLLERR if no buffer is returned")]
     LoanLimit,
     /// The buffer to lend is empty.
-    #[error("an empty buffer cannot be lent")]
     LoanEmpty,
     /// The loan is larger than the limit on all loans together.
-    #[error(
-        "a loan of {bytes} bytes is over LoanLimits::bytes_max ({bytes_max}): lend less or raise it"
-    )]
+    #[non_exhaustive]
     LoanTooLarge {
         /// The size of the loan.
         bytes: usize,
@@ -61,19 +58,17 @@ pub enum Error {
     },
     /// The stream is torn: part of a loan was sent and the rest failed, so later bytes would follow
     /// a gap.
-    #[error("the stream lacks the rest of a loan, whose error was returned before: close it")]
     StreamTorn,
     /// The process has forked: the kernel's completions belong to the parent.
-    #[error("this sender was created before a fork: only the parent may lend and reclaim")]
     Forked,
-    /// All buffers of a pool are in use.
-    #[error("all {buffers_max} buffers of the pool are in use: reclaim some, or use a larger pool")]
+    /// All buffers of a pool are in use. Return some, or wait
+    /// ([`crate::BufferPool::take_timeout`]): the socket stays ready, so do not poll it meanwhile.
+    #[non_exhaustive]
     PoolEmpty {
         /// The number of buffers that the pool may have.
         buffers_max: usize,
     },
     /// The call failed for another reason, such as a reset connection or a disk error.
-    #[error("{call}: {error}")]
     Failed {
         /// The call that failed.
         call: Call,
@@ -83,10 +78,51 @@ pub enum Error {
 }
 
 impl Error {
+    /// A name of the variant that stays the same in every version, for logs and metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Refused { .. } => "refused",
+            Self::Unsupported(_) => "unsupported",
+            Self::InvalidInput(_) => "invalid-input",
+            Self::NotASocket => "not-a-socket",
+            Self::WrongSocket { .. } => "wrong-socket",
+            Self::Ended { .. } => "ended",
+            Self::WouldBlock => "would-block",
+            Self::TimedOut(_) => "timed-out",
+            Self::LoanLimit => "loan-limit",
+            Self::LoanEmpty => "loan-empty",
+            Self::LoanTooLarge { .. } => "loan-too-large",
+            Self::StreamTorn => "stream-torn",
+            Self::Forked => "forked",
+            Self::PoolEmpty { .. } => "pool-empty",
+            Self::Failed { .. } => "failed",
+        }
+    }
+
+    /// The kind that the error has as an [`io::Error`].
+    pub fn kind(&self) -> io::ErrorKind {
+        if let Some(errno) = self.raw_os_error() {
+            return io::Error::from_raw_os_error(errno).kind();
+        }
+        match self {
+            Self::Refused { error, .. } | Self::Failed { error, .. } => error.kind(),
+            Self::TimedOut(_) => io::ErrorKind::TimedOut,
+            // Not `WouldBlock`: a caller would wait until the socket is writable, which it is.
+            Self::LoanLimit | Self::PoolEmpty { .. } => io::ErrorKind::ResourceBusy,
+            Self::Ended { .. } => io::ErrorKind::UnexpectedEof,
+            Self::Unsupported(_) => io::ErrorKind::Unsupported,
+            Self::StreamTorn => io::ErrorKind::BrokenPipe,
+            // `WouldBlock` and `NotASocket` have a number; the others are the caller's mistake.
+            _ => io::ErrorKind::InvalidInput,
+        }
+    }
+
     /// The kernel's error number, if the kernel reported one.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
             Self::Refused { error, .. } | Self::Failed { error, .. } => error.raw_os_error(),
+            Self::WouldBlock => Some(Errno::AGAIN.raw_os_error()),
+            Self::NotASocket => Some(Errno::NOTSOCK.raw_os_error()),
             _ => None,
         }
     }
@@ -98,9 +134,8 @@ impl Error {
 
     /// What a refusal means for later calls; `None` if this is none.
     pub(crate) fn refusal(&self) -> Option<Refusal> {
-        use rustix::io::Errno;
         match self {
-            Self::Unsuited(_) => Some(Refusal::Lasting),
+            Self::Unsupported(_) => Some(Refusal::Lasting),
             Self::Refused { error, .. } => Some(match Errno::from_io_error(error) {
                 Some(Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN) => {
                     Refusal::Temporary
@@ -124,29 +159,107 @@ pub(crate) enum Refusal {
     Temporary,
 }
 
+impl fmt::Display for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused { call, error } => {
+                write!(formatter, "the kernel refuses {call}: {error}{}", advice(*call, error))
+            }
+            Self::Unsupported(reason) | Self::InvalidInput(reason) | Self::TimedOut(reason) => {
+                formatter.write_str(reason)
+            }
+            Self::NotASocket => {
+                formatter.write_str("the descriptor is not a socket: pass a connected one")
+            }
+            Self::WrongSocket { needed, found } => {
+                write!(formatter, "this needs {needed}, and the socket is {found}")
+            }
+            Self::Ended { at } => write!(
+                formatter,
+                "the file ends at byte {at}, before the range does: ask for less, or check for \
+                 truncation"
+            ),
+            Self::WouldBlock => formatter.write_str(
+                "the socket would block, or its timeout has expired: wait until it is ready",
+            ),
+            Self::LoanLimit => formatter.write_str(
+                "the loan limits are reached: reclaim, then wait for POLLERR if no buffer is \
+                 returned",
+            ),
+            Self::LoanEmpty => formatter.write_str("an empty buffer cannot be lent"),
+            Self::LoanTooLarge { bytes, bytes_max } => write!(
+                formatter,
+                "a loan of {bytes} bytes is over LoanLimits::bytes_max ({bytes_max}): lend less \
+                 or raise it"
+            ),
+            Self::StreamTorn => formatter.write_str(
+                "the stream lacks the rest of a loan, whose error was returned before: close it",
+            ),
+            Self::Forked => formatter.write_str(
+                "this sender was created before a fork: only the parent may lend and reclaim",
+            ),
+            Self::PoolEmpty { buffers_max } => write!(
+                formatter,
+                "all {buffers_max} buffers of the pool are in use: reclaim some, or use a larger \
+                 pool"
+            ),
+            Self::Failed { call, error } => write!(formatter, "{call}: {error}"),
+        }
+    }
+}
+
+// `source` is `None`: the message has the kernel's error, and a chain would print it twice.
+impl std::error::Error for Error {}
+
 impl From<Error> for io::Error {
-    /// Keeps the kind that programs check for: `WouldBlock`, or that of the kernel's error if there
-    /// is one.
+    /// Keeps the kernel's error number, and with it the kind. Such an error does not name the call:
+    /// log the [`Error`] instead. Other errors keep their message.
     fn from(error: Error) -> Self {
-        let kind = match &error {
-            Error::WouldBlock | Error::LoanLimit => io::ErrorKind::WouldBlock,
-            Error::PoolEmpty { .. } => io::ErrorKind::ResourceBusy,
-            Error::Ended { .. } => io::ErrorKind::UnexpectedEof,
-            Error::Refused { error, .. } | Error::Failed { error, .. } => error.kind(),
-            _ => io::ErrorKind::InvalidInput,
-        };
-        Self::new(kind, error)
+        if let Some(errno) = error.raw_os_error() {
+            return Self::from_raw_os_error(errno);
+        }
+        Self::new(error.kind(), error)
+    }
+}
+
+/// Why [`crate::Sender::send_all`] or [`crate::Sender::send_file_all`] has not sent everything.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct SendAllError {
+    /// The reason.
+    pub error: Error,
+    /// The bytes that were sent before. To continue, send the rest.
+    pub sent_bytes: u64,
+}
+
+impl fmt::Display for SendAllError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { error, sent_bytes } = self;
+        write!(formatter, "after {sent_bytes} bytes: {error}")
+    }
+}
+
+impl std::error::Error for SendAllError {}
+
+impl From<SendAllError> for io::Error {
+    /// Keeps the kernel's error number, and drops the number of bytes that were sent. Of a call
+    /// that would block after it has sent some, the error is no [`io::ErrorKind::WouldBlock`]: a
+    /// caller would send them again.
+    fn from(partial: SendAllError) -> Self {
+        match partial {
+            SendAllError { error: Error::WouldBlock, sent_bytes: 1.. } => Self::other(partial),
+            SendAllError { error, .. } => error.into(),
+        }
     }
 }
 
 /// `ENOTSUPP`, which Linux before 6.0 returns for `SO_ZEROCOPY` on protocols that lack it.
-const NOTSUPP: rustix::io::Errno = rustix::io::Errno::from_raw_os_error(524);
+const NOTSUPP: Errno = Errno::from_raw_os_error(524);
 
 /// Converts an error of `call`, and separates errors that another method could avoid from the
 /// others.
 pub(crate) fn failed(call: Call) -> impl Fn(io::Error) -> Error {
     move |error| {
-        use rustix::io::Errno;
         match Errno::from_io_error(&error) {
             Some(Errno::AGAIN) if call.waits_for_socket() => Error::WouldBlock,
             Some(Errno::NOTSOCK) => Error::NotASocket,
@@ -174,7 +287,6 @@ pub(crate) fn failed(call: Call) -> impl Fn(io::Error) -> Error {
 
 /// Advice on an error, appended to its message; empty if none is known.
 fn advice(call: Call, error: &io::Error) -> &'static str {
-    use rustix::io::Errno;
     match (call, Errno::from_io_error(error)) {
         (Call::UringSetup, Some(Errno::PERM)) => {
             " (sysctl kernel.io_uring_disabled=0, or allow it in seccomp)"
@@ -208,8 +320,17 @@ mod tests {
     }
 
     #[test]
+    fn a_blocked_call_that_has_sent_bytes_is_no_would_block() {
+        let partial = |sent_bytes| SendAllError { error: Error::WouldBlock, sent_bytes };
+        assert_eq!(io::Error::from(partial(0)).kind(), io::ErrorKind::WouldBlock);
+        let error = io::Error::from(partial(3));
+        assert_eq!(error.kind(), io::ErrorKind::Other);
+        assert!(error.to_string().starts_with("after 3 bytes: "), "{error}");
+        assert_eq!(io::Error::from(Error::LoanLimit).kind(), io::ErrorKind::ResourceBusy);
+    }
+
+    #[test]
     fn only_a_refusal_of_the_kernel_or_the_socket_lasts() {
-        use rustix::io::Errno;
         let refusal = |errno: Errno| failed(Call::Sendfile)(errno.into()).refusal();
         for errno in [Errno::PERM, Errno::NOSYS, Errno::OPNOTSUPP, Errno::BADFD, NOTSUPP] {
             assert_eq!(refusal(errno), Some(Refusal::Lasting), "{errno}");

@@ -9,6 +9,7 @@ pub(crate) const COPIED_BYTES_BEFORE_FALLBACK: u64 = 1 << 20;
 /// A fallback from one method to another. A missing fast method is not an error, so the reports
 /// list the fallback instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Fallback {
     /// The method that was refused or given up, by its name in every report.
     pub from: &'static str,
@@ -27,6 +28,8 @@ impl fmt::Display for Fallback {
 /// Records a fallback, once for each reason: a file or a shortage may cause it again and again.
 pub(crate) fn record(fallbacks: &mut Vec<Fallback>, fallback: Fallback) {
     if !fallbacks.contains(&fallback) {
+        #[cfg(feature = "tracing")]
+        tracing::debug!(target: "haul", from = fallback.from, to = fallback.to, "{fallback}");
         fallbacks.push(fallback);
     }
 }

@@ -1,22 +1,21 @@
 //! [`Forwarder`]: forwards the data of two sockets to each other until both streams have ended.
 
-use crate::buffer::BufferPool;
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::fallback::Fallback;
 use crate::method::Counts;
-use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
 use crate::socket;
-use haul_sys::fork;
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 mod direction;
+mod pool;
 
 use direction::Direction;
+pub use pool::{ForwardMethod, ForwardPool, ForwardSettings};
 
 /// The poll interval of a socket whose error queue is not drained.
 const ERROR_QUEUE_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -47,95 +46,15 @@ pub struct Forwarder<A: AsFd, B: AsFd> {
     a_to_b: Direction,
     b_to_a: Direction,
     pool: ForwardPool,
+    /// Whether [`Forwarder::step`] has found both sockets non-blocking.
+    is_nonblocking: bool,
+    /// When a byte has moved, or a stream has ended, last; at first, when forwarding began. Kept
+    /// only if there are limits.
+    moved_at: Instant,
 }
 
-/// Pipes and buffers for many forwarders, which hold them only while they need them.
-///
-/// Clones share one pool. A pipe returns to the pool only when it is empty, so that no connection
-/// ever receives another's bytes; a pipe that is not empty is closed. A forked child does not use
-/// the pipes of its parent.
-#[derive(Debug, Clone)]
-pub struct ForwardPool(Arc<ForwardPoolInner>);
-
-#[derive(Debug)]
-struct ForwardPoolInner {
-    pipes: Mutex<Vec<Pipe>>,
-    /// The process that created the pool ([`fork::generation`]).
-    process: u64,
-    settings: ForwardSettings,
-    buffers: BufferPool,
-}
-
-/// Settings of forwarders, which share them through their pool ([`ForwardPool::with`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ForwardSettings {
-    /// The forward method.
-    pub method: ForwardMethod,
-    /// The most idle pipes that are kept. Each takes two descriptors.
-    pub idle_pipes_max: usize,
-    /// The capacity of a pipe, in bytes. An unprivileged user may have 64 MiB of pipes in all
-    /// (`fs.pipe-user-pages-soft`).
-    pub pipe_bytes: usize,
-    /// The most bytes that are copied at a time.
-    pub buffer_bytes: usize,
-}
-
-/// The method by which a forwarder moves data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ForwardMethod {
-    /// Copies small pieces and splices large ones.
-    Adaptive,
-    /// Copies everything.
-    Copy,
-    /// Splices everything, where that works.
-    Splice,
-}
-
-impl Default for ForwardSettings {
-    /// Adaptive; pipes of 256 KiB, of which an unprivileged user may have 256; copies of 16 KiB.
-    fn default() -> Self {
-        Self {
-            method: ForwardMethod::Adaptive,
-            idle_pipes_max: 2,
-            pipe_bytes: SOCKET_PIPE_BYTES,
-            buffer_bytes: direction::BUFFER_BYTES,
-        }
-    }
-}
-
-impl ForwardSettings {
-    /// Sets the forward method.
-    #[must_use]
-    pub fn with_method(mut self, method: ForwardMethod) -> Self {
-        self.method = method;
-        self
-    }
-
-    /// Sets the most idle pipes that are kept.
-    #[must_use]
-    pub fn with_idle_pipes_max(mut self, idle_pipes_max: usize) -> Self {
-        self.idle_pipes_max = idle_pipes_max;
-        self
-    }
-
-    /// Sets the capacity of a pipe, in bytes.
-    #[must_use]
-    pub fn with_pipe_bytes(mut self, pipe_bytes: usize) -> Self {
-        self.pipe_bytes = pipe_bytes;
-        self
-    }
-
-    /// Sets the most bytes that are copied at a time.
-    #[must_use]
-    pub fn with_buffer_bytes(mut self, buffer_bytes: usize) -> Self {
-        self.buffer_bytes = buffer_bytes;
-        self
-    }
-}
-
-/// The events that a forwarder waits for on one socket.
+/// The events that a forwarder waits for on one socket. A caller must act on each, so a new one
+/// would be a new version.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Readiness {
     /// Readable, or the stream has ended.
@@ -144,15 +63,15 @@ pub struct Readiness {
     pub write: bool,
 }
 
-/// The result of a step.
+/// The result of a step. A caller must act on each, so a new one would be a new version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Nothing more can be moved until one of the sockets is ready.
     Wait {
         /// The events to wait for on the first socket.
-        from: Readiness,
+        a: Readiness,
         /// The events to wait for on the second socket.
-        to: Readiness,
+        b: Readiness,
     },
     /// As much was moved as one connection should in a turn: there may be more to do.
     Yield,
@@ -162,6 +81,7 @@ pub enum Step {
 
 /// The activity of a forwarder so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ForwardReport {
     /// From the first socket to the second.
     pub a_to_b: DirectionReport,
@@ -171,6 +91,7 @@ pub struct ForwardReport {
 
 /// The activity of one direction so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DirectionReport {
     /// Spliced, through a pipe.
     pub spliced: Counts,
@@ -181,6 +102,56 @@ pub struct DirectionReport {
     /// Every fallback, in order.
     pub fallbacks: Vec<Fallback>,
 }
+
+/// What [`Forwarder::into_parts`] returns.
+#[non_exhaustive]
+pub struct ForwardParts<A, B> {
+    /// The first socket.
+    pub a: A,
+    /// The second socket.
+    pub b: B,
+    /// Received from the first socket, and not yet accepted by the second.
+    pub a_to_b: Vec<u8>,
+    /// Received from the second socket, and not yet accepted by the first.
+    pub b_to_a: Vec<u8>,
+    /// Whether the stream from the first socket has ended.
+    pub a_has_ended: bool,
+    /// Whether the stream from the second socket has ended.
+    pub b_has_ended: bool,
+}
+
+impl<A: fmt::Debug, B: fmt::Debug> fmt::Debug for ForwardParts<A, B> {
+    /// Prints the lengths of the bytes, never their content.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("ForwardParts")
+            .field("a", &self.a)
+            .field("b", &self.b)
+            .field("a_to_b_bytes", &self.a_to_b.len())
+            .field("b_to_a_bytes", &self.b_to_a.len())
+            .field("a_has_ended", &self.a_has_ended)
+            .field("b_has_ended", &self.b_has_ended)
+            .finish()
+    }
+}
+
+/// Why [`Forwarder::into_parts`] has failed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ForwardPartsError<A: AsFd, B: AsFd> {
+    /// The reason.
+    pub error: Error,
+    /// The forwarder, unchanged.
+    pub forwarder: Box<Forwarder<A, B>>,
+}
+
+impl<A: AsFd, B: AsFd> fmt::Display for ForwardPartsError<A, B> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(formatter)
+    }
+}
+
+impl<A: AsFd + fmt::Debug, B: AsFd + fmt::Debug> std::error::Error for ForwardPartsError<A, B> {}
 
 impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     /// Creates a forwarder with a pool of its own.
@@ -193,16 +164,53 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         for socket in [a.as_fd(), b.as_fd()] {
             socket::must_be_stream(socket::kind(socket)?)?;
         }
-        let method = pool.0.settings.method;
-        Ok(Self { a, b, a_to_b: Direction::new(method), b_to_a: Direction::new(method), pool })
+        let method = pool.settings().method;
+        Ok(Self {
+            a,
+            b,
+            a_to_b: Direction::new(method),
+            b_to_a: Direction::new(method),
+            pool,
+            is_nonblocking: false,
+            moved_at: Instant::now(),
+        })
+    }
+
+    /// Creates a forwarder of one direction, with a pool of its own: what `from` receives is sent
+    /// to `to`, whose stream it then ends. It neither sends to `from` nor receives from `to`, but
+    /// notices when a TCP connection `to` is reset.
+    pub fn one_way(from: A, to: B) -> Result<Self, Error> {
+        Self::one_way_with_pool(from, to, ForwardPool::new(2)?)
+    }
+
+    /// Like [`Forwarder::one_way`], with a pool that is shared with others.
+    pub fn one_way_with_pool(from: A, to: B, pool: ForwardPool) -> Result<Self, Error> {
+        Ok(Self { b_to_a: Direction::unused(), ..Self::with_pool(from, to, pool)? })
+    }
+
+    /// Sends these bytes to the second socket before those that the first receives, such as the
+    /// request that the program has read to find the other peer. Repeated calls append.
+    ///
+    /// [`Error::InvalidInput`] if the forwarder has moved bytes already.
+    pub fn with_first_bytes_to_b(mut self, bytes: &[u8]) -> Result<Self, Error> {
+        self.a_to_b.push_first(bytes)?;
+        Ok(self)
+    }
+
+    /// Like [`Forwarder::with_first_bytes_to_b`], in the opposite direction. Also
+    /// [`Error::InvalidInput`] if the forwarder is [`Forwarder::one_way`].
+    pub fn with_first_bytes_to_a(mut self, bytes: &[u8]) -> Result<Self, Error> {
+        self.b_to_a.push_first(bytes)?;
+        Ok(self)
     }
 
     /// Forwards until both streams have ended. Both sockets are non-blocking meanwhile.
     ///
-    /// An error ends the call, and data in transit is then lost with the connection, as in the
-    /// network. The call has no timeout for two silent peers. Set keep-alive or `TCP_USER_TIMEOUT`
-    /// on the sockets, or poll and call [`Forwarder::step`] with a timer of your own.
+    /// Two silent peers keep it waiting, unless [`ForwardSettings::idle_timeout`] is set. After
+    /// [`Error::TimedOut`] nothing is lost: call again, or [`Forwarder::into_parts`]. After another
+    /// error the connection has failed, and data in transit is lost with it, as in the network.
     pub fn forward(&mut self) -> Result<(), Error> {
+        self.moved_at = Instant::now();
         let a_flags = make_nonblocking(self.a.as_fd())?;
         let b_flags = make_nonblocking(self.b.as_fd());
         let result = b_flags.as_ref().map_or(Ok(()), |_| self.forward_nonblocking());
@@ -215,19 +223,69 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         b_flags.and(result)
     }
 
-    /// Moves the data that can be moved now. The sockets must be non-blocking, and the caller polls
-    /// them.
+    /// Moves the data that can be moved now. The sockets must be non-blocking.
+    ///
+    /// The caller polls them level-triggered for what [`Step::Wait`] names. With edge-triggered
+    /// polling (`EPOLLET`, mio), it registers them again after each [`Step::Wait`]: a step ends
+    /// before the kernel has reported that nothing more can be received. A socket for which no
+    /// event is named leaves the poll set: its hang-up would wake every poll at once.
     pub fn step(&mut self) -> Result<Step, Error> {
-        for socket in [self.a.as_fd(), self.b.as_fd()] {
-            let flags = rustix::fs::fcntl_getfl(socket)
-                .map_err(|errno| failed(Call::Fcntl)(errno.into()))?;
-            if !flags.contains(OFlags::NONBLOCK) {
-                return Err(Error::Unsuited(
-                    "a step needs non-blocking sockets: a blocking one would stop both directions",
-                ));
+        let both = Readiness { read: true, write: true };
+        self.step_ready(both, both)
+    }
+
+    /// Like [`Forwarder::step`], for a caller that knows what the sockets are ready for. A
+    /// direction that could move nothing makes no system call, so a small message takes two.
+    ///
+    /// An error or a hang-up of a socket counts as readable and writable.
+    pub fn step_ready(&mut self, a: Readiness, b: Readiness) -> Result<Step, Error> {
+        if !self.is_nonblocking {
+            for socket in [self.a.as_fd(), self.b.as_fd()] {
+                let flags = rustix::fs::fcntl_getfl(socket)
+                    .map_err(|errno| failed(Call::Fcntl)(errno.into()))?;
+                if !flags.contains(OFlags::NONBLOCK) {
+                    return Err(Error::InvalidInput(
+                        "a step needs non-blocking sockets: a blocking one would stop both \
+                         directions",
+                    ));
+                }
             }
+            self.is_nonblocking = true;
+            self.moved_at = Instant::now();
         }
-        self.step_nonblocking()
+        self.step_nonblocking(a, b)
+    }
+
+    /// When the idle limit is reached if no byte moves until then; `None` without limits. A step
+    /// after it that moves nothing fails with [`Error::TimedOut`], so a caller that polls takes it
+    /// for its timer.
+    pub fn deadline(&self) -> Option<Instant> {
+        let settings = self.pool.settings();
+        let is_half_closed = self.a_to_b.has_ended() || self.b_to_a.has_ended();
+        let half_closed = settings.half_closed_timeout.filter(|_| is_half_closed);
+        let timeout = settings.idle_timeout.into_iter().chain(half_closed).min()?;
+        self.moved_at.checked_add(timeout)
+    }
+
+    /// Takes the forwarder apart: the sockets, and the bytes that are in transit between them.
+    /// Another forwarder continues with [`Forwarder::with_first_bytes_to_b`] and
+    /// [`Forwarder::with_first_bytes_to_a`].
+    ///
+    /// In a forked child it may fail ([`Error::Forked`]): the parent has the bytes in a pipe. The
+    /// error holds the forwarder, unchanged.
+    pub fn into_parts(mut self) -> Result<ForwardParts<A, B>, ForwardPartsError<A, B>> {
+        let collected = self.a_to_b.collect().and_then(|()| self.b_to_a.collect());
+        if let Err(error) = collected {
+            return Err(ForwardPartsError { error, forwarder: Box::new(self) });
+        }
+        Ok(ForwardParts {
+            a: self.a,
+            b: self.b,
+            a_has_ended: self.a_to_b.has_ended(),
+            b_has_ended: self.b_to_a.has_ended(),
+            a_to_b: self.a_to_b.into_collected(),
+            b_to_a: self.b_to_a.into_collected(),
+        })
     }
 
     /// The sockets, in the order in which they were given.
@@ -243,85 +301,96 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         }
     }
 
-    fn step_nonblocking(&mut self) -> Result<Step, Error> {
-        let a_to_b = self.a_to_b.advance(self.a.as_fd(), self.b.as_fd(), &self.pool);
+    fn step_nonblocking(&mut self, a: Readiness, b: Readiness) -> Result<Step, Error> {
+        let (socket_a, socket_b, pool) = (self.a.as_fd(), self.b.as_fd(), &self.pool);
+        let before = self.progress();
+        let a_to_b = if self.a_to_b.is_ready(a, b) {
+            self.a_to_b.advance(socket_a, socket_b, pool)
+        } else {
+            Ok(self.a_to_b.waits_for())
+        };
         // Also after an error: a server that refuses an upload has answered before it closed the
         // connection.
-        let b_to_a = self.b_to_a.advance(self.b.as_fd(), self.a.as_fd(), &self.pool);
+        let b_to_a = if self.b_to_a.is_ready(b, a) {
+            self.b_to_a.advance(socket_b, socket_a, pool)
+        } else {
+            Ok(self.b_to_a.waits_for())
+        };
         let (a_to_b, b_to_a) = (a_to_b?, b_to_a?);
-        Ok(match (a_to_b.is_done(), b_to_a.is_done()) {
-            (true, true) => Step::Done,
-            _ if a_to_b.has_more || b_to_a.has_more => Step::Yield,
-            _ => Step::Wait {
-                from: Readiness { read: a_to_b.read, write: b_to_a.write },
-                to: Readiness { read: b_to_a.read, write: a_to_b.write },
-            },
+        let has_moved = self.progress() != before;
+        if has_moved && self.has_limits() {
+            self.moved_at = Instant::now();
+        }
+        match (a_to_b.is_done(), b_to_a.is_done()) {
+            (true, true) => return Ok(Step::Done),
+            _ if a_to_b.has_more || b_to_a.has_more => return Ok(Step::Yield),
+            _ => {}
+        }
+        if !has_moved {
+            // A socket that is only sent to reports its failure only here.
+            for (sink, to_sink, from_sink) in
+                [(socket_b, a_to_b, b_to_a), (socket_a, b_to_a, a_to_b)]
+            {
+                if !to_sink.is_done() && from_sink.is_done() {
+                    check_failure(sink)?;
+                }
+            }
+            let now = Instant::now();
+            if self.deadline().is_some_and(|deadline| now >= deadline) {
+                // A caller that goes on has the whole time again.
+                self.moved_at = now;
+                return Err(Error::TimedOut(
+                    "no byte was forwarded for the time of the idle limit",
+                ));
+            }
+        }
+        Ok(Step::Wait {
+            a: Readiness { read: a_to_b.read, write: b_to_a.write },
+            b: Readiness { read: b_to_a.read, write: a_to_b.write },
         })
     }
 
+    fn has_limits(&self) -> bool {
+        let settings = self.pool.settings();
+        settings.idle_timeout.is_some() || settings.half_closed_timeout.is_some()
+    }
+
+    /// The bytes that have moved, and which streams have ended: what an idle connection does not
+    /// change.
+    fn progress(&self) -> (u64, bool, bool) {
+        let moved = |direction: &Direction| {
+            let report = direction.direction_report();
+            report.copied.bytes + report.spliced.bytes
+        };
+        let bytes = moved(&self.a_to_b) + moved(&self.b_to_a);
+        (bytes, self.a_to_b.has_ended(), self.b_to_a.has_ended())
+    }
+
     fn forward_nonblocking(&mut self) -> Result<(), Error> {
+        let mut ready = [Readiness { read: true, write: true }; 2];
+        let mut has_hung_up = [false; 2];
         loop {
-            match self.step_nonblocking()? {
+            match self.step_nonblocking(ready[0], ready[1])? {
                 Step::Done => return Ok(()),
                 Step::Yield => {}
-                Step::Wait { from, to } => wait([(self.a.as_fd(), from), (self.b.as_fd(), to)])?,
+                Step::Wait { a, b } => {
+                    // A socket with no event to wait for is watched for its failure while it may
+                    // still be sent to, but only once: a hang-up would wake every poll at once.
+                    let is_idle = [a, b].map(|events| events == Readiness::default());
+                    let is_sink = [&self.b_to_a, &self.a_to_b].map(|to| !to.waits_for().is_done());
+                    let watched = |index: usize, events| {
+                        let is_watched = !is_idle[index] || is_sink[index] && !has_hung_up[index];
+                        is_watched.then_some(events)
+                    };
+                    let sockets =
+                        [(self.a.as_fd(), watched(0, a)), (self.b.as_fd(), watched(1, b))];
+                    ready = wait(sockets, self.deadline())?;
+                    for index in 0..2 {
+                        has_hung_up[index] |= is_idle[index] && ready[index].write;
+                    }
+                }
             }
         }
-    }
-}
-
-impl ForwardPool {
-    /// Creates a pool that keeps up to `idle_pipes_max` pipes, with [`ForwardSettings::default`]
-    /// otherwise.
-    pub fn new(idle_pipes_max: usize) -> Result<Self, Error> {
-        Self::with(ForwardSettings { idle_pipes_max, ..ForwardSettings::default() })
-    }
-
-    /// Creates a pool whose forwarders have the given settings.
-    pub fn with(settings: ForwardSettings) -> Result<Self, Error> {
-        /// A buffer is in use only during a step, so at most one per thread is in use.
-        const BUFFERS_MAX: usize = 4096;
-        if settings.pipe_bytes == 0 || settings.buffer_bytes == 0 {
-            return Err(Error::Unsuited("pipe_bytes and buffer_bytes must be at least 1"));
-        }
-        let buffers = BufferPool::new(settings.buffer_bytes, BUFFERS_MAX)?;
-        let (pipes, process) = (Mutex::default(), fork::generation());
-        Ok(Self(Arc::new(ForwardPoolInner { pipes, process, settings, buffers })))
-    }
-
-    /// The number of idle pipes.
-    pub fn idle_pipes(&self) -> usize {
-        self.pipes().map_or(0, |pipes| pipes.len())
-    }
-
-    fn acquire_pipe(&self) -> Result<Pipe, Error> {
-        let idle = self.pipes().and_then(|mut pipes| pipes.pop());
-        let create = || {
-            Pipe::new(self.0.settings.pipe_bytes).map_err(|errno| failed(Call::Pipe)(errno.into()))
-        };
-        idle.map_or_else(create, Ok)
-    }
-
-    fn release_pipe(&self, pipe: Pipe) {
-        let Some(mut pipes) = self.pipes() else { return };
-        if pipe.held_bytes() == 0 && pipes.len() < self.0.settings.idle_pipes_max {
-            pipes.push(pipe);
-        }
-    }
-
-    /// The idle pipes of this process; `None` if they are not available in a forked child.
-    fn pipes(&self) -> Option<MutexGuard<'_, Vec<Pipe>>> {
-        if self.0.process == fork::generation() {
-            return Some(self.0.pipes.lock().unwrap_or_else(PoisonError::into_inner));
-        }
-        // Another thread may have held the lock when the process was forked: then it stays locked.
-        let mut pipes = match self.0.pipes.try_lock() {
-            Ok(pipes) => pipes,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        pipes.retain(|pipe| !pipe.is_inherited());
-        Some(pipes)
     }
 }
 
@@ -333,12 +402,21 @@ fn make_nonblocking(socket: BorrowedFd<'_>) -> Result<OFlags, Error> {
     Ok(flags)
 }
 
-/// Waits until one of the sockets is ready. A socket with nothing to wait for is left out: its
-/// hang-up would wake every poll at once.
-fn wait(sockets: [(BorrowedFd<'_>, Readiness); 2]) -> Result<(), Error> {
+/// Fails if the connection of a socket has failed.
+fn check_failure(socket: BorrowedFd<'_>) -> Result<(), Error> {
+    let pending = rustix::net::sockopt::socket_error(socket).and_then(|pending| pending);
+    pending.map_err(|errno| failed(Call::GetError)(errno.into()))
+}
+
+/// Waits until one of the sockets is ready or has failed, or the deadline; returns what they are
+/// ready for.
+fn wait(
+    sockets: [(BorrowedFd<'_>, Option<Readiness>); 2],
+    deadline: Option<Instant>,
+) -> Result<[Readiness; 2], Error> {
     let mut descriptors: Vec<PollFd<'_>> = sockets
         .iter()
-        .filter(|(_, readiness)| *readiness != Readiness::default())
+        .filter_map(|(socket, readiness)| Some((socket, (*readiness)?)))
         .map(|(socket, readiness)| {
             let mut events = PollFlags::empty();
             events.set(PollFlags::IN, readiness.read);
@@ -346,18 +424,26 @@ fn wait(sockets: [(BorrowedFd<'_>, Readiness); 2]) -> Result<(), Error> {
             PollFd::from_borrowed_fd(*socket, events)
         })
         .collect();
-    match rustix::event::poll(&mut descriptors, None) {
-        Ok(_) => {
-            let events =
-                descriptors.iter().fold(PollFlags::empty(), |all, one| all | one.revents());
-            if events == PollFlags::ERR {
-                // Entries for another reader are in an error queue, and would wake every poll at
-                // once.
-                std::thread::sleep(ERROR_QUEUE_POLL_INTERVAL);
-            }
-            Ok(())
-        }
-        Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(errno) => Err(failed(Call::Poll)(errno.into())),
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    // A time beyond what the kernel can count means no timeout.
+    let left = left.and_then(|left| Timespec::try_from(left).ok());
+    match rustix::event::poll(&mut descriptors, left.as_ref()) {
+        Ok(_) => {}
+        Err(rustix::io::Errno::INTR) => return Ok([Readiness::default(); 2]),
+        Err(errno) => return Err(failed(Call::Poll)(errno.into())),
     }
+    let events = descriptors.iter().fold(PollFlags::empty(), |all, one| all | one.revents());
+    if events == PollFlags::ERR {
+        // Entries for another reader are in an error queue, and would wake every poll at once.
+        std::thread::sleep(ERROR_QUEUE_POLL_INTERVAL);
+    }
+    let mut found = descriptors.iter().map(PollFd::revents);
+    Ok(sockets.map(|(_, watched)| {
+        let events = watched.and_then(|_| found.next()).unwrap_or(PollFlags::empty());
+        let ended = events.intersects(PollFlags::ERR | PollFlags::HUP);
+        Readiness {
+            read: ended || events.contains(PollFlags::IN),
+            write: ended || events.contains(PollFlags::OUT),
+        }
+    }))
 }

@@ -16,16 +16,17 @@ use crate::buffer::Buffer;
 use crate::call::Call;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
-use crate::fallback::{COPIED_BYTES_BEFORE_FALLBACK, Fallback};
+use crate::fallback::{self, COPIED_BYTES_BEFORE_FALLBACK, Fallback};
 use crate::loan::{LendError, LoanId, LoanLimits, Outcome, Returned};
 use crate::method::{Counts, SendMethod};
+use crate::socket;
 use haul_sys::error_queue::Completion;
 use haul_sys::fork;
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 
 /// Sends in flight at which completions are drained, so that they are pipelined and not read one by
@@ -37,16 +38,18 @@ const COPY_BYTES_MAX: usize = 1 << 30;
 /// offered, also for those that the socket does not accept, and shares the bookkeeping of two calls
 /// only up to this size (`byte_limit` in `msg_zerocopy_realloc`).
 const ZEROCOPY_BYTES_MAX: usize = 512 << 10;
+/// The most buffers of one call (`UIO_MAXIOV` of `<linux/uio.h>`).
+const PARTS_MAX: usize = 1024;
 /// The size of a zero-copy call down to which it is halved when the kernel has no memory to track
 /// it.
 const ZEROCOPY_BYTES_MIN: usize = 64 << 10;
 
 /// The kernel's side of loans; tests simulate it.
 pub(crate) trait ZeroCopySocket {
-    /// Sends a prefix of `bytes`; with `zerocopy`, from the caller's pages.
+    /// Sends a prefix of the bytes of all parts; with `zerocopy`, from the caller's pages.
     fn send(
         &mut self,
-        bytes: &[u8],
+        parts: &[IoSlice<'_>],
         segment_bytes: Option<u16>,
         zerocopy: bool,
     ) -> io::Result<usize>;
@@ -66,11 +69,61 @@ pub(crate) trait ZeroCopySocket {
 #[derive(Debug)]
 struct Loan {
     buffer: Buffer,
+    /// The buffers after it.
+    more: Vec<Buffer>,
+    /// The length of all buffers together.
+    bytes: usize,
     segment_bytes: Option<u16>,
     sent_bytes: usize,
     /// Sends from it that are in flight.
     sends_in_flight: usize,
     copied: bool,
+}
+
+impl Loan {
+    fn new(buffer: Buffer, more: Vec<Buffer>, segment_bytes: Option<u16>) -> Self {
+        let bytes = more
+            .iter()
+            .fold(buffer.original_len(), |sum, buffer| sum.saturating_add(buffer.original_len()));
+        let (sent_bytes, sends_in_flight, copied) = (0, 0, false);
+        Self { buffer, more, bytes, segment_bytes, sent_bytes, sends_in_flight, copied }
+    }
+
+    fn into_error(self, error: Error) -> LendError {
+        LendError { error, buffer: self.buffer, more: self.more }
+    }
+
+    /// At most `bytes_max` unsent bytes, of one buffer.
+    fn unsent(&self, bytes_max: usize) -> io::Result<IoSlice<'_>> {
+        unsent_part(&self.buffer, self.sent_bytes, bytes_max)
+    }
+
+    /// At most `bytes_max` unsent bytes, of as many buffers as one call takes.
+    fn unsent_vectored(&self, bytes_max: usize) -> io::Result<Vec<IoSlice<'_>>> {
+        let (mut sent, mut left) = (self.sent_bytes, bytes_max);
+        let mut parts = Vec::new();
+        for buffer in std::iter::once(&self.buffer).chain(&self.more) {
+            if sent >= buffer.original_len() {
+                sent -= buffer.original_len();
+                continue;
+            }
+            let part = unsent_part(buffer, sent, left)?;
+            (sent, left) = (0, left - part.len());
+            parts.push(part);
+            if left == 0 || parts.len() == PARTS_MAX {
+                break;
+            }
+        }
+        Ok(parts)
+    }
+}
+
+/// At most `bytes_max` bytes of a buffer, from its byte `sent` on.
+fn unsent_part(buffer: &Buffer, sent: usize, bytes_max: usize) -> io::Result<IoSlice<'_>> {
+    let left = buffer.get(sent..).filter(|left| !left.is_empty());
+    let left = left
+        .ok_or_else(|| io::Error::other("the owner of the lent buffer has changed its length"))?;
+    Ok(IoSlice::new(&left[..left.len().min(bytes_max)]))
 }
 
 /// Whether loans are sent from their own pages.
@@ -147,32 +200,31 @@ impl Lending {
         self
     }
 
-    /// Takes a buffer, and sends as much of it as the socket accepts.
+    /// Takes a loan of `buffer` and `more`, and sends as much of it as the socket accepts.
     pub fn lend(
         &mut self,
         socket: &mut impl ZeroCopySocket,
         buffer: Buffer,
+        more: Vec<Buffer>,
         segment_bytes: Option<u16>,
     ) -> Result<LoanId, LendError> {
-        if let Err(error) = self.prepare(socket, &buffer) {
-            return Err(LendError { error, buffer });
+        let loan = Loan::new(buffer, more, segment_bytes);
+        if let Err(error) = self.prepare(socket, &loan) {
+            return Err(loan.into_error(error));
         }
         let id = LoanId(self.next_id);
         self.next_id += 1;
-        self.lent_bytes += buffer.len();
-        self.loans.insert(
-            id,
-            Loan { buffer, segment_bytes, sent_bytes: 0, sends_in_flight: 0, copied: false },
-        );
+        self.lent_bytes += loan.bytes;
+        self.loans.insert(id, loan);
         self.pending = Some(id);
         match self.send_pending(socket) {
             Ok(()) => Ok(id),
             Err(error) => match self.loans.entry(id) {
                 Entry::Occupied(loan) if loan.get().sent_bytes == 0 => {
-                    let buffer = loan.remove().buffer;
+                    let loan = loan.remove();
                     self.pending = None;
-                    self.lent_bytes -= buffer.len();
-                    Err(LendError { error, buffer })
+                    self.lent_bytes -= loan.bytes;
+                    Err(loan.into_error(error))
                 }
                 _ => {
                     if !matches!(error, Error::WouldBlock) {
@@ -198,9 +250,7 @@ impl Lending {
         }
         self.check_process()?;
         let result = self.send_pending(socket);
-        if let Err(error) = &result
-            && !matches!(error, Error::WouldBlock)
-        {
+        if !matches!(result, Ok(()) | Err(Error::WouldBlock)) {
             self.abandon_pending(socket);
         }
         result
@@ -215,6 +265,29 @@ impl Lending {
     /// The next buffer to return to the caller.
     pub fn take_returned(&mut self) -> Option<Returned> {
         self.returned.pop_front()
+    }
+
+    /// Handles an error event of the socket: reads all completions, also those of no send in
+    /// flight, then returns the error of a loan that no call has returned yet.
+    pub fn on_error_event(&mut self, socket: &mut impl ZeroCopySocket) -> Result<(), Error> {
+        self.check_process()?;
+        self.has_stray_completions = true;
+        self.drain_completions(socket)?;
+        match self.deferred_error.take() {
+            Some(error) => Err(error),
+            None if self.is_torn => Err(Error::StreamTorn),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether no loan is outstanding, and the stream has no gap.
+    pub fn is_idle(&self) -> bool {
+        self.outstanding() == 0 && self.sends_in_flight() == 0 && !self.is_torn
+    }
+
+    /// Whether the next call returns the error of an earlier loan.
+    pub fn has_deferred_error(&self) -> bool {
+        self.deferred_error.is_some()
     }
 
     /// Processes completions until there are none; returns whether a send in flight has completed.
@@ -247,7 +320,7 @@ impl Lending {
     /// Bytes of the latest loan that the socket has not accepted yet.
     pub fn unsent_bytes(&self) -> usize {
         let pending = self.pending.and_then(|id| self.loans.get(&id));
-        pending.map_or(0, |loan| loan.buffer.len() - loan.sent_bytes)
+        pending.map_or(0, |loan| loan.bytes - loan.sent_bytes)
     }
 
     /// The bytes of all loans that are not returned.
@@ -282,7 +355,8 @@ impl Lending {
     pub fn disable_zerocopy(&mut self, reason: String) {
         if self.mode != Mode::Copying {
             self.mode = Mode::Copying;
-            self.fallbacks.push(Fallback { from: SendMethod::Zerocopy.name(), to: "send", reason });
+            let fallback = Fallback { from: SendMethod::Zerocopy.name(), to: "send", reason };
+            fallback::record(&mut self.fallbacks, fallback);
         }
     }
 
@@ -295,7 +369,10 @@ impl Lending {
             std::mem::forget(self);
             return;
         }
-        self.pending = None;
+        if (self.pending.take().is_some() || self.is_torn) && socket::is_tcp(&socket) {
+            // The end of the stream would hide that it is truncated.
+            socket::reset(&socket);
+        }
         let _ = self.drain_completions(&mut OsSocket::of(socket.as_fd(), SocketType::STREAM));
         if self.tracker.in_flight() > 0 {
             reaper::keep_until_complete(socket, self);
@@ -310,14 +387,17 @@ impl Lending {
 
     /// Prepares the socket for a loan, and checks the loan against the limits. On a blocking
     /// socket, waits until other loans have completed.
-    fn prepare(&mut self, socket: &mut impl ZeroCopySocket, buffer: &Buffer) -> Result<(), Error> {
+    fn prepare(&mut self, socket: &mut impl ZeroCopySocket, loan: &Loan) -> Result<(), Error> {
         self.check_process()?;
-        if buffer.is_empty() {
+        if loan.bytes == 0 {
             return Err(Error::LoanEmpty);
         }
         let bytes_max = self.limits.bytes_max;
-        if buffer.len() > bytes_max {
-            return Err(Error::LoanTooLarge { bytes: buffer.len(), bytes_max });
+        if loan.bytes > bytes_max {
+            return Err(Error::LoanTooLarge { bytes: loan.bytes, bytes_max });
+        }
+        if loan.more.len() >= PARTS_MAX && socket.numbers_failed_sends() {
+            return Err(Error::InvalidInput("a datagram is sent from at most 1024 buffers"));
         }
         self.flush(socket)?;
         if self.tracker.in_flight() >= IN_FLIGHT_BEFORE_DRAIN {
@@ -334,8 +414,7 @@ impl Lending {
             }
         }
         loop {
-            if self.loans.len() < self.limits.loans_max
-                && self.lent_bytes + buffer.len() <= bytes_max
+            if self.loans.len() < self.limits.loans_max && self.lent_bytes + loan.bytes <= bytes_max
             {
                 return Ok(());
             }
@@ -376,11 +455,13 @@ impl Lending {
         Ok(self.wants_zerocopy() && self.tracker.accepts_send())
     }
 
-    /// Whether the pending loan should be sent from its own pages.
+    /// Whether the pending loan should be sent from its own pages: if its buffers are large enough
+    /// on average.
     fn wants_zerocopy(&self) -> bool {
         let pending = self.pending.and_then(|id| self.loans.get(&id));
         self.mode == Mode::Zerocopy
-            && pending.is_some_and(|loan| loan.buffer.len() >= self.zerocopy_bytes_min)
+            && pending
+                .is_some_and(|loan| loan.bytes / (1 + loan.more.len()) >= self.zerocopy_bytes_min)
     }
 
     /// The most bytes to copy in the next call. While a completion is awaited that allows zero-copy
@@ -443,10 +524,17 @@ impl Lending {
         else {
             return Ok(());
         };
-        let left = &loan.buffer[loan.sent_bytes..];
-        let piece = &left[..left.len().min(bytes_per_call(loan.segment_bytes, bytes_max))];
+        let bytes_max = bytes_per_call(loan.segment_bytes, bytes_max);
+        let (one, many);
+        let parts = if loan.more.is_empty() {
+            one = [loan.unsent(bytes_max)?];
+            &one[..]
+        } else {
+            many = loan.unsent_vectored(bytes_max)?;
+            &many
+        };
         self.counts.calls += 1;
-        let bytes = socket.send(piece, loan.segment_bytes, zerocopy)?;
+        let bytes = socket.send(parts, loan.segment_bytes, zerocopy)?;
         loan.sent_bytes += bytes;
         self.counts.bytes += bytes as u64;
         if zerocopy && bytes > 0 {
@@ -456,7 +544,7 @@ impl Lending {
             loan.copied = true;
             self.counts.copied_bytes += bytes as u64;
         }
-        if loan.sent_bytes == loan.buffer.len() {
+        if loan.sent_bytes == loan.bytes {
             self.finish_pending();
         }
         Ok(())
@@ -503,10 +591,10 @@ impl Lending {
         if self.pending == Some(id) || loan.get().sends_in_flight > 0 {
             return;
         }
-        let Loan { buffer, sent_bytes, copied, .. } = loan.remove();
-        self.lent_bytes -= buffer.len();
+        let Loan { buffer, more, bytes, sent_bytes, copied, .. } = loan.remove();
+        self.lent_bytes -= bytes;
         let outcome = if copied { Outcome::Copied } else { Outcome::ZeroCopied };
-        self.returned.push_back(Returned { id, buffer, outcome, sent_bytes });
+        self.returned.push_back(Returned { id, buffer, more, outcome, sent_bytes });
     }
 
     /// Disables zero-copy if the kernel only ever copies, which costs more than a plain send.

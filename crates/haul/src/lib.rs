@@ -26,8 +26,10 @@
 //! | you have | use | what happens |
 //! |---|---|---|
 //! | a file | [`Sender::send_file`] | sent without a copy |
+//! | a file with a head or a tail | [`Sender::send_response`] | one message, resumed where it stopped |
 //! | memory that is written once | [`Memory`] with [`Sender::send_file`] | sent without a copy |
 //! | memory that is reused | [`BufferPool`], [`Sender::lend`] | sent without a copy, then returned |
+//! | several buffers | [`Sender::lend_vectored`] | the same, by as few calls as possible |
 //! | a few bytes | [`Sender::send`], [`Sender::send_vectored`] | copied: cheapest for few bytes |
 //! | many datagrams | [`Sender::lend_segments`] | one call, segmented by the device |
 //! | a stream to process | [`Receiver::receive`] | mapped where that is cheaper, else read |
@@ -44,18 +46,33 @@
 //! # Blocking and non-blocking sockets
 //!
 //! Every call works on blocking and non-blocking sockets: it moves as many bytes as it can, and
-//! [`Error::WouldBlock`] means that none were moved. There is no runtime; any type with a
-//! descriptor works. A program that polls and lends waits for one of three things:
+//! [`Error::WouldBlock`] means that none were moved. A call that moves all bytes reports its
+//! progress instead ([`SendAllError`], the position of [`Sender::send_response`]). There is no
+//! runtime; any type with a descriptor works.
 //!
-//! * `POLLOUT` while the socket is full;
-//! * `POLLERR` while the loan limits are reached ([`Error::LoanLimit`]) or no buffer is left;
-//! * nothing if [`Sender::reclaim`] returns buffers at once.
+//! [`Sender::wants`] returns the events to wait for. The kernel always reports `POLLERR`, both for
+//! completions and for a failed connection: call [`Sender::on_error_event`], which tells them
+//! apart. The example `serve` is such a loop. One that takes `EPOLLERR` for the end of a connection
+//! (tokio; `is_write_closed` of mio) does not work with loans. Edge-triggered polling works with
+//! [`Sender`] and [`Receiver`] if the program calls them until they return [`Error::WouldBlock`];
+//! for a [`Forwarder`], see [`Forwarder::step`].
 //!
-//! The example `serve` does it in twenty lines. An event loop that takes `EPOLLERR` for the end of
-//! a connection does not work with loans.
+//! A file that is not in memory makes every call wait for the disk, on a non-blocking socket too:
+//! [`Source::is_resident`], [`Source::prefetch`].
 //!
 //! `SIGPIPE` must be ignored, as Rust programs do from the start: `sendfile`, `splice` and `write`
 //! have no flag that suppresses it.
+//!
+//! # Features
+//!
+//! None is on by default.
+//!
+//! * `bytes`: [`Buffer`] from `bytes::Bytes`.
+//! * `plan-file`: `Plan::load` and `Plan::save`, for the files that `haul plan` makes.
+//! * `tracing`: every fallback is an event of the target `haul`.
+//! * `uring`: the send methods that use io_uring. No plan chooses them.
+//! * `checksum`: the module `checksum`, fast CRC-32C and copying with it. Needs Rust 1.89.
+//! * `schemars`: JSON Schemas of the plan's types.
 //!
 //! # Using one method
 //!
@@ -81,30 +98,37 @@ mod method;
 pub mod pacing;
 mod pipe;
 pub mod plan;
+mod pool;
 mod proof;
 mod receiver;
+mod residency;
+mod response;
 mod selector;
 mod sender;
 mod settings;
 mod socket;
 mod source;
 
-pub use buffer::{Buffer, BufferPool, PooledBuffer};
+pub use buffer::Buffer;
 pub use call::Call;
-pub use error::Error;
+pub use error::{Error, SendAllError};
 pub use fallback::Fallback;
 pub use forwarder::{
-    DirectionReport, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, Forwarder,
-    Readiness, Step,
+    DirectionReport, ForwardMethod, ForwardParts, ForwardPartsError, ForwardPool, ForwardReport,
+    ForwardSettings, Forwarder, Readiness, Step,
 };
+#[cfg(feature = "checksum")]
 pub use haul_checksum as checksum;
 pub use lending::abandoned_bytes;
 pub use loan::{LendError, LoanId, LoanLimits, Outcome, Returned};
 pub use method::{AttachedMethod, Copying, Counts, MethodOptions, SendMethod, UnknownMethod};
 pub use plan::Plan;
+pub use pool::{BufferPool, PooledBuffer};
 pub use proof::{CopyProof, ProofError, probe, prove};
 pub use receiver::{Chunk, Mapping, ReceiveReport, ReceiveSettings, Receiver};
-pub use sender::{SendReport, Sender};
+pub use residency::PREFETCH_AWAITED_BYTES;
+pub use response::Response;
+pub use sender::{SendReport, Sender, Wants};
 pub use settings::{MethodChoice, SendSettings};
 pub use source::{Memory, Source, SourceError, file_len};
 

@@ -2,6 +2,7 @@
 
 use crate::buffer::Buffer;
 use crate::error::Error;
+use std::fmt;
 
 /// The identifier of a loan, unique within its sender and ascending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -9,19 +10,23 @@ pub struct LoanId(pub(crate) u64);
 
 /// A lent buffer that is returned to the caller.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Returned {
     /// The identifier of the loan.
     pub id: LoanId,
     /// The buffer, owned by the caller again.
     pub buffer: Buffer,
-    /// How its bytes were sent.
+    /// The other buffers of [`crate::Sender::lend_vectored`], in their order.
+    pub more: Vec<Buffer>,
+    /// How the bytes were sent.
     pub outcome: Outcome,
-    /// How many of its bytes the socket accepted: all, unless the connection failed before.
+    /// How many of the bytes the socket accepted: all, unless the connection failed before.
     pub sent_bytes: usize,
 }
 
 /// How the bytes of a loan were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Outcome {
     /// The kernel sent all that it accepted from the buffer itself.
     ZeroCopied,
@@ -64,26 +69,42 @@ impl LoanLimits {
     }
 }
 
+/// A loan that was refused, with its buffers unchanged.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct LendError {
+    /// The reason.
+    pub error: Error,
+    /// The buffer, of which nothing was sent.
+    pub buffer: Buffer,
+    /// The other buffers of [`crate::Sender::lend_vectored`], in their order.
+    pub more: Vec<Buffer>,
+}
+
+impl LendError {
+    pub(crate) fn new(error: Error, buffer: Buffer) -> Self {
+        Self { error, buffer, more: Vec::new() }
+    }
+}
+
+impl fmt::Display for LendError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(formatter)
+    }
+}
+
+impl std::error::Error for LendError {}
+
 impl From<LendError> for Error {
-    /// Drops the buffer.
+    /// Drops the buffers.
     fn from(refused: LendError) -> Self {
         refused.error
     }
 }
 
 impl From<LendError> for std::io::Error {
-    /// Drops the buffer.
+    /// Drops the buffers.
     fn from(refused: LendError) -> Self {
         refused.error.into()
     }
-}
-
-/// A loan that was refused, with its buffer unchanged.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
-pub struct LendError {
-    /// The reason.
-    pub error: Error,
-    /// The buffer, of which nothing was sent.
-    pub buffer: Buffer,
 }

@@ -12,8 +12,13 @@ mod read_send;
 mod read_write;
 mod sendfile;
 mod splice;
+#[cfg(not(feature = "uring"))]
+mod uring_absent;
+#[cfg(feature = "uring")]
 mod uring_chain;
+#[cfg(feature = "uring")]
 mod uring_send;
+#[cfg(feature = "uring")]
 mod uring_zerocopy;
 mod vmsplice;
 mod zerocopy;
@@ -21,18 +26,18 @@ mod zerocopy;
 use crate::error::Error;
 use crate::source::Source;
 use haul_sys::region::page_bytes;
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 
 /// A method of sending a file or memory through a socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "plan-file", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "schemars", schemars(extend("enum" = Self::ALL.map(Self::name))))]
+#[cfg_attr(feature = "schemars", schemars(extend("enum" = Self::names())))]
 #[non_exhaustive]
-#[serde(into = "&'static str", try_from = "String")]
+#[cfg_attr(feature = "plan-file", serde(into = "&'static str", try_from = "String"))]
 pub enum SendMethod {
     /// `read` into a buffer, then `write` it to the socket.
     ReadWrite,
@@ -60,6 +65,34 @@ pub enum SendMethod {
     Floor,
 }
 
+/// The table row of a method that uses io_uring.
+#[cfg(feature = "uring")]
+macro_rules! uring {
+    (send) => {
+        &uring_send::ENTRY
+    };
+    (zerocopy) => {
+        &uring_zerocopy::ENTRY
+    };
+    (chain) => {
+        &uring_chain::ENTRY
+    };
+}
+
+/// The table row of a method that uses io_uring.
+#[cfg(not(feature = "uring"))]
+macro_rules! uring {
+    (send) => {
+        &uring_absent::SEND
+    };
+    (zerocopy) => {
+        &uring_absent::ZEROCOPY
+    };
+    (chain) => {
+        &uring_absent::CHAIN
+    };
+}
+
 /// Returns the table row of a method.
 fn entry(method: SendMethod) -> &'static Entry {
     match method {
@@ -70,9 +103,9 @@ fn entry(method: SendMethod) -> &'static Entry {
         SendMethod::Splice => &splice::ENTRY,
         SendMethod::Vmsplice => &vmsplice::ENTRY,
         SendMethod::Zerocopy => &zerocopy::ENTRY,
-        SendMethod::UringSend => &uring_send::ENTRY,
-        SendMethod::UringZerocopy => &uring_zerocopy::ENTRY,
-        SendMethod::UringChain => &uring_chain::ENTRY,
+        SendMethod::UringSend => uring!(send),
+        SendMethod::UringZerocopy => uring!(zerocopy),
+        SendMethod::UringChain => uring!(chain),
         SendMethod::Floor => &floor::ENTRY,
     }
 }
@@ -90,6 +123,7 @@ type AttachResult = Result<Box<dyn AttachedMethod>, Error>;
 
 /// Whether a method copies the bytes on the sending host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Copying {
     /// Always: through a buffer, or from the mapping into the kernel.
     Always,
@@ -135,6 +169,7 @@ impl MethodOptions {
 
 /// Counters of bytes and system calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counts {
     /// Bytes that were moved: accepted by the socket, or received from it.
     pub bytes: u64,
@@ -151,8 +186,9 @@ pub struct Counts {
 /// A send method that is set up for one socket, with the buffers, pipes or rings that it needs.
 ///
 /// A value belongs to its socket, because it keeps data in transit: bytes in a pipe, pages lent to
-/// the kernel.
-pub trait AttachedMethod: Send {
+/// the kernel. Only this crate implements it.
+#[expect(private_bounds, reason = "so that no other crate can implement it")]
+pub trait AttachedMethod: Sealed + Send + Sync {
     /// Sends a prefix of `range` of `source`, at most one chunk; returns the bytes that the socket
     /// accepted, at least one.
     ///
@@ -172,13 +208,21 @@ pub trait AttachedMethod: Send {
         Ok(0)
     }
 
+    /// The number of sends in flight, by the completions that were processed so far.
+    fn sends_in_flight(&self) -> usize {
+        0
+    }
+
     /// The counters so far.
     fn counts(&self) -> Counts;
 }
 
+/// Bounds a trait to the types of this crate.
+trait Sealed {}
+
 impl SendMethod {
     /// Every method, in the order of reports.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: &[Self] = &[
         Self::ReadWrite,
         Self::ReadSend,
         Self::MmapSend,
@@ -191,6 +235,11 @@ impl SendMethod {
         Self::UringChain,
         Self::Floor,
     ];
+
+    #[cfg(feature = "schemars")]
+    fn names() -> Vec<&'static str> {
+        Self::ALL.iter().map(|method| method.name()).collect()
+    }
 
     /// The name of the method, the same in every report and flag.
     pub fn name(self) -> &'static str {
@@ -221,7 +270,7 @@ impl SendMethod {
     /// here, once, whether the socket is non-blocking.
     pub fn attach(self, socket: BorrowedFd<'_>, options: &MethodOptions) -> AttachResult {
         if options.chunk_bytes == 0 {
-            return Err(Error::Unsuited(
+            return Err(Error::InvalidInput(
                 "chunk_bytes is 0: a send method needs at least one byte per call",
             ));
         }
@@ -236,12 +285,21 @@ impl fmt::Display for SendMethod {
 }
 
 /// A name that no send method has.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error(
-    "unknown path {0:?}; the paths are {names}",
-    names = SendMethod::ALL.map(SendMethod::name).join(", ")
-)]
-pub struct UnknownMethod(pub String);
+#[derive(Debug, PartialEq, Eq)]
+pub struct UnknownMethod(String);
+
+impl fmt::Display for UnknownMethod {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "unknown path {:?}; the paths are ", self.0)?;
+        for (index, method) in SendMethod::ALL.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            write!(formatter, "{separator}{method}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for UnknownMethod {}
 
 impl From<SendMethod> for &'static str {
     fn from(method: SendMethod) -> Self {
@@ -262,7 +320,8 @@ impl FromStr for SendMethod {
 
     fn from_str(text: &str) -> Result<Self, UnknownMethod> {
         Self::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .find(|method| method.name() == text)
             .ok_or_else(|| UnknownMethod(text.into()))
     }
@@ -302,7 +361,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_parse() {
-        for method in SendMethod::ALL {
+        for &method in SendMethod::ALL {
             assert_eq!(method.name().parse(), Ok(method));
         }
         assert_eq!("sendfil".parse::<SendMethod>(), Err(UnknownMethod("sendfil".into())));
@@ -310,7 +369,7 @@ mod tests {
 
     #[test]
     fn every_fallback_chain_ends_in_read_write() {
-        for method in SendMethod::ALL {
+        for &method in SendMethod::ALL {
             let mut chain = vec![method];
             while let Some(next) = chain[chain.len() - 1].fallback() {
                 assert!(!chain.contains(&next), "{method} is in a cycle of fallbacks");

@@ -11,20 +11,18 @@
 //! sender's loans need its completions.
 
 use crate::method::SendMethod;
-use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
 
 mod builtin;
+#[cfg(feature = "plan-file")]
+mod file;
 mod provenance;
 
+#[cfg(feature = "plan-file")]
+pub use file::PlanError;
 pub use provenance::{Network, PlanTest};
 
 /// Name and version of the plan file's format.
 pub const SCHEMA: &str = "haul.plan/1";
-/// The largest plan file that is read, in bytes. The largest sensible one is a hundredth of it.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Costs that differ by less than this fraction count as equal: the method with fewer needs is
 /// chosen.
 const TIE_FRACTION: f64 = 0.03;
@@ -64,8 +62,10 @@ pub fn call_bytes(method: SendMethod) -> usize {
 }
 
 /// A cost model: the cost of each send method that was measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "plan-file", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+#[non_exhaustive]
 pub struct Plan {
     /// Name and version of the format.
     #[cfg_attr(feature = "schemars", schemars(extend("const" = SCHEMA)))]
@@ -75,32 +75,34 @@ pub struct Plan {
     /// The CPU on which it was measured.
     pub cpu: String,
     /// The network cards, each with its driver.
-    #[serde(default)]
+    #[cfg_attr(feature = "plan-file", serde(default))]
     pub devices: Vec<String>,
     /// The time of the measurement, RFC 3339.
-    #[serde(default)]
+    #[cfg_attr(feature = "plan-file", serde(default))]
     pub measured: String,
     /// The network conditions of the measurement. The plan was not tested under others.
-    #[serde(default)]
+    #[cfg_attr(feature = "plan-file", serde(default))]
     pub network: Option<Network>,
     /// Predictions for workloads that the plan was not made from, and the measured costs of these.
-    #[serde(default)]
+    #[cfg_attr(feature = "plan-file", serde(default))]
     pub tests: Vec<PlanTest>,
     /// Warnings about the measurement, for readers of the plan.
-    #[serde(default)]
+    #[cfg_attr(feature = "plan-file", serde(default))]
     pub warnings: Vec<String>,
     /// One entry for each method and condition.
     pub costs: Vec<Cost>,
 }
 
 /// The cost of a method under a condition, in CPU time of the sending host.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "plan-file", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+#[non_exhaustive]
 pub struct Cost {
     /// The send method.
     pub path: SendMethod,
     /// The condition.
-    #[serde(flatten)]
+    #[cfg_attr(feature = "plan-file", serde(flatten))]
     pub condition: Condition,
     /// Microseconds per call, whatever its size.
     pub us_per_call: Spread,
@@ -108,12 +110,13 @@ pub struct Cost {
     pub us_per_mib: Spread,
     /// Measured costs of files or pieces of memory, in ascending order of size. From the smallest
     /// of these sizes on, they apply instead of `us_per_call` and `us_per_mib`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "plan-file", serde(default, skip_serializing_if = "Vec::is_empty"))]
     pub points: Vec<Point>,
 }
 
 /// The cost of sending a file, or a piece of memory, of one size.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "plan-file", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Point {
     /// The size.
@@ -123,8 +126,10 @@ pub struct Point {
 }
 
 /// The condition under which a method is used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "plan-file", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+#[non_exhaustive]
 pub struct Condition {
     /// The kind of source.
     pub source: SourceKind,
@@ -134,9 +139,11 @@ pub struct Condition {
 }
 
 /// A kind of source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "plan-file", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "plan-file", serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
 pub enum SourceKind {
     /// A file.
     File,
@@ -145,7 +152,8 @@ pub enum SourceKind {
 }
 
 /// A median and its 95 % interval.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "plan-file", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Spread {
     /// The median.
@@ -156,32 +164,22 @@ pub struct Spread {
     pub high: f64,
 }
 
-/// Why a plan could not be read or written.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlanError {
-    /// The file cannot be read or written.
-    #[error("plan {path}: {error}", path = path.display())]
-    File {
-        /// The path of the file.
-        path: PathBuf,
-        /// The underlying error.
-        error: io::Error,
-    },
-    /// The file is not a valid plan.
-    #[error(
-        "plan {path} is not one: {problem}; make it again with `haul plan`",
-        path = path.display()
-    )]
-    Malformed {
-        /// The path of the file.
-        path: PathBuf,
-        /// The fault in it.
-        problem: String,
-    },
-}
-
 impl Plan {
+    /// Creates a plan from costs, with all other fields empty.
+    pub fn new(costs: Vec<Cost>) -> Self {
+        Self {
+            schema: SCHEMA.into(),
+            kernel: String::new(),
+            cpu: String::new(),
+            devices: Vec::new(),
+            measured: String::new(),
+            network: None,
+            tests: Vec::new(),
+            warnings: Vec::new(),
+            costs,
+        }
+    }
+
     /// The built-in plan, used if there is no other: figures of docs/measurements/plan.md.
     pub fn builtin() -> &'static Self {
         builtin::plan()
@@ -251,52 +249,6 @@ impl Plan {
         Some(sum)
     }
 
-    /// Reads a plan file.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self, PlanError> {
-        let path = path.as_ref();
-        let failed = |error| PlanError::File { path: path.into(), error };
-        let malformed = |problem| PlanError::Malformed { path: path.into(), problem };
-        let mut bytes = Vec::new();
-        let mut file = File::open(path).map_err(failed)?.take(FILE_BYTES_MAX + 1);
-        file.read_to_end(&mut bytes).map_err(failed)?;
-        if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(malformed(format!("it has more than {FILE_BYTES_MAX} bytes")));
-        }
-        Self::parse(&bytes).map_err(malformed)
-    }
-
-    /// Parses a plan; the error describes its fault.
-    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let plan: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        if plan.schema != SCHEMA {
-            return Err(format!(
-                "its schema is {:?}, and this version reads {SCHEMA:?}",
-                plan.schema
-            ));
-        }
-        if plan.costs.is_empty() {
-            return Err("it has no costs".into());
-        }
-        for cost in &plan.costs {
-            if cost.points.windows(2).any(|pair| pair[0].bytes >= pair[1].bytes)
-                || cost.points.first().is_some_and(|point| point.bytes == 0)
-            {
-                return Err(format!(
-                    "{}: its points are not in the order of their sizes",
-                    cost.path
-                ));
-            }
-            let of_points = cost.points.iter().map(|point| point.us);
-            for spread in [cost.us_per_call, cost.us_per_mib].into_iter().chain(of_points) {
-                if !spread.is_valid() {
-                    let Spread { median, low, high } = spread;
-                    return Err(format!("{}: {median} ({low} to {high}) is no cost", cost.path));
-                }
-            }
-        }
-        Ok(plan)
-    }
-
     /// What limits the trust in the plan, one sentence each: predictions that missed the measured
     /// cost by over 15 %, and the warnings of its measurement. Empty if nothing does.
     pub fn caveats(&self) -> Vec<String> {
@@ -310,18 +262,19 @@ impl Plan {
         });
         misses.chain(self.warnings.iter().cloned()).collect()
     }
-
-    /// Writes the plan file atomically: readers see the old plan or the new one.
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), PlanError> {
-        let path = path.as_ref();
-        let failed = |error| PlanError::File { path: path.into(), error };
-        let mut text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
-        text.push('\n');
-        haul_fs::replace(path, text.as_bytes(), 0o666).map_err(failed)
-    }
 }
 
 impl Cost {
+    /// Creates a cost without measured points.
+    pub fn new(
+        path: SendMethod,
+        condition: Condition,
+        us_per_call: Spread,
+        us_per_mib: Spread,
+    ) -> Self {
+        Self { path, condition, us_per_call, us_per_mib, points: Vec::new() }
+    }
+
     /// The cost of sending a file, or a piece of memory, of `bytes` bytes, in µs.
     pub fn us_for(&self, bytes: u64) -> f64 {
         self.interpolate(bytes, |spread| spread.median)
@@ -359,11 +312,19 @@ impl Cost {
     }
 }
 
+impl Condition {
+    /// Creates a condition.
+    pub fn new(source: SourceKind, offloads: bool) -> Self {
+        Self { source, offloads }
+    }
+}
+
 impl Spread {
     fn scaled(self, factor: f64) -> Self {
         Self { median: self.median * factor, low: self.low * factor, high: self.high * factor }
     }
 
+    #[cfg(feature = "plan-file")]
     fn is_valid(self) -> bool {
         let Self { median, low, high } = self;
         0.0 <= low && low <= median && median <= high && high.is_finite()
@@ -373,25 +334,16 @@ impl Spread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-    use std::fs;
 
     const FILE: Condition = Condition { source: SourceKind::File, offloads: true };
 
-    fn cost(method: SendMethod, us_per_call: f64, us_per_mib: f64) -> Cost {
+    pub(super) fn cost(method: SendMethod, us_per_call: f64, us_per_mib: f64) -> Cost {
         let exactly = |median| Spread { median, low: median, high: median };
-        Cost {
-            path: method,
-            condition: FILE,
-            us_per_call: exactly(us_per_call),
-            us_per_mib: exactly(us_per_mib),
-            points: Vec::new(),
-        }
+        Cost::new(method, FILE, exactly(us_per_call), exactly(us_per_mib))
     }
 
-    fn plan(costs: Vec<Cost>) -> Plan {
+    pub(super) fn plan(costs: Vec<Cost>) -> Plan {
         Plan {
-            schema: SCHEMA.into(),
             kernel: "6.18".into(),
             cpu: "any".into(),
             devices: vec!["eth0 driver".into()],
@@ -403,9 +355,7 @@ mod tests {
                 cache_line_round_trip_ns: Some(61.0),
                 reading: Some("held".into()),
             }),
-            tests: Vec::new(),
-            warnings: Vec::new(),
-            costs,
+            ..Plan::new(costs)
         }
     }
 
@@ -471,12 +421,6 @@ mod tests {
         );
         let spread = known.spread_for(2000);
         assert!((spread.low - 7.5).abs() < 1e-9 && (spread.high - 30.0).abs() < 1e-9, "{spread:?}");
-        let unordered = Cost {
-            points: vec![point(5, 1.0), point(5, 2.0)],
-            ..cost(SendMethod::Sendfile, 1.0, 1.0)
-        };
-        let text = serde_json::to_vec(&plan(vec![unordered])).unwrap();
-        assert!(Plan::parse(&text).unwrap_err().contains("order of their sizes"));
     }
 
     #[test]
@@ -503,58 +447,13 @@ mod tests {
     }
 
     #[test]
-    fn the_builtin_plan_is_valid_and_covers_files_and_memory() {
-        let text = serde_json::to_vec(Plan::builtin()).unwrap();
-        assert_eq!(&Plan::parse(&text).unwrap(), Plan::builtin());
+    fn the_builtin_plan_covers_files_and_memory() {
         for source in [SourceKind::File, SourceKind::Memory] {
             for offloads in [true, false] {
                 let choice =
                     Plan::builtin().choose(Condition { source, offloads }, 65_536, |_| true);
                 assert!(choice.is_some(), "{source:?} {offloads}");
             }
-        }
-    }
-
-    #[test]
-    fn a_plan_is_saved_atomically_and_an_invalid_one_is_an_error_with_its_reason() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("plan.json");
-        Plan::builtin().save(&path).unwrap();
-        assert_eq!(&Plan::load(&path).unwrap(), Plan::builtin());
-        let files = fs::read_dir(folder.path()).unwrap().count();
-        assert_eq!(files, 1, "a temporary file was left behind");
-        let error_of = |text: &str| {
-            fs::write(&path, text).unwrap();
-            Plan::load(&path).unwrap_err().to_string()
-        };
-        assert!(error_of("").contains("haul plan"));
-        assert!(error_of("{}").contains("missing field"));
-        let text = serde_json::to_string(Plan::builtin()).unwrap();
-        assert!(error_of(&text.replace("haul.plan/1", "haul.plan/9")).contains("haul.plan/9"));
-        assert!(error_of(&text.replacen("sendfile", "sendfil", 1)).contains("unknown path"));
-        assert!(error_of(&text.replacen("\"median\":", "\"median\":-", 1)).contains("no cost"));
-        assert!(Plan::load("/dev/zero").unwrap_err().to_string().contains("more than"));
-        let missing = Plan::load(folder.path().join("nothing")).unwrap_err();
-        assert!(missing.to_string().contains("No such file"), "{missing}");
-        assert!(matches!(Plan::builtin().save("/proc/no/plan"), Err(PlanError::File { .. })));
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_parsed_safely(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Plan::parse(&bytes);
-        }
-
-        #[test]
-        fn every_plan_round_trips_through_its_file(
-            figures in proptest::collection::vec((0usize..6, 0.0f64..1e3, 0.0f64..1e4), 1..12)
-        ) {
-            let costs = figures
-                .iter()
-                .map(|&(index, call, mib)| cost(CANDIDATES[index], call, mib))
-                .collect();
-            let plan = plan(costs);
-            prop_assert_eq!(Plan::parse(&serde_json::to_vec(&plan).unwrap()).unwrap(), plan);
         }
     }
 }

@@ -8,6 +8,7 @@
 use crate::error::Error;
 use crate::method::{MethodOptions, SendMethod};
 use crate::source::{Memory, Source, SourceError};
+use std::fmt;
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -26,6 +27,7 @@ const AFTER: u8 = 0x5A;
 
 /// The result of a test of whether a method copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CopyProof {
     /// Bytes that arrived as they were when they were sent: copied.
     pub copied_bytes: usize,
@@ -42,17 +44,14 @@ impl CopyProof {
 }
 
 /// Why a probe or a test has no result.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum ProofError {
     /// The method did not send.
-    #[error(transparent)]
-    Send(#[from] Error),
+    Send(Error),
     /// The scratch source could not be created.
-    #[error("creating the scratch source: {0}")]
-    Source(#[from] SourceError),
+    Source(SourceError),
     /// The connection failed.
-    #[error("{step}: {error}")]
     Connection {
         /// The step that failed.
         step: &'static str,
@@ -60,21 +59,50 @@ pub enum ProofError {
         error: io::Error,
     },
     /// The bytes did not reach the peer's socket in time.
-    #[error(
-        "only {arrived} of {PROOF_BYTES} bytes reached the peer's socket within {ARRIVAL_MAX:?}"
-    )]
     Timeout {
         /// The number of bytes that did.
         arrived: u64,
     },
     /// A byte arrived that was never sent.
-    #[error("byte {at} arrived as {byte:#04x}, which was never sent: the method corrupts data")]
     Corrupt {
         /// The position of the byte.
         at: usize,
         /// The value of the byte.
         byte: u8,
     },
+}
+
+impl fmt::Display for ProofError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Send(error) => error.fmt(formatter),
+            Self::Source(error) => write!(formatter, "creating the scratch source: {error}"),
+            Self::Connection { step, error } => write!(formatter, "{step}: {error}"),
+            Self::Timeout { arrived } => write!(
+                formatter,
+                "only {arrived} of {PROOF_BYTES} bytes reached the peer's socket within \
+                 {ARRIVAL_MAX:?}"
+            ),
+            Self::Corrupt { at, byte } => write!(
+                formatter,
+                "byte {at} arrived as {byte:#04x}, which was never sent: the method corrupts data"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ProofError {}
+
+impl From<Error> for ProofError {
+    fn from(error: Error) -> Self {
+        Self::Send(error)
+    }
+}
+
+impl From<SourceError> for ProofError {
+    fn from(error: SourceError) -> Self {
+        Self::Source(error)
+    }
 }
 
 /// Probes `method` between two sockets on loopback. `zerocopy` copies on loopback, as on veth; a

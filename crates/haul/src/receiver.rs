@@ -5,8 +5,8 @@ use crate::call::Call;
 use crate::error::{Error, Refusal, failed};
 use crate::fallback::{self, Fallback};
 use crate::method::Counts;
+use crate::pool::{BufferPool, PooledBuffer};
 use crate::socket;
-use haul_sys::pages::PageBuffer;
 use haul_sys::receive_window::{ReceiveOutcome, ReceiveWindow};
 use haul_sys::region::page_bytes;
 use haul_sys::retry::{WaitsFor, retry};
@@ -18,7 +18,7 @@ use rustix::net::RecvFlags;
 use rustix::net::sockopt::Timeout;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 mod into_file;
 mod trial;
@@ -68,7 +68,10 @@ pub struct Receiver<S: AsFd> {
     trial: MappingTrial,
     /// Bytes that, as the kernel reported, must be read before the next page can be mapped.
     must_read: usize,
-    buffer: Option<PageBuffer>,
+    pool: BufferPool,
+    is_pool_shared: bool,
+    /// Kept between calls only if the pool is not shared.
+    buffer: Option<PooledBuffer>,
     into_file: IntoFile,
     /// Bytes that are still to come, as announced by [`Receiver::expect`].
     expected: u64,
@@ -148,13 +151,21 @@ impl ReceiveSettings {
     }
 }
 
-/// Received bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Chunk<'a> {
-    /// In the pages into which the network stack put them.
+/// Received bytes, at least one. Dereferences to them.
+///
+/// A receiver that shares its pool returns the chunk's buffer to the pool when the chunk is
+/// dropped.
+#[derive(Debug)]
+pub struct Chunk<'a>(Place<'a>);
+
+/// Where the bytes of a chunk are.
+#[derive(Debug)]
+enum Place<'a> {
     Mapped(&'a [u8]),
-    /// Copied into a buffer.
+    /// In the receiver's own buffer.
     Copied(&'a [u8]),
+    /// In a buffer of a shared pool.
+    Pooled(PooledBuffer),
 }
 
 impl std::ops::Deref for Chunk<'_> {
@@ -165,17 +176,34 @@ impl std::ops::Deref for Chunk<'_> {
     }
 }
 
-impl<'a> Chunk<'a> {
-    /// The bytes, at least one.
-    pub fn bytes(&self) -> &'a [u8] {
-        match self {
-            Self::Mapped(bytes) | Self::Copied(bytes) => bytes,
+impl Chunk<'_> {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        match &self.0 {
+            Place::Mapped(bytes) | Place::Copied(bytes) => bytes,
+            Place::Pooled(buffer) => buffer,
+        }
+    }
+
+    /// Whether the bytes are in the pages into which the network stack put them. Otherwise they
+    /// were copied into a buffer.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.0, Place::Mapped(_))
+    }
+
+    /// Returns the pool's buffer that holds the bytes, to keep or to lend; the chunk unchanged if
+    /// they are mapped, or if the receiver does not share a pool.
+    pub fn into_buffer(self) -> Result<PooledBuffer, Self> {
+        match self.0 {
+            Place::Pooled(buffer) => Ok(buffer),
+            place => Err(Self(place)),
         }
     }
 }
 
 /// The activity of a receiver so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReceiveReport {
     /// Received by mapping. Calls that found nothing to map are counted, too.
     pub mapped: Counts,
@@ -199,34 +227,49 @@ enum Ready {
 impl<S: AsFd> Receiver<S> {
     /// Creates a receiver with [`ReceiveSettings::default`].
     pub fn new(socket: S) -> Result<Self, Error> {
-        Self::with(socket, ReceiveSettings::default())
+        Self::with_settings(socket, ReceiveSettings::default())
     }
 
     /// Creates a receiver with the given settings. The socket must be a stream (TCP, Unix).
-    pub fn with(socket: S, settings: ReceiveSettings) -> Result<Self, Error> {
-        socket::must_be_stream(socket::kind(&socket)?)?;
-        if settings.window_bytes < page_bytes() || settings.buffer_bytes == 0 {
-            return Err(Error::Unsuited(
-                "window_bytes must be at least a page, and buffer_bytes at least 1",
-            ));
+    pub fn with_settings(socket: S, settings: ReceiveSettings) -> Result<Self, Error> {
+        if settings.buffer_bytes == 0 {
+            return Err(Error::InvalidInput("buffer_bytes must be at least 1"));
         }
+        let own = BufferPool::new(settings.buffer_bytes, 1)?;
+        Ok(Self { is_pool_shared: false, ..Self::with_pool(socket, settings, own)? })
+    }
+
+    /// Creates a receiver that takes its buffers from a pool, with other receivers. Only a
+    /// [`Chunk`] holds one, and a call on a blocking socket that waits. So an idle non-blocking
+    /// connection holds none. `settings.buffer_bytes` does not apply.
+    ///
+    /// If all buffers are in use, a call that reads fails with [`Error::PoolEmpty`] and takes
+    /// nothing from the socket.
+    pub fn with_pool(
+        socket: S,
+        mut settings: ReceiveSettings,
+        pool: BufferPool,
+    ) -> Result<Self, Error> {
+        socket::must_be_stream(socket::kind(&socket)?)?;
+        if settings.window_bytes < page_bytes() {
+            return Err(Error::InvalidInput("window_bytes must be at least a page"));
+        }
+        settings.buffer_bytes = pool.buffer_bytes();
         let is_plain_tcp = socket::receives_plain_tcp(&socket);
-        let mut receiver = Self {
+        Ok(Self {
             guard: LowWaterGuard { socket, low_water: 1, earlier_low_water: None },
             is_plain_tcp,
             settings,
             window: None,
             trial: MappingTrial::new(settings.mapping),
             must_read: 0,
+            pool,
+            is_pool_shared: true,
             buffer: None,
             into_file: IntoFile::default(),
             expected: 0,
             report: ReceiveReport::default(),
-        };
-        if settings.mapping != Mapping::Never {
-            receiver.open_window();
-        }
-        Ok(receiver)
+        })
     }
 
     /// Announces that at least `bytes` more are certain to come, as a length in a header does.
@@ -250,14 +293,20 @@ impl<S: AsFd> Receiver<S> {
     /// Receives the next bytes, at most `limit` of them (and at least one, whatever the limit). For
     /// messages of known length, so that no byte of the next message is returned.
     pub fn receive_up_to(&mut self, limit: usize) -> Result<Option<Chunk<'_>>, Error> {
-        let ready = self.receive_next(limit.max(1))?;
-        Ok(match ready {
-            Ready::Ended => None,
-            Ready::Mapped => self.window.as_ref().map(|window| Chunk::Mapped(window.bytes())),
-            Ready::Copied(count) => {
-                self.buffer.as_ref().map(|buffer| Chunk::Copied(&buffer[..count]))
+        let ready = self.receive_next(limit.max(1));
+        let shared_buffer = if self.is_pool_shared { self.buffer.take() } else { None };
+        let place = match (ready?, shared_buffer) {
+            (Ready::Ended, _) => None,
+            (Ready::Mapped, _) => self.window.as_ref().map(|window| Place::Mapped(window.bytes())),
+            (Ready::Copied(count), Some(mut buffer)) => {
+                buffer.keep_scratch(count);
+                Some(Place::Pooled(buffer))
             }
-        })
+            (Ready::Copied(count), None) => {
+                self.buffer.as_ref().map(|buffer| Place::Copied(buffer.scratch_part(count)))
+            }
+        };
+        Ok(place.map(Chunk))
     }
 
     /// Reads into the caller's buffer; returns the number of bytes, 0 at the end of the stream (and
@@ -285,7 +334,7 @@ impl<S: AsFd> Receiver<S> {
     /// of any kind begins with these bytes.
     pub fn receive_into_file(&mut self, file: impl AsFd, range: Range<u64>) -> Result<u64, Error> {
         if range.start > range.end {
-            return Err(Error::Unsuited("the range ends before it begins"));
+            return Err(Error::InvalidInput("the range ends before it begins"));
         }
         if range.is_empty() {
             return Ok(0);
@@ -319,12 +368,24 @@ impl<S: AsFd> Receiver<S> {
         if len == 0 {
             return Ok(0);
         }
-        let count = match self.discard_in_kernel(len)? {
-            Some(count) => count,
-            None => self.read_into_buffer(len, |report| &mut report.discarded)?,
+        let discarded = match self.discard_in_kernel(len)? {
+            None => self.read_into_buffer(len, |report| &mut report.discarded),
+            Some(count) => Ok(count),
         };
+        self.return_buffer();
+        let count = discarded?;
         self.record_received(count, |report| &mut report.discarded);
         Ok(count as u64)
+    }
+
+    /// Gives back the receiver's window, and its buffer if it does not share a pool. A later call
+    /// takes them again. For connections that are idle for long.
+    pub fn release(&mut self) {
+        self.buffer = None;
+        self.window = None;
+        if !self.is_pool_shared {
+            self.pool.shrink();
+        }
     }
 
     /// The activity so far.
@@ -359,10 +420,10 @@ impl<S: AsFd> Receiver<S> {
                 self.record_trial(started, 0, count);
                 return Ok(if count == 0 { Ready::Ended } else { Ready::Copied(count) });
             }
-            let Some(window) = &mut self.window else {
-                self.trial.disable_mapping();
-                continue;
-            };
+            if self.window.is_none() {
+                self.open_window();
+            }
+            let Some(window) = &mut self.window else { continue };
             let started = self.trial.start_clock();
             self.report.mapped.calls += 1;
             match window.receive(&self.guard.socket, self.settings.window_bytes.min(at_most)) {
@@ -419,14 +480,14 @@ impl<S: AsFd> Receiver<S> {
     ) -> Result<usize, Error> {
         let buffer = match &mut self.buffer {
             Some(buffer) => buffer,
-            none => none
-                .insert(PageBuffer::new(self.settings.buffer_bytes).map_err(failed(Call::Mmap))?),
+            none => none.insert(self.pool.take()?),
         };
-        let len = buffer.len().min(limit);
-        match self.into_file.take_held(&mut buffer[..len])? {
+        let len = buffer.capacity().min(limit);
+        let room = &mut buffer.scratch()[..len];
+        match self.into_file.take_held(room)? {
             0 => {
                 counts(&mut self.report).calls += 1;
-                read(&self.guard.socket, &mut buffer[..len])
+                read(&self.guard.socket, room)
             }
             held => Ok(held),
         }
@@ -434,14 +495,24 @@ impl<S: AsFd> Receiver<S> {
 
     fn copy_into_file(&mut self, file: impl AsFd, range: &Range<u64>) -> Result<u64, Error> {
         let limit = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let count = self.read_into_buffer(limit, |report| &mut report.into_file)?;
-        let Some(buffer) = &self.buffer else { return Ok(0) };
-        self.into_file.write(
-            file.as_fd(),
-            range.start,
-            &buffer[..count],
-            &mut self.report.into_file,
-        )
+        let count = self.read_into_buffer(limit, |report| &mut report.into_file);
+        let written = match (&self.buffer, count) {
+            (Some(buffer), Ok(count)) => {
+                let bytes = buffer.scratch_part(count);
+                self.into_file.write(file.as_fd(), range.start, bytes, &mut self.report.into_file)
+            }
+            (_, Err(error)) => Err(error),
+            (None, Ok(_)) => Ok(0),
+        };
+        self.return_buffer();
+        written
+    }
+
+    /// Returns the buffer to a pool that others use, too.
+    fn return_buffer(&mut self) {
+        if self.is_pool_shared {
+            self.buffer = None;
+        }
     }
 
     fn record_received(&mut self, count: usize, counts: fn(&mut ReceiveReport) -> &mut Counts) {
@@ -485,7 +556,7 @@ impl<S: AsFd> Receiver<S> {
             ReceiveWindow::new(&self.guard.socket, self.settings.window_bytes)
                 .map_err(failed(Call::MapSocket))
         } else {
-            Err(Error::Unsuited("only a plain TCP socket's pages can be mapped"))
+            Err(Error::Unsupported("only a plain TCP socket's pages can be mapped"))
         };
         match window {
             Ok(window) => self.window = Some(window),
@@ -503,7 +574,8 @@ impl<S: AsFd> Receiver<S> {
     /// be returned.
     fn stop_mapping(&mut self, reason: String) {
         self.trial.disable_mapping();
-        self.report.fallbacks.push(Fallback { from: "mapped", to: "read", reason });
+        let fallback = Fallback { from: "mapped", to: "read", reason };
+        fallback::record(&mut self.report.fallbacks, fallback);
     }
 }
 
@@ -539,6 +611,12 @@ fn read(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Error> {
         rustix::net::recv(&socket, &mut *buffer, RecvFlags::empty())
     });
     received.map(|(_, count)| count).map_err(|errno| failed(Call::Recv)(errno.into()))
+}
+
+impl<S: AsFd> AsRawFd for Receiver<S> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.guard.socket.as_fd().as_raw_fd()
+    }
 }
 
 impl<S: AsFd> AsFd for Receiver<S> {

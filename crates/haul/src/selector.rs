@@ -154,11 +154,19 @@ impl MethodSelector {
             .sum()
     }
 
+    /// The number of sends in flight whose completions the socket's error queue reports.
+    pub fn sends_in_flight(&self) -> usize {
+        self.attached_methods.iter().map(|(_, attached)| attached.sends_in_flight()).sum()
+    }
+
     /// Gives up the io_uring rings that the parent of a forked child uses. Their memory is shared,
     /// so it is leaked and not touched.
     fn leave_rings_to_parent(&mut self) {
-        let inherited = self.attached_methods.extract_if(.., |(method, _)| method.has_ring());
-        inherited.for_each(std::mem::forget);
+        let (inherited, own) = std::mem::take(&mut self.attached_methods)
+            .into_iter()
+            .partition(|(method, _)| method.has_ring());
+        self.attached_methods = own;
+        Vec::into_iter(inherited).for_each(std::mem::forget);
         self.process = fork::generation();
     }
 

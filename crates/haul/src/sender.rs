@@ -3,7 +3,7 @@
 
 use crate::buffer::Buffer;
 use crate::call::Call;
-use crate::error::{Error, failed};
+use crate::error::{Error, SendAllError, failed};
 use crate::fallback::Fallback;
 use crate::lending::{Lending, OsSocket};
 use crate::loan::{LendError, LoanId, LoanLimits, Returned};
@@ -19,7 +19,7 @@ use rustix::net::{SendFlags, SocketType};
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,9 +32,8 @@ const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Sends through a connected socket.
 ///
 /// Data reaches the peer in the order of the calls. On a non-blocking socket each call sends as
-/// much as the socket accepts; [`Error::WouldBlock`] means that nothing was sent. If a loan was
-/// sent only in part, its rest is sent before anything else. Every call does that first;
-/// [`Sender::flush`] does only that.
+/// much as the socket accepts. If a loan was sent only in part, its rest is sent before anything
+/// else. Every call does that first; [`Sender::flush`] does only that.
 ///
 /// The sender must be the only user of the socket's error queue and of `MSG_ZEROCOPY`. If other
 /// code uses either, the kernel's completions cannot be attributed to their sends. To receive on
@@ -60,7 +59,7 @@ const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// buffer[0] = 1; // borrow of moved value
 /// # }
 /// ```
-pub struct Sender<S: AsFd + Send + 'static> {
+pub struct Sender<S: AsFd> {
     /// `None` only during drop and [`Sender::into_inner`].
     socket: Option<S>,
     kind: SocketType,
@@ -71,13 +70,19 @@ pub struct Sender<S: AsFd + Send + 'static> {
     selector: Option<Box<MethodSelector>>,
     /// Created by the first loan.
     lending: Option<Box<Lending>>,
+    /// Hands the socket and its loans to the reaper. Set by the first loan, so that only a socket
+    /// that lends must be `Send` and `'static`.
+    hand_to_reaper: Option<fn(S, Box<Lending>)>,
     sent: Counts,
+    /// Whether the latest call found the socket's buffer full.
+    is_blocked: bool,
     /// Detects pacing from counters that are sampled while files are sent.
     pacing: PacingMonitor,
 }
 
 /// The activity of a sender so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SendReport {
     /// Sent by [`Sender::send`] and its variants: always copied.
     pub sent: Counts,
@@ -95,30 +100,42 @@ pub struct SendReport {
     pub fallbacks: Vec<Fallback>,
 }
 
-impl<S: AsFd + Send + 'static> Sender<S> {
+/// The events that a sender waits for ([`Sender::wants`]).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Wants {
+    /// `POLLOUT`: the latest call found the socket's buffer full, or part of a loan is unsent. Then
+    /// repeat the call; a caller with nothing to send calls [`Sender::flush`].
+    pub write: bool,
+    /// `POLLERR`, which is reported whatever was requested: sends are in flight. Then call
+    /// [`Sender::on_error_event`] and [`Sender::reclaim`].
+    pub completion: bool,
+}
+
+impl<S: AsFd> Sender<S> {
     /// Creates a sender with [`SendSettings::default`].
     pub fn new(socket: S) -> Result<Self, Error> {
-        Self::with(socket, SendSettings::default())
+        Self::with_settings(socket, SendSettings::default())
     }
 
     /// Creates a sender with the given settings.
     ///
     /// The socket may be a stream (TCP, Unix) or a connected datagram socket, which accepts loans
     /// and single messages but no files. Settings in an [`Arc`] are shared with other senders.
-    pub fn with(socket: S, settings: impl Into<Arc<SendSettings>>) -> Result<Self, Error> {
+    pub fn with_settings(socket: S, settings: impl Into<Arc<SendSettings>>) -> Result<Self, Error> {
         let settings = settings.into();
         let kind = socket::kind(&socket)?;
         if settings.choice == MethodChoice::Method(SendMethod::Floor) {
-            return Err(Error::Unsuited(
+            return Err(Error::InvalidInput(
                 "floor sends other bytes than the file's: it is for measuring",
             ));
         }
         let LoanLimits { loans_max, bytes_max } = settings.limits;
         if loans_max == 0 || bytes_max == 0 {
-            return Err(Error::Unsuited("limits of 0 allow no loan at all"));
+            return Err(Error::InvalidInput("limits of 0 allow no loan at all"));
         }
         if settings.options.chunk_bytes == 0 {
-            return Err(Error::Unsuited(
+            return Err(Error::InvalidInput(
                 "chunk_bytes is 0: a send method needs at least one byte per call",
             ));
         }
@@ -129,7 +146,9 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             settings,
             selector: None,
             lending: None,
+            hand_to_reaper: None,
             sent: Counts::default(),
+            is_blocked: false,
             pacing: PacingMonitor::default(),
         })
     }
@@ -159,7 +178,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         self.sent.calls += 1;
         let flags = SendFlags::NOSIGNAL | flags;
         let parts = &parts[..parts.len().min(PARTS_MAX)];
-        let sent = retry(self.as_fd(), WaitsFor::Send, || {
+        let result = retry(self.as_fd(), WaitsFor::Send, || {
             // For a single part, `send` is cheaper than `sendmsg`: the kernel reads fewer
             // arguments.
             if let [part] = parts {
@@ -168,16 +187,21 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             let no_control = &mut rustix::net::SendAncillaryBuffer::default();
             rustix::net::sendmsg(self.as_fd(), parts, no_control, flags)
         })
-        .map_err(|errno| failed(Call::Send)(errno.into()))?;
+        .map_err(|errno| failed(Call::Send)(errno.into()));
+        self.is_blocked = matches!(result, Err(Error::WouldBlock));
+        let sent = result?;
         self.sent.bytes += sent as u64;
         Ok(sent)
     }
 
-    /// Sends all of `bytes`. For blocking sockets: on a non-blocking one, [`Error::WouldBlock`]
-    /// does not report how many bytes were sent.
-    pub fn send_all(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
-        while !bytes.is_empty() {
-            bytes = &bytes[self.send(bytes)?..];
+    /// Sends all of `bytes`. For blocking sockets; the error reports how many bytes were sent.
+    pub fn send_all(&mut self, bytes: &[u8]) -> Result<(), SendAllError> {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match self.send(&bytes[sent..]) {
+                Ok(count) => sent += count,
+                Err(error) => return Err(SendAllError { error, sent_bytes: sent as u64 }),
+            }
         }
         Ok(())
     }
@@ -195,9 +219,9 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         range: Range<u64>,
     ) -> Result<u64, Error> {
         self.flush()?;
-        socket::must_be_stream(self.kind)?;
+        self.must_be_stream()?;
         if range.start > range.end {
-            return Err(Error::Unsuited("the range ends before it begins"));
+            return Err(Error::InvalidInput("the range ends before it begins"));
         }
         if range.is_empty() {
             return Ok(0);
@@ -212,89 +236,36 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         if selector.owns_completions() && self.process != fork::generation() {
             return Err(Error::Forked);
         }
-        let sent = selector.send(socket.as_fd(), source.into(), &range)?;
+        let result = selector.send(socket.as_fd(), source.into(), &range);
+        self.is_blocked = matches!(result, Err(Error::WouldBlock));
+        let sent = result?;
         // A socket that is not TCP has no such state, so errors are ignored.
         let _ = self.pacing.record_sent(socket, sent);
         Ok(sent)
     }
 
-    /// Sends the whole range. For blocking sockets: on a non-blocking one, [`Error::WouldBlock`]
-    /// does not report how many bytes were sent.
+    pub(crate) fn must_be_stream(&self) -> Result<(), Error> {
+        socket::must_be_stream(self.kind)
+    }
+
+    /// Sends the whole range. For blocking sockets; the error reports how many bytes were sent.
     pub fn send_file_all<'a>(
         &mut self,
         source: impl Into<Source<'a>>,
-        mut range: Range<u64>,
-    ) -> Result<(), Error> {
+        range: Range<u64>,
+    ) -> Result<(), SendAllError> {
         let source = source.into();
-        if range.start > range.end {
-            self.send_file_from(source, range.clone())?;
-        }
-        while !range.is_empty() {
-            range.start += self.send_file_from(source, range.clone())?;
+        let mut offset = range.start;
+        // A reversed range is sent once, for its error.
+        while offset != range.end {
+            match self.send_file(source, offset..range.end) {
+                Ok(count) => offset += count,
+                Err(error) => {
+                    return Err(SendAllError { error, sent_bytes: offset - range.start });
+                }
+            }
         }
         Ok(())
-    }
-
-    fn send_file_from(&mut self, source: Source<'_>, range: Range<u64>) -> Result<u64, Error> {
-        self.send_file(source, range)
-    }
-
-    /// Lends a buffer to the kernel, which sends from the buffer itself and not from a copy. On a
-    /// datagram socket the buffer is one message.
-    ///
-    /// [`Sender::reclaim`] returns the buffer.
-    ///
-    /// * On a blocking socket, the socket has accepted all of it when the call returns. If the loan
-    ///   limits are reached, the call waits until enough loans have completed.
-    /// * On a non-blocking socket, later calls send the rest.
-    /// * If the socket, the kernel or a limit does not allow zero-copy, the bytes are copied. The
-    ///   buffer is then returned with [`crate::Outcome::Copied`].
-    pub fn lend(&mut self, buffer: impl Into<Buffer>) -> Result<LoanId, LendError> {
-        self.lend_with(buffer.into(), None)
-    }
-
-    /// Lends a buffer that is sent as datagrams of `segment_bytes` each, the last one shorter. The
-    /// device or the kernel segments it (UDP segmentation offload, Linux 4.18).
-    pub fn lend_segments(
-        &mut self,
-        buffer: impl Into<Buffer>,
-        segment_bytes: u16,
-    ) -> Result<LoanId, LendError> {
-        let buffer = buffer.into();
-        if self.kind != SocketType::DGRAM {
-            let error =
-                Error::WrongSocket { needed: "a datagram socket", found: "a stream socket" };
-            return Err(LendError { error, buffer });
-        }
-        if !socket::is_inet(self.socket()) {
-            let error = Error::WrongSocket { needed: "a UDP socket", found: "a Unix socket" };
-            return Err(LendError { error, buffer });
-        }
-        if segment_bytes == 0 {
-            let error = Error::Unsuited("segment_bytes is 0: a datagram must hold at least a byte");
-            return Err(LendError { error, buffer });
-        }
-        self.lend_with(buffer, Some(segment_bytes))
-    }
-
-    fn lend_with(
-        &mut self,
-        buffer: Buffer,
-        segment_bytes: Option<u16>,
-    ) -> Result<LoanId, LendError> {
-        let Some(socket) = &self.socket else {
-            return Err(LendError { error: Error::NotASocket, buffer });
-        };
-        let lending = self.lending.get_or_insert_with(|| {
-            let SendSettings { limits, zerocopy_bytes_min, lend_when_copied, .. } = *self.settings;
-            let lending = Lending::new(limits, zerocopy_bytes_min, self.process);
-            Box::new(if lend_when_copied { lending.keep_lending_when_copied() } else { lending })
-        });
-        if self.selector.as_ref().is_some_and(|selector| selector.owns_completions()) {
-            let reason = "the socket's zero-copy completions belong to the method zerocopy";
-            lending.disable_zerocopy(reason.into());
-        }
-        lending.lend(&mut OsSocket::of(socket.as_fd(), self.kind), buffer, segment_bytes)
     }
 
     /// Returns the lent buffers that the kernel has released, without waiting.
@@ -327,9 +298,44 @@ impl<S: AsFd + Send + 'static> Sender<S> {
         self.lending.as_ref().map_or(0, |lending| lending.unsent_bytes())
     }
 
+    /// The events to wait for, as the calls so far have left the socket.
+    pub fn wants(&self) -> Wants {
+        let lending = self.lending.as_deref();
+        let of_loans = lending.map_or(0, Lending::sends_in_flight);
+        let of_files = self.selector.as_ref().map_or(0, |selector| selector.sends_in_flight());
+        let is_failed = lending.is_some_and(Lending::has_deferred_error);
+        Wants {
+            write: self.is_blocked || self.unsent_bytes() > 0 || is_failed,
+            completion: of_loans + of_files > 0,
+        }
+    }
+
+    /// Handles `POLLERR` (`EPOLLERR`): reads all completions that have arrived, then the socket's
+    /// error. An error means that the connection has failed, or on a datagram socket that an
+    /// earlier message has.
+    ///
+    /// The event is over then, so that a level-triggered wait does not return at once. A program
+    /// that uses the error queue for something else reads its own entries first.
+    pub fn on_error_event(&mut self) -> Result<(), Error> {
+        self.check_process()?;
+        let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
+        let of_loans = self.lending.as_mut().map_or(Ok(()), |lending| {
+            lending.on_error_event(&mut OsSocket::of(socket.as_fd(), self.kind))
+        });
+        let of_files = self
+            .selector
+            .as_mut()
+            .map_or(Ok(0), |selector| selector.process_completions(socket.as_fd()));
+        // Read in any case: reading it ends the event.
+        let pending = rustix::net::sockopt::socket_error(socket).and_then(|pending| pending);
+        of_loans.and(of_files)?;
+        pending.map_err(|errno| Error::Failed { call: Call::GetError, error: errno.into() })
+    }
+
     /// Sends the rest of a loan that was sent only in part. [`Error::WouldBlock`] while some is
     /// left.
     pub fn flush(&mut self) -> Result<(), Error> {
+        self.is_blocked = false;
         match (&self.socket, &mut self.lending) {
             (Some(socket), Some(lending)) => {
                 lending.flush(&mut OsSocket::of(socket.as_fd(), self.kind))
@@ -372,12 +378,8 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// releases all loans; a dropped sender instead keeps them until the peer has acknowledged
     /// their bytes. A socket of another kind is only dropped.
     pub fn abort(self) {
-        if self.process == fork::generation()
-            && let Some(socket) = &self.socket
-            && socket::is_tcp(socket)
-        {
-            // The connection may have ended already.
-            let _ = rustix::net::connect_unspec(socket);
+        if self.process == fork::generation() && socket::is_tcp(self.socket()) {
+            socket::reset(self.socket());
         }
     }
 
@@ -437,12 +439,10 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     }
 
     /// Returns the socket if no loan is outstanding and no send is in flight. Otherwise it returns
-    /// the sender unchanged: flush and reclaim first.
+    /// the sender unchanged: flush and reclaim first. It does so for ever after
+    /// [`Error::StreamTorn`]: the stream cannot be continued, and dropping the sender resets it.
     pub fn into_inner(mut self) -> Result<S, Box<Self>> {
-        let is_idle = self
-            .lending
-            .as_ref()
-            .is_none_or(|lending| lending.outstanding() == 0 && lending.sends_in_flight() == 0);
+        let is_idle = self.lending.as_ref().is_none_or(|lending| lending.is_idle());
         match self.socket.take_if(|_| is_idle) {
             Some(socket) => Ok(socket),
             None => Err(Box::new(self)),
@@ -450,29 +450,121 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     }
 }
 
-impl<S: AsFd + Send + 'static> AsFd for Sender<S> {
+/// Lending. A sender that is dropped with loans in flight hands its socket to a thread that waits
+/// for them, hence the bounds.
+impl<S: AsFd + Send + 'static> Sender<S> {
+    /// Lends a buffer to the kernel, which sends from the buffer itself and not from a copy. On a
+    /// datagram socket the buffer is one message.
+    ///
+    /// [`Sender::reclaim`] returns the buffer.
+    ///
+    /// * On a blocking socket, the socket has accepted all of it when the call returns. If the loan
+    ///   limits are reached, the call waits until enough loans have completed.
+    /// * On a non-blocking socket, later calls send the rest. A sender that is dropped before they
+    ///   have resets a TCP connection: otherwise the peer would take a truncated stream for a whole
+    ///   one. On another socket the peer sees the end of the stream.
+    /// * If the socket, the kernel or a limit does not allow zero-copy, the bytes are copied. The
+    ///   buffer is then returned with [`crate::Outcome::Copied`].
+    pub fn lend(&mut self, buffer: impl Into<Buffer>) -> Result<LoanId, LendError> {
+        self.lend_with(buffer.into(), Vec::new(), None)
+    }
+
+    /// Like [`Sender::lend`], for buffers that follow one another, such as the head and the chunks
+    /// of a message. They are sent by as few calls as possible, and they return together:
+    /// [`Returned::buffer`] is the first one, [`Returned::more`] has the others. On a datagram
+    /// socket they are one message.
+    ///
+    /// Buffers that are shorter on average than [`SendSettings::zerocopy_bytes_min`] are copied.
+    pub fn lend_vectored(
+        &mut self,
+        buffers: impl IntoIterator<Item = Buffer>,
+    ) -> Result<LoanId, LendError> {
+        let mut buffers = buffers.into_iter();
+        let first = buffers.next().unwrap_or_else(|| Buffer::from(b""));
+        self.lend_with(first, buffers.collect(), None)
+    }
+
+    /// Lends a buffer that is sent as datagrams of `segment_bytes` each, the last one shorter. The
+    /// device or the kernel segments it (UDP segmentation offload, Linux 4.18).
+    pub fn lend_segments(
+        &mut self,
+        buffer: impl Into<Buffer>,
+        segment_bytes: u16,
+    ) -> Result<LoanId, LendError> {
+        let buffer = buffer.into();
+        if self.kind != SocketType::DGRAM {
+            let error =
+                Error::WrongSocket { needed: "a datagram socket", found: "a stream socket" };
+            return Err(LendError::new(error, buffer));
+        }
+        if !socket::is_inet(self.socket()) {
+            let error = Error::WrongSocket { needed: "a UDP socket", found: "a Unix socket" };
+            return Err(LendError::new(error, buffer));
+        }
+        if segment_bytes == 0 {
+            let error =
+                Error::InvalidInput("segment_bytes is 0: a datagram must hold at least a byte");
+            return Err(LendError::new(error, buffer));
+        }
+        self.lend_with(buffer, Vec::new(), Some(segment_bytes))
+    }
+
+    fn lend_with(
+        &mut self,
+        buffer: Buffer,
+        more: Vec<Buffer>,
+        segment_bytes: Option<u16>,
+    ) -> Result<LoanId, LendError> {
+        let Some(socket) = &self.socket else {
+            return Err(LendError { error: Error::NotASocket, buffer, more });
+        };
+        self.hand_to_reaper = Some(|socket, lending| lending.hand_to_reaper(socket));
+        let lending = self.lending.get_or_insert_with(|| {
+            let SendSettings { limits, zerocopy_bytes_min, lend_when_copied, .. } = *self.settings;
+            let lending = Lending::new(limits, zerocopy_bytes_min, self.process);
+            Box::new(if lend_when_copied { lending.keep_lending_when_copied() } else { lending })
+        });
+        if self.selector.as_ref().is_some_and(|selector| selector.owns_completions()) {
+            let reason = "the socket's zero-copy completions belong to the method zerocopy";
+            lending.disable_zerocopy(reason.into());
+        }
+        let result =
+            lending.lend(&mut OsSocket::of(socket.as_fd(), self.kind), buffer, more, segment_bytes);
+        self.is_blocked = matches!(result, Err(LendError { error: Error::WouldBlock, .. }));
+        result
+    }
+}
+
+impl<S: AsFd> AsFd for Sender<S> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket().as_fd()
     }
 }
 
-impl<S: AsFd + Send + 'static> fmt::Debug for Sender<S> {
+impl<S: AsFd> AsRawFd for Sender<S> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket().as_fd().as_raw_fd()
+    }
+}
+
+impl<S: AsFd> fmt::Debug for Sender<S> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Sender").field("report", &self.report()).finish_non_exhaustive()
     }
 }
 
-impl<S: AsFd + Send + 'static> Drop for Sender<S> {
+impl<S: AsFd> Drop for Sender<S> {
     /// Hands loans in flight and their socket to the reaper until the kernel has released the
-    /// loans. Bytes of a loan that the socket has not accepted yet are not sent.
+    /// loans. If part of a loan is unsent, a TCP connection is reset.
     fn drop(&mut self) {
-        if let (Some(socket), Some(lending)) = (self.socket.take(), self.lending.take()) {
-            lending.hand_to_reaper(socket);
+        let (socket, lending) = (self.socket.take(), self.lending.take());
+        if let (Some(hand), Some(socket), Some(lending)) = (self.hand_to_reaper, socket, lending) {
+            hand(socket, lending);
         }
     }
 }
 
-impl<S: AsFd + Send + 'static> io::Write for Sender<S> {
+impl<S: AsFd> io::Write for Sender<S> {
     /// Like [`Sender::send`].
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.send(bytes).map_err(io::Error::from)

@@ -8,9 +8,9 @@ use std::sync::Arc;
 /// Settings of a [`crate::Sender`].
 ///
 /// ```
-/// use haul::{LoanLimits, MethodChoice, SendMethod, SendSettings};
+/// use haul::{LoanLimits, SendMethod, SendSettings};
 /// let settings = SendSettings::default()
-///     .with_choice(MethodChoice::Method(SendMethod::Sendfile))
+///     .with_choice(SendMethod::Sendfile)
 ///     .with_limits(LoanLimits::default().with_loans_max(8));
 /// assert_eq!(settings.limits.loans_max, 8);
 /// ```
@@ -47,8 +47,8 @@ impl Default for SendSettings {
 impl SendSettings {
     /// Sets the choice of the send method for files.
     #[must_use]
-    pub fn with_choice(mut self, choice: MethodChoice) -> Self {
-        self.choice = choice;
+    pub fn with_choice(mut self, choice: impl Into<MethodChoice>) -> Self {
+        self.choice = choice.into();
         self
     }
 
@@ -78,6 +78,18 @@ impl SendSettings {
     pub fn with_lend_when_copied(mut self, lend_when_copied: bool) -> Self {
         self.lend_when_copied = lend_when_copied;
         self
+    }
+}
+
+impl From<Plan> for MethodChoice {
+    fn from(plan: Plan) -> Self {
+        Self::Plan(Arc::new(plan))
+    }
+}
+
+impl From<SendMethod> for MethodChoice {
+    fn from(method: SendMethod) -> Self {
+        Self::Method(method)
     }
 }
 

@@ -66,7 +66,7 @@ pub(crate) fn reports_completions(socket: impl AsFd) -> bool {
 /// left the socket.
 pub(crate) fn enable_zerocopy(socket: BorrowedFd<'_>) -> Result<bool, Error> {
     if !reports_completions(socket) {
-        return Err(Error::Unsuited("only TCP, UDP and vsock sockets report completions"));
+        return Err(Error::Unsupported("only TCP, UDP and vsock sockets report completions"));
     }
     let is_enabled = || options::zerocopy(socket).map_err(failed(Call::GetZerocopy));
     if is_enabled()? {
@@ -77,5 +77,15 @@ pub(crate) fn enable_zerocopy(socket: BorrowedFd<'_>) -> Result<bool, Error> {
         return Ok(is_empty);
     }
     options::set_zerocopy(socket, true).map_err(failed(Call::SetZerocopy))?;
-    if is_enabled()? { Ok(true) } else { Err(Error::Unsuited("setting SO_ZEROCOPY had no effect")) }
+    if is_enabled()? {
+        Ok(true)
+    } else {
+        Err(Error::Unsupported("setting SO_ZEROCOPY had no effect"))
+    }
+}
+
+/// Resets a TCP connection: the kernel drops what it has not sent. Does nothing if the connection
+/// has ended.
+pub(crate) fn reset(socket: impl AsFd) {
+    let _ = rustix::net::connect_unspec(socket);
 }

@@ -138,7 +138,7 @@ fn a_fixed_method_is_kept() {
             .with_method(method)
             .with_pipe_bytes(20_000)
             .with_buffer_bytes(777);
-        let pool = ForwardPool::with(settings).unwrap();
+        let pool = ForwardPool::with_settings(settings).unwrap();
         let forwarding = thread::spawn(move || {
             let mut forwarder = Forwarder::with_pool(from, to, pool).unwrap();
             (forwarder.forward(), forwarder.report())
@@ -159,7 +159,7 @@ fn a_fixed_method_is_kept() {
         assert!(if is_spliced { spliced > copied } else { spliced == 0 }, "{method:?}: {report:?}");
     }
     let none = ForwardSettings::default().with_buffer_bytes(0);
-    assert!(matches!(ForwardPool::with(none), Err(Error::Unsuited(_))));
+    assert!(matches!(ForwardPool::with_settings(none), Err(Error::InvalidInput(_))));
 }
 
 /// Sends `bytes` on another thread while this one runs `meanwhile`.
@@ -225,12 +225,10 @@ fn unix_and_tcp_sockets_are_forwarded_step_by_step() {
     let ((client, from), (to, mut server)) = (UnixStream::pair().unwrap(), pair());
     let mut forwarder = Forwarder::new(&from, &to).unwrap();
     let blocking = forwarder.step().unwrap_err();
-    assert!(matches!(blocking, Error::Unsuited(_)), "{blocking}");
+    assert!(matches!(blocking, Error::InvalidInput(_)), "{blocking}");
     from.set_nonblocking(true).unwrap();
     to.set_nonblocking(true).unwrap();
-    let Step::Wait { from: client_side, to: server_side } = forwarder.step().unwrap() else {
-        panic!()
-    };
+    let Step::Wait { a: client_side, b: server_side } = forwarder.step().unwrap() else { panic!() };
     assert!(client_side.read && server_side.read && !client_side.write && !server_side.write);
     let bytes = pattern(7, 2 << 20);
     let sending = thread::spawn({
@@ -316,7 +314,7 @@ fn copied_bytes_are_kept_while_the_sink_is_full() {
     let mut forwarder = Forwarder::new(&from, &to).unwrap();
     (&client).write_all(b"small pieces").unwrap();
     from.peek(&mut [0; 12]).unwrap();
-    let Step::Wait { to: sink, from: source } = forwarder.step().unwrap() else { panic!() };
+    let Step::Wait { b: sink, a: source } = forwarder.step().unwrap() else { panic!() };
     assert!(sink.write && !source.read, "it must wait for the sink and read no more");
     client.shutdown(Shutdown::Write).unwrap();
     server.shutdown(Shutdown::Write).unwrap();
@@ -349,7 +347,8 @@ fn blocking_modes_are_restored() {
 fn a_forked_child_does_not_use_the_idle_pipes_of_its_parent() {
     const BYTES: usize = 8 << 20;
     let pool =
-        ForwardPool::with(ForwardSettings::default().with_method(ForwardMethod::Splice)).unwrap();
+        ForwardPool::with_settings(ForwardSettings::default().with_method(ForwardMethod::Splice))
+            .unwrap();
     // Leaves two idle pipes.
     assert!(forward_bytes(&pool, 7, 1 << 20));
     assert!(pool.idle_pipes() > 0);
@@ -358,7 +357,7 @@ fn a_forked_child_does_not_use_the_idle_pipes_of_its_parent() {
         let pool = pool.clone();
         thread::spawn(move || (0..8).all(|_| forward_bytes(&pool, 1, BYTES)))
     };
-    let code = haul_sys::child::in_forked_child(|| {
+    let code = haul_lab_sys::child::in_forked_child(|| {
         i32::from(!(0..8).all(|_| forward_bytes(&pool, 2, BYTES)))
     });
     assert_eq!(code.unwrap(), Some(0), "the child received other bytes than it sent");

@@ -1,8 +1,8 @@
 //! Loans over real sockets: bytes arrive in order, and buffers are returned upon completion only.
 
 use haul::{
-    Buffer, BufferPool, Error, LoanLimits, MethodChoice, Outcome, Returned, SendMethod,
-    SendSettings, Sender,
+    BufferPool, Error, LoanLimits, MethodChoice, Outcome, Returned, SendMethod, SendSettings,
+    Sender,
 };
 use haul_sys::sendmsg::{self, SendOptions};
 use haul_sys::{error_queue, sockopt};
@@ -34,6 +34,19 @@ fn receive_all(mut to: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>
         to.read_to_end(&mut received).unwrap();
         received
     })
+}
+
+/// Reads from `to` until the socket has accepted all of the latest loan; returns the bytes read.
+fn read_until_accepted(sender: &mut Sender<TcpStream>, to: &mut TcpStream) -> usize {
+    let (mut buffer, mut count) = (vec![0; 64 << 10], 0);
+    // All that was sent may have been read, and its acknowledgement be still to come.
+    to.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    while sender.unsent_bytes() > 0 {
+        count += to.read(&mut buffer).unwrap_or(0);
+        let _ = sender.flush();
+    }
+    to.set_read_timeout(None).unwrap();
+    count
 }
 
 /// Returns the bytes of a loan, which differ between loans and between positions.
@@ -119,7 +132,7 @@ fn a_non_blocking_socket_accepts_a_loan_in_parts_and_limits_loans_in_flight() {
     from.set_nonblocking(true).unwrap();
     let settings = SendSettings::default()
         .with_limits(LoanLimits::default().with_loans_max(8).with_bytes_max(64 << 20));
-    let mut sender = Sender::with(Arc::new(from), settings).unwrap();
+    let mut sender = Sender::with_settings(Arc::new(from), settings).unwrap();
     let mut expected: Vec<u8> = Vec::new();
     let mut lent = 0;
     // The peer does not read: the send buffer fills up within a loan, and the next one is refused.
@@ -153,11 +166,11 @@ fn a_blocking_socket_waits_for_completions_at_the_limit() {
     let pool = BufferPool::new(64 << 10, 100).unwrap();
     let settings = SendSettings::default()
         .with_limits(LoanLimits::default().with_loans_max(3).with_bytes_max(1 << 20));
-    let mut sender = Sender::with(from, settings).unwrap();
+    let mut sender = Sender::with_settings(from, settings).unwrap();
     let received = receive_all(to);
     for loan in 0..100 {
         let mut buffer = pool.take().unwrap();
-        buffer.copy_from_slice(&bytes_of(loan, 64 << 10));
+        buffer.extend_from_slice(&bytes_of(loan, 64 << 10)).unwrap();
         sender.lend(buffer).unwrap();
         // The limit does not count returned buffers that the caller has not reclaimed.
         assert!(pool.in_use() <= 3 + 100, "{}", pool.in_use());
@@ -172,19 +185,20 @@ fn a_blocking_socket_waits_for_completions_at_the_limit() {
 
 #[test]
 fn loans_of_a_dropped_sender_are_kept_until_the_peer_has_read_them() {
-    let (from, to) = on_loopback();
+    let (from, mut to) = on_loopback();
     let pool = BufferPool::new(1 << 20, 64).unwrap();
     from.set_nonblocking(true).unwrap();
     let mut sender = Sender::new(from).unwrap();
-    let mut expected = 0;
     while let Ok(mut buffer) = pool.take() {
+        buffer.resize(buffer.capacity()).unwrap();
         buffer.fill(7);
         if sender.lend(buffer).is_err() {
             break;
         }
     }
+    let read = read_until_accepted(&mut sender, &mut to);
     sender.reclaim().unwrap().for_each(drop);
-    expected += sender.report().loans.bytes as usize;
+    let expected = sender.report().loans.bytes as usize - read;
     assert!(pool.in_use() > 0 && sender.report().outstanding_loans == pool.in_use());
     let socket = sender.socket().try_clone().unwrap();
     drop(sender);
@@ -209,7 +223,8 @@ fn a_reset_returns_every_buffer_and_later_calls_fail() {
     let pool = BufferPool::new(1 << 20, 64).unwrap();
     from.set_nonblocking(true).unwrap();
     let mut sender = Sender::new(from).unwrap();
-    while let Ok(buffer) = pool.take() {
+    while let Ok(mut buffer) = pool.take() {
+        buffer.resize(buffer.capacity()).unwrap();
         if sender.lend(buffer).is_err() {
             break;
         }
@@ -286,12 +301,12 @@ fn invalid_loans_are_returned_in_the_error_and_the_sender_still_works() {
     let received = receive_all(to);
     let settings = SendSettings::default()
         .with_limits(LoanLimits::default().with_loans_max(4).with_bytes_max(10_000));
-    let mut sender = Sender::with(from, settings).unwrap();
+    let mut sender = Sender::with_settings(from, settings).unwrap();
     let empty = sender.lend(Vec::new()).unwrap_err();
     assert!(matches!(empty.error, Error::LoanEmpty), "{empty}");
     let large = sender.lend(vec![0; 10_001]).unwrap_err();
     assert!(
-        matches!(large.error, Error::LoanTooLarge { bytes: 10_001, bytes_max: 10_000 }),
+        matches!(large.error, Error::LoanTooLarge { bytes: 10_001, bytes_max: 10_000, .. }),
         "{large}"
     );
     assert_eq!(large.buffer.len(), 10_001);
@@ -306,8 +321,8 @@ fn invalid_loans_are_returned_in_the_error_and_the_sender_still_works() {
     let mut returned = reclaim_all(&mut sender);
     returned.sort_by_key(|loan| loan.id);
     assert!(
-        matches!(returned[0].buffer, Buffer::Shared(_))
-            && matches!(returned[1].buffer, Buffer::Static(b"static"))
+        format!("{:?}", returned[0].buffer).starts_with("Shared")
+            && returned[1].buffer[..] == b"static"[..]
     );
     drop(sender);
     assert!(received.join().unwrap() == [&shared[..], b"static"].concat());
@@ -329,7 +344,10 @@ fn loans_of_a_socket_that_was_used_before_come_back() {
         sockopt::set_zerocopy(&from, true).unwrap();
         let zerocopy = SendOptions { segment_bytes: None, zerocopy: true };
         for _ in 0..3 {
-            assert_eq!(sendmsg::send(&from, &[9; 10_000], zerocopy).unwrap(), 10_000);
+            assert_eq!(
+                sendmsg::send(&from, &[IoSlice::new(&[9; 10_000])], zerocopy).unwrap(),
+                10_000
+            );
         }
         let mut completed = 0;
         while completed < 3 {
@@ -378,7 +396,7 @@ fn the_loan_limit_and_a_full_send_buffer_give_different_errors() {
     from.set_nonblocking(true).unwrap();
     let limits = LoanLimits::default().with_loans_max(2).with_bytes_max(1 << 20);
     let settings = SendSettings::default().with_limits(limits).with_zerocopy_bytes_min(0);
-    let mut sender = Sender::with(from, settings).unwrap();
+    let mut sender = Sender::with_settings(from, settings).unwrap();
     sender.lend(vec![1; 100]).unwrap();
     sender.lend(vec![2; 100]).unwrap();
     // On loopback completions arrive at once, so the third loan is accepted. The returned buffers
@@ -421,14 +439,15 @@ fn invalid_arguments_are_refused() {
     ));
     let (from, _to) = on_loopback();
     let floor = SendSettings::default().with_choice(MethodChoice::Method(SendMethod::Floor));
-    let error = Sender::with(from.try_clone().unwrap(), floor).unwrap_err();
+    let error = Sender::with_settings(from.try_clone().unwrap(), floor).unwrap_err();
     assert!(error.to_string().contains("other bytes"), "{error}");
     let mut sender = Sender::new(from).unwrap();
     let file = tempfile::tempfile().unwrap();
     let (start, end) = (10, 5);
-    assert!(matches!(sender.send_file(&file, start..end), Err(Error::Unsuited(_))));
-    assert!(matches!(sender.send_file_all(&file, start..end), Err(Error::Unsuited(_))));
-    assert!(matches!(sender.send_file(&file, 5..10), Err(Error::Ended { at: 5 })));
+    assert!(matches!(sender.send_file(&file, start..end), Err(Error::InvalidInput(_))));
+    let error = sender.send_file_all(&file, start..end).unwrap_err();
+    assert!(matches!(error.error, Error::InvalidInput(_)), "{error}");
+    assert!(matches!(sender.send_file(&file, 5..10), Err(Error::Ended { at: 5, .. })));
 }
 
 /// If a loan was sent in part, every next call sends the rest of it first.
@@ -467,7 +486,7 @@ fn the_method_zerocopy_is_not_used_after_loans() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
     let settings = SendSettings::default().with_choice(MethodChoice::Method(SendMethod::Zerocopy));
-    let mut sender = Sender::with(from, settings).unwrap();
+    let mut sender = Sender::with_settings(from, settings).unwrap();
     for _ in 0..3 {
         sender.lend(vec![1; 1 << 20]).unwrap();
     }
@@ -490,7 +509,7 @@ fn loans_are_copied_after_the_method_zerocopy_was_used() {
     let (from, to) = on_loopback();
     let received = receive_all(to);
     let settings = SendSettings::default().with_choice(MethodChoice::Method(SendMethod::Zerocopy));
-    let mut sender = Sender::with(from, settings).unwrap();
+    let mut sender = Sender::with_settings(from, settings).unwrap();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&vec![2; 100_000]).unwrap();
     sender.send_file_all(&file, 0..100_000).unwrap();
@@ -524,7 +543,7 @@ fn a_failed_datagram_does_not_affect_other_loans() {
     assert!(matches!(refused.error, Error::WrongSocket { .. }), "{refused}");
     let none = SendSettings::default()
         .with_limits(LoanLimits::default().with_loans_max(0).with_bytes_max(1));
-    assert!(matches!(Sender::with(on_loopback().0, none), Err(Error::Unsuited(_))));
+    assert!(matches!(Sender::with_settings(on_loopback().0, none), Err(Error::InvalidInput(_))));
 }
 
 /// Peers that do not read keep the loans of dropped senders in memory, but not without bound.
@@ -532,24 +551,37 @@ fn a_failed_datagram_does_not_affect_other_loans() {
 fn the_loans_of_dropped_senders_have_a_bound_and_can_be_aborted() {
     const LOAN_BYTES: usize = 16 << 20;
     const HELD_BYTES_MAX: usize = 256 << 20;
+    let pinned_max = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    if !rustix::process::geteuid().is_root() && pinned_max.is_some_and(|max| max < 512 << 20) {
+        eprintln!("SKIPPED: RLIMIT_MEMLOCK lets no loans accumulate, so their bound is not tested");
+        return;
+    }
     let shared: Arc<[u8]> = vec![5; LOAN_BYTES].into();
     let lend = |peers: &mut Vec<TcpStream>| {
-        let (from, to) = on_loopback();
+        let (from, mut to) = on_loopback();
         from.set_nonblocking(true).unwrap();
-        peers.push(to);
+        // All connections together must fit into TCP's memory (`net.ipv4.tcp_mem`).
+        rustix::net::sockopt::set_socket_send_buffer_size(&from, 256 << 10).unwrap();
+        rustix::net::sockopt::set_socket_recv_buffer_size(&to, 64 << 10).unwrap();
         // Loopback copies, and releases a loan once the peer has read it.
         let settings = SendSettings::default().with_lend_when_copied(true);
-        let mut sender = Sender::with(from, settings).unwrap();
+        let mut sender = Sender::with_settings(from, settings).unwrap();
         // The first loan shows the kernel's numbers.
         sender.lend(vec![1; 5000]).unwrap();
+        assert_eq!(sender.wait_for_completions(TIMEOUT).unwrap(), 0);
+        sender.reclaim().unwrap().for_each(drop);
         sender.lend(Arc::clone(&shared)).unwrap();
+        read_until_accepted(&mut sender, &mut to);
+        assert!(sender.wants().completion, "the peer has not read all");
+        peers.push(to);
         sender
     };
     let mut peers = Vec::new();
     for _ in 0..24 {
         drop(lend(&mut peers));
     }
-    assert!(haul::abandoned_bytes() <= HELD_BYTES_MAX, "{}", haul::abandoned_bytes());
+    let held = haul::abandoned_bytes();
+    assert!(held > HELD_BYTES_MAX / 2 && held <= HELD_BYTES_MAX, "{held}");
     let sender = lend(&mut peers);
     let held = Arc::strong_count(&shared);
     sender.abort();

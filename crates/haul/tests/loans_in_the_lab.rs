@@ -1,6 +1,6 @@
 //! Loans over a link that loses packets, and with almost no kernel memory for completions.
 
-use haul::{BufferPool, LoanLimits, Outcome, SendSettings, Sender};
+use haul::{BufferPool, LoanLimits, Outcome, PooledBuffer, SendSettings, Sender};
 use haul_lab::{Lab, LabError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::fs;
@@ -37,19 +37,19 @@ fn lend_and_overwrite(sender: &mut Sender<TcpStream>, total: usize) -> (usize, u
     let mut random = fastrand::Rng::with_seed(5);
     let (mut position, mut copied, mut zero_copied) = (0, 0, 0);
     let mut reclaim = |sender: &mut Sender<TcpStream>| {
-        for mut returned in sender.reclaim().unwrap() {
-            if let haul::Buffer::Pooled(buffer) = &mut returned.buffer {
+        for returned in sender.reclaim().unwrap() {
+            if let Ok(mut buffer) = returned.buffer.into_owner::<PooledBuffer>() {
                 buffer.fill(0xEE);
             }
             match returned.outcome {
-                Outcome::Copied => copied += 1,
                 Outcome::ZeroCopied => zero_copied += 1,
+                _ => copied += 1,
             }
         }
     };
     while position < total {
         let mut buffer = pool.take().unwrap();
-        buffer.set_len(random.usize(1..300_000).min(total - position));
+        buffer.resize(random.usize(1..300_000).min(total - position)).unwrap();
         for (offset, byte) in buffer.iter_mut().enumerate() {
             *byte = byte_at(position + offset);
         }
@@ -119,7 +119,8 @@ fn loans_are_copied_without_memory_for_completions() {
     let (from, to) = lab.connect().unwrap();
     let receiver = receive_and_check(to);
     let limits = LoanLimits::default().with_loans_max(39);
-    let mut sender = Sender::with(from, SendSettings::default().with_limits(limits)).unwrap();
+    let mut sender =
+        Sender::with_settings(from, SendSettings::default().with_limits(limits)).unwrap();
     let (copied, _) = lend_and_overwrite(&mut sender, TOTAL);
     let report = sender.report();
     assert!(copied > 0 && report.enobufs_count > 0, "the limit had no effect: {report:?}");

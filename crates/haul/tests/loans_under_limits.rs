@@ -28,6 +28,7 @@ fn lend_all(to: TcpStream) -> SendReport {
     let mut returned = 0;
     for number in 0..BUFFERS {
         let mut buffer = pool.take().unwrap();
+        buffer.resize(BUFFER_BYTES).unwrap();
         buffer.fill(contents(number));
         sender.lend(buffer).unwrap();
         returned += sender.reclaim().unwrap().count();
@@ -82,6 +83,7 @@ fn a_process_may_exit_with_loans_in_flight() {
         let mut sender = Sender::new(socket).unwrap();
         for number in 0..BUFFERS {
             let mut buffer = pool.take().unwrap();
+            buffer.resize(BUFFER_BYTES).unwrap();
             buffer.fill(contents(number));
             sender.lend(buffer).unwrap();
         }
@@ -110,6 +112,7 @@ fn a_forked_child_cannot_use_its_parents_loans() {
     let mut sender = Sender::new(from).unwrap();
     let mut lent = 0;
     while let Ok(mut buffer) = pool.take() {
+        buffer.resize(BUFFER_BYTES).unwrap();
         buffer.fill(contents(lent));
         if sender.lend(buffer).is_err() {
             break;
@@ -118,7 +121,7 @@ fn a_forked_child_cannot_use_its_parents_loans() {
     }
     assert!(sender.report().outstanding_loans > 0);
     let mut sender = Some(sender);
-    let code = haul_sys::child::in_forked_child(|| {
+    let code = haul_lab_sys::child::in_forked_child(|| {
         let mut sender = sender.take().unwrap();
         let refused = sender.lend(vec![0xEE; 10_000]).map_err(|refused| refused.error);
         let (reclaimed, waited) =
@@ -161,12 +164,12 @@ fn a_forked_child_cannot_read_its_parents_completions() {
     let mut to = listener.accept().unwrap().0;
     let settings = haul::SendSettings::default()
         .with_choice(haul::MethodChoice::Method(haul::SendMethod::Zerocopy));
-    let mut sender = Sender::with(from, settings).unwrap();
+    let mut sender = Sender::with_settings(from, settings).unwrap();
     let memory = haul::Memory::new(vec![7; 65536].as_slice(), 65536).unwrap();
     sender.send_file_all(&memory, 0..65536).unwrap();
     let mut received = vec![0; 65536];
     to.read_exact(&mut received).unwrap();
-    let code = haul_sys::child::in_forked_child(|| {
+    let code = haul_lab_sys::child::in_forked_child(|| {
         let (waited, reclaimed) =
             (sender.wait_for_completions(Duration::ZERO), sender.reclaim().map(|_| ()));
         let sent = sender.send_file(&memory, 0..1).map(|_| ());

@@ -71,10 +71,12 @@ fn ten_thousand_connections_lend_up_to_their_limits() {
     let mut senders = Vec::new();
     for (number, socket) in (0u32..).zip(sockets) {
         socket.set_nonblocking(true).unwrap();
-        let mut sender = Sender::with(socket, SendSettings::default().with_limits(limits)).unwrap();
+        let mut sender =
+            Sender::with_settings(socket, SendSettings::default().with_limits(limits)).unwrap();
         sender.send_all(&number.to_le_bytes()).unwrap();
         for part in 0..LOANS_MAX {
             let mut buffer = pool.take().unwrap();
+            buffer.resize(BUFFER_BYTES).unwrap();
             buffer.fill(byte_of(number, part));
             sender.lend(buffer).unwrap();
         }

@@ -1,7 +1,7 @@
 //! Receiving over real sockets: any mix of sends and receives delivers each byte once, in order.
 
 use haul::{
-    Chunk, Error, Mapping, Memory, MethodOptions, ReceiveReport, ReceiveSettings, Receiver,
+    BufferPool, Error, Mapping, Memory, MethodOptions, ReceiveReport, ReceiveSettings, Receiver,
     SendMethod,
 };
 use haul_lab::{Lab, LabError, Settings};
@@ -45,7 +45,7 @@ fn check(position: u64, bytes: &[u8]) {
 }
 
 fn receiver(socket: TcpStream, mapping: Mapping) -> Receiver<TcpStream> {
-    Receiver::with(socket, ReceiveSettings::default().with_mapping(mapping)).unwrap()
+    Receiver::with_settings(socket, ReceiveSettings::default().with_mapping(mapping)).unwrap()
 }
 
 /// Receives the first `total` bytes of the test stream and checks each byte.
@@ -226,7 +226,7 @@ fn nearly_all_bytes_are_mapped_if_segments_are_pages() {
     receiver.expect(total);
     receive_all(&mut receiver, total);
     drop(sender.join().unwrap());
-    assert_eq!(receiver.receive().unwrap(), None);
+    assert!(receiver.receive().unwrap().is_none());
     let report = receiver.report();
     let percent = 100.0 * report.mapped.bytes as f64 / total as f64;
     assert!(percent >= 90.0, "only {percent:.1} % was mapped: {report:?}");
@@ -273,9 +273,9 @@ fn without_data_a_non_blocking_socket_and_a_timeout_give_would_block() {
         receiver.socket().set_nonblocking(false).unwrap();
         receiver.expect(5);
         from.write_all(b"hello").unwrap();
-        assert_eq!(receiver.receive().unwrap(), Some(Chunk::Copied(b"hello")));
+        assert_eq!(receiver.receive().unwrap().unwrap().bytes(), b"hello");
         drop(from);
-        assert_eq!(receiver.receive().unwrap(), None);
+        assert!(receiver.receive().unwrap().is_none());
         assert_eq!(receiver.receive_into(&mut [0; 4]).unwrap(), 0);
         assert_eq!(receiver.receive_into_file(&file, 0..10).unwrap(), 0);
         assert_eq!(receiver.discard(10).unwrap(), 0);
@@ -359,6 +359,8 @@ fn a_unix_stream_is_read_and_other_sockets_are_refused() {
     receiver.read_to_end(&mut rest).unwrap();
     check(2000, &rest);
     assert_eq!(rest.len(), 48_000);
+    assert!(receiver.report().fallbacks.is_empty(), "nothing was to be mapped so far");
+    assert!(receiver.receive().unwrap().is_none());
     assert!(receiver.report().fallbacks[0].reason.contains("TCP"), "{:?}", receiver.report());
     let datagram = Receiver::new(UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap_err();
     assert!(matches!(datagram, Error::WrongSocket { .. }), "{datagram}");
@@ -541,4 +543,45 @@ fn bytes_that_the_kernel_decrypts_are_received_and_discarded() {
             assert_eq!(receiver.report().mapped.bytes, 0);
         }
     }
+}
+
+/// Ten connections share one buffer: an idle one holds none.
+#[test]
+fn receivers_share_a_pool_and_hold_a_buffer_only_while_it_has_bytes() {
+    let pool = BufferPool::new(16 << 10, 1).unwrap();
+    let settings = ReceiveSettings::default().with_mapping(Mapping::Never);
+    let connections: Vec<_> = (0..10).map(|_| on_loopback()).collect();
+    let mut receivers: Vec<_> = connections
+        .iter()
+        .map(|(_, to)| {
+            to.set_nonblocking(true).unwrap();
+            Receiver::with_pool(to, settings, pool.clone()).unwrap()
+        })
+        .collect();
+    for (number, (mut from, _)) in connections.iter().map(|(from, to)| (from, to)).enumerate() {
+        from.write_all(&[number as u8; 100]).unwrap();
+        let receiver = &mut receivers[number];
+        let received = loop {
+            match receiver.receive() {
+                Ok(chunk) => break chunk.unwrap().bytes().to_vec(),
+                Err(Error::WouldBlock) => thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert_eq!(received, [number as u8; 100]);
+        assert_eq!(pool.in_use(), 0, "its chunk was dropped");
+        assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
+        assert_eq!(pool.in_use(), 0);
+    }
+    let held = pool.take().unwrap();
+    assert!(matches!(receivers[0].receive(), Err(Error::PoolEmpty { .. })));
+    drop(held);
+    // Taken out of the chunk, a buffer can be kept and lent.
+    (&connections[0].0).write_all(b"last").unwrap();
+    let kept = loop {
+        if let Ok(chunk) = receivers[0].receive() {
+            break chunk.unwrap().into_buffer().unwrap();
+        }
+    };
+    assert_eq!((&kept[..], pool.in_use()), (&b"last"[..], 1));
 }

@@ -29,7 +29,7 @@ impl Host {
     /// `cpu`.
     pub(crate) fn in_new_namespace(cpu: usize, address: IpAddr) -> Result<Self, LabError> {
         let namespace = run_on_new_thread(|| {
-            haul_sys::namespace::unshare_network().map_err(namespace_error)?;
+            haul_lab_sys::namespace::unshare_network().map_err(namespace_error)?;
             // Devices take the default mask when they are created, so it is set before.
             steer::set_default_mask(cpu);
             netlink::set_up("lo")?;
@@ -100,7 +100,7 @@ impl Host {
 
     /// Runs a program on this host until it ends. It is killed if this process ends.
     pub fn run_program(&self, command: &mut Command) -> Result<io::Result<ExitStatus>, LabError> {
-        self.run(|| haul_sys::child::dies_with_parent(command).status())
+        self.run(|| haul_lab_sys::child::dies_with_parent(command).status())
     }
 }
 
@@ -125,7 +125,7 @@ impl Host {
             .name("haul-program".into())
             .spawn(move || {
                 let spawned = host.enter().and_then(|()| {
-                    haul_sys::child::dies_with_parent(command.process_group(0))
+                    haul_lab_sys::child::dies_with_parent(command.process_group(0))
                         .spawn()
                         .map_err(LabError::step(format!("starting {program}")))
                 });

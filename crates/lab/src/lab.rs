@@ -125,7 +125,8 @@ impl Lab {
             sender: Host::on_loopback(cpus.sender, address),
             receiver: Host::on_loopback(cpus.receiver, address),
             kind: Kind::Loopback,
-            mtu: haul_sys::interface::mtu("lo").map_err(LabError::step("reading the MTU of lo"))?,
+            mtu: haul_lab_sys::interface::mtu("lo")
+                .map_err(LabError::step("reading the MTU of lo"))?,
             caveats,
         })
     }
@@ -277,7 +278,7 @@ pub fn enter_user_namespace() -> Result<(), LabError> {
         return Ok(());
     }
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    haul_sys::namespace::unshare_user().map_err(host::namespace_error)?;
+    haul_lab_sys::namespace::unshare_user().map_err(host::namespace_error)?;
     // An unprivileged user may write a group map only after setgroups is denied (Linux 3.19).
     for (file, text) in [
         ("setgroups", "deny".to_owned()),

@@ -3,7 +3,7 @@
 use crate::error::LabError;
 use crate::host::Host;
 use crate::netlink;
-use haul_sys::ethtool::{self, Offload};
+use haul_lab_sys::ethtool::{self, Offload};
 
 /// Scatter-gather and transmit checksum offload of the sending device, which the lab switches
 /// together.

@@ -3,7 +3,7 @@
 use crate::error::LabError;
 use crate::host::Host;
 use crate::steer;
-use haul_sys::ethtool::{self, Offload};
+use haul_lab_sys::ethtool::{self, Offload};
 use rustix::process::Pid;
 use rustix::thread::CpuSet;
 use std::fs;

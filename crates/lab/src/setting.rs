@@ -51,7 +51,7 @@ impl HostSetting {
             .stdout(lock_file)
             .stderr(Stdio::null());
         // In its own session it is not killed together with this process's group.
-        let restorer = haul_sys::child::start_in_new_session(&mut command)
+        let restorer = haul_lab_sys::child::start_in_new_session(&mut command)
             .spawn()
             .map_err(LabError::step("starting the process that restores a host setting"))?;
         Ok(Self { name: name.into(), file, value, restorer })

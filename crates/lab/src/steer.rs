@@ -32,7 +32,7 @@ pub(crate) fn check_or_steer(device: &str, cpu: usize) -> io::Result<()> {
 /// A sysfs shows the devices of the namespace in which it was mounted.
 pub(crate) fn mount_own_sysfs() -> io::Result<()> {
     use rustix::mount::{MountFlags, MountPropagationFlags};
-    haul_sys::namespace::unshare_mounts()?;
+    haul_lab_sys::namespace::unshare_mounts()?;
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     Ok(rustix::mount::mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?)
 }

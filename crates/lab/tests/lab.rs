@@ -1,7 +1,7 @@
 //! Tests of the lab on the real kernel: two isolated hosts, and every setting read back.
 
 use haul_lab::{Kind, Lab, LabError, Offloads, Settings, allowed_cpus};
-use haul_sys::ethtool::{Offload, driver, offload};
+use haul_lab_sys::ethtool::{Offload, driver, offload};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::IpAddr;
@@ -107,7 +107,7 @@ fn the_mtu_is_set_on_the_device_and_its_limits_are_checked() {
     for mtu in [1500, 4148] {
         let Some(lab) = lab(&Settings::default().with_mtu(mtu)) else { return };
         let device_mtu =
-            lab.sender.run(|| haul_sys::interface::mtu(lab.sender.device()).unwrap()).unwrap();
+            lab.sender.run(|| haul_lab_sys::interface::mtu(lab.sender.device()).unwrap()).unwrap();
         assert_eq!((lab.mtu(), device_mtu), (mtu, mtu));
         drop(lab.connect().unwrap());
     }

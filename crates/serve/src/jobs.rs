@@ -8,28 +8,19 @@ use crate::files::resource::Representation;
 use crate::files::service::{LookupResult, Service, status_of};
 use crate::handler::FileHandler;
 use crate::passwords::Passwords;
+use haul::Source;
 use haul_fs::{AtomicFile, Blocking, Committed};
 use haul_http::credentials::Credentials;
 use haul_http::request::Request;
 use haul_http::status::Status;
 use haul_http::target::Target;
 use haul_server::offload::{Job, PoolSettings, Queued};
-use rustix::fs::Advice;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
-use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
 use tracing::warn;
-
-/// Bytes that are read ahead of what is sent next.
-const AHEAD_BYTES: u64 = 4 << 20;
-/// The part of [`AHEAD_BYTES`] that is in memory when the job is done: the rest is read while these
-/// bytes are sent.
-pub const AWAITED_BYTES: u64 = 2 << 20;
-/// The kernel reads ahead in pieces of this size or more (`read_ahead_kb` of most disks).
-const READAHEAD_BYTES: usize = 128 << 10;
 
 /// Threads for the disk: the number of requests that a disk works on at a time.
 const DISK_THREADS: usize = 8;
@@ -49,7 +40,7 @@ const PASSWORD_POOL: usize = 1;
 pub enum FileJob {
     /// Finds what a target stands for. A listing is JSON if that is accepted.
     Find { service: Arc<Service>, target: String, accepts_json: bool },
-    /// Reads a range of a file into memory; waits for at most [`AWAITED_BYTES`].
+    /// Reads a range of a file into memory; waits as [`Source::prefetch`] does.
     ReadPages(Arc<Representation>, Range<u64>),
     /// Creates a temporary file for this target.
     BeginUpload { service: Arc<Service>, target: String },
@@ -141,7 +132,8 @@ impl Job for FileJob {
                 })
             }
             Self::ReadPages(form, range) => {
-                read_pages(&form, range);
+                // A disk error shows when the pages are sent.
+                let _ = Source::from(form.object.file()).prefetch(range);
                 FileReply::PagesRead
             }
             Self::BeginUpload { service, target } => {
@@ -234,20 +226,6 @@ fn status_of_write(error: &std::io::Error) -> Status {
         Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => Status::INSUFFICIENT_STORAGE,
         Some(Errno::ROFS) => Status::FORBIDDEN,
         _ => status_of(error),
-    }
-}
-
-/// Reads a file's pages into memory. A disk error shows when they are sent.
-fn read_pages(form: &Representation, range: Range<u64>) {
-    let file = form.object.file();
-    let ahead = NonZeroU64::new((range.end - range.start).min(AHEAD_BYTES));
-    let _ = rustix::fs::fadvise(file, range.start, ahead, Advice::WillNeed);
-    let awaited = range.start..range.end.min(range.start + AWAITED_BYTES);
-    let last = awaited.end.saturating_sub(1);
-    for at in awaited.step_by(READAHEAD_BYTES).chain([last]) {
-        if !matches!(rustix::io::pread(file, &mut [0], at), Ok(1)) {
-            break;
-        }
     }
 }
 

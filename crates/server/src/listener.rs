@@ -8,7 +8,7 @@ use rustix::net::{
     AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt,
 };
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -210,6 +210,13 @@ impl Listeners {
 }
 
 impl Listener {
+    /// A listening socket of one event loop alone, for clients without TLS.
+    pub fn from_tcp(listener: TcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let socket = Arc::new(OwnedFd::from(listener));
+        Ok(Self { socket, is_shared: false, is_tls: false })
+    }
+
     /// Accepts a connection; `None` if the queue is empty.
     pub fn accept(&self) -> io::Result<Option<Accepted>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

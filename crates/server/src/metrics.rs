@@ -1,24 +1,14 @@
 //! Metrics in the Prometheus text format, served on an address of their own.
 //!
-//! A thread of its own answers one scrape at a time, so that scrapes delay no event loop. The
-//! address is the access control: it should be reachable by the monitoring alone.
+//! The address is the access control: it should be reachable by the monitoring alone.
 
-use crate::address::Address;
+mod endpoint;
+
+pub use endpoint::{MetricsServer, listen};
+
 use crate::counter::{ConnectionCounters, Counter};
-use crate::error::Error;
-use haul_http::request::{self, Parsed};
-use rustix::net::Shutdown;
 use std::fmt::{Display, Write as _};
-use std::io::{self, Read, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-/// The time limit of a scrape's request, and of its response.
-const SCRAPE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest request head of a scrape, in bytes.
-const HEAD_BYTES_MAX: usize = 8 << 10;
 
 /// A source of metrics.
 pub trait Collect: Send {
@@ -136,97 +126,6 @@ impl Exposition {
     }
 }
 
-/// A metrics endpoint. Dropping it ends its thread.
-#[derive(Debug)]
-pub struct MetricsServer {
-    listener: Arc<TcpListener>,
-    address: SocketAddr,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl MetricsServer {
-    /// Serves `/metrics` on a listening socket.
-    pub fn start(listener: TcpListener, registry: Registry) -> Result<Self, Error> {
-        let address =
-            listener.local_addr().map_err(Error::at("asking for the metrics' address"))?;
-        let listener = Arc::new(listener);
-        let accepting = Arc::clone(&listener);
-        let thread = std::thread::Builder::new()
-            .name("haul-metrics".into())
-            .spawn(move || {
-                for stream in accepting.incoming() {
-                    match stream {
-                        // A scrape that fails is the client's loss alone.
-                        Ok(stream) => drop(respond(stream, &registry)),
-                        Err(error) if error.kind() == io::ErrorKind::InvalidInput => break,
-                        // No descriptors: there may be some later.
-                        Err(_) => std::thread::sleep(Duration::from_millis(100)),
-                    }
-                }
-            })
-            .map_err(Error::at("starting the metrics' thread"))?;
-        Ok(Self { listener, address, thread: Some(thread) })
-    }
-
-    /// The address that it listens on.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-}
-
-impl Drop for MetricsServer {
-    fn drop(&mut self) {
-        // accept() then fails with EINVAL.
-        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Listens for scrapes.
-pub fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
-    TcpListener::bind(address)
-        .map_err(|error| Error::Listen { address: Address::Tcp(address), error })
-}
-
-fn respond(mut stream: TcpStream, registry: &Registry) -> io::Result<()> {
-    let deadline = Instant::now() + SCRAPE_TIMEOUT;
-    stream.set_write_timeout(Some(SCRAPE_TIMEOUT))?;
-    let mut head = Vec::new();
-    let status = loop {
-        match request::parse(&head, HEAD_BYTES_MAX) {
-            Parsed::Whole(request, _) if request.target == "/metrics" => break "200 OK",
-            Parsed::Whole(..) => break "404 Not Found",
-            Parsed::Refused(_) => break "400 Bad Request",
-            Parsed::Partial => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                // A timeout of zero would be none.
-                stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-                if left.is_zero() {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                let mut buffer = [0; 1024];
-                match stream.read(&mut buffer)? {
-                    0 => return Ok(()),
-                    count => head.extend_from_slice(&buffer[..count]),
-                }
-            }
-        }
-    };
-    let body = if status == "200 OK" {
-        registry.render()
-    } else {
-        format!("{status}: ask for /metrics\n")
-    };
-    write!(
-        stream,
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
-         Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
-        body.len()
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,36 +137,5 @@ mod tests {
         let expected = "# HELP h Help.\n# TYPE h histogram\nh_bucket{le=\"0.1\"} 2\n\
                         h_bucket{le=\"0.3\"} 3\nh_bucket{le=\"+Inf\"} 7\nh_sum 5.5\nh_count 7\n";
         assert_eq!(text.0, expected);
-    }
-
-    #[test]
-    fn a_scrape_returns_every_source() {
-        let mut registry = Registry::default();
-        registry.register(|text: &mut Exposition| text.counter("a_total", "A.", 1));
-        registry.register(|text: &mut Exposition| text.gauge("b", "B.", 2.5));
-        let server =
-            MetricsServer::start(listen("127.0.0.1:0".parse().unwrap()).unwrap(), registry)
-                .unwrap();
-        let get = |target: &str| {
-            let mut stream = TcpStream::connect(server.address()).unwrap();
-            write!(stream, "GET {target} HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
-            let mut response = String::new();
-            stream.read_to_string(&mut response).unwrap();
-            response
-        };
-        let page = get("/metrics");
-        assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
-        assert!(page.ends_with("a_total 1\n# HELP b B.\n# TYPE b gauge\nb 2.5\n"), "{page}");
-        assert!(get("/").starts_with("HTTP/1.1 404"));
-
-        // A client that trickles its request occupies the endpoint for its time and no longer.
-        let mut slow = TcpStream::connect(server.address()).unwrap();
-        let trickle = std::thread::spawn(move || {
-            while slow.write_all(b"x").is_ok() {
-                std::thread::sleep(Duration::from_millis(200));
-            }
-        });
-        assert!(get("/metrics").starts_with("HTTP/1.1 200"));
-        trickle.join().unwrap();
     }
 }

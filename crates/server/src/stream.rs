@@ -82,7 +82,7 @@ impl Stream {
             None => Encryption::None,
             Some(session) => Encryption::Program(Box::new(session)),
         };
-        let sender = Sender::with(socket, Arc::clone(settings))?;
+        let sender = Sender::with_settings(socket, Arc::clone(settings))?;
         Ok(Self { sender, encryption, is_corked: false, is_held: false, segment_bytes: None })
     }
 

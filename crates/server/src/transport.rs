@@ -25,7 +25,7 @@ impl Transport {
 
     /// All transports, in the order of [`Transport::index`].
     pub fn all() -> impl Iterator<Item = Self> {
-        let methods = || SendMethod::ALL.into_iter();
+        let methods = || SendMethod::ALL.iter().copied();
         let others = [Self::Memory, Self::Tls, Self::KernelTls].into_iter();
         others.chain(methods().map(Self::Method)).chain(methods().map(Self::KernelTlsMethod))
     }

@@ -26,9 +26,9 @@ use crate::report::{SoakReport, Warning};
 use crate::snapshot::{Interval, Snapshot};
 use crate::sources::SourceCounts;
 use crate::spinner::{self, Counts, ProgressSink};
-use haul_sys::clock::ProcessClock;
-use haul_sys::rusage::{self, Who};
-use haul_sys::shared_counters::SharedCounters;
+use haul_lab_sys::clock::ProcessClock;
+use haul_lab_sys::rusage::{self, Who};
+use haul_lab_sys::shared_counters::SharedCounters;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -117,7 +117,7 @@ pub fn during(command: &mut Command) -> Result<io::Result<(SoakReport, ExitStatu
     let spinners = Spinners::start()?;
     let Measurement { mut report, result } = spinners.measure(SLICES_AROUND, || {
         let cpu_time_before = children_cpu_time();
-        let status = haul_sys::child::dies_with_parent(command).status();
+        let status = haul_lab_sys::child::dies_with_parent(command).status();
         (status, children_cpu_time().saturating_sub(cpu_time_before))
     })?;
     let (status, rusage) = result;
@@ -162,7 +162,9 @@ impl Spinners {
         // takes long to end, and a program that reads the caller's output to its end would wait for
         // it. The spinners report errors in their state.
         command.arg(ARGUMENT).stdin(Stdio::null()).stdout(output).stderr(Stdio::null());
-        haul_sys::child::start_in_new_session(haul_sys::child::dies_with_parent(&mut command));
+        haul_lab_sys::child::start_in_new_session(haul_lab_sys::child::dies_with_parent(
+            &mut command,
+        ));
         let launcher = Some(command.spawn().map_err(failed("starting the spinners"))?);
         let mut spinners = Self { launcher, counters, clocks: Vec::new(), processes: Vec::new() };
         let deadline = Instant::now() + START_MAX;
@@ -359,7 +361,7 @@ fn launch(counters: &SharedCounters) {
     for index in 0..spinners {
         let mut command = Command::new("/proc/self/exe");
         command.args([ARGUMENT, &index.to_string()]).stdin(Stdio::null());
-        match haul_sys::child::dies_with_parent(&mut command).spawn() {
+        match haul_lab_sys::child::dies_with_parent(&mut command).spawn() {
             Ok(process) => processes.push(process),
             Err(error) => get(index, slot::STATE).store(FAILED + errno(&error), Relaxed),
         }

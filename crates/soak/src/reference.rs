@@ -6,7 +6,7 @@
 //! day's.
 
 use crate::error::SoakError;
-use haul_sys::clock::ThreadClock;
+use haul_lab_sys::clock::ThreadClock;
 use std::io::{self, Read, Write};
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The spinner: an idle-priority thread that measures the CPU time it gets.
 
 use crate::error::SoakError;
-use haul_sys::clock::ThreadClock;
+use haul_lab_sys::clock::ThreadClock;
 use rustix::thread::CpuSet;
 use std::io;
 use std::sync::Arc;
@@ -155,7 +155,7 @@ pub(crate) fn set_up(cpu: usize) -> io::Result<(ThreadClock, u32)> {
     let mut set = CpuSet::new();
     set.set(cpu);
     rustix::thread::sched_setaffinity(None, &set)?;
-    haul_sys::sched::run_at_idle_priority()?;
+    haul_lab_sys::sched::run_at_idle_priority()?;
     Ok((
         ThreadClock::for_current_thread()?,
         rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs(),

@@ -79,9 +79,8 @@ pub fn parse(mut control: &[u8]) -> Option<Completion> {
         let level = i32_at(header, LENGTH_BYTES)?;
         let kind = i32_at(header, LENGTH_BYTES + 4)?;
         let body = control.get(HEADER_BYTES..length)?;
-        if ERROR_MESSAGES.contains(&(level, kind))
-            && let Some(completion) = parse_extended_error(body)
-        {
+        let is_error = ERROR_MESSAGES.contains(&(level, kind));
+        if let Some(completion) = is_error.then(|| parse_extended_error(body)).flatten() {
             return Some(completion);
         }
         control = control.get(length.checked_next_multiple_of(LENGTH_BYTES)?..)?;

@@ -67,22 +67,3 @@ fn map_page() -> Option<NonNull<AtomicU64>> {
         Err(_) => None,
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::child::in_forked_child;
-
-    #[test]
-    fn each_child_has_another_generation() {
-        let own = generation();
-        assert_eq!(generation(), own);
-        let code = in_forked_child(|| {
-            let childs = generation();
-            let grandchild = in_forked_child(|| i32::from([own, childs].contains(&generation())));
-            i32::from(childs == own || generation() != childs || !matches!(grandchild, Ok(Some(0))))
-        });
-        assert_eq!(code.unwrap(), Some(0));
-        assert_eq!(generation(), own);
-    }
-}

@@ -1,39 +1,31 @@
 //! Safe wrappers of the kernel facilities that haul needs and [`rustix`] lacks, one per file.
 //!
-//! This is one of the two crates that may contain `unsafe`; every `unsafe` block states why it is
+//! This is one of the three crates that may contain `unsafe`; every `unsafe` block states why it is
 //! sound. The crate makes no decisions. The crates above choose the send method and the fallback,
 //! and explain errors to the user.
 //!
 //! Errors are [`std::io::Error`] with the kernel's errno unchanged, so callers can distinguish an
 //! unsupported method (`EINVAL`, `EOPNOTSUPP`, `EPERM`, `ENOSYS`) from a failure.
 
-pub mod child;
-pub mod clock;
 pub mod error_queue;
-pub mod ethtool;
 pub mod fork;
-pub mod interface;
 pub mod ktls;
-pub mod namespace;
 pub mod pages;
-pub mod perf;
 pub mod receive_window;
 pub mod region;
 pub mod retry;
-pub mod rusage;
-pub mod sched;
 pub mod sendmsg;
-pub mod shared_counters;
 pub mod signal;
-pub mod sockmap;
 pub mod sockopt;
 pub mod tcp_info;
+#[cfg(feature = "uring")]
 pub mod uring;
+#[cfg(feature = "uring")]
 pub mod uring_receive;
 
 /// Makes a system call, retries it after `EINTR`, and turns a result of -1 into the error in
-/// `errno`.
-fn syscall(mut call: impl FnMut() -> libc::ssize_t) -> std::io::Result<usize> {
+/// `errno`. For system calls that neither rustix nor this crate wraps.
+pub fn syscall(mut call: impl FnMut() -> libc::ssize_t) -> std::io::Result<usize> {
     loop {
         match usize::try_from(call()) {
             Ok(count) => return Ok(count),

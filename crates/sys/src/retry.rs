@@ -120,16 +120,19 @@ mod tests {
         assert_eq!(is_set, 0);
         let (socket, _other) = UnixStream::pair().unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-        // SAFETY: the thread is this one, which waits for the other below.
-        let receiver = unsafe { libc::pthread_self() };
+        // SAFETY: both calls only return numbers. A thread's number can be sent between threads on
+        // every C library, unlike a pthread_t.
+        let (process, receiver) = unsafe { (libc::getpid(), libc::gettid()) };
         let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let deadline = Instant::now() + Duration::from_secs(20);
                 while !is_done.load(Ordering::Relaxed) && Instant::now() < deadline {
                     std::thread::sleep(Duration::from_millis(50));
-                    // SAFETY: that thread lives until this scope ends.
-                    unsafe { libc::pthread_kill(receiver, libc::SIGUSR1) };
+                    // SAFETY: the call takes numbers; that thread lives until this scope ends.
+                    unsafe {
+                        libc::syscall(libc::SYS_tgkill, process, receiver, libc::SIGUSR1);
+                    }
                 }
             });
             let started = Instant::now();

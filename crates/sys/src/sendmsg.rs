@@ -1,7 +1,7 @@
 //! `sendmsg` and `sendmmsg` with UDP segmentation offload (Linux 4.18) and `MSG_ZEROCOPY`.
 
 use crate::retry::{WaitsFor, retry_call};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd};
 
 /// `SOL_UDP` and `UDP_SEGMENT` of `<linux/udp.h>`.
@@ -29,7 +29,8 @@ pub struct SendOptions {
     pub zerocopy: bool,
 }
 
-/// Sends `bytes` on a connected socket with `sendmsg`; returns the bytes accepted.
+/// Sends the bytes of all parts, in their order, on a connected socket with `sendmsg`; returns the
+/// bytes accepted. The kernel takes at most 1024 parts (`UIO_MAXIOV`).
 ///
 /// A datagram socket sends all of them or none. A stream socket may accept fewer.
 ///
@@ -40,28 +41,26 @@ pub struct SendOptions {
 /// * a segment larger than the MTU carries.
 ///
 /// `EIO` if the device cannot compute checksums.
-pub fn send(socket: impl AsFd, bytes: &[u8], options: SendOptions) -> io::Result<usize> {
+pub fn send(socket: impl AsFd, parts: &[IoSlice<'_>], options: SendOptions) -> io::Result<usize> {
     let fd = socket.as_fd().as_raw_fd();
-    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut control = SegmentControl {
-        header: libc::cmsghdr {
-            cmsg_len: (size_of::<libc::cmsghdr>() + size_of::<u16>()) as _,
-            cmsg_level: SOL_UDP,
-            cmsg_type: UDP_SEGMENT,
-        },
-        segment_bytes: options.segment_bytes.unwrap_or(0),
-        padding: [0; 6],
-    };
+    // SAFETY: all-zero is a valid value of this plain C struct. (musl's header has padding that
+    // cannot be named.)
+    let mut control: SegmentControl = unsafe { std::mem::zeroed() };
+    control.header.cmsg_len = (size_of::<libc::cmsghdr>() + size_of::<u16>()) as _;
+    control.header.cmsg_level = SOL_UDP;
+    control.header.cmsg_type = UDP_SEGMENT;
+    control.segment_bytes = options.segment_bytes.unwrap_or(0);
     // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
+    // `IoSlice` has the layout of `iovec`, as its documentation guarantees.
+    message.msg_iov = parts.as_ptr().cast_mut().cast();
+    message.msg_iovlen = parts.len() as _;
     if options.segment_bytes.is_some() {
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = size_of::<SegmentControl>() as _;
     }
     let flags = libc::MSG_NOSIGNAL | if options.zerocopy { libc::MSG_ZEROCOPY } else { 0 };
-    // SAFETY: `message` names `bytes`, which the kernel only reads, and a control message of the
+    // SAFETY: `message` names `parts`, which the kernel only reads, and a control message of the
     // stated length; all outlive the call. With MSG_ZEROCOPY the kernel reads on after the call,
     // from pages that it holds references to. If the memory is used again before the completion,
     // the peer receives other bytes; the caller keeps it until then.
@@ -108,7 +107,7 @@ pub fn send_group(socket: impl AsFd, bytes: &[u8], datagram_bytes: usize) -> io:
             fd,
             messages.as_mut_ptr(),
             messages.len() as libc::c_uint,
-            libc::MSG_NOSIGNAL,
+            libc::MSG_NOSIGNAL as _,
         ) as libc::ssize_t
     })
 }
@@ -125,7 +124,9 @@ mod tests {
         from.connect(to.local_addr().unwrap()).unwrap();
         let bytes: Vec<u8> = (0..2500u32).map(|i| i as u8).collect();
         let segmented = SendOptions { segment_bytes: Some(1000), zerocopy: false };
-        assert_eq!(send(&from, &bytes, segmented).unwrap(), 2500);
+        let (first, second) = bytes.split_at(700);
+        let parts = [IoSlice::new(first), IoSlice::new(&[]), IoSlice::new(second)];
+        assert_eq!(send(&from, &parts, segmented).unwrap(), 2500);
         let mut received = [0; 2000];
         for part in bytes.chunks(1000) {
             let len = to.recv(&mut received).unwrap();
@@ -138,7 +139,7 @@ mod tests {
         }
         assert!(send_group(&from, &bytes, 0).is_err());
         let single = SendOptions { segment_bytes: None, zerocopy: false };
-        assert_eq!(send(&from, b"alone", single).unwrap(), 5);
+        assert_eq!(send(&from, &[IoSlice::new(b"alone")], single).unwrap(), 5);
         assert_eq!(to.recv(&mut received).unwrap(), 5);
     }
 }

@@ -33,7 +33,7 @@ impl TestedMethod {
     /// Every single method, then [`Self::Auto`]. [`Self::Planned`] is left out, because it needs a
     /// plan.
     pub fn all() -> Vec<Self> {
-        SendMethod::ALL.into_iter().map(Self::Method).chain([Self::Auto]).collect()
+        SendMethod::ALL.iter().copied().map(Self::Method).chain([Self::Auto]).collect()
     }
 
     /// The name in reports and flags.
@@ -52,7 +52,7 @@ impl TestedMethod {
         match self {
             Self::Method(method) => method,
             Self::Auto | Self::Planned => Plan::builtin()
-                .choose(Condition { source, offloads: true }, u64::MAX, |_| true)
+                .choose(Condition::new(source, true), u64::MAX, |_| true)
                 .unwrap_or(SendMethod::ReadWrite),
         }
     }
@@ -72,12 +72,14 @@ impl TestedMethod {
                 ));
             }
             (Self::Planned, Some(plan)) => MethodChoice::Plan(Arc::new(plan.clone())),
-            (Self::Planned, None) => return Err(Error::Unsuited("there is no plan to choose by")),
+            (Self::Planned, None) => {
+                return Err(Error::InvalidInput("there is no plan to choose by"));
+            }
             (Self::Auto, _) => MethodChoice::Builtin,
         };
         let socket =
             stream.try_clone().map_err(|error| Error::Failed { call: Call::Duplicate, error })?;
-        Ok(AttachedTestedMethod::Chosen(Box::new(Sender::with(
+        Ok(AttachedTestedMethod::Chosen(Box::new(Sender::with_settings(
             socket,
             SendSettings::default().with_choice(choice),
         )?)))

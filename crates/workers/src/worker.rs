@@ -12,7 +12,7 @@
 use crate::lines::write_line;
 use haul::pacing::is_pacing;
 use haul::{Error, SendMethod};
-use haul_sys::rusage::{self, Usage, Who};
+use haul_lab_sys::rusage::{self, Usage, Who};
 use haul_sys::tcp_info::{TcpInfo, tcp_info};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -440,9 +440,10 @@ fn failed(step: &str, error: impl std::fmt::Display) -> Message {
 
 fn failure_message(error: &Error) -> Message {
     match error {
-        Error::Refused { .. } | Error::Unsuited(_) | Error::Ended { .. } => {
-            Message::Refused(error.to_string())
-        }
+        Error::Refused { .. }
+        | Error::Unsupported(_)
+        | Error::InvalidInput(_)
+        | Error::Ended { .. } => Message::Refused(error.to_string()),
         error => Message::Failed(error.to_string()),
     }
 }

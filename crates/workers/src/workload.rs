@@ -76,9 +76,9 @@ pub enum WorkloadError {
     },
     /// The temporary files could not be created.
     #[error(
-        "cannot make the files of workload {workload} in {folder}: {error} (set TMPDIR to a \
-         folder with enough space)",
-        folder = folder.display()
+        "cannot make the files of workload {workload} in {folder}: {error} ({advice})",
+        folder = folder.display(),
+        advice = advice_for_files(error)
     )]
     Make {
         /// The workload.
@@ -88,6 +88,14 @@ pub enum WorkloadError {
         /// The kernel's error.
         error: io::Error,
     },
+}
+
+/// Returns what the user can do when temporary files cannot be created.
+fn advice_for_files(error: &io::Error) -> &'static str {
+    match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+        Some(rustix::io::Errno::MFILE) => "raise the limit: ulimit -n",
+        _ => "set TMPDIR to a folder with enough space",
+    }
 }
 
 impl FromStr for Workload {

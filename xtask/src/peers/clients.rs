@@ -38,7 +38,7 @@ pub fn wrk(host: &Host, url: &str, connections: usize, seconds: u32) -> Result<W
         ])
         .stdin(Stdio::null());
     let output = host
-        .run(|| haul_sys::child::dies_with_parent(&mut command).output())
+        .run(|| haul_lab_sys::child::dies_with_parent(&mut command).output())
         .map_err(|error| error.to_string())?
         .map_err(|error| {
             format!("wrk: {error}: ci/install installs it (Debian: apt-get install wrk)")

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::Command;
 
 const FOLDER_MODE: u32 = 0o040_755;
-const FILE_MODE: u32 = 0o100_755;
+const PROGRAM_MODE: u32 = 0o100_755;
+const FILE_MODE: u32 = 0o100_644;
 
 /// Builder of a cpio archive.
 #[derive(Default)]
@@ -29,26 +30,31 @@ impl Archive {
         }
     }
 
-    /// Adds a copy of the file at `path` under `name`.
-    pub fn add_file(&mut self, path: &Path, name: &str) -> Result<(), VmError> {
+    /// Adds a copy of the executable file at `path` under `name`.
+    fn add_executable(&mut self, path: &Path, name: &str) -> Result<(), VmError> {
         let content = fs::read(path).map_err(step(format!("reading {}", path.display())))?;
-        self.add_content(name, &content);
+        self.add_entry(name, PROGRAM_MODE, &content);
         Ok(())
     }
 
-    /// Adds a file with this content. If `name` exists already, the archive does not change.
+    /// Adds a file with this content, readable by all and executable by none.
     pub fn add_content(&mut self, name: &str, content: &[u8]) {
+        self.add_entry(name, FILE_MODE, content);
+    }
+
+    /// Adds a file and its folders. If `name` exists already, the archive does not change.
+    fn add_entry(&mut self, name: &str, mode: u32, content: &[u8]) {
         if let Some((folder, _)) = name.rsplit_once('/') {
             self.add_folder(folder);
         }
         if self.names.insert(name.into()) {
-            self.write_entry(name, FILE_MODE, content);
+            self.write_entry(name, mode, content);
         }
     }
 
     /// Adds a program as `name`, and its shared libraries at the paths that `ldd` prints.
     pub fn add_program(&mut self, path: &Path, name: &str) -> Result<(), VmError> {
-        self.add_file(path, name)?;
+        self.add_executable(path, name)?;
         let listed = Command::new("ldd").arg(path).output().map_err(step("running ldd"))?;
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
         // Formats: "libc.so.6 => /lib/libc.so.6 (0x…)" and "/lib64/ld-linux-x86-64.so.2 (0x…)".
@@ -56,7 +62,7 @@ impl Archive {
             .lines()
             .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
         {
-            self.add_file(Path::new(library), library.trim_start_matches('/'))?;
+            self.add_executable(Path::new(library), library.trim_start_matches('/'))?;
         }
         Ok(())
     }
@@ -101,8 +107,8 @@ mod tests {
         let mut archive = Archive::default();
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "hello").unwrap();
-        archive.add_file(file.path(), "some/where/file").unwrap();
-        archive.add_file(file.path(), "some/where/file").unwrap();
+        archive.add_executable(file.path(), "some/where/file").unwrap();
+        archive.add_executable(file.path(), "some/where/file").unwrap();
         archive.add_folder("some/else");
         let mut cpio = match Command::new("cpio")
             .arg("-t")

@@ -11,7 +11,8 @@ const LOCAL_DRIVERS: [&str; 8] =
 
 pub(super) fn examine(device: &DeviceFacts) -> Vec<PathFinding> {
     SendMethod::ALL
-        .into_iter()
+        .iter()
+        .copied()
         .filter(|&path| path != SendMethod::Floor)
         .map(|path| finding(path, device))
         .collect()

@@ -1,8 +1,8 @@
 //! The network device that leads to a peer, and its features.
 
 use super::DeviceFacts;
-use haul_sys::ethtool::{self, Offload};
-use haul_sys::interface;
+use haul_lab_sys::ethtool::{self, Offload};
+use haul_lab_sys::interface;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;

@@ -25,7 +25,7 @@ impl WorkerProcess {
         command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
         // The worker has its own process group, so that Ctrl-C on a terminal stops the run in order
         // instead of killing a worker within it.
-        let mut process = haul_sys::child::dies_with_parent(command.process_group(0))
+        let mut process = haul_lab_sys::child::dies_with_parent(command.process_group(0))
             .spawn()
             .map_err(FlowError::at("starting a process"))?;
         let (input, output) = (process.stdin.take(), process.stdout.take());

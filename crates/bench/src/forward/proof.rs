@@ -4,7 +4,7 @@
 use super::method::TestedForwardMethod;
 use haul::{ForwardMethod, ForwardPool, ForwardSettings, Forwarder, SendMethod};
 use haul_lab::{Lab, LabError};
-use haul_sys::sockmap::Sockmap;
+use haul_lab_sys::sockmap::Sockmap;
 use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -41,7 +41,7 @@ fn copied_percent(lab: &Lab, method: TestedForwardMethod) -> Result<Option<f64>,
         let joined = match forwarder {
             ProofForwarder::Library(settings) => {
                 scope.spawn(move || {
-                    let pool = ForwardPool::with(settings)?;
+                    let pool = ForwardPool::with_settings(settings)?;
                     Forwarder::with_pool(&ends.0, &ends.1, pool)?.forward()
                 });
                 None

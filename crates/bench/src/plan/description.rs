@@ -17,7 +17,7 @@ pub fn describe(plan: &Plan) -> String {
     let mut text = format!("Measured on Linux {}, {}{cards}\n", plan.kernel, plan.cpu);
     for (source, name) in [(SourceKind::File, "a file"), (SourceKind::Memory, "memory")] {
         for offloads in [true, false] {
-            let condition = Condition { source, offloads };
+            let condition = Condition::new(source, offloads);
             for (sizes, method) in choices(plan, condition) {
                 let state = if offloads { "on" } else { "off" };
                 let _ = writeln!(
@@ -125,9 +125,7 @@ pub fn describe_rate(plan: &Plan, rate: Rate) -> String {
          times as much:\n"
     );
     for (source, name) in [(SourceKind::File, "files"), (SourceKind::Memory, "memory")] {
-        for (method, Spread { median, low, high }) in
-            plan.ranking(Condition { source, offloads: true })
-        {
+        for (method, Spread { median, low, high }) in plan.ranking(Condition::new(source, true)) {
             let cores = |us_per_mib: f64| rate.0 as f64 / 8.0 / MIB * us_per_mib / 1e6;
             let _ = writeln!(
                 text,

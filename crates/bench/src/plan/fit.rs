@@ -5,7 +5,7 @@ use crate::send::prediction::network;
 use crate::send::{SendReport, SendRow};
 use crate::stats::Estimate;
 use haul::SendMethod;
-use haul::plan::{Condition, Cost, Plan, Point, SCHEMA, SourceKind, Spread, call_bytes};
+use haul::plan::{Condition, Cost, Plan, Point, SourceKind, Spread, call_bytes};
 use haul_units::MIB;
 use haul_workers::workload::Workload;
 use std::collections::BTreeMap;
@@ -40,24 +40,24 @@ pub fn of(report: &SendReport) -> Option<Plan> {
             points.dedup_by_key(|point| point.bytes);
             // A single point determines no other size; the line at least estimates it.
             points = if points.len() > 1 { points } else { Vec::new() };
-            Cost { points, ..cost(method, Condition { source, offloads }, &line) }
+            let mut cost = cost(method, Condition::new(source, offloads), &line);
+            cost.points = points;
+            cost
         })
         .collect();
-    (!costs.is_empty()).then(|| Plan {
-        schema: SCHEMA.into(),
-        kernel: report.host.kernel.clone(),
-        cpu: report.host.cpu.clone(),
-        devices: crate::host::devices(),
-        measured: report.started.clone(),
-        network: network(report),
-        tests: Vec::new(),
-        warnings: report
-            .warnings
-            .iter()
-            .map(|warning| format!("{}: {}", warning.kind, warning.detail))
-            .collect(),
-        costs,
-    })
+    if costs.is_empty() {
+        return None;
+    }
+    let mut plan = Plan::new(costs);
+    plan.kernel.clone_from(&report.host.kernel);
+    plan.cpu.clone_from(&report.host.cpu);
+    plan.devices = crate::host::devices();
+    plan.measured.clone_from(&report.started);
+    plan.network = network(report);
+    let warnings = report.warnings.iter();
+    plan.warnings =
+        warnings.map(|warning| format!("{}: {}", warning.kind, warning.detail)).collect();
+    Some(plan)
 }
 
 /// Whether a row's cost is that of its method alone: no other programs ran, and the socket was not
@@ -111,13 +111,8 @@ fn cost(method: SendMethod, condition: Condition, points: &[(f64, Estimate)]) ->
         low: median.min(low).min(high),
         high: median.max(low).max(high),
     };
-    Cost {
-        path: method,
-        condition,
-        us_per_call: spread(middle.0, low.0, high.0),
-        us_per_mib: spread(middle.1, low.1, high.1),
-        points: Vec::new(),
-    }
+    let us_per_call = spread(middle.0, low.0, high.0);
+    Cost::new(method, condition, us_per_call, spread(middle.1, low.1, high.1))
 }
 
 /// The line through points of calls per MiB and µs per MiB with the least relative error. Returns

@@ -4,7 +4,7 @@ use super::groups::{Groups, IDLE, USER};
 use super::owner::Owners;
 use super::record::CpuSamples;
 use super::symbols::Symbols;
-use haul_sys::perf::CpuSample;
+use haul_lab_sys::perf::CpuSample;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Samples counted on one CPU or several.

@@ -1,7 +1,7 @@
 //! Records samples in the background.
 
 use super::owner::Owners;
-use haul_sys::perf::{CpuSample, Sampler};
+use haul_lab_sys::perf::{CpuSample, Sampler};
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -65,7 +65,8 @@ pub(super) fn copied_share(series: &SendSeries) -> Option<CopiedShare> {
             .case
             .proved_copied_percent
             .map(|percent| CopiedShare { percent, known_by: "proof" }),
-        Copying::ReportedByKernel => {
+        // By what the kernel reports, as every method of an unknown kind.
+        _ => {
             let copied: u64 = series.rounds.iter().map(|(_, round)| round.copied_bytes).sum();
             let zero_copied: u64 =
                 series.rounds.iter().map(|(_, round)| round.zero_copied_bytes).sum();

@@ -19,7 +19,7 @@ pub(crate) fn test(plan: &Plan, row: &SendRow) -> Option<PlanTest> {
     let predicted_us_per_mib = predict(plan, &row.workload.parse().ok()?, row.offloads == "on")?;
     let Estimate { median, low, high, .. } = measured;
     let measured_us_per_mib = Spread { median, low, high };
-    Some(PlanTest { workload: row.workload.clone(), predicted_us_per_mib, measured_us_per_mib })
+    Some(PlanTest::new(&row.workload, predicted_us_per_mib, measured_us_per_mib))
 }
 
 /// The predicted CPU time for a workload, in µs per MiB. `None` if the plan has no cost for
@@ -29,22 +29,19 @@ fn predict(plan: &Plan, workload: &Workload, offloads: bool) -> Option<f64> {
         if matches!(workload, Workload::Memory(_)) { SourceKind::Memory } else { SourceKind::File };
     let sizes = workload.sizes();
     let mib = sizes.iter().sum::<u64>() as f64 / MIB;
-    let predicted = plan.predict(Condition { source, offloads }, sizes).filter(|_| mib > 0.0)?;
+    let predicted = plan.predict(Condition::new(source, offloads), sizes).filter(|_| mib > 0.0)?;
     Some(predicted.median / mib)
 }
 
 /// The network that a report was measured on; `None` if the report does not record it.
 pub(crate) fn network(report: &SendReport) -> Option<Network> {
     let lab = report.lab.as_ref()?;
-    Some(Network {
-        congestion: lab.congestion.clone(),
-        mtu: lab.mtu,
-        rate_bits_per_second: lab.rate_bits_per_second,
-        cache_line_round_trip_ns: lab.cache_line_round_trip_ns.map(|estimate| estimate.median),
-        reading: lab
-            .reading
-            .map(|reading| if reading == Reading::Held { "held" } else { "free" }.into()),
-    })
+    let mut network = Network::new(&lab.congestion, lab.mtu);
+    network.rate_bits_per_second = lab.rate_bits_per_second;
+    network.cache_line_round_trip_ns = lab.cache_line_round_trip_ns.map(|estimate| estimate.median);
+    network.reading =
+        lab.reading.map(|reading| if reading == Reading::Held { "held" } else { "free" }.into());
+    Some(network)
 }
 
 /// Whether two cache-line round trips, in ns, belong to the same distance between CPUs. Also true
@@ -117,30 +114,22 @@ mod tests {
     use super::*;
 
     fn network() -> Network {
-        Network {
-            congestion: "cubic".into(),
-            mtu: 9000,
-            rate_bits_per_second: None,
-            cache_line_round_trip_ns: Some(60.0),
-            reading: Some("held".into()),
-        }
+        let mut network = Network::new("cubic", 9000);
+        network.cache_line_round_trip_ns = Some(60.0);
+        network.reading = Some("held".into());
+        network
     }
 
     #[test]
     fn only_conditions_that_change_costs_are_differences() {
-        let like = Network {
-            congestion: "reno".into(),
-            cache_line_round_trip_ns: Some(66.0),
-            ..network()
-        };
+        let mut like = network();
+        like.congestion = "reno".into();
+        like.cache_line_round_trip_ns = Some(66.0);
         assert!(differences(&network(), &like).is_empty());
-        let unlike = Network {
-            congestion: "bbr".into(),
-            mtu: 1500,
-            rate_bits_per_second: Some(4_000_000_000),
-            cache_line_round_trip_ns: Some(300.0),
-            reading: Some("free".into()),
-        };
+        let mut unlike = Network::new("bbr", 1500);
+        unlike.rate_bits_per_second = Some(4_000_000_000);
+        unlike.cache_line_round_trip_ns = Some(300.0);
+        unlike.reading = Some("free".into());
         let text = differences(&network(), &unlike).join("; ");
         for part in [
             "MTU 9000 in the plan, 1500 here",
@@ -150,7 +139,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
-        let unknown = Network { cache_line_round_trip_ns: None, reading: None, ..network() };
+        let unknown = Network::new("cubic", 9000);
         assert!(differences(&network(), &unknown).is_empty());
     }
 

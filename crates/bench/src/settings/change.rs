@@ -494,7 +494,7 @@ mod tests {
         };
         for host in [&set.sender, &set.receiver] {
             assert_eq!(
-                host.run(|| haul_sys::interface::mtu(host.device()).unwrap()).unwrap(),
+                host.run(|| haul_lab_sys::interface::mtu(host.device()).unwrap()).unwrap(),
                 9000
             );
             assert!(
@@ -510,9 +510,9 @@ mod tests {
             assert_eq!(read(host, "tcp_notsent_lowat").trim(), "16384");
         }
         let segments = |lab: &Lab| {
-            let offload = haul_sys::ethtool::Offload::TcpSegmentation;
+            let offload = haul_lab_sys::ethtool::Offload::TcpSegmentation;
             lab.sender
-                .run(|| haul_sys::ethtool::offload(lab.sender.device(), offload).unwrap())
+                .run(|| haul_lab_sys::ethtool::offload(lab.sender.device(), offload).unwrap())
                 .unwrap()
         };
         assert!(segments(&plain) && !segments(&set));

@@ -1,6 +1,7 @@
 //! One direction of a forwarder.
 
-use super::{DirectionReport, ForwardMethod, ForwardPool};
+use super::pool::{ForwardMethod, ForwardPool};
+use super::{DirectionReport, Readiness};
 use crate::call::Call;
 use crate::error::{Error, Refusal, failed};
 use crate::fallback::{self, Fallback};
@@ -8,10 +9,9 @@ use crate::pipe::Pipe;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use rustix::pipe::SpliceFlags;
+use std::fmt;
 use std::os::fd::BorrowedFd;
 
-/// The most bytes that are copied at a time.
-pub(super) const BUFFER_BYTES: usize = 16 << 10;
 /// Consecutive full buffers after which splicing begins: a bulk transfer, and not one large
 /// message.
 const FULL_BUFFERS_BEFORE_SPLICING: u32 = 2;
@@ -34,18 +34,41 @@ pub(super) struct Direction {
     /// Holds bytes, or is filled next.
     pipe: Option<Pipe>,
     /// Copied bytes that the sink has not accepted yet.
-    unsent: Vec<u8>,
+    unsent: HiddenBytes,
     /// Consecutive sizes that favor the other method.
     streak: u32,
-    source_has_ended: bool,
-    sink_is_shut: bool,
+    stage: Stage,
+    /// What the latest turn ended with.
+    waits_for: Interest,
     report: DirectionReport,
+}
+
+/// Bytes of a connection, which logs must not show.
+#[derive(Default)]
+struct HiddenBytes(Vec<u8>);
+
+impl fmt::Debug for HiddenBytes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} bytes", self.0.len())
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ActiveMethod {
     Copy,
     Splice,
+}
+
+/// How far a direction is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Open,
+    /// All bytes were received.
+    SourceEnded,
+    /// The end of the stream was forwarded, after all bytes.
+    SinkShut,
+    /// Nothing is forwarded in this direction, and its sink stays open.
+    Unused,
 }
 
 /// The events that a direction waits for; none when it is done.
@@ -57,6 +80,14 @@ pub(super) struct Interest {
     pub write: bool,
     /// No event: the turn is over, and there may be more to do.
     pub has_more: bool,
+}
+
+/// What one receive call has found.
+struct Received {
+    /// 0 at the end of the stream.
+    bytes: usize,
+    /// Whether the call has emptied the socket.
+    is_all: bool,
 }
 
 impl Interest {
@@ -75,12 +106,70 @@ impl Direction {
             },
             is_method_fixed: method != ForwardMethod::Adaptive,
             pipe: None,
-            unsent: Vec::new(),
+            unsent: HiddenBytes::default(),
             streak: 0,
-            source_has_ended: false,
-            sink_is_shut: false,
+            stage: Stage::Open,
+            waits_for: Interest { has_more: true, ..Interest::default() },
             report: DirectionReport::default(),
         }
+    }
+
+    /// A direction in which nothing is forwarded, and whose sink stays open.
+    pub fn unused() -> Self {
+        Self { stage: Stage::Unused, ..Self::new(ForwardMethod::Copy) }
+    }
+
+    /// Puts bytes before those that are received first, and after those of earlier calls.
+    pub fn push_first(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        if self.stage == Stage::Unused && !bytes.is_empty() {
+            return Err(Error::InvalidInput("a one-way forwarder sends nothing to its source"));
+        }
+        if self.report != DirectionReport::default() {
+            return Err(Error::InvalidInput(
+                "first bytes are for a new forwarder: this one has received already",
+            ));
+        }
+        self.unsent.0.extend_from_slice(bytes);
+        // They are sent before the source is readable.
+        self.waits_for.has_more = true;
+        Ok(())
+    }
+
+    /// Takes the bytes in transit out of the pipe, if they are in it.
+    pub fn collect(&mut self) -> Result<(), Error> {
+        let Some(pipe) = &mut self.pipe else { return Ok(()) };
+        if pipe.is_inherited() {
+            return Err(Error::Forked);
+        }
+        while pipe.held_bytes() > 0 {
+            let filled = self.unsent.0.len();
+            self.unsent.0.resize(filled + pipe.held_bytes(), 0);
+            let read = pipe.read(&mut self.unsent.0[filled..]);
+            self.unsent.0.truncate(filled + read.unwrap_or(0));
+            read.map_err(|errno| failed(Call::ReadPipe)(errno.into()))?;
+        }
+        Ok(())
+    }
+
+    /// The bytes that [`Direction::collect`] has collected.
+    pub fn into_collected(self) -> Vec<u8> {
+        self.unsent.0
+    }
+
+    /// Whether the stream that is received has ended.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.stage, Stage::SourceEnded | Stage::SinkShut)
+    }
+
+    /// Whether a turn can move anything, with this readiness of the source and the sink.
+    pub fn is_ready(&self, source: Readiness, sink: Readiness) -> bool {
+        let Interest { read, write, has_more } = self.waits_for;
+        has_more || read && source.read || write && sink.write
+    }
+
+    /// What the latest turn ended with.
+    pub fn waits_for(&self) -> Interest {
+        self.waits_for
     }
 
     pub fn direction_report(&self) -> &DirectionReport {
@@ -102,7 +191,7 @@ impl Direction {
             if !self.deliver(to)? {
                 break Interest { write: true, ..Interest::default() };
             }
-            if self.source_has_ended {
+            if self.stage != Stage::Open {
                 self.shut_down_sink(to)?;
                 break Interest::default();
             }
@@ -110,8 +199,12 @@ impl Direction {
                 break Interest { has_more: true, ..Interest::default() };
             }
             match self.receive(from, to, pool) {
-                Ok(0) => self.source_has_ended = true,
-                Ok(count) => moved += count,
+                Ok(Received { bytes: 0, .. }) => self.stage = Stage::SourceEnded,
+                // Nothing more has arrived: a call to find that out is one too many.
+                Ok(Received { is_all: true, .. }) if self.unsent.0.is_empty() => {
+                    break Interest { read: true, ..Interest::default() };
+                }
+                Ok(Received { bytes, .. }) => moved += bytes,
                 Err(Error::WouldBlock) => break Interest { read: true, ..Interest::default() },
                 Err(error) => return Err(error),
             }
@@ -120,16 +213,17 @@ impl Direction {
         if let Some(pipe) = self.pipe.take_if(|pipe| pipe.held_bytes() == 0) {
             pool.release_pipe(pipe);
         }
+        self.waits_for = interest;
         Ok(interest)
     }
 
     /// Sends the bytes that are held; false if the sink accepts no more.
     fn deliver(&mut self, to: BorrowedFd<'_>) -> Result<bool, Error> {
-        while !self.unsent.is_empty() {
+        while !self.unsent.0.is_empty() {
             self.report.copied.calls += 1;
-            match send(to, &self.unsent) {
+            match send(to, &self.unsent.0) {
                 Ok(count) => {
-                    self.unsent.drain(..count);
+                    self.unsent.0.drain(..count);
                     self.report.copied.bytes += count as u64;
                 }
                 Err(Error::WouldBlock) => return Ok(false),
@@ -137,7 +231,7 @@ impl Direction {
             }
         }
         // Frees the memory: an idle direction holds none.
-        self.unsent = Vec::new();
+        self.unsent = HiddenBytes::default();
         while let Some(pipe) = self.pipe.as_mut().filter(|pipe| pipe.held_bytes() > 0) {
             self.report.spliced.calls += 1;
             match pipe.drain(to, None, usize::MAX, FLAGS) {
@@ -149,19 +243,20 @@ impl Direction {
         Ok(true)
     }
 
-    /// Receives the data that has arrived, by the current method; 0 at the end of the stream.
+    /// Receives the data that has arrived, by the current method. No bytes at the end of the
+    /// stream.
     fn receive(
         &mut self,
         from: BorrowedFd<'_>,
         to: BorrowedFd<'_>,
         pool: &ForwardPool,
-    ) -> Result<usize, Error> {
+    ) -> Result<Received, Error> {
         match self.method {
             ActiveMethod::Copy => self.copy(from, to, pool),
             ActiveMethod::Splice => match self.splice(from, pool) {
                 // The end of the stream, no data, or an urgent byte, before which splicing stops.
                 // `recv` distinguishes them, and skips the urgent byte.
-                Ok(0) | Err(Error::WouldBlock) => self.copy(from, to, pool),
+                Ok(Received { bytes: 0, .. }) | Err(Error::WouldBlock) => self.copy(from, to, pool),
                 Err(reason) if reason.is_refusal() => {
                     self.switch_to(ActiveMethod::Copy);
                     // The refusal of a socket lasts, one for lack of descriptors does not.
@@ -181,8 +276,9 @@ impl Direction {
         from: BorrowedFd<'_>,
         to: BorrowedFd<'_>,
         pool: &ForwardPool,
-    ) -> Result<usize, Error> {
-        let mut buffer = pool.0.buffers.take()?;
+    ) -> Result<Received, Error> {
+        let mut pooled = pool.take_buffer()?;
+        let buffer = pooled.scratch();
         self.report.copied.calls += 1;
         let count = retry_on_intr(|| rustix::net::recv(from, &mut buffer[..], RecvFlags::DONTWAIT))
             .map_err(|errno| failed(Call::Recv)(errno.into()))?
@@ -196,28 +292,29 @@ impl Direction {
                 Err(error) => (0, Some(error)),
             };
             self.report.copied.bytes += sent as u64;
-            self.unsent.extend_from_slice(&buffer[sent..count]);
+            self.unsent.0.extend_from_slice(&buffer[sent..count]);
             if let Some(error) = error {
                 return Err(error);
             }
         }
         let is_full = count == buffer.len();
         self.consider_switch(is_full, FULL_BUFFERS_BEFORE_SPLICING, ActiveMethod::Splice);
-        Ok(count)
+        Ok(Received { bytes: count, is_all: !is_full })
     }
 
-    fn splice(&mut self, from: BorrowedFd<'_>, pool: &ForwardPool) -> Result<usize, Error> {
+    fn splice(&mut self, from: BorrowedFd<'_>, pool: &ForwardPool) -> Result<Received, Error> {
         let pipe = match &mut self.pipe {
             Some(pipe) => pipe,
             none => none.insert(pool.acquire_pipe()?),
         };
         self.report.spliced.calls += 1;
         let count = pipe
-            .fill(from, pool.0.settings.pipe_bytes, FLAGS)
+            .fill(from, pool.settings().pipe_bytes, FLAGS)
             .map_err(|errno| failed(Call::SpliceFromSource)(errno.into()))?;
         let is_small = count > 0 && count < SMALL_FILL_BYTES;
         self.consider_switch(is_small, SMALL_FILLS_BEFORE_COPYING, ActiveMethod::Copy);
-        Ok(count)
+        // A pipe may be full of small pieces, so its count tells nothing about the socket.
+        Ok(Received { bytes: count, is_all: false })
     }
 
     /// Counts consecutive sizes that favor the other method, and switches to it after
@@ -240,8 +337,8 @@ impl Direction {
 
     /// Ends the stream to the sink, after all data was delivered.
     fn shut_down_sink(&mut self, to: BorrowedFd<'_>) -> Result<(), Error> {
-        if !self.sink_is_shut {
-            self.sink_is_shut = true;
+        if self.stage == Stage::SourceEnded {
+            self.stage = Stage::SinkShut;
             match rustix::net::shutdown(to, Shutdown::Write) {
                 // A peer that is gone already needs no end of stream.
                 Ok(()) | Err(Errno::NOTCONN) => {}

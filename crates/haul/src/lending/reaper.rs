@@ -164,16 +164,18 @@ impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         let mut done = Vec::new();
         for key in keys {
-            if items.by_key.get_mut(&key).is_some_and(|kept| kept.item.poll_done())
-                && let Some(kept) = items.by_key.remove(&key)
-            {
+            let is_done = items.by_key.get_mut(&key).is_some_and(|kept| kept.item.poll_done());
+            if let Some(kept) = is_done.then(|| items.by_key.remove(&key)).flatten() {
                 items.held_bytes -= kept.held_bytes;
                 // The descriptor may stay open elsewhere, and would go on to have events.
                 self.poller.unregister(&kept.item);
                 done.push(kept.item);
             }
         }
-        done.extend(items.unregistered.extract_if(.., ReapItem::poll_done));
+        let unregistered = std::mem::take(&mut items.unregistered).into_iter();
+        for mut item in unregistered {
+            if item.poll_done() { &mut done } else { &mut items.unregistered }.push(item);
+        }
         // Closing a socket may take a while, so it happens without the lock. If the drop of a
         // caller's own socket type panics, the reaper still waits for the others.
         drop(items);

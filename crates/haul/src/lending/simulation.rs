@@ -4,13 +4,13 @@
 use super::{Lending, ZeroCopySocket};
 use crate::buffer::Buffer;
 use crate::error::Error;
-use crate::loan::{LoanLimits, Outcome, Returned};
+use crate::loan::{LendError, LoanId, LoanLimits, Outcome, Returned};
 use haul_sys::error_queue::Completion;
 use haul_sys::fork;
 use proptest::prelude::*;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 /// A simulated socket: the test decides its peer, its limits and its errors.
@@ -20,8 +20,8 @@ struct Kernel {
     script: VecDeque<SendResult>,
     /// The bytes that the peer has received.
     received: Vec<u8>,
-    /// The address and length of each send in flight, by its number counted without wrapping.
-    pinned: BTreeMap<u64, (*const u8, usize)>,
+    /// The addresses and lengths of each send in flight, by its number counted without wrapping.
+    pinned: BTreeMap<u64, Vec<(*const u8, usize)>>,
     /// The number of the next send. Sockets that were used before do not begin at 0.
     next_number: u64,
     completions: VecDeque<Completion>,
@@ -38,8 +38,8 @@ enum SendResult {
 }
 
 impl ZeroCopySocket for Kernel {
-    fn send(&mut self, bytes: &[u8], _: Option<u16>, zerocopy: bool) -> io::Result<usize> {
-        assert!(!bytes.is_empty());
+    fn send(&mut self, parts: &[IoSlice<'_>], _: Option<u16>, zerocopy: bool) -> io::Result<usize> {
+        assert!(!parts.is_empty() && parts.iter().all(|part| !part.is_empty()));
         match self.script.pop_front().unwrap_or(SendResult::Accept(usize::MAX)) {
             // Limits on lent memory do not apply to a plain send.
             SendResult::Fail(errno) if zerocopy || errno != Errno::NOBUFS => {
@@ -56,10 +56,15 @@ impl ZeroCopySocket for Kernel {
             accepted => {
                 let limit =
                     if let SendResult::Accept(limit) = accepted { limit } else { usize::MAX };
-                let sent = bytes.len().min(limit);
-                self.received.extend(&bytes[..sent]);
+                let (mut sent, mut pinned) = (0, Vec::new());
+                for part in parts {
+                    let taken = &part[..part.len().min(limit - sent)];
+                    sent += taken.len();
+                    self.received.extend(taken);
+                    pinned.extend((!taken.is_empty()).then_some((taken.as_ptr(), taken.len())));
+                }
                 if zerocopy {
-                    self.pinned.insert(self.next_number, (bytes.as_ptr(), sent));
+                    self.pinned.insert(self.next_number, pinned);
                     self.next_number += 1;
                 }
                 Ok(sent)
@@ -68,7 +73,7 @@ impl ZeroCopySocket for Kernel {
     }
 
     fn enable_zerocopy(&mut self) -> Result<bool, Error> {
-        if self.refuses_zerocopy { Err(Error::Unsuited("not here")) } else { Ok(true) }
+        if self.refuses_zerocopy { Err(Error::Unsupported("not here")) } else { Ok(true) }
     }
 
     fn next_completion(&mut self) -> io::Result<Option<Completion>> {
@@ -101,20 +106,23 @@ impl Kernel {
 
     /// Checks that no send in flight reads from a returned buffer.
     fn assert_not_in_use(&self, returned: &Returned) {
-        let buffer = returned.buffer.as_ptr_range();
-        for (send, (start, _)) in &self.pinned {
-            assert!(
-                !buffer.contains(start),
-                "loan {:?} was returned while send {send} reads it",
-                returned.id
-            );
+        for buffer in std::iter::once(&returned.buffer).chain(&returned.more) {
+            let buffer = buffer.as_ptr_range();
+            for (send, parts) in &self.pinned {
+                assert!(
+                    !parts.iter().any(|(start, _)| buffer.contains(start)),
+                    "loan {:?} was returned while send {send} reads it",
+                    returned.id
+                );
+            }
         }
     }
 }
 
 #[derive(Debug, Clone)]
 enum Step {
-    Lend(Vec<u8>),
+    /// The first buffer of a loan, and the others.
+    Lend(Vec<u8>, Vec<Vec<u8>>),
     Flush,
     Complete(usize, u64, bool),
     Reclaim,
@@ -132,7 +140,10 @@ fn any_send_results() -> impl Strategy<Value = SendResult> {
 
 fn arbitrary_step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => prop::collection::vec(any::<u8>(), 0..60).prop_map(Step::Lend),
+        4 => prop::collection::vec(any::<u8>(), 0..60)
+            .prop_map(|bytes| Step::Lend(bytes, Vec::new())),
+        2 => prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 1..5)
+            .prop_map(|mut buffers| Step::Lend(buffers.remove(0), buffers)),
         2 => Just(Step::Flush),
         3 => (0usize..8, 1u64..4, any::<bool>())
             .prop_map(|(pick, count, copied)| Step::Complete(pick, count, copied)),
@@ -164,18 +175,12 @@ proptest! {
         let mut returned = Vec::new();
         for step in steps {
             match step {
-                Step::Lend(bytes) => {
-                    match lending.lend(&mut kernel, Buffer::from(bytes.clone()), None) {
+                Step::Lend(first, others) => {
+                    let more = others.iter().cloned().map(Buffer::from).collect();
+                    let bytes = [first.clone(), others.concat()].concat();
+                    match lending.lend(&mut kernel, Buffer::from(first), more, None) {
                         Ok(id) => prop_assert!(lent.insert(id, bytes).is_none()),
-                        Err(refused) => {
-                            let is_too_large = matches!(refused.error, Error::LoanTooLarge { .. });
-                            prop_assert_eq!(&*refused.buffer, bytes.as_slice());
-                            prop_assert_eq!(
-                                bytes.is_empty(),
-                                matches!(refused.error, Error::LoanEmpty)
-                            );
-                            prop_assert_eq!(bytes.len() > 50, is_too_large);
-                        }
+                        Err(refused) => check_refused(&refused, &bytes),
                     }
                 }
                 Step::Flush => drop(lending.flush(&mut kernel)),
@@ -205,14 +210,36 @@ proptest! {
         prop_assert!(returned.iter().map(|loan| &loan.id).eq(lent.keys()));
         let mut expected: Vec<u8> = Vec::new();
         for loan in &returned {
-            prop_assert_eq!(&*loan.buffer, lent[&loan.id].as_slice());
+            let bytes = all_bytes(&loan.buffer, &loan.more);
+            prop_assert_eq!(&bytes, &lent[&loan.id]);
             prop_assert!(loan.sent_bytes > 0);
-            expected.extend(&loan.buffer[..loan.sent_bytes]);
-            prop_assert!(loan.buffer.len() >= 8 || loan.outcome == Outcome::Copied);
+            expected.extend(&bytes[..loan.sent_bytes]);
+            let is_large = bytes.len() / (1 + loan.more.len()) >= 8;
+            prop_assert!(is_large || loan.outcome == Outcome::Copied);
         }
         prop_assert_eq!(expected, kernel.received);
         prop_assert!(!refuses_zerocopy || kernel.next_number == u64::from(first_number));
     }
+}
+
+/// A refused loan is returned unchanged, and refused for its size only if that is wrong.
+fn check_refused(refused: &LendError, bytes: &[u8]) {
+    assert_eq!(all_bytes(&refused.buffer, &refused.more), bytes);
+    assert_eq!(matches!(refused.error, Error::LoanEmpty), bytes.is_empty());
+    assert_eq!(matches!(refused.error, Error::LoanTooLarge { .. }), bytes.len() > 50);
+}
+
+fn all_bytes(first: &Buffer, more: &[Buffer]) -> Vec<u8> {
+    std::iter::once(first).chain(more).flat_map(|buffer| buffer.to_vec()).collect()
+}
+
+/// Lends one buffer.
+fn lend(
+    lending: &mut Lending,
+    kernel: &mut Kernel,
+    buffer: impl Into<Buffer>,
+) -> Result<LoanId, LendError> {
+    lending.lend(kernel, buffer.into(), Vec::new(), None)
 }
 
 fn reclaim(lending: &mut Lending, kernel: &mut Kernel) -> Vec<Returned> {
@@ -228,7 +255,7 @@ fn queued_completions(kernel: &Kernel) -> usize {
 
 /// Lends once and completes it, so that the numbers of the next sends are known.
 fn lend_first(lending: &mut Lending, kernel: &mut Kernel) {
-    lending.lend(kernel, Buffer::from(vec![0; 100]), None).unwrap();
+    lend(lending, kernel, vec![0; 100]).unwrap();
     kernel.complete(0, 1, false);
     assert_eq!(reclaim(lending, kernel).len(), 1);
 }
@@ -239,14 +266,14 @@ fn lend_first(lending: &mut Lending, kernel: &mut Kernel) {
 fn loans_of_a_socket_that_was_used_before_are_not_returned_early() {
     let mut kernel = Kernel { next_number: 3, ..Kernel::default() };
     let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
-    lending.lend(&mut kernel, Buffer::from(vec![0; 100]), None).unwrap();
+    lend(&mut lending, &mut kernel, vec![0; 100]).unwrap();
     // Its number is unknown until it completes.
-    lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
+    lend(&mut lending, &mut kernel, vec![1; 100]).unwrap();
     assert_eq!((kernel.pinned.len(), reclaim(&mut lending, &mut kernel).len()), (1, 1));
     kernel.complete(0, 1, false);
     assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
     for loan in 2..6 {
-        lending.lend(&mut kernel, Buffer::from(vec![loan; 100]), None).unwrap();
+        lend(&mut lending, &mut kernel, vec![loan; 100]).unwrap();
     }
     assert_eq!(kernel.pinned.len(), 4);
     while !kernel.pinned.is_empty() {
@@ -265,7 +292,7 @@ fn completions_that_are_queued_before_the_first_loan_are_skipped() {
     kernel.completions.push_back(Completion { first: 0, last: 1, copied: false });
     kernel.completions.push_back(Completion { first: 2, last: 2, copied: true });
     let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
-    lending.lend(&mut kernel, Buffer::from(vec![0; 100]), None).unwrap();
+    lend(&mut lending, &mut kernel, vec![0; 100]).unwrap();
     assert!(reclaim(&mut lending, &mut kernel).is_empty());
     kernel.complete(0, 1, false);
     assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
@@ -278,8 +305,8 @@ fn a_large_loan_is_offered_in_pieces_that_are_halved_without_memory() {
     let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
     lend_first(&mut lending, &mut kernel);
     kernel.script = [SendResult::Fail(Errno::NOBUFS)].into();
-    lending.lend(&mut kernel, Buffer::from(vec![1; 2 << 20]), None).unwrap();
-    let lens: Vec<usize> = kernel.pinned.values().map(|(_, len)| *len).collect();
+    lend(&mut lending, &mut kernel, vec![1; 2 << 20]).unwrap();
+    let lens: Vec<usize> = kernel.pinned.values().map(|parts| parts[0].1).collect();
     assert_eq!(lens, [256 << 10; 8]);
     assert_eq!((lending.enobufs_count(), lending.counts().copied_bytes), (1, 0));
 }
@@ -289,12 +316,12 @@ fn zerocopy_is_disabled_if_the_kernel_copies_everything() {
     let mut kernel = Kernel::default();
     let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
     for _ in 0..3 {
-        lending.lend(&mut kernel, Buffer::from(vec![1; 512 << 10]), None).unwrap();
+        lend(&mut lending, &mut kernel, vec![1; 512 << 10]).unwrap();
         kernel.complete(0, 1, true);
         assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
     }
     assert!(lending.fallbacks()[0].reason.contains("copied"), "{:?}", lending.fallbacks());
-    lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap();
+    lend(&mut lending, &mut kernel, vec![2; 100]).unwrap();
     assert!(kernel.pinned.is_empty());
     assert_eq!(reclaim(&mut lending, &mut kernel)[0].outcome, Outcome::Copied);
 }
@@ -306,11 +333,11 @@ fn an_error_after_a_partial_send_is_returned_by_the_next_call() {
         ..Kernel::default()
     };
     let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
-    let id = lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
+    let id = lend(&mut lending, &mut kernel, vec![1; 100]).unwrap();
     assert!(matches!(lending.flush(&mut kernel), Err(Error::Failed { .. })));
     // Later bytes would follow a gap in the stream.
     assert!(matches!(lending.flush(&mut kernel), Err(Error::StreamTorn)));
-    let refused = lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
+    let refused = lend(&mut lending, &mut kernel, vec![2; 100]).unwrap_err();
     assert!(matches!(refused.error, Error::StreamTorn) && kernel.received.len() == 10);
     assert_eq!(reclaim(&mut lending, &mut kernel).len(), 0);
     kernel.complete(0, 1, false);
@@ -323,10 +350,10 @@ fn a_forked_child_neither_lends_nor_reclaims_nor_frees() {
     let mut kernel = Kernel::default();
     let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
     let shared: Arc<[u8]> = vec![1; 100].into();
-    lending.lend(&mut kernel, Buffer::Shared(Arc::clone(&shared)), None).unwrap();
+    lend(&mut lending, &mut kernel, Arc::clone(&shared)).unwrap();
     // A child has the same memory and another generation.
     lending.process += 1;
-    let error = lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
+    let error = lend(&mut lending, &mut kernel, vec![2; 100]).unwrap_err();
     assert!(matches!(error.error, Error::Forked) && *error.buffer == [2; 100], "{error}");
     assert!(matches!(lending.process_completions(&mut kernel), Err(Error::Forked)));
     assert!(matches!(lending.flush(&mut kernel), Ok(())));
@@ -340,13 +367,13 @@ fn bytes_that_the_library_copied_do_not_disable_zerocopy() {
     let mut lending =
         Lending::new(LoanLimits { loans_max: 8, bytes_max: 8 << 20 }, 4096, fork::generation());
     for _ in 0..400 {
-        lending.lend(&mut kernel, Buffer::from(vec![1; 4000]), None).unwrap();
+        lend(&mut lending, &mut kernel, vec![1; 4000]).unwrap();
         reclaim(&mut lending, &mut kernel);
     }
     assert!(lending.counts().copied_bytes > 1 << 20 && lending.fallbacks().is_empty());
     // Without memory, pieces are halved three times and then copied.
     kernel.script = [SendResult::Fail(Errno::NOBUFS); 4].into();
-    lending.lend(&mut kernel, Buffer::from(vec![1; 3 << 20]), None).unwrap();
+    lend(&mut lending, &mut kernel, vec![1; 3 << 20]).unwrap();
     assert_eq!((lending.enobufs_count(), lending.fallbacks().len()), (4, 0));
 }
 
@@ -357,11 +384,11 @@ fn a_failed_datagram_completes_no_other_loan_and_lending_goes_on() {
     let mut kernel = Kernel { numbers_failures: true, ..Kernel::default() };
     let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
     lend_first(&mut lending, &mut kernel);
-    lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
+    lend(&mut lending, &mut kernel, vec![1; 100]).unwrap();
     kernel.script = [SendResult::Fail(Errno::MSGSIZE), SendResult::Fail(Errno::MSGSIZE)].into();
-    let refused = lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
+    let refused = lend(&mut lending, &mut kernel, vec![2; 100]).unwrap_err();
     assert_eq!(refused.buffer.len(), 100);
-    lending.lend(&mut kernel, Buffer::from(vec![3; 100]), None).unwrap();
+    lend(&mut lending, &mut kernel, vec![3; 100]).unwrap();
     let returned = reclaim(&mut lending, &mut kernel);
     assert_eq!(
         returned.iter().map(|loan| loan.buffer[0]).collect::<Vec<_>>(),
@@ -381,7 +408,7 @@ fn the_completion_of_a_failed_datagram_is_read() {
     let mut kernel = Kernel { numbers_failures: true, ..Kernel::default() };
     let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
     kernel.script = [SendResult::Fail(Errno::MSGSIZE), SendResult::Fail(Errno::MSGSIZE)].into();
-    lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap_err();
+    lend(&mut lending, &mut kernel, vec![2; 100]).unwrap_err();
     assert!(reclaim(&mut lending, &mut kernel).is_empty());
     assert!(kernel.completions.is_empty());
 }
@@ -391,7 +418,7 @@ fn one_zero_copied_loan_keeps_zerocopy_enabled() {
     let mut kernel = Kernel::default();
     let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
     for copied in [false, true, true, true] {
-        lending.lend(&mut kernel, Buffer::from(vec![1; 512 << 10]), None).unwrap();
+        lend(&mut lending, &mut kernel, vec![1; 512 << 10]).unwrap();
         kernel.complete(0, 1, copied);
         assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
     }
@@ -403,9 +430,9 @@ fn one_zero_copied_loan_keeps_zerocopy_enabled() {
 fn a_completion_frees_memory_for_the_next_loan() {
     let mut kernel = Kernel::default();
     let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
-    lending.lend(&mut kernel, Buffer::from(vec![1; 100]), None).unwrap();
+    lend(&mut lending, &mut kernel, vec![1; 100]).unwrap();
     kernel.complete(0, 1, false);
     kernel.script = [SendResult::Fail(Errno::NOBUFS)].into();
-    lending.lend(&mut kernel, Buffer::from(vec![2; 100]), None).unwrap();
+    lend(&mut lending, &mut kernel, vec![2; 100]).unwrap();
     assert_eq!((kernel.pinned.len(), lending.counts().copied_bytes), (1, 0));
 }

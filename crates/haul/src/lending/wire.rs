@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use rustix::net::sockopt::{self as net_sockopt, Timeout};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -49,20 +49,21 @@ impl<'a> OsSocket<'a> {
 impl ZeroCopySocket for OsSocket<'_> {
     fn send(
         &mut self,
-        bytes: &[u8],
+        parts: &[IoSlice<'_>],
         segment_bytes: Option<u16>,
         zerocopy: bool,
     ) -> io::Result<usize> {
-        let sent = sendmsg::send(self.socket, bytes, SendOptions { segment_bytes, zerocopy });
-        match (sent, segment_bytes) {
-            (Err(error), Some(segment_bytes))
+        let sent = sendmsg::send(self.socket, parts, SendOptions { segment_bytes, zerocopy });
+        match (sent, segment_bytes, parts) {
+            // A loan that is segmented is one buffer.
+            (Err(error), Some(segment_bytes), [bytes])
                 if !zerocopy && self.lacks_segmentation(&error, segment_bytes) =>
             {
                 let segment_bytes = usize::from(segment_bytes);
                 let datagrams = sendmsg::send_group(self.socket, bytes, segment_bytes)?;
                 Ok(bytes.len().min(datagrams * segment_bytes))
             }
-            (sent, _) => sent,
+            (sent, ..) => sent,
         }
     }
 

@@ -27,6 +27,8 @@ impl BufferedMethod {
     }
 }
 
+impl super::Sealed for BufferedMethod {}
+
 impl AttachedMethod for BufferedMethod {
     fn send(
         &mut self,

@@ -34,6 +34,8 @@ struct Floor {
     counts: Counts,
 }
 
+impl super::Sealed for Floor {}
+
 impl AttachedMethod for Floor {
     fn send(
         &mut self,

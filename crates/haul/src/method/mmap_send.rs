@@ -26,6 +26,8 @@ struct MmapSend {
     counts: Counts,
 }
 
+impl super::Sealed for MmapSend {}
+
 impl AttachedMethod for MmapSend {
     fn send(
         &mut self,
@@ -34,7 +36,7 @@ impl AttachedMethod for MmapSend {
         range: Range<u64>,
     ) -> Result<u64, Error> {
         if source.as_memory().is_some() {
-            return Err(Error::Unsuited("memory is mapped already: use read+send"));
+            return Err(Error::Unsupported("memory is mapped already: use read+send"));
         }
         let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
         let window = FileWindow::map(source, offset, len)?;

@@ -34,6 +34,8 @@ struct Sendfile {
     counts: Counts,
 }
 
+impl super::Sealed for Sendfile {}
+
 impl AttachedMethod for Sendfile {
     fn send(
         &mut self,

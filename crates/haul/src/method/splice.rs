@@ -33,6 +33,8 @@ struct Splice {
     counts: Counts,
 }
 
+impl super::Sealed for Splice {}
+
 impl AttachedMethod for Splice {
     fn send(
         &mut self,

@@ -34,6 +34,8 @@ struct UringChain {
     bytes: u64,
 }
 
+impl super::Sealed for UringChain {}
+
 impl AttachedMethod for UringChain {
     fn send(
         &mut self,
@@ -42,7 +44,7 @@ impl AttachedMethod for UringChain {
         range: Range<u64>,
     ) -> Result<u64, Error> {
         if source.as_memory().is_some() {
-            return Err(Error::Unsuited("memory needs no read: use uring-send"));
+            return Err(Error::Unsupported("memory needs no read: use uring-send"));
         }
         let (offset, len) = first_chunk(&range, self.buffer.len());
         let (read, sent) = self

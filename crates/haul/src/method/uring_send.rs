@@ -50,6 +50,8 @@ struct UringSend {
     bytes: u64,
 }
 
+impl super::Sealed for UringSend {}
+
 impl AttachedMethod for UringSend {
     fn send(
         &mut self,

@@ -94,7 +94,7 @@ impl UringZerocopy {
             self.register(&region);
             self.buffers = Some(Buffers { region, free: (0..count).collect() });
         }
-        self.buffers.as_mut().ok_or(Error::Unsuited("no buffers"))
+        self.buffers.as_mut().ok_or(Error::Unsupported("no buffers"))
     }
 
     /// Returns a buffer that the kernel does not hold. If all are in flight, a blocking socket
@@ -156,6 +156,8 @@ impl UringZerocopy {
         }
     }
 }
+
+impl super::Sealed for UringZerocopy {}
 
 impl AttachedMethod for UringZerocopy {
     fn send(

@@ -34,6 +34,8 @@ struct Vmsplice {
     counts: Counts,
 }
 
+impl super::Sealed for Vmsplice {}
+
 impl AttachedMethod for Vmsplice {
     fn send(
         &mut self,

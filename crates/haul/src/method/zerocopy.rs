@@ -40,7 +40,7 @@ pub(super) const ENTRY: Entry = Entry {
     fallback: Some(SendMethod::ReadSend),
     attach: |socket, options| {
         if !enable_zerocopy(socket)? {
-            return Err(Error::Unsuited(
+            return Err(Error::Unsupported(
                 "SO_ZEROCOPY was set before, and bytes that were sent before are on the way",
             ));
         }
@@ -119,6 +119,8 @@ impl Zerocopy {
     }
 }
 
+impl super::Sealed for Zerocopy {}
+
 impl AttachedMethod for Zerocopy {
     fn send(
         &mut self,
@@ -146,6 +148,10 @@ impl AttachedMethod for Zerocopy {
     fn process_completions(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         self.drain_completions(socket).map_err(failed(Call::ErrorQueue))?;
         Ok(self.tracker.in_flight())
+    }
+
+    fn sends_in_flight(&self) -> usize {
+        self.tracker.in_flight()
     }
 
     fn counts(&self) -> Counts {

@@ -98,7 +98,7 @@ impl MappingTrial {
         mapped: usize,
         read: usize,
     ) -> Verdict {
-        let cost = if turn.is_multiple_of(2) { &mut self.mapping } else { &mut self.reading };
+        let cost = if turn % 2 == 0 { &mut self.mapping } else { &mut self.reading };
         let bytes = (mapped + read) as u64;
         cost.bytes += bytes;
         cost.time += time;

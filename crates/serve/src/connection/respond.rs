@@ -15,7 +15,7 @@
 use super::{Connection, ConnectionAction, State, deadline};
 use crate::files::resource::Representation;
 use crate::handler::FileHandler;
-use crate::jobs::{AWAITED_BYTES, FileJob};
+use crate::jobs::FileJob;
 use crate::response::body::Piece;
 use crate::response::writer::ResponseWriter;
 use haul::SendMethod;
@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// The piece of a file that is checked and sent at a time: what an offload thread waits for.
-const PIECE_BYTES: u64 = AWAITED_BYTES;
+const PIECE_BYTES: u64 = haul::PREFETCH_AWAITED_BYTES;
 /// The largest body that is sent without a cork, in bytes: most sockets accept it in one call.
 const UNCORKED_BODY_BYTES_MAX: u64 = 256 << 10;
 

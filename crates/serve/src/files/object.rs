@@ -11,6 +11,7 @@
 //! Limitation: if a program has mapped the file, the kernel records only its first write to a page.
 //! Later writes to that page change the bytes but no time, and are not detected.
 
+use haul::Source;
 use haul_fs::{Blocking, Root};
 use haul_http::conditional::Validators;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
@@ -265,22 +266,14 @@ impl Object {
 
     /// Whether a range of the file is in memory, so that sending it does not wait for the disk.
     ///
-    /// Only the first and the last page are checked: readahead fills the pages between them. If the
-    /// range is the whole file, one positive check is valid for one second: `seconds` of the
-    /// caller's clock.
+    /// As [`Source::is_resident`]. If the range is the whole file, one positive check is valid for
+    /// one second: `seconds` of the caller's clock.
     pub fn is_resident(&self, range: &Range<u64>, seconds: u32) -> bool {
         let is_whole = range.end - range.start >= self.version.len;
         if is_whole && self.resident_at.load(Relaxed) == seconds {
             return true;
         }
-        let is_resident = [range.start, range.end.saturating_sub(1)].into_iter().all(|at| {
-            let mut byte = [0];
-            let mut buffers = [IoSliceMut::new(&mut byte)];
-            let read = rustix::io::preadv2(&self.file, &mut buffers, at, ReadWriteFlags::NOWAIT);
-            // Any other error counts as resident, such as that of a file system without this flag:
-            // sending the file finds out.
-            !matches!(read, Err(Errno::AGAIN))
-        });
+        let is_resident = Source::from(&self.file).is_resident(range.clone());
         if is_whole && is_resident {
             self.resident_at.store(seconds, Relaxed);
         }

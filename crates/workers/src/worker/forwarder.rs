@@ -6,7 +6,7 @@ use haul::{
     Counts, DirectionReport, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Readiness,
     Step,
 };
-use haul_sys::sockmap::Sockmap;
+use haul_lab_sys::sockmap::Sockmap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use std::net::{Shutdown, TcpStream};
@@ -47,7 +47,7 @@ impl ForwardTask {
             .with_method(method)
             .with_pipe_bytes(self.buffer_bytes.unwrap_or(defaults.pipe_bytes))
             .with_buffer_bytes(self.buffer_bytes.unwrap_or(defaults.buffer_bytes));
-        let pool = ForwardPool::with(settings).map_err(|error| failure_message(&error))?;
+        let pool = ForwardPool::with_settings(settings).map_err(|error| failure_message(&error))?;
         for socket in [from, to] {
             socket
                 .set_nonblocking(true)
@@ -70,7 +70,7 @@ impl ForwardTask {
             match step {
                 Step::Done => return counters.outcome(),
                 Step::Yield => {}
-                Step::Wait { from: from_readiness, to: to_readiness } => {
+                Step::Wait { a: from_readiness, b: to_readiness } => {
                     wait([(from, from_readiness), (to, to_readiness)])?;
                 }
             }

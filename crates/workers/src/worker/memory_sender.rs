@@ -9,7 +9,7 @@ use haul_sys::sendmsg::{self, SendOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::io::Write;
+use std::io::{IoSlice, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -206,8 +206,8 @@ impl MemorySendTask {
         let idle: Result<VecDeque<Buffer>, haul::Error> = (0..buffers)
             .map(|_| {
                 let mut buffer = pool.take()?;
+                buffer.resize(self.piece_bytes)?;
                 buffer.fill(0x5a);
-                buffer.set_len(self.piece_bytes);
                 Ok(Buffer::from(buffer))
             })
             .collect();
@@ -220,7 +220,8 @@ impl MemorySendTask {
                     .with_loans_max(buffers)
                     .with_bytes_max(LENT_BYTES_MAX.max(2 * self.piece_bytes)),
             );
-        let sender = Sender::with(socket, settings).map_err(|error| failure_message(&error))?;
+        let sender =
+            Sender::with_settings(socket, settings).map_err(|error| failure_message(&error))?;
         Ok(PieceSender::Lending { sender: Box::new(sender), idle, buffers })
     }
 
@@ -242,7 +243,11 @@ impl MemorySendTask {
                     (Socket::Udp(socket), by) => {
                         let segment_bytes =
                             (by == SendCall::Segments).then_some(self.datagram_bytes);
-                        sendmsg::send(socket, bytes, SendOptions { segment_bytes, zerocopy: false })
+                        sendmsg::send(
+                            socket,
+                            &[IoSlice::new(bytes)],
+                            SendOptions { segment_bytes, zerocopy: false },
+                        )
                     }
                 }
                 .map(|taken| (taken as u64, 1))

@@ -121,7 +121,7 @@ impl ReceiveTask {
             .with_window_bytes(self.buffer_bytes)
             .with_buffer_bytes(self.buffer_bytes.min(CALL_BYTES_MAX));
         let mut receiver =
-            Receiver::with(stream, settings).map_err(|error| failure_message(&error))?;
+            Receiver::with_settings(stream, settings).map_err(|error| failure_message(&error))?;
         if let Some(refused) =
             receiver.report().fallbacks.first().filter(|_| mapping == Mapping::Always)
         {
@@ -133,8 +133,8 @@ impl ReceiveTask {
         receiver.expect(STREAM_BYTES_MAX);
         let mut limiter = RateLimiter::new(self.read_bytes_per_second);
         while let Some(chunk) = receiver.receive().map_err(|error| failure_message(&error))? {
-            self.touch_bytes(chunk.bytes());
-            let count = chunk.bytes().len() as u64;
+            self.touch_bytes(&chunk);
+            let count = chunk.len() as u64;
             let report = receiver.report();
             counters.bytes.store(report.mapped.bytes + report.read.bytes, Relaxed);
             counters.mapped_bytes.store(report.mapped.bytes, Relaxed);

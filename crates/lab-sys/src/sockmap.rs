@@ -104,7 +104,7 @@ impl Sockmap {
             // Data that was received before the program was attached is processed at the socket's
             // next data-ready event; setting the low-water mark causes one (`tcp_set_rcvlowat`
             // calls `tcp_data_ready`).
-            crate::sockopt::set_receive_low_water(socket, 1)?;
+            haul_sys::sockopt::set_receive_low_water(socket, 1)?;
         }
         Ok(Self { _maps: maps, _programs: programs })
     }
@@ -194,7 +194,7 @@ fn bpf<T>(command: libc::c_int, request: &T) -> io::Result<usize> {
     // SAFETY: the kernel reads `size_of::<T>()` bytes of the request and, through the addresses in
     // it, memory that the caller holds until this returns. With these commands it writes to none of
     // it.
-    crate::syscall(|| unsafe {
+    haul_sys::syscall(|| unsafe {
         libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(request), size_of::<T>())
             as libc::ssize_t
     })

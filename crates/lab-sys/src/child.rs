@@ -55,12 +55,31 @@ pub fn in_forked_child(work: impl FnOnce() -> i32) -> io::Result<Option<i32>> {
         }
         child => {
             let mut status = 0;
-            crate::syscall(|| {
+            haul_sys::syscall(|| {
                 // SAFETY: `status` is a valid place for the result.
                 let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
                 ended as libc::ssize_t
             })?;
             Ok(libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use haul_sys::fork::generation;
+
+    #[test]
+    fn each_child_has_another_generation() {
+        let own = generation();
+        assert_eq!(generation(), own);
+        let code = in_forked_child(|| {
+            let childs = generation();
+            let grandchild = in_forked_child(|| i32::from([own, childs].contains(&generation())));
+            i32::from(childs == own || generation() != childs || !matches!(grandchild, Ok(Some(0))))
+        });
+        assert_eq!(code.unwrap(), Some(0));
+        assert_eq!(generation(), own);
     }
 }

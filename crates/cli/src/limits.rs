@@ -2,10 +2,10 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the limit on open file descriptors to its maximum: each connection and each open file
-/// takes one.
+/// Raises the soft limit on open file descriptors (`RLIMIT_NOFILE`) to the hard limit: each
+/// connection and each open file takes one.
 pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
-    // If this fails, the service stays within the present limit.
+    // If this fails, the process stays within the present limit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }

@@ -11,10 +11,15 @@ use std::io;
 ///
 /// Neither setting needs a privilege, since both only lower the thread's priority.
 pub fn run_at_idle_priority() -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `parameters` is a valid sched_param for the duration of the call; pid 0 is the
-    // calling thread.
-    if unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) } != 0 {
+    // The system call itself: musl's function of this name always fails with `ENOSYS`, and its
+    // sched_param has more fields than the kernel's.
+    let priority: libc::c_int = 0;
+    // SAFETY: the kernel reads a sched_param, one int, which is valid for the duration of the call;
+    // pid 0 is the calling thread.
+    let result = unsafe {
+        libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_IDLE, &raw const priority)
+    };
+    if result != 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: setpriority takes integers only; who 0 is the calling thread.

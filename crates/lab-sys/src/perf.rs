@@ -120,8 +120,8 @@ impl Sampler {
             }
             OwnedFd::from_raw_fd(fd as libc::c_int)
         };
-        let data_bytes = ring_bytes.next_power_of_two().max(crate::region::page_bytes());
-        let map_bytes = data_bytes + crate::region::page_bytes();
+        let data_bytes = ring_bytes.next_power_of_two().max(haul_sys::region::page_bytes());
+        let map_bytes = data_bytes + haul_sys::region::page_bytes();
         // SAFETY: a null hint lets the kernel choose the address, so no existing mapping is
         // replaced.
         let ring = unsafe {

@@ -1,0 +1,184 @@
+//! [`ForwardPool`]: the settings of forwarders, and the pipes and buffers that they share.
+
+use crate::call::Call;
+use crate::error::{Error, failed};
+use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
+use crate::pool::{BufferPool, PooledBuffer};
+use haul_sys::fork;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+/// The most bytes that are copied at a time.
+const BUFFER_BYTES: usize = 16 << 10;
+
+/// Pipes and buffers for many forwarders, which hold them only while they need them.
+///
+/// Clones share one pool. A pipe returns to the pool only when it is empty, so that no connection
+/// ever receives another's bytes; a pipe that is not empty is closed. A forked child does not use
+/// the pipes of its parent.
+#[derive(Debug, Clone)]
+pub struct ForwardPool(Arc<ForwardPoolInner>);
+
+#[derive(Debug)]
+struct ForwardPoolInner {
+    pipes: Mutex<Vec<Pipe>>,
+    /// The process that created the pool ([`fork::generation`]).
+    process: u64,
+    settings: ForwardSettings,
+    buffers: BufferPool,
+}
+
+/// Settings of forwarders, which share them through their pool ([`ForwardPool::with_settings`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ForwardSettings {
+    /// The forward method.
+    pub method: ForwardMethod,
+    /// The most idle pipes that are kept. Each takes two descriptors.
+    pub idle_pipes_max: usize,
+    /// The capacity of a pipe, in bytes. An unprivileged user may have 64 MiB of pipes in all
+    /// (`fs.pipe-user-pages-soft`).
+    pub pipe_bytes: usize,
+    /// The most bytes that are copied at a time.
+    pub buffer_bytes: usize,
+    /// How long no byte may move in either direction; `None` for ever.
+    pub idle_timeout: Option<Duration>,
+    /// Like `idle_timeout`, after one of the streams has ended. Without it, a peer that ends its
+    /// stream and never closes keeps both sockets.
+    pub half_closed_timeout: Option<Duration>,
+}
+
+/// The method by which a forwarder moves data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ForwardMethod {
+    /// Copies small pieces and splices large ones.
+    Adaptive,
+    /// Copies everything.
+    Copy,
+    /// Splices everything, where that works.
+    Splice,
+}
+
+impl Default for ForwardSettings {
+    /// Adaptive; pipes of 256 KiB, of which an unprivileged user may have 256; copies of 16 KiB; no
+    /// timeouts.
+    fn default() -> Self {
+        Self {
+            method: ForwardMethod::Adaptive,
+            idle_pipes_max: 2,
+            pipe_bytes: SOCKET_PIPE_BYTES,
+            buffer_bytes: BUFFER_BYTES,
+            idle_timeout: None,
+            half_closed_timeout: None,
+        }
+    }
+}
+
+impl ForwardSettings {
+    /// Sets the forward method.
+    #[must_use]
+    pub fn with_method(mut self, method: ForwardMethod) -> Self {
+        self.method = method;
+        self
+    }
+
+    /// Sets the most idle pipes that are kept.
+    #[must_use]
+    pub fn with_idle_pipes_max(mut self, idle_pipes_max: usize) -> Self {
+        self.idle_pipes_max = idle_pipes_max;
+        self
+    }
+
+    /// Sets the capacity of a pipe, in bytes.
+    #[must_use]
+    pub fn with_pipe_bytes(mut self, pipe_bytes: usize) -> Self {
+        self.pipe_bytes = pipe_bytes;
+        self
+    }
+
+    /// Sets the most bytes that are copied at a time.
+    #[must_use]
+    pub fn with_buffer_bytes(mut self, buffer_bytes: usize) -> Self {
+        self.buffer_bytes = buffer_bytes;
+        self
+    }
+
+    /// Sets how long no byte may move in either direction.
+    #[must_use]
+    pub fn with_idle_timeout(mut self, idle_timeout: Option<Duration>) -> Self {
+        self.idle_timeout = idle_timeout;
+        self
+    }
+
+    /// Sets how long no byte may move after one of the streams has ended.
+    #[must_use]
+    pub fn with_half_closed_timeout(mut self, half_closed_timeout: Option<Duration>) -> Self {
+        self.half_closed_timeout = half_closed_timeout;
+        self
+    }
+}
+
+impl ForwardPool {
+    /// Creates a pool that keeps up to `idle_pipes_max` pipes, with [`ForwardSettings::default`]
+    /// otherwise.
+    pub fn new(idle_pipes_max: usize) -> Result<Self, Error> {
+        Self::with_settings(ForwardSettings { idle_pipes_max, ..ForwardSettings::default() })
+    }
+
+    /// Creates a pool whose forwarders have the given settings.
+    pub fn with_settings(settings: ForwardSettings) -> Result<Self, Error> {
+        /// A buffer is in use only during a step, so at most one per thread is in use.
+        const BUFFERS_MAX: usize = 4096;
+        if settings.pipe_bytes == 0 || settings.buffer_bytes == 0 {
+            return Err(Error::InvalidInput("pipe_bytes and buffer_bytes must be at least 1"));
+        }
+        let buffers = BufferPool::new(settings.buffer_bytes, BUFFERS_MAX)?;
+        let (pipes, process) = (Mutex::default(), fork::generation());
+        Ok(Self(Arc::new(ForwardPoolInner { pipes, process, settings, buffers })))
+    }
+
+    /// The number of idle pipes.
+    pub fn idle_pipes(&self) -> usize {
+        self.pipes().map_or(0, |pipes| pipes.len())
+    }
+
+    pub(super) fn settings(&self) -> &ForwardSettings {
+        &self.0.settings
+    }
+
+    /// A buffer to copy through.
+    pub(super) fn take_buffer(&self) -> Result<PooledBuffer, Error> {
+        self.0.buffers.take()
+    }
+
+    pub(super) fn acquire_pipe(&self) -> Result<Pipe, Error> {
+        let idle = self.pipes().and_then(|mut pipes| pipes.pop());
+        let create = || {
+            Pipe::new(self.0.settings.pipe_bytes).map_err(|errno| failed(Call::Pipe)(errno.into()))
+        };
+        idle.map_or_else(create, Ok)
+    }
+
+    pub(super) fn release_pipe(&self, pipe: Pipe) {
+        let Some(mut pipes) = self.pipes() else { return };
+        if pipe.held_bytes() == 0 && pipes.len() < self.0.settings.idle_pipes_max {
+            pipes.push(pipe);
+        }
+    }
+
+    /// The idle pipes of this process; `None` if they are not available in a forked child.
+    fn pipes(&self) -> Option<MutexGuard<'_, Vec<Pipe>>> {
+        if self.0.process == fork::generation() {
+            return Some(self.0.pipes.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        // Another thread may have held the lock when the process was forked: then it stays locked.
+        let mut pipes = match self.0.pipes.try_lock() {
+            Ok(pipes) => pipes,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        pipes.retain(|pipe| !pipe.is_inherited());
+        Some(pipes)
+    }
+}

@@ -1,0 +1,259 @@
+//! Forwarders of one direction, with first bytes, with limits, driven by events, taken apart.
+
+use haul::{Error, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Readiness, Step};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const READABLE: Readiness = Readiness { read: true, write: false };
+const NOTHING: Readiness = Readiness { read: false, write: false };
+
+fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (from, listener.accept().unwrap().0)
+}
+
+/// The client's socket, the forwarder's two, and the server's.
+fn chain() -> (TcpStream, TcpStream, TcpStream, TcpStream) {
+    let ((client, from), (to, server)) = (pair(), pair());
+    for socket in [&from, &to] {
+        socket.set_nonblocking(true).unwrap();
+        socket.set_nodelay(true).unwrap();
+    }
+    (client, from, to, server)
+}
+
+fn read_all(mut from: &TcpStream) -> Vec<u8> {
+    let mut received = Vec::new();
+    from.read_to_end(&mut received).unwrap();
+    received
+}
+
+fn pool(settings: ForwardSettings) -> ForwardPool {
+    ForwardPool::with_settings(settings).unwrap()
+}
+
+#[test]
+fn one_way_forwards_one_direction_and_leaves_the_other() {
+    let (mut client, from, to, mut server) = chain();
+    client.write_all(b"to the server").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    server.write_all(b"to nobody").unwrap();
+    Forwarder::one_way(&from, &to).unwrap().forward().unwrap();
+    assert_eq!(read_all(&server), b"to the server");
+    // The other direction was neither read nor ended.
+    let mut unread = [0; 9];
+    to.set_nonblocking(false).unwrap();
+    (&to).read_exact(&mut unread).unwrap();
+    assert_eq!(&unread, b"to nobody");
+    (&from).write_all(b"still open").unwrap();
+    let mut received = [0; 10];
+    client.read_exact(&mut received).unwrap();
+    assert_eq!(&received, b"still open");
+}
+
+#[test]
+fn first_bytes_precede_those_that_are_received() {
+    let (mut client, from, to, mut server) = chain();
+    client.write_all(b" and body").unwrap();
+    server.write_all(b" and answer").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    server.shutdown(Shutdown::Write).unwrap();
+    let forwarder = Forwarder::new(&from, &to).unwrap();
+    let forwarder = forwarder.with_first_bytes_to_b(b"he").unwrap();
+    let forwarder = forwarder.with_first_bytes_to_a(b"greeting").unwrap();
+    let mut forwarder = forwarder.with_first_bytes_to_b(b"ad").unwrap();
+    forwarder.forward().unwrap();
+    assert_eq!(read_all(&server), b"head and body");
+    assert_eq!(read_all(&client), b"greeting and answer");
+    assert_eq!(forwarder.report().a_to_b.copied.bytes, 13);
+    let late = forwarder.with_first_bytes_to_b(b"late").unwrap_err();
+    assert!(matches!(late, Error::InvalidInput(_)), "{late}");
+    let (_client, from, to, _server) = chain();
+    let one_way = Forwarder::one_way(&from, &to).unwrap();
+    let wrong_way = one_way.with_first_bytes_to_a(b"wrong way").unwrap_err();
+    assert!(matches!(wrong_way, Error::InvalidInput(_)), "{wrong_way}");
+}
+
+/// The socket that is only sent to reports its failure although nothing is to be sent.
+#[test]
+fn a_reset_of_the_sink_ends_a_silent_direction() {
+    // One direction from the start, and one that is left when the other stream has ended.
+    for is_one_way in [true, false] {
+        let (client, from, to, mut server) = chain();
+        let mut forwarder = if is_one_way {
+            Forwarder::one_way(&from, &to).unwrap()
+        } else {
+            server.shutdown(Shutdown::Write).unwrap();
+            Forwarder::new(&from, &to).unwrap()
+        };
+        thread::scope(|scope| {
+            let forwarding = scope.spawn(|| forwarder.forward());
+            // Closing with unread data resets the connection.
+            (&client).write_all(b"unread").unwrap();
+            server.set_nonblocking(false).unwrap();
+            assert_eq!(server.peek(&mut [0; 10]).unwrap(), 6);
+            if is_one_way {
+                server.write_all(b"is not received").unwrap();
+            }
+            drop(server);
+            let error = forwarding.join().unwrap().unwrap_err();
+            assert!(matches!(error.raw_os_error(), Some(32 | 104)), "{is_one_way} {error}");
+        });
+        drop(client);
+    }
+}
+
+/// A small message takes one call to receive and one to send, and an idle direction none.
+#[test]
+fn a_small_message_takes_two_calls_if_the_readiness_is_known() {
+    let (mut client, from, to, mut server) = chain();
+    let mut forwarder = Forwarder::new(&from, &to).unwrap();
+    assert!(matches!(forwarder.step().unwrap(), Step::Wait { .. }));
+    let calls = |forwarder: &Forwarder<_, _>| {
+        let report = forwarder.report();
+        (report.a_to_b.copied.calls, report.b_to_a.copied.calls)
+    };
+    let before = calls(&forwarder);
+    for number in 0..100u8 {
+        client.write_all(&[number; 100]).unwrap();
+        let step = forwarder.step_ready(READABLE, NOTHING).unwrap();
+        assert_eq!(step, Step::Wait { a: READABLE, b: READABLE });
+        let mut received = [0; 100];
+        server.read_exact(&mut received).unwrap();
+        assert_eq!(received, [number; 100]);
+    }
+    let after = calls(&forwarder);
+    assert_eq!((after.0 - before.0, after.1 - before.1), (200, 0));
+    // The end of a stream is found by the next step.
+    client.shutdown(Shutdown::Write).unwrap();
+    forwarder.step_ready(READABLE, NOTHING).unwrap();
+    assert_eq!(read_all(&server), b"");
+    server.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(forwarder.step_ready(NOTHING, READABLE).unwrap(), Step::Done);
+}
+
+#[test]
+fn two_silent_peers_are_given_up_after_the_idle_limit() {
+    let (client, from, to, mut server) = chain();
+    let limit = Duration::from_secs(1);
+    let settings = ForwardSettings::default().with_idle_timeout(Some(limit));
+    let mut forwarder = Forwarder::with_pool(&from, &to, pool(settings)).unwrap();
+    // The limit counts from the beginning of the call.
+    thread::sleep(limit);
+    let started = Instant::now();
+    let talking = thread::spawn(move || {
+        for _ in 0..8 {
+            server.write_all(b"still here").unwrap();
+            thread::sleep(Duration::from_millis(50));
+        }
+        server
+    });
+    let error = forwarder.forward().unwrap_err();
+    assert!(matches!(error, Error::TimedOut(_)), "{error}");
+    assert_eq!(io::Error::from(error).kind(), io::ErrorKind::TimedOut);
+    // Eight messages 50 ms apart, then the limit: it counts from the last byte, not the first.
+    assert_eq!(forwarder.report().b_to_a.copied.bytes, 8 * 10);
+    assert!(started.elapsed() >= limit + Duration::from_millis(300));
+    // A caller that goes on has all of the time again.
+    let again = Instant::now();
+    assert!(matches!(forwarder.forward(), Err(Error::TimedOut(_))));
+    assert!(again.elapsed() >= limit);
+    from.set_nonblocking(true).unwrap();
+    to.set_nonblocking(true).unwrap();
+    assert!(matches!(forwarder.step(), Ok(Step::Wait { .. })));
+    drop((talking.join().unwrap(), client));
+}
+
+#[test]
+fn a_half_closed_connection_has_a_limit_of_its_own() {
+    let (client, from, to, server) = chain();
+    let limit = Duration::from_millis(50);
+    let settings = ForwardSettings::default().with_half_closed_timeout(Some(limit));
+    let mut forwarder = Forwarder::with_pool(&from, &to, pool(settings)).unwrap();
+    assert!(matches!(forwarder.step().unwrap(), Step::Wait { .. }));
+    assert_eq!(forwarder.deadline(), None, "both streams are open");
+    // The limit counts from the end of the stream, however long nothing has moved before.
+    thread::sleep(limit * 2);
+    client.shutdown(Shutdown::Write).unwrap();
+    let ended = Instant::now();
+    let error = forwarder.forward().unwrap_err();
+    assert!(matches!(error, Error::TimedOut(_)), "{error}");
+    assert!(ended.elapsed() >= limit);
+    assert!(forwarder.deadline().is_some());
+    assert_eq!(read_all(&server), b"", "the end of the stream was forwarded before");
+}
+
+/// A caller that polls has a deadline in the future, however long the steps ended with `Yield`.
+#[test]
+fn a_busy_connection_has_its_deadline_ahead() {
+    let (client, from, to, server) = chain();
+    let limit = Duration::from_millis(100);
+    let settings = ForwardSettings::default().with_idle_timeout(Some(limit));
+    let mut forwarder = Forwarder::with_pool(&from, &to, pool(settings)).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| while (&client).write_all(&[7; 16 << 10]).is_ok() && !stop.load(Relaxed) {});
+        scope.spawn(|| io::copy(&mut &server, &mut io::sink()));
+        let end = Instant::now() + limit * 5;
+        while Instant::now() < end {
+            let before = Instant::now();
+            if forwarder.step().unwrap() == Step::Yield {
+                assert!(forwarder.deadline().unwrap() >= before + limit);
+            }
+        }
+        stop.store(true, Relaxed);
+        client.shutdown(Shutdown::Both).unwrap();
+        to.shutdown(Shutdown::Both).unwrap();
+    });
+}
+
+/// A shared pool may have a limit for half-closed connections; one direction is not one of them.
+#[test]
+fn one_way_is_not_half_closed() {
+    let (_client, from, to, _server) = chain();
+    let settings = ForwardSettings::default().with_half_closed_timeout(Some(Duration::ZERO));
+    let mut forwarder = Forwarder::one_way_with_pool(&from, &to, pool(settings)).unwrap();
+    assert!(matches!(forwarder.step().unwrap(), Step::Wait { .. }));
+    assert_eq!(forwarder.deadline(), None);
+    let parts = forwarder.into_parts().unwrap();
+    assert!(!parts.a_has_ended && !parts.b_has_ended);
+}
+
+/// Neither the bytes in the pipe nor those in the buffer are lost.
+#[test]
+fn a_forwarder_can_be_taken_apart_and_continued_with_no_byte_lost() {
+    for method in [ForwardMethod::Copy, ForwardMethod::Splice] {
+        let (client, from, to, server) = chain();
+        let settings = ForwardSettings::default().with_method(method);
+        let bytes: Vec<u8> = (0..20_000_000u32).map(|number| (number / 7) as u8).collect();
+        let sending = thread::spawn({
+            let bytes = bytes.clone();
+            move || {
+                (&client).write_all(&bytes).unwrap();
+                client.shutdown(Shutdown::Write).unwrap();
+                client
+            }
+        });
+        let mut forwarder = Forwarder::with_pool(from, to, pool(settings)).unwrap();
+        // The server does not read yet: the forwarder is left with bytes that it cannot send.
+        while !matches!(forwarder.step().unwrap(), Step::Wait { b, .. } if b.write) {
+            thread::yield_now();
+        }
+        let parts = forwarder.into_parts().unwrap();
+        assert!(!parts.a_to_b.is_empty() && parts.b_to_a.is_empty(), "{method:?}");
+        assert!(!parts.a_has_ended && !parts.b_has_ended);
+        let received = thread::spawn(move || {
+            let received = read_all(&server);
+            server.shutdown(Shutdown::Both).unwrap();
+            received
+        });
+        let continued = Forwarder::with_pool(parts.a, parts.b, pool(settings)).unwrap();
+        continued.with_first_bytes_to_b(&parts.a_to_b).unwrap().forward().unwrap();
+        assert!(received.join().unwrap() == bytes, "{method:?}");
+        drop(sending.join().unwrap());
+    }
+}

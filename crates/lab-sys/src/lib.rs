@@ -1,0 +1,18 @@
+//! Safe wrappers of the kernel facilities that only the lab and the measurements need, one per
+//! file: namespaces, child processes, device settings, counters, profiles, sockmap.
+//!
+//! They are apart from `haul-sys`, so that a program which uses the library does not link them.
+//! Some of them fork, or change the namespaces of the calling thread.
+//!
+//! Errors are [`std::io::Error`] with the kernel's errno unchanged.
+
+pub mod child;
+pub mod clock;
+pub mod ethtool;
+pub mod interface;
+pub mod namespace;
+pub mod perf;
+pub mod rusage;
+pub mod sched;
+pub mod shared_counters;
+pub mod sockmap;
