@@ -215,6 +215,12 @@ pub trait AttachedMethod: Sealed + Send + Sync {
 
     /// The counters so far.
     fn counts(&self) -> Counts;
+
+    /// The bytes that the kernel has copied although the call requested that it does not; not those
+    /// that the method itself has sent with a copy.
+    fn kernel_copied_bytes(&self) -> u64 {
+        self.counts().copied_bytes
+    }
 }
 
 /// Bounds a trait to the types of this crate.

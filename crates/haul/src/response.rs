@@ -96,7 +96,7 @@ impl<S: AsFd> Sender<S> {
         response: &Response<'_>,
         position: &mut u64,
     ) -> Result<(), Error> {
-        // Before the head: on a datagram socket it would wait for the next message.
+        // Before the head, which on a datagram socket would be a message of its own.
         self.must_be_stream()?;
         if response.range.start > response.range.end {
             return Err(Error::InvalidInput("the range ends before it begins"));

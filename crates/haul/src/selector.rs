@@ -205,14 +205,13 @@ impl MethodSelector {
         fallback::record(&mut self.fallbacks, Fallback { from: method.name(), to, reason });
     }
 
+    /// Whether the kernel has copied every byte of a method that it should not copy, and enough of
+    /// them.
     fn has_only_copied(&self, method: SendMethod) -> bool {
-        let counts = self
-            .attached_methods
-            .iter()
-            .find(|(other, _)| *other == method)
-            .map(|(_, attached)| attached.counts());
-        counts.is_some_and(|counts| {
-            counts.copied_bytes >= COPIED_BYTES_BEFORE_FALLBACK && counts.zero_copied_bytes == 0
+        let found = self.attached_methods.iter().find(|(other, _)| *other == method);
+        found.is_some_and(|(_, attached)| {
+            attached.kernel_copied_bytes() >= COPIED_BYTES_BEFORE_FALLBACK
+                && attached.counts().zero_copied_bytes == 0
         })
     }
 }

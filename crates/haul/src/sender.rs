@@ -15,6 +15,8 @@ use crate::socket;
 use crate::source::Source;
 use haul_sys::fork;
 use haul_sys::retry::{WaitsFor, retry};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketType};
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -25,9 +27,8 @@ use std::time::{Duration, Instant};
 
 /// The most parts of one call (`UIO_MAXIOV` of `<linux/uio.h>`).
 const PARTS_MAX: usize = 1024;
-/// Poll interval of [`Sender::wait_for_completions`]. It runs at the end of a transfer, so its
-/// latency matters little.
-const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// The poll interval of a wait on a connection that has ended.
+const HANG_UP_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Sends through a connected socket.
 ///
@@ -166,11 +167,14 @@ impl<S: AsFd> Sender<S> {
 
     /// Like [`Sender::send_vectored`], if more data follows at once (`MSG_MORE`).
     ///
-    /// The kernel holds a partial segment back and fills it with the next send, so that a header
-    /// and the file after it share one packet. If nothing follows within 200 ms, it sends the
-    /// segment.
+    /// TCP holds a partial segment back and fills it with the next send, so that a header and the
+    /// file after it share one packet. If nothing follows within 200 ms, it sends the segment. On a
+    /// kTLS socket nothing limits the time: the kernel keeps the record open until the next send.
+    ///
+    /// A message to a datagram socket is sent at once, because more data would become part of it.
     pub fn send_more(&mut self, parts: &[IoSlice<'_>]) -> Result<usize, Error> {
-        self.send_with(parts, SendFlags::MORE)
+        let is_stream = self.kind == SocketType::STREAM;
+        self.send_with(parts, if is_stream { SendFlags::MORE } else { SendFlags::empty() })
     }
 
     fn send_with(&mut self, parts: &[IoSlice<'_>], flags: SendFlags) -> Result<usize, Error> {
@@ -352,25 +356,40 @@ impl<S: AsFd> Sender<S> {
         self.check_process()?;
         // A timeout that `Instant` cannot represent means no deadline.
         let deadline = Instant::now().checked_add(timeout);
+        let mut earlier = None;
         loop {
-            match self.flush() {
-                // The buffers of a torn stream are still returned.
-                Ok(()) | Err(Error::WouldBlock | Error::StreamTorn) => {}
-                Err(error) => return Err(error),
-            }
             let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-            let mut in_flight = 0;
+            let (mut in_flight, mut unsent_bytes) = (0, 0);
             if let Some(lending) = &mut self.lending {
-                lending.process_completions(&mut OsSocket::of(socket.as_fd(), self.kind))?;
-                in_flight += lending.sends_in_flight() + usize::from(lending.unsent_bytes() > 0);
+                let wire = &mut OsSocket::of(socket.as_fd(), self.kind).nonblocking();
+                match lending.flush(wire) {
+                    // The buffers of a torn stream are still returned.
+                    Ok(()) | Err(Error::WouldBlock | Error::StreamTorn) => {}
+                    Err(error) => return Err(error),
+                }
+                lending.process_completions(wire)?;
+                unsent_bytes = lending.unsent_bytes();
+                in_flight += lending.sends_in_flight() + usize::from(unsent_bytes > 0);
             }
             if let Some(selector) = &mut self.selector {
                 in_flight += selector.process_completions(socket.as_fd())?;
             }
-            if in_flight == 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if in_flight == 0 || left.is_some_and(|left| left.is_zero()) {
                 return Ok(in_flight);
             }
-            std::thread::sleep(COMPLETION_POLL_INTERVAL);
+            if earlier == Some((in_flight, unsent_bytes)) {
+                // The end of the connection wakes every poll at once; the completions follow.
+                std::thread::sleep(HANG_UP_POLL_INTERVAL);
+            }
+            earlier = Some((in_flight, unsent_bytes));
+            // `POLLERR`, which reports a non-empty error queue, is always reported.
+            let events = if unsent_bytes > 0 { PollFlags::OUT } else { PollFlags::empty() };
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            match rustix::event::poll(&mut [PollFd::new(socket, events)], left.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(failed(Call::Poll)(errno.into())),
+            }
         }
     }
 

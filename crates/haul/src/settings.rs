@@ -32,13 +32,14 @@ pub struct SendSettings {
 }
 
 impl Default for SendSettings {
-    /// The method for files by the built-in plan; zero-copy loans from 4 KiB, a page, up.
+    /// The method for files by the built-in plan; zero-copy loans from 10 KiB up, the size from
+    /// which they pay according to the kernel's documentation (`networking/msg_zerocopy`).
     fn default() -> Self {
         Self {
             choice: MethodChoice::Builtin,
             options: MethodOptions::default(),
             limits: LoanLimits::default(),
-            zerocopy_bytes_min: 4096,
+            zerocopy_bytes_min: 10 << 10,
             lend_when_copied: false,
         }
     }

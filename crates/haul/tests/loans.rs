@@ -27,6 +27,14 @@ fn on_loopback() -> (TcpStream, TcpStream) {
     connected(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
 }
 
+fn connected_datagrams() -> (UdpSocket, UdpSocket) {
+    let to = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+    from.connect(to.local_addr().unwrap()).unwrap();
+    to.set_read_timeout(Some(TIMEOUT)).unwrap();
+    (from, to)
+}
+
 /// Reads a stream to its end on a new thread, which returns the bytes.
 fn receive_all(mut to: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
@@ -252,10 +260,7 @@ fn a_reset_returns_every_buffer_and_later_calls_fail() {
 
 #[test]
 fn a_loan_is_sent_as_one_datagram_or_as_segments() {
-    let to = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let from = UdpSocket::bind("127.0.0.1:0").unwrap();
-    from.connect(to.local_addr().unwrap()).unwrap();
-    to.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let (from, to) = connected_datagrams();
     let mut sender = Sender::new(from).unwrap();
     let whole = bytes_of(1, 9000);
     sender.lend(whole.clone()).unwrap();
@@ -278,6 +283,58 @@ fn a_loan_is_sent_as_one_datagram_or_as_segments() {
     assert_eq!(to.recv(&mut datagram).unwrap(), 10);
     let file = tempfile::tempfile().unwrap();
     assert!(matches!(sender.send_file(&file, 0..1), Err(Error::WrongSocket { .. })));
+}
+
+/// The kernel refuses UDP segmentation offload on a socket without checksums, as it does on some
+/// routes and devices. The segments are then sent one by one.
+#[test]
+fn segments_are_sent_without_segmentation_offload() {
+    let (from, to) = connected_datagrams();
+    haul_lab_sys::udp::disable_checksums(&from).unwrap();
+    let mut sender = Sender::new(from).unwrap();
+    let mut datagram = vec![0; 65_536];
+    for loan in 0..4 {
+        let lent = bytes_of(loan, 70_017);
+        sender.lend_segments(lent.clone(), 1000).unwrap();
+        for segment in lent.chunks(1000) {
+            let len = to.recv(&mut datagram).unwrap();
+            assert!(datagram[..len] == *segment);
+        }
+    }
+    let returned = reclaim_all(&mut sender);
+    assert_eq!(returned.len(), 4);
+    assert!(returned.iter().all(|loan| loan.sent_bytes == 70_017), "{returned:?}");
+}
+
+/// On a datagram socket `MSG_MORE` would make one message of two.
+#[test]
+fn a_datagram_is_sent_at_once_although_more_follows() {
+    let (from, to) = connected_datagrams();
+    let mut sender = Sender::new(from).unwrap();
+    for message in [&b"one"[..], b"two"] {
+        assert_eq!(sender.send_more(&[IoSlice::new(message)]).unwrap(), 3);
+        let mut datagram = [0; 16];
+        assert_eq!(to.recv(&mut datagram).unwrap(), 3);
+        assert_eq!(&datagram[..3], message);
+    }
+}
+
+/// The rest of a loan is sent without waiting for room, so that the timeout holds also on a
+/// blocking socket.
+#[test]
+fn a_wait_for_completions_ends_although_the_peer_reads_nothing() {
+    const LOAN_BYTES: usize = 16 << 20;
+    let (from, to) = on_loopback();
+    from.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+    let mut sender = Sender::new(from).unwrap();
+    sender.lend(bytes_of(0, LOAN_BYTES)).unwrap();
+    assert!(sender.unsent_bytes() > 0, "the buffers of the sockets took the whole loan");
+    sender.socket().set_write_timeout(None).unwrap();
+    assert!(sender.wait_for_completions(Duration::from_millis(50)).unwrap() > 0);
+    let received = receive_all(to);
+    assert_eq!(sender.wait_for_completions(TIMEOUT).unwrap(), 0);
+    drop(sender);
+    assert!(received.join().unwrap() == bytes_of(0, LOAN_BYTES));
 }
 
 #[test]
@@ -342,7 +399,7 @@ fn loans_of_a_socket_that_was_used_before_come_back() {
         let (from, to) = on_loopback();
         let received = receive_all(to);
         sockopt::set_zerocopy(&from, true).unwrap();
-        let zerocopy = SendOptions { segment_bytes: None, zerocopy: true };
+        let zerocopy = SendOptions { zerocopy: true, ..Default::default() };
         for _ in 0..3 {
             assert_eq!(
                 sendmsg::send(&from, &[IoSlice::new(&[9; 10_000])], zerocopy).unwrap(),
@@ -567,7 +624,7 @@ fn the_loans_of_dropped_senders_have_a_bound_and_can_be_aborted() {
         let settings = SendSettings::default().with_lend_when_copied(true);
         let mut sender = Sender::with_settings(from, settings).unwrap();
         // The first loan shows the kernel's numbers.
-        sender.lend(vec![1; 5000]).unwrap();
+        sender.lend(vec![1; 50_000]).unwrap();
         assert_eq!(sender.wait_for_completions(TIMEOUT).unwrap(), 0);
         sender.reclaim().unwrap().for_each(drop);
         sender.lend(Arc::clone(&shared)).unwrap();

@@ -3,6 +3,7 @@
 use haul::{BufferPool, LoanLimits, Outcome, PooledBuffer, SendSettings, Sender};
 use haul_lab::{Lab, LabError};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::sockopt::set_socket_linger;
 use std::fs;
 use std::io::Read;
 use std::net::{TcpStream, UdpSocket};
@@ -152,12 +153,41 @@ fn a_failed_datagram_leaves_no_completion_in_the_error_queue() {
     assert_eq!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(0));
     // Later loans are sent from their own pages, and come back.
     for _ in 0..4 {
-        sender.lend_segments(vec![7; 4000], 1000).unwrap();
-        for _ in 0..4 {
+        sender.lend_segments(vec![7; 16_000], 1000).unwrap();
+        for _ in 0..16 {
             assert_eq!(to.recv(&mut [0; 2000]).unwrap(), 1000);
         }
         assert_eq!(sender.wait_for_completions(Duration::from_secs(20)).unwrap(), 0);
         assert_eq!(sender.reclaim().unwrap().count(), 1);
     }
     assert!(sender.report().fallbacks.is_empty(), "{:?}", sender.report());
+}
+
+/// A device's queue keeps lent pages after the peer has reset the connection. A `lend` that waits
+/// for their completions returns the error, and does not wait for the queue.
+#[test]
+fn a_reset_ends_a_wait_for_room_while_the_device_holds_the_pages() {
+    const LOAN_BYTES: usize = 300_000;
+    let Some((lab, from, mut to)) = in_lab() else { return };
+    // The first 256 KiB pass at once. After them a packet of 64 KiB takes 5 s.
+    lab.set_rate(Some(100_000)).unwrap();
+    let limits = LoanLimits::default().with_loans_max(1);
+    let settings = SendSettings::default().with_limits(limits).with_lend_when_copied(true);
+    let mut sender = Sender::with_settings(from, settings).unwrap();
+    // The first loan shows the kernel's numbers.
+    sender.lend(vec![1; 50_000]).unwrap();
+    assert_eq!(sender.wait_for_completions(Duration::from_secs(20)).unwrap(), 0);
+    assert_eq!(sender.reclaim().unwrap().count(), 1);
+    sender.lend(vec![2; LOAN_BYTES]).unwrap();
+    let reset = thread::spawn(move || {
+        to.read_exact(&mut vec![0; 200_000]).unwrap();
+        thread::sleep(Duration::from_millis(300));
+        set_socket_linger(&to, Some(Duration::ZERO)).unwrap();
+        drop(to);
+    });
+    let refused = sender.lend(vec![3; LOAN_BYTES]).unwrap_err();
+    reset.join().unwrap();
+    assert_eq!(std::io::Error::from(refused.error).kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(refused.buffer.len(), LOAN_BYTES);
+    assert!(sender.wants().completion, "the device has released all pages before the error");
 }

@@ -2,12 +2,13 @@
 //!
 //! This is a test binary of its own because resource limits apply to the whole process.
 
-use haul::{BufferPool, Error, SendReport, Sender};
+use haul::{BufferPool, Error, Memory, SendMethod, SendReport, SendSettings, Sender};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
@@ -52,6 +53,23 @@ fn check_all(mut from: TcpStream) {
     assert_eq!(from.read(&mut received).unwrap(), 0);
 }
 
+/// Calls `action` with a limit on the memory that the process may pin, in bytes.
+fn with_pinned_max<T>(bytes: u64, action: impl FnOnce() -> T) -> T {
+    /// The limit is the whole process's.
+    static LIMIT: Mutex<()> = Mutex::new(());
+    let _guard = LIMIT.lock().unwrap();
+    let limit = getrlimit(Resource::Memlock);
+    setrlimit(Resource::Memlock, Rlimit { current: Some(bytes), ..limit }).unwrap();
+    // CAP_IPC_LOCK overrides the limit. This thread drops it, as an ordinary user does not have it.
+    let initial = capabilities(None).unwrap();
+    let reduced = initial.effective.difference(CapabilitySet::IPC_LOCK);
+    set_capabilities(None, CapabilitySets { effective: reduced, ..initial }).unwrap();
+    let result = action();
+    set_capabilities(None, initial).unwrap();
+    setrlimit(Resource::Memlock, limit).unwrap();
+    result
+}
+
 /// An ordinary user may pin 8 MiB of memory, and this process only 8 KiB. The kernel refuses
 /// zero-copy sends with `ENOBUFS`, and no completion arrives.
 #[test]
@@ -60,18 +78,35 @@ fn loans_are_copied_without_memory_to_pin() {
     let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let to = listener.accept().unwrap().0;
     let receiver = thread::spawn(move || check_all(to));
-    let limit = getrlimit(Resource::Memlock);
-    setrlimit(Resource::Memlock, Rlimit { current: Some(8192), ..limit }).unwrap();
-    // CAP_IPC_LOCK overrides the limit. This thread drops it, as an ordinary user does not have it.
-    let initial = capabilities(None).unwrap();
-    let reduced = initial.effective.difference(CapabilitySet::IPC_LOCK);
-    set_capabilities(None, CapabilitySets { effective: reduced, ..initial }).unwrap();
-    let report = lend_all(from);
+    let report = with_pinned_max(8192, || lend_all(from));
     assert_eq!(report.loans.bytes, report.loans.copied_bytes);
     assert!(report.enobufs_count > 0, "the limit had no effect: {report:?}");
     receiver.join().unwrap();
-    set_capabilities(None, initial).unwrap();
-    setrlimit(Resource::Memlock, limit).unwrap();
+}
+
+/// The method `zerocopy` copies what the kernel has no memory to track. That is no sign that the
+/// kernel copies zero-copy sends, so the method stays in use.
+#[test]
+fn a_send_method_is_kept_without_memory_to_pin() {
+    const TOTAL: usize = 4 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let mut to = listener.accept().unwrap().0;
+    let receiver = thread::spawn(move || {
+        let mut received = Vec::new();
+        to.read_to_end(&mut received).unwrap();
+        received
+    });
+    let memory = Memory::new(std::io::repeat(7), TOTAL).unwrap();
+    let settings = SendSettings::default().with_choice(SendMethod::Zerocopy);
+    let mut sender = Sender::with_settings(from, settings).unwrap();
+    with_pinned_max(8192, || sender.send_file_all(&memory, 0..TOTAL as u64).unwrap());
+    let report = sender.report();
+    assert!(report.fallbacks.is_empty(), "{report:?}");
+    assert_eq!(report.files[0].0, SendMethod::Zerocopy);
+    assert_eq!(report.files[0].1.copied_bytes, TOTAL as u64, "the limit had no effect");
+    drop(sender);
+    assert_eq!(receiver.join().unwrap().len(), TOTAL);
 }
 
 /// The kernel keeps lent pages until they are sent, even if the process has exited.
@@ -162,10 +197,10 @@ fn a_forked_child_cannot_read_its_parents_completions() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let mut to = listener.accept().unwrap().0;
-    let settings = haul::SendSettings::default()
-        .with_choice(haul::MethodChoice::Method(haul::SendMethod::Zerocopy));
+    let settings =
+        SendSettings::default().with_choice(haul::MethodChoice::Method(SendMethod::Zerocopy));
     let mut sender = Sender::with_settings(from, settings).unwrap();
-    let memory = haul::Memory::new(vec![7; 65536].as_slice(), 65536).unwrap();
+    let memory = Memory::new(vec![7; 65536].as_slice(), 65536).unwrap();
     sender.send_file_all(&memory, 0..65536).unwrap();
     let mut received = vec![0; 65536];
     to.read_exact(&mut received).unwrap();

@@ -474,6 +474,74 @@ fn dropping_a_receiver_resets_the_low_water_mark() {
     assert_eq!((&to).read(&mut buffer).unwrap(), 5);
 }
 
+/// A filter of system calls or a BPF program may refuse the low-water mark, which only saves
+/// wake-ups. No byte may be lost by that.
+#[test]
+fn no_byte_is_lost_where_the_low_water_mark_is_refused() {
+    const TOTAL: u64 = 1 << 20;
+    let (mut from, to) = on_loopback();
+    let sent = thread::spawn(move || from.write_all(&stream_bytes(0, TOTAL as usize)).unwrap());
+    // The filter stays with its thread.
+    let received = thread::spawn(move || {
+        refuse_low_water();
+        let mut receiver = receiver(to, Mapping::Measured);
+        receiver.expect(TOTAL);
+        let file = tempfile::tempfile().unwrap();
+        let mut buffer = vec![0; 10_000];
+        let mut position = 0;
+        for turn in 0.. {
+            let count = match turn % 3 {
+                0 => {
+                    let chunk = receiver.receive().unwrap();
+                    chunk.map_or(0, |chunk| {
+                        check(position, chunk.bytes());
+                        chunk.bytes().len()
+                    })
+                }
+                1 => {
+                    let count = receiver.receive_into(&mut buffer).unwrap();
+                    check(position, &buffer[..count]);
+                    count
+                }
+                _ => {
+                    let count = receiver.receive_into_file(&file, 0..10_000).unwrap() as usize;
+                    file.read_exact_at(&mut buffer[..count], 0).unwrap();
+                    check(position, &buffer[..count]);
+                    count
+                }
+            };
+            position += count as u64;
+            if count == 0 {
+                break;
+            }
+        }
+        assert_eq!(position, TOTAL);
+    });
+    received.join().unwrap();
+    sent.join().unwrap();
+}
+
+/// Makes the kernel refuse `SO_RCVLOWAT` to this thread with `EPERM`.
+fn refuse_low_water() {
+    use seccompiler::{
+        SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    };
+    let equals = |argument, value: libc::c_int| {
+        let len = SeccompCmpArgLen::Dword;
+        SeccompCondition::new(argument, len, SeccompCmpOp::Eq, value as u64).unwrap()
+    };
+    let conditions = vec![equals(1, libc::SOL_SOCKET), equals(2, libc::SO_RCVLOWAT)];
+    let rules = [(libc::SYS_setsockopt, vec![SeccompRule::new(conditions).unwrap()])];
+    let filter = SeccompFilter::new(
+        rules.into(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::EPERM as u32),
+        std::env::consts::ARCH.try_into().unwrap(),
+    );
+    let program: seccompiler::BpfProgram = filter.unwrap().try_into().unwrap();
+    seccompiler::apply_filter(&program).unwrap();
+}
+
 /// If a file accepts only a part of the bytes in the pipe, the next call begins with the others,
 /// also for a smaller range.
 #[test]

@@ -1,5 +1,5 @@
 //! Safe wrappers of the kernel facilities that only the lab and the measurements need, one per
-//! file: namespaces, child processes, device settings, counters, profiles, sockmap.
+//! file: namespaces, child processes, device settings, counters, profiles, sockmap, checksums.
 //!
 //! They are apart from `haul-sys`, so that a program which uses the library does not link them.
 //! Some of them fork, or change the namespaces of the calling thread.
@@ -16,3 +16,4 @@ pub mod rusage;
 pub mod sched;
 pub mod shared_counters;
 pub mod sockmap;
+pub mod udp;

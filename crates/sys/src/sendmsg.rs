@@ -18,7 +18,7 @@ struct SegmentControl {
 const _: () = assert!(size_of::<SegmentControl>() == size_of::<libc::cmsghdr>() + 8);
 
 /// Options of [`send`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SendOptions {
     /// Splits the bytes into datagrams of this size, the last one shorter (`UDP_SEGMENT`); `None`
     /// sends them unsplit.
@@ -27,6 +27,8 @@ pub struct SendOptions {
     /// ([`crate::error_queue`]). The caller must keep the memory unchanged until then, and must not
     /// free it: an allocator would give it to another owner.
     pub zerocopy: bool,
+    /// `MSG_DONTWAIT`: the call does not wait for room, also on a blocking socket.
+    pub nonblocking: bool,
 }
 
 /// Sends the bytes of all parts, in their order, on a connected socket with `sendmsg`; returns the
@@ -59,7 +61,9 @@ pub fn send(socket: impl AsFd, parts: &[IoSlice<'_>], options: SendOptions) -> i
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = size_of::<SegmentControl>() as _;
     }
-    let flags = libc::MSG_NOSIGNAL | if options.zerocopy { libc::MSG_ZEROCOPY } else { 0 };
+    let flags = libc::MSG_NOSIGNAL
+        | if options.zerocopy { libc::MSG_ZEROCOPY } else { 0 }
+        | if options.nonblocking { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: `message` names `parts`, which the kernel only reads, and a control message of the
     // stated length; all outlive the call. With MSG_ZEROCOPY the kernel reads on after the call,
     // from pages that it holds references to. If the memory is used again before the completion,
@@ -123,7 +127,7 @@ mod tests {
         let from = UdpSocket::bind("127.0.0.1:0").unwrap();
         from.connect(to.local_addr().unwrap()).unwrap();
         let bytes: Vec<u8> = (0..2500u32).map(|i| i as u8).collect();
-        let segmented = SendOptions { segment_bytes: Some(1000), zerocopy: false };
+        let segmented = SendOptions { segment_bytes: Some(1000), ..Default::default() };
         let (first, second) = bytes.split_at(700);
         let parts = [IoSlice::new(first), IoSlice::new(&[]), IoSlice::new(second)];
         assert_eq!(send(&from, &parts, segmented).unwrap(), 2500);
@@ -138,7 +142,7 @@ mod tests {
             assert_eq!(&received[..len], part);
         }
         assert!(send_group(&from, &bytes, 0).is_err());
-        let single = SendOptions { segment_bytes: None, zerocopy: false };
+        let single = SendOptions::default();
         assert_eq!(send(&from, &[IoSlice::new(b"alone")], single).unwrap(), 5);
         assert_eq!(to.recv(&mut received).unwrap(), 5);
     }

@@ -21,6 +21,8 @@ const HANG_UP_POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub(crate) struct OsSocket<'a> {
     socket: BorrowedFd<'a>,
     kind: SocketType,
+    /// Whether sends return at once, also on a blocking socket.
+    nonblocking: bool,
     /// The start of the first wait of this call.
     waiting_since: Option<Instant>,
     /// Whether the error queue woke the last wait and has had no completion since.
@@ -29,7 +31,13 @@ pub(crate) struct OsSocket<'a> {
 
 impl<'a> OsSocket<'a> {
     pub fn of(socket: BorrowedFd<'a>, kind: SocketType) -> Self {
-        Self { socket, kind, waiting_since: None, was_woken_in_vain: false }
+        Self { socket, kind, nonblocking: false, waiting_since: None, was_woken_in_vain: false }
+    }
+
+    /// Makes sends return at once, also on a blocking socket.
+    pub fn nonblocking(mut self) -> Self {
+        self.nonblocking = true;
+        self
     }
 
     /// Whether an error means that the kernel, the device or the route has no UDP segmentation
@@ -53,7 +61,8 @@ impl ZeroCopySocket for OsSocket<'_> {
         segment_bytes: Option<u16>,
         zerocopy: bool,
     ) -> io::Result<usize> {
-        let sent = sendmsg::send(self.socket, parts, SendOptions { segment_bytes, zerocopy });
+        let options = SendOptions { segment_bytes, zerocopy, nonblocking: self.nonblocking };
+        let sent = sendmsg::send(self.socket, parts, options);
         match (sent, segment_bytes, parts) {
             // A loan that is segmented is one buffer.
             (Err(error), Some(segment_bytes), [bytes])

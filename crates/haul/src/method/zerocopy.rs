@@ -48,6 +48,7 @@ pub(super) const ENTRY: Entry = Entry {
             tracker: CompletionTracker::default(),
             options: options.clone(),
             counts: Counts::default(),
+            enobufs_copied_bytes: 0,
         }))
     },
 };
@@ -56,6 +57,8 @@ struct Zerocopy {
     tracker: CompletionTracker,
     options: MethodOptions,
     counts: Counts,
+    /// Bytes that were sent by a plain send, because the kernel had no memory to track them.
+    enobufs_copied_bytes: u64,
 }
 
 impl Zerocopy {
@@ -96,6 +99,7 @@ impl Zerocopy {
         self.counts.calls += 1;
         let sent = region.send(socket, range, SendMode::Copy)?;
         self.counts.copied_bytes += sent as u64;
+        self.enobufs_copied_bytes += sent as u64;
         Ok(sent)
     }
 
@@ -156,5 +160,9 @@ impl AttachedMethod for Zerocopy {
 
     fn counts(&self) -> Counts {
         self.counts
+    }
+
+    fn kernel_copied_bytes(&self) -> u64 {
+        self.counts.copied_bytes - self.enobufs_copied_bytes
     }
 }

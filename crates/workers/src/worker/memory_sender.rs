@@ -246,7 +246,7 @@ impl MemorySendTask {
                         sendmsg::send(
                             socket,
                             &[IoSlice::new(bytes)],
-                            SendOptions { segment_bytes, zerocopy: false },
+                            SendOptions { segment_bytes, ..Default::default() },
                         )
                     }
                 }
