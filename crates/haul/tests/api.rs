@@ -4,11 +4,13 @@ use haul::{
     Buffer, BufferPool, Error, Forwarder, PooledBuffer, Receiver, SendMethod, SendSettings, Sender,
     Wants, file_len,
 };
+use haul_lab_sys::mapped_file::MappedFile;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 fn connection() -> (TcpStream, TcpStream) {
@@ -80,7 +82,7 @@ fn an_error_keeps_the_kernels_number() {
     // The peer is gone with unread data: the next send reports the reset.
     let reset = loop {
         match sender.send(b"more") {
-            Err(Error::WouldBlock) => std::thread::yield_now(),
+            Err(Error::WouldBlock) => thread::yield_now(),
             Err(error) => break error,
             Ok(_) => {}
         }
@@ -112,7 +114,7 @@ fn the_completions_of_a_method_end_too() {
     let mut sender = Sender::with_settings(from, settings).unwrap();
     let file = tempfile::tempfile().unwrap();
     file.set_len(100_000).unwrap();
-    let receiving = std::thread::spawn(move || {
+    let receiving = thread::spawn(move || {
         to.read_exact(&mut vec![0; 100_000]).unwrap();
         to
     });
@@ -199,13 +201,42 @@ fn lent_sub_ranges_and_refilled_buffers_arrive() {
     }
 }
 
+/// A mapped file is lent to two connections at once, without a copy of its own for either.
+#[test]
+fn a_mapped_file_is_lent_whole_and_in_part() {
+    let content: Vec<u8> = (0..300_000u32).map(|i| (i / 7) as u8).collect();
+    let file = Arc::new(MappedFile::new(&content).unwrap());
+    let connections = [connection(), connection()];
+    for (number, (from, mut to)) in connections.into_iter().enumerate() {
+        let mut sender = Sender::new(from).unwrap();
+        let receiver = thread::spawn(move || {
+            let mut received = Vec::new();
+            to.read_to_end(&mut received).unwrap();
+            received
+        });
+        sender.lend(Buffer::shared(Arc::clone(&file))).unwrap();
+        let part = Buffer::shared(Arc::clone(&file)).slice(100_000..250_000 + number).unwrap();
+        sender.lend(part).unwrap();
+        assert_eq!(sender.wait_for_completions(Duration::from_secs(20)).unwrap(), 0);
+        for returned in sender.reclaim().unwrap() {
+            let owner: Arc<MappedFile> = returned.buffer.into_owner().unwrap();
+            assert!(Arc::ptr_eq(&owner, &file));
+        }
+        drop(sender);
+        let expected = [&content[..], &content[100_000..250_000 + number]].concat();
+        assert!(receiver.join().unwrap() == expected);
+    }
+    let file = Arc::try_unwrap(file).unwrap();
+    assert_eq!(Buffer::owned(file).len(), content.len());
+}
+
 /// The buffers of one loan arrive in order, however the socket divides them, and return together.
 #[test]
 fn a_loan_of_several_buffers_arrives_in_order() {
     let (from, to) = connection();
     from.set_nonblocking(true).unwrap();
     let mut sender = Sender::new(from).unwrap();
-    let receiving = std::thread::spawn(move || {
+    let receiving = thread::spawn(move || {
         let mut received = Vec::new();
         (&to).read_to_end(&mut received).unwrap();
         received
@@ -230,13 +261,13 @@ fn a_loan_of_several_buffers_arrives_in_order() {
                     assert!(matches!(code, "would-block" | "loan-limit"), "{refused}");
                     buffers = std::iter::once(refused.buffer).chain(refused.more).collect();
                     sender.reclaim().unwrap().for_each(drop);
-                    std::thread::sleep(Duration::from_micros(200));
+                    thread::sleep(Duration::from_micros(200));
                 }
             }
         };
         expected.extend(if is_empty { b"instead".to_vec() } else { parts.concat() });
         while sender.flush().is_err() {
-            std::thread::yield_now();
+            thread::yield_now();
         }
         assert_eq!(sender.wait_for_completions(Duration::from_secs(20)).unwrap(), 0);
         let returned = sender.reclaim().unwrap().find(|returned| returned.id == id).unwrap();
@@ -265,7 +296,7 @@ fn an_error_event_is_a_completion_or_the_end_of_the_connection() {
         let _ = sender.flush();
     }
     assert!(sender.wants().completion);
-    let received = std::thread::spawn(move || {
+    let received = thread::spawn(move || {
         let mut received = vec![0; 100_000];
         (&to).read_exact(&mut received).unwrap();
         to

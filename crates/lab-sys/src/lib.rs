@@ -1,5 +1,6 @@
 //! Safe wrappers of the kernel facilities that only the lab and the measurements need, one per
-//! file: namespaces, child processes, device settings, counters, profiles, sockmap, checksums.
+//! file: namespaces, child processes, device settings, counters, profiles, sockmap, checksums,
+//! mapped files.
 //!
 //! They are apart from `haul-sys`, so that a program which uses the library does not link them.
 //! Some of them fork, or change the namespaces of the calling thread.
@@ -10,6 +11,7 @@ pub mod child;
 pub mod clock;
 pub mod ethtool;
 pub mod interface;
+pub mod mapped_file;
 pub mod namespace;
 pub mod perf;
 pub mod rusage;

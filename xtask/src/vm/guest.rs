@@ -64,7 +64,7 @@ fn prepare() -> Result<(), VmError> {
 fn run(port: u16) -> Result<(), VmError> {
     let kernel = rustix::system::uname();
     println!("haul guest: Linux {}", kernel.release().to_string_lossy());
-    for buffer_bytes in [4096, 16 << 10, 64 << 10, 1 << 20] {
+    for buffer_bytes in [10 << 10, 16 << 10, 64 << 10, 1 << 20] {
         let (report, outcomes) = lend(port, 8 << 20, buffer_bytes)?;
         let copied = outcomes.copied;
         println!(
@@ -101,16 +101,16 @@ fn run(port: u16) -> Result<(), VmError> {
 /// Runs the project's tests; fails after the last of them if any failed.
 fn run_tests() -> Result<(), VmError> {
     let mut failures = Vec::new();
-    for (package, file, filter) in TESTS {
+    for (package, file, arguments) in TESTS {
         let started = Instant::now();
-        let name = format!("{package}, {file} {filter}").trim_end().to_owned();
+        let name = format!("{package}, {file} {arguments}").trim_end().to_owned();
         let mut test = Command::new(format!("/{}", guest_path(package, file)))
-            .arg(filter)
+            .args(arguments.split_whitespace())
             .env("HAUL_TEST_MIB", "2")
             .stdout(Stdio::piped())
             .spawn()
             .map_err(step(format!("running the tests of {name}")))?;
-        // If the filter matches no test, the run counts as failed.
+        // If the arguments select no test, the run counts as failed.
         let mut is_passed = true;
         for line in test.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {
             let line = line.map_err(step("reading the output of tests"))?;
@@ -298,7 +298,7 @@ fn new_pool(buffer_bytes: usize, buffers_max: usize) -> Result<BufferPool, VmErr
 fn lend_first<S: std::os::fd::AsFd + Send + 'static>(
     sender: &mut Sender<S>,
 ) -> Result<u64, VmError> {
-    let pool = new_pool(4096, 1)?;
+    let pool = new_pool(16 << 10, 1)?;
     let count = lend_next(sender, &pool, 0)?;
     let in_flight = sender.wait_for_completions(TIMEOUT).map_err(failed)?;
     sender.reclaim().map_err(failed)?.for_each(drop);
