@@ -73,6 +73,11 @@ impl BodyReceiver {
         Ok(Self { file, method, received: 0, bytes_max })
     }
 
+    /// The bytes received so far.
+    pub fn received_bytes(&self) -> u64 {
+        self.received
+    }
+
     /// The file with what was received.
     pub fn into_file(self) -> AtomicFile {
         self.file

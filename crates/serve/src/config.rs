@@ -4,6 +4,7 @@ use haul::MethodChoice;
 use haul_fs::Symlinks;
 use haul_server::Address;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -158,6 +159,9 @@ pub enum LogFormat {
 pub struct Limits {
     /// The number of open connections, over all workers.
     pub connections_max: usize,
+    /// The number of open connections of one client: of an IPv4 address, or of an IPv6 network of
+    /// 64 bits; `None` for no limit.
+    pub connections_per_address_max: Option<NonZeroUsize>,
     /// The size of the largest request head, in bytes.
     pub head_bytes_max: usize,
     /// The time in which a request head must arrive, from its first byte (or from the start of the
@@ -230,6 +234,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections_max: 65_536,
+            connections_per_address_max: None,
             head_bytes_max: 16 << 10,
             head_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(75),

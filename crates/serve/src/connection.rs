@@ -21,6 +21,7 @@ use crate::response::body::Piece;
 use haul_fs::AtomicFile;
 use haul_http::status::Status;
 use haul_server::event_loop::{Action, NEVER};
+use haul_server::eviction::Activity;
 use haul_server::listener::Accepted;
 use haul_server::stream::Stream;
 use haul_server::{Sent, Transport};
@@ -122,6 +123,34 @@ impl Connection {
             && !self.stream.is_handshaking()
     }
 
+    /// Its activity, by which the event loop decides what to close to make room.
+    pub fn activity(&self) -> Activity {
+        match &self.state {
+            State::Reading if self.is_idle() => Activity::Idle,
+            State::Reading => {
+                let (Timeout::Head(since) | Timeout::Idle(since)) = self.timeout;
+                Activity::Beginning(since)
+            }
+            State::Responding(writer) => Activity::Transferring(writer.progress.at_seconds()),
+            State::Uploading(_, upload) => Activity::Transferring(upload.progress.at_seconds()),
+            // The client has its response, or never took it.
+            State::Closing { .. } | State::Lingering { .. } => Activity::Transferring(0),
+            State::AwaitingJob
+            | State::AwaitingPages(_)
+            | State::Committing(_)
+            | State::Committed(..)
+            | State::Closed => Activity::Working,
+        }
+    }
+
+    /// Makes the kernel discard what the client has not received of a response: it would stay in
+    /// memory, and the client could take a part for the whole.
+    pub fn discard_unsent(&mut self) {
+        if matches!(self.state, State::Responding(_)) {
+            self.stream.reset_on_close();
+        }
+    }
+
     /// Whether it waits for an offload thread.
     pub fn is_offloaded(&self) -> bool {
         matches!(self.state, State::AwaitingJob | State::AwaitingPages(_) | State::Committing(_))
@@ -177,11 +206,10 @@ impl Connection {
                 self.refuse_malformed(&unread, Status::REQUEST_TIMEOUT, handler);
                 self.drive(handler)
             }
-            State::Responding(_) => {
-                self.stream.reset_on_close();
+            _ => {
+                self.discard_unsent();
                 ConnectionAction::Close
             }
-            _ => ConnectionAction::Close,
         }
     }
 

@@ -6,6 +6,7 @@ use crate::jobs::{FileJob, FileReply};
 use haul_server::ConnectionCounters;
 use haul_server::clock::Clock;
 use haul_server::event_loop::{Context, Handler, Prepared, Readiness, Side};
+use haul_server::eviction::Activity;
 use haul_server::listener::Accepted;
 use std::io;
 use tracing::warn;
@@ -64,8 +65,8 @@ impl Handler for FileHandler {
         connection.is_offloaded()
     }
 
-    fn is_idle(&self, connection: &Connection) -> bool {
-        connection.is_idle()
+    fn activity(&self, connection: &Connection) -> Activity {
+        connection.activity()
     }
 
     fn expire(&mut self, connection: &mut Connection, _: &Context<'_>) -> ConnectionAction {
@@ -73,6 +74,11 @@ impl Handler for FileHandler {
     }
 
     fn close(&mut self, connection: Connection) {
+        connection.close(self);
+    }
+
+    fn evict(&mut self, mut connection: Connection) {
+        connection.discard_unsent();
         connection.close(self);
     }
 

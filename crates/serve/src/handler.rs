@@ -17,7 +17,9 @@ use haul_fs::Blocking;
 use haul_http::target::Target;
 use haul_server::LogLimiter;
 use haul_server::event_loop::{EVENTS_MAX, LoopSettings};
+use haul_server::eviction::Progress;
 use haul_server::ktls::KtlsSupport;
+use haul_server::network::NetworkLimit;
 use lru::LruCache;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::num::NonZeroUsize;
@@ -150,6 +152,7 @@ impl FileHandler {
     pub fn loop_settings(limits: &Limits, loops: usize) -> LoopSettings {
         LoopSettings::default()
             .with_connections_max(limits.connections_max.div_ceil(loops))
+            .with_network_limit(limits.connections_per_address_max.map(NetworkLimit::new))
             .with_drain_timeout(limits.drain_timeout)
             .with_rate_bytes_per_second(limits.rate_bytes_per_second)
     }
@@ -176,7 +179,8 @@ impl FileHandler {
             closes: !response.keeps_alive,
             log_entry,
             received,
-            progress_at: self.clock.seconds(),
+            accepted_at: self.clock.seconds(),
+            progress: Progress::new(self.clock.seconds()),
             resident: 0..0,
         };
         let Some(mut reused) = self.scratch.writers.pop() else {

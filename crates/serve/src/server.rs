@@ -11,7 +11,7 @@ use crate::metrics::ServeMetrics;
 use crate::secrets::Secrets;
 use haul::{MethodChoice, SendMethod};
 use haul_fs::Symlinks;
-use haul_server::event_loop::EventLoop;
+use haul_server::event_loop::{EventLoop, LoopSettings};
 use haul_server::ktls::KtlsSupport;
 use haul_server::listener::{ListenAddress, Listener, Listeners};
 use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
@@ -93,10 +93,13 @@ impl Server {
             log,
             counters: Vec::new(),
         };
+        let settings = FileHandler::loop_settings(&config.limits, loops);
         let mut event_loops = Vec::new();
         for listeners in listeners.take() {
             let ktls = *ktls.as_ref().unwrap_or(&KtlsSupport::default());
-            event_loops.push(handle.event_loop(listeners, loops, &service, ktls, &offload)?);
+            let settings = settings.clone();
+            let next = handle.event_loop(listeners, loops, &service, ktls, &offload, settings);
+            event_loops.push(next?);
         }
         let metrics =
             metrics_listener.map(|listener| handle.serve_metrics(listener)).transpose()?;
@@ -259,6 +262,7 @@ impl Handle {
         service: &Arc<Service>,
         ktls: KtlsSupport,
         offload: &Offload<FileJob>,
+        settings: LoopSettings,
     ) -> Result<EventLoop<FileHandler>, Error> {
         let index = self.counters.len();
         let buffer = self.log.as_ref().map_or_else(LogBuffer::default, |log| log.buffer());
@@ -267,7 +271,6 @@ impl Handle {
         let (service, secrets) = (Arc::clone(service), Arc::clone(&self.secrets));
         let handler = FileHandler::new(&self.config, loops, service, secrets, ktls, log);
         self.counters.push(Arc::clone(&handler.accounting.counters));
-        let settings = FileHandler::loop_settings(&self.config.limits, loops);
         Ok(EventLoop::new(index, listeners, offload, &self.control, settings, handler)?)
     }
 

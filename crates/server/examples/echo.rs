@@ -1,6 +1,7 @@
 //! An echo service: TLS, metrics, a sandbox, draining. `cargo run -p haul-server --example echo`
 
 use haul_server::event_loop::{Action, Context, Handler, LoopSettings, Side};
+use haul_server::eviction::Activity;
 use haul_server::listener::{Accepted, ListenAddress};
 use haul_server::{ConnectionCounters, Sent, ktls::KtlsSupport, metrics, offload::NoJob};
 use haul_server::{runtime::Service, sandbox, stream::Stream, tls::TlsSettings};
@@ -39,8 +40,9 @@ impl Handler for Echo {
             }
         }
     }
-    fn is_idle(&self, (stream, bytes): &(Stream, Vec<u8>)) -> bool {
-        bytes.is_empty() && !stream.is_handshaking()
+    fn activity(&self, (stream, bytes): &(Stream, Vec<u8>)) -> Activity {
+        let is_idle = bytes.is_empty() && !stream.is_handshaking();
+        if is_idle { Activity::Idle } else { Activity::Working }
     }
 }
 

@@ -30,7 +30,9 @@ pub struct ConnectionCounters {
     pub accepted: Counter,
     /// Connections open.
     pub open: Counter,
-    /// Idle connections closed to make room for new ones.
+    /// Connections closed at once, because their client had as many as it may have.
+    pub refused: Counter,
+    /// Connections closed to make room for new ones.
     pub evicted: Counter,
     /// Connections closed because the peer exceeded a time limit; idle ones are not counted.
     pub timed_out: Counter,

@@ -17,8 +17,10 @@ use crate::clock::Clock;
 use crate::control::Control;
 use crate::counter::ConnectionCounters;
 use crate::error::Error;
+use crate::eviction::{self, Activity, Candidate, Victims};
 use crate::listener::{Accepted, Listener};
 use crate::log_limiter::LogLimiter;
+use crate::network::{Network, NetworkLimit, NetworkPermit};
 use crate::offload::{Inbox, Job, Offload, OffloadQueue};
 use crate::waker::Waker;
 use rustix::buffer::spare_capacity;
@@ -106,9 +108,9 @@ pub trait Handler {
         false
     }
 
-    /// Whether the connection may be closed to make room. At a drain, [`Handler::drive`] follows
-    /// for each idle connection.
-    fn is_idle(&self, connection: &Self::Connection) -> bool;
+    /// The activity of the connection, by which the loop decides what it closes to make room. At a
+    /// drain, [`Handler::drive`] follows for each idle connection.
+    fn activity(&self, connection: &Self::Connection) -> Activity;
 
     /// The connection's deadline has passed.
     fn expire(
@@ -123,6 +125,11 @@ pub trait Handler {
     /// The last call for a connection. Dropping its socket closes it.
     fn close(&mut self, connection: Self::Connection) {
         drop(connection);
+    }
+
+    /// The last call for a connection that makes room for another.
+    fn evict(&mut self, connection: Self::Connection) {
+        self.close(connection);
     }
 
     /// Another thread woke the loop: reads changed settings.
@@ -225,11 +232,13 @@ impl Context<'_> {
 }
 
 /// The settings of one event loop.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LoopSettings {
-    /// The number of connections at a time. Beyond it, the longest idle one is closed.
+    /// The number of connections at a time. Beyond it, one of them is closed ([`eviction`]).
     pub connections_max: usize,
+    /// The limit on the connections of one client; `None` for none.
+    pub network_limit: Option<Arc<NetworkLimit>>,
     /// The time that open messages have once the service drains.
     pub drain_timeout: Duration,
     /// The pacing rate of accepted connections; `None` for none.
@@ -237,10 +246,14 @@ pub struct LoopSettings {
 }
 
 impl Default for LoopSettings {
-    /// 65,536 connections, 30 s to drain, no pacing.
+    /// 65,536 connections, of one client or of many, 30 s to drain, no pacing.
     fn default() -> Self {
-        let drain_timeout = Duration::from_secs(30);
-        Self { connections_max: 65_536, drain_timeout, rate_bytes_per_second: None }
+        Self {
+            connections_max: 65_536,
+            network_limit: None,
+            drain_timeout: Duration::from_secs(30),
+            rate_bytes_per_second: None,
+        }
     }
 }
 
@@ -249,6 +262,13 @@ impl LoopSettings {
     #[must_use]
     pub fn with_connections_max(mut self, connections_max: usize) -> Self {
         self.connections_max = connections_max;
+        self
+    }
+
+    /// Sets the limit on the connections of one client. The loops of a service share it.
+    #[must_use]
+    pub fn with_network_limit(mut self, network_limit: Option<Arc<NetworkLimit>>) -> Self {
+        self.network_limit = network_limit;
         self
     }
 
@@ -292,17 +312,26 @@ pub struct EventLoop<H: Handler> {
     shortage: LogLimiter,
     /// Turns of all connections so far.
     turns: u64,
+    victims: Victims,
 }
+
+/// A network has as many connections as it may have.
+#[derive(Debug)]
+struct TooMany;
 
 /// A connection in the table.
 #[derive(Debug)]
 struct Entry<C> {
     connection: Box<C>,
     generation: u32,
+    /// `None` for a Unix socket.
+    network: Option<Network>,
+    /// Held while the connection is open.
+    _permit: Option<NetworkPermit>,
     /// In seconds of the loop's clock.
     deadline: u32,
-    /// [`EventLoop::turns`] at its latest turn: the smallest is idle the longest.
-    last_turn: u64,
+    /// [`EventLoop::turns`] at its latest turn.
+    latest_turn: u64,
     is_runnable: bool,
 }
 
@@ -350,6 +379,7 @@ impl<H: Handler> EventLoop<H> {
             swept_at_seconds: 0,
             shortage: LogLimiter::default(),
             turns: 0,
+            victims: Victims::default(),
         };
         event_loop.start_accepting()?;
         Ok(event_loop)
@@ -488,7 +518,7 @@ impl<H: Handler> EventLoop<H> {
             self.connections.iter().map(|(index, entry)| token(index, entry.generation)).collect();
         for token in tokens {
             let Some((connection, handler)) = self.connection(token) else { continue };
-            if handler.is_idle(connection) {
+            if handler.activity(connection) == Activity::Idle {
                 // A request may have arrived without an event so far.
                 let readiness = Readiness {
                     side: Side::Client,
@@ -506,7 +536,7 @@ impl<H: Handler> EventLoop<H> {
     fn accept(&mut self, index: usize) -> bool {
         for _ in 0..ACCEPTS_MAX {
             let is_full = self.connections.len() >= self.settings.connections_max;
-            let evicted = if is_full { self.longest_idle() } else { None };
+            let evicted = if is_full { self.victim() } else { None };
             if is_full && evicted.is_none() {
                 self.stop_accepting();
                 return false;
@@ -515,10 +545,15 @@ impl<H: Handler> EventLoop<H> {
             match listener.accept() {
                 Ok(Some(accepted)) => {
                     self.handler.counters().accepted.add(1);
+                    let network = accepted.peer.map(|peer| Network::from(peer.ip()));
+                    let Ok(permit) = self.admit(network) else {
+                        self.handler.counters().refused.add(1);
+                        continue;
+                    };
                     if let Some(index) = evicted {
                         self.evict(index);
                     }
-                    self.add(accepted);
+                    self.add(accepted, network, permit);
                 }
                 Ok(None) => return false,
                 Err(error) if is_shortage(&error) => {
@@ -540,7 +575,7 @@ impl<H: Handler> EventLoop<H> {
             let open = self.connections.len();
             warn!(open, %error, "no room for another connection beside {open}: {error}");
         }
-        let Some(index) = self.longest_idle() else {
+        let Some(index) = self.victim() else {
             self.stop_accepting();
             return false;
         };
@@ -548,7 +583,20 @@ impl<H: Handler> EventLoop<H> {
         true
     }
 
-    fn add(&mut self, accepted: Accepted) {
+    /// Counts a connection of a network; an error if it has too many.
+    fn admit(&self, network: Option<Network>) -> Result<Option<NetworkPermit>, TooMany> {
+        match (&self.settings.network_limit, network) {
+            (Some(limit), Some(network)) => limit.admit(network).map(Some).ok_or(TooMany),
+            _ => Ok(None),
+        }
+    }
+
+    fn add(
+        &mut self,
+        accepted: Accepted,
+        network: Option<Network>,
+        permit: Option<NetworkPermit>,
+    ) {
         if let Some(rate) = self.settings.rate_bytes_per_second {
             // A Unix socket has no rate.
             let _ = haul_sys::sockopt::set_max_pacing_rate(&accepted.socket, rate);
@@ -564,24 +612,47 @@ impl<H: Handler> EventLoop<H> {
         vacant.insert(Entry {
             connection,
             generation,
+            network,
+            _permit: permit,
             deadline: NEVER,
-            last_turn: 0,
+            latest_turn: 0,
             is_runnable: false,
         });
         self.handler.counters().open.add(1);
         self.drive(token);
     }
 
-    fn longest_idle(&self) -> Option<usize> {
-        let is_idle = |entry: &Entry<_>| self.handler.is_idle(&entry.connection);
-        let idle = self.connections.iter().filter(|(_, entry)| is_idle(entry));
-        idle.min_by_key(|(_, entry)| entry.last_turn).map(|(index, _)| index)
+    /// The connection to close to make room for another, if there is one.
+    fn victim(&mut self) -> Option<usize> {
+        let now = self.clock.seconds();
+        while let Some(token) = self.victims.next(now) {
+            if let Some((connection, handler)) = self.connection(token)
+                && eviction::is_due(handler.activity(connection), now)
+            {
+                return Some(index(token));
+            }
+        }
+        let candidates: Vec<_> = self
+            .connections
+            .iter()
+            .map(|(index, entry)| Candidate {
+                token: token(index, entry.generation),
+                network: entry.network,
+                activity: self.handler.activity(&entry.connection),
+                latest_turn: entry.latest_turn,
+            })
+            .collect();
+        self.victims.choose(&candidates, now);
+        self.victims.next(now).map(index)
     }
 
-    /// Closes an idle connection to make room for another.
+    /// Closes a connection to make room for another.
     fn evict(&mut self, index: usize) {
-        self.handler.counters().evicted.add(1);
-        self.close(index);
+        if let Some(entry) = self.connections.try_remove(index) {
+            self.handler.counters().evicted.add(1);
+            self.handler.evict(*entry.connection);
+            self.handler.counters().open.subtract(1);
+        }
     }
 
     fn start_accepting(&mut self) -> io::Result<()> {
@@ -635,7 +706,7 @@ impl<H: Handler> EventLoop<H> {
         self.turns += 1;
         let turns = self.turns;
         let Some(entry) = self.entry(token) else { return };
-        entry.last_turn = turns;
+        entry.latest_turn = turns;
         match action {
             Action::WaitUntil(deadline) => entry.deadline = deadline,
             Action::Yield => {
@@ -675,7 +746,7 @@ impl<H: Handler> EventLoop<H> {
             expired.map(|(index, entry)| token(index, entry.generation)).collect();
         for token in expired {
             let Some(entry) = self.connections.get_mut(index(token)) else { continue };
-            let is_idle = self.handler.is_idle(&entry.connection);
+            let is_idle = self.handler.activity(&entry.connection) == Activity::Idle;
             self.handler.counters().timed_out.add(u64::from(!is_idle));
             let context = context(&self.epoll, &self.clock, self.is_draining, token);
             let action = self.handler.expire(&mut entry.connection, &context);

@@ -115,8 +115,13 @@ impl Exposition {
         self.gauge("haul_connections", "Connections open now.", sum(|counters| &counters.open));
         self.counter(
             "haul_connections_evicted_total",
-            "Idle connections closed to make room for others.",
+            "Connections closed to make room for others.",
             sum(|counters| &counters.evicted),
+        );
+        self.counter(
+            "haul_connections_refused_total",
+            "Connections closed at once, because their address had too many.",
+            sum(|counters| &counters.refused),
         );
         self.counter(
             "haul_connections_timed_out_total",

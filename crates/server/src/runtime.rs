@@ -75,6 +75,7 @@ impl Service {
         let mut loops = Vec::with_capacity(self.loops);
         for (index, listeners) in self.listeners.take().into_iter().enumerate() {
             let (control, handler) = (&self.control, handler(index));
+            let settings = settings.clone();
             loops.push(EventLoop::new(index, listeners, &offload, control, settings, handler)?);
         }
         let metrics = self.metrics.map(|listener| MetricsServer::start(listener, registry));

@@ -1,6 +1,7 @@
 //! Deadlines of connections in an event loop.
 
 use haul_server::event_loop::{Action, Context, Handler, LoopSettings, Side};
+use haul_server::eviction::Activity;
 use haul_server::ktls::KtlsSupport;
 use haul_server::listener::{Accepted, ListenAddress};
 use haul_server::offload::NoJob;
@@ -36,8 +37,8 @@ impl Handler for Waiting {
         if context.is_draining() { Action::Close } else { Action::WaitUntil(context.deadline(2)) }
     }
 
-    fn is_idle(&self, _: &Stream) -> bool {
-        true
+    fn activity(&self, _: &Stream) -> Activity {
+        Activity::Idle
     }
 }
 

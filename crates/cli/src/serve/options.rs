@@ -11,6 +11,7 @@ use haul_serve::{
 use haul_units::Size;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -181,6 +182,10 @@ pub struct Options {
     /// Maximum number of open connections [default: 65536, or what the limit on open files allows]
     #[arg(long, help_heading = "Limits", value_name = "N")]
     pub max_connections: Option<usize>,
+    /// Maximum number of open connections of one IPv4 address, or of one IPv6 network of 64 bits.
+    /// Behind a proxy all clients have its address [default: no limit]
+    #[arg(long, help_heading = "Limits", value_name = "N")]
+    pub max_connections_per_address: Option<usize>,
     /// Maximum size of the head of a request [default: 16KiB]
     #[arg(long, help_heading = "Limits", value_name = "SIZE")]
     #[serde(deserialize_with = "deserialize_from_text")]
@@ -305,6 +310,9 @@ impl Options {
             user: self.user.or(other.user),
             confine: self.confine.or(other.confine),
             max_connections: self.max_connections.or(other.max_connections),
+            max_connections_per_address: self
+                .max_connections_per_address
+                .or(other.max_connections_per_address),
             head_limit: self.head_limit.or(other.head_limit),
             head_timeout: self.head_timeout.or(other.head_timeout),
             idle_timeout: self.idle_timeout.or(other.idle_timeout),
@@ -325,6 +333,7 @@ impl Options {
         check_not_zero("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
         check_not_zero("workers", self.workers)?;
         check_not_zero("max-connections", self.max_connections)?;
+        check_not_zero("max-connections-per-address", self.max_connections_per_address)?;
         let dir = self
             .dir
             .clone()
@@ -428,6 +437,8 @@ impl Options {
         }
         let time = |option: Option<Timeout>| option.map(|time| time.0);
         set(&mut limits.connections_max, self.max_connections);
+        limits.connections_per_address_max =
+            self.max_connections_per_address.and_then(NonZeroUsize::new);
         set(&mut limits.head_bytes_max, head_limit(self.head_limit)?);
         set(&mut limits.head_timeout, time(self.head_timeout));
         set(&mut limits.idle_timeout, time(self.idle_timeout));

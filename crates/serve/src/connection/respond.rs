@@ -55,8 +55,10 @@ impl Connection {
         let State::Responding(writer) = &mut self.state else { return None };
         let before = writer.len();
         let sent = send(&mut self.stream, writer, budget_bytes, handler);
-        if writer.len() < before {
-            writer.progress_at = handler.clock.seconds();
+        let accepted = before - writer.len();
+        if accepted > 0 {
+            writer.accepted_at = handler.clock.seconds();
+            writer.progress.add(accepted, writer.accepted_at);
         }
         match sent {
             Ok(()) => {
@@ -67,7 +69,7 @@ impl Connection {
             // The client has to accept bytes within the timeout, whatever else it does.
             Err(Stop::Blocked) => {
                 let timeout = handler.fixed.limits.send_timeout;
-                Some(ConnectionAction::WaitUntil(deadline(writer.progress_at, timeout)))
+                Some(ConnectionAction::WaitUntil(deadline(writer.accepted_at, timeout)))
             }
             Err(Stop::NotResident(form, range)) => {
                 self.state.await_pages();

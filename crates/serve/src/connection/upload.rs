@@ -11,6 +11,7 @@ use crate::jobs::FileJob;
 use crate::log::LogEntry;
 use haul_http::request::{BodyLength, Request};
 use haul_http::status::Status;
+use haul_server::eviction::Progress;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -21,6 +22,7 @@ pub struct PendingUpload {
     pub target: String,
     pub keeps_alive: bool,
     pub only_new: bool,
+    pub progress: Progress,
     minor_version: u8,
     received: Instant,
     /// The log entry but for its result; `None` if there is no log.
@@ -32,6 +34,7 @@ impl PendingUpload {
         request: &Request<'_>,
         peer: Option<SocketAddr>,
         received: Instant,
+        now_seconds: u32,
         is_logged: bool,
     ) -> Self {
         let entry = || LogEntry::new(peer, request, Status::CREATED, 0, received);
@@ -39,6 +42,7 @@ impl PendingUpload {
             target: request.target.to_owned(),
             keeps_alive: request.keeps_alive,
             only_new: request.fields.if_none_match.is_any(),
+            progress: Progress::new(now_seconds),
             minor_version: request.minor_version,
             received,
             entry: is_logged.then(entry),
@@ -85,7 +89,8 @@ impl Connection {
                     self.stream.send(&[IoSlice::new(b"HTTP/1.1 100 Continue\r\n\r\n")], false);
                 }
                 let is_logged = handler.accounting.log.is_on();
-                let upload = PendingUpload::new(request, self.peer, received, is_logged);
+                let now = handler.clock.seconds();
+                let upload = PendingUpload::new(request, self.peer, received, now, is_logged);
                 self.state.upload(receiver, upload);
                 return None;
             }
@@ -96,8 +101,11 @@ impl Connection {
 
     /// Receives more of a body; `None` if the state has changed.
     pub(super) fn receive_body(&mut self, handler: &mut FileHandler) -> Option<ConnectionAction> {
-        let State::Uploading(receiver, _) = &mut self.state else { return None };
-        let status = match receiver.receive(&mut self.stream, &mut self.input) {
+        let State::Uploading(receiver, upload) = &mut self.state else { return None };
+        let before = receiver.received_bytes();
+        let received = receiver.receive(&mut self.stream, &mut self.input);
+        upload.progress.add(receiver.received_bytes() - before, handler.clock.seconds());
+        let status = match received {
             Err(Stop::Blocked) => {
                 let now = handler.clock.seconds();
                 return Some(ConnectionAction::WaitUntil(deadline(

@@ -2,6 +2,7 @@
 
 use crate::log::LogEntry;
 use crate::response::body::Body;
+use haul_server::eviction::Progress;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -16,7 +17,8 @@ pub struct ResponseWriter {
     /// The start of the turn that received the request.
     pub received: Instant,
     /// The second of the clock in which the socket last accepted bytes.
-    pub progress_at: u32,
+    pub accepted_at: u32,
+    pub progress: Progress,
     /// The range of the current file that is in memory, or that an offload thread has just read.
     /// It is sent even if the kernel has dropped it meanwhile.
     pub resident: Range<u64>,

@@ -2,9 +2,11 @@
 
 use crate::common::{Client, Service, large_content, wait_until};
 use haul_serve::Counter;
-use std::fmt::Write;
-use std::io::Read;
+use std::fmt::Write as _;
+use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 #[test]
@@ -254,6 +256,98 @@ fn at_the_limit_the_longest_idle_connection_is_evicted() {
     assert_eq!(service.handle.counters()[0].connections.evicted.get(), 1);
 }
 
+/// At the limit of connections, those that only occupy their place make room within seconds, long
+/// before a timeout closes them.
+#[test]
+fn connections_that_only_occupy_their_place_make_room() {
+    const PLACES: usize = 20;
+    let large = "GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n";
+    let upload = "PUT /upload HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\nx";
+    for (attack, is_read) in [("G", false), (large, false), (large, true), (upload, false)] {
+        let service = Service::start(
+            |_| {},
+            |config| {
+                config.limits.connections_max = PLACES;
+                config.put_bytes_max = Some(1 << 20);
+            },
+        );
+        let mut attackers: Vec<_> = (0..PLACES).map(|_| service.connect()).collect();
+        for attacker in &mut attackers {
+            attacker.send(attack);
+        }
+        let handle = service.handle.clone();
+        let connections = || handle.counters()[0].connections.open.get();
+        wait_until(|| connections() == PLACES as u64);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // A byte now and then is no reason to keep the place.
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    for attacker in &attackers {
+                        if is_read {
+                            let _ = (&attacker.stream).read(&mut [0]);
+                        } else {
+                            let _ = (&attacker.stream).write(b"x");
+                        }
+                    }
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            });
+            // A response in time: a timeout would take half a minute at least.
+            for _ in 0..PLACES {
+                assert_eq!(service.get("/ten.txt").status, 200, "beside {attack:?}");
+            }
+            is_over.store(true, Relaxed);
+        });
+        assert!(handle.counters()[0].connections.evicted.get() > 0);
+        assert_eq!(handle.counters()[0].connections.timed_out.get(), 0);
+    }
+}
+
+/// A download that makes progress keeps its place beside clients that open more and more
+/// connections.
+#[test]
+fn a_download_under_way_is_not_evicted() {
+    let service = Service::start(|_| {}, |config| config.limits.connections_max = 4);
+    let mut download = service.connect();
+    download.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut crowd = Vec::new();
+    for _ in 0..40 {
+        let mut client = service.connect();
+        client.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(client.response(false).unwrap().status, 200);
+        crowd.push(client);
+    }
+    assert!(download.response(false).unwrap().body == large_content());
+}
+
+#[test]
+fn an_address_has_at_most_its_share_of_connections() {
+    let service = Service::start(
+        |_| {},
+        |config| {
+            config.limits.connections_per_address_max = NonZeroUsize::new(3);
+            config.workers = Some(2);
+        },
+    );
+    let request = |client: &mut Client| {
+        client.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
+        client.response(false).unwrap().status
+    };
+    let mut clients: Vec<_> = (0..3).map(|_| service.connect()).collect();
+    assert!(clients.iter_mut().all(|client| request(client) == 200));
+    assert!(service.connect().is_closed(), "a fourth connection");
+    // A client of another address has its own share.
+    let connect = || std::net::TcpStream::connect(service.address).unwrap();
+    let mut other = Client::new(service.lab.sender.run(connect).unwrap());
+    assert_eq!(request(&mut other), 200);
+    drop(clients.pop());
+    let open =
+        || service.handle.counters().iter().map(|all| all.connections.open.get()).sum::<u64>();
+    wait_until(|| open() == 3);
+    assert_eq!(request(&mut service.connect()), 200);
+}
+
 #[test]
 fn a_final_response_survives_requests_that_follow_it() {
     let service = Service::start_default();
@@ -331,7 +425,7 @@ fn a_unix_socket_is_served_and_removed_at_the_end() {
     for target in ["/ten.txt", "/large.bin"] {
         let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
         let request = format!("GET {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
-        std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
         let mut received = Vec::new();
         stream.read_to_end(&mut received).unwrap();
         let body = if target == "/ten.txt" { b"0123456789".to_vec() } else { large_content() };

@@ -10,6 +10,7 @@ use crate::control::Control;
 use crate::counter::ConnectionCounters;
 use crate::error::Error;
 use crate::event_loop::{Action, Context, EventLoop, Handler, LoopSettings, Side};
+use crate::eviction::Activity;
 use crate::listener::{Accepted, Listener};
 use crate::offload::{NoJob, Offload};
 use haul_http::request::{self, Method, Parsed, Request};
@@ -125,8 +126,8 @@ impl Handler for Endpoint {
     }
 
     /// Each may make room: an honest scrape takes a turn or two.
-    fn is_idle(&self, _: &Scrape) -> bool {
-        true
+    fn activity(&self, _: &Scrape) -> Activity {
+        Activity::Idle
     }
 }
 
