@@ -86,6 +86,11 @@ pub fn encode_segment(segment: &[u8]) -> String {
     percent_encode(segment, ESCAPED).to_string()
 }
 
+/// Decodes the value of a query's parameter. A `%` that begins no escape stays.
+pub fn decode_parameter(value: &str) -> Vec<u8> {
+    percent_decode(value.as_bytes()).collect()
+}
+
 /// Removes the scheme and authority of the absolute form.
 fn strip_authority(target: &str) -> Result<&str, TargetError> {
     if target.starts_with('/') {

@@ -341,7 +341,10 @@ impl PendingRequest {
             FileReply::PasswordVerified(passwords, accepted) => {
                 self.login = Some(Ok((passwords, accepted)));
             }
-            FileReply::Refused => self.login = Some(Err(Status::UNAVAILABLE)),
+            FileReply::Refused => {
+                self.login = Some(Err(Status::UNAVAILABLE));
+                self.found = Some(LookupResult::Nothing(Status::UNAVAILABLE));
+            }
             _ => {
                 self.login = Some(Err(Status::INTERNAL_ERROR));
                 self.upload = Some(Err(Status::INTERNAL_ERROR));

@@ -198,7 +198,7 @@ impl FileHandler {
         }
         let found = match Target::parse(target) {
             // Without blocking, the only error is that it would block.
-            Ok(parsed) => self.fixed.service.find(&parsed, false, Blocking::None).ok()?,
+            Ok(parsed) => self.fixed.service.find(&parsed, Blocking::None).ok()?,
             Err(error) => Service::refuse(error),
         };
         self.cache_found(target, &found);

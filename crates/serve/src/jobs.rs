@@ -14,10 +14,11 @@ use haul_http::credentials::Credentials;
 use haul_http::request::Request;
 use haul_http::status::Status;
 use haul_http::target::Target;
+use haul_server::network::Network;
 use haul_server::offload::{Job, PoolSettings, Queued};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv6Addr};
+use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 use tracing::warn;
@@ -26,20 +27,30 @@ use tracing::warn;
 const DISK_THREADS: usize = 8;
 /// Passwords that may wait for verification.
 const UNVERIFIED_MAX: usize = 64;
-/// Of these, passwords from one address (of IPv6, one network of 64 bits, a customer's).
-const UNVERIFIED_PER_ADDRESS_MAX: usize = 32;
+/// Of these, passwords from one network.
+const UNVERIFIED_PER_NETWORK_MAX: usize = 32;
 /// Of these, different passwords: a browser sends the same one on several connections, a guesser
 /// different ones.
-const GUESSES_PER_ADDRESS_MAX: usize = 4;
+const GUESSES_PER_NETWORK_MAX: usize = 4;
+
+/// Threads for listings. One that reads a large directory delays only other listings.
+const LISTING_THREADS: usize = 2;
+/// Listings that may wait for a thread. The next request is refused.
+const UNLISTED_MAX: usize = 256;
+/// Of these, listings for one network.
+const UNLISTED_PER_NETWORK_MAX: usize = 64;
 
 const DISK_POOL: usize = 0;
 const PASSWORD_POOL: usize = 1;
+const LISTING_POOL: usize = 2;
 
 /// A call that may block.
 #[derive(Debug)]
 pub enum FileJob {
-    /// Finds what a target stands for. A listing is JSON if that is accepted.
-    Find { service: Arc<Service>, target: String, accepts_json: bool },
+    /// Finds what a target stands for.
+    Find { service: Arc<Service>, target: String },
+    /// Lists a directory.
+    List(ListingJob),
     /// Reads a range of a file into memory; waits as [`Source::prefetch`] does.
     ReadPages(Arc<Representation>, Range<u64>),
     /// Creates a temporary file for this target.
@@ -48,6 +59,17 @@ pub enum FileJob {
     CommitUpload { file: Box<AtomicFile>, only_new: bool },
     /// Verifies a password.
     VerifyPassword(PasswordCheck),
+}
+
+/// A directory to be listed.
+#[derive(Debug)]
+pub struct ListingJob {
+    service: Arc<Service>,
+    directory: Arc<File>,
+    target: String,
+    accepts_json: bool,
+    /// `None` for a Unix socket.
+    network: Option<Network>,
 }
 
 /// A login to be verified.
@@ -59,8 +81,8 @@ pub struct PasswordCheck {
     pub credentials: Credentials,
     /// The hash of the `Authorization` field.
     pub field: blake3::Hash,
-    /// The client's address; `None` for a Unix socket.
-    pub address: Option<IpAddr>,
+    /// The client's network; `None` for a Unix socket.
+    pub network: Option<Network>,
 }
 
 /// The reply to a [`FileJob`].
@@ -82,13 +104,14 @@ pub enum FileReply {
     Failed,
 }
 
-/// The pools of threads; passwords need none if there are none.
-pub fn pools(has_passwords: bool) -> [PoolSettings; 2] {
-    let (disk, passwords) = ("haul-disk", "haul-passwords");
-    // Each connection has at most one job.
+/// The pools of threads. Those for passwords and listings have threads only if there are any.
+pub fn pools(has_passwords: bool, has_listings: bool) -> [PoolSettings; 3] {
+    let listing_threads = if has_listings { LISTING_THREADS } else { 0 };
+    // A connection has at most one job.
     [
-        PoolSettings::new(disk, DISK_THREADS, usize::MAX),
-        PoolSettings::new(passwords, has_passwords.into(), UNVERIFIED_MAX),
+        PoolSettings::new("haul-disk", DISK_THREADS, usize::MAX),
+        PoolSettings::new("haul-passwords", has_passwords.into(), UNVERIFIED_MAX),
+        PoolSettings::new("haul-listings", listing_threads, UNLISTED_MAX),
     ]
 }
 
@@ -98,8 +121,23 @@ impl FileJob {
         Self::Find {
             service: Arc::clone(&handler.fixed.service),
             target: request.target.to_owned(),
-            accepts_json: request.accepts_json(),
         }
+    }
+
+    /// The listing of the directory that a request's target stands for.
+    pub fn list(
+        request: &Request<'_>,
+        directory: Arc<File>,
+        network: Option<Network>,
+        handler: &FileHandler,
+    ) -> Self {
+        Self::List(ListingJob {
+            service: Arc::clone(&handler.fixed.service),
+            directory,
+            target: request.target.to_owned(),
+            accepts_json: request.accepts_json(),
+            network,
+        })
     }
 
     /// The job that creates the temporary file of an upload to `target`.
@@ -118,16 +156,24 @@ impl Job for FileJob {
     type Reply = FileReply;
 
     fn pool_index(&self) -> usize {
-        if self.is_for_disk() { DISK_POOL } else { PASSWORD_POOL }
+        match self {
+            Self::VerifyPassword(_) => PASSWORD_POOL,
+            Self::List(_) => LISTING_POOL,
+            _ => DISK_POOL,
+        }
     }
 
     fn run(self) -> FileReply {
         match self {
-            Self::Find { service, target, accepts_json } => {
+            Self::Find { service, target } => FileReply::Found(match Target::parse(&target) {
+                Ok(target) => service
+                    .find(&target, Blocking::Disk)
+                    .unwrap_or(LookupResult::Nothing(Status::INTERNAL_ERROR)),
+                Err(error) => Service::refuse(error),
+            }),
+            Self::List(ListingJob { service, directory, target, accepts_json, .. }) => {
                 FileReply::Found(match Target::parse(&target) {
-                    Ok(target) => service
-                        .find(&target, accepts_json, Blocking::Disk)
-                        .unwrap_or(LookupResult::Nothing(Status::INTERNAL_ERROR)),
+                    Ok(target) => service.list(&directory, &target, accepts_json),
                     Err(error) => Service::refuse(error),
                 })
             }
@@ -150,16 +196,23 @@ impl Job for FileJob {
     }
 
     fn exceeds_share(&self, queued: &VecDeque<Queued<Self>>) -> bool {
-        let Self::VerifyPassword(check) = self else { return false };
-        let Some(network) = check.network() else { return false };
-        let others = queued.iter().filter_map(|queued| match &queued.job {
-            Self::VerifyPassword(other) if other.network() == Some(network) => Some(other),
-            _ => None,
-        });
-        let (all, guesses) = others.fold((0, 0), |(all, guesses), other| {
-            (all + 1, guesses + usize::from(other.field != check.field))
-        });
-        all >= UNVERIFIED_PER_ADDRESS_MAX || guesses >= GUESSES_PER_ADDRESS_MAX
+        match self {
+            Self::VerifyPassword(PasswordCheck { network: Some(network), field, .. }) => {
+                let others = queued.iter().filter_map(|queued| match &queued.job {
+                    Self::VerifyPassword(other) if other.network == Some(*network) => Some(other),
+                    _ => None,
+                });
+                let (all, guesses) = others.fold((0, 0), |(all, guesses), other| {
+                    (all + 1, guesses + usize::from(other.field != *field))
+                });
+                all >= UNVERIFIED_PER_NETWORK_MAX || guesses >= GUESSES_PER_NETWORK_MAX
+            }
+            Self::List(ListingJob { network: Some(network), .. }) => {
+                let is_of_network = |queued: &&Queued<Self>| matches!(&queued.job, Self::List(other) if other.network == Some(*network));
+                queued.iter().filter(is_of_network).count() >= UNLISTED_PER_NETWORK_MAX
+            }
+            _ => false,
+        }
     }
 
     fn refused() -> FileReply {
@@ -172,14 +225,6 @@ impl Job for FileJob {
 }
 
 impl PasswordCheck {
-    /// The network that shares a limit: an IPv4 address, or 64 bits of IPv6.
-    fn network(&self) -> Option<IpAddr> {
-        Some(match self.address?.to_canonical() {
-            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-            address @ IpAddr::V4(_) => address,
-        })
-    }
-
     /// Whether the login is accepted. Another connection may have verified it meanwhile.
     fn is_accepted(&self) -> bool {
         let Self { passwords, credentials, field, .. } = self;
@@ -234,6 +279,7 @@ mod tests {
     use super::*;
     use haul_server::offload::{Inbox, Offload};
     use haul_server::waker::Waker;
+    use std::net::IpAddr;
 
     const ANN: &str = "ann:$2y$04$kKF1wBUUpJTD9eRrzuOMzOQgdt4LkwWmpel7dDkYztkeKHrCZpNqG";
 
@@ -241,14 +287,14 @@ mod tests {
     fn one_address_gets_its_share_of_the_queue_and_no_more() {
         let passwords = Arc::new(Passwords::parse(ANN).unwrap());
         // No thread: every job stays in the queue.
-        let offload = Offload::start(&pools(false)).unwrap();
+        let offload = Offload::start(&pools(false, false)).unwrap();
         let queue = offload.queue(&Inbox::new(Arc::new(Waker::new().unwrap())));
         let is_accepted = |address: Option<&str>, guess: usize| {
             let credentials = Credentials { user: "ann".into(), password: b"open".to_vec() };
-            let address = address.map(|address| address.parse().unwrap());
+            let network = address.map(|address| Network::from(address.parse::<IpAddr>().unwrap()));
             let field = blake3::hash(&guess.to_ne_bytes());
             let passwords = Arc::clone(&passwords);
-            let check = PasswordCheck { passwords, credentials, field, address };
+            let check = PasswordCheck { passwords, credentials, field, network };
             queue.push(0, FileJob::VerifyPassword(check));
             queue.replies().is_empty()
         };
@@ -256,12 +302,12 @@ mod tests {
             let address = |at: usize| Some(addresses[at % addresses.len()]);
             (0..20).filter(|&at| is_accepted(address(at), at)).count()
         };
-        assert_eq!(accepted(&["192.0.2.1", "::ffff:192.0.2.1"]), GUESSES_PER_ADDRESS_MAX);
+        assert_eq!(accepted(&["192.0.2.1", "::ffff:192.0.2.1"]), GUESSES_PER_NETWORK_MAX);
         let network = ["2001:db8::1", "2001:db8::2"];
-        assert_eq!(accepted(&network), GUESSES_PER_ADDRESS_MAX, "a customer's network");
-        assert_eq!(accepted(&["192.0.2.2"]), GUESSES_PER_ADDRESS_MAX);
+        assert_eq!(accepted(&network), GUESSES_PER_NETWORK_MAX, "a customer's network");
+        assert_eq!(accepted(&["192.0.2.2"]), GUESSES_PER_NETWORK_MAX);
         let same = (0..100).filter(|_| is_accepted(Some("192.0.2.3"), 7)).count();
-        assert_eq!(same, UNVERIFIED_PER_ADDRESS_MAX, "one password on many connections");
+        assert_eq!(same, UNVERIFIED_PER_NETWORK_MAX, "one password on many connections");
         assert!((0..20).all(|at| is_accepted(None, at)), "a Unix socket has no address");
     }
 }

@@ -84,8 +84,9 @@ impl Server {
         let caveats = restrict(config, &service, ktls.as_ref().err())?;
         // From here on there are threads.
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
-        let offload = Offload::start(&jobs::pools(secrets.passwords.is_some()))
-            .map_err(haul_server::Error::at("starting a thread"))?;
+        let offload =
+            Offload::start(&jobs::pools(secrets.passwords.is_some(), config.content.listing))
+                .map_err(haul_server::Error::at("starting a thread"))?;
         let mut handle = Handle {
             control: Control::new(loops)?,
             config: Arc::new(config.clone()),

@@ -591,12 +591,7 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    fn add(
-        &mut self,
-        accepted: Accepted,
-        network: Option<Network>,
-        permit: Option<NetworkPermit>,
-    ) {
+    fn add(&mut self, accepted: Accepted, network: Option<Network>, permit: Option<NetworkPermit>) {
         if let Some(rate) = self.settings.rate_bytes_per_second {
             // A Unix socket has no rate.
             let _ = haul_sys::sockopt::set_max_pacing_rate(&accepted.socket, rate);

@@ -125,7 +125,10 @@ impl Victims {
                 // Networks of about the same size are equal.
                 let network_size = network.copied().unwrap_or(1).ilog2();
                 let since = candidate.activity.since();
-                Some(((class, Reverse(network_size), since, candidate.latest_turn), candidate.token))
+                Some((
+                    (class, Reverse(network_size), since, candidate.latest_turn),
+                    candidate.token,
+                ))
             })
             .collect();
         let count = (candidates.len() / 16).clamp(1, VICTIMS_MAX);

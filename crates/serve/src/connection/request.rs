@@ -9,6 +9,7 @@ use crate::response::builder::Response;
 use haul_http::credentials::Credentials;
 use haul_http::request::{self, Method, Parsed, Request};
 use haul_http::status::Status;
+use haul_server::network::Network;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -160,10 +161,18 @@ impl Connection {
             }
         } else if request.method == Method::Put {
             return self.begin_upload(&request, received, handler);
-        } else if let Some(found) = self.find(request.target, handler) {
-            handler.response().with_found(&request, &found)
         } else {
-            let job = FileJob::find(&request, handler);
+            let job = match self.find(request.target, handler) {
+                Some(LookupResult::Directory(directory)) => {
+                    FileJob::list(&request, directory, self.network(), handler)
+                }
+                Some(found) => {
+                    let response = handler.response().with_found(&request, &found);
+                    self.respond_to(&request, response, received, handler);
+                    return None;
+                }
+                None => FileJob::find(&request, handler),
+            };
             return Some(self.offload(job, received, handler));
         };
         self.respond_to(&request, response, received, handler);
@@ -218,12 +227,16 @@ impl Connection {
             }
             // Not verified yet, or by a password file that has been replaced.
             _ => {
-                let address = self.peer.map(|peer| peer.ip());
+                let network = self.network();
                 let passwords = Arc::clone(passwords);
-                let check = PasswordCheck { passwords, credentials, field, address };
+                let check = PasswordCheck { passwords, credentials, field, network };
                 Some(Err(FileJob::VerifyPassword(check)))
             }
         }
+    }
+
+    fn network(&self) -> Option<Network> {
+        self.peer.map(|peer| peer.ip().into())
     }
 
     /// Finds what a target stands for; `None` if the lookup would block.

@@ -154,7 +154,7 @@ mod tests {
     use std::time::Duration;
 
     fn find(service: &Service, target: &str) -> Arc<Resource> {
-        match service.find(&Target::parse(target).unwrap(), false, Blocking::Disk).unwrap() {
+        match service.find(&Target::parse(target).unwrap(), Blocking::Disk).unwrap() {
             LookupResult::Resource(resource) => resource,
             other => panic!("{other:?}"),
         }

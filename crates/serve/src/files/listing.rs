@@ -1,54 +1,66 @@
-//! Directory listings: an HTML page for browsers, JSON for programs.
+//! Directory listings, in pages: HTML for browsers, JSON for programs.
 //!
-//! The page has no scripts: its column headings are links that request another order. Names are
-//! escaped for HTML and percent-encoded in links, so that a client that may upload files cannot
-//! inject a script into the page.
+//! A page has at most 10,000 entries. The query of the next page names the position of the last
+//! entry, not a number, so that files that come and go between two requests neither hide nor repeat
+//! another.
+
+mod html;
+mod store;
+
+pub(crate) use html::escape;
+pub(crate) use store::ListingStore;
+pub use store::{ListingContent, RenderedListing};
 
 use haul_fs::Blocking;
 use haul_fs::Root;
-use haul_http::target::{Target, encode_path, encode_segment};
+use haul_http::target::{Target, decode_parameter, encode_segment};
 use rustix::fs::{AtFlags, Dir, FileType, OFlags};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
-use std::fmt::Write;
+use std::cmp::Ordering;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 
-/// The largest number of entries in a listing. A larger directory is listed in part, and its page
-/// reports that.
+/// The largest number of entries of a page.
 const ENTRIES_MAX: usize = 10_000;
 
-const STYLE: &str = include_str!("listing.css");
+/// What a query requests of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PageRequest {
+    sort: Sort,
+    is_descending: bool,
+    is_json: bool,
+    entries_max: usize,
+    /// Only entries behind this position.
+    after: Option<Position>,
+}
 
-/// The entries of a directory in the requested order.
+/// A page of the entries of a directory, in the requested order.
 #[derive(Debug)]
 pub struct Listing {
     path: Vec<u8>,
-    sort: Sort,
-    is_descending: bool,
-    /// Whether the query requests JSON; `None` if it requests no format.
-    is_json: Option<bool>,
+    page: PageRequest,
     entries: Vec<Entry>,
-    is_truncated: bool,
+    /// The query of the next page; `None` for the last one.
+    next_query: Option<String>,
 }
 
-/// A listing as a response body.
-#[derive(Debug, Clone)]
-pub struct RenderedListing {
-    /// Whether it is JSON; otherwise HTML.
-    pub is_json: bool,
-    /// The content.
-    pub content: Arc<[u8]>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Sort {
     Name,
     Size,
     Modified,
+}
+
+/// The place of an entry in an order. Directories come first in every order.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Position {
+    is_file: bool,
+    /// The size or the time; 0 in the order of names.
+    value: i64,
+    name: Vec<u8>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +77,8 @@ struct Entry {
 pub struct JsonEntry<'e> {
     /// The name. Bytes that are not UTF-8 are U+FFFD.
     name: Cow<'e, str>,
+    /// The link to it, relative to the listing. It has every byte of the name.
+    href: String,
     /// `file` or `folder`.
     #[serde(rename = "type")]
     kind: &'static str,
@@ -74,68 +88,133 @@ pub struct JsonEntry<'e> {
     mtime: String,
 }
 
+impl PageRequest {
+    /// Reads the parameters of a query: `format` (`json` or `html`; without it JSON if
+    /// `accepts_json`), `sort` (`name`, `size`, `modified`), `order` (`asc`, `desc`), `limit` and
+    /// `after`. What has no meaning has the default's.
+    pub fn parse(target: &Target<'_>, accepts_json: bool) -> Self {
+        let limit = target.parameter("limit").and_then(|limit| limit.parse().ok());
+        Self {
+            sort: match target.parameter("sort") {
+                Some("size") => Sort::Size,
+                Some("modified") => Sort::Modified,
+                _ => Sort::Name,
+            },
+            is_descending: target.parameter("order") == Some("desc"),
+            is_json: target.parameter("format").map_or(accepts_json, |format| format == "json"),
+            entries_max: limit.unwrap_or(ENTRIES_MAX).clamp(1, ENTRIES_MAX),
+            after: target.parameter("after").and_then(Position::parse),
+        }
+    }
+
+    /// The query of the page after the one that ends with `last`.
+    fn next_query(&self, last: &Position) -> String {
+        let format = if self.is_json { "json" } else { "html" };
+        let sort = match self.sort {
+            Sort::Name => "name",
+            Sort::Size => "size",
+            Sort::Modified => "modified",
+        };
+        let order = if self.is_descending { "desc" } else { "asc" };
+        let (limit, after) = (self.entries_max, last.encode());
+        format!("format={format}&sort={sort}&order={order}&limit={limit}&after={after}")
+    }
+
+    fn compare(&self, one: &Position, other: &Position) -> Ordering {
+        let order = one.value.cmp(&other.value).then_with(|| one.name.cmp(&other.name));
+        let order = if self.is_descending { order.reverse() } else { order };
+        one.is_file.cmp(&other.is_file).then(order)
+    }
+}
+
+impl Position {
+    /// Reads the parameter `after`: `d` or `f` for a directory or a file, the value, `:`, the name.
+    fn parse(parameter: &str) -> Option<Self> {
+        let decoded = decode_parameter(parameter);
+        let (kind, rest) = decoded.split_first()?;
+        let end = rest.iter().position(|&byte| byte == b':')?;
+        let value = std::str::from_utf8(&rest[..end]).ok()?.parse().ok()?;
+        let is_file = match kind {
+            b'd' => false,
+            b'f' => true,
+            _ => return None,
+        };
+        Some(Self { is_file, value, name: rest[end + 1..].to_vec() })
+    }
+
+    fn encode(&self) -> String {
+        let kind = if self.is_file { 'f' } else { 'd' };
+        encode_segment(&[format!("{kind}{}:", self.value).as_bytes(), &self.name].concat())
+    }
+}
+
 impl Listing {
-    /// Reads a directory. Symbolic links are resolved below `root`, so a link that leads out of it
-    /// is not listed.
+    /// Reads a page of a directory. Symbolic links are resolved below `root`, so a link that leads
+    /// out of it is not listed.
+    ///
+    /// It reads the whole directory, but keeps at most two pages in memory.
     pub fn read(
         root: &Root,
         directory: &File,
-        target: &Target<'_>,
+        path: &[u8],
+        page: PageRequest,
         shows_hidden: bool,
     ) -> io::Result<Self> {
-        let mut entries = Vec::new();
-        let mut is_truncated = false;
+        let wanted = page.entries_max + 1;
+        let mut found: Vec<(Position, Option<Entry>)> = Vec::new();
         for entry in Dir::read_from(directory)? {
             let entry = entry?;
             let name = entry.file_name().to_bytes();
             if matches!(name, b"." | b"..") || (!shows_hidden && name.starts_with(b".")) {
                 continue;
             }
-            if entries.len() == ENTRIES_MAX {
-                is_truncated = true;
-                break;
-            }
-            entries.extend(Entry::of(root, directory, &target.path, name));
-        }
-        let sort = match target.parameter("sort") {
-            Some("size") => Sort::Size,
-            Some("modified") => Sort::Modified,
-            _ => Sort::Name,
-        };
-        let is_descending = target.parameter("order") == Some("desc");
-        entries.sort_by(|one, other| {
-            let by_name = one.name.cmp(&other.name);
-            let order = match sort {
-                Sort::Name => by_name,
-                Sort::Size => one.size_bytes.cmp(&other.size_bytes).then(by_name),
-                Sort::Modified => one.modified_seconds.cmp(&other.modified_seconds).then(by_name),
+            let read = || Entry::read(root, directory, path, name);
+            // The order of names needs no more of most entries than the directory has.
+            let (is_file, entry) = match (page.sort, entry.file_type()) {
+                (Sort::Name, FileType::Directory) => (false, None),
+                (Sort::Name, FileType::RegularFile) => (true, None),
+                _ => match read() {
+                    Some(entry) => (!entry.is_directory, Some(entry)),
+                    None => continue,
+                },
             };
-            // Directories come first in every order.
-            let order = if is_descending { order.reverse() } else { order };
-            other.is_directory.cmp(&one.is_directory).then(order)
-        });
-        let is_json = target.parameter("format").map(|format| format == "json");
-        Ok(Self { path: target.path.clone(), sort, is_descending, is_json, entries, is_truncated })
-    }
-
-    /// Renders the listing in the format that the query requests (`?format=json`, `?format=html`),
-    /// or else in the one that the client prefers.
-    pub fn render(&self, accepts_json: bool) -> RenderedListing {
-        let is_json = self.is_json.unwrap_or(accepts_json);
-        RenderedListing {
-            is_json,
-            content: if is_json { self.to_json() } else { self.to_html() }.into(),
+            let value = entry.as_ref().map_or(0, |entry| entry.value(page.sort));
+            let position = Position { is_file, value, name: name.to_vec() };
+            if page.after.as_ref().is_some_and(|after| page.compare(&position, after).is_le()) {
+                continue;
+            }
+            found.push((position, entry));
+            if found.len() == 2 * wanted {
+                found.select_nth_unstable_by(wanted - 1, |one, other| {
+                    page.compare(&one.0, &other.0)
+                });
+                found.truncate(wanted);
+            }
         }
+        found.sort_unstable_by(|one, other| page.compare(&one.0, &other.0));
+        let has_more = found.len() > page.entries_max;
+        found.truncate(page.entries_max);
+        let last = found.last().filter(|_| has_more);
+        let next_query = last.map(|(position, _)| page.next_query(position));
+        let entries = found.into_iter().filter_map(|(position, entry)| {
+            entry.or_else(|| Entry::read(root, directory, path, &position.name))
+        });
+        Ok(Self { path: path.to_vec(), entries: entries.collect(), page, next_query })
     }
 
-    /// Renders JSON: an array of objects with `name`, `type` (`file` or `folder`), `size` in bytes
-    /// and `mtime` in RFC 3339. Bytes of a name that are not UTF-8 become U+FFFD.
+    /// Renders the listing in the requested format.
+    pub fn render(&self) -> Vec<u8> {
+        if self.page.is_json { self.to_json() } else { html::render(self).into_bytes() }
+    }
+
+    /// Renders an array of [`JsonEntry`].
     fn to_json(&self) -> Vec<u8> {
         let entries: Vec<_> = self
             .entries
             .iter()
             .map(|entry| JsonEntry {
                 name: String::from_utf8_lossy(&entry.name),
+                href: entry.href(),
                 kind: if entry.is_directory { "folder" } else { "file" },
                 size: entry.size_bytes,
                 mtime: entry.modified().to_string(),
@@ -145,77 +224,11 @@ impl Listing {
         json.push(b'\n');
         json
     }
-
-    /// Renders an HTML page.
-    fn to_html(&self) -> Vec<u8> {
-        let mut html = String::new();
-        // Writing to a String does not fail.
-        let _ = self.write_html(&mut html);
-        html.into_bytes()
-    }
-
-    fn write_html(&self, html: &mut String) -> std::fmt::Result {
-        let shown = escape(&format!("/{}", String::from_utf8_lossy(&self.path)));
-        write!(
-            html,
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-             <title>{shown}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>"
-        )?;
-        self.write_breadcrumbs(html)?;
-        write!(html, "</h1>\n<table>\n<thead><tr>")?;
-        for (sort, name, parameter) in [
-            (Sort::Name, "Name", "name"),
-            (Sort::Size, "Size", "size"),
-            (Sort::Modified, "Modified", "modified"),
-        ] {
-            let is_current = sort == self.sort;
-            let order = if is_current && !self.is_descending { "desc" } else { "asc" };
-            let (aria, arrow) = match (is_current, self.is_descending) {
-                (false, _) => ("", ""),
-                (true, false) => (" aria-sort=\"ascending\"", " \u{2191}"),
-                (true, true) => (" aria-sort=\"descending\"", " \u{2193}"),
-            };
-            write!(
-                html,
-                "<th{aria}><a href=\"?sort={parameter}&amp;order={order}\">{name}{arrow}</a></th>"
-            )?;
-        }
-        html.push_str("</tr></thead>\n<tbody>\n");
-        if !self.path.is_empty() {
-            html.push_str("<tr><td><a href=\"../\">../</a></td><td></td><td></td></tr>\n");
-        }
-        for entry in &self.entries {
-            entry.write_row(html)?;
-        }
-        html.push_str("</tbody>\n</table>\n");
-        let count = self.entries.len();
-        match (count, self.is_truncated) {
-            (0, _) => html.push_str("<p>This folder is empty.</p>\n"),
-            (_, true) => writeln!(html, "<p>Only {count} entries are shown: there are more.</p>")?,
-            (1, _) => html.push_str("<p>1 entry</p>\n"),
-            _ => writeln!(html, "<p>{count} entries</p>")?,
-        }
-        html.push_str("</body>\n</html>\n");
-        Ok(())
-    }
-
-    /// Writes the path of the directory, with a link to each directory in it.
-    fn write_breadcrumbs(&self, html: &mut String) -> std::fmt::Result {
-        html.push_str("<a href=\"/\">/</a>");
-        let mut end = 0;
-        for segment in self.path.split(|&byte| byte == b'/').filter(|segment| !segment.is_empty()) {
-            end += segment.len();
-            let link = encode_path(&self.path[..end]);
-            write!(html, "<a href=\"{link}/\">{}/</a>", escape(&String::from_utf8_lossy(segment)))?;
-            end += 1;
-        }
-        Ok(())
-    }
 }
 
 impl Entry {
-    fn of(root: &Root, directory: &File, path: &[u8], name: &[u8]) -> Option<Self> {
+    /// Reads an entry; `None` if it is gone, or neither a file nor a directory.
+    fn read(root: &Root, directory: &File, path: &[u8], name: &[u8]) -> Option<Self> {
         let mut stat =
             rustix::fs::statat(directory.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
@@ -234,56 +247,22 @@ impl Entry {
         })
     }
 
+    fn value(&self, sort: Sort) -> i64 {
+        match sort {
+            Sort::Name => 0,
+            Sort::Size => i64::try_from(self.size_bytes).unwrap_or(i64::MAX),
+            Sort::Modified => self.modified_seconds,
+        }
+    }
+
+    /// The link to the entry. With `./` in front, a name with a colon is not parsed as a scheme.
+    fn href(&self) -> String {
+        format!("./{}{}", encode_segment(&self.name), if self.is_directory { "/" } else { "" })
+    }
+
     fn modified(&self) -> jiff::Timestamp {
         jiff::Timestamp::from_second(self.modified_seconds).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
     }
-
-    fn write_row(&self, html: &mut String) -> std::fmt::Result {
-        let slash = if self.is_directory { "/" } else { "" };
-        // With `./` in front, a name with a colon is not parsed as a scheme.
-        let link = encode_segment(&self.name);
-        let name = escape(&String::from_utf8_lossy(&self.name));
-        let size = if self.is_directory { String::new() } else { format_size(self.size_bytes) };
-        let modified = self.modified();
-        writeln!(
-            html,
-            "<tr><td><a href=\"./{link}{slash}\">{name}{slash}</a></td>\
-             <td title=\"{} bytes\">{size}</td>\
-             <td><time datetime=\"{modified}\">{}</time></td></tr>",
-            self.size_bytes,
-            modified.strftime("%Y-%m-%d %H:%M"),
-        )
-    }
-}
-
-fn format_size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut size = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while size >= 1023.95 && unit + 1 < UNITS.len() {
-        size /= 1024.0;
-        unit += 1;
-    }
-    format!("{size:.1} {}", UNITS[unit])
-}
-
-/// Escapes text for HTML elements and attributes.
-pub(crate) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            other => escaped.push(other),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]
@@ -295,7 +274,8 @@ mod tests {
     fn listing(folder: &std::path::Path, target: &str) -> Listing {
         let root = Root::open(folder, Symlinks::Inside).unwrap();
         let target = Target::parse(target).unwrap();
-        Listing::read(&root, &File::open(folder).unwrap(), &target, false).unwrap()
+        let page = PageRequest::parse(&target, false);
+        Listing::read(&root, &File::open(folder).unwrap(), &target.path, page, false).unwrap()
     }
 
     fn names(listing: &Listing) -> Vec<String> {
@@ -321,10 +301,54 @@ mod tests {
         assert_eq!(sorted("/?sort=size"), ["in", "z", "c", "b", "a"]);
         assert_eq!(sorted("/?sort=nonsense&order=<script>"), ["in", "z", "a", "b", "c"]);
         let json: serde_json::Value =
-            serde_json::from_slice(&listing(folder.path(), "/").to_json()).unwrap();
+            serde_json::from_slice(&listing(folder.path(), "/?format=json").render()).unwrap();
         assert_eq!(json[2]["name"], "a");
         assert_eq!(json[2]["size"], 20);
         assert_eq!(json[1]["type"], "folder");
+        assert_eq!(json[1]["href"], "./z/");
+    }
+
+    #[test]
+    fn pages_in_every_order_have_each_entry_once() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in 0..25 {
+            let name = format!("{number}:%\u{FC}&");
+            fs::write(folder.path().join(name), vec![0; number % 4]).unwrap();
+        }
+        for number in 0..5 {
+            fs::create_dir(folder.path().join(format!("folder {number}"))).unwrap();
+        }
+        for order in ["sort=name", "sort=size", "sort=modified", "sort=size&order=desc", ""] {
+            let whole = names(&listing(folder.path(), &format!("/?{order}")));
+            assert_eq!(whole.len(), 30);
+            for limit in [1, 4, 7, 29, 30, 31] {
+                let mut paged = Vec::new();
+                let mut query = Some(format!("limit={limit}&{order}"));
+                while let Some(next) = query {
+                    let page = listing(folder.path(), &format!("/?{next}"));
+                    assert!(!page.entries.is_empty() && page.entries.len() <= limit);
+                    paged.extend(names(&page));
+                    query = page.next_query;
+                }
+                assert_eq!(paged, whole, "{order}, {limit} a page");
+            }
+        }
+    }
+
+    #[test]
+    fn the_next_page_begins_behind_an_entry_that_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c", "d"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        let next = listing(folder.path(), "/?limit=2").next_query.unwrap();
+        fs::remove_file(folder.path().join("b")).unwrap();
+        assert_eq!(names(&listing(folder.path(), &format!("/?{next}"))), ["c", "d"]);
+        // What is no position is ignored.
+        for after in ["", "x0:a", "f:a", "f0", "f99999999999999999999:a", "%"] {
+            let target = format!("/?after={after}");
+            assert_eq!(names(&listing(folder.path(), &target)), ["a", "c", "d"], "{after}");
+        }
     }
 
     #[test]
@@ -333,21 +357,9 @@ mod tests {
         let name = "\"><img src=x onerror='alert(1)'>&";
         fs::write(folder.path().join(name), "").unwrap();
         fs::write(folder.path().join("javascript:alert(1)"), "").unwrap();
-        let html = String::from_utf8(listing(folder.path(), "/").to_html()).unwrap();
+        let html = String::from_utf8(listing(folder.path(), "/").render()).unwrap();
         assert!(!html.contains("<img") && !html.contains("onerror='"), "{html}");
         assert!(html.contains("href=\"./%22%3E%3Cimg%20src"), "{html}");
         assert!(html.contains("href=\"./javascript%3Aalert"), "{html}");
-    }
-
-    #[test]
-    fn sizes_are_formatted_with_binary_units() {
-        let shown: Vec<_> = [0, 1023, 1024, 1536, 1 << 20, (1 << 20) - 1, u64::MAX]
-            .into_iter()
-            .map(format_size)
-            .collect();
-        assert_eq!(
-            shown,
-            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1.0 MiB", "16384.0 PiB"]
-        );
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::config::{BasicAuth, Config, ContentRules};
 use crate::error::Error;
-use crate::files::listing::{Listing, RenderedListing};
+use crate::files::listing::{ListingStore, PageRequest, RenderedListing};
 use crate::files::object::{self, Object, Opened};
 use crate::files::resource::{Representation, Resource};
 use crate::pattern::PathPattern;
@@ -17,6 +17,7 @@ use haul_http::target::{Target, TargetError, encode_path};
 use httpdate::HttpDate;
 use rustix::io::Errno;
 use std::fmt::Write;
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub enum LookupResult {
     /// A directory that was named without the slash at its end, so that relative links in it would
     /// not work. Holds the location to redirect to.
     Redirect(String),
+    /// A directory that is to be listed ([`Service::list`]).
+    Directory(Arc<File>),
     /// A directory listing.
     Listing(RenderedListing),
     /// No resource; the status of the response.
@@ -59,6 +62,7 @@ pub struct Service {
     pub(crate) error_pages: Vec<ErrorPage>,
     /// The size of the largest upload, in bytes; `None` if uploads are not allowed.
     pub(crate) put_bytes_max: Option<u64>,
+    listings: ListingStore,
     started: Instant,
     /// The second since `started`, counted from 1, in which an unreadable file was last logged.
     logged_at: AtomicU64,
@@ -101,6 +105,7 @@ impl Service {
             challenge: config.basic_auth.as_ref().map_or(Ok(String::new()), challenge)?,
             error_pages: Vec::new(),
             put_bytes_max: config.put_bytes_max,
+            listings: ListingStore::default(),
             started: Instant::now(),
             logged_at: AtomicU64::new(0),
         };
@@ -125,21 +130,15 @@ impl Service {
         Ok(service)
     }
 
-    /// Looks up a target. A listing is JSON if `accepts_json` is set and the query does not request
-    /// another format.
+    /// Looks up a target.
     ///
     /// The only error is [`io::ErrorKind::WouldBlock`]: the lookup may not block and would wait for
     /// the disk.
-    pub fn find(
-        &self,
-        target: &Target<'_>,
-        accepts_json: bool,
-        blocking: Blocking,
-    ) -> io::Result<LookupResult> {
+    pub fn find(&self, target: &Target<'_>, blocking: Blocking) -> io::Result<LookupResult> {
         if target.is_hidden() && !self.content.hidden {
             return self.find_fallback_file(blocking);
         }
-        match self.find_below(target, accepts_json, blocking) {
+        match self.find_below(target, blocking) {
             Ok(LookupResult::Nothing(Status::NOT_FOUND)) => self.find_fallback_file(blocking),
             Ok(found) => Ok(found),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
@@ -175,12 +174,24 @@ impl Service {
         })
     }
 
-    fn find_below(
-        &self,
-        target: &Target<'_>,
-        accepts_json: bool,
-        blocking: Blocking,
-    ) -> io::Result<LookupResult> {
+    /// Lists a directory, which may wait for the disk. The listing is JSON if `accepts_json` is set
+    /// and the query does not request another format. [`Status::UNAVAILABLE`] if the listings that
+    /// clients have not received yet have all the memory that they may have.
+    pub fn list(&self, directory: &File, target: &Target<'_>, accepts_json: bool) -> LookupResult {
+        let page = PageRequest::parse(target, accepts_json);
+        let hidden = self.content.hidden;
+        match self.listings.render(&self.root, directory, &target.path, page, hidden) {
+            Ok(Some(listing)) => LookupResult::Listing(listing),
+            Ok(None) => LookupResult::Nothing(Status::UNAVAILABLE),
+            Err(error) => {
+                let status = status_of(&error);
+                self.log_unreadable(&target.path, status, &error);
+                LookupResult::Nothing(status)
+            }
+        }
+    }
+
+    fn find_below(&self, target: &Target<'_>, blocking: Blocking) -> io::Result<LookupResult> {
         if !target.is_directory {
             return Ok(
                 match object::open(&self.root, &target.path, CONTENT_BYTES_MAX, blocking)? {
@@ -210,14 +221,7 @@ impl Service {
             Opened::Directory(_) if !self.content.listing => {
                 Ok(LookupResult::Nothing(Status::NOT_FOUND))
             }
-            // Reading a directory may wait for the disk, even if its lookup did not.
-            Opened::Directory(_) if blocking == Blocking::None => {
-                Err(io::ErrorKind::WouldBlock.into())
-            }
-            Opened::Directory(directory) => {
-                let listing = Listing::read(&self.root, &directory, target, self.content.hidden)?;
-                Ok(LookupResult::Listing(listing.render(accepts_json)))
-            }
+            Opened::Directory(directory) => Ok(LookupResult::Directory(Arc::new(directory))),
             _ => Ok(LookupResult::Nothing(Status::NOT_FOUND)),
         }
     }

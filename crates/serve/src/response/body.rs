@@ -1,5 +1,6 @@
 //! Response bodies: pieces of memory and of files, in order.
 
+use crate::files::listing::ListingContent;
 use crate::files::resource::Representation;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,6 +18,8 @@ pub struct Body {
 pub enum Piece {
     /// Memory of this response, or memory that all responses of a kind share.
     Bytes(Arc<[u8]>, Range<usize>),
+    /// A part of a listing, which clients may share.
+    Listing(Arc<ListingContent>, Range<usize>),
     /// A part of a small file, from its content in memory.
     Content(Arc<Representation>, Range<usize>),
     /// A part of a file.
@@ -33,6 +36,11 @@ impl Body {
     pub fn bytes(bytes: Arc<[u8]>) -> Self {
         let len = bytes.len();
         Self::of(Piece::Bytes(bytes, 0..len))
+    }
+
+    /// A listing.
+    pub fn listing(content: &Arc<ListingContent>) -> Self {
+        Self::of(Piece::Listing(Arc::clone(content), 0..content.bytes().len()))
     }
 
     /// A body that is a part of a file.
@@ -69,7 +77,9 @@ impl Body {
     pub fn sent(&mut self, bytes: u64) {
         if let Some(piece) = &mut self.first {
             match piece {
-                Piece::Bytes(_, range) | Piece::Content(_, range) => range.start += bytes as usize,
+                Piece::Bytes(_, range) | Piece::Listing(_, range) | Piece::Content(_, range) => {
+                    range.start += bytes as usize;
+                }
                 Piece::File(_, range) => range.start += bytes,
             }
             if piece.len() == 0 {
@@ -99,7 +109,9 @@ impl Piece {
     /// The number of unsent bytes.
     pub fn len(&self) -> u64 {
         match self {
-            Self::Bytes(_, range) | Self::Content(_, range) => range.len() as u64,
+            Self::Bytes(_, range) | Self::Listing(_, range) | Self::Content(_, range) => {
+                range.len() as u64
+            }
             Self::File(_, range) => range.end - range.start,
         }
     }
@@ -108,6 +120,7 @@ impl Piece {
     pub fn memory(&self) -> Option<&[u8]> {
         match self {
             Self::Bytes(bytes, range) => bytes.get(range.clone()),
+            Self::Listing(content, range) => content.bytes().get(range.clone()),
             Self::Content(representation, range) => {
                 representation.object.content()?.get(range.clone())
             }

@@ -70,6 +70,8 @@ impl<'s> ResponseBuilder<'s> {
             LookupResult::Listing(listing) => self.listing(request, listing),
             LookupResult::Redirect(location) => self.redirect(request, location),
             LookupResult::Nothing(status) => self.refuse(request, *status),
+            // It is listed before.
+            LookupResult::Directory(_) => self.refuse(request, Status::INTERNAL_ERROR),
         }
     }
 
@@ -197,10 +199,17 @@ impl<'s> ResponseBuilder<'s> {
         head.field("Content-Type", content_type)
             .field("Vary", "Accept")
             .field("Cache-Control", "no-cache");
+        if let Some(next) = &listing.next_query {
+            // RFC 8288.
+            head.field("Link", format!("<?{next}>; rel=\"next\""));
+        }
         if !listing.is_json {
             head.field("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'");
         }
-        self.finish(Status::OK, context, Arc::clone(&listing.content))
+        let body = Body::listing(&listing.content);
+        head.content_length(body.len()).end(context.keeps_alive, context.minor_version);
+        let body = if context.is_head { Body::empty() } else { body };
+        Response { status: Status::OK, body, keeps_alive: context.keeps_alive }
     }
 
     /// Ends a head that was begun, for a body in memory.

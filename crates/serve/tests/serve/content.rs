@@ -1,6 +1,6 @@
 //! The file that a request target maps to, and the fields of its response.
 
-use crate::common::{Service, large_content, wait_until};
+use crate::common::{Client, Service, large_content, wait_until};
 use haul_serve::{AccessLog, LogFormat, Symlinks};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -315,4 +315,69 @@ fn requests_are_logged_and_the_log_can_be_rotated() {
         "{:?}",
         new[1]
     );
+}
+
+/// Starts a service whose directory `many` has 12,000 files.
+fn service_with_a_large_directory() -> Service {
+    Service::start(
+        |root| {
+            fs::create_dir(root.join("many")).unwrap();
+            for number in 0..12_000 {
+                fs::write(root.join(format!("many/file-{number:05}")), "").unwrap();
+            }
+        },
+        |config| config.content.listing = true,
+    )
+}
+
+#[test]
+fn a_large_listing_has_a_next_page() {
+    let service = service_with_a_large_directory();
+    let (mut target, mut names, mut pages) = ("/many/?format=json".to_owned(), Vec::new(), 0);
+    loop {
+        let response = service.get(&target);
+        let entries: Vec<serde_json::Value> = serde_json::from_slice(&response.body).unwrap();
+        assert!(entries.len() <= 10_000);
+        names.extend(entries.iter().map(|entry| entry["name"].as_str().unwrap().to_owned()));
+        pages += 1;
+        let Some(link) = response.field("link") else { break };
+        let query = link.strip_prefix("<?").and_then(|rest| rest.strip_suffix(">; rel=\"next\""));
+        target = format!("/many/?{}", query.unwrap());
+    }
+    let expected: Vec<_> = (0..12_000).map(|number| format!("file-{number:05}")).collect();
+    assert_eq!((pages, names), (2, expected));
+    let page = service.get("/many/").text();
+    assert!(page.contains("rel=\"next\"") && page.contains("page: 10000"));
+}
+
+/// Clients that do not read their listing share it, and do not delay other requests.
+#[test]
+fn unread_listings_share_their_memory_and_delay_nothing() {
+    const CLIENTS: usize = 300;
+    /// One listing has some 1.5 MB.
+    const GROWTH_BYTES_MAX: u64 = 150 << 20;
+    let service = service_with_a_large_directory();
+    assert_eq!(service.get("/many/").status, 200);
+    let before = resident_bytes();
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let mut client = service.connect();
+            client.send("GET /many/ HTTP/1.1\r\nHost: h\r\n\r\n");
+            client
+        })
+        .collect();
+    // A response has begun for most of them; some may have been refused.
+    let has_begun = |client: &Client| client.stream.peek(&mut [0]).is_ok_and(|count| count == 1);
+    wait_until(|| clients.iter().all(has_begun));
+    assert_eq!(service.get("/nothing").status, 404);
+    assert_eq!(service.get("/ten.txt").status, 200);
+    let growth = resident_bytes().saturating_sub(before);
+    assert!(growth < GROWTH_BYTES_MAX, "{CLIENTS} listings take {growth} bytes");
+}
+
+/// The memory of this process, which runs the service.
+fn resident_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = status.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
 }
