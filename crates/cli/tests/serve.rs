@@ -337,6 +337,35 @@ fn sockets_that_systemd_passes_are_used() {
     assert!(transcript.contains("LISTEN_FDS"), "{transcript}");
 }
 
+/// A full disk is reported, but not once for each upload: a client could fill the journal.
+#[test]
+fn refused_uploads_do_not_flood_the_messages() {
+    const UPLOADS: usize = 60;
+    let folder = folder_with_file();
+    // The file system would be full after a block or two of each file.
+    let mut command = Command::new("sh");
+    let script =
+        "ulimit -f 1; trap '' XFSZ; exec \"$0\" serve \"$1\" --listen 127.0.0.1:0 --allow-put";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_haul")]).arg(folder.path());
+    let server = ServerProcess::start(&mut command);
+    let body = "x".repeat(8192);
+    for number in 0..UPLOADS {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        let head = "HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 8192";
+        write!(stream, "PUT /{number} {head}\r\n\r\n{body}").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        assert!(response.starts_with("HTTP/1.1 507"), "{response}");
+    }
+    server.signal(rustix::process::Signal::TERM);
+    let (code, messages) = server.wait();
+    assert_eq!(code, Some(0), "{messages}");
+    let count = messages.matches("cannot be put here").count();
+    assert!((1..UPLOADS / 2).contains(&count), "{messages}");
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
 #[test]
 fn serving_resumes_after_a_shortage_of_descriptors() {
     use rustix::process::{Pid, Resource, Rlimit};

@@ -2,10 +2,10 @@
 //!
 //! The calls may wait for the disk, so an event loop leaves them to another thread. A killed
 //! process leaves a hidden temporary file `.NAME.haul-…` behind (without `NAME` if that would be
-//! too long).
+//! too long). It is locked (`flock`) while its process lives, so that it can be recognized.
 
 use crate::root::{Blocking, Root};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, flock};
 use rustix::io::Errno;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -66,7 +66,8 @@ impl AtomicFile {
         Self::create_in(directory.into(), name.as_bytes(), Mode::from_raw_mode(mode))
     }
 
-    /// A temporary file that will be `path` below `root`, in a directory that exists.
+    /// A temporary file that will be `path` below `root`, in a directory that exists. It gets the
+    /// mode of the file that it will replace, else 0666 less the umask.
     pub fn create_below(root: &Root, path: &[u8]) -> io::Result<Self> {
         let (directory, name) = match path.iter().rposition(|&byte| byte == b'/') {
             Some(slash) => (&path[..slash], &path[slash + 1..]),
@@ -77,7 +78,12 @@ impl AtomicFile {
         check_name(name)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let directory = root.open_below(directory, flags, Mode::empty(), Blocking::Disk)?;
-        Self::create_in(directory, name, Mode::from_raw_mode(0o666))
+        let mode = mode_of(&directory, name)?;
+        let created = Self::create_in(directory, name, Mode::from_raw_mode(0o666))?;
+        if let Some(mode) = mode {
+            rustix::fs::fchmod(&created.file, mode)?;
+        }
+        Ok(created)
     }
 
     fn create_in(directory: File, name: &[u8], mode: Mode) -> io::Result<Self> {
@@ -94,6 +100,8 @@ impl AtomicFile {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&directory, &*temporary_name, flags, mode)?;
+        // Not every file system has locks.
+        let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
         Ok(Self {
             directory,
             name: name.to_vec(),
@@ -167,6 +175,16 @@ impl Drop for AtomicFile {
     }
 }
 
+/// Whether a name is one that [`AtomicFile`] gives to a temporary file.
+pub(crate) fn is_temporary_name(name: &[u8]) -> bool {
+    const DIGITS: usize = 16;
+    let Some(split) = name.len().checked_sub(DIGITS) else { return false };
+    let (start, digits) = name.split_at(split);
+    start.starts_with(b".")
+        && start.ends_with(b".haul-")
+        && digits.iter().all(u8::is_ascii_hexdigit)
+}
+
 fn check_name(name: &[u8]) -> io::Result<()> {
     match name {
         b"" | b"." | b".." => Err(Errno::ISDIR.into()),
@@ -176,9 +194,21 @@ fn check_name(name: &[u8]) -> io::Result<()> {
 }
 
 fn is_directory(directory: &File, name: &[u8]) -> io::Result<bool> {
+    Ok(stat(directory, name)?.is_some_and(|(kind, _)| kind == FileType::Directory))
+}
+
+/// The permissions of a regular file, without set-user-ID and its like; `None` if there is none.
+fn mode_of(directory: &File, name: &[u8]) -> io::Result<Option<Mode>> {
+    let found = stat(directory, name)?.filter(|(kind, _)| *kind == FileType::RegularFile);
+    Ok(found.map(|(_, mode)| mode & (Mode::RWXU | Mode::RWXG | Mode::RWXO)))
+}
+
+fn stat(directory: &File, name: &[u8]) -> io::Result<Option<(FileType, Mode)>> {
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory),
-        Err(Errno::NOENT) => Ok(false),
+        Ok(stat) => {
+            Ok(Some((FileType::from_raw_mode(stat.st_mode), Mode::from_raw_mode(stat.st_mode))))
+        }
+        Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
 }
@@ -231,6 +261,22 @@ mod tests {
         let longest = AtomicFile::create_below(&root, &[b'x'; 255]).unwrap();
         assert_eq!(longest.commit(true).unwrap(), Committed::Created);
         assert!(folder.path().join("x".repeat(255)).exists());
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_below_a_root_hands_on_its_mode() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let root = Root::open(folder.path(), Symlinks::Inside).unwrap();
+        for mode in [0o600, 0o4755, 0o444] {
+            fs::write(&path, "old").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            AtomicFile::create_below(&root, b"a").unwrap().commit(false).unwrap();
+            let replaced = fs::metadata(&path).unwrap();
+            assert_eq!((replaced.permissions().mode() & 0o7777, replaced.len()), (mode & 0o777, 0));
+            fs::remove_file(&path).unwrap();
+        }
     }
 
     #[test]

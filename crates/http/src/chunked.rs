@@ -43,7 +43,10 @@ enum State {
     DataLineFeed,
     /// At the start of a trailer's line, or of the empty line that ends the body.
     Trailer,
-    InTrailer,
+    /// In the name of a trailer.
+    TrailerName,
+    /// After the colon of a trailer.
+    TrailerValue,
     TrailerLineFeed,
     LastLineFeed,
     Complete,
@@ -96,6 +99,19 @@ impl Chunked {
         }
         Piece::More
     }
+
+    /// The bytes of data that are still to come, by the size of the chunk that has begun.
+    pub fn announced_bytes(&self) -> u64 {
+        match self.state {
+            State::SizeEnd { bytes } | State::Data { remaining: bytes } => bytes,
+            _ => 0,
+        }
+    }
+}
+
+/// Whether a byte may be part of a field's name (RFC 9110 section 5.6.2).
+fn is_token_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 impl State {
@@ -119,11 +135,12 @@ impl State {
             (Self::DataEnd, b'\r') => Self::DataLineFeed,
             (Self::DataLineFeed, b'\n') => Self::Size { bytes: 0, digits: 0 },
             (Self::Trailer, b'\r') => Self::LastLineFeed,
-            (Self::InTrailer, b'\r') => Self::TrailerLineFeed,
-            (Self::Trailer | Self::InTrailer, byte)
-                if byte == b'\t' || (byte >= b' ' && byte != 0x7f) =>
-            {
-                Self::InTrailer
+            (Self::TrailerName, b':') => Self::TrailerValue,
+            // No fold of the line before: that is obsolete (RFC 9112 section 5.2).
+            (Self::Trailer | Self::TrailerName, byte) if is_token_byte(byte) => Self::TrailerName,
+            (Self::TrailerValue, b'\r') => Self::TrailerLineFeed,
+            (Self::TrailerValue, byte) if byte == b'\t' || (byte >= b' ' && byte != 0x7f) => {
+                Self::TrailerValue
             }
             (Self::LastLineFeed, b'\n') => Self::Complete,
             _ => return None,
@@ -182,6 +199,10 @@ mod tests {
             (" 1\r\na\r\n0\r\n\r\n", None),
             ("1;\n\r\na\r\n0\r\n\r\n", None),
             ("0\r\nA: b\r\n", None),
+            ("0\r\nno colon\r\n\r\n", None),
+            ("0\r\n: no name\r\n\r\n", None),
+            ("0\r\nA : b\r\n\r\n", None),
+            ("0\r\nA: b\r\n folded\r\n\r\n", None),
         ] {
             let expected =
                 expected.map(|(body, rest)| (body.as_bytes().to_vec(), rest.as_bytes().to_vec()));

@@ -68,7 +68,7 @@ fn weight(field: &ListField<'_>, name: &[u8]) -> Option<u16> {
 }
 
 /// Parses a weight: `q=0.5` is 500. `None` if it is malformed.
-fn parse_weight(parameter: &[u8]) -> Option<u16> {
+pub(crate) fn parse_weight(parameter: &[u8]) -> Option<u16> {
     let value = parameter.strip_prefix(b"q=").or_else(|| parameter.strip_prefix(b"Q="))?;
     let value: f32 = std::str::from_utf8(value).ok()?.parse().ok()?;
     (0.0..=1.0).contains(&value).then_some((value * 1000.0) as u16)

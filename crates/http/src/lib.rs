@@ -7,10 +7,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod accept;
 pub mod chunked;
 pub mod conditional;
 pub mod credentials;
 pub mod encoding;
+pub mod host;
 pub mod range;
 pub mod request;
 pub mod status;

@@ -4,6 +4,8 @@
 //! so that no part of one request is taken for another (RFC 9112 section 11.2), and which fields
 //! must not be repeated. It reads no body and opens no file.
 
+use crate::accept;
+use crate::host::is_host;
 use crate::status::Status;
 use std::mem::MaybeUninit;
 
@@ -60,10 +62,10 @@ pub struct Request<'b> {
 /// The fields of a request that servers evaluate, as received. All other fields are discarded.
 ///
 /// A [`ListField`] holds all lines of a repeated field.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Fields<'b> {
-    /// `Accept` (RFC 9110 section 12.5.1): the first line.
-    pub accept: Option<&'b [u8]>,
+    /// `Accept` (RFC 9110 section 12.5.1).
+    pub accept: ListField<'b>,
     /// `Accept-Encoding` (RFC 9110 section 12.5.3).
     pub accept_encoding: ListField<'b>,
     /// `Authorization` (RFC 9110 section 11.6.2).
@@ -90,23 +92,24 @@ pub struct Fields<'b> {
     pub user_agent: Option<&'b [u8]>,
 }
 
-/// A field whose value is a list. A client may split it into several lines (RFC 9110 section 5.3);
-/// up to four are accepted.
-#[derive(Debug, Clone, Copy, Default)]
+/// A field whose value is a list. A client may split it into several lines (RFC 9110 section 5.3).
+#[derive(Debug, Clone, Default)]
 pub struct ListField<'b> {
-    lines: [Option<&'b [u8]>; 4],
+    first: Option<&'b [u8]>,
+    /// Hardly any request has more lines than one.
+    others: Vec<&'b [u8]>,
 }
 
 impl<'b> ListField<'b> {
     /// A field with one line.
     #[cfg(test)]
     pub fn of(line: &'b [u8]) -> Self {
-        Self { lines: [Some(line), None, None, None] }
+        Self { first: Some(line), others: Vec::new() }
     }
 
     /// Whether the request has the field.
     pub fn is_present(&self) -> bool {
-        self.lines[0].is_some()
+        self.first.is_some()
     }
 
     /// Whether the value is `*`, which matches any representation.
@@ -116,13 +119,14 @@ impl<'b> ListField<'b> {
 
     /// The lines of the field.
     pub fn lines(&self) -> impl Iterator<Item = &'b [u8]> + '_ {
-        self.lines.iter().flatten().copied()
+        self.first.iter().chain(&self.others).copied()
     }
 
-    fn add(&mut self, line: &'b [u8]) -> Result<(), Status> {
-        let free = self.lines.iter_mut().find(|line| line.is_none()).ok_or(Status::BAD_REQUEST)?;
-        *free = Some(line);
-        Ok(())
+    fn add(&mut self, line: &'b [u8]) {
+        match self.first {
+            None => self.first = Some(line),
+            Some(_) => self.others.push(line),
+        }
     }
 }
 
@@ -148,49 +152,100 @@ pub fn parse(bytes: &[u8], head_bytes_max: usize) -> Parsed<'_> {
     let parsed =
         head.parse_with_uninit_headers(&bytes[..bytes.len().min(head_bytes_max)], &mut lines);
     match parsed {
-        Ok(httparse::Status::Complete(head_bytes)) => match Request::of(&head) {
-            Ok(request) => Parsed::Whole(request, head_bytes),
-            Err(status) => Parsed::Refused(status),
-        },
-        Ok(httparse::Status::Partial) if bytes.len() >= head_bytes_max => {
-            Parsed::Refused(Status::HEAD_TOO_LARGE)
+        Ok(httparse::Status::Complete(head_bytes)) => {
+            match (head.method, head.path, head.version) {
+                (Some(method), Some(target), Some(minor_version)) => {
+                    Parsed::of(Request::of(method, target, minor_version, head.headers), head_bytes)
+                }
+                _ => Parsed::Refused(Status::BAD_REQUEST),
+            }
         }
-        Ok(httparse::Status::Partial) => Parsed::Partial,
-        Err(httparse::Error::TooManyHeaders) => Parsed::Refused(Status::HEAD_TOO_LARGE),
-        Err(httparse::Error::Version) => Parsed::Refused(version_status(bytes)),
-        Err(_) => Parsed::Refused(Status::BAD_REQUEST),
+        Ok(httparse::Status::Partial) => Parsed::unfinished(bytes, head_bytes_max),
+        Err(httparse::Error::Version) => parse_other_version(bytes, head_bytes_max),
+        Err(error) => Parsed::refused(error),
     }
 }
 
-/// The status for a head whose version is either not supported or malformed.
-fn version_status(bytes: &[u8]) -> Status {
-    let line = bytes
-        .split(|&byte| byte == b'\n')
-        .find(|line| !line.trim_ascii().is_empty())
-        .unwrap_or(&[]);
-    let version = line.trim_ascii_end().rsplit(|&byte| byte == b' ').next().unwrap_or(&[]);
+/// Parses a head whose version is not HTTP/1.0 or HTTP/1.1. A later minor version is treated as
+/// HTTP/1.1 (RFC 9110 section 2.5).
+fn parse_other_version(bytes: &[u8], head_bytes_max: usize) -> Parsed<'_> {
+    let limited = &bytes[..bytes.len().min(head_bytes_max)];
+    let start = limited.iter().position(|byte| !matches!(byte, b'\r' | b'\n')).unwrap_or(0);
+    let Some(end) = limited[start..].iter().position(|&byte| byte == b'\n') else {
+        return Parsed::unfinished(bytes, head_bytes_max);
+    };
+    let line = &limited[start..start + end];
+    let mut parts = line.strip_suffix(b"\r").unwrap_or(line).split(|&byte| byte == b' ');
+    let parts = (parts.next(), parts.next(), parts.next(), parts.next());
+    let (Some(method), Some(target), Some(version), None) = parts else {
+        return Parsed::Refused(Status::BAD_REQUEST);
+    };
     match version {
+        b"HTTP/1.2" | b"HTTP/1.3" | b"HTTP/1.4" | b"HTTP/1.5" | b"HTTP/1.6" | b"HTTP/1.7"
+        | b"HTTP/1.8" | b"HTTP/1.9" => {}
         [b'H', b'T', b'T', b'P', b'/', major, b'.', minor]
             if major.is_ascii_digit() && minor.is_ascii_digit() =>
         {
-            Status::VERSION_NOT_SUPPORTED
+            return Parsed::Refused(Status::VERSION_NOT_SUPPORTED);
         }
-        _ => Status::BAD_REQUEST,
+        _ => return Parsed::Refused(Status::BAD_REQUEST),
+    }
+    // The line is checked with a version that httparse knows.
+    let known = [method, b" ", target, b" HTTP/1.1\r\n\r\n"].concat();
+    if let Err(error) = httparse::Request::new(&mut []).parse(&known) {
+        return Parsed::refused(error);
+    }
+    let (Ok(method), Ok(target)) = (std::str::from_utf8(method), std::str::from_utf8(target))
+    else {
+        return Parsed::Refused(Status::BAD_REQUEST);
+    };
+    let line_bytes = start + end + 1;
+    let mut lines = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    match httparse::parse_headers(&limited[line_bytes..], &mut lines) {
+        Ok(httparse::Status::Complete((fields_bytes, lines))) => {
+            Parsed::of(Request::of(method, target, 1, lines), line_bytes + fields_bytes)
+        }
+        Ok(httparse::Status::Partial) => Parsed::unfinished(bytes, head_bytes_max),
+        Err(error) => Parsed::refused(error),
+    }
+}
+
+impl<'b> Parsed<'b> {
+    fn of(request: Result<Request<'b>, Status>, head_bytes: usize) -> Self {
+        match request {
+            Ok(request) => Self::Whole(request, head_bytes),
+            Err(status) => Self::Refused(status),
+        }
+    }
+
+    fn unfinished(bytes: &[u8], head_bytes_max: usize) -> Self {
+        if bytes.len() >= head_bytes_max {
+            Self::Refused(Status::HEAD_TOO_LARGE)
+        } else {
+            Self::Partial
+        }
+    }
+
+    fn refused(error: httparse::Error) -> Self {
+        Self::Refused(match error {
+            httparse::Error::TooManyHeaders => Status::HEAD_TOO_LARGE,
+            _ => Status::BAD_REQUEST,
+        })
     }
 }
 
 impl<'b> Request<'b> {
-    fn of(head: &httparse::Request<'_, 'b>) -> Result<Self, Status> {
-        let (Some(method_name), Some(target), Some(minor_version)) =
-            (head.method, head.path, head.version)
-        else {
-            return Err(Status::BAD_REQUEST);
-        };
+    fn of(
+        method_name: &'b str,
+        target: &'b str,
+        minor_version: u8,
+        lines: &[httparse::Header<'b>],
+    ) -> Result<Self, Status> {
         let mut fields = Fields::default();
         let mut framing = Framing::default();
-        for line in head.headers.iter() {
+        for line in lines {
             framing.record(line.name, line.value)?;
-            fields.record(line.name, line.value)?;
+            fields.record(line.name, line.value);
         }
         // RFC 9112 section 3.2: exactly one `Host`, which may be empty. HTTP/1.0 may omit it.
         if framing.hosts > 1 || (framing.hosts == 0 && minor_version == 1) {
@@ -209,9 +264,9 @@ impl<'b> Request<'b> {
         })
     }
 
-    /// Whether the client prefers JSON to HTML: `Accept` begins with `application/json`.
-    pub fn accepts_json(&self) -> bool {
-        self.fields.accept.is_some_and(|accept| accept.starts_with(b"application/json"))
+    /// Whether the client prefers JSON to HTML.
+    pub fn prefers_json(&self) -> bool {
+        accept::prefers(&self.fields.accept, "application/json", "text/html")
     }
 
     /// Whether a body follows the head.
@@ -252,11 +307,7 @@ impl Framing {
         match name.len() {
             4 if is("host") => {
                 self.hosts += 1;
-                // RFC 9112 section 3.2: a host with an optional port, or nothing.
-                let is_host_byte = |byte: &u8| {
-                    byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(byte)
-                };
-                if !value.iter().all(is_host_byte) {
+                if !is_host(value) {
                     return Err(Status::BAD_REQUEST);
                 }
             }
@@ -317,11 +368,11 @@ pub(crate) fn parse_digits(text: &[u8]) -> Option<u64> {
 }
 
 impl<'b> Fields<'b> {
-    fn record(&mut self, name: &str, value: &'b [u8]) -> Result<(), Status> {
+    fn record(&mut self, name: &str, value: &'b [u8]) {
         let is = |other: &str| name.eq_ignore_ascii_case(other);
         let slot = match name.len() {
             5 if is("range") => &mut self.range,
-            6 if is("accept") => &mut self.accept,
+            6 if is("accept") => return self.accept.add(value),
             6 if is("origin") => &mut self.origin,
             7 if is("referer") => &mut self.referer,
             8 if is("if-match") => return self.if_match.add(value),
@@ -330,19 +381,13 @@ impl<'b> Fields<'b> {
             13 if is("authorization") => &mut self.authorization,
             13 if is("content-range") => &mut self.content_range,
             13 if is("if-none-match") => return self.if_none_match.add(value),
-            15 if is("accept-encoding") => {
-                // Lines beyond the limit are ignored: the client loses a preference.
-                let _ = self.accept_encoding.add(value);
-                return Ok(());
-            }
+            15 if is("accept-encoding") => return self.accept_encoding.add(value),
             17 if is("if-modified-since") => &mut self.if_modified_since,
             19 if is("if-unmodified-since") => &mut self.if_unmodified_since,
-            _ => return Ok(()),
+            _ => return,
         };
-        // The first line counts. Of these fields only `Accept` may be repeated (RFC 9110 section
-        // 5.3), and its first line is enough here.
+        // The first line counts: these fields must not be repeated.
         slot.get_or_insert(value);
-        Ok(())
     }
 }
 
@@ -428,6 +473,12 @@ mod tests {
         assert_eq!(refused("GET / HTTP/2.0\r\n\r\n"), Some(505));
         assert_eq!(refused("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), Some(505));
         assert_eq!(refused("GET / HTTX/1.1\r\n\r\n"), Some(400));
+        assert_eq!(refused("GET /a b HTTP/1.1\r\nHost: h\r\n\r\n"), Some(400));
+        assert_eq!(refused("GET /a  HTTP/1.1\r\nHost: h\r\n\r\n"), Some(400));
+        assert_eq!(refused("GET / HTTP/1.2\r\n\r\n"), Some(400), "no Host");
+        assert_eq!(refused("GET / HTTP/1.2\r\nHost: h\r\nX : y\r\n\r\n"), Some(400));
+        assert_eq!(refused("G\x01T / HTTP/1.2\r\nHost: h\r\n\r\n"), Some(400));
+        assert_eq!(refused("GET / HTTP/1.1\r\nHost: h:port\r\n\r\n"), Some(400));
         assert_eq!(refused("\u{16}\u{3}\u{1}"), Some(400), "TLS on a plain port");
         let long = format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "a".repeat(HEAD_BYTES_MAX));
         assert_eq!(refused(&long), Some(431));
@@ -439,11 +490,26 @@ mod tests {
     }
 
     #[test]
-    fn a_list_field_may_have_several_lines() {
-        let text =
-            "GET / HTTP/1.1\r\nHost: h\r\nIf-None-Match: \"a\"\r\nIf-None-Match: \"b\"\r\n\r\n";
-        let lines: Vec<_> = whole(text).fields.if_none_match.lines().collect();
-        assert_eq!(lines, [b"\"a\"", b"\"b\""]);
+    fn a_list_field_may_have_many_lines() {
+        let line = |number| format!("If-None-Match: \"{number}\"\r\n");
+        let lines: String = (0..50).map(line).collect();
+        let text = format!("GET / HTTP/1.1\r\nHost: h\r\n{lines}\r\n");
+        let request = whole(&text);
+        let tags: Vec<_> = request.fields.if_none_match.lines().collect();
+        assert_eq!(tags.len(), 50);
+        assert_eq!((tags[0], tags[49]), (&b"\"0\""[..], &b"\"49\""[..]));
+    }
+
+    #[test]
+    fn a_later_minor_version_is_treated_as_the_latest_known_one() {
+        for version in 2..=9 {
+            let text =
+                format!("\r\nPUT /a HTTP/1.{version}\r\nHost: h\r\nContent-Length: 3\r\n\r\n");
+            let request = whole(&text);
+            assert_eq!((request.minor_version, request.keeps_alive), (1, true));
+            assert_eq!((request.target, request.body), ("/a", Some(BodyLength::Bytes(3))));
+        }
+        assert!(matches!(parse(b"GET / HTTP/1.2\r\nHost: h\r\n", HEAD_BYTES_MAX), Parsed::Partial));
     }
 
     proptest! {

@@ -49,6 +49,8 @@ pub enum Stop {
     Yield,
     /// The body is refused with this status.
     Refused(Status),
+    /// The file cannot be written.
+    Unwritable(io::Error),
     /// The connection failed or ended.
     Broken,
 }
@@ -88,7 +90,7 @@ impl BodyReceiver {
     pub fn receive(&mut self, stream: &mut Stream, input: &mut Vec<u8>) -> Result<(), Stop> {
         let turn_ends = self.received + TURN_BYTES;
         loop {
-            if self.write_buffered(input).map_err(Stop::Refused)? {
+            if self.write_buffered(input)? {
                 return Ok(());
             }
             if self.received >= turn_ends {
@@ -100,11 +102,12 @@ impl BodyReceiver {
                     Ok(count) => self.received += count,
                     Err(haul::Error::WouldBlock) => return Err(Stop::Blocked),
                     Err(error) => {
-                        return Err(match io::Error::from(error).kind() {
+                        let error = io::Error::from(error);
+                        return Err(match error.kind() {
                             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
                                 Stop::Broken
                             }
-                            _ => Stop::Refused(Status::INSUFFICIENT_STORAGE),
+                            _ => Stop::Unwritable(error),
                         });
                     }
                 }
@@ -123,7 +126,7 @@ impl BodyReceiver {
     }
 
     /// Writes what was read already; true once the body is complete.
-    fn write_buffered(&mut self, input: &mut Vec<u8>) -> Result<bool, Status> {
+    fn write_buffered(&mut self, input: &mut Vec<u8>) -> Result<bool, Stop> {
         match &mut self.method {
             Method::Direct { len, .. } | Method::Read { len } => {
                 let left = usize::try_from(*len - self.received).unwrap_or(usize::MAX);
@@ -138,20 +141,24 @@ impl BodyReceiver {
                     match chunked.next(input, at) {
                         Piece::Data(range) => {
                             if self.received + range.len() as u64 > self.bytes_max {
-                                return Err(Status::CONTENT_TOO_LARGE);
+                                return Err(Stop::Refused(Status::CONTENT_TOO_LARGE));
                             }
                             at = range.end;
                             write(self.file.file(), &input[range], &mut self.received)?;
                         }
                         Piece::More => {
                             input.clear();
+                            let left = self.bytes_max - self.received;
+                            if chunked.announced_bytes() > left {
+                                return Err(Stop::Refused(Status::CONTENT_TOO_LARGE));
+                            }
                             return Ok(false);
                         }
                         Piece::End(end) => {
                             input.drain(..end);
                             return Ok(true);
                         }
-                        Piece::Malformed => return Err(Status::BAD_REQUEST),
+                        Piece::Malformed => return Err(Stop::Refused(Status::BAD_REQUEST)),
                     }
                 }
             }
@@ -159,8 +166,8 @@ impl BodyReceiver {
     }
 }
 
-fn write(file: &File, bytes: &[u8], at: &mut u64) -> Result<(), Status> {
-    file.write_all_at(bytes, *at).map_err(|_| Status::INSUFFICIENT_STORAGE)?;
+fn write(file: &File, bytes: &[u8], at: &mut u64) -> Result<(), Stop> {
+    file.write_all_at(bytes, *at).map_err(Stop::Unwritable)?;
     *at += bytes.len() as u64;
     Ok(())
 }

@@ -21,7 +21,6 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
-use tracing::warn;
 
 /// Threads for the disk: the number of requests that a disk works on at a time.
 const DISK_THREADS: usize = 8;
@@ -56,7 +55,7 @@ pub enum FileJob {
     /// Creates a temporary file for this target.
     BeginUpload { service: Arc<Service>, target: String },
     /// Gives a file its name. `only_new`: unless the name is taken.
-    CommitUpload { file: Box<AtomicFile>, only_new: bool },
+    CommitUpload { service: Arc<Service>, file: Box<AtomicFile>, only_new: bool },
     /// Verifies a password.
     VerifyPassword(PasswordCheck),
 }
@@ -67,7 +66,7 @@ pub struct ListingJob {
     service: Arc<Service>,
     directory: Arc<File>,
     target: String,
-    accepts_json: bool,
+    prefers_json: bool,
     /// `None` for a Unix socket.
     network: Option<Network>,
 }
@@ -135,7 +134,7 @@ impl FileJob {
             service: Arc::clone(&handler.fixed.service),
             directory,
             target: request.target.to_owned(),
-            accepts_json: request.accepts_json(),
+            prefers_json: request.prefers_json(),
             network,
         })
     }
@@ -171,9 +170,9 @@ impl Job for FileJob {
                     .unwrap_or(LookupResult::Nothing(Status::INTERNAL_ERROR)),
                 Err(error) => Service::refuse(error),
             }),
-            Self::List(ListingJob { service, directory, target, accepts_json, .. }) => {
+            Self::List(ListingJob { service, directory, target, prefers_json, .. }) => {
                 FileReply::Found(match Target::parse(&target) {
-                    Ok(target) => service.list(&directory, &target, accepts_json),
+                    Ok(target) => service.list(&directory, &target, prefers_json),
                     Err(error) => Service::refuse(error),
                 })
             }
@@ -185,8 +184,8 @@ impl Job for FileJob {
             Self::BeginUpload { service, target } => {
                 FileReply::UploadBegun(begin_upload(&service, &target))
             }
-            Self::CommitUpload { file, only_new } => {
-                FileReply::Committed(commit_upload(*file, only_new))
+            Self::CommitUpload { service, file, only_new } => {
+                FileReply::Committed(commit_upload(&service, *file, only_new))
             }
             Self::VerifyPassword(check) => {
                 let accepted = check.is_accepted();
@@ -239,10 +238,10 @@ impl PasswordCheck {
 fn begin_upload(service: &Service, target: &str) -> Result<Box<AtomicFile>, Status> {
     let target = Target::parse(target).map_err(|_| Status::NOT_FOUND)?;
     let file = AtomicFile::create_below(&service.root, &target.path);
-    file.map(Box::new).map_err(|error| refused_write(&target.path, &error))
+    file.map(Box::new).map_err(|error| refuse_write(service, &target.path, &error))
 }
 
-fn commit_upload(file: AtomicFile, only_new: bool) -> Status {
+fn commit_upload(service: &Service, file: AtomicFile, only_new: bool) -> Status {
     let name = file.name().to_owned();
     match file.commit(only_new) {
         Ok(Committed::Created) => Status::CREATED,
@@ -250,16 +249,15 @@ fn commit_upload(file: AtomicFile, only_new: bool) -> Status {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             Status::PRECONDITION_FAILED
         }
-        Err(error) => refused_write(&name, &error),
+        Err(error) => refuse_write(service, &name, &error),
     }
 }
 
 /// The status for a file that cannot be written. Logged, except for what the client did wrong.
-fn refused_write(path: &[u8], error: &std::io::Error) -> Status {
+pub(crate) fn refuse_write(service: &Service, path: &[u8], error: &std::io::Error) -> Status {
     let status = status_of_write(error);
-    if status != Status::CONFLICT {
-        let path = path.escape_ascii();
-        warn!(status = status.code, %path, %error, "{path} cannot be put here: {error}");
+    if !matches!(status, Status::CONFLICT | Status::NOT_FOUND) {
+        service.log_unwritable(path, status, error);
     }
     status
 }

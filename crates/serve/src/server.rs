@@ -25,6 +25,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use tracing::info;
 
 /// The send methods that a server can use. The others need a ring or pinned buffers for each
 /// connection, and wait for something else than room in the socket.
@@ -46,6 +47,7 @@ pub struct Server {
     metrics: Option<MetricsServer>,
     caveats: Vec<String>,
     handle: Handle,
+    service: Arc<Service>,
 }
 
 /// Control over a running service, from any thread.
@@ -104,7 +106,7 @@ impl Server {
         }
         let metrics =
             metrics_listener.map(|listener| handle.serve_metrics(listener)).transpose()?;
-        Ok(Self { listeners, loops: event_loops, offload, metrics, caveats, handle })
+        Ok(Self { listeners, loops: event_loops, offload, metrics, caveats, handle, service })
     }
 
     /// The addresses that it listens on. A port that was 0 is the one that the kernel chose.
@@ -135,7 +137,10 @@ impl Server {
     /// Serves until [`Handle::drain`], and then until open responses are sent or the drain timeout
     /// is over.
     pub fn run(self) -> Result<(), Error> {
-        let Self { loops, listeners, offload, metrics, handle, .. } = self;
+        let Self { loops, listeners, offload, metrics, handle, service, .. } = self;
+        if service.put_bytes_max.is_some() {
+            start_cleanup(service, Arc::clone(&handle.control));
+        }
         let result = runtime::run("haul-serve", loops, &handle.control);
         drop((offload, metrics, listeners));
         if let Some(log) = &handle.log {
@@ -143,6 +148,18 @@ impl Server {
         }
         Ok(result?)
     }
+}
+
+/// Removes on a thread of its own the temporary files of uploads that an earlier process has left.
+/// Without a thread they stay.
+fn start_cleanup(service: Arc<Service>, control: Arc<Control>) {
+    let clean_up = move || {
+        let removed = haul_fs::remove_abandoned_files(&service.root, || control.is_draining());
+        if removed > 0 {
+            info!(removed, "temporary files of interrupted uploads that were removed: {removed}");
+        }
+    };
+    let _ = std::thread::Builder::new().name("haul-cleanup".into()).spawn(clean_up);
 }
 
 fn listen_addresses(config: &Config) -> Vec<ListenAddress> {

@@ -58,5 +58,5 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (counters, mut metrics) = (Arc::default(), metrics::Registry::default());
     metrics.register_connections(vec![Arc::clone(&counters)]);
     let echo = |_| Echo(Arc::clone(&counters), Arc::clone(&tls));
-    Ok(service.run(&[], LoopSettings::default(), metrics, echo)?)
+    Ok(service.run(&[], &LoopSettings::default(), metrics, echo)?)
 }

@@ -8,8 +8,10 @@ use crate::counter::Counter;
 use crate::error::Error;
 use crate::join::join_with_timeout;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -42,8 +44,8 @@ pub struct LogBuffer {
 
 #[derive(Debug)]
 enum Message {
-    /// Lines, and their number.
-    Write(Vec<u8>, u64),
+    /// Whole lines.
+    Write(Vec<u8>),
     Reopen(File),
     End,
 }
@@ -61,16 +63,28 @@ impl LogFile {
         let file = match path {
             None => rustix::io::fcntl_dupfd_cloexec(io::stdout(), 0),
             Some(path) => {
+                // A FIFO without a reader would keep `open` waiting.
                 let flags = OFlags::WRONLY
                     | OFlags::CREATE
                     | OFlags::APPEND
                     | OFlags::CLOEXEC
-                    | OFlags::NOCTTY;
+                    | OFlags::NOCTTY
+                    | OFlags::NONBLOCK;
                 rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP)
+                    .and_then(|file| set_blocking(&file).map(|()| file))
             }
         };
-        let shown = || path.map_or_else(|| "-".into(), Path::to_owned);
-        let file = file.map_err(|errno| Error::Log { path: shown(), error: errno.into() })?;
+        let failed = |errno: Errno| Error::Log {
+            path: path.map_or_else(|| "-".into(), Path::to_owned),
+            error: match errno {
+                Errno::NXIO => io::Error::new(
+                    io::ErrorKind::NotFound,
+                    "it is a FIFO that no program reads: start the reader first",
+                ),
+                _ => errno.into(),
+            },
+        };
+        let file = file.map_err(failed)?;
         Ok(Self { file: file.into(), path: path.map(Path::to_owned) })
     }
 }
@@ -83,7 +97,7 @@ impl LogWriter {
         let (tx, rx) = sync_channel(BATCHES_MAX);
         let thread = std::thread::Builder::new()
             .name("haul-log".into())
-            .spawn(move || write_all(&rx, log.file, &counter))
+            .spawn(move || write_batches(&rx, log.file, &counter))
             .map_err(Error::at("starting the log's thread"))?;
         Ok(Self { tx, path: log.path, unwritten, thread: Mutex::new(Some(thread)) })
     }
@@ -117,25 +131,68 @@ impl LogWriter {
     }
 }
 
-fn write_all(rx: &Receiver<Message>, mut file: File, unwritten: &Counter) {
+/// Writes batches to the file until the end.
+fn write_batches(rx: &Receiver<Message>, mut file: File, unwritten: &Counter) {
     let mut is_failing = false;
+    // The rest of a line whose beginning is in the file: it goes first once there is room.
+    let mut rest = Vec::new();
     for message in rx {
         match message {
-            // A full disk costs log lines and nothing else.
-            Message::Write(lines, count) => match file.write_all(&lines) {
-                Ok(()) => is_failing = false,
-                Err(error) => {
-                    unwritten.add(count);
-                    if !std::mem::replace(&mut is_failing, true) {
-                        let message = "the access log cannot be written, its lines are lost";
-                        warn!(%error, "{message}: {error}");
-                    }
+            Message::Write(lines) => {
+                let is_mid_line = !rest.is_empty();
+                let lines =
+                    if is_mid_line { [std::mem::take(&mut rest), lines].concat() } else { lines };
+                let (written, result) = write_all(&mut file, &lines);
+                // A full disk costs log lines and nothing else.
+                let Err(error) = result else {
+                    is_failing = false;
+                    continue;
+                };
+                let ends_mid_line =
+                    if written == 0 { is_mid_line } else { lines[written - 1] != b'\n' };
+                let lost = if ends_mid_line {
+                    let end = lines[written..].iter().position(|&byte| byte == b'\n');
+                    let end = end.map_or(lines.len(), |at| written + at + 1);
+                    rest = lines[written..end].to_vec();
+                    &lines[end..]
+                } else {
+                    &lines[written..]
+                };
+                unwritten.add(lost.iter().filter(|&&byte| byte == b'\n').count() as u64);
+                if !std::mem::replace(&mut is_failing, true) {
+                    let message = "the access log cannot be written, its lines are lost";
+                    warn!(%error, "{message}: {error}");
                 }
-            },
-            Message::Reopen(reopened) => file = reopened,
+            }
+            Message::Reopen(reopened) => {
+                file = reopened;
+                unwritten.add(u64::from(!rest.is_empty()));
+                rest.clear();
+            }
             Message::End => break,
         }
     }
+    unwritten.add(u64::from(!rest.is_empty()));
+}
+
+/// Writes all bytes; returns how many were written, also if it fails.
+fn write_all(file: &mut File, bytes: &[u8]) -> (usize, io::Result<()>) {
+    let mut written = 0;
+    while written < bytes.len() {
+        match file.write(&bytes[written..]) {
+            Ok(0) => return (written, Err(io::ErrorKind::WriteZero.into())),
+            Ok(count) => written += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return (written, Err(error)),
+        }
+    }
+    (written, Ok(()))
+}
+
+/// Clears `O_NONBLOCK`.
+fn set_blocking(file: impl AsFd) -> rustix::io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)
 }
 
 impl LogBuffer {
@@ -161,7 +218,7 @@ impl LogBuffer {
         let count = std::mem::take(&mut self.count);
         if let Some(tx) = self.tx.as_ref().filter(|_| !lines.is_empty()) {
             self.lines.reserve(BATCH_BYTES + 1024);
-            if let Err(TrySendError::Full(_)) = tx.try_send(Message::Write(lines, count)) {
+            if let Err(TrySendError::Full(_)) = tx.try_send(Message::Write(lines)) {
                 self.dropped += count;
             }
         }
@@ -177,6 +234,7 @@ impl LogBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::pipe::PipeFlags;
 
     #[test]
     fn lines_go_to_the_file_and_after_a_rotation_to_the_new_one() {
@@ -209,6 +267,61 @@ mod tests {
         buffer.flush();
         writer.end();
         assert_eq!(writer.unwritten().get(), 3);
+    }
+
+    /// A file that is full takes the beginning of a line. Its rest follows once there is room.
+    #[test]
+    fn no_line_is_cut_in_two() {
+        const LINE_BYTES: usize = 100;
+        let (reader, pipe) = rustix::pipe::pipe_with(PipeFlags::NONBLOCK).unwrap();
+        let room = rustix::pipe::fcntl_setpipe_size(&pipe, 4096).unwrap();
+        let batch = |letter: u8| [vec![letter; LINE_BYTES - 1], vec![b'\n']].concat().repeat(100);
+        let (tx, rx) = sync_channel(8);
+        let unwritten = Counter::default();
+        let received = std::thread::scope(|scope| {
+            let counter = &unwritten;
+            scope.spawn(move || write_batches(&rx, pipe.into(), counter));
+            let mut received = vec![0; room];
+            let mut reader = File::from(reader);
+            tx.send(Message::Write(batch(b'a'))).unwrap();
+            while unwritten.get() == 0 {
+                std::thread::yield_now();
+            }
+            io::Read::read_exact(&mut reader, &mut received).unwrap();
+            assert_ne!(received.last(), Some(&b'\n'), "the file ends within a line");
+            tx.send(Message::Write(batch(b'b')[..1000].to_vec())).unwrap();
+            tx.send(Message::End).unwrap();
+            while io::Read::read_to_end(&mut reader, &mut received).is_err() {
+                std::thread::yield_now();
+            }
+            received
+        });
+        let lines: Vec<_> = received.split_inclusive(|&byte| byte == b'\n').collect();
+        let is_whole = |line: &&[u8]| {
+            line.len() == LINE_BYTES && line[..LINE_BYTES - 1].iter().all(|&byte| byte == line[0])
+        };
+        assert!(lines.iter().all(is_whole));
+        assert_eq!(lines.len() as u64 + unwritten.get(), 110);
+    }
+
+    #[test]
+    fn a_fifo_without_a_reader_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fifo");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &path,
+            rustix::fs::FileType::Fifo,
+            Mode::RUSR | Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        let error = LogFile::open(Some(&path)).unwrap_err().to_string();
+        assert!(error.contains("no program reads"), "{error}");
+        let _reader = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty());
+        let log = LogFile::open(Some(&path)).unwrap();
+        let flags = rustix::fs::fcntl_getfl(&log.file).unwrap();
+        assert!(!flags.contains(OFlags::NONBLOCK), "a full pipe would lose lines");
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Service {
     pub fn run<H>(
         mut self,
         pools: &[PoolSettings],
-        settings: LoopSettings,
+        settings: &LoopSettings,
         registry: Registry,
         mut handler: impl FnMut(usize) -> H,
     ) -> Result<(), Error>

@@ -50,7 +50,7 @@ fn a_connection_is_closed_after_its_deadline_and_not_before() {
     let control = service.control();
     let registry = metrics::Registry::default();
     let running = thread::spawn(move || {
-        service.run(&[], LoopSettings::default(), registry, |_| Waiting::default())
+        service.run(&[], &LoopSettings::default(), registry, |_| Waiting::default())
     });
     let mut client = TcpStream::connect(address).unwrap();
     client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -7,13 +7,14 @@
 use super::{Connection, ConnectionAction, State, deadline};
 use crate::body_receiver::{BodyReceiver, Stop};
 use crate::handler::FileHandler;
-use crate::jobs::FileJob;
+use crate::jobs::{FileJob, refuse_write};
 use crate::log::LogEntry;
 use haul_http::request::{BodyLength, Request};
 use haul_http::status::Status;
 use haul_server::eviction::Progress;
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// An accepted `PUT`: what its response and log entry need.
@@ -116,6 +117,9 @@ impl Connection {
             Err(Stop::Yield) => return Some(ConnectionAction::Yield),
             Err(Stop::Broken) => return Some(ConnectionAction::Close),
             Err(Stop::Refused(status)) => Some(status),
+            Err(Stop::Unwritable(error)) => {
+                Some(refuse_write(&handler.fixed.service, upload.target.as_bytes(), &error))
+            }
             Ok(()) => None,
         };
         // What arrived after the body has left no event behind.
@@ -127,6 +131,7 @@ impl Connection {
         let (receiver, only_new) = self.state.commit()?;
         handler.accounting.counters.disk_waits.add(1);
         Some(ConnectionAction::Offload(FileJob::CommitUpload {
+            service: Arc::clone(&handler.fixed.service),
             file: Box::new(receiver.into_file()),
             only_new,
         }))

@@ -90,9 +90,9 @@ pub struct JsonEntry<'e> {
 
 impl PageRequest {
     /// Reads the parameters of a query: `format` (`json` or `html`; without it JSON if
-    /// `accepts_json`), `sort` (`name`, `size`, `modified`), `order` (`asc`, `desc`), `limit` and
+    /// `prefers_json`), `sort` (`name`, `size`, `modified`), `order` (`asc`, `desc`), `limit` and
     /// `after`. What has no meaning has the default's.
-    pub fn parse(target: &Target<'_>, accepts_json: bool) -> Self {
+    pub fn parse(target: &Target<'_>, prefers_json: bool) -> Self {
         let limit = target.parameter("limit").and_then(|limit| limit.parse().ok());
         Self {
             sort: match target.parameter("sort") {
@@ -101,7 +101,7 @@ impl PageRequest {
                 _ => Sort::Name,
             },
             is_descending: target.parameter("order") == Some("desc"),
-            is_json: target.parameter("format").map_or(accepts_json, |format| format == "json"),
+            is_json: target.parameter("format").map_or(prefers_json, |format| format == "json"),
             entries_max: limit.unwrap_or(ENTRIES_MAX).clamp(1, ENTRIES_MAX),
             after: target.parameter("after").and_then(Position::parse),
         }

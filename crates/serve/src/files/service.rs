@@ -65,7 +65,9 @@ pub struct Service {
     listings: ListingStore,
     started: Instant,
     /// The second since `started`, counted from 1, in which an unreadable file was last logged.
-    logged_at: AtomicU64,
+    unreadable_at: AtomicU64,
+    /// The same for a file that cannot be written.
+    unwritable_at: AtomicU64,
 }
 
 /// The content of responses with one error status.
@@ -107,7 +109,8 @@ impl Service {
             put_bytes_max: config.put_bytes_max,
             listings: ListingStore::default(),
             started: Instant::now(),
-            logged_at: AtomicU64::new(0),
+            unreadable_at: AtomicU64::new(0),
+            unwritable_at: AtomicU64::new(0),
         };
         for (status, path) in &config.content.error_pages {
             service.error_pages.push(service.read_error_page(*status, path)?);
@@ -154,11 +157,24 @@ impl Service {
 
     /// Logs a file that cannot be read, at most once a second: any client can request it.
     fn log_unreadable(&self, path: &[u8], status: Status, error: &io::Error) {
-        let now = self.started.elapsed().as_secs() + 1;
-        if self.logged_at.swap(now, Relaxed) != now {
-            let path = String::from_utf8_lossy(path);
-            warn!(%path, status = status.code, %error, "{path:?} cannot be served: {error}");
+        if self.is_log_due(&self.unreadable_at) {
+            let path = path.escape_ascii();
+            warn!(%path, status = status.code, %error, "{path} cannot be served: {error}");
         }
+    }
+
+    /// Logs a file that cannot be written, at most once a second: any client that may upload can
+    /// cause it.
+    pub fn log_unwritable(&self, path: &[u8], status: Status, error: &io::Error) {
+        if self.is_log_due(&self.unwritable_at) {
+            let path = path.escape_ascii();
+            warn!(%path, status = status.code, %error, "{path} cannot be put here: {error}");
+        }
+    }
+
+    fn is_log_due(&self, logged_at: &AtomicU64) -> bool {
+        let now = self.started.elapsed().as_secs() + 1;
+        logged_at.swap(now, Relaxed) != now
     }
 
     /// The allowed methods, as the value of `Allow`.
@@ -174,11 +190,11 @@ impl Service {
         })
     }
 
-    /// Lists a directory, which may wait for the disk. The listing is JSON if `accepts_json` is set
+    /// Lists a directory, which may wait for the disk. The listing is JSON if `prefers_json` is set
     /// and the query does not request another format. [`Status::UNAVAILABLE`] if the listings that
     /// clients have not received yet have all the memory that they may have.
-    pub fn list(&self, directory: &File, target: &Target<'_>, accepts_json: bool) -> LookupResult {
-        let page = PageRequest::parse(target, accepts_json);
+    pub fn list(&self, directory: &File, target: &Target<'_>, prefers_json: bool) -> LookupResult {
+        let page = PageRequest::parse(target, prefers_json);
         let hidden = self.content.hidden;
         match self.listings.render(&self.root, directory, &target.path, page, hidden) {
             Ok(Some(listing)) => LookupResult::Listing(listing),

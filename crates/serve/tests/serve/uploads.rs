@@ -56,6 +56,28 @@ fn put_creates_and_replaces_files_on_one_connection() {
 }
 
 #[test]
+fn a_replaced_file_keeps_its_mode() {
+    use std::os::unix::fs::PermissionsExt;
+    let service = start();
+    let path = service.path("secret");
+    fs::write(&path, "old").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(put(&mut service.connect(), "/secret", "", b"new"), 204);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+}
+
+/// A chunk that is too large is refused by its size, before its data.
+#[test]
+fn a_chunk_beyond_the_limit_is_refused_at_once() {
+    let service = start();
+    let mut client = service.connect();
+    client.send("PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+    client.send("FFFFFFFFFFFFFFFF\r\n");
+    assert_eq!(client.response(false).unwrap().status, 413);
+}
+
+#[test]
 fn chunked_pipelined_and_100_continue_uploads_are_accepted() {
     let service = start();
     let mut client = service.connect();
