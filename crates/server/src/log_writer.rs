@@ -158,7 +158,8 @@ fn write_batches(rx: &Receiver<Message>, mut file: File, unwritten: &Counter) {
                 } else {
                     &lines[written..]
                 };
-                unwritten.add(lost.iter().filter(|&&byte| byte == b'\n').count() as u64);
+                // It ends with a line, as every batch does.
+                unwritten.add(lost.split_inclusive(|&byte| byte == b'\n').count() as u64);
                 if !std::mem::replace(&mut is_failing, true) {
                     let message = "the access log cannot be written, its lines are lost";
                     warn!(%error, "{message}: {error}");
