@@ -111,6 +111,39 @@ fn it_prints_its_address_serves_and_ends_on_sigterm() {
     assert_eq!(code, Some(0), "{rest}");
 }
 
+/// Usually the files belong to another user than the one that serves them.
+#[test]
+fn another_user_keeps_one_capability_and_sends_new_files_without_a_copy() {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can switch to another user");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let options =
+        ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--user", "nobody"];
+    let server = ServerProcess::start(&mut serve(folder.path(), &options));
+    let status = fs::read_to_string(format!("/proc/{}/status", server.process.id())).unwrap();
+    // CAP_LEASE of <linux/capability.h> is 28.
+    for set in ["CapInh:\t0000000000000000", "CapPrm:\t0000000010000000"] {
+        assert!(status.contains(set), "{status}");
+    }
+    fs::write(folder.path().join("new"), vec![b'x'; 1 << 20]).unwrap();
+    fs::rename(folder.path().join("new"), folder.path().join("a")).unwrap();
+    // The clock of the file system must have moved on since the write.
+    std::thread::sleep(std::time::Duration::from_millis(40));
+    assert!(server.get("/a").ends_with("xxx"));
+    let (_, metrics) = server.first_message.split_once("metrics at http://").unwrap();
+    let mut stream = TcpStream::connect(&metrics[..metrics.find('/').unwrap()]).unwrap();
+    write!(stream, "GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let sent = r#"haul_sent_bytes_total{path="sendfile"} "#;
+    let bytes = text.lines().find_map(|line| line.strip_prefix(sent)).unwrap();
+    assert!(bytes.parse::<u64>().unwrap() > 1 << 19, "{text}");
+}
+
 #[test]
 fn startup_errors_are_json_messages() {
     let folder = folder_with_file();

@@ -1,6 +1,6 @@
 //! Chooses between media types by the field `Accept` (RFC 9110 section 12.5.1).
 
-use crate::request::ListField;
+use crate::list_field::ListField;
 
 /// Whether the client prefers the media type `one` to `other`. Of two types of the same weight it
 /// prefers the one that it names first; a type that it does not name itself is not preferred.

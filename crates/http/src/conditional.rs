@@ -1,6 +1,7 @@
 //! Evaluates the preconditions of conditional requests (RFC 9110 section 13).
 
-use crate::request::{Fields, ListField, Method};
+use crate::list_field::ListField;
+use crate::request::{Fields, Method};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The validators of a representation (RFC 9110 section 8.8).

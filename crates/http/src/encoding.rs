@@ -1,7 +1,7 @@
 //! Content codings: chooses between precompressed files by `Accept-Encoding` (RFC 9110 section
 //! 12.5.3).
 
-use crate::request::ListField;
+use crate::list_field::ListField;
 
 /// A content coding of precompressed files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

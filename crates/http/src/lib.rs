@@ -13,6 +13,7 @@ pub mod conditional;
 pub mod credentials;
 pub mod encoding;
 pub mod host;
+pub mod list_field;
 pub mod range;
 pub mod request;
 pub mod status;

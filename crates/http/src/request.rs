@@ -6,6 +6,7 @@
 
 use crate::accept;
 use crate::host::is_host;
+use crate::list_field::ListField;
 use crate::status::Status;
 use std::mem::MaybeUninit;
 
@@ -90,44 +91,6 @@ pub struct Fields<'b> {
     pub referer: Option<&'b [u8]>,
     /// `User-Agent` (RFC 9110 section 10.1.5).
     pub user_agent: Option<&'b [u8]>,
-}
-
-/// A field whose value is a list. A client may split it into several lines (RFC 9110 section 5.3).
-#[derive(Debug, Clone, Default)]
-pub struct ListField<'b> {
-    first: Option<&'b [u8]>,
-    /// Hardly any request has more lines than one.
-    others: Vec<&'b [u8]>,
-}
-
-impl<'b> ListField<'b> {
-    /// A field with one line.
-    #[cfg(test)]
-    pub fn of(line: &'b [u8]) -> Self {
-        Self { first: Some(line), others: Vec::new() }
-    }
-
-    /// Whether the request has the field.
-    pub fn is_present(&self) -> bool {
-        self.first.is_some()
-    }
-
-    /// Whether the value is `*`, which matches any representation.
-    pub fn is_any(&self) -> bool {
-        self.lines().any(|line| line.trim_ascii() == b"*")
-    }
-
-    /// The lines of the field.
-    pub fn lines(&self) -> impl Iterator<Item = &'b [u8]> + '_ {
-        self.first.iter().chain(&self.others).copied()
-    }
-
-    fn add(&mut self, line: &'b [u8]) {
-        match self.first {
-            None => self.first = Some(line),
-            Some(_) => self.others.push(line),
-        }
-    }
 }
 
 /// The result of parsing the start of a byte stream.

@@ -104,6 +104,8 @@ pub struct ContentRules {
     pub symlinks: Symlinks,
     /// Whether `x.br`, `x.zst` or `x.gz` is sent for `x` to clients that accept that coding.
     pub precompressed: bool,
+    /// How programs change the files.
+    pub updates: FileUpdates,
     /// A file that is sent for every target that names no file, for single-page applications. Its
     /// path is relative to the root.
     pub fallback: Option<String>,
@@ -215,6 +217,17 @@ impl Config {
     }
 }
 
+/// How programs change the served files.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FileUpdates {
+    /// Some write to a file in place.
+    #[default]
+    InPlace,
+    /// All rename a complete file to its name. Then a file is sent without a copy, and has an entity
+    /// tag, from its first request on.
+    ByRename,
+}
+
 impl Default for ContentRules {
     fn default() -> Self {
         Self {
@@ -223,6 +236,7 @@ impl Default for ContentRules {
             hidden: false,
             symlinks: Symlinks::default(),
             precompressed: false,
+            updates: FileUpdates::default(),
             fallback: None,
             error_pages: Vec::new(),
         }

@@ -207,7 +207,10 @@ impl Job for FileJob {
                 all >= UNVERIFIED_PER_NETWORK_MAX || guesses >= GUESSES_PER_NETWORK_MAX
             }
             Self::List(ListingJob { network: Some(network), .. }) => {
-                let is_of_network = |queued: &&Queued<Self>| matches!(&queued.job, Self::List(other) if other.network == Some(*network));
+                let is_of_network = |queued: &&Queued<Self>| match &queued.job {
+                    Self::List(other) => other.network == Some(*network),
+                    _ => false,
+                };
                 queued.iter().filter(is_of_network).count() >= UNLISTED_PER_NETWORK_MAX
             }
             _ => false,
@@ -237,7 +240,7 @@ impl PasswordCheck {
 
 fn begin_upload(service: &Service, target: &str) -> Result<Box<AtomicFile>, Status> {
     let target = Target::parse(target).map_err(|_| Status::NOT_FOUND)?;
-    let file = AtomicFile::create_below(&service.root, &target.path);
+    let file = AtomicFile::create_below(service.root(), &target.path);
     file.map(Box::new).map_err(|error| refuse_write(service, &target.path, &error))
 }
 

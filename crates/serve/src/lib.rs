@@ -39,7 +39,9 @@ mod response;
 mod secrets;
 mod server;
 
-pub use config::{AccessLog, BasicAuth, Config, ContentRules, ExtraFields, Limits, LogFormat, Tls};
+pub use config::{
+    AccessLog, BasicAuth, Config, ContentRules, ExtraFields, FileUpdates, Limits, LogFormat, Tls,
+};
 pub use counters::{Counters, LATENCY_BOUNDS_US, TransportCounters};
 pub use error::Error;
 pub use files::listing::JsonEntry;

@@ -70,7 +70,7 @@ impl Collect for ServeMetrics {
         text.connections(&connections);
         text.counter(
             "haul_responses_cut_short_total",
-            "Responses ended because their file changed while it was sent.",
+            "Responses ended because their file was written to while it was sent.",
             self.sum(|counters| &counters.cut_short),
         );
         text.counter(

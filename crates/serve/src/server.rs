@@ -20,6 +20,7 @@ use haul_server::offload::Offload;
 use haul_server::sandbox::{self, AccessRights};
 use haul_server::{Address, privileges};
 use haul_server::{Control, runtime};
+use rustix::thread::CapabilitySet;
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
@@ -154,7 +155,7 @@ impl Server {
 /// Without a thread they stay.
 fn start_cleanup(service: Arc<Service>, control: Arc<Control>) {
     let clean_up = move || {
-        let removed = haul_fs::remove_abandoned_files(&service.root, || control.is_draining());
+        let removed = haul_fs::remove_abandoned_files(service.root(), || control.is_draining());
         if removed > 0 {
             info!(removed, "temporary files of interrupted uploads that were removed: {removed}");
         }
@@ -188,12 +189,14 @@ fn restrict(
     ktls_error: Option<&io::Error>,
 ) -> Result<Vec<String>, Error> {
     if let Some(user) = &config.user {
-        privileges::switch_user(user)?;
+        // With it, a file of another user is sent without a copy at once (`files/opener.rs`).
+        privileges::switch_user(user, CapabilitySet::LEASE)?;
     }
     // The present user must be able to read the files.
     let path = || config.root.clone();
-    service.root.check().map_err(|error| Error::Root { path: path(), error })?;
-    let mut caveats: Vec<_> = unreadable(config).into_iter().chain(service.root.caveat()).collect();
+    service.root().check().map_err(|error| Error::Root { path: path(), error })?;
+    let mut caveats: Vec<_> =
+        unreadable(config).into_iter().chain(service.root().caveat()).collect();
     if let Some(error) = ktls_error {
         caveats.push(format!(
             "the kernel has no kTLS, so files pass through the program: {error} (modprobe tls, if \

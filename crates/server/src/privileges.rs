@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use rustix::process::{Gid, Uid};
+use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::{fs, io};
 
 /// A user's ID and its group's.
@@ -12,22 +13,34 @@ struct Identity {
 }
 
 /// Switches the calling thread to a user of `/etc/passwd` for good, with that user's group only.
+/// Of the capabilities it keeps those of `kept` that it has.
 ///
 /// Threads started afterwards inherit the identity. So the call belongs after everything that needs
 /// privileges (ports below 1024, keys) and before the first thread.
-pub fn switch_user(name: &str) -> Result<(), Error> {
+pub fn switch_user(name: &str, kept: CapabilitySet) -> Result<(), Error> {
     let wrong = |problem: String| Error::User { name: name.into(), problem };
     let passwd = fs::read_to_string("/etc/passwd")
         .map_err(|error| wrong(format!("/etc/passwd: {error}")))?;
     let identity = find(&passwd, name).ok_or_else(|| wrong("there is no such user".into()))?;
-    let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     let refused = |errno: rustix::io::Errno| {
         wrong(format!("{}: only root can switch to another user", io::Error::from(errno)))
     };
+    become_identity(identity, kept).map_err(refused)
+}
+
+fn become_identity(identity: Identity, kept: CapabilitySet) -> rustix::io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     // The user comes last: without root's identity the groups cannot be changed.
-    rustix::thread::set_thread_groups(&[gid]).map_err(refused)?;
-    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(refused)?;
-    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(refused)
+    rustix::thread::set_thread_groups(&[gid])?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+    let kept = kept & rustix::thread::capabilities(None)?.permitted;
+    // Otherwise root's capabilities end with its identity.
+    rustix::thread::set_keep_capabilities(!kept.is_empty())?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+    rustix::thread::set_keep_capabilities(false)?;
+    let inheritable = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable };
+    rustix::thread::set_capabilities(None, sets)
 }
 
 fn find(passwd: &str, name: &str) -> Option<Identity> {

@@ -10,6 +10,7 @@
 pub mod error_queue;
 pub mod fork;
 pub mod ktls;
+pub mod lease;
 pub mod pages;
 pub mod receive_window;
 pub mod region;

@@ -5,8 +5,8 @@ use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul::{MethodChoice, Plan, SendMethod};
 use haul_serve::{
-    AccessLog, Address, BasicAuth, Config, ContentRules, ExtraFields, Limits, LogFormat, Symlinks,
-    Tls,
+    AccessLog, Address, BasicAuth, Config, ContentRules, ExtraFields, FileUpdates, Limits,
+    LogFormat, Symlinks, Tls,
 };
 use haul_units::Size;
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -108,6 +108,18 @@ pub struct Options {
         hide_possible_values = true,
     )]
     pub precompressed: Option<bool>,
+    /// Files are only ever replaced, by renaming a complete file to their name, and never written
+    /// in place: send them without a copy from the first request on
+    #[arg(
+        long,
+        help_heading = "Files",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
+    )]
+    pub replaced_by_rename: Option<bool>,
     /// File in the served directory to send for every path that names no file, for single-page
     /// applications
     #[arg(long, help_heading = "Files", value_name = "FILE")]
@@ -296,6 +308,7 @@ impl Options {
             hidden: self.hidden.or(other.hidden),
             symlinks: self.symlinks.or(other.symlinks),
             precompressed: self.precompressed.or(other.precompressed),
+            replaced_by_rename: self.replaced_by_rename.or(other.replaced_by_rename),
             fallback: self.fallback.or(other.fallback),
             error_page: non_empty_or(self.error_page, other.error_page),
             allow_put: self.allow_put.or(other.allow_put),
@@ -387,6 +400,10 @@ impl Options {
         content.listing = self.listing.unwrap_or(content.listing);
         content.hidden = self.hidden.unwrap_or(content.hidden);
         content.precompressed = self.precompressed.unwrap_or(content.precompressed);
+        if let Some(is_replaced_by_rename) = self.replaced_by_rename {
+            content.updates =
+                if is_replaced_by_rename { FileUpdates::ByRename } else { FileUpdates::InPlace };
+        }
         content.fallback.clone_from(&self.fallback);
         content.symlinks = match self.symlinks {
             None | Some(LinkPolicy::Inside) => Symlinks::Inside,

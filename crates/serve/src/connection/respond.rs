@@ -4,11 +4,12 @@
 //! client as a mixture under the entity tag of one version. Therefore:
 //!
 //! * small files are sent from memory;
-//! * a file that changed a moment ago is copied, and each piece is checked after it was read and
+//! * a file that may still be written to is copied, and each piece is checked after it was read and
 //!   before it is sent;
 //! * any other file is checked before each piece (a check of a tenth of a millisecond ago will do)
 //!   and after the last; if it has changed, the connection is reset, so that the client does not
-//!   take an incomplete response for a complete one.
+//!   take an incomplete response for a complete one. Of a large file the last bytes are held back
+//!   until that check, so that the response is not complete before it.
 //!
 //! A change after the last check and before the client's acknowledgement remains undetected.
 
@@ -29,6 +30,8 @@ use std::sync::Arc;
 const PIECE_BYTES: u64 = haul::PREFETCH_AWAITED_BYTES;
 /// The largest body that is sent without a cork, in bytes: most sockets accept it in one call.
 const UNCORKED_BODY_BYTES_MAX: u64 = 256 << 10;
+/// The last bytes of a large file's response, which are copied, checked and sent on their own.
+const HELD_BACK_BYTES: u64 = 4096;
 
 /// Why a response is not complete.
 #[derive(Debug)]
@@ -190,7 +193,9 @@ fn send_piece(
         }
     }
     let piece = range.start..range.end.min(resident.end);
-    let (sent, transport) = if object.is_settled(handler.clock.now()) {
+    let held_back = if object.len() > UNCORKED_BODY_BYTES_MAX { HELD_BACK_BYTES } else { 0 };
+    let is_held_back = range.end - range.start <= held_back;
+    let (sent, transport) = if !is_held_back && object.is_settled(handler.clock.now()) {
         let now_ns = handler.clock.elapsed_ns();
         if !object.is_unchanged_at(now_ns) {
             return Err(Stop::Changed);
@@ -198,6 +203,7 @@ fn send_piece(
         if range.end - range.start > UNCORKED_BODY_BYTES_MAX {
             stream.cork(true);
         }
+        let piece = piece.start..piece.end.min(range.end - held_back);
         let sent = stream.send_file(object.file(), piece, &mut handler.scratch.copy);
         let is_last = sent == Sent::Bytes(range.end - range.start);
         if is_last && !object.revalidate_at(now_ns) {

@@ -1,95 +1,80 @@
 //! An open file with everything that a response needs, and checks that it has not changed since.
 //!
 //! The bytes that are sent must belong to the entity tag that is sent with them. A version of a
-//! file is identified by its inode, its size and the time of its last change (`ctime`, which cannot
-//! be set back, unlike `mtime`).
+//! file is identified by its inode, the time when the inode was made, the size and the time of the
+//! last write (`mtime`). A change of metadata alone, such as a new mode, name or link, is no other
+//! version. It sets `ctime`, as a write does, so a [`Watch`] tells them apart while the file is
+//! sent.
 //!
-//! The change time is ambiguous at first. A write sets it at the start of the call and changes
-//! bytes after that, and before Linux 6.13 two changes within one clock tick have the same time. So
-//! a file that has just changed gets no entity tag and is not cached.
+//! A file that is being written has no entity tag (`files/opener.rs`), and may grow while it is
+//! sent. The response has the bytes up to the length that the file had, as a copy of a log has.
 //!
-//! Limitation: if a program has mapped the file, the kernel records only its first write to a page.
-//! Later writes to that page change the bytes but no time, and are not detected.
+//! Limitations: if a program has mapped the file, the kernel records only its first write to a
+//! page. Later writes to that page change the bytes but no time, and are not detected. A program
+//! that writes to a file in place, keeps its size and sets `mtime` back gives two versions one tag,
+//! unless the file is being sent meanwhile.
 
+use crate::files::history::{FileHistory, FileId};
+use crate::files::watch::Watch;
 use haul::Source;
-use haul_fs::{Blocking, Root};
+use haul_fs::Blocking;
 use haul_http::conditional::Validators;
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::fs::Stat;
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
+use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The time after a change in which `ctime` is ambiguous: the call may still be writing, or another
-/// change may have the same time.
-const AMBIGUOUS_FOR: Duration = Duration::from_secs(2);
-/// The time after a change in which another one is likely; see [`Object::is_settled`].
+/// The time after a write in which another one is likely; see [`Object::is_settled`].
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
 /// The time for which one `fstat` is valid. Sending a few hundred KiB takes as long, and no `fstat`
 /// detects a change in that time.
-const REVALIDATE_AFTER_NS: u64 = 100_000;
-/// The last second of the year 9999, in seconds since 1970.
-const HTTP_DATE_SECONDS_MAX: u64 = 253_402_300_799;
-/// Attempts to read a small file that changes while it is read.
-const READS_MAX: usize = 3;
+pub const REVALIDATE_AFTER_NS: u64 = 100_000;
+/// The length of the samples that tell growth from other bytes.
+const SAMPLE_BYTES: u64 = 4096;
 
-/// Identifies one version of a file. Times are in seconds and nanoseconds since 1970.
+/// The state of a file, which holds its version. Times are in seconds and nanoseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FileVersion {
-    device: u64,
-    inode: u64,
-    len: u64,
-    changed: (i64, u64),
-    modified: (i64, u64),
-    links: u64,
-}
-
-/// An opened file, by its kind.
-#[derive(Debug)]
-pub enum Opened {
-    /// A regular file.
-    File(Object),
-    /// A directory.
-    Directory(File),
-    /// A file without content to serve: a device, a pipe, a socket.
-    Other,
-}
-
-/// Opens the file at `path` below the root for reading. The content of files of up to
-/// `content_bytes_max` bytes is read at once.
-pub fn open(
-    root: &Root,
-    path: &[u8],
-    content_bytes_max: u64,
-    blocking: Blocking,
-) -> io::Result<Opened> {
-    // NONBLOCK: opening a FIFO without a writer must not block.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-    Opened::of(root.open_below(path, flags, Mode::empty(), blocking)?, content_bytes_max, blocking)
+pub struct FileVersion {
+    pub device: u64,
+    pub inode: u64,
+    pub len: u64,
+    pub changed: (i64, u64),
+    pub modified: (i64, u64),
+    pub links: u64,
 }
 
 /// An open regular file.
 #[derive(Debug)]
 pub struct Object {
     file: File,
+    id: FileId,
     version: FileVersion,
     validators: Validators,
+    history: Arc<FileHistory>,
+    /// The whole content of a small file.
     content: Option<Box<[u8]>>,
-    is_cacheable: bool,
+    /// Sees writes to a large file.
+    watch: Option<Watch>,
+    /// Samples of a large file that may grow.
+    samples: Option<Samples>,
+    /// Whether no program was writing to the file when it was opened, or none ever does.
+    is_complete: bool,
     /// The second of the clock in which the whole file was last found in memory.
     resident_at: AtomicU32,
-    /// The change time (`ctime`) at the first check after the file's last name was removed.
+    /// Without a watch: the time `ctime` at the first check after the file's last name was removed.
     ctime_after_unlink: OnceLock<(i64, u64)>,
     /// The time by the event loop's clock at which the file was last found unchanged.
     validated_at_ns: AtomicU64,
 }
-
 impl FileVersion {
-    fn of(stat: &Stat) -> Self {
+    /// The state that `fstat` has returned.
+    pub fn of(stat: &Stat) -> Self {
         Self {
             device: stat.st_dev,
             inode: stat.st_ino,
@@ -100,83 +85,60 @@ impl FileVersion {
         }
     }
 
-    fn changed_at(&self) -> SystemTime {
-        let since =
-            Duration::new(u64::try_from(self.changed.0).unwrap_or(0), self.changed.1 as u32);
-        UNIX_EPOCH + since
-    }
-
-    fn age(&self) -> Duration {
-        // A file from the future (the clock was set back) counts as new.
-        SystemTime::now().duration_since(self.changed_at()).unwrap_or(Duration::ZERO)
-    }
-
-    fn modified_seconds(&self) -> u64 {
-        u64::try_from(self.modified.0).unwrap_or(0)
-    }
-
-    fn validators(&self) -> Validators {
-        if self.age() < AMBIGUOUS_FOR {
-            return Validators::default();
-        }
-        // `ctime` rather than `mtime`: tools that restore times (rsync, tar, reproducible builds)
-        // give two versions the same `mtime`, and one of them would be taken for the other.
-        // A date is omitted if it is in the future or cannot be expressed: RFC 9110 has four digits
-        // for the year.
-        let modified = self.modified_seconds();
-        let is_valid_date = modified <= HTTP_DATE_SECONDS_MAX
-            && SystemTime::now() >= UNIX_EPOCH + Duration::from_secs(modified);
-        let etag = format!(
-            "\"{:x}-{:x}-{:x}{:08x}\"",
-            self.inode, self.len, self.changed.0, self.changed.1
-        );
-        Validators { etag: Some(etag.into()), modified: is_valid_date.then_some(modified) }
-    }
-}
-
-impl Opened {
-    /// Determines the kind of an open file, and reads files of up to `content_bytes_max` bytes into
-    /// memory.
-    pub fn of(file: File, content_bytes_max: u64, blocking: Blocking) -> io::Result<Self> {
-        let stat = rustix::fs::fstat(&file)?;
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => {
-                Object::of(file, &stat, content_bytes_max, blocking).map(Self::File)
-            }
-            FileType::Directory => Ok(Self::Directory(file)),
-            _ => Ok(Self::Other),
-        }
+    /// The time since the last write. A time in the future that no running clock explains was set
+    /// by a program, and is as good as an old one.
+    pub fn age(&self, now: SystemTime) -> Duration {
+        let modified =
+            Duration::new(u64::try_from(self.modified.0).unwrap_or(0), self.modified.1 as u32);
+        let modified = UNIX_EPOCH + modified;
+        now.duration_since(modified).unwrap_or_else(|ahead| ahead.duration())
     }
 }
 
 impl Object {
-    fn of(file: File, stat: &Stat, content_bytes_max: u64, blocking: Blocking) -> io::Result<Self> {
-        let mut version = FileVersion::of(stat);
-        let mut content = None;
-        let mut is_consistent = true;
-        if version.len <= content_bytes_max {
-            for _ in 0..READS_MAX {
-                content = read_all(&file, version.len as usize, blocking)?;
-                let after = FileVersion::of(&rustix::fs::fstat(&file)?);
-                is_consistent = after == version && content.is_some();
-                if is_consistent || after.len > content_bytes_max {
-                    break;
-                }
-                version = after;
-            }
-        }
-        let validators = if is_consistent { version.validators() } else { Validators::default() };
-        let is_cacheable = is_consistent && validators.etag.is_some() && version.links > 0;
-        Ok(Self {
+    /// A file of this version. Errors of `fstat` while it is sent count as a change.
+    pub fn new(
+        file: File,
+        id: FileId,
+        version: FileVersion,
+        validators: Validators,
+        history: &Arc<FileHistory>,
+    ) -> Self {
+        Self {
             file,
+            id,
             version,
             validators,
-            content: content.filter(|_| is_consistent),
-            is_cacheable,
+            history: Arc::clone(history),
+            content: None,
+            watch: None,
+            samples: None,
+            is_complete: false,
             resident_at: AtomicU32::new(u32::MAX),
             ctime_after_unlink: OnceLock::new(),
             validated_at_ns: AtomicU64::new(u64::MAX),
-        })
+        }
+    }
+
+    /// Adds the whole content, read in this version.
+    pub fn with_content(self, content: Option<Box<[u8]>>) -> Self {
+        Self { content, ..self }
+    }
+
+    /// Adds a watch that began before this version was found.
+    pub fn with_watch(self, watch: Option<Watch>) -> Self {
+        Self { watch, ..self }
+    }
+
+    /// Lets the file grow while it is sent.
+    pub fn with_samples(self, samples: Option<Samples>) -> Self {
+        Self { samples, ..self }
+    }
+
+    /// Sets whether no program was writing to the file in this version, or none ever does. Then its
+    /// pages may be sent.
+    pub fn with_is_complete(self, is_complete: bool) -> Self {
+        Self { is_complete, ..self }
     }
 
     /// The length in bytes.
@@ -206,7 +168,7 @@ impl Object {
 
     /// Whether it may be cached and sent to other clients: its version is unambiguous.
     pub fn is_cacheable(&self) -> bool {
-        self.is_cacheable
+        self.validators.etag.is_some() && self.version.links > 0
     }
 
     /// Whether the file is still this version: not written to, replaced, renamed or deleted. Costs
@@ -215,21 +177,37 @@ impl Object {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| FileVersion::of(&stat) == self.version)
     }
 
-    /// Like [`Object::is_current`], but also true if the file was deleted or replaced meanwhile,
-    /// which changes none of its bytes.
+    /// Whether the bytes of the file up to its length in this version are unchanged. Other than for
+    /// [`Object::is_current`], it may have been deleted, replaced, renamed, or got another mode.
     ///
-    /// Limitation: a further change between the deletion and the first check after it is not
-    /// detected if it keeps the size and `mtime`.
+    /// A file that was opened while it was being written may also have grown.
     pub fn is_unchanged(&self) -> bool {
-        rustix::fs::fstat(&self.file).is_ok_and(|stat| {
-            let now = FileVersion::of(&stat);
-            let as_before =
-                FileVersion { links: self.version.links, changed: self.version.changed, ..now };
-            now == self.version
-                || now.links == 0
-                    && as_before == self.version
-                    && *self.ctime_after_unlink.get_or_init(|| now.changed) == now.changed
-        })
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| self.has_bytes_of(FileVersion::of(&stat)))
+    }
+
+    fn has_bytes_of(&self, now: FileVersion) -> bool {
+        if now == self.version {
+            return true;
+        }
+        if now.len > self.version.len {
+            self.history.record_growth(self.id);
+            return self.samples.is_some_and(|samples| {
+                Samples::read(&self.file, self.version.len, Blocking::Disk)
+                    .is_ok_and(|found| found == samples)
+            });
+        }
+        if now.modified != self.version.modified || now.len != self.version.len {
+            return false;
+        }
+        let Some(watch) = &self.watch else {
+            return now.links == 0
+                && *self.ctime_after_unlink.get_or_init(|| now.changed) == now.changed;
+        };
+        if watch.has_seen_write() {
+            self.history.record_disguised_write(self.id);
+            return false;
+        }
+        true
     }
 
     /// Like [`Object::is_unchanged`], but a check within the last 0.1 ms ([`REVALIDATE_AFTER_NS`])
@@ -256,12 +234,13 @@ impl Object {
         self.version.modified >= other.version.modified
     }
 
-    /// Whether the last change is at least ten seconds old ([`SETTLED_AFTER`]).
+    /// Whether its pages may be sent: no program was writing to it when it was opened, or the last
+    /// write is at least ten seconds old ([`SETTLED_AFTER`]).
     ///
     /// Pages of a file that is being written to would change on their way to the client. So such a
     /// file is copied piece by piece, and each copy is checked before it is sent.
     pub fn is_settled(&self, now: SystemTime) -> bool {
-        now.duration_since(self.version.changed_at()).is_ok_and(|age| age >= SETTLED_AFTER)
+        self.is_complete || self.version.age(now) >= SETTLED_AFTER
     }
 
     /// Whether a range of the file is in memory, so that sending it does not wait for the disk.
@@ -281,17 +260,49 @@ impl Object {
     }
 }
 
-/// Reads the first `len` bytes; `None` if the file has become shorter.
-fn read_all(file: impl AsFd, len: usize, blocking: Blocking) -> io::Result<Option<Box<[u8]>>> {
+/// Hashes of the first and the last bytes of a version of a file.
+///
+/// A file that has grown has them still. A program that writes a longer file in its place changes
+/// them, unless both begin and end alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Samples {
+    first: u64,
+    last: u64,
+}
+
+impl Samples {
+    /// Reads the samples of a file's first `len` bytes. Errors are those of `preadv2`, `WouldBlock`
+    /// if the file is not in memory and may not be waited for, and `UnexpectedEof` if it has become
+    /// shorter.
+    pub fn read(file: &File, len: u64, blocking: Blocking) -> io::Result<Self> {
+        let sample = |range: Range<u64>| {
+            let bytes = read_range(file, range, blocking)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+            let mut hasher = DefaultHasher::new();
+            hasher.write(&bytes);
+            io::Result::Ok(hasher.finish())
+        };
+        Ok(Self {
+            first: sample(0..len.min(SAMPLE_BYTES))?,
+            last: sample(len.saturating_sub(SAMPLE_BYTES)..len)?,
+        })
+    }
+}
+
+/// Reads a range of a file; `None` if the file is shorter.
+pub fn read_range(
+    file: impl AsFd,
+    range: Range<u64>,
+    blocking: Blocking,
+) -> io::Result<Option<Box<[u8]>>> {
     let flags = match blocking {
         Blocking::None => ReadWriteFlags::NOWAIT,
         Blocking::Disk => ReadWriteFlags::empty(),
     };
-    let mut content = vec![0; len];
+    let mut content = vec![0; (range.end - range.start) as usize];
     let mut filled = 0;
-    while filled < len {
+    while filled < content.len() {
         let rest = &mut [IoSliceMut::new(&mut content[filled..])];
-        match rustix::io::preadv2(&file, rest, filled as u64, flags) {
+        match rustix::io::preadv2(&file, rest, range.start + filled as u64, flags) {
             Ok(0) => return Ok(None),
             Ok(count) => filled += count,
             Err(Errno::INTR) => {}
@@ -303,124 +314,4 @@ fn read_all(file: impl AsFd, len: usize, blocking: Blocking) -> io::Result<Optio
         }
     }
     Ok(Some(content.into()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-    use std::io::Write;
-
-    fn object(path: &std::path::Path) -> Object {
-        match Opened::of(File::open(path).unwrap(), 100, Blocking::Disk).unwrap() {
-            Opened::File(object) => object,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    type Change = fn(&std::path::Path);
-
-    #[test]
-    fn every_change_to_a_file_is_detected() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a");
-        let changes: [(&str, Change); 6] = [
-            ("written", |path| fs::write(path, "other").unwrap()),
-            ("truncated", |path| {
-                File::options().write(true).open(path).unwrap().set_len(1).unwrap();
-            }),
-            ("deleted", |path| fs::remove_file(path).unwrap()),
-            ("renamed", |path| fs::rename(path, path.with_extension("old")).unwrap()),
-            ("replaced", |path| {
-                fs::write(path.with_extension("new"), "first").unwrap();
-                fs::rename(path.with_extension("new"), path).unwrap();
-            }),
-            ("written with its time set back", |path| {
-                let modified = fs::metadata(path).unwrap().modified().unwrap();
-                fs::write(path, "other").unwrap();
-                File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
-            }),
-        ];
-        for (name, change) in changes {
-            fs::write(&path, "first").unwrap();
-            let object = object(&path);
-            assert!(object.is_current());
-            change(&path);
-            assert!(!object.is_current(), "{name}");
-            let keeps_bytes = ["deleted", "replaced"].contains(&name);
-            assert_eq!(object.is_unchanged(), keeps_bytes, "{name}");
-            assert_eq!(object.content(), Some(&b"first"[..]), "the content that was read stays");
-        }
-    }
-
-    #[test]
-    fn a_check_is_valid_for_a_short_time_and_a_failed_one_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a");
-        fs::write(&path, "first").unwrap();
-        let object = object(&path);
-        assert!(object.is_unchanged_at(7), "the first call checks");
-        fs::write(&path, "other").unwrap();
-        assert!(object.is_unchanged_at(7 + REVALIDATE_AFTER_NS));
-        assert!(!object.is_unchanged_at(6), "a later check proves nothing about an earlier time");
-        assert!(!object.is_unchanged_at(7), "the change was detected");
-        fs::write(&path, "first").unwrap();
-        let object = self::object(&path);
-        assert!(object.revalidate_at(7));
-        fs::write(&path, "other").unwrap();
-        assert!(!object.is_unchanged_at(8 + REVALIDATE_AFTER_NS), "the check is too old");
-        assert!(!object.revalidate_at(8));
-    }
-
-    #[test]
-    fn a_change_after_the_deletion_is_detected() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a");
-        fs::write(&path, "first").unwrap();
-        let object = object(&path);
-        let mut writer = File::options().write(true).open(&path).unwrap();
-        fs::remove_file(&path).unwrap();
-        assert!(object.is_unchanged() && object.is_unchanged());
-        let modified = writer.metadata().unwrap().modified().unwrap();
-        writer.write_all(b"other").unwrap();
-        writer.set_modified(modified).unwrap();
-        assert!(!object.is_unchanged());
-    }
-
-    #[test]
-    fn a_file_that_has_just_changed_has_no_entity_tag_and_is_not_settled() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a");
-        fs::write(&path, "first").unwrap();
-        let fresh = object(&path);
-        let version = FileVersion { changed: (0, 0), ..fresh.version };
-        assert!(version.validators().etag.is_some());
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        let version = FileVersion { changed: (now.as_secs() as i64 + 1, 0), ..fresh.version };
-        assert_eq!(version.validators(), Validators::default());
-        assert!(!fresh.is_settled(SystemTime::now()));
-    }
-
-    #[test]
-    fn two_versions_with_the_same_mtime_have_different_entity_tags() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a");
-        let mut tags = Vec::new();
-        for content in ["one", "two"] {
-            fs::write(&path, content).unwrap();
-            File::options().write(true).open(&path).unwrap().set_modified(UNIX_EPOCH).unwrap();
-            std::thread::sleep(AMBIGUOUS_FOR + Duration::from_millis(100));
-            tags.push(object(&path).validators().etag.clone().unwrap());
-        }
-        assert_ne!(tags[0], tags[1]);
-    }
-
-    #[test]
-    fn a_fifo_without_a_writer_does_not_block() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("pipe");
-        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
-        let root = Root::open(folder.path(), haul_fs::Symlinks::Inside).unwrap();
-        assert!(matches!(open(&root, b"pipe", 100, Blocking::Disk), Ok(Opened::Other)));
-    }
 }

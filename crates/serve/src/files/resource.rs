@@ -2,7 +2,7 @@
 
 use crate::files::object::Object;
 use haul_http::encoding::{self, Coding};
-use haul_http::request::ListField;
+use haul_http::list_field::ListField;
 use std::sync::Arc;
 
 /// A file and its precompressed variants in the same directory.

@@ -6,7 +6,8 @@
 use crate::config::{BasicAuth, Config, ContentRules};
 use crate::error::Error;
 use crate::files::listing::{ListingStore, PageRequest, RenderedListing};
-use crate::files::object::{self, Object, Opened};
+use crate::files::object::Object;
+use crate::files::opener::{Opened, Opener};
 use crate::files::resource::{Representation, Resource};
 use crate::pattern::PathPattern;
 use haul_fs::Blocking;
@@ -51,7 +52,7 @@ pub enum LookupResult {
 /// are answered.
 #[derive(Debug)]
 pub struct Service {
-    pub(crate) root: Root,
+    pub(crate) opener: Opener,
     pub(crate) content: ContentRules,
     cache_control: Vec<(PathPattern, String)>,
     /// The field lines of every response.
@@ -99,7 +100,7 @@ impl Service {
             check_field("Access-Control-Allow-Origin", origin)?;
         }
         let mut service = Self {
-            root,
+            opener: Opener::new(root, config.content.updates),
             content: config.content.clone(),
             cache_control,
             common_fields: common_fields.into_bytes(),
@@ -177,6 +178,11 @@ impl Service {
         logged_at.swap(now, Relaxed) != now
     }
 
+    /// The served directory.
+    pub fn root(&self) -> &Root {
+        self.opener.root()
+    }
+
     /// The allowed methods, as the value of `Allow`.
     pub fn allowed(&self) -> &'static str {
         if self.put_bytes_max.is_some() { "GET, HEAD, OPTIONS, PUT" } else { "GET, HEAD, OPTIONS" }
@@ -196,7 +202,7 @@ impl Service {
     pub fn list(&self, directory: &File, target: &Target<'_>, prefers_json: bool) -> LookupResult {
         let page = PageRequest::parse(target, prefers_json);
         let hidden = self.content.hidden;
-        match self.listings.render(&self.root, directory, &target.path, page, hidden) {
+        match self.listings.render(self.opener.root(), directory, &target.path, page, hidden) {
             Ok(Some(listing)) => LookupResult::Listing(listing),
             Ok(None) => LookupResult::Nothing(Status::UNAVAILABLE),
             Err(error) => {
@@ -209,20 +215,18 @@ impl Service {
 
     fn find_below(&self, target: &Target<'_>, blocking: Blocking) -> io::Result<LookupResult> {
         if !target.is_directory {
-            return Ok(
-                match object::open(&self.root, &target.path, CONTENT_BYTES_MAX, blocking)? {
-                    Opened::File(object) => LookupResult::Resource(Arc::new(self.resource(
-                        &target.path,
-                        object,
-                        blocking,
-                    )?)),
-                    Opened::Directory(_) => LookupResult::Redirect(match target.query {
-                        "" => format!("{}/", encode_path(&target.path)),
-                        query => format!("{}/?{query}", encode_path(&target.path)),
-                    }),
-                    Opened::Other => LookupResult::Nothing(Status::NOT_FOUND),
-                },
-            );
+            return Ok(match self.opener.open(&target.path, CONTENT_BYTES_MAX, blocking)? {
+                Opened::File(object) => LookupResult::Resource(Arc::new(self.resource(
+                    &target.path,
+                    object,
+                    blocking,
+                )?)),
+                Opened::Directory(_) => LookupResult::Redirect(match target.query {
+                    "" => format!("{}/", encode_path(&target.path)),
+                    query => format!("{}/?{query}", encode_path(&target.path)),
+                }),
+                Opened::Other => LookupResult::Nothing(Status::NOT_FOUND),
+            });
         }
         for name in &self.content.index {
             let path = join(&target.path, name.as_bytes());
@@ -233,7 +237,7 @@ impl Service {
                 Err(error) => return Err(error),
             }
         }
-        match object::open(&self.root, &target.path, 0, blocking)? {
+        match self.opener.open(&target.path, 0, blocking)? {
             Opened::Directory(_) if !self.content.listing => {
                 Ok(LookupResult::Nothing(Status::NOT_FOUND))
             }
@@ -257,7 +261,7 @@ impl Service {
     }
 
     fn find_file(&self, path: &[u8], blocking: Blocking) -> io::Result<Option<Resource>> {
-        match object::open(&self.root, path, CONTENT_BYTES_MAX, blocking)? {
+        match self.opener.open(path, CONTENT_BYTES_MAX, blocking)? {
             Opened::File(object) => self.resource(path, object, blocking).map(Some),
             _ => Ok(None),
         }
@@ -269,7 +273,7 @@ impl Service {
         if self.content.precompressed {
             for coding in Coding::ALL {
                 let path = [path, coding.extension().as_bytes()].concat();
-                match object::open(&self.root, &path, CONTENT_BYTES_MAX, blocking) {
+                match self.opener.open(&path, CONTENT_BYTES_MAX, blocking) {
                     // A precompressed file that is older has the content of an earlier version.
                     Ok(Opened::File(object)) if object.is_as_new_as(&identity) => {
                         encoded.push((coding, object));
@@ -326,7 +330,7 @@ impl Service {
             return Err(wrong("only statuses from 400 to 599 have error pages".into()));
         }
         let below = path.trim_start_matches('/').as_bytes();
-        match object::open(&self.root, below, ERROR_PAGE_BYTES_MAX, Blocking::Disk) {
+        match self.opener.open(below, ERROR_PAGE_BYTES_MAX, Blocking::Disk) {
             Ok(Opened::File(object)) => match object.content() {
                 Some(content) => Ok(ErrorPage {
                     status,

@@ -4,6 +4,7 @@
 
 use crate::common::{Client, Service, large_content, wait_until};
 use haul_serve::Transport;
+use rustix::thread::CapabilitySet;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -13,8 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The transport of large files that have not changed for 10 s.
+/// The transport of large files that no program is writing to.
 const SENDFILE: Transport = Transport::Method(haul::SendMethod::Sendfile);
+/// The last bytes of a large response, which are copied.
+const HELD_BACK_BYTES: u64 = 4096;
 /// The time in which a file changes: bursts of changes, each followed by [`PAUSE`].
 const DURATION: Duration = Duration::from_secs(9);
 /// The pause between two bursts, long enough (2 s) for the file to have an entity tag.
@@ -26,8 +29,8 @@ fn content(version: u32, len: usize) -> Vec<u8> {
 }
 
 /// Changes the file at `path`. `kind`: 0 replaces it, 1 overwrites it, 2 truncates it, any other
-/// deletes it.
-fn change(path: &Path, version: u32, kind: u32) {
+/// deletes it. `prepare` is called with a new file before it has its name.
+fn change(path: &Path, version: u32, kind: u32, prepare: fn(&Path)) {
     let len = 1 + (version as usize * 7919) % 3_000_000;
     let bytes = content(version, len);
     match kind {
@@ -35,12 +38,14 @@ fn change(path: &Path, version: u32, kind: u32) {
         0 => {
             let temporary = path.with_extension("tmp");
             fs::write(&temporary, bytes).unwrap();
+            prepare(&temporary);
             fs::rename(&temporary, path).unwrap();
         }
         // In place and in several calls, as a careless program does it.
         1 => {
             let mut file =
                 fs::File::options().write(true).create(true).truncate(false).open(path).unwrap();
+            prepare(path);
             for piece in bytes.chunks(100_000) {
                 file.write_all(piece).unwrap();
             }
@@ -60,40 +65,69 @@ fn is_of_one_version(body: &[u8]) -> bool {
     body.iter().zip(body.iter().skip(4)).all(|(one, next)| one == next)
 }
 
+/// The changes that a careful program makes. The server proves that such a file is complete, and
+/// sends its pages.
 #[test]
-fn a_complete_body_is_the_version_of_its_tag() {
-    let service = Service::start(
-        |root| fs::write(root.join("changing"), content(0, 2_000_000)).unwrap(),
-        |_| {},
-    );
+fn a_complete_body_of_a_replaced_file_is_the_version_of_its_tag() {
+    let service = start_service_with_changing_file();
+    request_while_changing(&service, &[0, 3], |_| {});
+}
+
+/// All changes. The server has no such proof for the file of another user, and copies it.
+#[test]
+fn a_complete_body_of_a_copied_file_is_the_version_of_its_tag() {
+    if !give_away(tempfile::NamedTempFile::new().unwrap().path()) {
+        eprintln!("SKIPPED: only root can give a file to another user");
+        return;
+    }
+    // The threads of the service inherit what this one has left.
+    let mut capabilities = rustix::thread::capabilities(None).unwrap();
+    capabilities.effective -= CapabilitySet::LEASE;
+    rustix::thread::set_capabilities(None, capabilities).unwrap();
+    let service = start_service_with_changing_file();
+    assert!(give_away(&service.path("changing")));
+    request_while_changing(&service, &[0, 1, 2, 3], |path| assert!(give_away(path)));
+    let counters = &service.handle.counters()[0];
+    assert_eq!(counters.by(SENDFILE).bytes.get(), 0, "a file in its first ten seconds");
+}
+
+/// Gives a file to another user. It may have been deleted meanwhile.
+fn give_away(path: &Path) -> bool {
+    let given = std::os::unix::fs::chown(path, Some(65534), None);
+    given.is_ok() || !path.exists()
+}
+
+fn start_service_with_changing_file() -> Service {
+    Service::start(|root| fs::write(root.join("changing"), content(0, 2_000_000)).unwrap(), |_| {})
+}
+
+/// Requests a file that changes in these ways. `prepare` is called with each version before it has
+/// its name.
+fn request_while_changing(service: &Service, kinds: &'static [u32], prepare: fn(&Path)) {
     let path = service.path("changing");
-    let is_finished = Arc::new(AtomicBool::new(false));
-    let writer = {
-        let (path, is_finished) = (path.clone(), Arc::clone(&is_finished));
-        std::thread::spawn(move || {
-            let mut random = fastrand::Rng::with_seed(11);
-            let mut version = 1;
-            while !is_finished.load(Relaxed) {
-                change(&path, version, random.u32(0..4));
-                version += 1;
-                let pause = if version % 40 == 0 {
-                    PAUSE
-                } else {
-                    Duration::from_micros(random.u64(0..30_000))
-                };
-                std::thread::sleep(pause);
-            }
-        })
-    };
+    let is_finished = AtomicBool::new(false);
     let hashes = Hashes::default();
     let deadline = Instant::now() + DURATION;
     let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
-        let request_until = || request_changing_file(&service, &hashes, deadline);
+        scope.spawn(|| {
+            let mut random = fastrand::Rng::with_seed(11);
+            let mut version = 1;
+            while !is_finished.load(Relaxed) {
+                // A new file stays long enough to have a tag.
+                let stays = version % 40 == 0;
+                let kind = if stays { 0 } else { kinds[random.usize(0..kinds.len())] };
+                change(&path, version, kind, prepare);
+                version += 1;
+                let pause = Duration::from_micros(random.u64(0..30_000));
+                std::thread::sleep(if stays { PAUSE } else { pause });
+            }
+        });
+        let request_until = || request_changing_file(service, &hashes, deadline);
         let clients: Vec<_> = (0..4).map(|_| scope.spawn(request_until)).collect();
-        clients.into_iter().map(|client| client.join().unwrap()).collect()
+        let outcomes = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        is_finished.store(true, Relaxed);
+        outcomes
     });
-    is_finished.store(true, Relaxed);
-    writer.join().unwrap();
     let complete: usize = outcomes.iter().map(|outcome| outcome.complete).sum();
     let tagged: usize = outcomes.iter().map(|outcome| outcome.tagged).sum();
     assert!(complete > 20 && tagged > 20, "too few responses were complete: {outcomes:?}");
@@ -198,7 +232,7 @@ fn the_next_request_reflects_a_change() {
 
 #[test]
 fn a_write_to_a_file_that_is_being_sent_resets_the_connection() {
-    let service = Service::start_default().wait_for_sendfile();
+    let service = Service::start_default().with_old_files();
     let large = large_content();
     assert!(service.get("/large.bin").body == large);
     let sendfile_bytes = || -> u64 {
@@ -206,7 +240,8 @@ fn a_write_to_a_file_that_is_being_sent_resets_the_connection() {
     };
     // The file is old enough for sendfile. The client may receive the bytes before the server
     // counts them.
-    wait_until(|| sendfile_bytes() == large.len() as u64);
+    // Its last bytes are held back until the last check, and copied.
+    wait_until(|| sendfile_bytes() == large.len() as u64 - HELD_BACK_BYTES);
     let mut client = service.connect();
     client.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
     // The response has begun and cannot finish, because the client does not read.
@@ -216,6 +251,64 @@ fn a_write_to_a_file_that_is_being_sent_resets_the_connection() {
     assert_eq!(client.try_response(), None, "the length is the same, the content is not");
     assert_eq!(service.handle.counters()[0].cut_short.get(), 1);
     assert!(service.get("/large.bin").body.starts_with(b"other"));
+}
+
+/// A publisher links, renames, and changes modes; the bytes stay the same.
+#[test]
+fn changes_of_metadata_neither_reset_nor_copy_nor_change_the_tag() {
+    let service = Service::start_default();
+    let path = service.path("large.bin");
+    let hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+    fs::File::options().write(true).open(&path).unwrap().set_modified(hour_ago).unwrap();
+    let tag = service.get("/large.bin").field("etag").unwrap().to_owned();
+    let change_metadata = || {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        fs::hard_link(&path, path.with_extension("link")).unwrap();
+        fs::rename(&path, path.with_extension("moved")).unwrap();
+        fs::rename(path.with_extension("moved"), &path).unwrap();
+        fs::remove_file(path.with_extension("link")).unwrap();
+    };
+    for _ in 0..3 {
+        let mut client = service.connect();
+        client.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
+        // The response has begun and cannot finish, because the client does not read.
+        let mut first = [0];
+        assert_eq!(client.stream.peek(&mut first).unwrap(), 1);
+        change_metadata();
+        let response = client.response(false).unwrap();
+        assert!(response.body == large_content());
+        assert_eq!(response.field("etag"), Some(&*tag));
+    }
+    let counters = &service.handle.counters()[0];
+    let copied = counters.by(Transport::Method(haul::SendMethod::ReadSend)).bytes.get();
+    assert_eq!((counters.cut_short.get(), copied), (0, 4 * HELD_BACK_BYTES));
+    assert!(counters.by(SENDFILE).bytes.get() > 0);
+}
+
+#[test]
+fn a_growing_log_arrives_up_to_the_length_that_it_had() {
+    const LINE: &[u8] = b"a line of a log\n";
+    let service =
+        Service::start(|root| fs::write(root.join("log"), LINE.repeat(100_000)).unwrap(), |_| {});
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut log = fs::File::options().append(true).open(service.path("log")).unwrap();
+            while !is_over.load(Relaxed) {
+                log.write_all(LINE).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        for _ in 0..20 {
+            let response = service.get("/log");
+            assert!(response.body.len() >= 100_000 * LINE.len());
+            assert!(response.body.chunks(LINE.len()).all(|line| line == LINE));
+            assert_eq!(response.field("etag"), None);
+        }
+        is_over.store(true, Relaxed);
+    });
+    assert_eq!(service.handle.counters()[0].cut_short.get(), 0);
 }
 
 #[test]
@@ -238,7 +331,7 @@ fn a_file_replaced_or_deleted_while_it_is_sent_arrives_complete() {
             |_| {},
         )
     };
-    for service in [start(), start().wait_for_sendfile()] {
+    for service in [start(), start().with_old_files()] {
         let sent_bytes = || -> u64 {
             let counters = service.handle.counters().iter();
             counters
@@ -309,7 +402,7 @@ fn no_descriptor_leaks() {
                 version += 1;
                 let path = root.join(format!("file-{}", version as usize * 31 % CHANGING));
                 // 23 to 71 KB: too large to be cached in memory.
-                change(&path, 3 + version % 7, version / 7 % 4);
+                change(&path, 3 + version % 7, version / 7 % 4, |_| {});
                 std::thread::sleep(Duration::from_millis(1));
             }
         })

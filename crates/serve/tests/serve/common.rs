@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tempfile::TempDir;
 
 /// The upper bound of every wait for a response or a condition, also on a busy machine.
@@ -81,9 +81,13 @@ impl Service {
         self
     }
 
-    /// Waits until its files are old enough (10 s) to be sent from the page cache, without a copy.
-    pub fn wait_for_sendfile(self) -> Self {
-        std::thread::sleep(Duration::from_millis(10_100));
+    /// Dates its files back, so that they have entity tags and are sent without a copy.
+    pub fn with_old_files(self) -> Self {
+        let hour_ago = SystemTime::now() - Duration::from_secs(3600);
+        for entry in fs::read_dir(self.directory.path()).unwrap() {
+            let file = fs::File::options().write(true).open(entry.unwrap().path()).unwrap();
+            file.set_modified(hour_ago).unwrap();
+        }
         self
     }
 
