@@ -2,7 +2,7 @@
 //!
 //!     cargo run -p haul --example lend -- HOST:PORT < FILE
 
-use haul::{BufferPool, Outcome, Sender};
+use haul::{BufferPool, LoanOutcome, Sender};
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -29,10 +29,11 @@ fn lend(address: &str) -> Result<(), Box<dyn std::error::Error>> {
         }
         // From here on the program cannot access the buffer.
         sender.lend(buffer)?;
-        copied += sender.reclaim()?.filter(|returned| returned.outcome == Outcome::Copied).count();
+        copied +=
+            sender.reclaim()?.filter(|returned| returned.outcome == LoanOutcome::Copied).count();
     }
     let in_flight = sender.wait_for_completions(Duration::from_secs(10))?;
-    copied += sender.reclaim()?.filter(|returned| returned.outcome == Outcome::Copied).count();
+    copied += sender.reclaim()?.filter(|returned| returned.outcome == LoanOutcome::Copied).count();
     println!("loans that were copied: {copied}; sends in flight: {in_flight}");
     for fallback in sender.report().fallbacks {
         println!("{fallback}");

@@ -6,6 +6,8 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Call {
+    /// `ioctl SIOCOUTQ`.
+    BytesToSend,
     /// `fcntl F_DUPFD`.
     Duplicate,
     /// `recvmsg MSG_ERRQUEUE`.
@@ -112,6 +114,7 @@ impl Call {
     /// Its name in messages.
     pub fn name(self) -> &'static str {
         match self {
+            Self::BytesToSend => "ioctl SIOCOUTQ",
             Self::Duplicate => "fcntl F_DUPFD",
             Self::ErrorQueue => "recvmsg MSG_ERRQUEUE",
             Self::Fcntl => "fcntl",

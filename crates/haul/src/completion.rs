@@ -83,6 +83,11 @@ impl<T> CompletionTracker<T> {
         self.in_flight
     }
 
+    /// The bytes of the sends in flight.
+    pub fn bytes_in_flight(&self) -> usize {
+        self.sends.iter().flatten().map(|sent| sent.bytes).sum()
+    }
+
     /// Removes the sends that `completion` names, and passes each to `on_completed`. Numbers that
     /// are not in flight (a repeated completion, another sender's) change nothing.
     pub fn complete(

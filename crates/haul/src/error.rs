@@ -241,6 +241,13 @@ impl fmt::Display for SendAllError {
 
 impl std::error::Error for SendAllError {}
 
+impl From<SendAllError> for Error {
+    /// Without the progress.
+    fn from(partial: SendAllError) -> Self {
+        partial.error
+    }
+}
+
 impl From<SendAllError> for io::Error {
     /// Keeps the kernel's error number, and drops the number of bytes that were sent. Of a call
     /// that would block after it has sent some, the error is no [`io::ErrorKind::WouldBlock`]: a

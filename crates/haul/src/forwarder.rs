@@ -177,8 +177,11 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     }
 
     /// Creates a forwarder of one direction, with a pool of its own: what `from` receives is sent
-    /// to `to`, whose stream it then ends. It neither sends to `from` nor receives from `to`, but
-    /// notices when a TCP connection `to` is reset.
+    /// to `to`, whose stream it then ends. It neither sends to `from` nor receives from `to`.
+    ///
+    /// If the TCP connection `to` is reset while `from` is silent, [`Forwarder::forward`] fails at
+    /// once. A caller of [`Forwarder::step`] learns it only if it also polls `to` for errors (with
+    /// no event requested), and calls `step` when there is one.
     pub fn one_way(from: A, to: B) -> Result<Self, Error> {
         Self::one_way_with_pool(from, to, ForwardPool::new(2)?)
     }
@@ -256,7 +259,8 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         self.step_nonblocking(a, b)
     }
 
-    /// When the idle limit is reached if no byte moves until then; `None` without limits. A step
+    /// The instant at which the idle limit is reached if no byte moves until then; `None` without
+    /// limits. A step
     /// after it that moves nothing fails with [`Error::TimedOut`], so a caller that polls takes it
     /// for its timer.
     pub fn deadline(&self) -> Option<Instant> {

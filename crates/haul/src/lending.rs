@@ -9,7 +9,7 @@ mod reaper;
 mod simulation;
 mod wire;
 
-pub use reaper::abandoned_bytes;
+pub use reaper::{abandoned_bytes, set_abandoned_bytes_max};
 pub(crate) use wire::OsSocket;
 
 use crate::buffer::Buffer;
@@ -17,7 +17,7 @@ use crate::call::Call;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
 use crate::fallback::{self, COPIED_BYTES_BEFORE_FALLBACK, Fallback};
-use crate::loan::{LendError, LoanId, LoanLimits, Outcome, Returned};
+use crate::loan::{LendError, LoanId, LoanLimits, LoanOutcome, Returned};
 use crate::method::{Counts, SendMethod};
 use crate::socket;
 use haul_sys::error_queue::Completion;
@@ -307,13 +307,18 @@ impl Lending {
         Ok(any)
     }
 
+    /// Whether the next loan checks what other code has sent.
+    pub fn is_untried(&self) -> bool {
+        self.mode == Mode::Untried
+    }
+
     /// The number of outstanding loans: in use, or returned but not reclaimed.
     pub fn outstanding(&self) -> usize {
         self.loans.len() + self.returned.len()
     }
 
     /// Whether a returned buffer is waiting to be reclaimed.
-    pub fn has_returned(&self) -> bool {
+    pub fn has_returned_buffers(&self) -> bool {
         !self.returned.is_empty()
     }
 
@@ -323,9 +328,9 @@ impl Lending {
         pending.map_or(0, |loan| loan.bytes - loan.sent_bytes)
     }
 
-    /// The bytes of all loans that are not returned.
-    pub fn lent_bytes(&self) -> usize {
-        self.lent_bytes
+    /// The bytes that are in flight.
+    pub fn bytes_in_flight(&self) -> usize {
+        self.tracker.bytes_in_flight()
     }
 
     /// The number of sends in flight, whose pages the kernel still holds.
@@ -355,9 +360,13 @@ impl Lending {
     pub fn disable_zerocopy(&mut self, reason: String) {
         if self.mode != Mode::Copying {
             self.mode = Mode::Copying;
-            let fallback = Fallback { from: SendMethod::Zerocopy.name(), to: "send", reason };
-            fallback::record(&mut self.fallbacks, fallback);
+            self.record_fallback(reason);
         }
+    }
+
+    fn record_fallback(&mut self, reason: String) {
+        let fallback = Fallback { from: SendMethod::Zerocopy.name(), to: "send", reason };
+        fallback::record(&mut self.fallbacks, fallback);
     }
 
     /// Hands the outstanding loans to the reaper, which keeps `socket` until the kernel has
@@ -409,7 +418,10 @@ impl Lending {
                     self.mode = Mode::Zerocopy;
                     self.owns_completions = true;
                 }
-                Ok(false) => {}
+                Ok(false) => {
+                    let reason = "bytes that other code has sent are still in the socket";
+                    self.record_fallback(reason.into());
+                }
                 Err(reason) => self.disable_zerocopy(reason.to_string()),
             }
         }
@@ -593,7 +605,7 @@ impl Lending {
         }
         let Loan { buffer, more, bytes, sent_bytes, copied, .. } = loan.remove();
         self.lent_bytes -= bytes;
-        let outcome = if copied { Outcome::Copied } else { Outcome::ZeroCopied };
+        let outcome = if copied { LoanOutcome::Copied } else { LoanOutcome::ZeroCopied };
         self.returned.push_back(Returned { id, buffer, more, outcome, sent_bytes });
     }
 

@@ -23,18 +23,16 @@
 //!
 //! # Which call to use
 //!
-//! | you have | use | what happens |
-//! |---|---|---|
-//! | a file | [`Sender::send_file`] | sent without a copy |
-//! | a file with a head or a tail | [`Sender::send_response`] | one message, resumed where it stopped |
-//! | memory that is written once | [`Memory`] with [`Sender::send_file`] | sent without a copy |
-//! | memory that is reused | [`BufferPool`], [`Sender::lend`] | sent without a copy, then returned |
-//! | several buffers | [`Sender::lend_vectored`] | the same, by as few calls as possible |
-//! | a few bytes | [`Sender::send`], [`Sender::send_vectored`] | copied: cheapest for few bytes |
-//! | many datagrams | [`Sender::lend_segments`] | one call, segmented by the device |
-//! | a stream to process | [`Receiver::receive`] | mapped where that is cheaper, else read |
-//! | a stream to store | [`Receiver::receive_into_file`] | spliced into the page cache |
-//! | two sockets | [`Forwarder`] | spliced, or copied where messages are small |
+//! | you have | use | what happens | |---|---|---| | a file | [`Sender::send_file`] | sent without
+//! a copy | | a file with a head or a tail | [`Sender::send_response`] | one message, resumed where
+//! it stopped | | memory that is written once | [`Memory`] with [`Sender::send_file`] | sent
+//! without a copy | | memory that is reused | [`BufferPool`], [`Sender::lend`] | sent without a
+//! copy, then returned | | several buffers | [`Sender::lend_vectored`] | the same, by as few calls
+//! as possible | | a few bytes | [`Sender::send`], [`Sender::send_vectored`] | copied: cheapest for
+//! few bytes | | many datagrams | [`Sender::lend_segments`] | one call, segmented by the device | |
+//! a stream to process | [`Receiver::receive`] | mapped where that is cheaper, else read | | a
+//! stream to store | [`Receiver::receive_into_file`] | spliced into the page cache | | two sockets
+//! | [`Forwarder`] | spliced, or copied where messages are small |
 //!
 //! # Fallbacks
 //!
@@ -71,7 +69,8 @@
 //! * `plan-file`: `Plan::load` and `Plan::save`, for the files that `haul plan` makes.
 //! * `tracing`: every fallback is an event of the target `haul`.
 //! * `uring`: the send methods that use io_uring. No plan chooses them.
-//! * `checksum`: the module `checksum`, fast CRC-32C and copying with it. Needs Rust 1.89.
+//! * `checksum`: the module `checksum`, the Internet checksum (RFC 1071), and copying with it.
+//!   Needs Rust 1.89.
 //! * `schemars`: JSON Schemas of the plan's types.
 //!
 //! # Using one method
@@ -119,8 +118,8 @@ pub use forwarder::{
 };
 #[cfg(feature = "checksum")]
 pub use haul_checksum as checksum;
-pub use lending::abandoned_bytes;
-pub use loan::{LendError, LoanId, LoanLimits, Outcome, Returned};
+pub use lending::{abandoned_bytes, set_abandoned_bytes_max};
+pub use loan::{LendError, LoanId, LoanLimits, LoanOutcome, Returned};
 pub use method::{AttachedMethod, Copying, Counts, MethodOptions, SendMethod, UnknownMethod};
 pub use plan::Plan;
 pub use pool::{BufferPool, PooledBuffer};

@@ -19,7 +19,7 @@ pub struct Returned {
     /// The other buffers of [`crate::Sender::lend_vectored`], in their order.
     pub more: Vec<Buffer>,
     /// How the bytes were sent.
-    pub outcome: Outcome,
+    pub outcome: LoanOutcome,
     /// How many of the bytes the socket accepted: all, unless the connection failed before.
     pub sent_bytes: usize,
 }
@@ -27,7 +27,7 @@ pub struct Returned {
 /// How the bytes of a loan were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum LoanOutcome {
     /// The kernel sent all that it accepted from the buffer itself.
     ZeroCopied,
     /// Some or all of the bytes were copied: by this library, because they were few or the socket

@@ -142,12 +142,15 @@ pub struct MethodOptions {
     pub chunk_bytes: usize,
     /// The pipe capacity to request, in bytes; `None` for the size of a chunk, up to 1 MiB.
     pub pipe_bytes: Option<usize>,
+    /// The bytes that the sender itself has sent before: they are no reason to wait until the
+    /// socket is empty.
+    pub(crate) own_bytes: u64,
 }
 
 impl Default for MethodOptions {
     /// Chunks of 64 KiB, the largest packet that the kernel builds for the device to segment.
     fn default() -> Self {
-        Self { chunk_bytes: 64 * 1024, pipe_bytes: None }
+        Self { chunk_bytes: 64 * 1024, pipe_bytes: None, own_bytes: 0 }
     }
 }
 
@@ -211,6 +214,12 @@ pub trait AttachedMethod: Sealed + Send + Sync {
     /// The number of sends in flight, by the completions that were processed so far.
     fn sends_in_flight(&self) -> usize {
         0
+    }
+
+    /// A descriptor that is readable once a completion has arrived; `None` if none is awaited, or
+    /// if the socket's error queue reports them.
+    fn completion_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     /// The counters so far.
@@ -333,22 +342,31 @@ impl FromStr for SendMethod {
     }
 }
 
-/// The offset and the length of the first chunk of `range`, at most `chunk_bytes`.
-fn first_chunk(range: &Range<u64>, chunk_bytes: usize) -> (u64, usize) {
-    let left = range.end.saturating_sub(range.start);
-    (range.start, usize::try_from(left).unwrap_or(usize::MAX).min(chunk_bytes))
+/// The offset and the length of the first chunk of `range`, at most `chunk_bytes`. Of memory at
+/// most what it has; [`Error::Ended`] behind its end.
+fn first_chunk(
+    source: Source<'_>,
+    range: &Range<u64>,
+    chunk_bytes: usize,
+) -> Result<(u64, usize), Error> {
+    let end = source.as_memory().map_or(range.end, |memory| range.end.min(memory.len() as u64));
+    match end.checked_sub(range.start) {
+        Some(left) if left > 0 || range.is_empty() => {
+            Ok((range.start, usize::try_from(left).unwrap_or(usize::MAX).min(chunk_bytes)))
+        }
+        _ => Err(Error::Ended { at: range.start }),
+    }
 }
 
-/// Like `first_chunk`, but ends on a page boundary, for methods that send pages.
+/// The length of a chunk that ends on a page boundary, for methods that send pages.
 ///
 /// A socket accepts as much as it has room for, so a range may continue inside a page. Without the
 /// alignment, every page from there on would be sent in two halves (a fifth more CPU time in the
 /// lab).
-fn page_aligned_chunk(range: &Range<u64>, chunk_bytes: usize) -> (u64, usize) {
-    let (offset, len) = first_chunk(range, chunk_bytes);
+fn page_aligned(offset: u64, len: usize, range: &Range<u64>) -> usize {
     let excess = (offset + len as u64) as usize % page_bytes();
     let ends_the_range = offset + len as u64 == range.end;
-    (offset, if ends_the_range || excess >= len { len } else { len - excess })
+    if ends_the_range || excess >= len { len } else { len - excess }
 }
 
 #[cfg(test)]
@@ -358,11 +376,15 @@ mod tests {
     #[test]
     fn a_chunk_ends_on_a_page_boundary_or_with_the_range() {
         let page = page_bytes();
-        assert_eq!(page_aligned_chunk(&(0..100), 4 * page), (0, 100));
-        assert_eq!(page_aligned_chunk(&(0..u64::MAX), 4 * page), (0, 4 * page));
-        assert_eq!(page_aligned_chunk(&(7..u64::MAX), 4 * page), (7, 4 * page - 7));
-        assert_eq!(page_aligned_chunk(&(7..4 * page as u64 + 7), 4 * page), (7, 4 * page));
-        assert_eq!(page_aligned_chunk(&(7..u64::MAX), 100), (7, 100), "within a page: unchanged");
+        let aligned = |range: Range<u64>, chunk_bytes: usize| {
+            let len = chunk_bytes.min(usize::try_from(range.end - range.start).unwrap());
+            page_aligned(range.start, len, &range)
+        };
+        assert_eq!(aligned(0..100, 4 * page), 100);
+        assert_eq!(aligned(0..u64::MAX, 4 * page), 4 * page);
+        assert_eq!(aligned(7..u64::MAX, 4 * page), 4 * page - 7);
+        assert_eq!(aligned(7..4 * page as u64 + 7, 4 * page), 4 * page);
+        assert_eq!(aligned(7..u64::MAX, 100), 100, "within a page: unchanged");
     }
 
     #[test]

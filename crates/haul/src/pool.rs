@@ -8,6 +8,7 @@ use haul_sys::region::page_bytes;
 use std::fmt;
 use std::io::{self, Read};
 use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -224,15 +225,27 @@ impl PooledBuffer {
     /// Appends what one read of `reader` returns, at most the rest of the capacity; returns the
     /// number of bytes, 0 at the end of the reader or if the buffer is full.
     ///
-    /// The reader is given the memory as its last user left it. One that reports bytes which it has
-    /// not written, which a correct reader never does, would show them.
+    /// Bytes of an earlier user are cleared before the reader gets the memory.
     pub fn read_from(&mut self, mut reader: impl Read) -> io::Result<usize> {
         let old = self.len;
+        if let Some(Pages { pages, written }) = &mut self.memory {
+            let dirty = (*written).max(old);
+            pages[old..dirty].fill(0);
+        }
         // A reader may write more than it reports.
         let spare = &mut self.scratch()[old..];
         let count = reader.read(spare).map(|count| count.min(spare.len()));
         self.len = old;
         let count = count?;
+        self.grow(count);
+        Ok(count)
+    }
+
+    /// Appends what one `read` of a descriptor returns, at most the rest of the capacity; returns
+    /// the number of bytes, 0 at its end or if the buffer is full. Costs less than
+    /// [`PooledBuffer::read_from`]: the kernel does not read the memory, so it need not be cleared.
+    pub fn read_from_fd(&mut self, descriptor: impl AsFd) -> io::Result<usize> {
+        let count = rustix::io::read(descriptor, self.spare())?;
         self.grow(count);
         Ok(count)
     }
@@ -390,6 +403,27 @@ mod tests {
         next.scratch().fill(0xCC);
         next.resize(100).unwrap();
         assert_eq!(&next[..], &[0; 100]);
+    }
+
+    #[test]
+    fn a_reader_that_reports_more_than_it_has_written_shows_zeros() {
+        struct Liar;
+        impl Read for Liar {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                Ok(buffer.len())
+            }
+        }
+        let pool = BufferPool::new(100, 1).unwrap();
+        pool.take().unwrap().extend_from_slice(&[7; 100]).unwrap();
+        let mut buffer = pool.take().unwrap();
+        buffer.extend_from_slice(b"own").unwrap();
+        buffer.read_from(Liar).unwrap();
+        assert!(buffer.starts_with(b"own") && buffer[3..].iter().all(|&byte| byte == 0));
+        buffer.clear();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"content").unwrap();
+        io::Seek::rewind(&mut file).unwrap();
+        assert_eq!((buffer.read_from_fd(&file).unwrap(), &buffer[..]), (7, &b"content"[..]));
     }
 
     #[test]

@@ -81,18 +81,33 @@ pub struct Receiver<S: AsFd> {
 /// A socket, and the low-water mark that this receiver has set on it.
 #[derive(Debug)]
 struct LowWaterGuard<S: AsFd> {
-    socket: S,
+    /// `None` only during drop.
+    socket: Option<S>,
     low_water: usize,
     /// The mark that the program had set; `None` before the first change.
     earlier_low_water: Option<usize>,
 }
 
-impl<S: AsFd> Drop for LowWaterGuard<S> {
-    /// Restores the low-water mark: the next reader of the socket has announced nothing.
-    fn drop(&mut self) {
-        if let Some(earlier) = self.earlier_low_water.filter(|&earlier| earlier != self.low_water) {
-            let _ = sockopt::set_receive_low_water(&self.socket, earlier);
+impl<S: AsFd> LowWaterGuard<S> {
+    fn socket(&self) -> &S {
+        match &self.socket {
+            Some(socket) => socket,
+            None => unreachable!("the socket is only taken when the guard is dropped"),
         }
+    }
+
+    /// Restores the low-water mark: the next reader of the socket has announced nothing.
+    fn restore(&mut self) {
+        let earlier = self.earlier_low_water.take().filter(|&earlier| earlier != self.low_water);
+        if let (Some(earlier), Some(socket)) = (earlier, &self.socket) {
+            let _ = sockopt::set_receive_low_water(socket, earlier);
+        }
+    }
+}
+
+impl<S: AsFd> Drop for LowWaterGuard<S> {
+    fn drop(&mut self) {
+        self.restore();
     }
 }
 
@@ -100,7 +115,8 @@ impl<S: AsFd> Drop for LowWaterGuard<S> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mapping {
-    /// If it works and costs less than reading, which is measured over the first megabytes.
+    /// If it works and costs less than reading, which is measured over the first megabytes. Not on
+    /// a connection over the loopback device, whose peer shares this machine's memory.
     Measured,
     /// Wherever it works, whatever it costs.
     Always,
@@ -152,6 +168,11 @@ impl ReceiveSettings {
 }
 
 /// Received bytes, at least one. Dereferences to them.
+///
+/// **Mapped bytes may change while they are read if the peer runs on this machine** and is hostile:
+/// the pages are those that the peer sent, and it may still have them. So a program that checks
+/// bytes before it uses them copies them first, or sets [`Mapping::Never`]. A peer on another
+/// machine cannot do that.
 ///
 /// A receiver that shares its pool returns the chunk's buffer to the pool when the chunk is
 /// dropped.
@@ -257,7 +278,7 @@ impl<S: AsFd> Receiver<S> {
         settings.buffer_bytes = pool.buffer_bytes();
         let is_plain_tcp = socket::receives_plain_tcp(&socket);
         Ok(Self {
-            guard: LowWaterGuard { socket, low_water: 1, earlier_low_water: None },
+            guard: LowWaterGuard { socket: Some(socket), low_water: 1, earlier_low_water: None },
             is_plain_tcp,
             settings,
             window: None,
@@ -318,7 +339,7 @@ impl<S: AsFd> Receiver<S> {
         let count = match self.into_file.take_held(buffer)? {
             0 => {
                 self.report.read.calls += 1;
-                read(&self.guard.socket, buffer)?
+                read(self.guard.socket(), buffer)?
             }
             held => held,
         };
@@ -330,8 +351,9 @@ impl<S: AsFd> Receiver<S> {
     /// Returns the number of bytes, 0 at the end of the stream and for an empty range.
     ///
     /// If the file cannot be spliced into, the bytes are read and written. Bytes that arrived and
-    /// could not be written (no space) are not lost: the call returns the error, and the next call
-    /// of any kind begins with these bytes.
+    /// could not be written (no space) are not lost: the call returns the error, or the number of
+    /// bytes that were written, and the next call of any kind begins with the others
+    /// ([`Receiver::held_bytes`]).
     pub fn receive_into_file(&mut self, file: impl AsFd, range: Range<u64>) -> Result<u64, Error> {
         if range.start > range.end {
             return Err(Error::InvalidInput("the range ends before it begins"));
@@ -341,7 +363,7 @@ impl<S: AsFd> Receiver<S> {
         }
         let Self { into_file, guard, report, .. } = self;
         let moved =
-            into_file.receive(guard.socket.as_fd(), file.as_fd(), &range, &mut report.into_file);
+            into_file.receive(guard.socket().as_fd(), file.as_fd(), &range, &mut report.into_file);
         let count = match moved {
             Err(reason) if reason.is_refusal() => {
                 if reason.refusal() == Some(Refusal::Lasting) {
@@ -358,6 +380,13 @@ impl<S: AsFd> Receiver<S> {
         };
         self.record_consumed(count);
         Ok(count)
+    }
+
+    /// Bytes that have left the socket and that a file has not accepted. The next call of any kind
+    /// begins with them. While there are any, call again without waiting for the socket: it may
+    /// never become readable.
+    pub fn held_bytes(&self) -> usize {
+        self.into_file.held_bytes()
     }
 
     /// Discards up to `bytes` of the received data, untouched where the kernel can do that
@@ -395,7 +424,19 @@ impl<S: AsFd> Receiver<S> {
 
     /// The socket.
     pub fn socket(&self) -> &S {
-        &self.guard.socket
+        self.guard.socket()
+    }
+
+    /// Returns the socket, with the low-water mark that it had. The receiver unchanged while it
+    /// holds bytes ([`Receiver::held_bytes`]).
+    pub fn into_inner(mut self) -> Result<S, Box<Self>> {
+        if self.held_bytes() == 0 {
+            self.guard.restore();
+            if let Some(socket) = self.guard.socket.take() {
+                return Ok(socket);
+            }
+        }
+        Err(Box::new(self))
     }
 
     fn receive_next(&mut self, at_most: usize) -> Result<Ready, Error> {
@@ -408,7 +449,7 @@ impl<S: AsFd> Receiver<S> {
         }
         let (mut has_waited, mut must_recv) = (false, false);
         loop {
-            let must_read = self.into_file.holds_bytes()
+            let must_read = self.into_file.held_bytes() > 0
                 || self.must_read > 0
                 || at_most < page_bytes()
                 || must_recv;
@@ -426,7 +467,7 @@ impl<S: AsFd> Receiver<S> {
             let Some(window) = &mut self.window else { continue };
             let started = self.trial.start_clock();
             self.report.mapped.calls += 1;
-            match window.receive(&self.guard.socket, self.settings.window_bytes.min(at_most)) {
+            match window.receive(self.guard.socket(), self.settings.window_bytes.min(at_most)) {
                 Ok(ReceiveOutcome::Mapped(count)) => {
                     self.record_received(count, |report| &mut report.mapped);
                     self.record_trial(started, count, 0);
@@ -442,7 +483,7 @@ impl<S: AsFd> Receiver<S> {
                 Ok(ReceiveOutcome::Nothing) => {
                     if has_waited {
                         must_recv = true;
-                    } else if !wait(&self.guard.socket, self.guard.low_water)? {
+                    } else if !wait(self.guard.socket(), self.guard.low_water)? {
                         return Ok(Ready::Ended);
                     }
                     has_waited = true;
@@ -457,11 +498,11 @@ impl<S: AsFd> Receiver<S> {
 
     /// Discards up to `len` bytes in the kernel; `None` if they must be read instead.
     fn discard_in_kernel(&mut self, len: usize) -> Result<Option<usize>, Error> {
-        if !self.is_plain_tcp || self.into_file.holds_bytes() {
+        if !self.is_plain_tcp || self.into_file.held_bytes() > 0 {
             return Ok(None);
         }
         self.report.discarded.calls += 1;
-        match sockopt::discard(&self.guard.socket, len.min(1 << 30)) {
+        match sockopt::discard(self.guard.socket(), len.min(1 << 30)) {
             Ok(count) => Ok(Some(count)),
             // A sockmap receives in TCP's place and ignores the flag; it has taken nothing.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::FAULT) => {
@@ -487,7 +528,7 @@ impl<S: AsFd> Receiver<S> {
         match self.into_file.take_held(room)? {
             0 => {
                 counts(&mut self.report).calls += 1;
-                read(&self.guard.socket, room)
+                read(self.guard.socket(), room)
             }
             held => Ok(held),
         }
@@ -538,11 +579,13 @@ impl<S: AsFd> Receiver<S> {
         // for room also splits its pages where the room ends. Split pages cannot be mapped: at a
         // half, 93 to 100 % were mapped, at an eighth 100 %.
         let expected = usize::try_from(self.expected).unwrap_or(usize::MAX);
+        // Of these, some may have left the socket.
+        let expected = expected.saturating_sub(self.into_file.held_bytes());
         let wanted = expected.min(call_bytes_max / 8).max(1);
         if wanted == self.guard.low_water {
             return;
         }
-        let socket = &self.guard.socket;
+        let socket = self.guard.socket();
         let earlier = || sockopt::receive_low_water(socket).unwrap_or(1);
         let earlier = self.guard.earlier_low_water.unwrap_or_else(earlier);
         if sockopt::set_receive_low_water(socket, wanted).is_ok() {
@@ -552,8 +595,11 @@ impl<S: AsFd> Receiver<S> {
     }
 
     fn open_window(&mut self) {
-        let window = if self.is_plain_tcp {
-            ReceiveWindow::new(&self.guard.socket, self.settings.window_bytes)
+        let socket = self.guard.socket();
+        let window = if self.settings.mapping == Mapping::Measured && socket::is_loopback(socket) {
+            Err(Error::Unsupported("the peer is on this machine, and could change mapped pages"))
+        } else if self.is_plain_tcp {
+            ReceiveWindow::new(self.guard.socket(), self.settings.window_bytes)
                 .map_err(failed(Call::MapSocket))
         } else {
             Err(Error::Unsupported("only a plain TCP socket's pages can be mapped"))
@@ -615,13 +661,13 @@ fn read(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Error> {
 
 impl<S: AsFd> AsRawFd for Receiver<S> {
     fn as_raw_fd(&self) -> RawFd {
-        self.guard.socket.as_fd().as_raw_fd()
+        self.guard.socket().as_fd().as_raw_fd()
     }
 }
 
 impl<S: AsFd> AsFd for Receiver<S> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.guard.socket.as_fd()
+        self.guard.socket().as_fd()
     }
 }
 

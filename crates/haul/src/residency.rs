@@ -17,7 +17,7 @@ use std::ops::Range;
 /// sent.
 pub const PREFETCH_AWAITED_BYTES: u64 = 2 << 20;
 /// The bytes that [`Source::prefetch`] has the kernel read, at most.
-const AHEAD_BYTES: u64 = 4 << 20;
+const PREFETCH_BYTES_MAX: u64 = 4 << 20;
 /// The kernel reads ahead in pieces of this size or more (`read_ahead_kb` of most disks).
 const READAHEAD_BYTES: usize = 128 << 10;
 
@@ -52,7 +52,7 @@ impl Source<'_> {
             return Ok(());
         }
         let file = self.descriptor();
-        let ahead = NonZeroU64::new((range.end - range.start).min(AHEAD_BYTES));
+        let ahead = NonZeroU64::new((range.end - range.start).min(PREFETCH_BYTES_MAX));
         // A file system without readahead reads below.
         let _ = rustix::fs::fadvise(file, range.start, ahead, Advice::WillNeed);
         let awaited_end = range.end.min(range.start.saturating_add(PREFETCH_AWAITED_BYTES));

@@ -96,20 +96,54 @@ impl<S: AsFd> Sender<S> {
         response: &Response<'_>,
         position: &mut u64,
     ) -> Result<(), Error> {
+        self.send_response_until(response, position, u64::MAX)
+    }
+
+    /// Like [`Sender::send_response`], but ends at the byte `end`, of which it may send up to one
+    /// call's more. So an event loop gives each connection its turn, and can check a part of a file
+    /// with [`Source::is_resident`] before it sends it.
+    pub fn send_response_until(
+        &mut self,
+        response: &Response<'_>,
+        position: &mut u64,
+        end: u64,
+    ) -> Result<(), Error> {
         // Before the head, which on a datagram socket would be a message of its own.
         self.must_be_stream()?;
         if response.range.start > response.range.end {
             return Err(Error::InvalidInput("the range ends before it begins"));
         }
-        while *position < response.total_bytes() {
+        let end = end.min(response.total_bytes());
+        while *position < end {
             *position += match response.part_at(*position) {
                 Part::Bytes { bytes, has_more: true } => {
                     self.send_more(&[IoSlice::new(bytes)])? as u64
                 }
-                Part::Bytes { bytes, has_more: false } => self.send(bytes)? as u64,
-                Part::File(range) => self.send_file(response.source, range)?,
+                Part::Bytes { bytes, has_more: false } => self.send_tail(response, bytes)?,
+                Part::File(range) => {
+                    if !response.tail.is_empty() {
+                        self.set_cork(true);
+                    }
+                    self.send_file(response.source, range)?
+                }
             };
         }
         Ok(())
+    }
+
+    /// Sends the last bytes, with the end of the file before them.
+    fn send_tail(&mut self, response: &Response<'_>, bytes: &[u8]) -> Result<u64, Error> {
+        let sent = self.send(bytes)?;
+        if !response.range.is_empty() && sent == bytes.len() {
+            self.set_cork(false);
+        }
+        Ok(sent as u64)
+    }
+
+    /// Sets `TCP_CORK`: the end of a file is not a packet of its own, behind which Nagle's
+    /// algorithm would hold the tail back until it is acknowledged. A socket of another kind has no
+    /// packets.
+    fn set_cork(&self, is_corked: bool) {
+        let _ = rustix::net::sockopt::set_tcp_cork(self.socket(), is_corked);
     }
 }

@@ -12,8 +12,11 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Consecutive refusals, each of which may be the file's, after which a method is not tried again.
+/// Consecutive refusals, each of which may be the file's, after which a method is left out for
+/// [`SKIPPED_SENDS`] sends.
 const REFUSALS_MAX: u32 = 8;
+/// The sends after which a method is tried again that was refused for many files in a row.
+const SKIPPED_SENDS: u32 = 64;
 
 /// The send methods of one socket.
 pub(crate) struct MethodSelector {
@@ -24,10 +27,18 @@ pub(crate) struct MethodSelector {
     disabled: Vec<SendMethod>,
     fallbacks: Vec<Fallback>,
     latest: Option<SendMethod>,
-    /// Consecutive refusals of each method.
-    refusals: Vec<(SendMethod, u32)>,
+    /// The methods that were refused and have not succeeded since.
+    refusals: Vec<Refusals>,
     /// The process that attached the methods ([`fork::generation`]).
     process: u64,
+}
+
+/// The refusals of a method since it has last succeeded, each of which may be the file's.
+struct Refusals {
+    method: SendMethod,
+    count: u32,
+    /// The sends for which it is left out.
+    skipped_sends: u32,
 }
 
 impl MethodSelector {
@@ -45,20 +56,26 @@ impl MethodSelector {
 
     /// Sends a prefix of `range`, which must not be empty; returns the bytes that the socket
     /// accepted.
+    ///
+    /// `other_bytes` were sent by the sender itself, but not from files.
     pub fn send(
         &mut self,
         socket: BorrowedFd<'_>,
         source: Source<'_>,
         range: &Range<u64>,
+        other_bytes: u64,
     ) -> Result<u64, Error> {
         if self.process != fork::generation() {
             self.leave_rings_to_parent();
+        }
+        for refusals in &mut self.refusals {
+            refusals.skipped_sends = refusals.skipped_sends.saturating_sub(1);
         }
         let mut refused: Vec<SendMethod> = Vec::new();
         loop {
             let method = self.choose_without(&refused, source, range);
             let sent = self
-                .bound_method(method, socket)
+                .attached_method(method, socket, other_bytes)
                 .and_then(|attached| attached.send(socket, source, range.clone()));
             match sent {
                 // `read+write`, which always works, has no fallback.
@@ -71,7 +88,7 @@ impl MethodSelector {
                 Err(error) => return Err(error),
                 Ok(sent) => {
                     self.latest = Some(method);
-                    self.refusals.retain(|(other, _)| *other != method);
+                    self.refusals.retain(|refusals| refusals.method != method);
                     if self.has_only_copied(method) {
                         self.disabled.push(method);
                         let to = self.choose(source, range).name();
@@ -96,8 +113,12 @@ impl MethodSelector {
         source: Source<'_>,
         range: &Range<u64>,
     ) -> SendMethod {
-        let is_allowed =
-            |method: SendMethod| !self.disabled.contains(&method) && !refused.contains(&method);
+        let is_skipped = |method| {
+            self.refusals.iter().any(|other| other.method == method && other.skipped_sends > 0)
+        };
+        let is_allowed = |method: SendMethod| {
+            !self.disabled.contains(&method) && !refused.contains(&method) && !is_skipped(method)
+        };
         let by_plan = |plan: &Plan| {
             let source =
                 if source.as_memory().is_some() { SourceKind::Memory } else { SourceKind::File };
@@ -118,8 +139,14 @@ impl MethodSelector {
 
     /// Disables `MSG_ZEROCOPY` for files, because its completions belong to the sender's loans.
     pub fn disable_zerocopy(&mut self) {
-        if !self.disabled.contains(&SendMethod::Zerocopy) {
-            self.disabled.push(SendMethod::Zerocopy);
+        if self.disabled.contains(&SendMethod::Zerocopy) {
+            return;
+        }
+        self.disabled.push(SendMethod::Zerocopy);
+        if self.settings.choice == MethodChoice::Method(SendMethod::Zerocopy) {
+            let reason = "the socket's zero-copy completions belong to loans";
+            let to = SendMethod::Zerocopy.fallback().map_or("", SendMethod::name);
+            self.record_fallback(SendMethod::Zerocopy, to, reason.into());
         }
     }
 
@@ -142,6 +169,11 @@ impl MethodSelector {
             .collect()
     }
 
+    /// The bytes that were sent by all methods.
+    pub fn sent_bytes(&self) -> u64 {
+        self.attached_methods.iter().map(|(_, attached)| attached.counts().bytes).sum()
+    }
+
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.fallbacks
     }
@@ -152,6 +184,12 @@ impl MethodSelector {
             .iter_mut()
             .map(|(_, attached)| attached.process_completions(socket))
             .sum()
+    }
+
+    /// A descriptor that is readable once a completion has arrived that the socket's error queue
+    /// does not report.
+    pub fn completion_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.attached_methods.iter().find_map(|(_, attached)| attached.completion_descriptor())
     }
 
     /// The number of sends in flight whose completions the socket's error queue reports.
@@ -170,15 +208,17 @@ impl MethodSelector {
         self.process = fork::generation();
     }
 
-    fn bound_method(
+    fn attached_method(
         &mut self,
         method: SendMethod,
         socket: BorrowedFd<'_>,
+        other_bytes: u64,
     ) -> Result<&mut Box<dyn AttachedMethod>, Error> {
         let found = self.attached_methods.iter().position(|(other, _)| *other == method);
         let index = found.unwrap_or(self.attached_methods.len());
         if found.is_none() {
             let mut options = self.settings.options.clone();
+            options.own_bytes = other_bytes + self.sent_bytes();
             if !matches!(self.settings.choice, MethodChoice::Method(_)) {
                 options.chunk_bytes = call_bytes(method);
             }
@@ -187,16 +227,28 @@ impl MethodSelector {
         Ok(&mut self.attached_methods[index].1)
     }
 
-    /// Disables a method that the kernel or the socket refuses, and one that was refused for many
-    /// files in a row.
+    /// Disables a method that the kernel or the socket refuses, and leaves one out for a while that
+    /// was refused for many files in a row. A lack of memory or descriptors changes nothing.
     fn record_refusal(&mut self, method: SendMethod, reason: &Error) {
-        let earlier = self.refusals.iter().find(|(other, _)| *other == method);
-        let count = 1 + earlier.map_or(0, |(_, count)| *count);
-        self.refusals.retain(|(other, _)| *other != method);
-        self.refusals.push((method, count));
-        let is_of_socket = reason.refusal() == Some(Refusal::Lasting) || count >= REFUSALS_MAX;
-        if is_of_socket && !self.disabled.contains(&method) {
-            self.disabled.push(method);
+        match reason.refusal() {
+            Some(Refusal::Temporary) | None => {}
+            Some(Refusal::Lasting) => {
+                if !self.disabled.contains(&method) {
+                    self.disabled.push(method);
+                }
+            }
+            Some(Refusal::OfFile) => {
+                let found = self.refusals.iter().position(|other| other.method == method);
+                let index = found.unwrap_or(self.refusals.len());
+                if found.is_none() {
+                    self.refusals.push(Refusals { method, count: 0, skipped_sends: 0 });
+                }
+                let refusals = &mut self.refusals[index];
+                refusals.count += 1;
+                if refusals.count >= REFUSALS_MAX {
+                    refusals.skipped_sends = SKIPPED_SENDS;
+                }
+            }
         }
     }
 

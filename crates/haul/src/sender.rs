@@ -75,6 +75,8 @@ pub struct Sender<S: AsFd> {
     /// that lends must be `Send` and `'static`.
     hand_to_reaper: Option<fn(S, Box<Lending>)>,
     sent: Counts,
+    /// Whether datagrams of other code were in the socket when the sender was created.
+    has_foreign_datagrams: bool,
     /// Whether the latest call found the socket's buffer full.
     is_blocked: bool,
     /// Detects pacing from counters that are sampled while files are sent.
@@ -105,11 +107,13 @@ pub struct SendReport {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Wants {
-    /// `POLLOUT`: the latest call found the socket's buffer full, or part of a loan is unsent. Then
-    /// repeat the call; a caller with nothing to send calls [`Sender::flush`].
+    /// `POLLOUT`: the latest call returned [`Error::WouldBlock`], or part of a loan is unsent. Then
+    /// repeat the call; a caller with nothing to send calls [`Sender::flush`]. A call that sent a
+    /// part is repeated at once, until it returns [`Error::WouldBlock`].
     pub write: bool,
     /// `POLLERR`, which is reported whatever was requested: sends are in flight. Then call
-    /// [`Sender::on_error_event`] and [`Sender::reclaim`].
+    /// [`Sender::on_error_event`] and [`Sender::reclaim`]. Sends of [`SendMethod::UringZerocopy`],
+    /// which return nothing to the caller, do not count.
     pub completion: bool,
 }
 
@@ -140,6 +144,8 @@ impl<S: AsFd> Sender<S> {
                 "chunk_bytes is 0: a send method needs at least one byte per call",
             ));
         }
+        let has_foreign_datagrams = kind == SocketType::DGRAM
+            && haul_sys::sockopt::bytes_to_send(&socket).is_ok_and(|bytes| bytes > 0);
         Ok(Self {
             socket: Some(socket),
             kind,
@@ -149,6 +155,7 @@ impl<S: AsFd> Sender<S> {
             lending: None,
             hand_to_reaper: None,
             sent: Counts::default(),
+            has_foreign_datagrams,
             is_blocked: false,
             pacing: PacingMonitor::default(),
         })
@@ -234,13 +241,16 @@ impl<S: AsFd> Sender<S> {
         let selector = self
             .selector
             .get_or_insert_with(|| Box::new(MethodSelector::new(Arc::clone(&self.settings))));
-        if self.lending.as_ref().is_some_and(|lending| lending.owns_completions()) {
+        let lending = self.lending.as_ref();
+        let of_loans = lending.map_or(0, |lending| lending.counts().bytes);
+        if lending.is_some_and(|lending| lending.owns_completions()) {
             selector.disable_zerocopy();
         }
         if selector.owns_completions() && self.process != fork::generation() {
             return Err(Error::Forked);
         }
-        let result = selector.send(socket.as_fd(), source.into(), &range);
+        let result =
+            selector.send(socket.as_fd(), source.into(), &range, self.sent.bytes + of_loans);
         self.is_blocked = matches!(result, Err(Error::WouldBlock));
         let sent = result?;
         // A socket that is not TCP has no such state, so errors are ignored.
@@ -292,8 +302,8 @@ impl<S: AsFd> Sender<S> {
     }
 
     /// Whether [`Sender::reclaim`] would return a buffer without a system call.
-    pub fn has_returned(&self) -> bool {
-        self.lending.as_ref().is_some_and(|lending| lending.has_returned())
+    pub fn has_returned_buffers(&self) -> bool {
+        self.lending.as_ref().is_some_and(|lending| lending.has_returned_buffers())
     }
 
     /// Bytes of the latest loan that the socket has not accepted yet. If there are any, wait for
@@ -320,6 +330,10 @@ impl<S: AsFd> Sender<S> {
     ///
     /// The event is over then, so that a level-triggered wait does not return at once. A program
     /// that uses the error queue for something else reads its own entries first.
+    ///
+    /// **The kernel reports the socket's error only once.** A [`crate::Receiver`] on the same
+    /// socket then returns the end of the stream instead of it. So after an error the program must
+    /// take what was received for incomplete.
     pub fn on_error_event(&mut self) -> Result<(), Error> {
         self.check_process()?;
         let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
@@ -385,8 +399,11 @@ impl<S: AsFd> Sender<S> {
             earlier = Some((in_flight, unsent_bytes));
             // `POLLERR`, which reports a non-empty error queue, is always reported.
             let events = if unsent_bytes > 0 { PollFlags::OUT } else { PollFlags::empty() };
+            let mut descriptors = vec![PollFd::new(socket, events)];
+            let ring = self.selector.as_ref().and_then(|selector| selector.completion_descriptor());
+            descriptors.extend(ring.map(|ring| PollFd::from_borrowed_fd(ring, PollFlags::IN)));
             let left = left.and_then(|left| Timespec::try_from(left).ok());
-            match rustix::event::poll(&mut [PollFd::new(socket, events)], left.as_ref()) {
+            match rustix::event::poll(&mut descriptors, left.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(failed(Call::Poll)(errno.into())),
             }
@@ -461,7 +478,13 @@ impl<S: AsFd> Sender<S> {
     /// the sender unchanged: flush and reclaim first. It does so for ever after
     /// [`Error::StreamTorn`]: the stream cannot be continued, and dropping the sender resets it.
     pub fn into_inner(mut self) -> Result<S, Box<Self>> {
-        let is_idle = self.lending.as_ref().is_none_or(|lending| lending.is_idle());
+        if let (Some(selector), Some(socket)) = (&mut self.selector, &self.socket) {
+            // An error comes again when the socket is used.
+            let _ = selector.process_completions(socket.as_fd());
+        }
+        let of_files = self.selector.as_ref().map_or(0, |selector| selector.sends_in_flight());
+        let is_idle =
+            self.lending.as_ref().is_none_or(|lending| lending.is_idle()) && of_files == 0;
         match self.socket.take_if(|_| is_idle) {
             Some(socket) => Ok(socket),
             None => Err(Box::new(self)),
@@ -483,7 +506,7 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     ///   have resets a TCP connection: otherwise the peer would take a truncated stream for a whole
     ///   one. On another socket the peer sees the end of the stream.
     /// * If the socket, the kernel or a limit does not allow zero-copy, the bytes are copied. The
-    ///   buffer is then returned with [`crate::Outcome::Copied`].
+    ///   buffer is then returned with [`crate::LoanOutcome::Copied`].
     pub fn lend(&mut self, buffer: impl Into<Buffer>) -> Result<LoanId, LendError> {
         self.lend_with(buffer.into(), Vec::new(), None)
     }
@@ -496,9 +519,9 @@ impl<S: AsFd + Send + 'static> Sender<S> {
     /// Buffers that are shorter on average than [`SendSettings::zerocopy_bytes_min`] are copied.
     pub fn lend_vectored(
         &mut self,
-        buffers: impl IntoIterator<Item = Buffer>,
+        buffers: impl IntoIterator<Item = impl Into<Buffer>>,
     ) -> Result<LoanId, LendError> {
-        let mut buffers = buffers.into_iter();
+        let mut buffers = buffers.into_iter().map(Into::into);
         let first = buffers.next().unwrap_or_else(|| Buffer::from(b""));
         self.lend_with(first, buffers.collect(), None)
     }
@@ -547,8 +570,16 @@ impl<S: AsFd + Send + 'static> Sender<S> {
             let reason = "the socket's zero-copy completions belong to the method zerocopy";
             lending.disable_zerocopy(reason.into());
         }
-        let result =
-            lending.lend(&mut OsSocket::of(socket.as_fd(), self.kind), buffer, more, segment_bytes);
+        let mut wire = OsSocket::of(socket.as_fd(), self.kind);
+        if lending.is_untried() {
+            let of_files = self.selector.as_ref().map_or(0, |selector| selector.sent_bytes());
+            let of_stream = self.sent.bytes + of_files + lending.counts().bytes;
+            // The kernel counts the memory of datagrams, not their bytes.
+            let of_datagrams = if self.has_foreign_datagrams { 0 } else { u64::MAX };
+            let is_stream = self.kind == SocketType::STREAM;
+            wire = wire.with_own_bytes(if is_stream { of_stream } else { of_datagrams });
+        }
+        let result = lending.lend(&mut wire, buffer, more, segment_bytes);
         self.is_blocked = matches!(result, Err(LendError { error: Error::WouldBlock, .. }));
         result
     }

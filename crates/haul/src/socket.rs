@@ -47,6 +47,17 @@ pub(crate) fn is_tcp(socket: impl AsFd) -> bool {
         )
 }
 
+/// Whether the peer is on this machine by its address, which is that of the loopback device, or the
+/// socket's own.
+pub(crate) fn is_loopback(socket: impl AsFd) -> bool {
+    let ip = |address: rustix::net::SocketAddrAny| {
+        std::net::SocketAddr::try_from(address).ok().map(|address| address.ip().to_canonical())
+    };
+    let peer = rustix::net::getpeername(&socket).ok().flatten().and_then(ip);
+    let own = rustix::net::getsockname(&socket).ok().and_then(ip);
+    peer.is_some_and(|peer| peer.is_loopback() || Some(peer) == own)
+}
+
 /// Whether the program receives the bytes that TCP has received, and not those that an upper-layer
 /// protocol (kTLS) makes of them.
 pub(crate) fn receives_plain_tcp(socket: impl AsFd) -> bool {
@@ -54,34 +65,37 @@ pub(crate) fn receives_plain_tcp(socket: impl AsFd) -> bool {
     is_tcp(&socket) && !options::has_upper_layer_protocol(&socket).unwrap_or(false)
 }
 
-/// Whether the kernel reports the completions of zero-copy sends on sockets of this family.
-pub(crate) fn reports_completions(socket: impl AsFd) -> bool {
-    matches!(
-        sockopt::socket_domain(socket),
-        Ok(AddressFamily::INET | AddressFamily::INET6 | AddressFamily::VSOCK)
-    )
-}
-
 /// Enables zero-copy sends; false if that has to wait until bytes that other code sent before have
-/// left the socket.
-pub(crate) fn enable_zerocopy(socket: BorrowedFd<'_>) -> Result<bool, Error> {
-    if !reports_completions(socket) {
-        return Err(Error::Unsupported("only TCP, UDP and vsock sockets report completions"));
+/// left the socket. The first `own_bytes` of what is in the socket are not theirs.
+///
+/// Other code may have sent with `MSG_ZEROCOPY`, also if the option is off now: clearing it cancels
+/// no completion. The first completion that arrives after this call must not be theirs. On TCP none
+/// of theirs is left to come after the peer has acknowledged all their bytes, unless a device keeps
+/// the clone of a packet. On UDP it follows within microseconds after the packet has left.
+pub(crate) fn enable_zerocopy(socket: BorrowedFd<'_>, own_bytes: u64) -> Result<bool, Error> {
+    // A send on a vsock may use several numbers, so its completion does not show which.
+    if !is_inet(socket) {
+        return Err(Error::Unsupported(
+            "only TCP and UDP sockets report the completion of each send",
+        ));
+    }
+    let queued = options::bytes_to_send(socket).map_err(failed(Call::BytesToSend))?;
+    if queued > own_bytes {
+        return Ok(false);
+    }
+    if is_tcp(socket) {
+        // The queue is counted down before the packets are freed, and their completions queued.
+        // This call waits for the lock under which that happens.
+        haul_sys::tcp_info::tcp_info(socket).map_err(failed(Call::Getsockopt))?;
     }
     let is_enabled = || options::zerocopy(socket).map_err(failed(Call::GetZerocopy));
-    if is_enabled()? {
-        // Other code may have sent with it. Its completions must not be taken for those of the
-        // loans. After the peer has acknowledged all bytes none is left to come, unless a device
-        // keeps the clone of a packet.
-        let is_empty = options::bytes_to_send(socket).is_ok_and(|left| left == 0);
-        return Ok(is_empty);
+    if !is_enabled()? {
+        options::set_zerocopy(socket, true).map_err(failed(Call::SetZerocopy))?;
+        if !is_enabled()? {
+            return Err(Error::Unsupported("setting SO_ZEROCOPY had no effect"));
+        }
     }
-    options::set_zerocopy(socket, true).map_err(failed(Call::SetZerocopy))?;
-    if is_enabled()? {
-        Ok(true)
-    } else {
-        Err(Error::Unsupported("setting SO_ZEROCOPY had no effect"))
-    }
+    Ok(true)
 }
 
 /// Resets a TCP connection: the kernel drops what it has not sent. Does nothing if the connection

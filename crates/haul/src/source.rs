@@ -25,6 +25,12 @@ impl<'a, F: AsFd> From<&'a F> for Source<'a> {
     }
 }
 
+impl<'a> From<BorrowedFd<'a>> for Source<'a> {
+    fn from(descriptor: BorrowedFd<'a>) -> Self {
+        Self { descriptor, memory: None }
+    }
+}
+
 impl<'a> From<&'a Memory> for Source<'a> {
     fn from(memory: &'a Memory) -> Self {
         Self { descriptor: memory.file.as_fd(), memory: Some(&memory.region) }
@@ -32,7 +38,7 @@ impl<'a> From<&'a Memory> for Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// The descriptor to send from: the file's own, or that of the memory file. Not for writing.
+    /// The descriptor to send from: the file's own, or that of the memory file.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'a> {
         self.descriptor
     }

@@ -273,7 +273,7 @@ fn a_loan_of_several_buffers_arrives_in_order() {
         let returned = sender.reclaim().unwrap().find(|returned| returned.id == id).unwrap();
         assert!(is_empty || returned.more.len() + 1 == count as usize);
     }
-    assert_eq!(sender.lend_vectored([]).unwrap_err().error.code(), "loan-empty");
+    assert_eq!(sender.lend_vectored(Vec::<Buffer>::new()).unwrap_err().error.code(), "loan-empty");
     drop(sender);
     assert!(receiving.join().unwrap() == expected);
 }

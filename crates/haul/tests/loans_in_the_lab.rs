@@ -1,6 +1,6 @@
 //! Loans over a link that loses packets, and with almost no kernel memory for completions.
 
-use haul::{BufferPool, LoanLimits, Outcome, PooledBuffer, SendSettings, Sender};
+use haul::{BufferPool, LoanLimits, LoanOutcome, PooledBuffer, SendSettings, Sender};
 use haul_lab::{Lab, LabError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::set_socket_linger;
@@ -43,7 +43,7 @@ fn lend_and_overwrite(sender: &mut Sender<TcpStream>, total: usize) -> (usize, u
                 buffer.fill(0xEE);
             }
             match returned.outcome {
-                Outcome::ZeroCopied => zero_copied += 1,
+                LoanOutcome::ZeroCopied => zero_copied += 1,
                 _ => copied += 1,
             }
         }

@@ -66,6 +66,89 @@ fn methods_but_floor() -> impl Iterator<Item = SendMethod> {
 }
 
 #[test]
+fn every_method_sends_memory_up_to_its_end_and_reports_it() {
+    let bytes = pattern(100_000);
+    let memory = Memory::new(&bytes[..], bytes.len()).unwrap();
+    for method in methods_but_floor().filter(|method| method.takes_memory()) {
+        if is_unsupported(method) {
+            continue;
+        }
+        let (from, to) = connected();
+        let received = receive_all(to);
+        let settings = SendSettings::default().with_choice(MethodChoice::Method(method));
+        let mut sender = Sender::with_settings(from, settings).unwrap();
+        let error = sender.send_file_all(&memory, 10..150_000).unwrap_err();
+        assert!(matches!(error.error, Error::Ended { at: 100_000, .. }), "{method}: {error}");
+        assert_eq!(error.sent_bytes, 99_990, "{method}");
+        let error = sender.send_file(&memory, 1 << 40..(1 << 40) + 1).unwrap_err();
+        assert!(matches!(error, Error::Ended { .. }), "{method}: {error}");
+        assert!(sender.report().fallbacks.is_empty(), "{method}: {sender:?}");
+        drop(sender);
+        assert!(received.join().unwrap() == bytes[10..], "{method}");
+    }
+}
+
+/// A keep-alive connection may be asked for anything. Each refusal may be the file's.
+#[test]
+fn many_odd_files_in_a_row_take_no_method_from_a_connection_for_good() {
+    let (from, to) = connected();
+    let received = receive_all(to);
+    let mut sender = Sender::new(from).unwrap();
+    let file = file_with(&pattern(100_000));
+    let folder = File::open("/").unwrap();
+    sender.send_file_all(&file, 0..100_000).unwrap();
+    let usual = sender.latest_method();
+    for _ in 0..20 {
+        sender.send_file(&folder, 0..10).unwrap_err();
+    }
+    for _ in 0..100 {
+        sender.send_file_all(&file, 0..1000).unwrap();
+    }
+    sender.send_file_all(&file, 0..100_000).unwrap();
+    assert_eq!(sender.latest_method(), usual, "{sender:?}");
+    drop(sender);
+    assert_eq!(received.join().unwrap().len(), 300_000);
+}
+
+/// The completions of `SEND_ZC` arrive in its ring and not at the socket, and its buffers may all
+/// be in flight while the socket has room.
+#[test]
+fn uring_zerocopy_waits_for_its_ring_and_never_for_a_writable_socket() {
+    if is_unsupported(SendMethod::UringZerocopy) {
+        return;
+    }
+    let (from, to) = connected();
+    from.set_nonblocking(true).unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&from, 8 << 20).unwrap();
+    let settings =
+        SendSettings::default().with_choice(MethodChoice::Method(SendMethod::UringZerocopy));
+    let mut sender = Sender::with_settings(from, settings).unwrap();
+    let file = file_with(&pattern(6 << 20));
+    let is_writable = |sender: &Sender<TcpStream>| {
+        let flags = rustix::event::PollFlags::OUT;
+        let descriptors = &mut [rustix::event::PollFd::new(sender, flags)];
+        let timeout = rustix::event::Timespec::default();
+        rustix::event::poll(descriptors, Some(&timeout)).unwrap() > 0
+    };
+    let mut sent = 0;
+    while sent < 6 << 20 {
+        match sender.send_file(&file, sent..6 << 20) {
+            Ok(count) => sent += count,
+            Err(error) => {
+                assert!(matches!(error, Error::WouldBlock), "{error}");
+                assert!(!is_writable(&sender), "after {sent} bytes the socket has room");
+                break;
+            }
+        }
+    }
+    assert!(sent > 2 << 20, "more than all buffers: {sent}");
+    let received = receive_all(to);
+    assert_eq!(sender.wait_for_completions(Duration::MAX).unwrap(), 0);
+    drop(sender);
+    assert!(received.join().unwrap() == pattern(6 << 20)[..sent as usize]);
+}
+
+#[test]
 fn every_method_sends_a_range_of_a_file_completely() {
     let bytes = pattern(3_000_001);
     for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {

@@ -233,8 +233,23 @@ fn nearly_all_bytes_are_mapped_if_segments_are_pages() {
 }
 
 #[test]
+fn a_peer_on_the_same_machine_is_not_mapped_unless_that_is_asked_for() {
+    for (mapping, expected) in [(None, "could change mapped pages"), (Some(Mapping::Always), "")] {
+        let (mut from, to) = on_loopback();
+        let settings = ReceiveSettings::default();
+        let settings = mapping.map_or(settings, |mapping| settings.with_mapping(mapping));
+        let mut receiver = Receiver::with_settings(to, settings).unwrap();
+        from.write_all(&stream_bytes(0, 10_000)).unwrap();
+        receive_all(&mut receiver, 10_000);
+        let reasons: Vec<_> = receiver.report().fallbacks.iter().map(|it| &it.reason).collect();
+        assert!(reasons.iter().all(|reason| reason.contains(expected)), "{reasons:?}");
+        assert_eq!(reasons.len(), usize::from(!expected.is_empty()), "{reasons:?}");
+    }
+}
+
+#[test]
 fn pages_that_cannot_be_mapped_are_read_and_the_reason_is_reported() {
-    let (from, to) = on_loopback();
+    let Some((_lab, from, to)) = in_lab(9000) else { return };
     // A receiver cannot map pages of a file as long as they belong to it, so the file stays open.
     let sender = thread::spawn(move || {
         let mut file = tempfile::tempfile().unwrap();
@@ -439,6 +454,26 @@ fn an_urgent_byte_is_skipped() {
             assert_eq!(received, b"hello", "{mapping:?}, into a file: {into_file}");
         }
     }
+}
+
+/// A socket whose bytes are held becomes readable only for new ones, which may never come.
+#[test]
+fn bytes_that_a_full_disk_did_not_accept_are_held_and_counted() {
+    let (mut from, to) = on_loopback();
+    let mut receiver = Receiver::new(to).unwrap();
+    from.write_all(&stream_bytes(0, 10_000)).unwrap();
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let error = receiver.receive_into_file(&full, 0..10_000).unwrap_err();
+    assert!(error.to_string().contains("No space"), "{error}");
+    let held = receiver.held_bytes();
+    assert!(held > 0);
+    let mut received = vec![0; 10_000];
+    let mut position = receiver.receive_into(&mut received).unwrap();
+    assert_eq!((position, receiver.held_bytes()), (held.min(10_000), 0));
+    while position < received.len() {
+        position += receiver.receive_into(&mut received[position..]).unwrap();
+    }
+    check(0, &received);
 }
 
 /// A reset after some bytes is an error, not the end of the stream.

@@ -61,6 +61,43 @@ fn a_response_arrives_in_order_however_often_the_socket_stops() {
     assert!(stops > 100, "the socket stopped only {stops} times");
 }
 
+/// Without a bound a fast peer would keep an event loop in one call.
+#[test]
+fn a_response_can_be_sent_in_bounded_parts() {
+    const CALL_BYTES_MAX: u64 = 1 << 20;
+    let (from, to) = connection();
+    let content = vec![7; 16 << 20];
+    let memory = Memory::new(&content[..], content.len()).unwrap();
+    let received = thread::spawn(move || std::io::copy(&mut &to, &mut std::io::sink()).unwrap());
+    let mut sender = Sender::new(from).unwrap();
+    let response = Response::new(b"head", &memory, 0..content.len() as u64).with_tail(b"tail");
+    let (mut position, mut parts) = (0, 0);
+    while position < response.total_bytes() {
+        let end = position + (2 << 20);
+        sender.send_response_until(&response, &mut position, end).unwrap();
+        assert!(position >= end.min(response.total_bytes()) && position < end + CALL_BYTES_MAX);
+        parts += 1;
+    }
+    assert!(parts > 4);
+    drop(sender);
+    assert_eq!(received.join().unwrap(), (16 << 20) + 8);
+}
+
+/// Nagle's algorithm would hold the tail back until the peer has acknowledged the end of the file.
+#[test]
+fn a_small_response_with_a_tail_is_one_segment() {
+    let (from, mut to) = connection();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[b'f'; 100]).unwrap();
+    let mut sender = Sender::new(from).unwrap();
+    for _ in 0..20 {
+        let response = Response::new(b"head", &file, 0..100).with_tail(b"tail");
+        sender.send_response(&response, &mut 0).unwrap();
+        let mut received = [0; 200];
+        assert_eq!(to.read(&mut received).unwrap(), 108, "the first segment has all of it");
+    }
+}
+
 #[test]
 fn a_truncated_file_is_reported_with_what_was_sent() {
     let (from, mut to) = connection();

@@ -223,8 +223,8 @@ pub enum FileUpdates {
     /// Some write to a file in place.
     #[default]
     InPlace,
-    /// All rename a complete file to its name. Then a file is sent without a copy, and has an entity
-    /// tag, from its first request on.
+    /// All rename a complete file to its name. Then a file is sent without a copy, and has an
+    /// entity tag, from its first request on.
     ByRename,
 }
 

@@ -7,9 +7,13 @@
 //! Errors are [`std::io::Error`] with the kernel's errno unchanged, so callers can distinguish an
 //! unsupported method (`EINVAL`, `EOPNOTSUPP`, `EPERM`, `ENOSYS`) from a failure.
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("haul uses system calls that only Linux has");
+
 pub mod error_queue;
 pub mod fork;
 pub mod ktls;
+pub mod leaked;
 pub mod lease;
 pub mod pages;
 pub mod receive_window;

@@ -13,7 +13,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 /// `IORING_SEND_ZC_REPORT_USAGE` (Linux 6.2): the completion reports whether the data was copied.
@@ -284,6 +284,14 @@ impl Ring {
         // A chain's results arrive in order, so the first is present when the last is.
         let result = self.results.remove(&id).unwrap_or(-libc::ECANCELED);
         usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+    }
+}
+
+impl AsFd for Ring {
+    /// The descriptor, which is readable while there are completions.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring owns the descriptor, and keeps it open as long as it exists.
+        unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::peer::{READ_LATER, READ_NOW, RELEASE, byte_at};
 use super::{FAILED, GUEST, HOST, MODULE_LIST_FILE, PASSED, TESTS, VmError, guest_path, step};
-use haul::{BufferPool, Outcome, PooledBuffer, SendReport, Sender};
+use haul::{BufferPool, LoanOutcome, PooledBuffer, SendReport, Sender};
 use rustix::mount::MountFlags;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -247,10 +247,10 @@ fn check_datagrams(port: u16) -> Result<(), VmError> {
     buffer.resize(40 * 1472).map_err(failed)?;
     sender.lend_segments(buffer, 1472).map_err(failed)?;
     let in_flight = sender.wait_for_completions(TIMEOUT).map_err(failed)?;
-    let outcomes: Vec<Outcome> =
+    let outcomes: Vec<LoanOutcome> =
         sender.reclaim().map_err(failed)?.map(|returned| returned.outcome).collect();
     println!("40 datagrams in one loan: {outcomes:?}");
-    check(in_flight == 0 && outcomes == [Outcome::ZeroCopied], || {
+    check(in_flight == 0 && outcomes == [LoanOutcome::ZeroCopied], || {
         format!("{:?}", sender.report())
     })?;
     // A send whose segments do not fit into a packet fails after the kernel has counted it. All
@@ -262,7 +262,7 @@ fn check_datagrams(port: u16) -> Result<(), VmError> {
         sender.lend_segments(vec![2; 40 * 1472], 1472).map_err(failed)?;
     }
     let in_flight = sender.wait_for_completions(TIMEOUT).map_err(failed)?;
-    let outcomes: Vec<Outcome> =
+    let outcomes: Vec<LoanOutcome> =
         sender.reclaim().map_err(failed)?.map(|returned| returned.outcome).collect();
     println!("datagrams before and after a failed one: {outcomes:?}");
     check(in_flight == 0 && outcomes.len() == 6, || format!("{:?}", sender.report()))
@@ -326,7 +326,7 @@ fn lend_next<S: std::os::fd::AsFd + Send + 'static>(
 fn reclaim_all(sender: &mut Sender<TcpStream>, outcomes: &mut Outcomes) -> Result<(), VmError> {
     for returned in sender.reclaim().map_err(failed)? {
         match returned.outcome {
-            Outcome::ZeroCopied => outcomes.zero_copied += 1,
+            LoanOutcome::ZeroCopied => outcomes.zero_copied += 1,
             _ => outcomes.copied += 1,
         }
         if let Ok(mut buffer) = returned.buffer.into_owner::<PooledBuffer>() {

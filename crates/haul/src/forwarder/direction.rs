@@ -124,7 +124,7 @@ impl Direction {
         if self.stage == Stage::Unused && !bytes.is_empty() {
             return Err(Error::InvalidInput("a one-way forwarder sends nothing to its source"));
         }
-        if self.report != DirectionReport::default() {
+        if self.report.copied.bytes + self.report.spliced.bytes > 0 || self.stage != Stage::Open {
             return Err(Error::InvalidInput(
                 "first bytes are for a new forwarder: this one has received already",
             ));

@@ -4,16 +4,23 @@
 //! socket. If the socket were closed, the completion would be lost while the pages stay in use. So
 //! the reaper keeps socket and buffers. It is one thread of the process, which sleeps until the
 //! kernel reports an event.
+//!
+//! What it keeps has a limit, because a peer that reads slowly could otherwise take all memory and
+//! descriptors: [`set_abandoned_bytes_max`], and half of the descriptors that the process may have.
+//! Beyond it the oldest TCP connections are reset. Sockets of another kind are not.
 
 use super::{Lending, OsSocket};
+use crate::loan::Returned;
 use crate::socket;
+use haul_sys::leaked::Leaked;
 use haul_sys::{fork, signal};
 use rustix::event::epoll;
 use rustix::net::{SocketType, sockopt};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 #[cfg(test)]
@@ -25,10 +32,8 @@ use std::sync::Mutex;
 /// milliseconds, once only the reaper waits for it. Without a limit, a peer that stops reading
 /// would keep memory and descriptor forever.
 const IDLE_MS_MAX: u32 = 120_000;
-/// The most bytes that the connections of dropped senders may hold together. Beyond it the oldest
-/// connections are reset. Otherwise peers that read slowly, and are disconnected for that, could
-/// take all memory.
-const HELD_BYTES_MAX: usize = 256 << 20;
+/// The most bytes that the connections of dropped senders may hold together.
+static HELD_BYTES_MAX: AtomicUsize = AtomicUsize::new(256 << 20);
 /// The most events of one wait.
 const EVENTS: usize = 64;
 
@@ -38,42 +43,98 @@ pub(super) fn keep_until_complete(socket: impl AsFd + Send + 'static, lending: L
         && sockopt::set_tcp_user_timeout(&socket, IDLE_MS_MAX).is_ok();
     let abandoned = AbandonedLoans { socket: Box::new(socket), lending, has_timeout };
     match reaper() {
-        Some(reaper) => reaper.insert(abandoned),
+        Some(reaper) => reaper.insert(abandoned, ReaperLimits::current()),
         // Without a descriptor or a thread there is no way to wait, so the memory is leaked, not
         // freed early.
         None => std::mem::forget(abandoned),
     }
 }
 
-/// The bytes of loans whose senders were dropped and whose completions have not arrived.
+/// The bytes that were in flight when their senders were dropped, and whose completions have not
+/// arrived. Those of connections that were reset for the limit do not count.
 pub fn abandoned_bytes() -> usize {
-    let reaper = REAPER.read().unwrap_or_else(PoisonError::into_inner);
-    let own = reaper.as_ref().filter(|(owner, _)| *owner == fork::generation());
-    own.map_or(0, |(_, reaper)| reaper.held_bytes())
+    own_reaper().map_or(0, |process| process.reaper.held_bytes())
 }
 
-/// The reaper of this process, with the process: a forked child has the memory but not the thread.
-static REAPER: RwLock<Option<(u64, Arc<SocketReaper>)>> = RwLock::new(None);
+/// Sets how many bytes the connections of dropped senders may have in flight together, 256 MiB by
+/// default. Beyond it the oldest of these connections are reset. It is a limit of the whole
+/// process, and holds for senders that are dropped from now on.
+pub fn set_abandoned_bytes_max(bytes_max: usize) {
+    HELD_BYTES_MAX.store(bytes_max, Ordering::Relaxed);
+}
+
+/// The limits of what a reaper keeps.
+#[derive(Clone, Copy)]
+struct ReaperLimits {
+    bytes_max: usize,
+    items_max: usize,
+}
+
+impl ReaperLimits {
+    fn current() -> Self {
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let descriptors = descriptors.and_then(|limit| usize::try_from(limit).ok());
+        Self {
+            bytes_max: HELD_BYTES_MAX.load(Ordering::Relaxed),
+            items_max: descriptors.map_or(usize::MAX, |limit| limit / 2),
+        }
+    }
+}
+
+/// The reaper of a process.
+struct ProcessReaper {
+    /// The process: a forked child has the memory of its parent's reaper, but not the thread.
+    owner: u64,
+    reaper: SocketReaper,
+    /// Whether the thread runs, or is about to.
+    is_running: AtomicBool,
+}
 
 /// The reaper of real sockets.
 type SocketReaper = Reaper<Epoll, AbandonedLoans>;
 
+/// The latest reaper.
+static REAPER: Leaked<ProcessReaper> = Leaked::new();
+
+/// The reaper of this process, if it has one.
+fn own_reaper() -> Option<&'static ProcessReaper> {
+    let found = REAPER.get()?;
+    let is_own = found.owner == fork::generation() && found.is_running.load(Ordering::Acquire);
+    is_own.then_some(found)
+}
+
 /// The reaper of this process, started when it is first needed.
-fn reaper() -> Option<Arc<SocketReaper>> {
-    let mut reaper = REAPER.write().unwrap_or_else(PoisonError::into_inner);
-    let process = fork::generation();
-    if let Some((_, reaper)) = reaper.as_ref().filter(|(owner, _)| *owner == process) {
-        return Some(Arc::clone(reaper));
+fn reaper() -> Option<&'static SocketReaper> {
+    loop {
+        if let Some(process) = own_reaper() {
+            return Some(&process.reaper);
+        }
+        let earlier = REAPER.get();
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).ok()?;
+        let new = Box::new(ProcessReaper {
+            owner: fork::generation(),
+            reaper: Reaper::new(Epoll(epoll)),
+            is_running: AtomicBool::new(true),
+        });
+        // If another thread was faster, its reaper is used.
+        if let Some(process) = REAPER.replace(earlier, new) {
+            return process.start().then_some(&process.reaper);
+        }
     }
-    let new_reaper = Arc::new(Reaper::new(Epoll(epoll::create(epoll::CreateFlags::CLOEXEC).ok()?)));
-    let thread_reaper = Arc::clone(&new_reaper);
-    let spawn = || {
-        let builder = thread::Builder::new().name("haul-reaper".into());
-        builder.spawn(move || while thread_reaper.run_once() {})
-    };
-    signal::with_all_blocked(spawn).ok()?.ok()?;
-    *reaper = Some((process, Arc::clone(&new_reaper)));
-    Some(new_reaper)
+}
+
+impl ProcessReaper {
+    /// Starts the thread; false if the process can have no more.
+    fn start(&'static self) -> bool {
+        let run = move || {
+            while self.reaper.run_once() {}
+            self.is_running.store(false, Ordering::Release);
+        };
+        let spawn = || thread::Builder::new().name("haul-reaper".into()).spawn(run);
+        let is_started = signal::with_all_blocked(spawn).is_ok_and(|thread| thread.is_ok());
+        self.is_running.store(is_started, Ordering::Release);
+        is_started
+    }
 }
 
 /// The socket and the loans of a dropped sender.
@@ -86,12 +147,16 @@ struct AbandonedLoans {
 
 /// An item that the reaper keeps until it is done.
 trait ReapItem {
-    /// Processes the events of the item; returns whether it is done.
-    fn poll_done(&mut self) -> bool;
+    /// A part of an item that is not needed any more.
+    type Part;
+
+    /// Processes the events of the item; returns whether it is done. Code of the caller's runs when
+    /// parts of it are dropped, so they are moved to `parts` instead.
+    fn poll_done(&mut self, parts: &mut Vec<Self::Part>) -> bool;
     /// The memory that it holds.
     fn held_bytes(&self) -> usize;
-    /// Makes it be done soon.
-    fn abort(&mut self);
+    /// Makes it be done soon; false if that is not possible.
+    fn abort(&mut self) -> bool;
 }
 
 /// Waits for events of items.
@@ -116,8 +181,10 @@ struct Items<I> {
     next_key: u64,
     /// The oldest first.
     by_key: BTreeMap<u64, KeptItem<I>>,
-    /// The memory of all items in `by_key` that were not aborted.
+    /// The memory of all items that were not aborted.
     held_bytes: usize,
+    /// The number of items in `by_key` that were aborted.
+    aborted: usize,
     /// Items that cannot be registered; they are checked whenever another item has an event.
     unregistered: Vec<I>,
 }
@@ -126,16 +193,22 @@ struct KeptItem<I> {
     item: I,
     /// The memory that is counted for it; 0 once it was aborted.
     held_bytes: usize,
+    is_aborted: bool,
 }
 
 impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
     fn new(poller: P) -> Self {
-        let items =
-            Items { next_key: 0, by_key: BTreeMap::new(), held_bytes: 0, unregistered: Vec::new() };
+        let items = Items {
+            next_key: 0,
+            by_key: BTreeMap::new(),
+            held_bytes: 0,
+            aborted: 0,
+            unregistered: Vec::new(),
+        };
         Self { poller, items: Mutex::new(items) }
     }
 
-    fn insert(&self, item: I) {
+    fn insert(&self, mut item: I, limits: ReaperLimits) {
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         let key = items.next_key;
         items.next_key += 1;
@@ -143,9 +216,10 @@ impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
         if self.poller.register(key, &item) {
             let held_bytes = item.held_bytes();
             items.held_bytes += held_bytes;
-            items.by_key.insert(key, KeptItem { item, held_bytes });
-            items.abort_oldest();
+            items.by_key.insert(key, KeptItem { item, held_bytes, is_aborted: false });
+            items.abort_oldest(limits);
         } else {
+            item.abort();
             items.unregistered.push(item);
         }
     }
@@ -162,11 +236,11 @@ impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
             return false;
         }
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut done = Vec::new();
+        let (mut done, mut parts) = (Vec::new(), Vec::new());
         for key in keys {
-            let is_done = items.by_key.get_mut(&key).is_some_and(|kept| kept.item.poll_done());
-            if let Some(kept) = is_done.then(|| items.by_key.remove(&key)).flatten() {
-                items.held_bytes -= kept.held_bytes;
+            let kept = items.by_key.get_mut(&key);
+            let is_done = kept.is_some_and(|kept| kept.item.poll_done(&mut parts));
+            if let Some(kept) = is_done.then(|| items.remove(key)).flatten() {
                 // The descriptor may stay open elsewhere, and would go on to have events.
                 self.poller.unregister(&kept.item);
                 done.push(kept.item);
@@ -174,40 +248,58 @@ impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
         }
         let unregistered = std::mem::take(&mut items.unregistered).into_iter();
         for mut item in unregistered {
-            if item.poll_done() { &mut done } else { &mut items.unregistered }.push(item);
+            let is_done = item.poll_done(&mut parts);
+            if is_done { &mut done } else { &mut items.unregistered }.push(item);
         }
-        // Closing a socket may take a while, so it happens without the lock. If the drop of a
-        // caller's own socket type panics, the reaper still waits for the others.
+        // A caller's buffers and sockets run its code when they are dropped. It may wait for a lock
+        // whose holder drops a sender, so this lock is released before. If it panics, the reaper
+        // still waits for the others.
         drop(items);
-        let _ = std::panic::catch_unwind(AssertUnwindSafe(|| drop(done)));
+        parts.into_iter().for_each(drop_guarded);
+        done.into_iter().for_each(drop_guarded);
         true
     }
 }
 
+/// Drops a value, and stops a panic of that.
+fn drop_guarded<T>(value: T) {
+    let _ = std::panic::catch_unwind(AssertUnwindSafe(|| drop(value)));
+}
+
 impl<I: ReapItem> Items<I> {
-    /// Aborts the oldest items until the others hold no more memory than they may.
-    fn abort_oldest(&mut self) {
+    fn remove(&mut self, key: u64) -> Option<KeptItem<I>> {
+        let kept = self.by_key.remove(&key)?;
+        self.held_bytes -= kept.held_bytes;
+        self.aborted -= usize::from(kept.is_aborted);
+        Some(kept)
+    }
+
+    /// Aborts the oldest items until the others are within the limits.
+    fn abort_oldest(&mut self, limits: ReaperLimits) {
+        let items = self.by_key.len();
         for kept in self.by_key.values_mut() {
-            if self.held_bytes <= HELD_BYTES_MAX {
+            if self.held_bytes <= limits.bytes_max && items - self.aborted <= limits.items_max {
                 return;
             }
-            if kept.held_bytes > 0 {
-                self.held_bytes -= kept.held_bytes;
-                kept.held_bytes = 0;
-                kept.item.abort();
+            if !kept.is_aborted && kept.item.abort() {
+                kept.is_aborted = true;
+                self.aborted += 1;
+                self.held_bytes -= std::mem::take(&mut kept.held_bytes);
             }
         }
     }
 }
 
 impl ReapItem for AbandonedLoans {
-    fn poll_done(&mut self) -> bool {
+    type Part = Returned;
+
+    fn poll_done(&mut self, parts: &mut Vec<Returned>) -> bool {
         // An error here is no reason to free pages that the kernel may still read.
         let mut socket = OsSocket::of(self.socket.as_fd(), SocketType::STREAM);
         let _ = self.lending.process_completions(&mut socket);
         // There is no caller left to reclaim the buffers, so they are dropped; those of a pool
         // return to it.
-        while self.lending.take_returned().is_some() {}
+        parts.extend(std::iter::from_fn(|| self.lending.take_returned()));
         let is_done = self.lending.sends_in_flight() == 0;
         if is_done && self.has_timeout {
             let _ = sockopt::set_tcp_user_timeout(&self.socket, 0);
@@ -216,15 +308,13 @@ impl ReapItem for AbandonedLoans {
     }
 
     fn held_bytes(&self) -> usize {
-        self.lending.lent_bytes()
+        self.lending.bytes_in_flight()
     }
 
-    fn abort(&mut self) {
+    fn abort(&mut self) -> bool {
         // Resets the connection, which frees its send queue. Other sockets, which the program may
         // still use, would only lose their peer's address.
-        if socket::is_tcp(&self.socket) {
-            let _ = rustix::net::connect_unspec(&self.socket);
-        }
+        socket::is_tcp(&self.socket) && rustix::net::connect_unspec(&self.socket).is_ok()
     }
 }
 
@@ -260,6 +350,9 @@ mod tests {
     use shuttle::sync::Condvar;
     use shuttle::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use std::collections::HashSet;
+    use std::sync::Arc;
+
+    const NO_LIMITS: ReaperLimits = ReaperLimits { bytes_max: usize::MAX, items_max: usize::MAX };
 
     /// Simulates the loans of a dropped sender: one thread completes them while another gives them
     /// to the reaper.
@@ -269,7 +362,9 @@ mod tests {
     }
 
     impl ReapItem for FakeLoans {
-        fn poll_done(&mut self) -> bool {
+        type Part = ();
+
+        fn poll_done(&mut self, _: &mut Vec<()>) -> bool {
             self.completions.load(SeqCst) > 0
         }
 
@@ -277,7 +372,9 @@ mod tests {
             1
         }
 
-        fn abort(&mut self) {}
+        fn abort(&mut self) -> bool {
+            false
+        }
     }
 
     impl Drop for FakeLoans {
@@ -356,7 +453,7 @@ mod tests {
                     };
                     let (reaper, fake_epoll) = (Arc::clone(&reaper), Arc::clone(&fake_epoll));
                     [
-                        shuttle::thread::spawn(move || reaper.insert(loans)),
+                        shuttle::thread::spawn(move || reaper.insert(loans, NO_LIMITS)),
                         shuttle::thread::spawn(move || fake_epoll.complete(&completions)),
                     ]
                 })

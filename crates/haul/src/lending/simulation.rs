@@ -4,7 +4,7 @@
 use super::{Lending, ZeroCopySocket};
 use crate::buffer::Buffer;
 use crate::error::Error;
-use crate::loan::{LendError, LoanId, LoanLimits, Outcome, Returned};
+use crate::loan::{LendError, LoanId, LoanLimits, LoanOutcome, Returned};
 use haul_sys::error_queue::Completion;
 use haul_sys::fork;
 use proptest::prelude::*;
@@ -26,6 +26,8 @@ struct Kernel {
     next_number: u64,
     completions: VecDeque<Completion>,
     refuses_zerocopy: bool,
+    /// Whether bytes of other code are in the socket, whose completions may still come.
+    has_foreign_bytes: bool,
     /// As on a datagram socket: a send that fails gets a number and a completion.
     numbers_failures: bool,
 }
@@ -73,7 +75,11 @@ impl ZeroCopySocket for Kernel {
     }
 
     fn enable_zerocopy(&mut self) -> Result<bool, Error> {
-        if self.refuses_zerocopy { Err(Error::Unsupported("not here")) } else { Ok(true) }
+        if self.refuses_zerocopy {
+            Err(Error::Unsupported("not here"))
+        } else {
+            Ok(!self.has_foreign_bytes)
+        }
     }
 
     fn next_completion(&mut self) -> io::Result<Option<Completion>> {
@@ -215,7 +221,7 @@ proptest! {
             prop_assert!(loan.sent_bytes > 0);
             expected.extend(&bytes[..loan.sent_bytes]);
             let is_large = bytes.len() / (1 + loan.more.len()) >= 8;
-            prop_assert!(is_large || loan.outcome == Outcome::Copied);
+            prop_assert!(is_large || loan.outcome == LoanOutcome::Copied);
         }
         prop_assert_eq!(expected, kernel.received);
         prop_assert!(!refuses_zerocopy || kernel.next_number == u64::from(first_number));
@@ -298,6 +304,22 @@ fn completions_that_are_queued_before_the_first_loan_are_skipped() {
     assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
 }
 
+/// Completions of an earlier user's sends that are still to come are not taken for those of a loan.
+#[test]
+fn loans_are_copied_while_completions_of_an_earlier_user_may_come() {
+    let mut kernel = Kernel { next_number: 3, has_foreign_bytes: true, ..Kernel::default() };
+    let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
+    lend(&mut lending, &mut kernel, vec![0; 100]).unwrap();
+    kernel.completions.push_back(Completion { first: 0, last: 2, copied: false });
+    lend(&mut lending, &mut kernel, vec![1; 100]).unwrap();
+    assert_eq!((kernel.pinned.len(), reclaim(&mut lending, &mut kernel).len()), (0, 2));
+    kernel.has_foreign_bytes = false;
+    lend(&mut lending, &mut kernel, vec![2; 100]).unwrap();
+    assert_eq!((kernel.pinned.len(), reclaim(&mut lending, &mut kernel).len()), (1, 0));
+    kernel.complete(0, 1, false);
+    assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
+}
+
 /// The kernel charges all bytes that a call offers, so calls are bounded and then halved.
 #[test]
 fn a_large_loan_is_offered_in_pieces_that_are_halved_without_memory() {
@@ -323,7 +345,7 @@ fn zerocopy_is_disabled_if_the_kernel_copies_everything() {
     assert!(lending.fallbacks()[0].reason.contains("copied"), "{:?}", lending.fallbacks());
     lend(&mut lending, &mut kernel, vec![2; 100]).unwrap();
     assert!(kernel.pinned.is_empty());
-    assert_eq!(reclaim(&mut lending, &mut kernel)[0].outcome, Outcome::Copied);
+    assert_eq!(reclaim(&mut lending, &mut kernel)[0].outcome, LoanOutcome::Copied);
 }
 
 #[test]

@@ -23,6 +23,9 @@ pub(crate) struct OsSocket<'a> {
     kind: SocketType,
     /// Whether sends return at once, also on a blocking socket.
     nonblocking: bool,
+    /// The bytes that the sender itself has sent, so that the rest of what is in the socket is
+    /// other code's.
+    own_bytes: u64,
     /// The start of the first wait of this call.
     waiting_since: Option<Instant>,
     /// Whether the error queue woke the last wait and has had no completion since.
@@ -31,12 +34,25 @@ pub(crate) struct OsSocket<'a> {
 
 impl<'a> OsSocket<'a> {
     pub fn of(socket: BorrowedFd<'a>, kind: SocketType) -> Self {
-        Self { socket, kind, nonblocking: false, waiting_since: None, was_woken_in_vain: false }
+        Self {
+            socket,
+            kind,
+            nonblocking: false,
+            own_bytes: 0,
+            waiting_since: None,
+            was_woken_in_vain: false,
+        }
     }
 
     /// Makes sends return at once, also on a blocking socket.
     pub fn nonblocking(mut self) -> Self {
         self.nonblocking = true;
+        self
+    }
+
+    /// Sets the bytes that the sender itself has sent.
+    pub fn with_own_bytes(mut self, own_bytes: u64) -> Self {
+        self.own_bytes = own_bytes;
         self
     }
 
@@ -77,7 +93,7 @@ impl ZeroCopySocket for OsSocket<'_> {
     }
 
     fn enable_zerocopy(&mut self) -> Result<bool, Error> {
-        socket::enable_zerocopy(self.socket)
+        socket::enable_zerocopy(self.socket, self.own_bytes)
     }
 
     fn next_completion(&mut self) -> io::Result<Option<Completion>> {

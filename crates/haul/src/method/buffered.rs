@@ -36,13 +36,10 @@ impl AttachedMethod for BufferedMethod {
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let (offset, len) = first_chunk(&range, self.buffer.len());
+        let (offset, len) = first_chunk(source, &range, self.buffer.len())?;
         let sent = if let Some(memory) = source.as_memory() {
-            let end = memory.len().min((offset as usize).saturating_add(len));
-            if end <= offset as usize {
-                return Err(Error::Ended { at: offset });
-            }
-            (self.send_fn)(memory, socket, offset as usize..end)
+            let start = offset as usize;
+            (self.send_fn)(memory, socket, start..start + len)
         } else {
             self.counts.calls += 1;
             let read = self

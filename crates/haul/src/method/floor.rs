@@ -44,7 +44,7 @@ impl AttachedMethod for Floor {
         range: Range<u64>,
     ) -> Result<u64, Error> {
         let hot_bytes = HOT_BYTES.min(range.end);
-        let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
+        let (offset, len) = first_chunk(source, &range, self.options.chunk_bytes)?;
         let mut fill_calls = 0;
         let calls = &mut self.counts.calls;
         let sent = self.pipe.send(socket, source, offset, len, calls, |pipe, offset, len| {

@@ -38,7 +38,7 @@ impl AttachedMethod for MmapSend {
         if source.as_memory().is_some() {
             return Err(Error::Unsupported("memory is mapped already: use read+send"));
         }
-        let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
+        let (offset, len) = first_chunk(source, &range, self.options.chunk_bytes)?;
         let window = FileWindow::map(source, offset, len)?;
         // Map, send, unmap.
         self.counts.calls += 3;
@@ -68,7 +68,7 @@ impl FileWindow {
         let region = MappedRegion::of_file(
             source.descriptor(),
             offset - page_offset as u64,
-            page_offset + len,
+            page_offset.saturating_add(len),
         )
         .map_err(failed(Call::Mmap))?;
         Ok(Self { region, range: page_offset..page_offset + len })

@@ -11,7 +11,7 @@
 //! Probed by calling it: `EINVAL` for a descriptor that cannot be spliced from.
 
 use super::{
-    AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, page_aligned_chunk,
+    AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk, page_aligned,
 };
 use crate::call::Call;
 use crate::error::{Error, failed};
@@ -43,7 +43,8 @@ impl AttachedMethod for Sendfile {
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let (offset, len) = page_aligned_chunk(&range, self.options.chunk_bytes);
+        let (offset, len) = first_chunk(source, &range, self.options.chunk_bytes)?;
+        let len = page_aligned(offset, len, &range);
         let mut position = offset;
         self.counts.calls += 1;
         let sent = retry(socket, WaitsFor::Send, || {

@@ -42,7 +42,7 @@ impl AttachedMethod for Splice {
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
+        let (offset, len) = first_chunk(source, &range, self.options.chunk_bytes)?;
         let calls = &mut self.counts.calls;
         let sent = self.pipe.send(socket, source, offset, len, calls, |pipe, offset, len| {
             let mut position = offset;

@@ -46,7 +46,7 @@ impl AttachedMethod for UringChain {
         if source.as_memory().is_some() {
             return Err(Error::Unsupported("memory needs no read: use uring-send"));
         }
-        let (offset, len) = first_chunk(&range, self.buffer.len());
+        let (offset, len) = first_chunk(source, &range, self.buffer.len())?;
         let (read, sent) = self
             .ring
             .read_then_send(source.descriptor(), offset, socket, &self.buffer, 0..len)

@@ -59,7 +59,7 @@ impl AttachedMethod for UringSend {
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let (offset, len) = first_chunk(&range, self.buffer.len());
+        let (offset, len) = first_chunk(source, &range, self.buffer.len())?;
         let sent = if let Some(memory) = source.as_memory() {
             self.ring.send(socket, memory, offset as usize..offset as usize + len)
         } else {

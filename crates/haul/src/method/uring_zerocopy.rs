@@ -18,7 +18,7 @@ use haul_sys::region::MappedRegion;
 use haul_sys::uring::Ring;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// Bytes of all buffers of one socket: half of the 8 MiB that an unprivileged user may pin by
@@ -46,6 +46,7 @@ pub(super) const ENTRY: Entry = Entry {
             has_registered: false,
             nonblocking: is_nonblocking(socket)?,
             in_flight: VecDeque::new(),
+            copying: None,
             counts: Counts::default(),
         }))
     },
@@ -71,6 +72,8 @@ struct UringZerocopy {
     has_registered: bool,
     nonblocking: bool,
     in_flight: VecDeque<SendInFlight>,
+    /// Sends what no buffer is free for.
+    copying: Option<Box<dyn AttachedMethod>>,
     counts: Counts,
 }
 
@@ -89,8 +92,10 @@ impl UringZerocopy {
         if self.buffers.is_none() {
             let chunk_bytes = self.options.chunk_bytes;
             let count = (BUFFERS_BYTES / chunk_bytes).clamp(2, BUFFERS_MAX);
-            let region =
-                Arc::new(MappedRegion::anonymous(count * chunk_bytes).map_err(failed(Call::Mmap))?);
+            let region = Arc::new(
+                MappedRegion::anonymous(count.saturating_mul(chunk_bytes))
+                    .map_err(failed(Call::Mmap))?,
+            );
             self.register(&region);
             self.buffers = Some(Buffers { region, free: (0..count).collect() });
         }
@@ -98,16 +103,17 @@ impl UringZerocopy {
     }
 
     /// Returns a buffer that the kernel does not hold. If all are in flight, a blocking socket
-    /// waits for a completion, and a non-blocking one gets [`Error::WouldBlock`].
-    fn acquire_buffer(&mut self) -> Result<(usize, Arc<MappedRegion>), Error> {
+    /// waits for a completion, and a non-blocking one gets `None`: it may be writable, so the
+    /// caller cannot wait for it.
+    fn acquire_buffer(&mut self) -> Result<Option<(usize, Arc<MappedRegion>)>, Error> {
         loop {
             self.drain_completions();
             let buffers = self.buffers()?;
             if let Some(buffer) = buffers.free.pop() {
-                return Ok((buffer, Arc::clone(&buffers.region)));
+                return Ok(Some((buffer, Arc::clone(&buffers.region))));
             }
             if self.nonblocking {
-                return Err(Error::WouldBlock);
+                return Ok(None);
             }
             self.ring.wait().map_err(failed(Call::UringEnter))?;
         }
@@ -134,6 +140,20 @@ impl UringZerocopy {
         if let (Some(buffers), Some(buffer)) = (&mut self.buffers, buffer) {
             buffers.free.push(buffer);
         }
+    }
+
+    /// Sends with a copy.
+    fn copy(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        source: Source<'_>,
+        range: Range<u64>,
+    ) -> Result<u64, Error> {
+        let copying = match &mut self.copying {
+            Some(copying) => copying,
+            none => none.insert(SendMethod::ReadSend.attach(socket, &self.options)?),
+        };
+        copying.send(socket, source, range)
     }
 
     fn send_region(
@@ -166,13 +186,15 @@ impl AttachedMethod for UringZerocopy {
         source: Source<'_>,
         range: Range<u64>,
     ) -> Result<u64, Error> {
-        let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
+        let (offset, len) = first_chunk(source, &range, self.options.chunk_bytes)?;
         if let Some(memory) = source.as_memory() {
             self.register(memory);
             self.drain_completions();
             return self.send_region(socket, memory, offset as usize..offset as usize + len, None);
         }
-        let (buffer, region) = self.acquire_buffer()?;
+        let Some((buffer, region)) = self.acquire_buffer()? else {
+            return self.copy(socket, source, range);
+        };
         let start = buffer * self.options.chunk_bytes;
         self.counts.calls += 1;
         let read = match region.fill(source.descriptor(), offset, start..start + len) {
@@ -193,7 +215,21 @@ impl AttachedMethod for UringZerocopy {
         Ok(self.in_flight.len())
     }
 
+    fn completion_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        (!self.in_flight.is_empty()).then(|| self.ring.as_fd())
+    }
+
     fn counts(&self) -> Counts {
-        Counts { calls: self.counts.calls + self.ring.enters(), ..self.counts }
+        let copied = self.copying.as_ref().map(|copying| copying.counts()).unwrap_or_default();
+        Counts {
+            bytes: self.counts.bytes + copied.bytes,
+            calls: self.counts.calls + copied.calls + self.ring.enters(),
+            copied_bytes: self.counts.copied_bytes + copied.bytes,
+            ..self.counts
+        }
+    }
+
+    fn kernel_copied_bytes(&self) -> u64 {
+        self.counts.copied_bytes
     }
 }

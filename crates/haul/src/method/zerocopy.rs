@@ -39,16 +39,16 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::ReportedByKernel,
     fallback: Some(SendMethod::ReadSend),
     attach: |socket, options| {
-        if !enable_zerocopy(socket)? {
+        if !enable_zerocopy(socket, options.own_bytes)? {
             return Err(Error::Unsupported(
-                "SO_ZEROCOPY was set before, and bytes that were sent before are on the way",
+                "bytes that other code has sent are still in the socket",
             ));
         }
         Ok(Box::new(Zerocopy {
             tracker: CompletionTracker::default(),
             options: options.clone(),
             counts: Counts::default(),
-            enobufs_copied_bytes: 0,
+            own_copied_bytes: 0,
         }))
     },
 };
@@ -57,8 +57,9 @@ struct Zerocopy {
     tracker: CompletionTracker,
     options: MethodOptions,
     counts: Counts,
-    /// Bytes that were sent by a plain send, because the kernel had no memory to track them.
-    enobufs_copied_bytes: u64,
+    /// Bytes that were sent by a plain send, because their number was unknown or the kernel had no
+    /// memory to track them.
+    own_copied_bytes: u64,
 }
 
 impl Zerocopy {
@@ -99,7 +100,7 @@ impl Zerocopy {
         self.counts.calls += 1;
         let sent = region.send(socket, range, SendMode::Copy)?;
         self.counts.copied_bytes += sent as u64;
-        self.enobufs_copied_bytes += sent as u64;
+        self.own_copied_bytes += sent as u64;
         Ok(sent)
     }
 
@@ -135,7 +136,7 @@ impl AttachedMethod for Zerocopy {
         if self.tracker.in_flight() >= IN_FLIGHT_BEFORE_DRAIN {
             self.drain_completions(socket).map_err(failed(Call::ErrorQueue))?;
         }
-        let (offset, len) = first_chunk(&range, self.options.chunk_bytes);
+        let (offset, len) = first_chunk(source, &range, self.options.chunk_bytes)?;
         let sent = if let Some(memory) = source.as_memory() {
             self.send_pages(socket, memory, offset as usize..offset as usize + len)
                 .map_err(failed(Call::SendZerocopy))?
@@ -163,6 +164,6 @@ impl AttachedMethod for Zerocopy {
     }
 
     fn kernel_copied_bytes(&self) -> u64 {
-        self.counts.copied_bytes - self.enobufs_copied_bytes
+        self.counts.copied_bytes - self.own_copied_bytes
     }
 }

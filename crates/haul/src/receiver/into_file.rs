@@ -23,9 +23,9 @@ pub(super) struct IntoFile {
 }
 
 impl IntoFile {
-    /// Whether it holds bytes that come before the socket's.
-    pub fn holds_bytes(&self) -> bool {
-        !self.unwritten.is_empty() || self.pipe.as_ref().is_some_and(|pipe| pipe.held_bytes() > 0)
+    /// The bytes that it holds, which come before the socket's.
+    pub fn held_bytes(&self) -> usize {
+        self.unwritten.len() + self.pipe.as_ref().map_or(0, Pipe::held_bytes)
     }
 
     /// Disables splicing.
