@@ -63,6 +63,9 @@ pub struct Receiver<S: AsFd> {
     guard: LowWaterGuard<S>,
     /// Whether TCP's own calls apply: no upper-layer protocol (kTLS) changes the bytes.
     is_plain_tcp: bool,
+    /// Whether TCP itself was seen to receive, and not a BPF program in its place (sockmap).
+    /// Mapping the pages of such a socket crashes the kernel (seen with Linux 6.18).
+    has_tcp_received: bool,
     settings: ReceiveSettings,
     window: Option<ReceiveWindow>,
     trial: MappingTrial,
@@ -280,6 +283,7 @@ impl<S: AsFd> Receiver<S> {
         Ok(Self {
             guard: LowWaterGuard { socket: Some(socket), low_water: 1, earlier_low_water: None },
             is_plain_tcp,
+            has_tcp_received: false,
             settings,
             window: None,
             trial: MappingTrial::new(settings.mapping),
@@ -464,6 +468,17 @@ impl<S: AsFd> Receiver<S> {
             if self.window.is_none() {
                 self.open_window();
             }
+            if !self.has_tcp_received {
+                match self.find_tcp_bytes()? {
+                    Some(is_open) => must_recv = !is_open,
+                    None if has_waited || self.window.is_none() => must_recv = has_waited,
+                    None if !wait(self.guard.socket(), self.guard.low_water)? => {
+                        return Ok(Ready::Ended);
+                    }
+                    None => has_waited = true,
+                }
+                continue;
+            }
             let Some(window) = &mut self.window else { continue };
             let started = self.trial.start_clock();
             self.report.mapped.calls += 1;
@@ -493,6 +508,28 @@ impl<S: AsFd> Receiver<S> {
                     error => return Err(error),
                 },
             }
+        }
+    }
+
+    /// Finds out whether TCP itself receives: true if it has received bytes, false at the end of the
+    /// stream, `None` if nothing has arrived. Closes the window if it does not.
+    fn find_tcp_bytes(&mut self) -> Result<Option<bool>, Error> {
+        if self.window.is_none() {
+            return Ok(None);
+        }
+        match sockopt::peek_tcp(self.guard.socket()) {
+            Ok(has_bytes) => {
+                self.has_tcp_received = has_bytes;
+                Ok(Some(has_bytes))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::FAULT) => {
+                self.is_plain_tcp = false;
+                self.window = None;
+                self.stop_mapping("a BPF program receives in TCP's place (sockmap)".into());
+                Ok(None)
+            }
+            Err(error) => Err(failed(Call::RecvPeek)(error)),
         }
     }
 

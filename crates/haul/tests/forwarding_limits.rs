@@ -1,6 +1,7 @@
 //! Forwarders of one direction, with first bytes, with limits, driven by events, taken apart.
 
 use haul::{Error, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Readiness, Step};
+use rustix::event::{PollFd, PollFlags};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -105,6 +106,27 @@ fn a_reset_of_the_sink_ends_a_silent_direction() {
         });
         drop(client);
     }
+}
+
+/// The kernel reports the reason of a lost connection only once, to the call that copies the
+/// message.
+#[test]
+fn a_message_for_a_reset_sink_gives_the_error_of_the_reset() {
+    let (client, from, to, server) = chain();
+    let mut forwarder = Forwarder::one_way(&from, &to).unwrap();
+    // Closing with unread data resets the connection.
+    (&to).write_all(b"unread").unwrap();
+    server.set_nonblocking(false).unwrap();
+    assert_eq!(server.peek(&mut [0; 10]).unwrap(), 6);
+    drop(server);
+    let mut hang_up = [PollFd::new(&to, PollFlags::empty())];
+    assert_eq!(rustix::event::poll(&mut hang_up, None), Ok(1));
+    (&client).write_all(b"message").unwrap();
+    from.set_nonblocking(false).unwrap();
+    assert_eq!(from.peek(&mut [0; 10]).unwrap(), 7);
+    from.set_nonblocking(true).unwrap();
+    let error = forwarder.step().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET), "{error}");
 }
 
 /// A small message takes one call to receive and one to send, and an idle direction none.

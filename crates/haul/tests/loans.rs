@@ -646,3 +646,93 @@ fn a_failed_datagram_does_not_affect_other_loans() {
         .with_limits(LoanLimits::default().with_loans_max(0).with_bytes_max(1));
     assert!(matches!(Sender::with_settings(on_loopback().0, none), Err(Error::InvalidInput(_))));
 }
+
+/// A filter may make `setsockopt` succeed without an effect. The kernel then ignores
+/// `MSG_ZEROCOPY` and reports no completion.
+#[test]
+fn loans_are_copied_where_so_zerocopy_cannot_be_set() {
+    let (from, to) = on_loopback();
+    let received = receive_all(to);
+    // The filter stays with its thread.
+    let lending = thread::spawn(move || {
+        ignore_zerocopy_option();
+        let mut sender = Sender::new(from).unwrap();
+        sender.lend(bytes_of(1, 100_000)).unwrap();
+        assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, LoanOutcome::Copied);
+        assert!(sender.report().fallbacks[0].reason.contains("no effect"), "{sender:?}");
+    });
+    lending.join().unwrap();
+    assert!(received.join().unwrap() == bytes_of(1, 100_000));
+}
+
+/// Makes setting `SO_ZEROCOPY` succeed without an effect for this thread.
+fn ignore_zerocopy_option() {
+    use seccompiler::{
+        SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    };
+    let equals = |argument, value: libc::c_int| {
+        let len = SeccompCmpArgLen::Dword;
+        SeccompCondition::new(argument, len, SeccompCmpOp::Eq, value as u64).unwrap()
+    };
+    let conditions = vec![equals(1, libc::SOL_SOCKET), equals(2, libc::SO_ZEROCOPY)];
+    let rules = [(libc::SYS_setsockopt, vec![SeccompRule::new(conditions).unwrap()])];
+    let filter = SeccompFilter::new(
+        rules.into(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(0),
+        std::env::consts::ARCH.try_into().unwrap(),
+    );
+    let program: seccompiler::BpfProgram = filter.unwrap().try_into().unwrap();
+    seccompiler::apply_filter(&program).unwrap();
+}
+
+/// Loans that cannot pay are copied before the call returns: they wait for no completion.
+#[test]
+fn a_loan_of_less_than_10_kib_is_copied_at_once() {
+    let (from, to) = on_loopback();
+    let received = receive_all(to);
+    let mut sender = Sender::new(from).unwrap();
+    sender.lend(vec![1; (10 << 10) - 1]).unwrap();
+    assert!(sender.has_returned_buffers() && !sender.wants().completion);
+    sender.reclaim().unwrap().for_each(drop);
+    sender.lend(vec![1; 10 << 10]).unwrap();
+    assert!(!sender.has_returned_buffers() && sender.wants().completion);
+    assert_eq!(reclaim_all(&mut sender).len(), 1);
+    drop(sender);
+    assert_eq!(received.join().unwrap().len(), (20 << 10) - 1);
+}
+
+/// The error of a plain send is not reported as one of a zero-copy send, which the kernel may
+/// refuse for other reasons.
+#[test]
+fn the_error_of_a_copied_loan_names_the_plain_send() {
+    let (from, to) = UnixStream::pair().unwrap();
+    drop(to);
+    let refused = Sender::new(from).unwrap().lend(vec![1; 100_000]).unwrap_err();
+    assert!(refused.error.to_string().starts_with("send: "), "{refused}");
+}
+
+/// A message to a closed port makes a later send fail, which says nothing about that send.
+#[test]
+fn a_peer_that_was_closed_for_a_while_does_not_end_lending() {
+    let (from, to) = connected_datagrams();
+    let address = to.local_addr().unwrap();
+    let mut sender = Sender::new(from).unwrap();
+    sender.lend(bytes_of(0, 20_000)).unwrap();
+    assert_eq!(to.recv(&mut vec![0; 30_000]).unwrap(), 20_000);
+    assert_eq!(reclaim_all(&mut sender).len(), 1);
+    drop(to);
+    sender.send_all(b"refused").unwrap();
+    let to = UdpSocket::bind(address).unwrap();
+    to.set_read_timeout(Some(TIMEOUT)).unwrap();
+    for loan in 1..4 {
+        sender.lend(bytes_of(loan, 20_000)).unwrap();
+        let mut datagram = vec![0; 30_000];
+        assert_eq!(to.recv(&mut datagram).unwrap(), 20_000);
+        assert!(datagram[..20_000] == bytes_of(loan, 20_000));
+        // After the first one, which meets the error, loans are sent from their own pages again.
+        assert_eq!(sender.wants().completion, loan > 1);
+        assert_eq!(reclaim_all(&mut sender).len(), 1);
+    }
+    assert!(sender.report().fallbacks.is_empty(), "{:?}", sender.report());
+}

@@ -84,6 +84,35 @@ fn loans_are_copied_without_memory_to_pin() {
     receiver.join().unwrap();
 }
 
+/// The kernel charges the limit for all bytes that a call offers, also for those that the socket
+/// does not accept. So a loan is offered in pieces.
+#[test]
+fn a_loan_of_more_bytes_than_may_be_pinned_is_not_copied() {
+    const LOAN_BYTES: usize = 9 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    // Less is in flight than may be pinned.
+    rustix::net::sockopt::set_socket_send_buffer_size(&from, 1 << 20).unwrap();
+    let mut to = listener.accept().unwrap().0;
+    let receiver = thread::spawn(move || {
+        let mut received = Vec::new();
+        to.read_to_end(&mut received).unwrap();
+        received.len()
+    });
+    let settings = SendSettings::default().with_lend_when_copied(true);
+    let mut sender = Sender::with_settings(from, settings).unwrap();
+    with_pinned_max(8 << 20, || {
+        // The first loan shows the kernel's numbers.
+        for bytes in [50_000, LOAN_BYTES] {
+            sender.lend(vec![7; bytes]).unwrap();
+            assert_eq!(sender.wait_for_completions(Duration::from_secs(20)).unwrap(), 0);
+        }
+    });
+    assert_eq!(sender.report().enobufs_count, 0, "{sender:?}");
+    drop(sender);
+    assert_eq!(receiver.join().unwrap(), 50_000 + LOAN_BYTES);
+}
+
 /// The method `zerocopy` copies what the kernel has no memory to track. That is no sign that the
 /// kernel copies zero-copy sends, so the method stays in use.
 #[test]

@@ -399,3 +399,67 @@ fn a_file_that_cannot_be_sent_leaves_the_methods_to_the_next_one() {
     drop(sender);
     assert!(received.join().unwrap() == vec![7; 1 << 20]);
 }
+
+/// A forked child has the same pipe as its parent. The bytes that the parent's call has left in it
+/// are still to be sent by the parent.
+#[test]
+fn a_forked_child_takes_no_bytes_from_the_pipe_of_its_parents_sender() {
+    let bytes = pattern(16 << 20);
+    let file = file_with(&bytes);
+    for method in [SendMethod::Splice, SendMethod::Vmsplice] {
+        let (from, mut to) = connected();
+        from.set_nonblocking(true).unwrap();
+        let settings = SendSettings::default().with_choice(method);
+        let mut sender = Sender::with_settings(from, settings).unwrap();
+        let stopped = sender.send_file_all(&file, 0..bytes.len() as u64).unwrap_err();
+        assert!(matches!(stopped.error, Error::WouldBlock), "{method}: {stopped}");
+        let rest = stopped.sent_bytes..bytes.len() as u64;
+        let mut received = vec![0; rest.start as usize];
+        to.read_exact(&mut received).unwrap();
+        // The child sends the same bytes as the parent afterwards.
+        let code = haul_lab_sys::child::in_forked_child(|| {
+            i32::from(!matches!(sender.send_file(&file, rest.clone()), Ok(1..)))
+        });
+        assert_eq!(code.unwrap(), Some(0), "{method}: the child did not send");
+        let receiving = receive_all(to);
+        sender.socket().set_nonblocking(false).unwrap();
+        sender.send_file_all(&file, rest.clone()).unwrap();
+        drop(sender);
+        received.extend(receiving.join().unwrap());
+        assert!(received.starts_with(&bytes[..rest.start as usize]), "{method}");
+        assert!(received.ends_with(&bytes[rest.start as usize..]), "{method}");
+    }
+}
+
+/// A forked child shares the memory of its parent's io_uring ring.
+#[test]
+fn a_forked_child_sends_through_a_ring_of_its_own() {
+    for method in [SendMethod::UringSend, SendMethod::UringChain, SendMethod::UringZerocopy] {
+        if is_unsupported(method) {
+            continue;
+        }
+        let bytes = pattern(300_000);
+        let (from, to) = connected();
+        let settings = SendSettings::default().with_choice(method);
+        let mut sender = Sender::with_settings(from, settings).unwrap();
+        let file = file_with(&bytes);
+        let received = receive_all(to);
+        let send = |sender: &mut Sender<TcpStream>| {
+            sender.send_file_all(&file, 0..bytes.len() as u64).is_ok()
+        };
+        assert!(send(&mut sender), "{method}");
+        let rings = || {
+            let links = std::fs::read_dir("/proc/self/fd").unwrap();
+            let targets = links.filter_map(|link| std::fs::read_link(link.unwrap().path()).ok());
+            targets.filter(|target| target.ends_with("anon_inode:[io_uring]")).count()
+        };
+        let code = haul_lab_sys::child::in_forked_child(|| {
+            let inherited = rings();
+            i32::from(!send(&mut sender) || rings() <= inherited)
+        });
+        assert_eq!(code.unwrap(), Some(0), "{method}: the child used its parent's ring");
+        assert!(send(&mut sender), "{method}");
+        drop(sender);
+        assert!(received.join().unwrap() == bytes.repeat(3), "{method}");
+    }
+}

@@ -232,6 +232,35 @@ fn nearly_all_bytes_are_mapped_if_segments_are_pages() {
     assert!(percent >= 90.0, "only {percent:.1} % was mapped: {report:?}");
 }
 
+/// A mapping of such a socket's pages crashes some kernels, so only the check before it is tested.
+#[test]
+fn a_socket_whose_data_a_bpf_program_receives_is_recognised() {
+    let (mut from, to) = on_loopback();
+    let is_nothing = |result: std::io::Result<bool>| {
+        result.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    assert!(is_nothing(sockopt::peek_tcp(&to)));
+    let intercepted = match haul_lab_sys::sockmap::Sockmap::intercept(&to) {
+        Ok(intercepted) => intercepted,
+        Err(error) => return eprintln!("SKIPPED: there is no sockmap here: {error}"),
+    };
+    from.write_all(b"through the program").unwrap();
+    let mut byte = [0];
+    assert_eq!(to.peek(&mut byte).unwrap(), 1);
+    let error = sockopt::peek_tcp(&to).unwrap_err();
+    assert_eq!(rustix::io::Errno::from_io_error(&error), Some(rustix::io::Errno::FAULT));
+    drop(intercepted);
+    let (mut from, mut to) = on_loopback();
+    from.write_all(b"12").unwrap();
+    assert_eq!(to.peek(&mut byte).unwrap(), 1);
+    assert!(sockopt::peek_tcp(&to).unwrap());
+    to.read_exact(&mut [0; 2]).unwrap();
+    assert!(is_nothing(sockopt::peek_tcp(&to)));
+    drop(from);
+    assert_eq!(to.peek(&mut byte).unwrap(), 0);
+    assert!(!sockopt::peek_tcp(&to).unwrap());
+}
+
 #[test]
 fn a_peer_on_the_same_machine_is_not_mapped_unless_that_is_asked_for() {
     for (mapping, expected) in [(None, "could change mapped pages"), (Some(Mapping::Always), "")] {
@@ -509,6 +538,18 @@ fn dropping_a_receiver_resets_the_low_water_mark() {
     assert_eq!((&to).read(&mut buffer).unwrap(), 5);
 }
 
+/// The program may have set a mark of its own.
+#[test]
+fn dropping_a_receiver_restores_the_programs_low_water_mark() {
+    let (_from, to) = on_loopback();
+    sockopt::set_receive_low_water(&to, 700).unwrap();
+    let mut receiver = Receiver::new(&to).unwrap();
+    receiver.expect(50_000);
+    assert!(sockopt::receive_low_water(&to).unwrap() > 700);
+    drop(receiver);
+    assert_eq!(sockopt::receive_low_water(&to).unwrap(), 700);
+}
+
 /// A filter of system calls or a BPF program may refuse the low-water mark, which only saves
 /// wake-ups. No byte may be lost by that.
 #[test]
@@ -575,6 +616,67 @@ fn refuse_low_water() {
     );
     let program: seccompiler::BpfProgram = filter.unwrap().try_into().unwrap();
     seccompiler::apply_filter(&program).unwrap();
+}
+
+/// The end of the stream is `Ok(0)`, too.
+#[test]
+fn a_reversed_range_of_a_file_is_refused() {
+    let (_from, to) = on_loopback();
+    let file = tempfile::tempfile().unwrap();
+    let (start, end) = (10, 5);
+    let received = Receiver::new(to).unwrap().receive_into_file(&file, start..end);
+    assert!(matches!(received, Err(Error::InvalidInput(_))), "{received:?}");
+}
+
+/// A file that is opened for appending, which `splice` cannot write to, says nothing about the
+/// next file of the connection.
+#[test]
+fn a_file_that_does_not_support_splice_leaves_it_to_the_next_file() {
+    const BUFFER_BYTES: usize = 1000;
+    let (mut from, to) = on_loopback();
+    from.write_all(&stream_bytes(0, 20_000)).unwrap();
+    let settings = ReceiveSettings::default().with_buffer_bytes(BUFFER_BYTES);
+    let mut receiver = Receiver::with_settings(to, settings).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = File::options().append(true).create(true).open(folder.path().join("one")).unwrap();
+    let mut position = receiver.receive_into_file(&file, 0..20_000).unwrap();
+    assert!(position <= BUFFER_BYTES as u64, "{:?}", receiver.report());
+    let file = tempfile::tempfile().unwrap();
+    while position < 20_000 {
+        let count = receiver.receive_into_file(&file, position..20_000).unwrap();
+        // A call that reads is limited by the buffer.
+        assert!(count > BUFFER_BYTES as u64, "{:?}", receiver.report());
+        position += count;
+    }
+}
+
+/// A forked child has the same pipe as its parent, and the bytes in it are the parent's.
+#[test]
+fn a_forked_child_takes_no_bytes_from_its_parents_pipe() {
+    let (mut from, to) = on_loopback();
+    from.write_all(&stream_bytes(0, 10_000)).unwrap();
+    let mut receiver = Receiver::new(to).unwrap();
+    // `splice` into a file that is not open for writing fails, and leaves the bytes in the pipe.
+    let unwritable = File::open("/dev/null").unwrap();
+    receiver.receive_into_file(&unwritable, 0..10_000).unwrap_err();
+    receiver.socket().set_nonblocking(true).unwrap();
+    let code = haul_lab_sys::child::in_forked_child(|| {
+        let file = tempfile::tempfile().unwrap();
+        let refused = [
+            receiver.receive_into(&mut [0; 100]).map(|_| ()),
+            receiver.receive_into_file(&file, 0..100).map(|_| ()),
+            receiver.receive().map(|_| ()),
+            receiver.discard(100).map(|_| ()),
+        ];
+        i32::from(!refused.iter().all(|refused| matches!(refused, Err(Error::Forked))))
+    });
+    assert_eq!(code.unwrap(), Some(0), "the child received bytes");
+    receiver.socket().set_nonblocking(false).unwrap();
+    drop(from);
+    let mut all = Vec::new();
+    receiver.read_to_end(&mut all).unwrap();
+    assert_eq!(all.len(), 10_000);
+    check(0, &all);
 }
 
 /// If a file accepts only a part of the bytes in the pipe, the next call begins with the others,

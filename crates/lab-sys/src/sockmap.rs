@@ -1,8 +1,8 @@
-//! Two TCP sockets joined in the kernel: a BPF program redirects each socket's received data to the
-//! other.
+//! TCP sockets whose received data a BPF program handles: two that are joined in the kernel, each
+//! sending what the other receives, and one whose data the program only passes on.
 //!
-//! Uses `BPF_MAP_TYPE_SOCKMAP` (Linux 4.14; with only a verdict program 5.13). The program has five
-//! instructions, encoded here by hand.
+//! Uses `BPF_MAP_TYPE_SOCKMAP` (Linux 4.14; with only a verdict program 5.13). The programs have at
+//! most six instructions, encoded here by hand.
 //!
 //! Limitation: there is no notification when all data has been forwarded. The kernel forwards from
 //! a queue of its own, so shutting down a socket after its peer has ended may lose the queued
@@ -79,12 +79,12 @@ struct ProgramAttach {
     attach_flags: u32,
 }
 
-/// Two joined sockets. Dropping this separates them and may lose the bytes that the kernel has
-/// queued.
+/// The sockets in a BPF program's hands. Dropping this takes them out and may lose the bytes that
+/// the kernel has queued.
 #[derive(Debug)]
 pub struct Sockmap {
-    _maps: [OwnedFd; 2],
-    _programs: [OwnedFd; 2],
+    _maps: Vec<OwnedFd>,
+    _programs: Vec<OwnedFd>,
 }
 
 impl Sockmap {
@@ -106,7 +106,22 @@ impl Sockmap {
             // calls `tcp_data_ready`).
             haul_sys::sockopt::set_receive_low_water(socket, 1)?;
         }
-        Ok(Self { _maps: maps, _programs: programs })
+        Ok(Self { _maps: maps.into(), _programs: programs.into() })
+    }
+
+    /// Lets a program receive the data of a connected TCP socket in TCP's place, and pass it on to
+    /// the socket's reader.
+    ///
+    /// **`getsockopt(TCP_ZEROCOPY_RECEIVE)` on that socket may crash the kernel** (seen with 6.18).
+    /// Errors are those of [`Sockmap::join`].
+    pub fn intercept(socket: impl AsFd) -> io::Result<Self> {
+        /// `SK_PASS` of `enum sk_action`.
+        const SK_PASS: i32 = 1;
+        let map = create_map()?;
+        let program = load(&[move_immediate(0, SK_PASS), EXIT])?;
+        attach(&map, &program)?;
+        insert(&map, socket.as_fd())?;
+        Ok(Self { _maps: vec![map], _programs: vec![program] })
     }
 }
 
@@ -119,14 +134,7 @@ fn create_map() -> io::Result<OwnedFd> {
 
 /// Loads `return bpf_sk_redirect_map(skb, map, 0, 0)`; the packet's context stays in register 1.
 fn load_redirect_to(map: &OwnedFd) -> io::Result<OwnedFd> {
-    let move_immediate = |register: u8, immediate| Instruction {
-        // BPF_ALU64 | BPF_MOV | BPF_K
-        code: 0xb7,
-        registers: register,
-        offset: 0,
-        immediate,
-    };
-    let program = [
+    load(&[
         // BPF_LD | BPF_IMM | BPF_DW: a 64-bit immediate takes two instructions.
         Instruction {
             code: 0x18,
@@ -137,10 +145,22 @@ fn load_redirect_to(map: &OwnedFd) -> io::Result<OwnedFd> {
         Instruction { code: 0, registers: 0, offset: 0, immediate: 0 },
         move_immediate(3, 0),
         move_immediate(4, 0),
-        // BPF_JMP | BPF_CALL, BPF_JMP | BPF_EXIT
+        // BPF_JMP | BPF_CALL
         Instruction { code: 0x85, registers: 0, offset: 0, immediate: SK_REDIRECT_MAP },
-        Instruction { code: 0x95, registers: 0, offset: 0, immediate: 0 },
-    ];
+        EXIT,
+    ])
+}
+
+/// BPF_JMP | BPF_EXIT: returns register 0.
+const EXIT: Instruction = Instruction { code: 0x95, registers: 0, offset: 0, immediate: 0 };
+
+/// BPF_ALU64 | BPF_MOV | BPF_K
+fn move_immediate(register: u8, immediate: i32) -> Instruction {
+    Instruction { code: 0xb7, registers: register, offset: 0, immediate }
+}
+
+/// Loads a program that decides what becomes of received data.
+fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
     bpf_descriptor(
         BPF_PROG_LOAD,
         &ProgramLoad {

@@ -217,6 +217,15 @@ mod tests {
         assert_eq!(&bytes, b"3456789");
     }
 
+    /// Where `off_t` has 32 bits, offsets beyond 2 GiB would wrap, too.
+    #[test]
+    fn an_offset_beyond_the_c_librarys_is_an_error() {
+        let file = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let region = MappedRegion::anonymous(page_bytes()).unwrap();
+        let error = region.fill(&file, u64::MAX, 0..64).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EOVERFLOW));
+    }
+
     #[test]
     fn a_range_outside_the_region_is_an_error() {
         let region = MappedRegion::anonymous(page_bytes()).unwrap();

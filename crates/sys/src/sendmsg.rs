@@ -81,7 +81,13 @@ const MESSAGES_MAX: usize = 1024;
 /// 1024.
 ///
 /// `InvalidInput` if `datagram_bytes` is 0.
-pub fn send_group(socket: impl AsFd, bytes: &[u8], datagram_bytes: usize) -> io::Result<usize> {
+/// `nonblocking` as in [`SendOptions`].
+pub fn send_group(
+    socket: impl AsFd,
+    bytes: &[u8],
+    datagram_bytes: usize,
+    nonblocking: bool,
+) -> io::Result<usize> {
     if datagram_bytes == 0 {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -104,15 +110,12 @@ pub fn send_group(socket: impl AsFd, bytes: &[u8], datagram_bytes: usize) -> io:
         })
         .collect();
     let fd = socket.as_fd().as_raw_fd();
+    let flags = libc::MSG_NOSIGNAL | if nonblocking { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: each message names a part of `bytes`, which the kernel only reads; parts and messages
     // outlive the call.
     retry_call(&socket, WaitsFor::Send, || unsafe {
-        libc::sendmmsg(
-            fd,
-            messages.as_mut_ptr(),
-            messages.len() as libc::c_uint,
-            libc::MSG_NOSIGNAL as _,
-        ) as libc::ssize_t
+        libc::sendmmsg(fd, messages.as_mut_ptr(), messages.len() as libc::c_uint, flags as _)
+            as libc::ssize_t
     })
 }
 
@@ -136,12 +139,12 @@ mod tests {
             let len = to.recv(&mut received).unwrap();
             assert_eq!(&received[..len], part);
         }
-        assert_eq!(send_group(&from, &bytes, 1000).unwrap(), 3);
+        assert_eq!(send_group(&from, &bytes, 1000, false).unwrap(), 3);
         for part in bytes.chunks(1000) {
             let len = to.recv(&mut received).unwrap();
             assert_eq!(&received[..len], part);
         }
-        assert!(send_group(&from, &bytes, 0).is_err());
+        assert!(send_group(&from, &bytes, 0, false).is_err());
         let single = SendOptions::default();
         assert_eq!(send(&from, &[IoSlice::new(b"alone")], single).unwrap(), 5);
         assert_eq!(to.recv(&mut received).unwrap(), 5);

@@ -46,6 +46,21 @@ pub fn discard(socket: impl AsFd, len: usize) -> io::Result<usize> {
     })
 }
 
+/// Whether TCP itself has bytes to receive, which stay where they are; false at the end of the
+/// stream. Never blocks.
+///
+/// `EAGAIN` if nothing has arrived. `EFAULT` if another protocol receives in TCP's place, such as a
+/// sockmap.
+pub fn peek_tcp(socket: impl AsFd) -> io::Result<bool> {
+    let fd = socket.as_fd().as_raw_fd();
+    let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+    // SAFETY: as for `discard`.
+    let peeked = crate::syscall(|| unsafe {
+        libc::recv(fd, std::ptr::null_mut(), 1, flags) as libc::ssize_t
+    });
+    peeked.map(|count| count > 0)
+}
+
 /// Limits the rate at which the socket sends (`SO_MAX_PACING_RATE`, Linux 3.13).
 ///
 /// TCP paces without the `fq` qdisc since 4.13. The kernel counts payload and headers.

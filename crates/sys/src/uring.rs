@@ -8,6 +8,7 @@
 //! Not supported: polled rings, registered files, multishot operations, and receiving (see
 //! [`crate::uring_receive`]).
 
+use crate::fork;
 use crate::region::MappedRegion;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::collections::HashMap;
@@ -50,6 +51,8 @@ pub struct Ring {
     without_result: usize,
     enters: u64,
     is_broken: bool,
+    /// The process that has set it up ([`fork::generation`]).
+    process: u64,
 }
 
 impl std::fmt::Debug for Ring {
@@ -83,6 +86,7 @@ impl Ring {
             without_result: 0,
             enters: 0,
             is_broken: false,
+            process: fork::generation(),
         })
     }
 
@@ -297,6 +301,11 @@ impl AsFd for Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
+        if self.process != fork::generation() {
+            // A forked child shares the queues, and would take its parent's completions. Its copy of
+            // the memory is its own.
+            return;
+        }
         self.collect();
         if self.without_result > 0 {
             // The kernel may still write to this memory, so it is leaked. Zero-copy sends that only
@@ -335,4 +344,15 @@ fn send_entry(
     let (start, len) = region.slice(&range)?;
     let fd = types::Fd(socket.as_fd().as_raw_fd());
     Ok(opcode::Send::new(fd, start.cast::<u8>().cast_const(), entry_len(len)).flags(flags).build())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_length_of_an_operation_does_not_wrap() {
+        assert_eq!(entry_len(4096), 4096);
+        assert_eq!((entry_len(4 << 30), entry_len((4 << 30) + 5)), (1 << 30, 1 << 30));
+    }
 }

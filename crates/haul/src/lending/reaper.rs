@@ -347,6 +347,7 @@ impl Poller<AbandonedLoans> for Epoll {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::loan::LoanLimits;
     use shuttle::sync::Condvar;
     use shuttle::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use std::collections::HashSet;
@@ -433,6 +434,17 @@ mod tests {
             keys.extend(state.ready.drain());
             true
         }
+    }
+
+    /// The program may go on to use the socket, and `connect` to no address would disconnect it.
+    #[test]
+    fn an_aborted_udp_socket_keeps_its_peer() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(socket.local_addr().unwrap()).unwrap();
+        let lending = Lending::new(LoanLimits::default(), 0, fork::generation());
+        let other = Box::new(socket.try_clone().unwrap());
+        AbandonedLoans { socket: other, lending, has_timeout: false }.abort();
+        assert_eq!(socket.peer_addr().unwrap(), socket.local_addr().unwrap());
     }
 
     /// In every order of threads, no item is dropped early and every item is dropped in the end. A

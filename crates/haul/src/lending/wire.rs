@@ -85,7 +85,9 @@ impl ZeroCopySocket for OsSocket<'_> {
                 if !zerocopy && self.lacks_segmentation(&error, segment_bytes) =>
             {
                 let segment_bytes = usize::from(segment_bytes);
-                let datagrams = sendmsg::send_group(self.socket, bytes, segment_bytes)?;
+                let nonblocking = self.nonblocking;
+                let datagrams =
+                    sendmsg::send_group(self.socket, bytes, segment_bytes, nonblocking)?;
                 Ok(bytes.len().min(datagrams * segment_bytes))
             }
             (sent, ..) => sent,

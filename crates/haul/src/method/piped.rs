@@ -105,3 +105,61 @@ impl SourcePipe {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags};
+    use rustix::io::Errno;
+    use rustix::net::sockopt;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    fn connected() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (from, listener.accept().unwrap().0)
+    }
+
+    /// The kernel reports the reason only once, to the call that has sent some bytes.
+    #[test]
+    fn the_reason_of_a_lost_connection_is_returned_by_the_next_call() {
+        let ((from, to), file) = (connected(), tempfile::tempfile().unwrap());
+        let (mut pipe, mut peer) = (SourcePipe::new(1 << 20).unwrap(), Some(to));
+        let mut fills = 0;
+        let mut fill = |pipe: &Pipe, _: u64, _: usize| {
+            fills += 1;
+            if let Some(peer) = peer.take_if(|_| fills == 2) {
+                // Without a time to linger, closing resets the connection.
+                sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+                drop(peer);
+                let mut hang_up = [PollFd::new(&from, PollFlags::empty())];
+                assert_eq!(rustix::event::poll(&mut hang_up, None), Ok(1));
+            }
+            Ok(rustix::io::write(pipe.write_end(), &[7; 1000]).unwrap())
+        };
+        let mut send = || pipe.send(from.as_fd(), Source::from(&file), 0, 5000, &mut 0, &mut fill);
+        assert_eq!(send().unwrap(), 1000);
+        assert_eq!(send().unwrap_err().raw_os_error(), Some(Errno::CONNRESET.raw_os_error()));
+    }
+
+    /// The next call may be for another file.
+    #[test]
+    fn an_error_of_the_source_is_not_returned_by_the_next_call() {
+        let ((from, _to), file) = (connected(), tempfile::tempfile().unwrap());
+        let mut pipe = SourcePipe::new(1 << 20).unwrap();
+        let mut fills = 0;
+        let mut fill = |pipe: &Pipe, _: u64, _: usize| {
+            fills += 1;
+            if fills == 2 {
+                return Err(failed(Call::Splice)(Errno::IO.into()));
+            }
+            Ok(rustix::io::write(pipe.write_end(), &[7; 1000]).unwrap())
+        };
+        let mut send =
+            |len| pipe.send(from.as_fd(), Source::from(&file), 0, len, &mut 0, &mut fill);
+        assert_eq!(send(5000).unwrap(), 1000);
+        assert_eq!(send(1000).unwrap(), 1000);
+    }
+}

@@ -7,6 +7,7 @@ use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::method::Counts;
 use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
+use haul_sys::fork;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::SpliceFlags;
 use std::io;
@@ -20,6 +21,8 @@ pub(super) struct IntoFile {
     is_disabled: bool,
     /// Bytes that were read and that a file did not accept.
     unwritten: Vec<u8>,
+    /// The process that has read them ([`fork::generation`]).
+    process: u64,
 }
 
 impl IntoFile {
@@ -112,6 +115,7 @@ impl IntoFile {
                         stopped.map_or_else(Into::into, |_| io::ErrorKind::WriteZero.into());
                     // Before the bytes already kept: these were taken from there, or none are kept.
                     self.unwritten.splice(..0, bytes[written..].iter().copied());
+                    self.process = fork::generation();
                     if written == 0 {
                         return Err(failed(Call::Pwrite)(error));
                     }
@@ -126,6 +130,9 @@ impl IntoFile {
     /// Takes bytes that come before the socket's; returns how many, 0 if there are none.
     pub fn take_held(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         if !self.unwritten.is_empty() {
+            if self.process != fork::generation() {
+                return Err(Error::Forked);
+            }
             let count = buffer.len().min(self.unwritten.len());
             buffer[..count].copy_from_slice(&self.unwritten[..count]);
             self.unwritten.drain(..count);

@@ -237,7 +237,7 @@ impl MemorySendTask {
                     }
                     (Socket::Udp(socket), SendCall::Group) => {
                         let datagram_bytes = usize::from(self.datagram_bytes);
-                        sendmsg::send_group(socket, bytes, datagram_bytes)
+                        sendmsg::send_group(socket, bytes, datagram_bytes, false)
                             .map(|taken| bytes.len().min(taken * datagram_bytes))
                     }
                     (Socket::Udp(socket), by) => {
