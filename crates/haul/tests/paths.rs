@@ -431,6 +431,32 @@ fn a_forked_child_takes_no_bytes_from_the_pipe_of_its_parents_sender() {
     }
 }
 
+/// A child has the queues of its parent's ring in its memory.
+#[test]
+fn a_forked_child_takes_no_completions_from_its_parents_ring() {
+    if is_unsupported(SendMethod::UringZerocopy) {
+        return;
+    }
+    let (from, mut to) = connected();
+    let settings =
+        SendSettings::default().with_choice(MethodChoice::Method(SendMethod::UringZerocopy));
+    let mut sender = Sender::with_settings(from, settings).unwrap();
+    let memory = Memory::new(std::io::repeat(7), 200_000).unwrap();
+    sender.send_file_all(&memory, 0..200_000).unwrap();
+    to.read_exact(&mut vec![0; 200_000]).unwrap();
+    while haul_sys::sockopt::bytes_to_send(&sender).unwrap() > 0 {
+        thread::yield_now();
+    }
+    let sender = std::sync::Mutex::new(Some(sender));
+    let code = haul_lab_sys::child::in_forked_child(|| {
+        drop(sender.lock().unwrap().take());
+        0
+    });
+    assert_eq!(code.unwrap(), Some(0));
+    let mut sender = sender.lock().unwrap().take().unwrap();
+    assert_eq!(sender.wait_for_completions(Duration::from_secs(5)).unwrap(), 0);
+}
+
 /// A forked child shares the memory of its parent's io_uring ring.
 #[test]
 fn a_forked_child_sends_through_a_ring_of_its_own() {
