@@ -24,8 +24,12 @@ pub struct ServeArguments {
     /// (net.ipv4.tcp_allowed_congestion_control)
     #[arg(long, default_value = "reno")]
     congestion: String,
-    /// Trials, separated by commas [default: all]: 256MiB, 1MiB, 64KiB, 4KiB, 4KiB-logged,
-    /// 4KiB-10000, https-1MiB, idle-10000, slow-10000
+    /// MTU of the link between the hosts, in bytes
+    #[arg(long, default_value_t = 9000)]
+    mtu: u32,
+    /// Trials, separated by commas [default: all]: 256MiB, 256MiB-64 (connections), 256MiB-new
+    /// (published a second ago), 1MiB, 64KiB, 4KiB, 4KiB-logged, 4KiB-10000, https-1MiB,
+    /// idle-10000, slow-10000
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
     /// Servers to compare with haul, separated by commas [default: all of nginx, lighttpd, caddy,
@@ -35,6 +39,10 @@ pub struct ServeArguments {
     /// Options of an additional haul serve to measure, such as '--path splice'; may be repeated
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     variant: Vec<String>,
+    /// Parameters of the directive listen of an additional nginx, such as sndbuf=4m; may be
+    /// repeated
+    #[arg(long, value_name = "PARAMETERS")]
+    nginx_listen: Vec<String>,
     /// Also measure this other build of haul, such as the one before a change
     #[arg(long, value_name = "PROGRAM")]
     other: Option<PathBuf>,
@@ -55,7 +63,8 @@ pub fn bare(arguments: &BareArguments) -> Result<(), String> {
 
 /// Builds haul in release mode and measures the servers in interleaved rounds.
 pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
-    let ServeArguments { rounds, congestion, trials, against, variant, other } = arguments;
+    let ServeArguments { rounds, congestion, mtu, trials, against, variant, nginx_listen, other } =
+        arguments;
     if let Some(unknown) =
         trials.iter().find(|name| TRIALS.iter().all(|trial| trial.name != **name))
     {
@@ -92,9 +101,11 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
         kinds,
         rounds: *rounds,
         congestion: congestion.clone(),
+        mtu: *mtu,
         haul: build()?,
         other_haul: other.clone(),
         variants: variant.clone(),
+        nginx_listen: nginx_listen.clone(),
     };
     serve::run(&plan)
 }

@@ -3,6 +3,7 @@
 //! The simple client discards bodies in the kernel, so that it does not limit the throughput.
 
 use haul_lab::Host;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
@@ -56,29 +57,78 @@ pub fn wrk(host: &Host, url: &str, connections: usize, seconds: u32) -> Result<W
     Ok(WrkReport { requests })
 }
 
-/// Requests `file` repeatedly on one connection until `until`; returns the received body bytes.
-pub fn receive_bulk(server: SocketAddr, file: &str, until: Instant) -> Result<u64, String> {
+/// Requests `file` repeatedly on each connection until `until`; returns the received body bytes.
+///
+/// One thread receives for all connections, as an event loop does.
+pub fn receive_bulk(
+    server: SocketAddr,
+    file: &str,
+    connections: usize,
+    until: Instant,
+) -> Result<u64, String> {
     let failed = |error: std::io::Error| format!("getting {file} from {server}: {error}");
-    let mut stream = TcpStream::connect(server).map_err(failed)?;
-    stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(failed)?;
-    let mut bytes = 0;
+    let mut downloads = Vec::with_capacity(connections);
+    for _ in 0..connections {
+        let stream = TcpStream::connect(server).map_err(failed)?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).map_err(failed)?;
+        downloads.push(Download { stream, left: 0, bytes: 0 });
+    }
+    let timeout = Timespec::try_from(RESPONSE_TIMEOUT).map_err(|error| error.to_string())?;
     while Instant::now() < until {
-        send_request(&mut stream, server, file).map_err(failed)?;
-        let (length, received) = read_head(&mut stream).map_err(failed)?;
-        let mut left = length.saturating_sub(received);
-        bytes += received;
-        while left > 0 && Instant::now() < until {
-            let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(1 << 30);
-            match haul_sys::sockopt::discard(&stream, wanted).map_err(failed)? {
-                0 => return Err(format!("{server} closed the connection {left} bytes early")),
-                count => {
-                    left -= count as u64;
-                    bytes += count as u64;
-                }
+        let ready: Vec<bool> = if let [_] = &downloads[..] {
+            // The receiving call waits by itself.
+            vec![true]
+        } else {
+            let mut descriptors: Vec<_> = downloads
+                .iter()
+                .map(|download| PollFd::new(&download.stream, PollFlags::IN))
+                .collect();
+            let count = rustix::event::poll(&mut descriptors, Some(&timeout));
+            if count.map_err(|errno| failed(errno.into()))? == 0 && downloads[0].left > 0 {
+                return Err(format!("{server} sends nothing"));
+            }
+            descriptors.iter().map(|one| one.revents().contains(PollFlags::IN)).collect()
+        };
+        for (download, is_ready) in downloads.iter_mut().zip(ready) {
+            if download.left == 0 {
+                download.request(server, file).map_err(failed)?;
+            } else if is_ready {
+                download.receive().map_err(failed)?;
             }
         }
     }
-    Ok(bytes)
+    Ok(downloads.iter().map(|download| download.bytes).sum())
+}
+
+/// A connection that receives bodies.
+struct Download {
+    stream: TcpStream,
+    /// What is left of the present body, in bytes.
+    left: u64,
+    /// Received so far.
+    bytes: u64,
+}
+
+impl Download {
+    fn request(&mut self, server: SocketAddr, file: &str) -> std::io::Result<()> {
+        send_request(&mut self.stream, server, file)?;
+        let (length, received) = read_head(&mut self.stream)?;
+        self.left = length.saturating_sub(received);
+        self.bytes += received;
+        Ok(())
+    }
+
+    fn receive(&mut self) -> std::io::Result<()> {
+        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(1 << 30);
+        let count = haul_sys::sockopt::discard(&self.stream, wanted)? as u64;
+        if count == 0 {
+            let message = format!("the server closed the connection {} bytes early", self.left);
+            return Err(std::io::Error::other(message));
+        }
+        self.left -= count;
+        self.bytes += count;
+        Ok(())
+    }
 }
 
 /// Measures the 99th percentile of the latency of single requests until `until`.

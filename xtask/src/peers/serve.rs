@@ -22,14 +22,16 @@ const FIRST_PORT: u16 = 8001;
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Duration of the calibration of the idle machine, before and after each measurement.
 const CALIBRATION: Duration = Duration::from_millis(100);
-/// Age of the served files at the first measurement. `haul serve` sends files that changed within
-/// the last ten seconds by copying (crates/serve/src/files/object.rs).
+/// Age of the served files at the first measurement. `haul serve` sends some files that were written
+/// within the last ten seconds by copying (crates/serve/src/files/opener.rs).
 const FILE_AGE: Duration = Duration::from_secs(11);
 /// Pause in which a server closes many connections. It uses the CPU on which the next server is
 /// measured.
 const CLOSE_PAUSE: Duration = Duration::from_secs(3);
 /// Duration of a measurement of large bodies.
 const BULK_WINDOW: Duration = Duration::from_secs(1);
+/// The time between the publication of a file and its measurement.
+const PUBLISHED_FOR: Duration = Duration::from_secs(1);
 
 /// One comparison of all servers: a file, a load, and the additional work of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +44,11 @@ pub struct Trial {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Load {
-    /// One connection receives bodies at full speed. Figure: CPU time per MiB.
-    Bulk,
+    /// Connections receive bodies at full speed. Figure: CPU time per MiB.
+    Bulk { connections: usize },
+    /// One connection receives the body of a file that was renamed into place a second ago. Figure:
+    /// CPU time per MiB.
+    Published,
     /// All connections send requests repeatedly. Figure: requests per second of CPU time within
     /// the window.
     Requests { connections: usize, seconds: u32, window: Window },
@@ -65,6 +70,8 @@ enum Window {
 
 /// Number of connections that wrk keeps busy easily.
 const FEW_CONNECTIONS: usize = 16;
+const ONE_BULK: Load = Load::Bulk { connections: 1 };
+const MANY_BULK: Load = Load::Bulk { connections: 64 };
 const FEW: Load = Load::Requests { connections: FEW_CONNECTIONS, seconds: 1, window: Window::All };
 /// Many active connections. The window excludes the time in which wrk opens and closes them.
 const MANY: Load = Load::Requests {
@@ -78,8 +85,10 @@ const SLOW: Load = Load::Slow { per_kind: 5000, seconds: 3 };
 const LARGEST_FILE: &str = "256MiB";
 
 /// All trials, in the order of their execution.
-pub const TRIALS: [Trial; 9] = [
-    Trial { name: "256MiB", file: "256MiB", load: Load::Bulk, service: Service::Plain },
+pub const TRIALS: [Trial; 11] = [
+    Trial { name: "256MiB", file: "256MiB", load: ONE_BULK, service: Service::Plain },
+    Trial { name: "256MiB-64", file: "256MiB", load: MANY_BULK, service: Service::Plain },
+    Trial { name: "256MiB-new", file: "published", load: Load::Published, service: Service::Plain },
     Trial { name: "1MiB", file: "1MiB", load: FEW, service: Service::Plain },
     Trial { name: "64KiB", file: "64KiB", load: FEW, service: Service::Plain },
     Trial { name: "4KiB", file: "4KiB", load: FEW, service: Service::Plain },
@@ -90,8 +99,13 @@ pub const TRIALS: [Trial; 9] = [
     Trial { name: "slow-10000", file: "4KiB", load: SLOW, service: Service::Plain },
 ];
 
-const FILES: [(&str, usize); 4] =
-    [("4KiB", 4 << 10), ("64KiB", 64 << 10), ("1MiB", 1 << 20), ("256MiB", 256 << 20)];
+const FILES: [(&str, usize); 5] = [
+    ("4KiB", 4 << 10),
+    ("64KiB", 64 << 10),
+    ("1MiB", 1 << 20),
+    ("256MiB", 256 << 20),
+    ("published", 256 << 20),
+];
 
 /// Servers and trials of a comparison.
 #[derive(Debug)]
@@ -100,18 +114,22 @@ pub struct ComparisonPlan {
     pub kinds: Vec<ServerKind>,
     pub rounds: usize,
     pub congestion: String,
+    /// MTU of the link, in bytes.
+    pub mtu: u32,
     pub haul: PathBuf,
     /// Another build of `haul` to measure.
     pub other_haul: Option<PathBuf>,
     /// Options of additional `haul serve` instances, one string for each.
     pub variants: Vec<String>,
+    /// Parameters of nginx's directive `listen`, one string for each additional nginx.
+    pub nginx_listen: Vec<String>,
 }
 
 /// Runs all trials and prints a table for each.
 pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
     let failed = |error: LabError| error.to_string();
     haul_lab::enter_user_namespace().map_err(failed)?;
-    let lab = Lab::veth(&Settings::default()).map_err(failed)?;
+    let lab = Lab::veth(&Settings::default().with_mtu(plan.mtu)).map_err(failed)?;
     for host in [&lab.sender, &lab.receiver] {
         host.set_sysctl("net.ipv4.tcp_congestion_control", &plan.congestion).map_err(failed)?;
     }
@@ -138,7 +156,9 @@ pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
             continue;
         }
         let variants = plan.variants.iter().map(|options| (ServerKind::Haul, &**options));
-        for (kind, options) in plan.kinds.iter().map(|&kind| (kind, "")).chain(variants) {
+        let tuned = plan.nginx_listen.iter().map(|options| (ServerKind::Nginx, &**options));
+        let usual = plan.kinds.iter().map(|&kind| (kind, ""));
+        for (kind, options) in usual.chain(variants).chain(tuned) {
             if !kind.supports(service) {
                 continue;
             }
@@ -162,7 +182,7 @@ pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
     for trial in &plan.trials {
         let servers: Vec<_> =
             servers.iter().filter(|server| server.service == trial.service).collect();
-        run_trial(&lab, trial, &servers, plan.rounds)?;
+        run_trial(&lab, &root, trial, &servers, plan.rounds)?;
     }
     Ok(())
 }
@@ -197,8 +217,18 @@ fn wait_until_listening(lab: &Lab, server: &RunningServer) -> Result<(), String>
     Err(format!("{} does not listen at {}", server.name, server.address))
 }
 
+/// Replaces a file by a copy of itself, as a publication does.
+fn publish(path: &Path) -> std::io::Result<()> {
+    let new = path.with_extension("new");
+    fs::copy(path, &new)?;
+    fs::rename(&new, path)?;
+    thread::sleep(PUBLISHED_FOR);
+    Ok(())
+}
+
 fn run_trial(
     lab: &Lab,
+    root: &Path,
     trial: &Trial,
     servers: &[&RunningServer],
     rounds: usize,
@@ -222,6 +252,9 @@ fn run_trial(
                 let index = (turn + round) % servers.len();
                 let server = servers[index];
                 eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, server.name);
+                if trial.load == Load::Published {
+                    publish(&root.join(trial.file)).map_err(|error| error.to_string())?;
+                }
                 let mut measure_load = |load| {
                     let measurement = measure(lab, &meter, trial.file, load, server);
                     if load == trial.load {
@@ -379,10 +412,11 @@ fn measure(
             let bytes = received_bytes(lab)? - bytes_at_start;
             Ok::<f64, String>(count * bytes_in_window.unwrap_or(bytes) / bytes)
         })?,
-        Load::Bulk | Load::Idle { .. } | Load::Slow { .. } => {
+        Load::Bulk { .. } | Load::Published | Load::Idle { .. } | Load::Slow { .. } => {
+            let connections = if let Load::Bulk { connections } = load { connections } else { 1 };
             let until = Instant::now() + BULK_WINDOW;
-            let bytes = lab.receiver.run(|| clients::receive_bulk(server.address, file, until));
-            bytes.map_err(|error| error.to_string())?? as f64
+            let receive = || clients::receive_bulk(server.address, file, connections, until);
+            lab.receiver.run(receive).map_err(|error| error.to_string())?? as f64
         }
     };
     let after = after.map_or_else(|| LabSnapshot::take(lab, meter), Ok)?;
@@ -444,7 +478,7 @@ fn print(
     traffic: &[Vec<Traffic>],
 ) {
     let (unit, is_more_better) = match trial.load {
-        Load::Bulk => ("server µs/MiB", false),
+        Load::Bulk { .. } | Load::Published => ("server µs/MiB", false),
         Load::Requests { .. } => ("requests per server-CPU-second", true),
         Load::Idle { .. } => ("MiB resident", false),
         Load::Slow { .. } => ("p99 in µs", false),

@@ -46,7 +46,7 @@ pub struct Setup<'s> {
     /// Address to listen at.
     pub address: SocketAddr,
     pub service: Service,
-    /// Additional options of `haul serve`.
+    /// Additional options of `haul serve`, or parameters of nginx's directive `listen`.
     pub options: &'s str,
 }
 
@@ -260,11 +260,12 @@ fn nginx_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
            keepalive_requests 1000000000; keepalive_timeout 75s;\n\
            open_file_cache max=4096 inactive=60s; open_file_cache_valid 60s;\n\
            access_log {access_log};\n\
-           server {{ listen {address}{ssl} backlog=4096; {tls} root {root}; }}\n\
+           server {{ listen {address}{ssl} backlog=4096 {listen}; {tls} root {root}; }}\n\
          }}\n",
         pid = files.pid.display(),
         errors = files.error_log.display(),
         address = setup.address,
+        listen = setup.options,
         root = setup.root.display(),
     )
 }
