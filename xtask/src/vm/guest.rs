@@ -135,20 +135,22 @@ struct Outcomes {
 }
 
 /// Connects to the host and sends the first byte, which selects when the host reads.
-fn connect(port: u16, command: u8) -> Result<TcpStream, VmError> {
-    let mut connection =
-        TcpStream::connect((HOST, port)).map_err(step("connecting to the host"))?;
-    connection.write_all(&[command]).map_err(step("beginning a connection"))?;
-    Ok(connection)
+fn connect(port: u16) -> Result<TcpStream, VmError> {
+    TcpStream::connect((HOST, port)).map_err(step("connecting to the host"))
+}
+
+/// Lets the host read from the connections that wait for it.
+fn release(port: u16) -> Result<(), VmError> {
+    connect(port)?.write_all(&[RELEASE]).map_err(step("beginning a connection"))
 }
 
 /// Sends `total` bytes of the test stream from lent buffers and waits for the host's verdict.
 ///
 /// Each buffer is overwritten as soon as it is returned.
 fn lend(port: u16, total: u64, buffer_bytes: usize) -> Result<(SendReport, Outcomes), VmError> {
-    let connection = connect(port, READ_NOW)?;
+    let connection = connect(port)?;
     let mut replies = connection.try_clone().map_err(step("cloning a socket"))?;
-    let mut sender = new_sender(connection)?;
+    let mut sender = new_sender(connection, READ_NOW)?;
     let pool = new_pool(buffer_bytes, 65)?;
     let mut outcomes = Outcomes::default();
     let mut position = lend_first(&mut sender)?;
@@ -169,10 +171,10 @@ fn lend(port: u16, total: u64, buffer_bytes: usize) -> Result<(SendReport, Outco
 /// Checks loans to a host that does not read: those that do not fit into its buffers stay with the
 /// kernel. Returned buffers are overwritten, which must not change the bytes that arrive.
 fn check_stalled_reader(port: u16) -> Result<(), VmError> {
-    let connection = connect(port, READ_LATER)?;
+    let connection = connect(port)?;
     connection.set_nonblocking(true).map_err(step("setting O_NONBLOCK"))?;
     let mut replies = connection.try_clone().map_err(step("cloning a socket"))?;
-    let mut sender = new_sender(connection)?;
+    let mut sender = new_sender(connection, READ_LATER)?;
     let pool = new_pool(256 << 10, 64)?;
     let mut outcomes = Outcomes::default();
     let mut position = lend_first(&mut sender)?;
@@ -184,7 +186,7 @@ fn check_stalled_reader(port: u16) -> Result<(), VmError> {
     reclaim_all(&mut sender, &mut outcomes)?;
     let in_flight = sender.report().outstanding_loans;
     check(in_flight > 0, || "the kernel returned every loan before the host read".into())?;
-    connect(port, RELEASE)?;
+    release(port)?;
     let deadline = Instant::now() + TIMEOUT;
     while sender.flush().is_err()
         || sender.wait_for_completions(Duration::from_millis(10)).map_err(failed)? > 0
@@ -207,9 +209,9 @@ fn check_stalled_reader(port: u16) -> Result<(), VmError> {
 
 /// Checks that the loans of a dropped sender stay with the kernel until the host has read them.
 fn check_dropped_sender(port: u16) -> Result<(), VmError> {
-    let connection = Arc::new(connect(port, READ_LATER)?);
+    let connection = Arc::new(connect(port)?);
     connection.set_nonblocking(true).map_err(step("setting O_NONBLOCK"))?;
-    let mut sender = Sender::new(Arc::clone(&connection)).map_err(failed)?;
+    let mut sender = new_sender(Arc::clone(&connection), READ_LATER)?;
     let pool = new_pool(16 << 10, 16)?;
     let mut position = lend_first(&mut sender)?;
     // They fit into the socket's buffer: a sender that is dropped with part of a loan unsent resets
@@ -221,7 +223,7 @@ fn check_dropped_sender(port: u16) -> Result<(), VmError> {
     sender.reclaim().map_err(failed)?.for_each(drop);
     let in_flight = pool.in_use();
     drop(sender);
-    connect(port, RELEASE)?;
+    release(port)?;
     let deadline = Instant::now() + TIMEOUT;
     while pool.in_use() > 0 {
         check(Instant::now() < deadline, || format!("{} buffers not returned", pool.in_use()))?;
@@ -285,8 +287,12 @@ fn check_kernel_tls() -> Result<(), VmError> {
     check(finding.verdict == haul_bench::doctor::Verdict::Good, || finding.why.clone())
 }
 
-fn new_sender(connection: TcpStream) -> Result<Sender<TcpStream>, VmError> {
-    Sender::new(connection).map_err(failed)
+/// A sender that has sent the command byte with which a connection begins. Sent by other code, the
+/// byte would delay zero-copy until it is acknowledged.
+fn new_sender<S: std::os::fd::AsFd>(connection: S, command: u8) -> Result<Sender<S>, VmError> {
+    let mut sender = Sender::new(connection).map_err(failed)?;
+    sender.send_all(&[command]).map_err(failed)?;
+    Ok(sender)
 }
 
 fn new_pool(buffer_bytes: usize, buffers_max: usize) -> Result<BufferPool, VmError> {
