@@ -423,7 +423,11 @@ fn loans_of_a_socket_that_was_used_before_come_back() {
         assert_eq!(reclaim_all(&mut sender).len(), 8, "cleared: {clears_option}");
         assert!(sender.report().loans.copied_bytes > 0);
         // And those of another sender on the same socket.
-        let mut sender = Sender::new(sender.into_inner().unwrap()).unwrap();
+        let from = sender.into_inner().unwrap();
+        wait_until("the peer has acknowledged all bytes", || {
+            sockopt::bytes_to_send(&from).unwrap() == 0
+        });
+        let mut sender = Sender::new(from).unwrap();
         for loan in 8..12 {
             sender.lend(bytes_of(loan, 100_000)).unwrap();
         }

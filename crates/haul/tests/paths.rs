@@ -120,6 +120,10 @@ fn uring_zerocopy_waits_for_its_ring_and_never_for_a_writable_socket() {
     let (from, to) = connected();
     from.set_nonblocking(true).unwrap();
     rustix::net::sockopt::set_socket_send_buffer_size(&from, 8 << 20).unwrap();
+    if rustix::net::sockopt::socket_send_buffer_size(&from).unwrap() < 4 << 20 {
+        eprintln!("SKIPPED: net.core.wmem_max allows no buffer that is larger than the method's");
+        return;
+    }
     let settings =
         SendSettings::default().with_choice(MethodChoice::Method(SendMethod::UringZerocopy));
     let mut sender = Sender::with_settings(from, settings).unwrap();

@@ -17,7 +17,7 @@ use crate::clock::Clock;
 use crate::control::Control;
 use crate::counter::ConnectionCounters;
 use crate::error::Error;
-use crate::eviction::{self, Activity, Candidate, Victims};
+use crate::eviction::{Activity, Candidate, Victims};
 use crate::listener::{Accepted, Listener};
 use crate::log_limiter::LogLimiter;
 use crate::network::{Network, NetworkLimit, NetworkPermit};
@@ -620,11 +620,11 @@ impl<H: Handler> EventLoop<H> {
     /// The connection to close to make room for another, if there is one.
     fn victim(&mut self) -> Option<usize> {
         let now = self.clock.seconds();
-        while let Some(token) = self.victims.next(now) {
-            if let Some((connection, handler)) = self.connection(token)
-                && eviction::is_due(handler.activity(connection), now)
+        while let Some(victim) = self.victims.next(now) {
+            if let Some((connection, handler)) = self.connection(victim.token)
+                && victim.is_due(handler.activity(connection), now)
             {
-                return Some(index(token));
+                return Some(index(victim.token));
             }
         }
         let candidates: Vec<_> = self
@@ -638,7 +638,7 @@ impl<H: Handler> EventLoop<H> {
             })
             .collect();
         self.victims.choose(&candidates, now);
-        self.victims.next(now).map(index)
+        self.victims.next(now).map(|victim| index(victim.token))
     }
 
     /// Closes a connection to make room for another.

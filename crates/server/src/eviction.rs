@@ -7,7 +7,8 @@
 //! 3. those whose message has not moved 64 KiB in five seconds, the longest stalled first.
 //!
 //! Within each of the three, a connection of a [`Network`] with many connections is closed before
-//! one of a network with few, so that a client that opens thousands of them evicts its own.
+//! one of a network with few, so that a client that opens thousands of them evicts its own. A
+//! network that has a quarter of all connections gets one second instead of two and five.
 
 use crate::network::Network;
 use std::cmp::Reverse;
@@ -18,6 +19,13 @@ use std::collections::{HashMap, VecDeque};
 const REQUEST_SECONDS: u32 = 2;
 /// The time without progress after which a message counts as stalled, in seconds.
 const STALLED_SECONDS: u32 = 5;
+/// The time that a dominant network gets instead of both, in seconds. One client that opens
+/// connections faster than they are evicted would otherwise keep others waiting for so long.
+const DOMINANT_SECONDS: u32 = 1;
+/// A network is dominant if it has this part of all connections, and more than a few.
+const DOMINANT_PART: usize = 4;
+/// The most connections of a network that is not dominant in any case.
+const FEW_CONNECTIONS: usize = 16;
 /// The progress of a message, in bytes: 13 KB/s over [`STALLED_SECONDS`].
 const PROGRESS_BYTES: u64 = 64 << 10;
 /// The most connections that are chosen at a time. Choosing looks at all connections.
@@ -39,8 +47,11 @@ pub enum Activity {
 
 impl Activity {
     /// The place in the order of eviction; `None` if the connection is not to be evicted now.
-    fn class(self, now_seconds: u32) -> Option<u8> {
-        let has_lasted = |since: u32, seconds| now_seconds.saturating_sub(since) >= seconds;
+    fn class(self, is_of_dominant_network: bool, now_seconds: u32) -> Option<u8> {
+        let has_lasted = |since: u32, seconds: u32| {
+            let seconds = if is_of_dominant_network { DOMINANT_SECONDS } else { seconds };
+            now_seconds.saturating_sub(since) >= seconds
+        };
         match self {
             Self::Idle => Some(0),
             Self::Beginning(since) if has_lasted(since, REQUEST_SECONDS) => Some(1),
@@ -98,17 +109,31 @@ pub(crate) struct Candidate {
 /// Connections that were chosen to be evicted, for a second at most.
 #[derive(Debug, Default)]
 pub(crate) struct Victims {
-    tokens: VecDeque<u64>,
+    chosen: VecDeque<Victim>,
     chosen_at_seconds: u32,
+}
+
+/// A connection that was chosen to be evicted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Victim {
+    pub token: u64,
+    is_of_dominant_network: bool,
+}
+
+impl Victim {
+    /// Whether it may still be evicted.
+    pub fn is_due(self, activity: Activity, now_seconds: u32) -> bool {
+        activity.class(self.is_of_dominant_network, now_seconds).is_some()
+    }
 }
 
 impl Victims {
     /// Takes the next connection to evict, if one was chosen in this second.
-    pub fn next(&mut self, now_seconds: u32) -> Option<u64> {
+    pub fn next(&mut self, now_seconds: u32) -> Option<Victim> {
         if self.chosen_at_seconds != now_seconds {
-            self.tokens.clear();
+            self.chosen.clear();
         }
-        self.tokens.pop_front()
+        self.chosen.pop_front()
     }
 
     /// Chooses among all connections, at most one of sixteen.
@@ -120,31 +145,26 @@ impl Victims {
         let mut due: Vec<_> = candidates
             .iter()
             .filter_map(|candidate| {
-                let class = candidate.activity.class(now_seconds)?;
                 let network = candidate.network.and_then(|network| connections.get(&network));
-                // Networks of about the same size are equal.
-                let network_size = network.copied().unwrap_or(1).ilog2();
+                let network_size = network.copied().unwrap_or(1);
+                let is_of_dominant_network = network_size as usize > FEW_CONNECTIONS
+                    && network_size as usize * DOMINANT_PART >= candidates.len();
+                let class = candidate.activity.class(is_of_dominant_network, now_seconds)?;
                 let since = candidate.activity.since();
-                Some((
-                    (class, Reverse(network_size), since, candidate.latest_turn),
-                    candidate.token,
-                ))
+                // Networks of about the same size are equal.
+                let order = (class, Reverse(network_size.ilog2()), since, candidate.latest_turn);
+                Some((order, Victim { token: candidate.token, is_of_dominant_network }))
             })
             .collect();
         let count = (candidates.len() / 16).clamp(1, VICTIMS_MAX);
         if due.len() > count {
-            due.select_nth_unstable(count - 1);
+            due.select_nth_unstable_by_key(count - 1, |(order, _)| *order);
             due.truncate(count);
         }
-        due.sort_unstable();
-        self.tokens = due.into_iter().map(|(_, token)| token).collect();
+        due.sort_unstable_by_key(|(order, _)| *order);
+        self.chosen = due.into_iter().map(|(_, victim)| victim).collect();
         self.chosen_at_seconds = now_seconds;
     }
-}
-
-/// Whether a connection that was chosen may still be evicted.
-pub(crate) fn is_due(activity: Activity, now_seconds: u32) -> bool {
-    activity.class(now_seconds).is_some()
 }
 
 #[cfg(test)]
@@ -162,7 +182,7 @@ mod tests {
     fn chosen(candidates: &[Candidate]) -> Vec<u64> {
         let mut victims = Victims::default();
         victims.choose(candidates, NOW);
-        std::iter::from_fn(|| victims.next(NOW)).collect()
+        std::iter::from_fn(|| victims.next(NOW)).map(|victim| victim.token).collect()
     }
 
     #[test]
@@ -197,11 +217,30 @@ mod tests {
     }
 
     #[test]
+    fn a_dominant_network_gets_one_second() {
+        let activities = [Activity::Beginning(NOW - 1), Activity::Transferring(NOW - 1)];
+        for activity in activities {
+            let many = |host: u8, count: u64| {
+                (0..count)
+                    .map(move |token| candidate(1000 * u64::from(host) + token, host, activity))
+            };
+            let all: Vec<_> = many(1, 25).chain(many(2, 24)).chain(many(3, 51)).collect();
+            let victims = chosen(&all);
+            assert_eq!(victims.len(), 6);
+            assert!(victims.iter().all(|token| *token >= 3000), "{victims:?}");
+            assert!(chosen(&all[25..49]).iter().all(|token| *token >= 2000), "it is alone");
+            assert!(chosen(&all[..FEW_CONNECTIONS]).is_empty(), "a few are not dominant");
+            let fresh = Activity::Transferring(NOW);
+            assert!(chosen(&[candidate(1, 1, fresh); 40]).is_empty());
+        }
+    }
+
+    #[test]
     fn victims_are_forgotten_after_their_second() {
         let mut victims = Victims::default();
         victims.choose(&[candidate(7, 1, Activity::Idle)], NOW);
-        assert_eq!(victims.next(NOW + 1), None);
-        assert_eq!(victims.next(NOW), None);
+        assert!(victims.next(NOW + 1).is_none());
+        assert!(victims.next(NOW).is_none());
     }
 
     #[test]

@@ -319,7 +319,8 @@ fn ktls_covers_every_cipher_suite_that_clients_may_choose() {
     } else {
         Transport::Tls
     };
-    assert!(sent_bytes(&service, transport) >= 6 * large.len() as u64);
+    // The last 4 KiB of each response are copied by the program.
+    assert!(sent_bytes(&service, transport) >= 6 * (large.len() as u64 - 4096));
     if transport == Transport::Tls {
         eprintln!(
             "SKIPPED: ciphers were tested only without kTLS, which the kernel lacks (modprobe tls)"
