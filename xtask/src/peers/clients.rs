@@ -73,8 +73,13 @@ pub fn receive_bulk(
         stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).map_err(failed)?;
         downloads.push(Download { stream, left: 0, bytes: 0 });
     }
+    // A call goes on while bytes arrive, so a larger one would keep the others waiting.
+    let call_bytes_max = if connections == 1 { 1 << 30 } else { 1 << 20 };
     let timeout = Timespec::try_from(RESPONSE_TIMEOUT).map_err(|error| error.to_string())?;
     while Instant::now() < until {
+        for download in downloads.iter_mut().filter(|download| download.left == 0) {
+            download.request(server, file).map_err(failed)?;
+        }
         let ready: Vec<bool> = if let [_] = &downloads[..] {
             // The receiving call waits by itself.
             vec![true]
@@ -84,16 +89,14 @@ pub fn receive_bulk(
                 .map(|download| PollFd::new(&download.stream, PollFlags::IN))
                 .collect();
             let count = rustix::event::poll(&mut descriptors, Some(&timeout));
-            if count.map_err(|errno| failed(errno.into()))? == 0 && downloads[0].left > 0 {
+            if count.map_err(|errno| failed(errno.into()))? == 0 {
                 return Err(format!("{server} sends nothing"));
             }
             descriptors.iter().map(|one| one.revents().contains(PollFlags::IN)).collect()
         };
         for (download, is_ready) in downloads.iter_mut().zip(ready) {
-            if download.left == 0 {
-                download.request(server, file).map_err(failed)?;
-            } else if is_ready {
-                download.receive().map_err(failed)?;
+            if is_ready && download.left > 0 {
+                download.receive(call_bytes_max).map_err(failed)?;
             }
         }
     }
@@ -118,8 +121,8 @@ impl Download {
         Ok(())
     }
 
-    fn receive(&mut self) -> std::io::Result<()> {
-        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(1 << 30);
+    fn receive(&mut self, call_bytes_max: usize) -> std::io::Result<()> {
+        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(call_bytes_max);
         let count = haul_sys::sockopt::discard(&self.stream, wanted)? as u64;
         if count == 0 {
             let message = format!("the server closed the connection {} bytes early", self.left);
