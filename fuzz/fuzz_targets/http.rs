@@ -33,6 +33,7 @@ fn check_head(bytes: &[u8]) {
     let _ = evaluate(request.method, &request.fields, Some(&validators));
     let _ = range_applies(&request.fields, &validators, SystemTime::now());
     let _ = choose(&request.fields.accept_encoding, Coding::ALL.into_iter());
+    let _ = request.prefers_json();
     if let Some(credentials) = request.fields.authorization.and_then(Credentials::parse) {
         assert!(!credentials.user.contains(':') && !credentials.user.contains(char::is_control));
     }
