@@ -20,8 +20,8 @@ fn main() {
 
 fn send(path: &str, address: &str) -> Result<(), Box<dyn std::error::Error>> {
     let file = File::open(path)?;
-    // Refuses files that have no length: a FIFO, a directory, a file whose content the kernel
-    // generates.
+    // Refuses what is not a regular file, such as a FIFO or a directory. A file whose content the
+    // kernel generates, as in /proc, has length 0.
     let len = haul::file_len(&file)?;
     let mut sender = Sender::new(TcpStream::connect(address)?)?;
     sender.send_file_all(&file, 0..len)?;

@@ -66,9 +66,9 @@ impl Buffer {
         })
     }
 
-    /// Takes one reference to memory that others use too, such as a mapped file that is sent to
-    /// many peers. The rule of [`Buffer::owned`] applies, and [`Buffer::into_owner`] gives the
-    /// `Arc` back.
+    /// Takes one reference to memory that others use too, such as an `Arc<Vec<u8>>` or a mapped
+    /// file that is sent to many peers. (For `Arc<[u8]>`, use `Buffer::from`.) The rule of
+    /// [`Buffer::owned`] applies, and [`Buffer::into_owner`] gives the `Arc` back.
     ///
     /// ```
     /// let page = std::sync::Arc::new(vec![7; 8192]);
@@ -109,7 +109,9 @@ impl Buffer {
             (Some(start), Some(end)) if start <= end && end <= self.len => {
                 Ok(Self { start: self.start + start, len: end - start, ..self })
             }
-            _ => Err(Error::InvalidInput("the range is outside the buffer: take a smaller one")),
+            _ => Err(Error::InvalidInput(
+                "the range is not inside the buffer, or ends before it begins",
+            )),
         }
     }
 

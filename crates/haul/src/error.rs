@@ -186,7 +186,9 @@ impl fmt::Display for Error {
                 "the loan limits are reached: reclaim, then wait for POLLERR if no buffer is \
                  returned",
             ),
-            Self::LoanEmpty => formatter.write_str("an empty buffer cannot be lent"),
+            Self::LoanEmpty => {
+                formatter.write_str("an empty buffer cannot be lent: there is nothing to send")
+            }
             Self::LoanTooLarge { bytes, bytes_max } => write!(
                 formatter,
                 "a loan of {bytes} bytes is over LoanLimits::bytes_max ({bytes_max}): lend less \
@@ -203,7 +205,9 @@ impl fmt::Display for Error {
                 "all {buffers_max} buffers of the pool are in use: reclaim some, or use a larger \
                  pool"
             ),
-            Self::Failed { call, error } => write!(formatter, "{call}: {error}"),
+            Self::Failed { call, error } => {
+                write!(formatter, "{call}: {error}{}", remedy(*call, error))
+            }
         }
     }
 }
@@ -240,13 +244,6 @@ impl fmt::Display for SendAllError {
 }
 
 impl std::error::Error for SendAllError {}
-
-impl From<SendAllError> for Error {
-    /// Without the progress.
-    fn from(partial: SendAllError) -> Self {
-        partial.error
-    }
-}
 
 impl From<SendAllError> for io::Error {
     /// Keeps the kernel's error number, and drops the number of bytes that were sent. Of a call
@@ -306,6 +303,18 @@ fn advice(call: Call, error: &io::Error) -> &'static str {
         (_, Some(Errno::PERM | Errno::NOSYS | Errno::ACCESS)) => {
             " (a seccomp filter or a container forbids it)"
         }
+        _ => "",
+    }
+}
+
+/// What to do about an error that is no refusal.
+fn remedy(call: Call, error: &io::Error) -> &'static str {
+    match (call, Errno::from_io_error(error)) {
+        (_, Some(Errno::NOTCONN | Errno::DESTADDRREQ)) => " (connect the socket first)",
+        (Call::Send | Call::SendZerocopy, Some(Errno::MSGSIZE)) => {
+            " (a datagram holds at most 65,507 bytes, a segment what the MTU allows)"
+        }
+        (_, Some(Errno::BADF)) => " (the descriptor is not open for this direction)",
         _ => "",
     }
 }

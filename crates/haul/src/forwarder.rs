@@ -180,8 +180,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     /// to `to`, whose stream it then ends. It neither sends to `from` nor receives from `to`.
     ///
     /// If the TCP connection `to` is reset while `from` is silent, [`Forwarder::forward`] fails at
-    /// once. A caller of [`Forwarder::step`] learns it only if it also polls `to` for errors (with
-    /// no event requested), and calls `step` when there is one.
+    /// once, and so does [`Forwarder::step`] for a caller that polls as it states.
     pub fn one_way(from: A, to: B) -> Result<Self, Error> {
         Self::one_way_with_pool(from, to, ForwardPool::new(2)?)
     }
@@ -230,8 +229,12 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     ///
     /// The caller polls them level-triggered for what [`Step::Wait`] names. With edge-triggered
     /// polling (`EPOLLET`, mio), it registers them again after each [`Step::Wait`]: a step ends
-    /// before the kernel has reported that nothing more can be received. A socket for which no
-    /// event is named leaves the poll set: its hang-up would wake every poll at once.
+    /// before the kernel has reported that nothing more can be received.
+    ///
+    /// A socket for which no event is named is polled with no event requested, so that the caller
+    /// still sees its failure (`POLLERR`, `POLLHUP`) and calls again. After its first hang-up it
+    /// leaves the poll set: it would wake every poll at once. After an error the connection has
+    /// failed: later calls do not return the error again.
     pub fn step(&mut self) -> Result<Step, Error> {
         let both = Readiness { read: true, write: true };
         self.step_ready(both, both)

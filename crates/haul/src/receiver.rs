@@ -354,9 +354,10 @@ impl<S: AsFd> Receiver<S> {
     /// Receives into a range of a file, through a pipe and not through the program's memory.
     /// Returns the number of bytes, 0 at the end of the stream and for an empty range.
     ///
-    /// If the file cannot be spliced into, the bytes are read and written. Bytes that arrived and
-    /// could not be written (no space) are not lost: the call returns the error, or the number of
-    /// bytes that were written, and the next call of any kind begins with the others
+    /// The file must be open for writing, have offsets, and not be open with `O_APPEND`, which
+    /// ignores them. If it cannot be spliced into, the bytes are read and written. Bytes that
+    /// arrived and could not be written (no space) are not lost: the call returns the error, or the
+    /// number of bytes that were written, and the next call of any kind begins with the others
     /// ([`Receiver::held_bytes`]).
     pub fn receive_into_file(&mut self, file: impl AsFd, range: Range<u64>) -> Result<u64, Error> {
         if range.start > range.end {
@@ -511,8 +512,8 @@ impl<S: AsFd> Receiver<S> {
         }
     }
 
-    /// Finds out whether TCP itself receives: true if it has received bytes, false at the end of the
-    /// stream, `None` if nothing has arrived. Closes the window if it does not.
+    /// Finds out whether TCP itself receives: true if it has received bytes, false at the end of
+    /// the stream, `None` if nothing has arrived. Closes the window if it does not.
     fn find_tcp_bytes(&mut self) -> Result<Option<bool>, Error> {
         if self.window.is_none() {
             return Ok(None);

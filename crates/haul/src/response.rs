@@ -73,7 +73,8 @@ enum Part<'a> {
 impl<S: AsFd> Sender<S> {
     /// Sends a response from its byte `position` on, and advances the position by what was sent,
     /// also if it fails. The head shares a packet with what follows it (`MSG_MORE`), and the range
-    /// is sent as by [`Sender::send_file`].
+    /// is sent as by [`Sender::send_file`]. With a tail, `TCP_CORK` is set until the tail is sent,
+    /// so that the tail shares a packet with the end of the range.
     ///
     /// To continue after [`Error::WouldBlock`], call again with the same position. Creating the
     /// response again costs nothing, so a connection stores only its parts. A position behind the
@@ -113,7 +114,20 @@ impl<S: AsFd> Sender<S> {
         if response.range.start > response.range.end {
             return Err(Error::InvalidInput("the range ends before it begins"));
         }
-        let end = end.min(response.total_bytes());
+        let result = self.send_parts(response, position, end.min(response.total_bytes()));
+        if result.as_ref().is_err_and(|error| !matches!(error, Error::WouldBlock)) {
+            // What was sent does not wait for the rest, which will not come.
+            self.set_cork(false);
+        }
+        result
+    }
+
+    fn send_parts(
+        &mut self,
+        response: &Response<'_>,
+        position: &mut u64,
+        end: u64,
+    ) -> Result<(), Error> {
         while *position < end {
             *position += match response.part_at(*position) {
                 Part::Bytes { bytes, has_more: true } => {

@@ -282,7 +282,8 @@ impl<S: AsFd> Sender<S> {
         Ok(())
     }
 
-    /// Returns the lent buffers that the kernel has released, without waiting.
+    /// Returns the lent buffers that the kernel has released, without waiting, in the order of
+    /// their release.
     ///
     /// A program that polls calls this after every loan and before every wait, because some buffers
     /// return without a further event: those whose bytes were copied, and those whose completions

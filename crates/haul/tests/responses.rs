@@ -105,10 +105,12 @@ fn a_truncated_file_is_reported_with_what_was_sent() {
     file.set_len(1000).unwrap();
     let mut sender = Sender::new(from).unwrap();
     let mut position = 0;
-    let response = Response::new(b"head", &file, 0..1500);
+    let response = Response::new(b"head", &file, 0..1500).with_tail(b"tail");
     let error = sender.send_response(&response, &mut position).unwrap_err();
     assert!(matches!(error, Error::Ended { at: 1000, .. }), "{error}");
     assert_eq!(position, 1004);
+    let is_corked = rustix::net::sockopt::tcp_cork(sender.socket()).unwrap();
+    assert!(!is_corked, "later bytes would wait for a tail that does not come");
     let mut received = vec![0; 1004];
     to.read_exact(&mut received).unwrap();
     #[expect(clippy::reversed_empty_ranges, reason = "the range under test")]

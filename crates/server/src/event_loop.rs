@@ -235,7 +235,8 @@ impl Context<'_> {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LoopSettings {
-    /// The number of connections at a time. Beyond it, one of them is closed ([`eviction`]).
+    /// The number of connections at a time. Beyond it, one of them is closed
+    /// ([`crate::eviction`]).
     pub connections_max: usize,
     /// The limit on the connections of one client; `None` for none.
     pub network_limit: Option<Arc<NetworkLimit>>,

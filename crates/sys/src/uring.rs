@@ -302,8 +302,8 @@ impl AsFd for Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.process != fork::generation() {
-            // A forked child shares the queues, and would take its parent's completions. Its copy of
-            // the memory is its own.
+            // A forked child shares the queues, and would take its parent's completions. Its copy
+            // of the memory is its own.
             return;
         }
         self.collect();

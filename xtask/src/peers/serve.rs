@@ -22,8 +22,8 @@ const FIRST_PORT: u16 = 8001;
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Duration of the calibration of the idle machine, before and after each measurement.
 const CALIBRATION: Duration = Duration::from_millis(100);
-/// Age of the served files at the first measurement. `haul serve` sends some files that were written
-/// within the last ten seconds by copying (crates/serve/src/files/opener.rs).
+/// Age of the served files at the first measurement. `haul serve` sends some files that were
+/// written within the last ten seconds by copying (crates/serve/src/files/opener.rs).
 const FILE_AGE: Duration = Duration::from_secs(11);
 /// Pause in which a server closes many connections. It uses the CPU on which the next server is
 /// measured.

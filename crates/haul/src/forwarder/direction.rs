@@ -126,7 +126,7 @@ impl Direction {
         }
         if self.report.copied.bytes + self.report.spliced.bytes > 0 || self.stage != Stage::Open {
             return Err(Error::InvalidInput(
-                "first bytes are for a new forwarder: this one has received already",
+                "first bytes are for a new forwarder: this one has moved bytes already",
             ));
         }
         self.unsent.0.extend_from_slice(bytes);
