@@ -3,6 +3,7 @@
 use haul::MethodChoice;
 use haul_fs::Symlinks;
 use haul_server::Address;
+use haul_server::proxy_protocol::TrustedProxies;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -16,6 +17,9 @@ pub struct Config {
     pub root: PathBuf,
     /// The addresses of listeners for plain HTTP.
     pub listen: Vec<Address>,
+    /// The proxies that name the client of each connection by the PROXY protocol. Unix sockets
+    /// have no address, and no proxy is trusted there.
+    pub trusted_proxies: TrustedProxies,
     /// The TLS listeners and the server certificate; `None` for no TLS.
     pub tls: Option<Tls>,
     /// The users that may send requests; `None` if no password is required.
@@ -189,6 +193,7 @@ impl Config {
         Self {
             root: root.into(),
             listen: vec![Address::default()],
+            trusted_proxies: TrustedProxies::default(),
             tls: None,
             basic_auth: None,
             workers: None,

@@ -47,6 +47,8 @@ pub use error::Error;
 pub use files::listing::JsonEntry;
 pub use haul_fs::Symlinks;
 pub use haul_server::listener::ListenAddress;
+pub use haul_server::network::IpRange;
+pub use haul_server::proxy_protocol::TrustedProxies;
 pub use haul_server::{Address, Counter, Error as ServerError, Transport};
 pub use log::JsonLine;
 pub use pattern::PatternError;

@@ -97,7 +97,8 @@ impl Server {
             log,
             counters: Vec::new(),
         };
-        let settings = FileHandler::loop_settings(&config.limits, loops);
+        let settings = FileHandler::loop_settings(&config.limits, loops)
+            .with_trusted_proxies(Arc::new(config.trusted_proxies.clone()));
         let mut event_loops = Vec::new();
         for listeners in listeners.take() {
             let ktls = *ktls.as_ref().unwrap_or(&KtlsSupport::default());

@@ -22,6 +22,7 @@ use crate::listener::{Accepted, Listener};
 use crate::log_limiter::LogLimiter;
 use crate::network::{Network, NetworkLimit, NetworkPermit};
 use crate::offload::{Inbox, Job, Offload, OffloadQueue};
+use crate::proxy_protocol::{self, Origin, TrustedProxies};
 use crate::waker::Waker;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
@@ -48,6 +49,10 @@ const WAIT_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Tokens from here on are not connections'.
 const WAKER: u64 = u64::MAX;
 const LISTENERS: u64 = u64::MAX - 1_000_000;
+/// Tokens of connections whose client is not named yet; connections' are below.
+const UNNAMED: u64 = 1 << 63;
+/// The time in which a proxy has to name the client, in seconds.
+const NAMING_SECONDS: u32 = 5;
 
 /// A network service's part of an event loop.
 pub trait Handler {
@@ -244,16 +249,19 @@ pub struct LoopSettings {
     pub drain_timeout: Duration,
     /// The pacing rate of accepted connections; `None` for none.
     pub rate_bytes_per_second: Option<u64>,
+    /// The proxies that name the client of each connection ([`crate::proxy_protocol`]).
+    pub trusted_proxies: Arc<TrustedProxies>,
 }
 
 impl Default for LoopSettings {
-    /// 65,536 connections, of one client or of many, 30 s to drain, no pacing.
+    /// 65,536 connections, of one client or of many, 30 s to drain, no pacing, no proxies.
     fn default() -> Self {
         Self {
             connections_max: 65_536,
             network_limit: None,
             drain_timeout: Duration::from_secs(30),
             rate_bytes_per_second: None,
+            trusted_proxies: Arc::default(),
         }
     }
 }
@@ -280,6 +288,13 @@ impl LoopSettings {
         self
     }
 
+    /// Sets the proxies that name the client of each connection.
+    #[must_use]
+    pub fn with_trusted_proxies(mut self, trusted_proxies: Arc<TrustedProxies>) -> Self {
+        self.trusted_proxies = trusted_proxies;
+        self
+    }
+
     /// Sets the pacing rate of accepted connections.
     #[must_use]
     pub fn with_rate_bytes_per_second(mut self, rate_bytes_per_second: Option<u64>) -> Self {
@@ -299,6 +314,8 @@ pub struct EventLoop<H: Handler> {
     settings: LoopSettings,
     handler: H,
     connections: Slab<Entry<H::Connection>>,
+    /// Connections of proxies that have not named their client yet.
+    unnamed: Slab<Unnamed>,
     /// Tells a connection from an earlier one with the same index.
     generation: u32,
     /// Connections that wait for their turn.
@@ -311,6 +328,7 @@ pub struct EventLoop<H: Handler> {
     clock: Clock,
     swept_at_seconds: u32,
     shortage: LogLimiter,
+    unnamed_log: LogLimiter,
     /// Turns of all connections so far.
     turns: u64,
     victims: Victims,
@@ -319,6 +337,14 @@ pub struct EventLoop<H: Handler> {
 /// A network has as many connections as it may have.
 #[derive(Debug)]
 struct TooMany;
+
+/// A connection of a proxy that has not named its client yet.
+#[derive(Debug)]
+struct Unnamed {
+    accepted: Accepted,
+    /// In seconds of the loop's clock.
+    deadline: u32,
+}
 
 /// A connection in the table.
 #[derive(Debug)]
@@ -371,6 +397,7 @@ impl<H: Handler> EventLoop<H> {
             settings,
             handler,
             connections: Slab::new(),
+            unnamed: Slab::new(),
             generation: 0,
             runnable: VecDeque::new(),
             is_accepting: false,
@@ -379,6 +406,7 @@ impl<H: Handler> EventLoop<H> {
             clock: Clock::new(),
             swept_at_seconds: 0,
             shortage: LogLimiter::default(),
+            unnamed_log: LogLimiter::default(),
             turns: 0,
             victims: Victims::default(),
         };
@@ -423,7 +451,8 @@ impl<H: Handler> EventLoop<H> {
                 }
             }
             self.sweep();
-            let is_over = |until| self.connections.is_empty() || Instant::now() >= until;
+            let is_empty = self.connections.is_empty() && self.unnamed.is_empty();
+            let is_over = |until| is_empty || Instant::now() >= until;
             if self.drain_until.is_some_and(is_over) {
                 self.end();
                 return Ok(());
@@ -480,6 +509,7 @@ impl<H: Handler> EventLoop<H> {
             token if token >= LISTENERS => {
                 self.accept((token - LISTENERS) as usize);
             }
+            token if token >= UNNAMED => self.receive_name((token - UNNAMED) as usize),
             token => {
                 let is_due = self
                     .connection(token)
@@ -536,7 +566,8 @@ impl<H: Handler> EventLoop<H> {
     /// Accepts some connections; false if none waits or none can be accepted.
     fn accept(&mut self, index: usize) -> bool {
         for _ in 0..ACCEPTS_MAX {
-            let is_full = self.connections.len() >= self.settings.connections_max;
+            let open = self.connections.len() + self.unnamed.len();
+            let is_full = open >= self.settings.connections_max;
             let evicted = if is_full { self.victim() } else { None };
             if is_full && evicted.is_none() {
                 self.stop_accepting();
@@ -546,15 +577,15 @@ impl<H: Handler> EventLoop<H> {
             match listener.accept() {
                 Ok(Some(accepted)) => {
                     self.handler.counters().accepted.add(1);
-                    let network = accepted.peer.map(|peer| Network::from(peer.ip()));
-                    let Ok(permit) = self.admit(network) else {
-                        self.handler.counters().refused.add(1);
-                        continue;
-                    };
-                    if let Some(index) = evicted {
-                        self.evict(index);
+                    let proxies = &self.settings.trusted_proxies;
+                    if accepted.peer.is_some_and(|peer| proxies.contains(peer.ip())) {
+                        if let Some(index) = evicted {
+                            self.evict(index);
+                        }
+                        self.expect_name(accepted);
+                    } else {
+                        self.admit_and_add(accepted, evicted);
                     }
-                    self.add(accepted, network, permit);
                 }
                 Ok(None) => return false,
                 Err(error) if is_shortage(&error) => {
@@ -582,6 +613,61 @@ impl<H: Handler> EventLoop<H> {
         };
         self.evict(index);
         true
+    }
+
+    /// Adds a connection, unless its network has too many.
+    fn admit_and_add(&mut self, accepted: Accepted, evicted: Option<usize>) {
+        let network = accepted.peer.map(|peer| Network::from(peer.ip()));
+        let Ok(permit) = self.admit(network) else {
+            self.handler.counters().refused.add(1);
+            return;
+        };
+        if let Some(index) = evicted {
+            self.evict(index);
+        }
+        self.add(accepted, network, permit);
+    }
+
+    /// Waits for the header in which a proxy names the client. Usually it is there already.
+    fn expect_name(&mut self, accepted: Accepted) {
+        let deadline = self.clock.seconds().saturating_add(NAMING_SECONDS + 1);
+        let entry = self.unnamed.vacant_entry();
+        let index = entry.key();
+        // Edge-triggered: a part of a header stays in the socket.
+        let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        let data = EventData::new_u64(UNNAMED + index as u64);
+        if epoll::add(&self.epoll, &accepted.socket, data, events).is_ok() {
+            entry.insert(Unnamed { accepted, deadline });
+            self.receive_name(index);
+        }
+    }
+
+    /// Receives the header of a proxy, and then adds the connection as one of the client.
+    fn receive_name(&mut self, index: usize) {
+        let Some(unnamed) = self.unnamed.get(index) else { return };
+        let received = proxy_protocol::receive(&unnamed.accepted.socket);
+        let Some(origin) = received.transpose() else { return };
+        let Unnamed { mut accepted, .. } = self.unnamed.remove(index);
+        // The handler registers it again.
+        let _ = epoll::delete(&self.epoll, &accepted.socket);
+        match origin {
+            Ok(origin) => {
+                if let Origin::Client(client) = origin {
+                    accepted.peer = Some(client);
+                }
+                self.admit_and_add(accepted, None);
+            }
+            Err(error) => {
+                self.handler.counters().refused.add(1);
+                let is_invalid = error.kind() == io::ErrorKind::InvalidData;
+                if is_invalid
+                    && self.unnamed_log.allow(self.clock.seconds())
+                    && let Some(proxy) = accepted.peer
+                {
+                    warn!(%proxy, "the proxy {proxy} sends no PROXY header: closed");
+                }
+            }
+        }
     }
 
     /// Counts a connection of a network; an error if it has too many.
@@ -737,6 +823,9 @@ impl<H: Handler> EventLoop<H> {
         // Another process may have freed what was short.
         self.resume_accepting();
         self.handler.every_second(now);
+        let unnamed = self.unnamed.len();
+        self.unnamed.retain(|_, unnamed| unnamed.deadline > now);
+        self.handler.counters().timed_out.add((unnamed - self.unnamed.len()) as u64);
         let expired = self.connections.iter().filter(|(_, entry)| entry.deadline <= now);
         let expired: Vec<_> =
             expired.map(|(index, entry)| token(index, entry.generation)).collect();

@@ -35,6 +35,7 @@ pub mod metrics;
 pub mod network;
 pub mod offload;
 pub mod privileges;
+pub mod proxy_protocol;
 pub mod resolve;
 pub mod runtime;
 pub mod sandbox;

@@ -1,9 +1,11 @@
-//! [`Network`]: clients that share limits.
+//! [`Network`]: clients that share limits; [`IpRange`]: addresses that a configuration names.
 
+use ipnet::IpNet;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The addresses that one client can usually choose from: an IPv4 address, or the upper 64 bits of
@@ -18,6 +20,29 @@ impl From<IpAddr> for Network {
         Self(match address.to_canonical() {
             IpAddr::V4(address) => IPV4 | u64::from(address.to_bits()),
             IpAddr::V6(address) => (address.to_bits() >> 64) as u64,
+        })
+    }
+}
+
+/// A range of addresses: one address, or a network in the notation `10.0.0.0/8`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IpRange(IpNet);
+
+impl IpRange {
+    /// Whether the range has this address. An IPv4 address that is mapped to IPv6 counts as the
+    /// IPv4 address.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.0.contains(&address.to_canonical())
+    }
+}
+
+impl FromStr for IpRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let address = || text.parse::<IpAddr>().map(|address| IpNet::from(address.to_canonical()));
+        text.parse().or_else(|_| address()).map(Self).map_err(|_| {
+            format!("{text:?} is neither an address nor a network, such as 10.0.0.0/8")
         })
     }
 }

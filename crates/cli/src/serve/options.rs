@@ -5,8 +5,8 @@ use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul::{MethodChoice, Plan, SendMethod};
 use haul_serve::{
-    AccessLog, Address, BasicAuth, Config, ContentRules, ExtraFields, FileUpdates, Limits,
-    LogFormat, Symlinks, Tls,
+    AccessLog, Address, BasicAuth, Config, ContentRules, ExtraFields, FileUpdates, IpRange, Limits,
+    LogFormat, Symlinks, Tls, TrustedProxies,
 };
 use haul_units::Size;
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -33,6 +33,11 @@ pub struct Options {
     #[arg(long, value_name = "ADDRESS")]
     #[serde(deserialize_with = "deserialize_each_from_text")]
     pub listen: Vec<Address>,
+    /// Networks of proxies that name the client at the start of each connection (PROXY protocol),
+    /// separated by commas, such as 10.0.0.0/8,192.0.2.1
+    #[arg(long, value_name = "NETWORK,…", value_delimiter = ',')]
+    #[serde(deserialize_with = "deserialize_each_from_text")]
+    pub trusted_proxies: Vec<IpRange>,
     /// Address to listen on for HTTPS, as for --listen; may be repeated
     #[arg(long, help_heading = "TLS and passwords", value_name = "ADDRESS")]
     #[serde(deserialize_with = "deserialize_each_from_text")]
@@ -195,7 +200,8 @@ pub struct Options {
     #[arg(long, help_heading = "Limits", value_name = "N")]
     pub max_connections: Option<usize>,
     /// Maximum number of open connections of one IPv4 address, or of one IPv6 network of 64 bits.
-    /// Behind a proxy all clients have its address [default: no limit]
+    /// Behind a proxy all clients have its address, unless --trusted-proxies names it [default: no
+    /// limit]
     #[arg(long, help_heading = "Limits", value_name = "N")]
     pub max_connections_per_address: Option<usize>,
     /// Maximum size of the head of a request [default: 16KiB]
@@ -296,6 +302,7 @@ impl Options {
         Self {
             dir: self.dir.or(other.dir),
             listen: non_empty_or(self.listen, other.listen),
+            trusted_proxies: non_empty_or(self.trusted_proxies, other.trusted_proxies),
             tls_listen: non_empty_or(self.tls_listen, other.tls_listen),
             tls_certificate: self.tls_certificate.or(other.tls_certificate),
             tls_key: self.tls_key.or(other.tls_key),
@@ -373,6 +380,7 @@ impl Options {
         let realm = self.auth_realm.unwrap_or_else(|| "haul".into());
         config.basic_auth = self.auth_file.map(|file| BasicAuth::new(file, realm));
         config.workers = self.workers;
+        config.trusted_proxies = TrustedProxies::new(self.trusted_proxies);
         config.access_log = self.access_log.map(|path| {
             AccessLog::new(
                 (path.as_os_str() != "-").then_some(path),

@@ -6,6 +6,7 @@ mod connections;
 mod content;
 mod metrics;
 mod passwords;
+mod proxied;
 mod rfc9110;
 mod tls;
 mod tools;
