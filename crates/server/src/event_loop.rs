@@ -22,7 +22,8 @@ use crate::listener::{Accepted, Listener};
 use crate::log_limiter::LogLimiter;
 use crate::network::{Network, NetworkLimit, NetworkPermit};
 use crate::offload::{Inbox, Job, Offload, OffloadQueue};
-use crate::proxy_protocol::{self, Origin, TrustedProxies};
+use crate::proxy_protocol::TrustedProxies;
+use crate::unnamed::{Naming, UnnamedConnections};
 use crate::waker::Waker;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
@@ -51,8 +52,6 @@ const WAKER: u64 = u64::MAX;
 const LISTENERS: u64 = u64::MAX - 1_000_000;
 /// Tokens of connections whose client is not named yet; connections' are below.
 const UNNAMED: u64 = 1 << 63;
-/// The time in which a proxy has to name the client, in seconds.
-const NAMING_SECONDS: u32 = 5;
 
 /// A network service's part of an event loop.
 pub trait Handler {
@@ -315,7 +314,7 @@ pub struct EventLoop<H: Handler> {
     handler: H,
     connections: Slab<Entry<H::Connection>>,
     /// Connections of proxies that have not named their client yet.
-    unnamed: Slab<Unnamed>,
+    unnamed: UnnamedConnections,
     /// Tells a connection from an earlier one with the same index.
     generation: u32,
     /// Connections that wait for their turn.
@@ -328,7 +327,6 @@ pub struct EventLoop<H: Handler> {
     clock: Clock,
     swept_at_seconds: u32,
     shortage: LogLimiter,
-    unnamed_log: LogLimiter,
     /// Turns of all connections so far.
     turns: u64,
     victims: Victims,
@@ -337,14 +335,6 @@ pub struct EventLoop<H: Handler> {
 /// A network has as many connections as it may have.
 #[derive(Debug)]
 struct TooMany;
-
-/// A connection of a proxy that has not named its client yet.
-#[derive(Debug)]
-struct Unnamed {
-    accepted: Accepted,
-    /// In seconds of the loop's clock.
-    deadline: u32,
-}
 
 /// A connection in the table.
 #[derive(Debug)]
@@ -397,7 +387,7 @@ impl<H: Handler> EventLoop<H> {
             settings,
             handler,
             connections: Slab::new(),
-            unnamed: Slab::new(),
+            unnamed: UnnamedConnections::default(),
             generation: 0,
             runnable: VecDeque::new(),
             is_accepting: false,
@@ -406,7 +396,6 @@ impl<H: Handler> EventLoop<H> {
             clock: Clock::new(),
             swept_at_seconds: 0,
             shortage: LogLimiter::default(),
-            unnamed_log: LogLimiter::default(),
             turns: 0,
             victims: Victims::default(),
         };
@@ -509,7 +498,11 @@ impl<H: Handler> EventLoop<H> {
             token if token >= LISTENERS => {
                 self.accept((token - LISTENERS) as usize);
             }
-            token if token >= UNNAMED => self.receive_name((token - UNNAMED) as usize),
+            token if token >= UNNAMED => {
+                let index = (token - UNNAMED) as usize;
+                let naming = self.unnamed.receive(index, &self.epoll, self.clock.seconds());
+                self.continue_naming(naming);
+            }
             token => {
                 let is_due = self
                     .connection(token)
@@ -582,7 +575,10 @@ impl<H: Handler> EventLoop<H> {
                         if let Some(index) = evicted {
                             self.evict(index);
                         }
-                        self.expect_name(accepted);
+                        let token_of = |index| UNNAMED + index as u64;
+                        let now = self.clock.seconds();
+                        let naming = self.unnamed.add(accepted, &self.epoll, token_of, now);
+                        self.continue_naming(naming);
                     } else {
                         self.admit_and_add(accepted, evicted);
                     }
@@ -628,45 +624,12 @@ impl<H: Handler> EventLoop<H> {
         self.add(accepted, network, permit);
     }
 
-    /// Waits for the header in which a proxy names the client. Usually it is there already.
-    fn expect_name(&mut self, accepted: Accepted) {
-        let deadline = self.clock.seconds().saturating_add(NAMING_SECONDS + 1);
-        let entry = self.unnamed.vacant_entry();
-        let index = entry.key();
-        // Edge-triggered: a part of a header stays in the socket.
-        let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
-        let data = EventData::new_u64(UNNAMED + index as u64);
-        if epoll::add(&self.epoll, &accepted.socket, data, events).is_ok() {
-            entry.insert(Unnamed { accepted, deadline });
-            self.receive_name(index);
-        }
-    }
-
-    /// Receives the header of a proxy, and then adds the connection as one of the client.
-    fn receive_name(&mut self, index: usize) {
-        let Some(unnamed) = self.unnamed.get(index) else { return };
-        let received = proxy_protocol::receive(&unnamed.accepted.socket);
-        let Some(origin) = received.transpose() else { return };
-        let Unnamed { mut accepted, .. } = self.unnamed.remove(index);
-        // The handler registers it again.
-        let _ = epoll::delete(&self.epoll, &accepted.socket);
-        match origin {
-            Ok(origin) => {
-                if let Origin::Client(client) = origin {
-                    accepted.peer = Some(client);
-                }
-                self.admit_and_add(accepted, None);
-            }
-            Err(error) => {
-                self.handler.counters().refused.add(1);
-                let is_invalid = error.kind() == io::ErrorKind::InvalidData;
-                if is_invalid
-                    && self.unnamed_log.allow(self.clock.seconds())
-                    && let Some(proxy) = accepted.peer
-                {
-                    warn!(%proxy, "the proxy {proxy} sends no PROXY header: closed");
-                }
-            }
+    /// Adds a connection of a proxy once its client is named.
+    fn continue_naming(&mut self, naming: Naming) {
+        match naming {
+            Naming::Waiting => {}
+            Naming::Named(accepted) => self.admit_and_add(accepted, None),
+            Naming::Refused => self.handler.counters().refused.add(1),
         }
     }
 
@@ -823,9 +786,7 @@ impl<H: Handler> EventLoop<H> {
         // Another process may have freed what was short.
         self.resume_accepting();
         self.handler.every_second(now);
-        let unnamed = self.unnamed.len();
-        self.unnamed.retain(|_, unnamed| unnamed.deadline > now);
-        self.handler.counters().timed_out.add((unnamed - self.unnamed.len()) as u64);
+        self.handler.counters().timed_out.add(self.unnamed.expire(now) as u64);
         let expired = self.connections.iter().filter(|(_, entry)| entry.deadline <= now);
         let expired: Vec<_> =
             expired.map(|(index, entry)| token(index, entry.generation)).collect();

@@ -44,6 +44,7 @@ mod sent;
 pub mod stream;
 pub mod tls;
 mod transport;
+mod unnamed;
 pub mod waker;
 
 pub use address::Address;

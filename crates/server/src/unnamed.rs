@@ -1,0 +1,106 @@
+//! Connections of proxies that have not named their client yet.
+
+use crate::listener::Accepted;
+use crate::log_limiter::LogLimiter;
+use crate::proxy_protocol::{self, Origin};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use slab::Slab;
+use std::io;
+use std::os::fd::AsFd;
+use tracing::warn;
+
+/// The time in which a proxy has to name the client, in seconds.
+const NAMING_SECONDS: u32 = 5;
+
+/// The connections of an event loop whose client is not named yet.
+#[derive(Debug, Default)]
+pub(crate) struct UnnamedConnections {
+    waiting: Slab<Unnamed>,
+    invalid: LogLimiter,
+}
+
+#[derive(Debug)]
+struct Unnamed {
+    accepted: Accepted,
+    /// In seconds of the loop's clock.
+    deadline: u32,
+}
+
+/// What has become of a connection.
+#[derive(Debug)]
+pub(crate) enum Naming {
+    /// It waits on, or is unknown.
+    Waiting,
+    /// It is one of the client whose address it has now.
+    Named(Accepted),
+    /// It is closed: it has ended, or its bytes are no header.
+    Refused,
+}
+
+impl UnnamedConnections {
+    /// The number of connections.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Registers a connection; `token_of` makes an event's token from its index. Usually the header
+    /// is there already.
+    pub fn add(
+        &mut self,
+        accepted: Accepted,
+        epoll: impl AsFd,
+        token_of: fn(usize) -> u64,
+        now_seconds: u32,
+    ) -> Naming {
+        let entry = self.waiting.vacant_entry();
+        let index = entry.key();
+        // Edge-triggered: a part of a header stays in the socket.
+        let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        let data = EventData::new_u64(token_of(index));
+        if epoll::add(&epoll, &accepted.socket, data, events).is_err() {
+            return Naming::Refused;
+        }
+        let deadline = now_seconds.saturating_add(NAMING_SECONDS + 1);
+        entry.insert(Unnamed { accepted, deadline });
+        self.receive(index, epoll, now_seconds)
+    }
+
+    /// Receives the header of a connection. It is no longer registered once it is named.
+    pub fn receive(&mut self, index: usize, epoll: impl AsFd, now_seconds: u32) -> Naming {
+        let Some(unnamed) = self.waiting.get(index) else { return Naming::Waiting };
+        let received = proxy_protocol::receive(&unnamed.accepted.socket);
+        let Some(origin) = received.transpose() else { return Naming::Waiting };
+        let Unnamed { mut accepted, .. } = self.waiting.remove(index);
+        // It is registered: nothing else can fail.
+        let _ = epoll::delete(epoll, &accepted.socket);
+        match origin {
+            Ok(Origin::Client(client)) => {
+                accepted.peer = Some(client);
+                Naming::Named(accepted)
+            }
+            Ok(Origin::Proxy) => Naming::Named(accepted),
+            Err(error) => {
+                let is_invalid = error.kind() == io::ErrorKind::InvalidData;
+                if let Some(proxy) = accepted.peer.filter(|_| is_invalid)
+                    && self.invalid.allow(now_seconds)
+                {
+                    let proxy = proxy.ip();
+                    warn!(%proxy, "the proxy {proxy} sends no PROXY header: closed");
+                }
+                Naming::Refused
+            }
+        }
+    }
+
+    /// Closes the connections whose time is over; returns their number.
+    pub fn expire(&mut self, now_seconds: u32) -> usize {
+        let before = self.waiting.len();
+        self.waiting.retain(|_, unnamed| unnamed.deadline > now_seconds);
+        before - self.waiting.len()
+    }
+}
