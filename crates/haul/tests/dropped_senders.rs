@@ -98,3 +98,28 @@ fn the_thread_that_keeps_the_loans_handles_no_signal() {
     to.read_exact(&mut vec![0; LOAN_BYTES]).unwrap();
     wait_until("the loan is returned", || Arc::strong_count(&lent) == 1);
 }
+
+/// Closing a socket with `SO_LINGER` waits for what other calls have sent.
+#[test]
+fn a_socket_that_lingers_delays_no_other() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let mut to = listener.accept().unwrap().0;
+    sockopt::set_socket_linger(&from, Some(3 * TIMEOUT)).unwrap();
+    sockopt::set_socket_send_buffer_size(&from, 4 << 20).unwrap();
+    sockopt::set_socket_recv_buffer_size(&to, 16 << 10).unwrap();
+    let settings = SendSettings::default().with_lend_when_copied(true);
+    let mut sender = Sender::with_settings(from, settings).unwrap();
+    let lent: Arc<[u8]> = vec![7; LOAN_BYTES].into();
+    sender.lend(Arc::clone(&lent)).unwrap();
+    sender.send(&vec![8; 1 << 20]).unwrap();
+    drop(sender);
+    // Its loan returns, and its socket is closed, while other bytes are on the way. The packet with
+    // the end of the loan may have some of them.
+    to.read_exact(&mut vec![0; 2 * LOAN_BYTES]).unwrap();
+    wait_until("the first loan is returned", || Arc::strong_count(&lent) == 1);
+    thread::sleep(Duration::from_millis(20));
+    let (_other, mut peer, other_lent) = dropped_in_flight(0);
+    peer.read_exact(&mut vec![0; LOAN_BYTES]).unwrap();
+    wait_until("the second loan is returned", || Arc::strong_count(&other_lent) == 1);
+}

@@ -157,6 +157,8 @@ trait ReapItem {
     fn held_bytes(&self) -> usize;
     /// Makes it be done soon; false if that is not possible.
     fn abort(&mut self) -> bool;
+    /// Whether its drop may block.
+    fn lingers(&self) -> bool;
 }
 
 /// Waits for events of items.
@@ -196,7 +198,7 @@ struct KeptItem<I> {
     is_aborted: bool,
 }
 
-impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
+impl<P: Poller<I>, I: ReapItem + Send + 'static> Reaper<P, I> {
     fn new(poller: P) -> Self {
         let items = Items {
             next_key: 0,
@@ -256,9 +258,22 @@ impl<P: Poller<I>, I: ReapItem> Reaper<P, I> {
         // still waits for the others.
         drop(items);
         parts.into_iter().for_each(drop_guarded);
-        done.into_iter().for_each(drop_guarded);
+        for item in done {
+            if item.lingers() {
+                drop_on_a_thread(item);
+            } else {
+                drop_guarded(item);
+            }
+        }
         true
     }
+}
+
+/// Drops a value on a thread of its own, because that may block. Without a thread it blocks here.
+fn drop_on_a_thread<T: Send + 'static>(value: T) {
+    let drop_value = move || drop_guarded(value);
+    let spawn = || thread::Builder::new().name("haul-close".into()).spawn(drop_value);
+    let _ = std::panic::catch_unwind(AssertUnwindSafe(|| signal::with_all_blocked(spawn)));
 }
 
 /// Drops a value, and stops a panic of that.
@@ -315,6 +330,11 @@ impl ReapItem for AbandonedLoans {
         // Resets the connection, which frees its send queue. Other sockets, which the program may
         // still use, would only lose their peer's address.
         socket::is_tcp(&self.socket) && rustix::net::connect_unspec(&self.socket).is_ok()
+    }
+
+    /// `SO_LINGER`: closing waits until the peer has acknowledged what other calls have sent.
+    fn lingers(&self) -> bool {
+        matches!(sockopt::socket_linger(&self.socket), Ok(Some(time)) if !time.is_zero())
     }
 }
 
@@ -374,6 +394,10 @@ mod tests {
         }
 
         fn abort(&mut self) -> bool {
+            false
+        }
+
+        fn lingers(&self) -> bool {
             false
         }
     }
