@@ -51,16 +51,14 @@
 //!
 //! [`Sender::wants`] returns the events to wait for. The kernel always reports `POLLERR`, both for
 //! completions and for a failed connection: call [`Sender::on_error_event`], which tells them
-//! apart. The example [`serve`] is such a loop. One that takes `EPOLLERR` for the end of a
-//! connection (tokio; `is_write_closed` of mio) does not work with loans: such a program registers
-//! the socket with an epoll of its own, and that one with the runtime (docs/faq.md). Edge-triggered
-//! polling works with [`Sender`] and [`Receiver`] if the program calls them until they return
-//! [`Error::WouldBlock`]; for a [`Forwarder`], see [`Forwarder::step`].
+//! apart. The example `serve` (`examples/serve.rs`) is such a loop. One that takes `EPOLLERR` for
+//! the end of a connection (tokio; `is_write_closed` of mio) does not work with loans; docs/faq.md
+//! shows how tokio sends files. Edge-triggered polling works with [`Sender`] and [`Receiver`] if
+//! the program calls them until they return [`Error::WouldBlock`]; for a [`Forwarder`], see
+//! [`Forwarder::step`].
 //!
 //! A file that is not in memory makes every call wait for the disk, on a non-blocking socket too:
 //! [`Source::is_resident`], [`Source::prefetch`].
-//!
-//! [`serve`]: https://docs.rs/crate/haul/latest/source/examples/serve.rs
 //!
 //! `SIGPIPE` must be ignored, as Rust programs do from the start: `sendfile`, `splice` and `write`
 //! have no flag that suppresses it.
