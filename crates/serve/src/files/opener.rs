@@ -145,8 +145,11 @@ impl Opener {
         let is_being_written =
             is_recent && (has_writer == Some(true) || self.history.facts(id).has_grown);
         let is_ambiguous = is_being_written || self.is_ambiguous(&version);
-        let samples =
-            if is_ambiguous { Some(Samples::read(&file, version.len, blocking)?) } else { None };
+        let samples = match is_ambiguous.then(|| Samples::read(&file, version.len, blocking)) {
+            // It has become shorter meanwhile: the response ends at the first check.
+            Some(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => None,
+            samples => samples.transpose()?,
+        };
         // A write between version and proof shows now, unless both fall into one tick.
         let is_complete = !is_written_in_place
             || has_writer == Some(false)
