@@ -191,10 +191,11 @@ impl Object {
         }
         if now.len > self.version.len {
             self.history.record_growth(self.id);
-            return self.samples.is_some_and(|samples| {
-                Samples::read(&self.file, self.version.len, Blocking::Disk)
-                    .is_ok_and(|found| found == samples)
-            });
+        }
+        if let Some(samples) = self.samples.filter(|_| now.len >= self.version.len) {
+            // An append changes the time first, and the length after that.
+            return Samples::read(&self.file, self.version.len, Blocking::Disk)
+                .is_ok_and(|found| found == samples);
         }
         if now.modified != self.version.modified || now.len != self.version.len {
             return false;

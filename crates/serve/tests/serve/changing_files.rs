@@ -91,6 +91,15 @@ fn a_complete_body_of_a_copied_file_is_the_version_of_its_tag() {
     assert_eq!(counters.by(SENDFILE).bytes.get(), 0, "a file in its first ten seconds");
 }
 
+/// Sets a flag when it is dropped.
+struct FinishOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for FinishOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// Gives a file to another user. It may have been deleted meanwhile.
 fn give_away(path: &Path) -> bool {
     let given = std::os::unix::fs::chown(path, Some(65534), None);
@@ -109,6 +118,8 @@ fn request_while_changing(service: &Service, kinds: &'static [u32], prepare: fn(
     let hashes = Hashes::default();
     let deadline = Instant::now() + DURATION;
     let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+        // Also if a client panics: the scope waits for the writer.
+        let _end = FinishOnDrop(&is_finished);
         scope.spawn(|| {
             let mut random = fastrand::Rng::with_seed(11);
             let mut version = 1;
@@ -124,9 +135,7 @@ fn request_while_changing(service: &Service, kinds: &'static [u32], prepare: fn(
         });
         let request_until = || request_changing_file(service, &hashes, deadline);
         let clients: Vec<_> = (0..4).map(|_| scope.spawn(request_until)).collect();
-        let outcomes = clients.into_iter().map(|client| client.join().unwrap()).collect();
-        is_finished.store(true, Relaxed);
-        outcomes
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
     });
     let complete: usize = outcomes.iter().map(|outcome| outcome.complete).sum();
     let tagged: usize = outcomes.iter().map(|outcome| outcome.tagged).sum();
@@ -293,6 +302,7 @@ fn a_growing_log_arrives_up_to_the_length_that_it_had() {
         Service::start(|root| fs::write(root.join("log"), LINE.repeat(100_000)).unwrap(), |_| {});
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _end = FinishOnDrop(&is_over);
         scope.spawn(|| {
             let mut log = fs::File::options().append(true).open(service.path("log")).unwrap();
             while !is_over.load(Relaxed) {
@@ -306,7 +316,6 @@ fn a_growing_log_arrives_up_to_the_length_that_it_had() {
             assert!(response.body.chunks(LINE.len()).all(|line| line == LINE));
             assert_eq!(response.field("etag"), None);
         }
-        is_over.store(true, Relaxed);
     });
     assert_eq!(service.handle.counters()[0].cut_short.get(), 0);
 }
