@@ -180,7 +180,8 @@ impl Object {
     /// Whether the bytes of the file up to its length in this version are unchanged. Other than for
     /// [`Object::is_current`], it may have been deleted, replaced, renamed, or got another mode.
     ///
-    /// A file that was opened while it was being written may also have grown.
+    /// A file that was opened while it was being written may also have grown. Of its bytes only the
+    /// samples are compared.
     pub fn is_unchanged(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| self.has_bytes_of(FileVersion::of(&stat)))
     }
