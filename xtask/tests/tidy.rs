@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Crates that may hold `unsafe`, and no other.
 const GROUND: [&str; 3] = ["sys", "lab-sys", "checksum"];
 /// How high each crate stands: one may use those below it, never those above or beside.
-const FLOORS: [(&str, u8); 16] = [
+const FLOORS: [(&str, u8); 18] = [
     ("sys", 0),
     ("checksum", 0),
     ("units", 0),
@@ -16,11 +16,13 @@ const FLOORS: [(&str, u8); 16] = [
     ("fs", 1),
     ("lab-sys", 1),
     ("haul", 2),
+    ("examples", 3),
     ("lab", 3),
     ("soak", 3),
     ("workers", 3),
     ("server", 3),
     ("serve", 4),
+    ("proxy", 4),
     ("bench", 4),
     ("cli", 5),
     ("xtask", 5),
@@ -110,12 +112,19 @@ fn unsafe_stands_only_on_the_ground_and_every_other_crate_forbids_it() {
         }
         let folder =
             if name == "xtask" { root().join(&name) } else { root().join("crates").join(&name) };
-        let top = ["src/lib.rs", "src/main.rs"]
-            .map(|file| folder.join(file))
-            .into_iter()
-            .find(|path| path.exists());
-        let text = fs::read_to_string(top.unwrap()).unwrap();
-        assert!(text.contains("#![forbid(unsafe_code)]"), "{name} does not forbid unsafe code");
+        let mut tops = Vec::new();
+        if name == "examples" {
+            files(&root().join("crates/haul/examples"), "rs", &mut tops);
+        } else {
+            let top = ["src/lib.rs", "src/main.rs"].map(|file| folder.join(file));
+            tops.extend(top.into_iter().find(|path| path.exists()));
+        }
+        assert!(!tops.is_empty(), "{name} has neither a library nor a program");
+        for top in tops {
+            let text = fs::read_to_string(&top).unwrap();
+            let forbids = text.contains("#![forbid(unsafe_code)]");
+            assert!(forbids, "{} does not forbid unsafe code", top.display());
+        }
     }
 }
 
@@ -141,6 +150,19 @@ fn arrows_point_down() {
 fn is_unwrappable(line: &str) -> bool {
     let text = line.trim_start_matches(['/', '!', '#', ' ']);
     text.starts_with('|') || text.contains("://") || !text.trim_end().contains(' ')
+}
+
+/// A program that wraps prose makes one paragraph of a table's rows.
+#[test]
+fn tables_have_a_line_for_each_row() {
+    for (name, text) in documents().into_iter().chain(sources()) {
+        for (index, line) in text.lines().enumerate() {
+            let text = line.trim_start_matches(['/', '!', ' ']);
+            let is_rule = text.starts_with('|') && text.contains("|---|");
+            let is_joined = is_rule && text.contains(char::is_alphabetic);
+            assert!(!is_joined, "{name}:{}: rows are joined", index + 1);
+        }
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //!
 //!     cargo run -p haul --example datagrams -- HOST:PORT
 
+#![forbid(unsafe_code)]
+
 use haul::{BufferPool, Sender};
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;

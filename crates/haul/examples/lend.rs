@@ -2,6 +2,8 @@
 //!
 //!     cargo run -p haul --example lend -- HOST:PORT < FILE
 
+#![forbid(unsafe_code)]
+
 use haul::{BufferPool, LoanOutcome, Sender};
 use std::net::TcpStream;
 use std::time::Duration;

@@ -3,6 +3,8 @@
 //!
 //!     cargo run -p haul --example receive -- PORT
 
+#![forbid(unsafe_code)]
+
 use haul::Receiver;
 use std::io::{ErrorKind, Read};
 use std::net::TcpListener;

@@ -2,6 +2,8 @@
 //!
 //!     cargo run -p haul --example relay -- PORT HOST:PORT
 
+#![forbid(unsafe_code)]
+
 use haul::{ForwardPool, Forwarder};
 use std::net::{TcpListener, TcpStream};
 use std::thread;

@@ -2,6 +2,8 @@
 //!
 //!     cargo run -p haul --example send_file -- FILE HOST:PORT
 
+#![forbid(unsafe_code)]
+
 use haul::Sender;
 use std::fs::File;
 use std::net::TcpStream;

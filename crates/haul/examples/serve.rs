@@ -3,6 +3,8 @@
 //!
 //!     cargo run -p haul --example serve -- PORT
 
+#![forbid(unsafe_code)]
+
 use haul::{BufferPool, Error, Sender, Wants};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::net::{TcpListener, TcpStream};

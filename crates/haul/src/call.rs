@@ -8,8 +8,6 @@ use std::fmt;
 pub enum Call {
     /// `ioctl SIOCOUTQ`.
     BytesToSend,
-    /// `fcntl F_DUPFD`.
-    Duplicate,
     /// `recvmsg MSG_ERRQUEUE`.
     ErrorQueue,
     /// `fcntl`.
@@ -115,7 +113,6 @@ impl Call {
     pub fn name(self) -> &'static str {
         match self {
             Self::BytesToSend => "ioctl SIOCOUTQ",
-            Self::Duplicate => "fcntl F_DUPFD",
             Self::ErrorQueue => "recvmsg MSG_ERRQUEUE",
             Self::Fcntl => "fcntl",
             Self::Fstat => "fstat",

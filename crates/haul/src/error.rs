@@ -10,6 +10,7 @@ use std::{fmt, io};
 pub enum Error {
     /// The kernel refuses the call, in general or for this socket. Another method may work:
     /// [`crate::SendMethod::fallback`].
+    #[non_exhaustive]
     Refused {
         /// The call that was refused.
         call: Call,
@@ -69,6 +70,7 @@ pub enum Error {
         buffers_max: usize,
     },
     /// The call failed for another reason, such as a reset connection or a disk error.
+    #[non_exhaustive]
     Failed {
         /// The call that failed.
         call: Call,

@@ -7,6 +7,7 @@ use crate::method::Counts;
 use crate::socket;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
+use rustix::net::AddressFamily;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -165,11 +166,17 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
             socket::must_be_stream(socket::kind(socket)?)?;
         }
         let method = pool.settings().method;
+        // A read from a Unix socket ends where other descriptors or credentials were sent.
+        let is_tcp = |socket: BorrowedFd<'_>| {
+            let domain = rustix::net::sockopt::socket_domain(socket);
+            domain.is_ok_and(|domain| domain != AddressFamily::UNIX)
+        };
+        let (a_is_tcp, b_is_tcp) = (is_tcp(a.as_fd()), is_tcp(b.as_fd()));
         Ok(Self {
             a,
             b,
-            a_to_b: Direction::new(method),
-            b_to_a: Direction::new(method),
+            a_to_b: Direction::new(method, a_is_tcp),
+            b_to_a: Direction::new(method, b_is_tcp),
             pool,
             is_nonblocking: false,
             moved_at: Instant::now(),
@@ -300,6 +307,11 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         (&self.a, &self.b)
     }
 
+    /// The bytes that were forwarded so far, in both directions together.
+    pub fn moved_bytes(&self) -> u64 {
+        self.progress().0
+    }
+
     /// Reports the activity so far.
     pub fn report(&self) -> ForwardReport {
         ForwardReport {
@@ -312,14 +324,14 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         let (socket_a, socket_b, pool) = (self.a.as_fd(), self.b.as_fd(), &self.pool);
         let before = self.progress();
         let a_to_b = if self.a_to_b.is_ready(a, b) {
-            self.a_to_b.advance(socket_a, socket_b, pool)
+            self.a_to_b.advance(socket_a, socket_b, pool, false)
         } else {
             Ok(self.a_to_b.waits_for())
         };
         // Also after an error: a server that refuses an upload has answered before it closed the
         // connection.
         let b_to_a = if self.b_to_a.is_ready(b, a) {
-            self.b_to_a.advance(socket_b, socket_a, pool)
+            self.b_to_a.advance(socket_b, socket_a, pool, a_to_b.is_err())
         } else {
             Ok(self.b_to_a.waits_for())
         };

@@ -23,16 +23,18 @@
 //!
 //! # Which call to use
 //!
-//! | you have | use | what happens | |---|---|---| | a file | [`Sender::send_file`] | sent without
-//! a copy | | a file with a head or a tail | [`Sender::send_response`] | one message, resumed where
-//! it stopped | | memory that is written once | [`Memory`] with [`Sender::send_file`] | sent
-//! without a copy | | memory that is reused | [`BufferPool`], [`Sender::lend`] | sent without a
-//! copy, then returned | | several buffers | [`Sender::lend_vectored`] | the same, by as few calls
-//! as possible | | a few bytes | [`Sender::send`], [`Sender::send_vectored`] | copied: cheapest for
-//! few bytes | | many datagrams | [`Sender::lend_segments`] | one call, segmented by the device | |
-//! a stream to process | [`Receiver::receive`] | mapped where that is cheaper, else read | | a
-//! stream to store | [`Receiver::receive_into_file`] | spliced into the page cache | | two sockets
-//! | [`Forwarder`] | spliced, or copied where messages are small |
+//! | you have | use | what happens |
+//! |---|---|---|
+//! | a file | [`Sender::send_file`] | sent without a copy |
+//! | a file with a head or a tail | [`Sender::send_response`] | one message, resumed where it stopped |
+//! | memory that is written once | [`Memory`] with [`Sender::send_file`] | sent without a copy |
+//! | memory that is reused | [`BufferPool`], [`Sender::lend`] | sent without a copy, then returned |
+//! | several buffers | [`Sender::lend_vectored`] | the same, by as few calls as possible |
+//! | a few bytes | [`Sender::send`], [`Sender::send_vectored`] | copied: cheapest for few bytes |
+//! | many datagrams | [`Sender::lend_segments`] | one call, segmented by the device |
+//! | a stream to process | [`Receiver::receive`] | mapped where that is cheaper, else read |
+//! | a stream to store | [`Receiver::receive_into_file`] | spliced into the page cache |
+//! | two sockets | [`Forwarder`] | spliced, or copied where messages are small |
 //!
 //! # Fallbacks
 //!
@@ -98,6 +100,7 @@ mod loan;
 mod method;
 pub mod pacing;
 mod pipe;
+mod pipe_pool;
 pub mod plan;
 mod pool;
 mod proof;

@@ -56,6 +56,11 @@ impl Pipe {
         self.capacity_bytes
     }
 
+    /// Whether the kernel has granted the capacity that [`Pipe::new`] requests for `wanted_bytes`.
+    pub fn has_capacity(&self, wanted_bytes: usize) -> bool {
+        self.capacity_bytes >= wanted_bytes.min(CAPACITY_MAX)
+    }
+
     /// Whether the pipe was created before a fork, by the parent, which shares it. Its bytes are
     /// the parent's.
     pub fn is_inherited(&self) -> bool {

@@ -359,6 +359,9 @@ impl<S: AsFd> Receiver<S> {
     /// arrived and could not be written (no space) are not lost: the call returns the error, or the
     /// number of bytes that were written, and the next call of any kind begins with the others
     /// ([`Receiver::held_bytes`]).
+    ///
+    /// The bytes pass through a pipe, two descriptors. On a non-blocking socket a receiver holds
+    /// one only during the call; the process keeps at most 16 idle ones for all receivers.
     pub fn receive_into_file(&mut self, file: impl AsFd, range: Range<u64>) -> Result<u64, Error> {
         if range.start > range.end {
             return Err(Error::InvalidInput("the range ends before it begins"));

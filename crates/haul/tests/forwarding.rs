@@ -352,12 +352,17 @@ fn a_forked_child_does_not_use_the_idle_pipes_of_its_parent() {
     // Leaves two idle pipes.
     assert!(forward_bytes(&pool, 7, 1 << 20));
     assert!(pool.idle_pipes() > 0);
-    // The child runs at the same time as the thread of the parent.
+    // The child runs at the same time as the thread of the parent, which begins after the fork.
+    let (mut has_forked, mut forked) = UnixStream::pair().unwrap();
     let parent = {
         let pool = pool.clone();
-        thread::spawn(move || (0..8).all(|_| forward_bytes(&pool, 1, BYTES)))
+        thread::spawn(move || {
+            forked.read_exact(&mut [0]).unwrap();
+            (0..8).all(|_| forward_bytes(&pool, 1, BYTES))
+        })
     };
     let code = haul_lab_sys::child::in_forked_child(|| {
+        has_forked.write_all(b"!").unwrap();
         i32::from(!(0..8).all(|_| forward_bytes(&pool, 2, BYTES)))
     });
     assert_eq!(code.unwrap(), Some(0), "the child received other bytes than it sent");

@@ -1,9 +1,15 @@
-//! Forwarders of one direction, with first bytes, with limits, driven by events, taken apart.
+//! Forwarders of one direction, with first bytes, with limits, without descriptors, driven by
+//! events, taken apart.
 
 use haul::{Error, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Readiness, Step};
+use haul_lab_sys::seccomp;
 use rustix::event::{PollFd, PollFlags};
-use std::io::{self, Read, Write};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::io::{self, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -243,6 +249,75 @@ fn one_way_is_not_half_closed() {
     assert_eq!(forwarder.deadline(), None);
     let parts = forwarder.into_parts().unwrap();
     assert!(!parts.a_has_ended && !parts.b_has_ended);
+}
+
+/// Ends the threads of a test that copy until then, also if the test fails.
+struct ShutDownOnDrop<'a>([&'a TcpStream; 2]);
+
+impl Drop for ShutDownOnDrop<'_> {
+    fn drop(&mut self) {
+        for socket in self.0 {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// A lack of descriptors passes; the connection is then spliced like any other.
+#[test]
+fn splicing_begins_again_after_a_lack_of_descriptors() {
+    for method in [ForwardMethod::Adaptive, ForwardMethod::Splice] {
+        let (client, from, to, server) = chain();
+        let settings = ForwardSettings::default().with_method(method);
+        let mut forwarder = Forwarder::with_pool(&from, &to, pool(settings)).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        thread::scope(|scope| {
+            // Until the connections are shut down.
+            let _shut_down = ShutDownOnDrop([&client, &to]);
+            scope.spawn(|| io::copy(&mut io::repeat(7), &mut &client));
+            scope.spawn(|| io::copy(&mut &server, &mut io::sink()));
+            // The filter stays with its thread.
+            let without_descriptors = scope.spawn(|| {
+                seccomp::refuse(libc::SYS_pipe2, &[], libc::EMFILE).unwrap();
+                while forwarder.report().a_to_b.fallbacks.is_empty() && Instant::now() < deadline {
+                    forwarder.step().unwrap();
+                }
+                forwarder
+            });
+            let mut forwarder = without_descriptors.join().unwrap();
+            let report = forwarder.report();
+            assert_eq!((report.a_to_b.spliced.bytes, report.a_to_b.fallbacks.len()), (0, 1));
+            while forwarder.report().a_to_b.spliced.bytes == 0 && Instant::now() < deadline {
+                forwarder.step().unwrap();
+            }
+            let report = forwarder.report();
+            assert!(report.a_to_b.spliced.bytes > 0, "{method:?}: {report:?}");
+            // A method that was asked for stays.
+            let is_adaptive = method == ForwardMethod::Adaptive;
+            assert_eq!(report.a_to_b.changes > 0, is_adaptive, "{report:?}");
+        });
+    }
+}
+
+/// A read from a Unix socket ends where descriptors were sent, although more bytes have arrived.
+#[test]
+fn bytes_behind_a_descriptor_that_a_unix_socket_passes_are_forwarded() {
+    let ((client, from), (to, mut server)) = (UnixStream::pair().unwrap(), pair());
+    from.set_nonblocking(true).unwrap();
+    to.set_nonblocking(true).unwrap();
+    let mut forwarder = Forwarder::new(&from, &to).unwrap();
+    for message in [b"one", b"two"] {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [client.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let bytes = [IoSlice::new(message)];
+        rustix::net::sendmsg(&client, &bytes, &mut control, SendFlags::empty()).unwrap();
+    }
+    forwarder.step_ready(READABLE, NOTHING).unwrap();
+    server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut received = [0; 6];
+    server.read_exact(&mut received).unwrap();
+    assert_eq!(&received, b"onetwo");
 }
 
 /// Neither the bytes in the pipe nor those in the buffer are lost.

@@ -4,6 +4,7 @@ use haul::{
     BufferPool, Error, LoanLimits, LoanOutcome, MethodChoice, Returned, SendMethod, SendSettings,
     Sender,
 };
+use haul_lab_sys::seccomp;
 use haul_sys::sendmsg::{self, SendOptions};
 use haul_sys::{error_queue, sockopt};
 use std::io::{IoSlice, Read, Write};
@@ -659,7 +660,8 @@ fn loans_are_copied_where_so_zerocopy_cannot_be_set() {
     let received = receive_all(to);
     // The filter stays with its thread.
     let lending = thread::spawn(move || {
-        ignore_zerocopy_option();
+        let option = [(1, libc::SOL_SOCKET), (2, libc::SO_ZEROCOPY)];
+        seccomp::refuse(libc::SYS_setsockopt, &option, 0).unwrap();
         let mut sender = Sender::new(from).unwrap();
         sender.lend(bytes_of(1, 100_000)).unwrap();
         assert_eq!(sender.reclaim().unwrap().next().unwrap().outcome, LoanOutcome::Copied);
@@ -667,27 +669,6 @@ fn loans_are_copied_where_so_zerocopy_cannot_be_set() {
     });
     lending.join().unwrap();
     assert!(received.join().unwrap() == bytes_of(1, 100_000));
-}
-
-/// Makes setting `SO_ZEROCOPY` succeed without an effect for this thread.
-fn ignore_zerocopy_option() {
-    use seccompiler::{
-        SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    };
-    let equals = |argument, value: libc::c_int| {
-        let len = SeccompCmpArgLen::Dword;
-        SeccompCondition::new(argument, len, SeccompCmpOp::Eq, value as u64).unwrap()
-    };
-    let conditions = vec![equals(1, libc::SOL_SOCKET), equals(2, libc::SO_ZEROCOPY)];
-    let rules = [(libc::SYS_setsockopt, vec![SeccompRule::new(conditions).unwrap()])];
-    let filter = SeccompFilter::new(
-        rules.into(),
-        SeccompAction::Allow,
-        SeccompAction::Errno(0),
-        std::env::consts::ARCH.try_into().unwrap(),
-    );
-    let program: seccompiler::BpfProgram = filter.unwrap().try_into().unwrap();
-    seccompiler::apply_filter(&program).unwrap();
 }
 
 /// Loans that cannot pay are copied before the call returns: they wait for no completion.

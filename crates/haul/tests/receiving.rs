@@ -5,6 +5,7 @@ use haul::{
     SendMethod,
 };
 use haul_lab::{Lab, LabError, Settings};
+use haul_lab_sys::seccomp;
 use haul_sys::ktls::{self, Direction, Keys, Version};
 use haul_sys::sockopt;
 use rustix::net::SendFlags;
@@ -559,7 +560,8 @@ fn no_byte_is_lost_where_the_low_water_mark_is_refused() {
     let sent = thread::spawn(move || from.write_all(&stream_bytes(0, TOTAL as usize)).unwrap());
     // The filter stays with its thread.
     let received = thread::spawn(move || {
-        refuse_low_water();
+        let option = [(1, libc::SOL_SOCKET), (2, libc::SO_RCVLOWAT)];
+        seccomp::refuse(libc::SYS_setsockopt, &option, libc::EPERM).unwrap();
         let mut receiver = receiver(to, Mapping::Measured);
         receiver.expect(TOTAL);
         let file = tempfile::tempfile().unwrap();
@@ -595,27 +597,6 @@ fn no_byte_is_lost_where_the_low_water_mark_is_refused() {
     });
     received.join().unwrap();
     sent.join().unwrap();
-}
-
-/// Makes the kernel refuse `SO_RCVLOWAT` to this thread with `EPERM`.
-fn refuse_low_water() {
-    use seccompiler::{
-        SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    };
-    let equals = |argument, value: libc::c_int| {
-        let len = SeccompCmpArgLen::Dword;
-        SeccompCondition::new(argument, len, SeccompCmpOp::Eq, value as u64).unwrap()
-    };
-    let conditions = vec![equals(1, libc::SOL_SOCKET), equals(2, libc::SO_RCVLOWAT)];
-    let rules = [(libc::SYS_setsockopt, vec![SeccompRule::new(conditions).unwrap()])];
-    let filter = SeccompFilter::new(
-        rules.into(),
-        SeccompAction::Allow,
-        SeccompAction::Errno(libc::EPERM as u32),
-        std::env::consts::ARCH.try_into().unwrap(),
-    );
-    let program: seccompiler::BpfProgram = filter.unwrap().try_into().unwrap();
-    seccompiler::apply_filter(&program).unwrap();
 }
 
 /// The end of the stream is `Ok(0)`, too.

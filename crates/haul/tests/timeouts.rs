@@ -1,12 +1,12 @@
 //! Timeouts of blocking sockets under periodic signals, each of which interrupts every call.
 //!
-//! This is a test binary of its own because the signals stop the whole process. A stop signal
-//! interrupts a call on a socket with a timeout although no handler is installed (signal(7)).
+//! This is a test binary of its own because the signals interrupt all threads of the process.
 
-use haul::{Error, Mapping, Memory, ReceiveSettings, Receiver, SendMethod, SendSettings, Sender};
-use haul_lab_sys::child::dies_with_parent;
+use haul::{
+    Error, LoanLimits, Mapping, Memory, ReceiveSettings, Receiver, SendMethod, SendSettings, Sender,
+};
+use haul_lab_sys::signals::PeriodicSignals;
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -16,6 +16,9 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Ends a test whose call never times out.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// The call that waits for completions of earlier loans.
+const AT_THE_LIMIT: &str = "lend, at the limit";
+
 type Call = Box<dyn FnOnce() -> Error + Send>;
 
 fn on_loopback() -> (TcpStream, TcpStream) {
@@ -24,13 +27,9 @@ fn on_loopback() -> (TcpStream, TcpStream) {
     (from, listener.accept().unwrap().0)
 }
 
-/// Stops and continues this process every 50 ms while the calls run, and checks that each of them
-/// times out.
+/// Interrupts the calls every 50 ms, and checks that each of them times out.
 fn under_signals(calls: Vec<(String, Call)>) {
-    let script = "while kill -STOP $0 && kill -CONT $0; do sleep 0.05; done";
-    let process = std::process::id().to_string();
-    let mut signals =
-        dies_with_parent(Command::new("sh").args(["-c", script, &process])).spawn().unwrap();
+    let signals = PeriodicSignals::start(Duration::from_millis(50)).unwrap();
     let (tx, rx) = mpsc::channel();
     let count = calls.len();
     let mut waiting: Vec<String> = calls.iter().map(|(name, _)| name.clone()).collect();
@@ -42,10 +41,14 @@ fn under_signals(calls: Vec<(String, Call)>) {
     for _ in 0..count {
         let Ok((name, error)) = rx.recv_timeout(LIMIT) else { break };
         waiting.retain(|other| *other != name);
-        others.extend((!matches!(error, Error::WouldBlock)).then(|| format!("{name}: {error}")));
+        let is_timeout = match error {
+            Error::WouldBlock => name != AT_THE_LIMIT,
+            Error::LoanLimit => name == AT_THE_LIMIT,
+            _ => false,
+        };
+        others.extend((!is_timeout).then(|| format!("{name}: {error}")));
     }
-    signals.kill().unwrap();
-    signals.wait().unwrap();
+    drop(signals);
     assert!(waiting.is_empty(), "no timeout in {LIMIT:?}: {waiting:?}");
     assert!(others.is_empty(), "{others:?}");
 }
@@ -121,5 +124,24 @@ fn a_sender_times_out_under_periodic_signals() {
         sender.flush().unwrap_err()
     };
     calls.push(("lend".into(), Box::new(lend)));
+    let lend_at_the_limit = || {
+        const LOAN_BYTES: usize = 32 << 10;
+        let (from, peer) = on_loopback();
+        from.set_write_timeout(Some(TIMEOUT)).unwrap();
+        // Two loans fit into the send buffer. The next waits until the peer has accepted one.
+        let limits = LoanLimits::default().with_loans_max(2);
+        let settings = SendSettings::default().with_limits(limits);
+        let mut sender = Sender::with_settings(from, settings).unwrap();
+        // Loans are copied until the first one has completed.
+        sender.lend(vec![7; LOAN_BYTES]).unwrap();
+        assert_eq!(sender.wait_for_completions(LIMIT).unwrap(), 0);
+        rustix::net::sockopt::set_socket_recv_buffer_size(&peer, 4096).unwrap();
+        loop {
+            if let Err(error) = sender.lend(vec![7; LOAN_BYTES]) {
+                return error.error;
+            }
+        }
+    };
+    calls.push((AT_THE_LIMIT.into(), Box::new(lend_at_the_limit)));
     under_signals(calls);
 }

@@ -68,6 +68,7 @@ pub fn in_forked_child(work: impl FnOnce() -> i32) -> io::Result<Option<i32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::namespace::{unshare_processes_of_children, unshare_user};
     use haul_sys::fork::generation;
 
     #[test]
@@ -81,5 +82,35 @@ mod tests {
         });
         assert_eq!(code.unwrap(), Some(0));
         assert_eq!(generation(), own);
+    }
+
+    /// The process id does not tell a child from its parent if each is the first process of its
+    /// namespace.
+    #[test]
+    fn a_child_with_the_process_id_of_its_parent_has_another_generation() {
+        const UNSUPPORTED: i32 = 77;
+        let code = in_forked_child(|| {
+            // An ordinary user needs a user namespace, which a process of one thread may enter.
+            let unshared = unshare_processes_of_children()
+                .or_else(|_| unshare_user().and_then(|()| unshare_processes_of_children()));
+            if unshared.is_err() {
+                return UNSUPPORTED;
+            }
+            in_forked_child(|| {
+                let parent = (std::process::id(), generation());
+                unshare_processes_of_children().unwrap();
+                let code = in_forked_child(|| {
+                    let child = (std::process::id(), generation());
+                    i32::from(parent.0 != child.0 || parent.1 == child.1)
+                });
+                code.unwrap().unwrap_or(2)
+            })
+            .unwrap()
+            .unwrap_or(3)
+        });
+        match code.unwrap() {
+            Some(UNSUPPORTED) => eprintln!("SKIPPED: this host forbids process namespaces"),
+            code => assert_eq!(code, Some(0)),
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Safe wrappers of the kernel facilities that only the lab and the measurements need, one per
-//! file: namespaces, child processes, device settings, counters, profiles, sockmap, checksums,
-//! mapped files.
+//! file: namespaces, child processes, device settings, counters, profiles, filters, signals,
+//! sockmap, checksums, mapped files.
 //!
 //! They are apart from `haul-sys`, so that a program which uses the library does not link them.
 //! Some of them fork, or change the namespaces of the calling thread.
@@ -16,6 +16,8 @@ pub mod namespace;
 pub mod perf;
 pub mod rusage;
 pub mod sched;
+pub mod seccomp;
 pub mod shared_counters;
+pub mod signals;
 pub mod sockmap;
 pub mod udp;

@@ -31,3 +31,13 @@ pub fn unshare_user() -> io::Result<()> {
     // SAFETY: as above; CLONE_NEWUSER touches no descriptor.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }.map_err(io::Error::from)
 }
+
+/// Makes the children that the process starts from now on members of a new process namespace
+/// (`CLONE_NEWPID`, Linux 3.8). The first of them has the process id 1 there, and all others end
+/// with it.
+///
+/// `EPERM` without `CAP_SYS_ADMIN` in the thread's user namespace.
+pub fn unshare_processes_of_children() -> io::Result<()> {
+    // SAFETY: as above; CLONE_NEWPID touches no descriptor.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWPID) }.map_err(io::Error::from)
+}

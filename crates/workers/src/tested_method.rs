@@ -2,8 +2,8 @@
 
 use haul::plan::{Condition, SourceKind};
 use haul::{
-    AttachedMethod, Call, Counts, Error, MethodChoice, MethodOptions, Plan, SendMethod,
-    SendSettings, Sender, Source,
+    AttachedMethod, Counts, Error, MethodChoice, MethodOptions, Plan, SendMethod, SendSettings,
+    Sender, Source,
 };
 use std::fmt;
 use std::net::TcpStream;
@@ -60,7 +60,7 @@ impl TestedMethod {
     /// Sets the method up for `stream`.
     pub fn attach(
         self,
-        stream: &TcpStream,
+        stream: &Arc<TcpStream>,
         options: &MethodOptions,
         plan: Option<&Plan>,
     ) -> Result<AttachedTestedMethod, Error> {
@@ -77,12 +77,9 @@ impl TestedMethod {
             }
             (Self::Auto, _) => MethodChoice::Builtin,
         };
-        let socket =
-            stream.try_clone().map_err(|error| Error::Failed { call: Call::Duplicate, error })?;
-        Ok(AttachedTestedMethod::Chosen(Box::new(Sender::with_settings(
-            socket,
-            SendSettings::default().with_choice(choice),
-        )?)))
+        let settings = SendSettings::default().with_choice(choice);
+        let sender = Sender::with_settings(Arc::clone(stream), settings)?;
+        Ok(AttachedTestedMethod::Chosen(Box::new(sender)))
     }
 }
 
@@ -125,7 +122,7 @@ pub enum AttachedTestedMethod {
     /// This send method.
     Method(SendMethod, Box<dyn AttachedMethod>),
     /// The library, which chooses.
-    Chosen(Box<Sender<TcpStream>>),
+    Chosen(Box<Sender<Arc<TcpStream>>>),
 }
 
 impl AttachedTestedMethod {

@@ -35,6 +35,8 @@ pub(super) struct Direction {
     pipe: Option<Pipe>,
     /// Copied bytes that the sink has not accepted yet.
     unsent: HiddenBytes,
+    /// Whether a short read means that the source is empty.
+    trusts_short_reads: bool,
     /// Consecutive sizes that favor the other method.
     streak: u32,
     stage: Stage,
@@ -97,8 +99,10 @@ impl Interest {
 }
 
 impl Direction {
-    pub fn new(method: ForwardMethod) -> Self {
+    /// Creates a direction. `trusts_short_reads`: a short read means that the source is empty.
+    pub fn new(method: ForwardMethod, trusts_short_reads: bool) -> Self {
         Self {
+            trusts_short_reads,
             method: if method == ForwardMethod::Splice {
                 ActiveMethod::Splice
             } else {
@@ -116,7 +120,7 @@ impl Direction {
 
     /// A direction in which nothing is forwarded, and whose sink stays open.
     pub fn unused() -> Self {
-        Self { stage: Stage::Unused, ..Self::new(ForwardMethod::Copy) }
+        Self { stage: Stage::Unused, ..Self::new(ForwardMethod::Copy, false) }
     }
 
     /// Puts bytes before those that are received first, and after those of earlier calls.
@@ -177,11 +181,15 @@ impl Direction {
     }
 
     /// Moves the data that can be moved now.
+    ///
+    /// `has_failed`: the opposite direction has just failed. The kernel reports the reason of a
+    /// lost connection only once, and then the end of the stream, which is none.
     pub fn advance(
         &mut self,
         from: BorrowedFd<'_>,
         to: BorrowedFd<'_>,
         pool: &ForwardPool,
+        has_failed: bool,
     ) -> Result<Interest, Error> {
         if self.pipe.as_ref().is_some_and(Pipe::is_inherited) {
             return Err(Error::Forked);
@@ -199,9 +207,12 @@ impl Direction {
                 break Interest { has_more: true, ..Interest::default() };
             }
             match self.receive(from, to, pool) {
+                Ok(Received { bytes: 0, .. }) if has_failed => break Interest::default(),
                 Ok(Received { bytes: 0, .. }) => self.stage = Stage::SourceEnded,
                 // Nothing more has arrived: a call to find that out is one too many.
-                Ok(Received { is_all: true, .. }) if self.unsent.0.is_empty() => {
+                Ok(Received { is_all: true, .. })
+                    if self.trusts_short_reads && self.unsent.0.is_empty() =>
+                {
                     break Interest { read: true, ..Interest::default() };
                 }
                 Ok(Received { bytes, .. }) => moved += bytes,
@@ -258,9 +269,12 @@ impl Direction {
                 // `recv` distinguishes them, and skips the urgent byte.
                 Ok(Received { bytes: 0, .. }) | Err(Error::WouldBlock) => self.copy(from, to, pool),
                 Err(reason) if reason.is_refusal() => {
-                    self.switch_to(ActiveMethod::Copy);
                     // The refusal of a socket lasts, one for lack of descriptors does not.
-                    self.is_method_fixed |= reason.refusal() != Some(Refusal::Temporary);
+                    let is_lasting = reason.refusal() != Some(Refusal::Temporary);
+                    if is_lasting || !self.is_method_fixed {
+                        self.switch_to(ActiveMethod::Copy);
+                    }
+                    self.is_method_fixed |= is_lasting;
                     let reason = reason.to_string();
                     let fallback = Fallback { from: "splice", to: "copy", reason };
                     fallback::record(&mut self.report.fallbacks, fallback);

@@ -3,9 +3,9 @@
 use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
+use crate::pipe_pool::PipePool;
 use crate::pool::{BufferPool, PooledBuffer};
-use haul_sys::fork;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The most bytes that are copied at a time.
@@ -21,9 +21,7 @@ pub struct ForwardPool(Arc<ForwardPoolInner>);
 
 #[derive(Debug)]
 struct ForwardPoolInner {
-    pipes: Mutex<Vec<Pipe>>,
-    /// The process that created the pool ([`fork::generation`]).
-    process: u64,
+    pipes: PipePool,
     settings: ForwardSettings,
     buffers: BufferPool,
 }
@@ -134,13 +132,13 @@ impl ForwardPool {
             return Err(Error::InvalidInput("pipe_bytes and buffer_bytes must be at least 1"));
         }
         let buffers = BufferPool::new(settings.buffer_bytes, BUFFERS_MAX)?;
-        let (pipes, process) = (Mutex::default(), fork::generation());
-        Ok(Self(Arc::new(ForwardPoolInner { pipes, process, settings, buffers })))
+        let pipes = PipePool::new(settings.idle_pipes_max, settings.pipe_bytes);
+        Ok(Self(Arc::new(ForwardPoolInner { pipes, settings, buffers })))
     }
 
     /// The number of idle pipes.
     pub fn idle_pipes(&self) -> usize {
-        self.pipes().map_or(0, |pipes| pipes.len())
+        self.0.pipes.idle()
     }
 
     pub(super) fn settings(&self) -> &ForwardSettings {
@@ -153,32 +151,10 @@ impl ForwardPool {
     }
 
     pub(super) fn acquire_pipe(&self) -> Result<Pipe, Error> {
-        let idle = self.pipes().and_then(|mut pipes| pipes.pop());
-        let create = || {
-            Pipe::new(self.0.settings.pipe_bytes).map_err(|errno| failed(Call::Pipe)(errno.into()))
-        };
-        idle.map_or_else(create, Ok)
+        self.0.pipes.acquire().map_err(|errno| failed(Call::Pipe)(errno.into()))
     }
 
     pub(super) fn release_pipe(&self, pipe: Pipe) {
-        let Some(mut pipes) = self.pipes() else { return };
-        if pipe.held_bytes() == 0 && pipes.len() < self.0.settings.idle_pipes_max {
-            pipes.push(pipe);
-        }
-    }
-
-    /// The idle pipes of this process; `None` if they are not available in a forked child.
-    fn pipes(&self) -> Option<MutexGuard<'_, Vec<Pipe>>> {
-        if self.0.process == fork::generation() {
-            return Some(self.0.pipes.lock().unwrap_or_else(PoisonError::into_inner));
-        }
-        // Another thread may have held the lock when the process was forked: then it stays locked.
-        let mut pipes = match self.0.pipes.try_lock() {
-            Ok(pipes) => pipes,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        pipes.retain(|pipe| !pipe.is_inherited());
-        Some(pipes)
+        self.0.pipes.release(pipe);
     }
 }

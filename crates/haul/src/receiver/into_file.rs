@@ -7,12 +7,19 @@ use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::method::Counts;
 use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
+use crate::pipe_pool::PipePool;
 use haul_sys::fork;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::SpliceFlags;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+
+/// The most idle pipes that the receivers of the process keep, two descriptors each.
+const IDLE_PIPES_MAX: usize = 16;
+
+/// The idle pipes of the process.
+static PIPES: PipePool = PipePool::new(IDLE_PIPES_MAX, SOCKET_PIPE_BYTES);
 
 /// The pipe between a socket and files, and the bytes that a file did not accept.
 #[derive(Debug, Default)]
@@ -51,15 +58,17 @@ impl IntoFile {
         self.leave_pipe_to_parent()?;
         let pipe = match &mut self.pipe {
             Some(pipe) => pipe,
-            none => none.insert(
-                Pipe::new(SOCKET_PIPE_BYTES).map_err(|errno| failed(Call::Pipe)(errno.into()))?,
-            ),
+            none => none.insert(PIPES.acquire().map_err(|errno| failed(Call::Pipe)(errno.into()))?),
         };
         let wanted =
             usize::try_from(range.end - range.start).unwrap_or(usize::MAX).min(SOCKET_PIPE_BYTES);
         if pipe.held_bytes() == 0 {
             counts.calls += 1;
-            match pipe.fill(socket, wanted, SpliceFlags::empty()) {
+            let filled = pipe.fill(socket, wanted, SpliceFlags::empty());
+            if !matches!(filled, Ok(1..)) {
+                self.release_pipe();
+            }
+            match filled {
                 // The end of the stream, no data, or an urgent byte, before which splicing stops.
                 // `recv` distinguishes them, and skips the urgent byte.
                 Ok(0) | Err(Errno::AGAIN) => return Ok(None),
@@ -67,6 +76,7 @@ impl IntoFile {
                 Err(errno) => return Err(failed(Call::SpliceFromSocket)(errno.into())),
             }
         }
+        let Some(pipe) = &mut self.pipe else { return Ok(None) };
         let mut moved = 0;
         // An earlier call may have left more in the pipe than this range takes.
         while pipe.held_bytes() > 0 && moved < wanted {
@@ -81,6 +91,14 @@ impl IntoFile {
         }
         counts.bytes += moved as u64;
         Ok(Some(moved as u64))
+    }
+
+    /// Leaves an empty pipe to the next receiver: one whose non-blocking socket is empty holds
+    /// none.
+    fn release_pipe(&mut self) {
+        if let Some(pipe) = self.pipe.take_if(|pipe| pipe.held_bytes() == 0) {
+            PIPES.release(pipe);
+        }
     }
 
     /// Gives up a pipe that the parent of a forked child uses. Bytes in it were received by the
@@ -141,5 +159,36 @@ impl IntoFile {
         self.leave_pipe_to_parent()?;
         let held = self.pipe.as_mut().map_or(Ok(0), |pipe| pipe.read(buffer));
         held.map_err(|errno| failed(Call::ReadPipe)(errno.into()))
+    }
+}
+
+impl Drop for IntoFile {
+    fn drop(&mut self) {
+        self.release_pipe();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_stalled_socket_holds_no_pipe() {
+        let (mut from, to) = UnixStream::pair().unwrap();
+        to.set_nonblocking(true).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let (mut into_file, mut counts) = (IntoFile::default(), Counts::default());
+        let mut receive = |into_file: &mut IntoFile| {
+            into_file.receive(to.as_fd(), file.as_fd(), &(0..9), &mut counts).unwrap()
+        };
+        assert_eq!(receive(&mut into_file), None);
+        assert!(into_file.pipe.is_none());
+        from.write_all(b"content").unwrap();
+        assert_eq!(receive(&mut into_file), Some(7));
+        assert_eq!(receive(&mut into_file), None);
+        assert!(into_file.pipe.is_none());
     }
 }

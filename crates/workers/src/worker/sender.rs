@@ -7,6 +7,7 @@ use haul::{MethodOptions, Plan};
 use serde::{Deserialize, Serialize};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,6 +49,7 @@ impl SendTask {
         }
         counters.watch_socket(&stream);
         let options = MethodOptions::default().with_chunk_bytes(self.chunk_bytes);
+        let stream = Arc::new(stream);
         let method = method
             .attach(&stream, &options, self.plan.as_deref())
             .map_err(|error| failure_message(&error))?;
@@ -71,7 +73,7 @@ impl SendTask {
 
 struct ActiveSender<'a> {
     task: &'a SendTask,
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     method: AttachedTestedMethod,
     counters: &'a WorkCounters,
     cork_calls: u64,
