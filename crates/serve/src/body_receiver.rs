@@ -11,8 +11,9 @@ use haul_http::status::Status;
 use haul_server::stream::Stream;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// Body bytes that one connection receives before others have their turn.
 const TURN_BYTES: u64 = 1 << 20;
@@ -33,7 +34,7 @@ pub struct BodyReceiver {
 #[derive(Debug)]
 enum Method {
     /// Into the file without a copy here, until `len` bytes.
-    Direct { receiver: Box<Receiver<OwnedFd>>, len: u64 },
+    Direct { receiver: Box<Receiver<Arc<OwnedFd>>>, len: u64 },
     /// Read and written, until `len` bytes.
     Read { len: u64 },
     /// Read and written, until the last chunk.
@@ -67,8 +68,8 @@ impl BodyReceiver {
             BodyLength::Chunked => Method::Chunked(Chunked::default()),
             BodyLength::Bytes(len) if stream.is_tls() => Method::Read { len },
             BodyLength::Bytes(len) => {
-                // A descriptor of its own: what the receiver holds back belongs to this body.
-                let receiver = Receiver::new(stream.as_fd().try_clone_to_owned()?)?;
+                // What the receiver holds back belongs to this body.
+                let receiver = Receiver::new(Arc::clone(stream.socket()))?;
                 Method::Direct { receiver: Box::new(receiver), len }
             }
         };

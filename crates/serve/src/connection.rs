@@ -206,6 +206,11 @@ impl Connection {
                 self.refuse_malformed(&unread, Status::REQUEST_TIMEOUT, handler);
                 self.drive(handler)
             }
+            // A TLS connection ends with a close_notify alert.
+            State::Reading => {
+                self.begin_close(false, handler);
+                self.drive(handler)
+            }
             _ => {
                 self.discard_unsent();
                 ConnectionAction::Close
@@ -226,7 +231,7 @@ impl Connection {
             handler.accounting.log.write(&entry, &handler.clock);
         }
         let unanswered = match &self.state {
-            State::Uploading(_, upload) if !handler.is_draining => {
+            State::Uploading(_, upload) if !handler.is_draining() => {
                 Some((upload, Status::BAD_REQUEST))
             }
             // The offload thread is still at work, so the result of a commit is not known.

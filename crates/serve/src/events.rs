@@ -89,7 +89,7 @@ impl Handler for FileHandler {
     }
 
     fn begin_drain(&mut self) {
-        self.is_draining = true;
+        self.drain_began_at_seconds = Some(self.clock.seconds());
     }
 
     fn free_caches(&mut self) {

@@ -89,8 +89,16 @@ pub struct FileHandler {
     pub epoch: ValidationEpoch,
     /// Whether partial segments are held, to be flushed together.
     pub holds: bool,
-    /// Whether the service drains: each connection closes after its response.
-    pub is_draining: bool,
+    /// The second of the clock in which the service began to drain. From then on each connection
+    /// closes after its response.
+    pub drain_began_at_seconds: Option<u32>,
+}
+
+impl FileHandler {
+    /// Whether the service drains.
+    pub fn is_draining(&self) -> bool {
+        self.drain_began_at_seconds.is_some()
+    }
 }
 
 /// Measures CPU time of the calling thread.
@@ -144,7 +152,7 @@ impl FileHandler {
             cache: FileCache::new(limits.cached_files_max / loops, limits.cached_bytes_max / loops),
             epoch: ValidationEpoch::default(),
             holds: false,
-            is_draining: false,
+            drain_began_at_seconds: None,
         }
     }
 

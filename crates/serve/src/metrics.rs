@@ -38,9 +38,9 @@ impl ServeMetrics {
                 |counters| counters.timed_bytes.get() as f64,
             ),
             (
-                "haul_timed_cpu_microseconds_total",
+                "haul_timed_cpu_seconds_total",
                 "CPU time of the event loop for the timed bytes, interrupts not included.",
-                |counters| counters.timed_ns.get() as f64 / 1000.0,
+                |counters| counters.timed_ns.get() as f64 / 1e9,
             ),
         ];
         for (name, help, of) in families {
@@ -48,17 +48,6 @@ impl ServeMetrics {
             for &transport in &used {
                 let total: f64 = self.loops.iter().map(|counters| of(counters.by(transport))).sum();
                 text.sample(name, &label(transport), total);
-            }
-        }
-        let name = "haul_cpu_us_per_mib";
-        let help = "CPU time of the event loop for each MiB sent, since the start.";
-        text.family(name, "gauge", help);
-        for &transport in &used {
-            let timed_bytes = self.sum(|counters| &counters.by(transport).timed_bytes);
-            let timed_ns = self.sum(|counters| &counters.by(transport).timed_ns);
-            if timed_bytes > 0 {
-                let cost = timed_ns as f64 / 1000.0 / (timed_bytes as f64 / 1_048_576.0);
-                text.sample(name, &label(transport), format_args!("{cost:.1}"));
             }
         }
     }

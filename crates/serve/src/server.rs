@@ -213,7 +213,7 @@ fn restrict(
         if config.content.symlinks == Symlinks::Anywhere {
             caveats.push("links may lead anywhere, so every file stays in reach".into());
         } else {
-            caveats.extend(sandbox::restrict(&sandbox_paths(config))?);
+            caveats.extend(sandbox::restrict(&sandbox_paths(config), &[])?);
         }
     }
     Ok(caveats)

@@ -50,13 +50,13 @@ impl Handler for Echo {
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tls = TlsSettings::new("certificate.pem", "key.pem").load()?;
     let listen = ListenAddress { address: "127.0.0.1:0".parse()?, is_tls: true };
-    let service = Service::open("echo", &[listen], Some("127.0.0.1:0".parse()?), 1)?;
+    let service = Service::open("echo", &[listen], None, Some("127.0.0.1:0".parse()?), 1)?;
     println!("{} {}", service.addresses()[0].address, service.metrics_address().unwrap());
-    sandbox::restrict(&[])?; // No files and no new connections from here on.
+    sandbox::restrict(&[], &[])?; // No files and no new connections from here on.
     let control = service.control();
     std::thread::spawn(move || (io::stdin().read_to_end(&mut Vec::new()), control.drain()));
     let (counters, mut metrics) = (Arc::default(), metrics::Registry::default());
     metrics.register_connections(vec![Arc::clone(&counters)]);
-    let echo = |_| Echo(Arc::clone(&counters), Arc::clone(&tls));
+    let echo = [Echo(counters, tls)];
     Ok(service.run(&[], &LoopSettings::default(), metrics, echo)?)
 }

@@ -47,6 +47,12 @@ pub fn start(address: &PeerAddress, congestion: Option<&str>) -> io::Result<Owne
     }
 }
 
+/// Whether this process may use a congestion control.
+pub fn check_congestion(name: &str) -> io::Result<()> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    Ok(sockopt::set_tcp_congestion(&socket, name)?)
+}
+
 /// The result of a connection whose socket became writable (`SO_ERROR`).
 /// [`io::ErrorKind::WouldBlock`] if it is still under way.
 pub fn finish(socket: impl AsFd) -> io::Result<()> {

@@ -116,6 +116,12 @@ pub trait Handler {
     /// drain, [`Handler::drive`] follows for each idle connection.
     fn activity(&self, connection: &Self::Connection) -> Activity;
 
+    /// Whether connections are closed to make room for others, by their [`Handler::activity`].
+    /// Otherwise new ones wait in the kernel's queue.
+    fn can_evict(&self) -> bool {
+        true
+    }
+
     /// The connection's deadline has passed.
     fn expire(
         &mut self,
@@ -139,9 +145,9 @@ pub trait Handler {
     /// Another thread woke the loop: reads changed settings.
     fn on_wake(&mut self) {}
 
-    /// The service drains: from now on [`Handler::drive`] has to close connections that are idle;
-    /// see [`Context::is_draining`].
-    /// The loop cuts off those that are open at the end of the drain timeout.
+    /// The service drains: from now on [`Handler::drive`] has to close connections that are idle,
+    /// at once or within seconds; see [`Context::is_draining`]. The loop cuts off those that are
+    /// open at the end of the drain timeout.
     fn begin_drain(&mut self) {}
 
     /// Descriptors or memory ran out: drops what is only cached.
@@ -227,6 +233,11 @@ impl Context<'_> {
     /// so one is added: the deadline is up to a second late and never early.
     pub fn deadline(&self, seconds: u32) -> u32 {
         self.now_seconds.saturating_add(seconds).saturating_add(1)
+    }
+
+    /// The second of the loop's clock, the unit of deadlines.
+    pub fn now_seconds(&self) -> u32 {
+        self.now_seconds
     }
 
     /// Whether the service drains: connections that are idle have to close.
@@ -669,6 +680,9 @@ impl<H: Handler> EventLoop<H> {
 
     /// The connection to close to make room for another, if there is one.
     fn victim(&mut self) -> Option<usize> {
+        if !self.handler.can_evict() {
+            return None;
+        }
         let now = self.clock.seconds();
         while let Some(victim) = self.victims.next(now) {
             if let Some((connection, handler)) = self.connection(victim.token)

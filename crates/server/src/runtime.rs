@@ -31,14 +31,16 @@ pub struct Service {
 }
 
 impl Service {
-    /// Opens the sockets of a service with so many event loops ([`loop_count`]).
+    /// Opens the sockets of a service with so many event loops ([`loop_count`]). `congestion` is
+    /// the congestion control of accepted connections; `None` for the host's default.
     pub fn open(
         name: &'static str,
         listen: &[ListenAddress],
+        congestion: Option<&str>,
         metrics: Option<SocketAddr>,
         loops: usize,
     ) -> Result<Self, Error> {
-        let listeners = Listeners::open(listen, None, loops)?;
+        let listeners = Listeners::open(listen, congestion, loops)?;
         let metrics = metrics.map(metrics::listen).transpose()?;
         Ok(Self { name, listeners, metrics, control: Control::new(loops)?, loops })
     }
@@ -58,14 +60,14 @@ impl Service {
         Arc::clone(&self.control)
     }
 
-    /// Runs the service until it has drained. `pools` are those of the handler's jobs; `handler`
-    /// makes the handler of each event loop.
+    /// Runs the service until it has drained. `pools` are those of the handlers' jobs; there is one
+    /// handler for each event loop.
     pub fn run<H>(
         mut self,
         pools: &[PoolSettings],
         settings: &LoopSettings,
         registry: Registry,
-        mut handler: impl FnMut(usize) -> H,
+        handlers: impl IntoIterator<Item = H>,
     ) -> Result<(), Error>
     where
         H: Handler + Send + 'static,
@@ -73,8 +75,9 @@ impl Service {
     {
         let offload = Offload::start(pools).map_err(Error::at("starting a thread"))?;
         let mut loops = Vec::with_capacity(self.loops);
-        for (index, listeners) in self.listeners.take().into_iter().enumerate() {
-            let (control, handler) = (&self.control, handler(index));
+        let listeners = self.listeners.take().into_iter().enumerate();
+        for ((index, listeners), handler) in listeners.zip(handlers) {
+            let control = &self.control;
             let settings = settings.clone();
             loops.push(EventLoop::new(index, listeners, &offload, control, settings, handler)?);
         }

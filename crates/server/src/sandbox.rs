@@ -1,13 +1,12 @@
-//! Restricts the process to the files that it needs, and to no new connections (Landlock, Linux
-//! 5.13).
+//! Restricts the process to the files and ports that it needs (Landlock, Linux 5.13).
 //!
 //! The rules hold for the calling thread and for threads that it starts afterwards. So the call
 //! belongs after everything that needs more and before the first thread.
 
 use crate::error::Error;
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
-    Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath,
+    PathFd, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus,
 };
 use std::path::{Path, PathBuf};
 
@@ -31,11 +30,15 @@ pub enum AccessRights {
     Remove,
 }
 
-/// Restricts the calling thread to these paths and forbids it to bind and connect TCP sockets.
+/// Restricts the calling thread to these paths, forbids it to bind TCP sockets, and to connect them
+/// to any port but these.
 ///
 /// Returns a limitation of this kernel and its consequence as one line, or `None` if every rule is
 /// enforced.
-pub fn restrict(paths: &[(PathBuf, AccessRights)]) -> Result<Option<String>, Error> {
+pub fn restrict(
+    paths: &[(PathBuf, AccessRights)],
+    connect_ports: &[u16],
+) -> Result<Option<String>, Error> {
     let failed = |error: &dyn std::fmt::Display| Error::Sandbox(error.to_string());
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -45,6 +48,10 @@ pub fn restrict(paths: &[(PathBuf, AccessRights)]) -> Result<Option<String>, Err
         .map_err(|error| failed(&error))?;
     for (path, allowed) in paths {
         add(&mut ruleset, path, *allowed).map_err(|error| failed(&error))?;
+    }
+    for &port in connect_ports {
+        let rule = NetPort::new(port, AccessNet::ConnectTcp);
+        ruleset = ruleset.add_rule(rule).map_err(|error| failed(&error))?;
     }
     // The log's time zone may be read late; a host may have no zones.
     let _ = rule(&mut ruleset, Path::new("/usr/share/zoneinfo"), AccessFs::from_read(RULES));
@@ -105,6 +112,7 @@ fn directory_of(path: &Path) -> &Path {
 mod tests {
     use super::*;
     use std::fs;
+    use std::net::{TcpListener, TcpStream};
 
     #[test]
     fn a_restricted_thread_reaches_only_its_paths() {
@@ -123,7 +131,10 @@ mod tests {
                 (path("write"), AccessRights::ReadWrite),
                 (path("again/a"), AccessRights::ReadAgain),
             ];
-            if let Some(caveat) = restrict(&paths).unwrap() {
+            let accepts = || TcpListener::bind("127.0.0.1:0").unwrap();
+            let (reached, other) = (accepts(), accepts());
+            let port = |listener: &TcpListener| listener.local_addr().unwrap();
+            if let Some(caveat) = restrict(&paths, &[port(&reached).port()]).unwrap() {
                 return eprintln!("SKIPPED: Landlock is not tested: {caveat}");
             }
             assert_eq!(fs::read(path("read/a")).unwrap(), b"a");
@@ -133,7 +144,10 @@ mod tests {
             assert_eq!(fs::read(path("again/a")).unwrap(), b"a");
             assert!(fs::write(path("again/a"), "b").is_err());
             assert!(fs::read(outside.path()).is_err());
-            assert!(std::net::TcpListener::bind("127.0.0.1:0").is_err());
+            assert!(TcpListener::bind("127.0.0.1:0").is_err());
+            TcpStream::connect(port(&reached)).unwrap();
+            let refused = TcpStream::connect(port(&other)).unwrap_err();
+            assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
         });
         thread.join().unwrap();
     }

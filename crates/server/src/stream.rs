@@ -24,7 +24,7 @@ use std::time::Duration;
 /// A connected, non-blocking socket with its encryption.
 #[derive(Debug)]
 pub struct Stream {
-    sender: Sender<OwnedFd>,
+    sender: Sender<Arc<OwnedFd>>,
     encryption: Encryption,
     /// Whether `TCP_CORK` is set.
     is_corked: bool,
@@ -82,8 +82,13 @@ impl Stream {
             None => Encryption::None,
             Some(session) => Encryption::Program(Box::new(session)),
         };
-        let sender = Sender::with_settings(socket, Arc::clone(settings))?;
+        let sender = Sender::with_settings(Arc::new(socket), Arc::clone(settings))?;
         Ok(Self { sender, encryption, is_corked: false, is_held: false, segment_bytes: None })
+    }
+
+    /// The socket, to share it with a receiver. Its bytes are encrypted if the stream is.
+    pub fn socket(&self) -> &Arc<OwnedFd> {
+        self.sender.socket()
     }
 
     /// Receives into the spare capacity of `buffer`, of which there must be some; 0 is the end of

@@ -45,12 +45,12 @@ impl Handler for Waiting {
 #[test]
 fn a_connection_is_closed_after_its_deadline_and_not_before() {
     let listen = ListenAddress { address: "127.0.0.1:0".parse().unwrap(), is_tls: false };
-    let service = Service::open("waiting", &[listen], None, 1).unwrap();
+    let service = Service::open("waiting", &[listen], None, None, 1).unwrap();
     let address = service.addresses()[0].address.to_string();
     let control = service.control();
     let registry = metrics::Registry::default();
     let running = thread::spawn(move || {
-        service.run(&[], &LoopSettings::default(), registry, |_| Waiting::default())
+        service.run(&[], &LoopSettings::default(), registry, [Waiting::default()])
     });
     let mut client = TcpStream::connect(address).unwrap();
     client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -69,9 +69,20 @@ fn assert_half_closed_client_gets_everything(folder: &Path, address: &str, sent:
             Err(error) => panic!("{error}"),
         }
     }
-    half_closed.sock.set_nonblocking(false).unwrap();
     half_closed.conn.send_close_notify();
-    half_closed.flush().unwrap();
+    // The service may send no more until something is read: a blocking write would wait for ever.
+    while half_closed.conn.wants_write() {
+        match half_closed.conn.write_tls(&mut half_closed.sock) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let _ = half_closed.conn.read_tls(&mut half_closed.sock);
+                half_closed.conn.process_new_packets().unwrap();
+                let _ = half_closed.conn.reader().read_to_end(&mut echoed);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    half_closed.sock.set_nonblocking(false).unwrap();
     half_closed.sock.shutdown(Shutdown::Write).unwrap();
     half_closed.read_to_end(&mut echoed).unwrap();
     assert!(echoed == sent, "{} of {} B", echoed.len(), sent.len());

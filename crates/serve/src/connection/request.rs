@@ -77,9 +77,8 @@ impl Connection {
     /// Receives more of a request. `None` if something was received or the state has changed.
     fn receive_more(&mut self, handler: &mut FileHandler) -> Option<ConnectionAction> {
         let has_begun = !self.input.is_empty();
-        let is_dismissed =
-            handler.is_draining && !has_begun && matches!(self.timeout, Timeout::Idle(_));
-        if self.is_at_end || (is_dismissed && !self.is_readable) {
+        let is_dismissed = !has_begun && !self.is_readable && self.is_dismissed(handler);
+        if self.is_at_end || is_dismissed {
             self.begin_close(false, handler);
             return None;
         }
@@ -134,12 +133,30 @@ impl Connection {
         let limits = &handler.fixed.limits;
         ConnectionAction::WaitUntil(match self.timeout {
             // A client that has just connected is about to send a request.
-            Timeout::Head(since) if handler.is_draining && !has_begun => {
+            Timeout::Head(since) if handler.is_draining() && !has_begun => {
                 deadline(since, Duration::from_secs(1))
             }
             Timeout::Head(since) => deadline(since, limits.head_timeout),
-            Timeout::Idle(since) => deadline(since, limits.idle_timeout),
+            Timeout::Idle(since) => match handler.drain_began_at_seconds {
+                Some(began) => deadline(since.max(began), Duration::from_secs(1)),
+                None => deadline(since, limits.idle_timeout),
+            },
         })
+    }
+
+    /// Whether an idle connection closes because the service drains.
+    ///
+    /// One whose latest response ended less than two seconds before does not yet: its next request
+    /// may be on the way, and is answered with `Connection: close`. For that the drain must last
+    /// longer than the deadline, which is up to three seconds late.
+    fn is_dismissed(&self, handler: &FileHandler) -> bool {
+        const GRACE: Duration = Duration::from_secs(3);
+        match (handler.drain_began_at_seconds, self.timeout) {
+            (Some(began), Timeout::Idle(since)) => {
+                began.saturating_sub(since) > 1 || handler.fixed.limits.drain_timeout < GRACE
+            }
+            _ => false,
+        }
     }
 
     /// Prepares the response to a request; `None` if the state has changed.
@@ -151,7 +168,7 @@ impl Connection {
         // A request that was offloaded is parsed again, and was received earlier.
         let received =
             self.pending.as_ref().map_or(handler.clock.turn_started(), |pending| pending.received);
-        request.keeps_alive &= !handler.is_draining && !self.stream.is_key_worn();
+        request.keeps_alive &= !handler.is_draining() && !self.stream.is_key_worn();
         let response = if let Some(response) = handler.response().without_file(&request) {
             response
         } else if let Some(refused) = self.authorize(&request, handler) {

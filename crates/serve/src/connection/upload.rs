@@ -141,7 +141,7 @@ impl Connection {
     pub(super) fn answer_upload(&mut self, handler: &mut FileHandler) {
         let Some((upload, status)) = self.state.finish_upload() else { return };
         handler.cache.remove(&upload.target);
-        let keeps_alive = upload.keeps_alive && !handler.is_draining;
+        let keeps_alive = upload.keeps_alive && !handler.is_draining();
         let response = handler.response().uploaded(status, upload.minor_version, keeps_alive);
         let entry = upload.log_entry(status, response.body.len());
         self.respond(response, entry, upload.received, handler);

@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
 use std::time::Duration;
 
 #[test]
@@ -81,7 +82,7 @@ fn pipelined_requests_are_answered_in_order_for_every_segmentation() {
         let thread = {
             let mut writer = Client::new(client.stream.try_clone().unwrap());
             let text = text.clone();
-            std::thread::spawn(move || {
+            thread::spawn(move || {
                 for piece in text.as_bytes().chunks(piece_bytes) {
                     writer.send(std::str::from_utf8(piece).unwrap());
                 }
@@ -205,13 +206,13 @@ fn a_client_that_trickles_its_head_times_out() {
         Service::start(|_| {}, |config| config.limits.head_timeout = Duration::from_secs(2));
     let mut client = service.connect();
     let mut writer = Client::new(client.stream.try_clone().unwrap());
-    let trickle = std::thread::spawn(move || {
+    let trickle = thread::spawn(move || {
         let text = "GET / HTTP/1.1\r\nX: ".to_owned() + &"y".repeat(1000);
         for byte in text.bytes() {
             if writer.try_send(&[byte]).is_err() {
                 return true;
             }
-            std::thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
         false
     });
@@ -233,7 +234,7 @@ fn input_does_not_extend_the_send_timeout() {
         if writer.try_send(b"x").is_err() {
             return;
         }
-        std::thread::sleep(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(20));
     }
     panic!("the connection is still open after ten send timeouts");
 }
@@ -279,7 +280,7 @@ fn connections_that_only_occupy_their_place_make_room() {
         let connections = || handle.counters()[0].connections.open.get();
         wait_until(|| connections() == PLACES as u64);
         let is_over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             // A byte now and then is no reason to keep the place.
             scope.spawn(|| {
                 while !is_over.load(Relaxed) {
@@ -290,7 +291,7 @@ fn connections_that_only_occupy_their_place_make_room() {
                             let _ = (&attacker.stream).write(b"x");
                         }
                     }
-                    std::thread::sleep(Duration::from_millis(100));
+                    thread::sleep(Duration::from_millis(100));
                 }
             });
             // A response in time: a timeout would take half a minute at least.
@@ -393,7 +394,7 @@ fn a_drain_finishes_open_responses() {
     assert_eq!(busy.stream.peek(&mut first).unwrap(), 1);
     let handle = service.handle.clone();
     handle.drain();
-    assert!(idle.is_closed(), "an idle connection is closed at once");
+    assert!(idle.is_closed(), "an idle connection is closed");
     let response = busy.response(false).unwrap();
     assert!(response.body == large_content(), "the open response is finished");
     while let Some(response) = busy.response(false) {
@@ -403,6 +404,43 @@ fn a_drain_finishes_open_responses() {
     let connected =
         service.lab.receiver.run(|| std::net::TcpStream::connect(service.address)).unwrap();
     assert!(connected.is_err(), "the listener is closed");
+}
+
+/// A client sends its next request when it has read a response, which may be after the drain began.
+#[test]
+fn a_drain_answers_the_next_request_of_a_connection_that_was_busy() {
+    const TEN: &str = "GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n";
+    let mut service = Service::start_default();
+    let [mut idle, mut busy, mut slow, mut beginning] = [(); 4].map(|()| service.connect());
+    let request = |client: &mut Client| {
+        client.send(TEN);
+        let response = client.response(false).expect("the request is answered");
+        assert_eq!(response.text(), "0123456789");
+        response.field("connection") == Some("close")
+    };
+    assert!(!request(&mut idle));
+    thread::sleep(Duration::from_millis(3100));
+    assert!(!request(&mut busy));
+    // The response has begun. It is larger than the socket buffers, and ends after the time that
+    // `busy` has.
+    slow.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(slow.stream.peek(&mut [0]).unwrap(), 1);
+    beginning.send("GET /ten.txt HTTP/1.1\r\nHost: ");
+    service.handle.drain();
+    assert!(idle.is_closed());
+    assert!(request(&mut busy) && busy.is_closed());
+    // In the middle of a second, so that the loop's clock advances while the client waits.
+    thread::sleep(Duration::from_millis(3500));
+    assert!(slow.response(false).unwrap().body == large_content());
+    // Its time counts from the end of its response.
+    for _ in 0..12 {
+        // The loop does not sleep meanwhile.
+        beginning.send("h");
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert!(request(&mut slow) && slow.is_closed());
+    drop((idle, busy, slow, beginning));
+    service.stop();
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn metrics_of_a_running_service_match_its_traffic() {
         "the send methods for files carry the bodies of files and nothing else"
     );
     assert!(count("haul_sent_bytes_total{path=\"memory\"}") > 300 * 10);
-    assert!(sum("haul_timed_cpu_microseconds_total{", "") > 0.0, "one send in 127 is timed");
+    assert!(sum("haul_timed_cpu_seconds_total{", "") > 0.0, "one send in 127 is timed");
     assert!(
         sum("haul_timed_bytes_total{", "") < sum("haul_sent_bytes_total{", ""),
         "not every send is timed"
