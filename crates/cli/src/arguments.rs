@@ -1,6 +1,7 @@
 //! The command line. Doc comments on arguments are the `--help` text.
 
 use crate::output::{Destination, Failure};
+use crate::proxy::ProxyArguments;
 use crate::serve::ServeArguments;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use haul_bench::forward::Traffic;
@@ -60,6 +61,9 @@ pub enum Command {
     /// Serve the files of a directory over HTTP
     #[command(after_help = examples::SERVE)]
     Serve(Box<ServeArguments>),
+    /// Connect clients to one of several servers and forward the bytes (layer-4 proxy)
+    #[command(after_help = examples::PROXY)]
+    Proxy(Box<ProxyArguments>),
     /// Run a command in the lab: two hosts (network namespaces) on this machine, joined by a veth
     /// pair, each with its own CPU
     #[command(after_help = examples::LAB)]

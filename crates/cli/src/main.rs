@@ -12,6 +12,7 @@ mod limits;
 mod manual;
 mod output;
 mod plan;
+mod proxy;
 mod schema;
 mod serve;
 mod soak;
@@ -43,6 +44,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Lab(arguments) => lab::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
+        Command::Proxy(arguments) => proxy::run(*arguments),
         Command::Schema(arguments) => schema::run(&arguments),
         Command::Completions(arguments) => manual::print_completions(&arguments),
         Command::Man(arguments) => manual::write_pages(&arguments),

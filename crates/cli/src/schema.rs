@@ -73,6 +73,7 @@ fn documents() -> Vec<Document> {
             "serve-listing",
             "haul serve --listing, a directory",
         ),
+        document::<haul_proxy::LogLine<'static>>("proxy-log", "haul proxy --access-log"),
         document::<haul_serve::JsonLine<'static>>("serve-log", "haul serve --log-format json"),
     ]
 }

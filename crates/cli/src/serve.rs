@@ -3,19 +3,17 @@
 mod options;
 
 use crate::daemon::messages::{MessageFormat, MessageWriter};
+use crate::daemon::options::read_file;
 use crate::daemon::{readiness, signals};
 use crate::limits;
 use crate::output::Failure;
 use clap::Args;
 use haul_serve::{Address, Config, ListenAddress, Server, ServerError};
 use options::Options;
-use std::io::{ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use tracing::{error, info, warn};
-
-/// Maximum size of the configuration file, in bytes.
-const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Debug, Args)]
 pub struct ServeArguments {
@@ -35,7 +33,12 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
     // Until the configuration file is read, only the command line sets the message format.
     let mut format = options.message_format.unwrap_or_default();
     let mut messages = None;
-    let result = merge_config_file(options, config.as_deref()).and_then(|options| {
+    // Those of the command line take precedence.
+    let merged = match &config {
+        Some(path) => read_file(path).map(|file| options.or(file)),
+        None => Ok(options),
+    };
+    let result = merged.and_then(|options: Options| {
         format = options.message_format.unwrap_or_default();
         serve(options, check, format, &mut messages)
     });
@@ -52,18 +55,6 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
         }
         Err(_) => result,
     }
-}
-
-/// Adds the options of the configuration file to those of the command line, which take precedence.
-fn merge_config_file(options: Options, file: Option<&Path>) -> Result<Options, Failure> {
-    let Some(path) = file else { return Ok(options) };
-    let invalid = |problem: String| Failure::bad_input(format!("{}: {problem}", path.display()));
-    let file = std::fs::File::open(path).map_err(|error| invalid(error.to_string()))?;
-    let mut text = String::new();
-    file.take(CONFIG_BYTES_MAX)
-        .read_to_string(&mut text)
-        .map_err(|error| invalid(error.to_string()))?;
-    Ok(options.or(Options::parse(&text).map_err(invalid)?))
 }
 
 /// Serves until a signal ends the service.

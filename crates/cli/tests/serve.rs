@@ -14,6 +14,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Returns a directory that contains the file `a.txt`.
@@ -133,7 +134,7 @@ fn another_user_keeps_one_capability_and_sends_new_files_without_a_copy() {
     fs::write(folder.path().join("new"), vec![b'x'; 1 << 20]).unwrap();
     fs::rename(folder.path().join("new"), folder.path().join("a")).unwrap();
     // The clock of the file system must have moved on since the write.
-    std::thread::sleep(std::time::Duration::from_millis(40));
+    std::thread::sleep(Duration::from_millis(40));
     assert!(server.get("/a").ends_with("xxx"));
     let (_, metrics) = server.first_message.split_once("metrics at http://").unwrap();
     let mut stream = TcpStream::connect(&metrics[..metrics.find('/').unwrap()]).unwrap();
@@ -227,9 +228,9 @@ fn passwords_are_reloaded_after_access_to_other_files_is_given_up() {
     }
     assert!(!text.contains("not reloaded"), "{text}");
     // The event loops receive the new passwords after this message.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while request_status(&server) != "200" {
-        assert!(std::time::Instant::now() < deadline);
+        assert!(Instant::now() < deadline);
     }
 }
 
@@ -418,13 +419,46 @@ fn serving_resumes_after_a_shortage_of_descriptors() {
     .unwrap();
     let mut waiting = TcpStream::connect(server.address()).unwrap();
     write!(waiting, "GET /a.txt HTTP/1.0\r\n\r\n").unwrap();
-    waiting.set_read_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
+    waiting.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
     assert!(waiting.read(&mut [0]).is_err(), "the connection needs a descriptor");
     rustix::process::prlimit(process, Resource::Nofile, before).unwrap();
-    waiting.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+    waiting.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut response = String::new();
     waiting.read_to_string(&mut response).unwrap();
     assert!(response.ends_with("content"), "{response}");
+}
+
+/// Its socket, the file, and the directory in which the file will get its name.
+#[test]
+fn a_stalled_upload_holds_three_descriptors() {
+    const UPLOADS: usize = 100;
+    let folder = folder_with_file();
+    let options = ["--listen", "127.0.0.1:0", "--allow-put", "--workers", "1"];
+    let server = ServerProcess::start(&mut serve(folder.path(), &options));
+    let descriptors = || fs::read_dir(format!("/proc/{}/fd", server.process.id())).unwrap().count();
+    let before = descriptors();
+    let uploads: Vec<_> = (0..UPLOADS)
+        .map(|number| {
+            let mut upload = TcpStream::connect(server.address()).unwrap();
+            let head = "HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n";
+            write!(upload, "PUT /{number} {head}").unwrap();
+            upload.write_all(&[7; 10_000]).unwrap();
+            upload
+        })
+        .collect();
+    let received = || {
+        let files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().metadata());
+        files.filter(|file| file.as_ref().is_ok_and(|file| file.len() == 10_000)).count()
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while received() < UPLOADS {
+        assert!(Instant::now() < deadline, "{} uploads have begun", received());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let held = descriptors() - before;
+    // The process keeps at most 16 idle pipes.
+    assert!(held <= 3 * UPLOADS + 2 * 16, "{held} descriptors");
+    drop(uploads);
 }
 
 #[test]

@@ -85,6 +85,14 @@ Examples:
 
 See docs/serve.md for every flag.";
 
+pub const PROXY: &str = "\
+Examples:
+  haul proxy --listen 5432 --to 10.0.0.5:5432,10.0.0.6:5432
+  haul proxy --listen 443 --to unix:/run/app.sock --send-proxy v2 --access-log -
+  haul proxy --config /etc/haul/proxy.toml --check
+
+See docs/proxy.md for every flag.";
+
 pub const LAB: &str = "\
 Examples:
   haul lab --receiver 'iperf3 -s' -- sh -c 'sleep 1; iperf3 -c $HAUL_PEER'

@@ -12,9 +12,9 @@ const INTRODUCTION: &str = "\
 `haul schema NAME` prints the JSON Schema (draft 2020-12) of a report. This page is made from the
 same types by `haul schema --markdown`.
 
-* `schema` names the contract and its version; the documents of `haul serve` have no such field. A
-  new field keeps the version. A changed or removed field increases it. So a reader must ignore
-  fields that it does not know.
+* `schema` names the contract and its version; the documents of `haul serve` and `haul proxy` have
+  no such field. A new field keeps the version. A changed or removed field increases it. So a reader
+  must ignore fields that it does not know.
 * Units are the ends of the names: `us` is µs, `us_per_mib` µs of CPU time per MiB, `ratio` a
   quotient whose 1 means no difference. `percent` may exceed 100: for machines with several CPUs,
   100 is one of them.

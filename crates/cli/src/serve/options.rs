@@ -1,6 +1,9 @@
 //! The options of `haul serve`: the same on the command line and in the configuration file.
 
 use crate::daemon::messages::MessageFormat;
+use crate::daemon::options::{
+    Timeout, check_not_zero, deserialize_each_from_text, deserialize_from_text, non_empty_or,
+};
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul::{MethodChoice, Plan, SendMethod};
@@ -9,13 +12,11 @@ use haul_serve::{
     LogFormat, Symlinks, Tls, TrustedProxies,
 };
 use haul_units::Size;
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::Deserialize;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Default maximum size of an uploaded file, in bytes.
 const PUT_BYTES_MAX: u64 = 1 << 30;
@@ -267,38 +268,9 @@ pub enum AccessLogFormat {
     Json,
 }
 
-/// A timeout from one second to 24 hours.
-#[derive(Debug, Clone, Copy)]
-pub struct Timeout(Duration);
-
-impl FromStr for Timeout {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        const DAY: Duration = Duration::from_secs(24 * 3600);
-        haul_units::parse_time(text, Duration::from_secs(1)..=DAY)
-            .map(Self)
-            .map_err(|error| error.to_string())
-    }
-}
-
 impl Options {
-    /// Parses the text of a configuration file.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        toml::from_str(text).map_err(|error| {
-            let line = error
-                .span()
-                .map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-            let message = error.message().replace('\n', ": ");
-            line.map_or(message.clone(), |line| format!("line {line}: {message}"))
-        })
-    }
-
     /// Returns these options, with those of `other` in place of options that are not set.
     pub fn or(self, other: Self) -> Self {
-        fn non_empty_or<T>(list: Vec<T>, other: Vec<T>) -> Vec<T> {
-            if list.is_empty() { other } else { list }
-        }
         Self {
             dir: self.dir.or(other.dir),
             listen: non_empty_or(self.listen, other.listen),
@@ -476,14 +448,6 @@ impl Options {
     }
 }
 
-fn check_not_zero(name: &str, number: Option<usize>) -> Result<(), Failure> {
-    if number == Some(0) {
-        Err(Failure::bad_input(format!("{name} is 0: it must be at least 1")))
-    } else {
-        Ok(())
-    }
-}
-
 /// Rejects options that have no effect without another option.
 fn check_dependencies(options: &Options) -> Result<(), Failure> {
     let pairs = [
@@ -543,19 +507,4 @@ fn method_choice(
             Ok(MethodChoice::Method(path))
         }
     }
-}
-
-/// Deserializes a value from the same text as on the command line.
-fn deserialize_from_text<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<T>, D::Error> {
-    String::deserialize(deserializer)?.parse().map(Some).map_err(D::Error::custom)
-}
-
-/// Deserializes a list of values from the same texts as on the command line.
-fn deserialize_each_from_text<'de, T: FromStr<Err: std::fmt::Display>, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Vec<T>, D::Error> {
-    let texts = Vec::<String>::deserialize(deserializer)?;
-    texts.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
 }

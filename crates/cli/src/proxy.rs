@@ -1,0 +1,87 @@
+//! `haul proxy`: runs a layer-4 proxy from its options, and handles signals.
+
+mod options;
+
+use crate::daemon::messages::{MessageFormat, MessageWriter};
+use crate::daemon::options::read_file;
+use crate::daemon::{readiness, signals};
+use crate::limits;
+use crate::output::Failure;
+use clap::Args;
+use haul_proxy::{Config, Server};
+use options::Options;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tracing::{error, info, warn};
+
+#[derive(Debug, Args)]
+pub struct ProxyArguments {
+    #[command(flatten)]
+    pub options: Options,
+    /// Read options from this TOML file, whose keys are the names of the flags; flags take
+    /// precedence
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Check whether everything that the options ask for is possible, then exit
+    #[arg(long)]
+    pub check: bool,
+}
+
+pub fn run(arguments: ProxyArguments) -> Result<ExitCode, Failure> {
+    let ProxyArguments { options, config, check } = arguments;
+    // Those of the command line take precedence.
+    let options = match &config {
+        Some(path) => options.or(read_file(path)?),
+        None => options,
+    };
+    let format = options.message_format.unwrap_or_default();
+    proxy(&options.into_config()?, check, format)
+}
+
+/// Forwards until a signal ends the service.
+///
+/// The thread that writes messages starts after `Server::new` has dropped privileges and access to
+/// files: that applies to the calling thread and to threads that it starts afterwards.
+fn proxy(config: &Config, check: bool, format: MessageFormat) -> Result<ExitCode, Failure> {
+    limits::raise_descriptor_limit();
+    let failed = |error: haul_proxy::Error| {
+        if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
+    };
+    let server = Server::new(config).map_err(failed)?;
+    let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");
+    let places = list(&mut server.addresses().iter().map(|listen| listen.address.to_string()));
+    let upstreams = list(&mut config.upstreams.iter().map(ToString::to_string));
+    if check {
+        println!("clients at {places} can be connected to {upstreams}");
+        for caveat in server.caveats() {
+            println!("{caveat}");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let _messages = MessageWriter::start(format).map_err(Failure::failed)?;
+    let handle = server.handle();
+    let reload = move || match handle.reload() {
+        Ok(()) => info!("the log was opened again"),
+        Err(error) => error!(%error, "the log was not opened again: {error}"),
+    };
+    let handle = server.handle();
+    signals::handle(reload, move || handle.drain()).map_err(Failure::failed)?;
+    let loops = server.workers();
+    let plural = if loops == 1 { "" } else { "s" };
+    let metrics = server
+        .metrics_address()
+        .map_or(String::new(), |address| format!(", metrics at http://{address}/metrics"));
+    info!(
+        %places,
+        %upstreams,
+        loops,
+        "connecting clients at {places} to {upstreams} with {loops} loop{plural}{metrics}"
+    );
+    for caveat in server.caveats() {
+        warn!("{caveat}");
+    }
+    readiness::notify_ready();
+    server.run().map_err(failed)?;
+    info!("ended");
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,291 @@
+//! The options of `haul proxy`: the same on the command line and in the configuration file.
+
+use crate::daemon::messages::MessageFormat;
+use crate::daemon::options::{
+    Timeout, check_not_zero, deserialize_each_from_text, deserialize_from_text, non_empty_or,
+};
+use crate::output::Failure;
+use clap::{Args, ValueEnum};
+use haul_proxy::{
+    Address, Algorithm, Config, ForwardMethod, HeaderVersion, IpRange, TrustedProxies,
+    UpstreamAddress,
+};
+use haul_units::Size;
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+/// The options of `haul proxy`. The configuration file has the flags' names as TOML keys, and flags
+/// take precedence.
+#[derive(Debug, Default, Args, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Options {
+    /// Address to listen on: a port, an address and port, unix:PATH, or systemd for the sockets
+    /// that systemd passes; may be repeated
+    #[arg(long, value_name = "ADDRESS")]
+    #[serde(deserialize_with = "deserialize_each_from_text")]
+    pub listen: Vec<Address>,
+    /// Upstreams to connect clients to, separated by commas: an address and port, a host name and
+    /// port, or unix:PATH
+    #[arg(long, value_name = "ADDRESS,…", value_delimiter = ',')]
+    #[serde(deserialize_with = "deserialize_each_from_text")]
+    pub to: Vec<UpstreamAddress>,
+    /// How clients are spread over the upstreams: round-robin, least-connections, or source-address
+    /// for the same upstream for each client [default: round-robin]
+    #[arg(long, value_name = "HOW", value_enum, hide_possible_values = true)]
+    pub balance: Option<Balance>,
+    /// Interval of a check that connects to each upstream; one that fails three times is left out
+    /// until two succeed [default: no check]
+    #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub check_interval: Option<Timeout>,
+    /// Interval in which the names of upstreams are resolved again [default: 30s]
+    #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub resolve_interval: Option<Timeout>,
+    /// Maximum time for a connection to an upstream to be established [default: 5s]
+    #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub connect_timeout: Option<Timeout>,
+    /// Number of addresses that are tried for a client, of one upstream after the other [default:
+    /// 3]
+    #[arg(long, help_heading = "Upstreams", value_name = "N")]
+    pub connect_attempts: Option<u32>,
+    /// Tell upstreams the client's address by the PROXY protocol, in this version: v1 or v2
+    #[arg(
+        long,
+        help_heading = "Client addresses",
+        value_name = "VERSION",
+        value_enum,
+        hide_possible_values = true
+    )]
+    pub send_proxy: Option<ProxyVersion>,
+    /// Networks of proxies that name the client at the start of each connection (PROXY protocol),
+    /// separated by commas, such as 10.0.0.0/8,192.0.2.1
+    #[arg(
+        long,
+        help_heading = "Client addresses",
+        value_name = "NETWORK,…",
+        value_delimiter = ','
+    )]
+    #[serde(deserialize_with = "deserialize_each_from_text")]
+    pub trusted_proxies: Vec<IpRange>,
+    /// Networks whose clients may connect, separated by commas [default: all]
+    #[arg(
+        long,
+        help_heading = "Client addresses",
+        value_name = "NETWORK,…",
+        value_delimiter = ','
+    )]
+    #[serde(deserialize_with = "deserialize_each_from_text")]
+    pub allow: Vec<IpRange>,
+    /// Networks whose clients may not connect, also if --allow has them
+    #[arg(
+        long,
+        help_heading = "Client addresses",
+        value_name = "NETWORK,…",
+        value_delimiter = ','
+    )]
+    #[serde(deserialize_with = "deserialize_each_from_text")]
+    pub deny: Vec<IpRange>,
+    /// Maximum number of clients; others wait [default: 65536, or what the limit on open files
+    /// allows]
+    #[arg(long, help_heading = "Limits", value_name = "N")]
+    pub max_connections: Option<usize>,
+    /// Maximum number of clients of one IPv4 address, or of one IPv6 network of 64 bits [default:
+    /// no limit]
+    #[arg(long, help_heading = "Limits", value_name = "N")]
+    pub max_connections_per_address: Option<usize>,
+    /// Maximum time for which no byte moves in either direction [default: no limit]
+    #[arg(long, help_heading = "Limits", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub idle_timeout: Option<Timeout>,
+    /// Maximum time for which no byte moves once one side has ended its stream [default: 5min]
+    #[arg(long, help_heading = "Limits", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub half_closed_timeout: Option<Timeout>,
+    /// Time after which a silent connection is probed (TCP keep-alive) [default: 60s]
+    #[arg(long, help_heading = "Limits", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub keepalive: Option<Timeout>,
+    /// Maximum time for open connections to end after SIGTERM [default: 30s]
+    #[arg(long, help_heading = "Limits", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub drain_timeout: Option<Timeout>,
+    /// Maximum rate at which each client and each upstream is sent data, in bytes per second
+    #[arg(long, help_heading = "Limits", value_name = "SIZE")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub rate_limit: Option<Size>,
+    /// Log connections to this file, a line of JSON for each; - is standard output
+    #[arg(long, help_heading = "Logs and metrics", value_name = "FILE")]
+    pub access_log: Option<PathBuf>,
+    /// Format of the service's own messages on standard error: text or json [default: text]
+    #[arg(
+        long,
+        help_heading = "Logs and metrics",
+        value_name = "FORMAT",
+        value_enum,
+        hide_possible_values = true
+    )]
+    pub message_format: Option<MessageFormat>,
+    /// Address and port on which to serve metrics for Prometheus (/metrics)
+    #[arg(long, help_heading = "Logs and metrics", value_name = "ADDRESS")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// User to switch to once all sockets are open, for a service that root starts
+    #[arg(long, help_heading = "Privileges", value_name = "NAME")]
+    pub user: Option<String>,
+    /// Give up all files, and all ports but those of the upstreams, where the kernel has Landlock
+    /// [default: true]
+    #[arg(
+        long,
+        help_heading = "Privileges",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
+    )]
+    pub confine: Option<bool>,
+    /// Number of event loops [default: one for each CPU]
+    #[arg(long, help_heading = "Forwarding", value_name = "N")]
+    pub workers: Option<usize>,
+    /// Path for bytes: copy, splice, or adaptive for copies of small pieces and splices of large
+    /// ones [default: adaptive]
+    #[arg(
+        long,
+        help_heading = "Forwarding",
+        value_name = "PATH",
+        value_enum,
+        hide_possible_values = true
+    )]
+    pub path: Option<ForwardPath>,
+    /// Congestion control of the sockets [default: the machine's]
+    #[arg(long, help_heading = "Forwarding", value_name = "NAME")]
+    pub congestion: Option<String>,
+}
+
+/// A load-balancing algorithm.
+#[derive(Debug, Clone, Copy, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Balance {
+    RoundRobin,
+    LeastConnections,
+    SourceAddress,
+}
+
+/// A version of the PROXY protocol.
+#[derive(Debug, Clone, Copy, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProxyVersion {
+    V1,
+    V2,
+}
+
+/// How bytes are forwarded.
+#[derive(Debug, Clone, Copy, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ForwardPath {
+    Adaptive,
+    Copy,
+    Splice,
+}
+
+impl Options {
+    /// Returns these options, with those of `other` in place of options that are not set.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            listen: non_empty_or(self.listen, other.listen),
+            to: non_empty_or(self.to, other.to),
+            balance: self.balance.or(other.balance),
+            check_interval: self.check_interval.or(other.check_interval),
+            resolve_interval: self.resolve_interval.or(other.resolve_interval),
+            connect_timeout: self.connect_timeout.or(other.connect_timeout),
+            connect_attempts: self.connect_attempts.or(other.connect_attempts),
+            send_proxy: self.send_proxy.or(other.send_proxy),
+            trusted_proxies: non_empty_or(self.trusted_proxies, other.trusted_proxies),
+            allow: non_empty_or(self.allow, other.allow),
+            deny: non_empty_or(self.deny, other.deny),
+            max_connections: self.max_connections.or(other.max_connections),
+            max_connections_per_address: self
+                .max_connections_per_address
+                .or(other.max_connections_per_address),
+            idle_timeout: self.idle_timeout.or(other.idle_timeout),
+            half_closed_timeout: self.half_closed_timeout.or(other.half_closed_timeout),
+            keepalive: self.keepalive.or(other.keepalive),
+            drain_timeout: self.drain_timeout.or(other.drain_timeout),
+            rate_limit: self.rate_limit.or(other.rate_limit),
+            access_log: self.access_log.or(other.access_log),
+            message_format: self.message_format.or(other.message_format),
+            metrics_listen: self.metrics_listen.or(other.metrics_listen),
+            user: self.user.or(other.user),
+            confine: self.confine.or(other.confine),
+            workers: self.workers.or(other.workers),
+            path: self.path.or(other.path),
+            congestion: self.congestion.or(other.congestion),
+        }
+    }
+
+    /// Converts the options to the configuration of a proxy.
+    pub fn into_config(self) -> Result<Config, Failure> {
+        check_not_zero("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
+        check_not_zero("workers", self.workers)?;
+        check_not_zero("max-connections", self.max_connections)?;
+        check_not_zero("max-connections-per-address", self.max_connections_per_address)?;
+        check_not_zero("connect-attempts", self.connect_attempts.map(|count| count as usize))?;
+        if self.listen.is_empty() || self.to.is_empty() {
+            let example = "haul proxy --listen 5432 --to 10.0.0.5:5432,10.0.0.6:5432";
+            let missing = if self.listen.is_empty() { "listen" } else { "to" };
+            return Err(Failure::bad_input(format!("{missing} is missing: write {example}")));
+        }
+        let mut config = Config::new(self.to);
+        config.listen = self.listen;
+        config.algorithm = match self.balance {
+            None | Some(Balance::RoundRobin) => Algorithm::RoundRobin,
+            Some(Balance::LeastConnections) => Algorithm::LeastConnections,
+            Some(Balance::SourceAddress) => Algorithm::SourceAddress,
+        };
+        config.send_header = self.send_proxy.map(|version| match version {
+            ProxyVersion::V1 => HeaderVersion::V1,
+            ProxyVersion::V2 => HeaderVersion::V2,
+        });
+        config.method = match self.path {
+            None | Some(ForwardPath::Adaptive) => ForwardMethod::Adaptive,
+            Some(ForwardPath::Copy) => ForwardMethod::Copy,
+            Some(ForwardPath::Splice) => ForwardMethod::Splice,
+        };
+        config.trusted_proxies = TrustedProxies::new(self.trusted_proxies);
+        config.access.allow = self.allow;
+        config.access.deny = self.deny;
+        config.check_interval = self.check_interval.map(|time| time.0);
+        if let Some(interval) = self.resolve_interval {
+            config.resolve_interval = interval.0;
+        }
+        let limits = &mut config.limits;
+        limits.connections_max = self.max_connections.unwrap_or(limits.connections_max);
+        limits.connections_per_address_max =
+            self.max_connections_per_address.and_then(NonZeroUsize::new);
+        limits.connect_attempts_max = self.connect_attempts.unwrap_or(limits.connect_attempts_max);
+        for (limit, option) in [
+            (&mut limits.connect_timeout, self.connect_timeout),
+            (&mut limits.keepalive_time, self.keepalive),
+            (&mut limits.drain_timeout, self.drain_timeout),
+        ] {
+            *limit = option.map_or(*limit, |time| time.0);
+        }
+        limits.idle_timeout = self.idle_timeout.map(|time| time.0);
+        if let Some(time) = self.half_closed_timeout {
+            limits.half_closed_timeout = Some(time.0);
+        }
+        limits.rate_bytes_per_second = self.rate_limit.map(|size| size.0);
+        // The library's name of standard output is an empty path.
+        config.access_log =
+            self.access_log.map(|path| if path.as_os_str() == "-" { PathBuf::new() } else { path });
+        config.metrics = self.metrics_listen;
+        config.user = self.user;
+        config.confine = self.confine.unwrap_or(true);
+        config.workers = self.workers;
+        config.congestion = self.congestion;
+        Ok(config)
+    }
+}

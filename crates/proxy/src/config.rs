@@ -1,0 +1,154 @@
+//! The configuration of a proxy.
+
+use crate::balance::Algorithm;
+use crate::header::HeaderVersion;
+use crate::upstream::UpstreamAddress;
+use haul::ForwardMethod;
+use haul_server::Address;
+use haul_server::network::IpRange;
+use haul_server::proxy_protocol::TrustedProxies;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The configuration of a proxy. [`Config::new`] has the defaults.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Config {
+    /// The addresses to listen on.
+    pub listen: Vec<Address>,
+    /// The upstreams among which clients are balanced.
+    pub upstreams: Vec<UpstreamAddress>,
+    /// How they are balanced.
+    pub algorithm: Algorithm,
+    /// The PROXY protocol header that names the client to the upstream; `None` for none.
+    pub send_header: Option<HeaderVersion>,
+    /// The proxies that name the client of each connection by the PROXY protocol.
+    pub trusted_proxies: TrustedProxies,
+    /// The clients that may connect.
+    pub access: AccessRules,
+    /// How bytes are forwarded.
+    pub method: ForwardMethod,
+    /// The congestion control of both connections; `None` for the host's default.
+    pub congestion: Option<String>,
+    /// The limits.
+    pub limits: Limits,
+    /// The interval of the active check, which connects to each upstream; `None` for no check.
+    pub check_interval: Option<Duration>,
+    /// The interval in which names are resolved again.
+    pub resolve_interval: Duration,
+    /// The log, a line of JSON for each connection ([`crate::LogLine`]): a file, or an empty path
+    /// for standard output; `None` for no log.
+    pub access_log: Option<PathBuf>,
+    /// The address of the metrics endpoint for Prometheus (`/metrics`). Port 0 is any free port.
+    pub metrics: Option<SocketAddr>,
+    /// The user to switch to.
+    pub user: Option<String>,
+    /// Whether the process gives up the files and ports that it does not need.
+    pub confine: bool,
+    /// The number of event loops; `None` for one for each CPU that the process may use.
+    pub workers: Option<usize>,
+}
+
+/// The clients that may connect, by their addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AccessRules {
+    /// If there are any, only clients of these networks.
+    pub allow: Vec<IpRange>,
+    /// No client of these networks, also if it is allowed.
+    pub deny: Vec<IpRange>,
+}
+
+impl AccessRules {
+    /// Whether a client with this address may connect. One without an address (a Unix socket) may.
+    pub fn admits(&self, client: Option<IpAddr>) -> bool {
+        let Some(client) = client else { return true };
+        let has = |ranges: &[IpRange]| ranges.iter().any(|range| range.contains(client));
+        (self.allow.is_empty() || has(&self.allow)) && !has(&self.deny)
+    }
+}
+
+/// The limits of a proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// The number of clients at a time, over all workers. Others wait in the kernel's queue.
+    pub connections_max: usize,
+    /// The number of open connections of one client: of an IPv4 address, or of an IPv6 network of
+    /// 64 bits; `None` for no limit.
+    pub connections_per_address_max: Option<NonZeroUsize>,
+    /// The time in which a connection to an upstream must be established.
+    pub connect_timeout: Duration,
+    /// The number of addresses that are tried for a client, at least one.
+    pub connect_attempts_max: u32,
+    /// The time for which no byte may move in either direction; `None` for no limit.
+    pub idle_timeout: Option<Duration>,
+    /// Like `idle_timeout`, after one of the streams has ended.
+    pub half_closed_timeout: Option<Duration>,
+    /// The time after which a silent connection is probed (TCP keep-alive), on both sides.
+    pub keepalive_time: Duration,
+    /// The time that open connections have when the proxy drains.
+    pub drain_timeout: Duration,
+    /// The rate at which each client is sent data, and each upstream for it, in bytes per second;
+    /// `None` for no limit.
+    pub rate_bytes_per_second: Option<u64>,
+}
+
+impl Default for Limits {
+    /// 65,536 connections; 5 s to connect, 3 attempts; no idle limit, but 5 minutes half-closed;
+    /// keep-alive after 60 s; 30 s to drain.
+    fn default() -> Self {
+        Self {
+            connections_max: 65_536,
+            connections_per_address_max: None,
+            connect_timeout: Duration::from_secs(5),
+            connect_attempts_max: 3,
+            idle_timeout: None,
+            half_closed_timeout: Some(Duration::from_secs(300)),
+            keepalive_time: Duration::from_secs(60),
+            drain_timeout: Duration::from_secs(30),
+            rate_bytes_per_second: None,
+        }
+    }
+}
+
+impl Config {
+    /// The default configuration, for these upstreams.
+    pub fn new(upstreams: impl Into<Vec<UpstreamAddress>>) -> Self {
+        Self {
+            listen: Vec::new(),
+            upstreams: upstreams.into(),
+            algorithm: Algorithm::default(),
+            send_header: None,
+            trusted_proxies: TrustedProxies::default(),
+            access: AccessRules::default(),
+            method: ForwardMethod::Adaptive,
+            congestion: None,
+            limits: Limits::default(),
+            check_interval: None,
+            resolve_interval: Duration::from_secs(30),
+            access_log: None,
+            metrics: None,
+            user: None,
+            confine: true,
+            workers: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denied_network_is_denied_also_if_it_is_allowed() {
+        let ranges = |text: &str| vec![text.parse().unwrap()];
+        let rules = AccessRules { allow: ranges("10.0.0.0/8"), deny: ranges("10.9.0.0/16") };
+        let admits = |text: &str| rules.admits(Some(text.parse().unwrap()));
+        assert!(admits("10.1.2.3") && admits("::ffff:10.1.2.3") && rules.admits(None));
+        assert!(!admits("10.9.0.1") && !admits("192.0.2.1"));
+        assert!(AccessRules::default().admits(Some("192.0.2.1".parse().unwrap())));
+    }
+}

@@ -1,0 +1,503 @@
+//! One connection: a client, the upstream it is connected to, and the bytes between them.
+
+use crate::header;
+use crate::log::{End, Record};
+use crate::loop_state::LoopState;
+use crate::upstream::{Upstream, UpstreamGroup};
+use haul::{ForwardReport, Forwarder, Step};
+use haul_server::connect::{self, PeerAddress};
+use haul_server::event_loop::{Action, Context, NEVER, Readiness, Side};
+use haul_server::listener::Accepted;
+use haul_server::offload::NoJob;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, Shutdown, sockopt};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant, SystemTime};
+
+/// The addresses of one upstream that are tried before another upstream: an IPv6 and an IPv4 one.
+const ADDRESSES_PER_ROUND: usize = 2;
+/// The time before all upstreams are tried again, in seconds.
+const ROUND_INTERVAL_SECONDS: u32 = 1;
+/// The time that a side has to accept what the other side has sent before it has failed, in
+/// seconds.
+const DELIVERY_SECONDS: u32 = 30;
+
+/// A client and its upstream.
+#[derive(Debug)]
+pub struct Connection {
+    state: State,
+    client_events: Events,
+    upstream_events: Events,
+    /// The upstream that is tried or connected, and where in its addresses.
+    upstream: Option<Chosen>,
+    /// The upstreams of which all addresses were tried in this round.
+    tried: Vec<usize>,
+    /// The second of the clock in which the next round begins.
+    next_round_at_seconds: u32,
+    /// The length of the header that the upstream is sent first.
+    header_bytes: u64,
+    accepted_at: Instant,
+    record: Record,
+    is_logged: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The next address is to be tried.
+    Accepted(OwnedFd),
+    /// A connection to an upstream is being established.
+    Connecting {
+        client: OwnedFd,
+        upstream: OwnedFd,
+        deadline: u32,
+    },
+    Forwarding(Box<Forwarder<OwnedFd, OwnedFd>>),
+    /// One side has failed: what it has sent is delivered to the other side.
+    Delivering(Box<Delivery>),
+    /// The sockets are closed.
+    Closed,
+}
+
+/// An upstream as one of whose connections this counts, until it is dropped.
+#[derive(Debug)]
+struct Chosen {
+    upstream: Arc<Upstream>,
+    index: usize,
+    addresses: Arc<[PeerAddress]>,
+    next_address: usize,
+}
+
+impl Chosen {
+    /// Whether another address of it is tried before another upstream.
+    fn has_next(&self) -> bool {
+        self.next_address < self.addresses.len().min(ADDRESSES_PER_ROUND)
+    }
+
+    fn new(upstream: &Arc<Upstream>, index: usize) -> Self {
+        upstream.counters().open.fetch_add(1, Relaxed);
+        let (upstream, addresses) = (Arc::clone(upstream), upstream.addresses());
+        Self { upstream, index, addresses, next_address: 0 }
+    }
+}
+
+impl Drop for Chosen {
+    fn drop(&mut self) {
+        self.upstream.counters().open.fetch_sub(1, Relaxed);
+    }
+}
+
+/// What the events of a socket have reported and no call has found otherwise since.
+///
+/// Events are edge-triggered: each is reported once, so that a flag stays until the socket is empty
+/// or full.
+#[derive(Debug, Default, Clone, Copy)]
+struct Events {
+    is_readable: bool,
+    is_writable: bool,
+    /// The peer has ended its stream, the connection has failed, or urgent data is in the stream: a
+    /// short read does not mean that the socket is empty.
+    is_end_or_urgent: bool,
+}
+
+impl Events {
+    fn readiness(self) -> haul::Readiness {
+        haul::Readiness { read: self.is_readable, write: self.is_writable }
+    }
+
+    /// Takes over what a step has found; true if the step has to be repeated because the socket
+    /// may hold more.
+    fn update(&mut self, waits_for: haul::Readiness, has_moved: bool) -> bool {
+        self.is_writable &= !waits_for.write;
+        if !waits_for.read || !self.is_readable {
+            return false;
+        }
+        let repeats = self.is_end_or_urgent && has_moved;
+        self.is_readable = repeats;
+        // A read that has found nothing is past the urgent data, and before any end.
+        self.is_end_or_urgent = repeats;
+        repeats
+    }
+}
+
+impl Connection {
+    /// The state of an accepted connection.
+    pub fn new(accepted: Accepted, record_time: SystemTime, now: Instant) -> Self {
+        Self {
+            state: State::Accepted(accepted.socket),
+            client_events: Events::default(),
+            upstream_events: Events::default(),
+            upstream: None,
+            tried: Vec::new(),
+            next_round_at_seconds: 0,
+            header_bytes: 0,
+            accepted_at: now,
+            record: Record {
+                accepted: record_time,
+                client: accepted.peer,
+                connect_attempts: 0,
+                connect_time: None,
+            },
+            is_logged: false,
+        }
+    }
+
+    /// Records what an event says.
+    pub fn on_event(&mut self, event: Readiness) {
+        let events = match event.side {
+            Side::Client => &mut self.client_events,
+            Side::Upstream => &mut self.upstream_events,
+        };
+        events.is_readable |= event.is_readable;
+        events.is_writable |= event.is_writable;
+        events.is_end_or_urgent |= event.is_end_or_urgent;
+    }
+
+    /// Goes as far as it can without blocking.
+    pub fn drive(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Action<NoJob> {
+        loop {
+            let next = match &self.state {
+                State::Accepted(_) => self.connect(shared, context),
+                State::Connecting { .. } => self.finish_connecting(shared),
+                State::Forwarding(_) => self.forward(shared, context),
+                State::Delivering(_) => Some(self.deliver(context)),
+                State::Closed => Some(Action::Close),
+            };
+            if let Some(next) = next {
+                return next;
+            }
+        }
+    }
+
+    /// The deadline has passed.
+    pub fn expire(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Action<NoJob> {
+        if matches!(self.state, State::Connecting { .. }) {
+            self.give_up_attempt(&io::ErrorKind::TimedOut.into(), shared);
+        }
+        self.drive(shared, context)
+    }
+
+    /// Starts a connection to the next address; `None` once the state has changed.
+    fn connect(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Option<Action<NoJob>> {
+        if self.record.connect_attempts >= shared.limits().connect_attempts_max {
+            return Some(self.finish(End::Unreachable, shared));
+        }
+        let now = context.now_seconds();
+        if now < self.next_round_at_seconds {
+            // A client that is gone by then is found when it is connected.
+            return Some(Action::WaitUntil(self.next_round_at_seconds));
+        }
+        let Some(address) = self.next_address(shared) else {
+            if self.tried.is_empty() {
+                return Some(self.finish(End::Unreachable, shared));
+            }
+            // All have failed: a server that is restarted is back in a moment.
+            self.tried.clear();
+            self.upstream = None;
+            self.next_round_at_seconds = context.deadline(ROUND_INTERVAL_SECONDS);
+            return None;
+        };
+        self.record.connect_attempts += 1;
+        self.upstream_events = Events::default();
+        let started = shared.start_connection(&address).and_then(|socket| {
+            context.register(&socket, Side::Upstream)?;
+            Ok(socket)
+        });
+        match started {
+            Ok(upstream) => {
+                let State::Accepted(client) = std::mem::replace(&mut self.state, State::Closed)
+                else {
+                    return Some(Action::Close);
+                };
+                let deadline = context.deadline(shared.limits().connect_timeout.as_secs() as u32);
+                self.state = State::Connecting { client, upstream, deadline };
+            }
+            Err(error) if is_shortage(&error) => {
+                shared.report_shortage(&error, context);
+                return Some(self.finish(End::Shortage, shared));
+            }
+            Err(error) => self.record_failure(&error, shared),
+        }
+        None
+    }
+
+    /// The next address to try: of the upstream that is being tried, or of another one.
+    fn next_address(&mut self, shared: &LoopState) -> Option<PeerAddress> {
+        loop {
+            if let Some(chosen) = &mut self.upstream {
+                let address = chosen.addresses.get(chosen.next_address);
+                if let Some(address) = address.filter(|_| chosen.has_next()) {
+                    let address = address.clone();
+                    chosen.next_address += 1;
+                    return Some(address);
+                }
+                self.tried.push(chosen.index);
+            }
+            let client = self.record.client.map(|client| client.ip());
+            let index = shared.group().choose(client, &self.tried)?;
+            self.upstream = Some(Chosen::new(&shared.group().upstreams()[index], index));
+        }
+    }
+
+    /// Finds out how the connection to the upstream fares; `None` once the state has changed.
+    fn finish_connecting(&mut self, shared: &mut LoopState) -> Option<Action<NoJob>> {
+        let State::Connecting { client, upstream, deadline } = &self.state else { return None };
+        let deadline = *deadline;
+        // A client that has ended its stream may still wait for a response, one that is gone does
+        // not.
+        if self.client_events.is_end_or_urgent && has_failed(client) {
+            return Some(self.finish(End::ClientFailed, shared));
+        }
+        if !self.upstream_events.is_writable {
+            return Some(Action::WaitUntil(deadline));
+        }
+        match connect::finish(upstream) {
+            Ok(()) => self.begin_forwarding(shared),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.upstream_events = Events::default();
+                Some(Action::WaitUntil(deadline))
+            }
+            Err(error) => {
+                self.give_up_attempt(&error, shared);
+                None
+            }
+        }
+    }
+
+    fn begin_forwarding(&mut self, shared: &mut LoopState) -> Option<Action<NoJob>> {
+        let State::Connecting { client, upstream, .. } =
+            std::mem::replace(&mut self.state, State::Closed)
+        else {
+            return Some(Action::Close);
+        };
+        self.record.connect_time = Some(self.accepted_at.elapsed());
+        if let Some(chosen) = &self.upstream {
+            UpstreamGroup::record_success(&chosen.upstream);
+        }
+        let header = shared
+            .header_version()
+            .map(|version| header::header(version, self.record.client, local_address(&client)));
+        self.header_bytes = header.as_ref().map_or(0, |header| header.len() as u64);
+        shared.set_options(&client);
+        shared.set_options(&upstream);
+        let forwarder = Forwarder::with_pool(client, upstream, shared.pool())
+            .and_then(|forwarder| forwarder.with_first_bytes_to_b(&header.unwrap_or_default()));
+        match forwarder {
+            Ok(forwarder) => {
+                self.state = State::Forwarding(Box::new(forwarder));
+                None
+            }
+            // Both are connected stream sockets.
+            Err(_) => Some(self.finish(End::UpstreamFailed, shared)),
+        }
+    }
+
+    /// Closes the socket of an attempt that has failed.
+    fn give_up_attempt(&mut self, error: &io::Error, shared: &LoopState) {
+        if let State::Connecting { client, .. } = std::mem::replace(&mut self.state, State::Closed)
+        {
+            self.state = State::Accepted(client);
+        }
+        self.record_failure(error, shared);
+    }
+
+    /// Records a failure of the upstream, once none of its addresses has accepted the connection.
+    fn record_failure(&self, error: &io::Error, shared: &LoopState) {
+        if let Some(chosen) = self.upstream.as_ref().filter(|chosen| !chosen.has_next()) {
+            shared.group().record_failure(&chosen.upstream, error);
+        }
+    }
+
+    /// Forwards what can be forwarded now; `None` once the state has changed.
+    fn forward(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Option<Action<NoJob>> {
+        let State::Forwarding(forwarder) = &mut self.state else { return None };
+        let before = forwarder.moved_bytes();
+        let (client, upstream) = (&mut self.client_events, &mut self.upstream_events);
+        let step = forwarder.step_ready(client.readiness(), upstream.readiness());
+        let has_moved = forwarder.moved_bytes() != before;
+        Some(match step {
+            Ok(Step::Wait { a, b }) => {
+                let repeats = [client.update(a, has_moved), upstream.update(b, has_moved)];
+                if repeats.contains(&true) {
+                    return Some(Action::Yield);
+                }
+                let left = forwarder
+                    .deadline()
+                    .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+                Action::WaitUntil(
+                    left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32)),
+                )
+            }
+            Ok(Step::Yield) => Action::Yield,
+            Ok(Step::Done) => self.finish(End::Complete, shared),
+            Err(haul::Error::TimedOut(_)) => self.finish(End::Idle, shared),
+            Err(_) => {
+                self.fail(shared, context);
+                return None;
+            }
+        })
+    }
+
+    /// Ends the connection after one side has failed. The other side still gets what was received
+    /// for it: a server that refuses an upload has answered before it closed the connection.
+    fn fail(&mut self, shared: &mut LoopState, context: &Context<'_>) {
+        let State::Forwarding(forwarder) = std::mem::replace(&mut self.state, State::Closed) else {
+            return;
+        };
+        let client_is_gone = is_gone(forwarder.sockets().0);
+        let end = if client_is_gone { End::ClientFailed } else { End::UpstreamFailed };
+        let report = forwarder.report();
+        let delivery = forwarder.into_parts().ok().map(|parts| {
+            let (socket, unsent, has_ended) = if client_is_gone {
+                (parts.b, parts.a_to_b, parts.a_has_ended)
+            } else {
+                (parts.a, parts.b_to_a, parts.b_has_ended)
+            };
+            let until = context.deadline(DELIVERY_SECONDS);
+            Box::new(Delivery { socket, unsent, has_ended, until })
+        });
+        self.log(end, &report, shared);
+        if let Some(delivery) = delivery {
+            self.state = State::Delivering(delivery);
+        }
+    }
+
+    /// Delivers the rest to the side that has not failed, and closes it: by a reset, unless the
+    /// stream to it is complete.
+    fn deliver(&mut self, context: &Context<'_>) -> Action<NoJob> {
+        let State::Delivering(delivery) = &mut self.state else { return Action::Close };
+        let is_over = context.now_seconds() >= delivery.until;
+        match delivery.advance() {
+            Delivered::Complete => {}
+            // The socket does not report when its queue is empty: it is asked once a second.
+            Delivered::Waiting if !is_over => return Action::WaitUntil(context.deadline(0)),
+            Delivered::Waiting | Delivered::Incomplete => reset_on_close(&delivery.socket),
+        }
+        self.state = State::Closed;
+        Action::Close
+    }
+
+    /// Closes both sockets, and logs the connection.
+    fn finish(&mut self, end: End, shared: &mut LoopState) -> Action<NoJob> {
+        let state = std::mem::replace(&mut self.state, State::Closed);
+        let report = match &state {
+            State::Forwarding(forwarder) => forwarder.report(),
+            _ => ForwardReport::default(),
+        };
+        if end != End::Complete {
+            // A stream that was cut off must not look like one that has ended.
+            match &state {
+                State::Accepted(client) | State::Connecting { client, .. } => {
+                    reset_on_close(client);
+                }
+                State::Forwarding(forwarder) => {
+                    let (client, upstream) = forwarder.sockets();
+                    reset_on_close(client);
+                    reset_on_close(upstream);
+                }
+                State::Delivering(delivery) => reset_on_close(&delivery.socket),
+                State::Closed => {}
+            }
+        }
+        drop(state);
+        self.log(end, &report, shared);
+        Action::Close
+    }
+
+    /// Logs the connection, once.
+    fn log(&mut self, end: End, report: &ForwardReport, shared: &mut LoopState) {
+        if self.is_logged {
+            return;
+        }
+        self.is_logged = true;
+        let mut report = report.clone();
+        // The header is not the client's.
+        let copied = &mut report.a_to_b.copied.bytes;
+        *copied = copied.saturating_sub(self.header_bytes);
+        let upstream = self.upstream.as_ref().filter(|_| self.record.connect_attempts > 0);
+        let upstream = upstream.map(|chosen| Arc::clone(&chosen.upstream));
+        let name = upstream.as_ref().map(|upstream| upstream.name());
+        shared.record_end(&self.record, name, end, self.accepted_at.elapsed(), &report);
+    }
+
+    /// The last call for the connection.
+    pub fn close(mut self, shared: &mut LoopState) {
+        self.finish(End::CutOff, shared);
+    }
+}
+
+/// What the failed side has sent and the other side has not accepted.
+#[derive(Debug)]
+struct Delivery {
+    socket: OwnedFd,
+    unsent: Vec<u8>,
+    /// Whether the stream had ended before the failure, so that nothing is missing.
+    has_ended: bool,
+    /// The second of the clock in which it is given up.
+    until: u32,
+}
+
+/// How far a delivery is.
+enum Delivered {
+    /// The whole stream is in the socket, with its end.
+    Complete,
+    /// Bytes are still to be sent, or to be acknowledged.
+    Waiting,
+    /// All bytes have arrived, and the stream is not complete; or the socket has failed, too.
+    Incomplete,
+}
+
+impl Delivery {
+    fn advance(&mut self) -> Delivered {
+        while !self.unsent.is_empty() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::send(&self.socket, &self.unsent, flags) {
+                Ok(count) => drop(self.unsent.drain(..count)),
+                Err(Errno::AGAIN) => return Delivered::Waiting,
+                Err(Errno::INTR) => {}
+                Err(_) => return Delivered::Incomplete,
+            }
+        }
+        if self.has_ended {
+            // Its end may have been forwarded before.
+            let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+            return Delivered::Complete;
+        }
+        // A reset discards what is still in the socket.
+        match haul_sys::sockopt::bytes_to_send(&self.socket) {
+            Ok(1..) if !has_failed(&self.socket) => Delivered::Waiting,
+            _ => Delivered::Incomplete,
+        }
+    }
+}
+
+/// The address at which a connection was accepted.
+fn local_address(socket: &OwnedFd) -> Option<SocketAddr> {
+    rustix::net::getsockname(socket).ok().and_then(|address| SocketAddr::try_from(address).ok())
+}
+
+/// Whether the connection of a socket has failed.
+fn has_failed(socket: &OwnedFd) -> bool {
+    !matches!(sockopt::socket_error(socket), Ok(Ok(())))
+}
+
+/// Whether a socket has lost its peer, by a reset or a timeout.
+fn is_gone(socket: &OwnedFd) -> bool {
+    rustix::net::getpeername(socket).is_err()
+}
+
+/// Makes the close of a socket reset the connection. A Unix socket has no reset.
+fn reset_on_close(socket: &OwnedFd) {
+    let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+}
+
+/// Whether this host lacks something, so that another upstream would not help.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::NOSPC)
+    )
+}

@@ -1,0 +1,47 @@
+//! A layer-4 proxy: connects each client to one of several upstream servers, and forwards bytes in
+//! both directions by [`haul::Forwarder`], spliced or copied, whichever is cheaper.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut config = haul_proxy::Config::new(["10.0.0.5:5432".parse()?, "10.0.0.6:5432".parse()?]);
+//! config.listen = vec!["5432".parse()?];
+//! let server = haul_proxy::Server::new(&config)?;
+//! let handle = server.handle(); // handle.drain() on another thread ends run()
+//! Ok(server.run()?)
+//! # }
+//! ```
+//!
+//! The end of a stream is forwarded after all of its bytes, and the opposite direction continues
+//! (half-close). A connection that fails on one side is reset on the other: a stream that was cut
+//! off never looks like one that has ended.
+//!
+//! Limitations: one group of upstreams for all listeners, no TLS, no UDP, no handover of
+//! connections to another process.
+
+#![forbid(unsafe_code)]
+
+mod balance;
+mod config;
+mod connection;
+mod error;
+mod handler;
+mod header;
+mod log;
+mod loop_state;
+mod metrics;
+mod server;
+mod upkeep;
+mod upstream;
+
+pub use balance::Algorithm;
+pub use config::{AccessRules, Config, Limits};
+pub use error::Error;
+pub use haul::ForwardMethod;
+pub use haul_server::listener::ListenAddress;
+pub use haul_server::network::IpRange;
+pub use haul_server::proxy_protocol::TrustedProxies;
+pub use haul_server::{Address, Error as ServerError};
+pub use header::HeaderVersion;
+pub use log::{End, LogLine};
+pub use server::{Handle, Server};
+pub use upstream::UpstreamAddress;

@@ -1,0 +1,145 @@
+//! The log: a line of JSON for each connection.
+
+use haul::ForwardReport;
+use haul_server::log_writer::LogBuffer;
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+/// How a connection has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum End {
+    /// Both streams have ended, and all bytes were delivered.
+    Complete,
+    /// The client's connection has failed: it was reset, or did not answer.
+    ClientFailed,
+    /// The upstream's connection has failed, after it was established.
+    UpstreamFailed,
+    /// No connection to an upstream could be established.
+    Unreachable,
+    /// No byte has moved for the time of the idle limit, or of the one for half-closed connections.
+    Idle,
+    /// The proxy has ended and cut the connection off.
+    CutOff,
+    /// The proxy had no descriptor, port or memory for the connection.
+    Shortage,
+}
+
+impl End {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::Complete,
+        Self::ClientFailed,
+        Self::UpstreamFailed,
+        Self::Unreachable,
+        Self::Idle,
+        Self::CutOff,
+        Self::Shortage,
+    ];
+
+    /// The name in logs and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::ClientFailed => "client-failed",
+            Self::UpstreamFailed => "upstream-failed",
+            Self::Unreachable => "unreachable",
+            Self::Idle => "idle",
+            Self::CutOff => "cut-off",
+            Self::Shortage => "shortage",
+        }
+    }
+}
+
+/// One connection, as a line of the log.
+#[derive(Debug, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct LogLine<'a> {
+    /// When the connection was accepted.
+    pub time: String,
+    /// The client's address; absent for a Unix socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client: Option<SocketAddr>,
+    /// The upstream, as configured; absent if none was tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<&'a str>,
+    /// How the connection has ended.
+    pub end: End,
+    /// The number of addresses that were tried.
+    pub connect_attempts: u32,
+    /// Time from the accepted client to the established upstream, in milliseconds; absent if none
+    /// was established.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connect_ms: Option<f64>,
+    /// Time from the accepted client to the end, in milliseconds.
+    pub duration_ms: f64,
+    /// Bytes from the client to the upstream.
+    pub to_upstream: DirectionBytes,
+    /// Bytes from the upstream to the client.
+    pub to_client: DirectionBytes,
+}
+
+/// The bytes of one direction, by how they were forwarded.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct DirectionBytes {
+    /// Spliced, through a pipe.
+    pub spliced_bytes: u64,
+    /// Copied, through a buffer.
+    pub copied_bytes: u64,
+    /// Why bytes were copied that could have been spliced; absent if there was no reason.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fallbacks: Vec<String>,
+}
+
+impl From<&haul::DirectionReport> for DirectionBytes {
+    fn from(report: &haul::DirectionReport) -> Self {
+        Self {
+            spliced_bytes: report.spliced.bytes,
+            copied_bytes: report.copied.bytes,
+            fallbacks: report.fallbacks.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// What a line needs of a connection.
+#[derive(Debug)]
+pub struct Record {
+    pub accepted: SystemTime,
+    pub client: Option<SocketAddr>,
+    pub connect_attempts: u32,
+    pub connect_time: Option<Duration>,
+}
+
+impl Record {
+    /// Writes the line of a connection that ends after `duration`.
+    pub fn write(
+        &self,
+        log: &mut LogBuffer,
+        upstream: Option<&str>,
+        end: End,
+        duration: Duration,
+        report: &ForwardReport,
+    ) {
+        let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+        let line = LogLine {
+            time: Timestamp::try_from(self.accepted).unwrap_or_default().to_string(),
+            client: self.client,
+            upstream,
+            end,
+            connect_attempts: self.connect_attempts,
+            connect_ms: self.connect_time.map(ms),
+            duration_ms: ms(duration),
+            to_upstream: (&report.a_to_b).into(),
+            to_client: (&report.b_to_a).into(),
+        };
+        log.line(|bytes| {
+            // Writing to memory does not fail, and neither do these types.
+            let _ = serde_json::to_writer(bytes, &line);
+        });
+    }
+}

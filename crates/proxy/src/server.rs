@@ -1,0 +1,171 @@
+//! The proxy as a whole: listening sockets, event loops, upkeep, metrics, and how to stop it.
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::handler::{ProxyHandler, loop_settings};
+use crate::loop_state::LoopState;
+use crate::metrics::{LoopCounters, ProxyMetrics};
+use crate::upkeep::{self, Intervals, Upkeep};
+use crate::upstream::{UpstreamAddress, UpstreamGroup};
+use haul_server::connect;
+use haul_server::event_loop::LoopSettings;
+use haul_server::listener::ListenAddress;
+use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
+use haul_server::metrics::Registry;
+use haul_server::runtime::{self, Service};
+use haul_server::sandbox::{self, AccessRights};
+use haul_server::{Address, Control, privileges};
+use rustix::thread::CapabilitySet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Descriptors of a connection: two sockets, and a pipe for each direction whose sink is full.
+const DESCRIPTORS_PER_CONNECTION: usize = 6;
+
+/// A proxy that listens, and forwards once it runs.
+#[derive(Debug)]
+pub struct Server {
+    service: Service,
+    settings: LoopSettings,
+    handlers: Vec<ProxyHandler>,
+    counters: Vec<Arc<LoopCounters>>,
+    group: Arc<UpstreamGroup>,
+    upkeep: Upkeep,
+    log: Option<Arc<LogWriter>>,
+    caveats: Vec<String>,
+}
+
+/// Control over a running proxy, from any thread.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    control: Arc<Control>,
+    log: Option<Arc<LogWriter>>,
+}
+
+impl Server {
+    /// Resolves names, opens the log, listens, drops privileges and starts threads. Connections
+    /// wait until [`Server::run`].
+    ///
+    /// A name that cannot be resolved is a caveat, and is resolved again later: a proxy may start
+    /// before the network is complete.
+    pub fn new(config: &Config) -> Result<Self, Error> {
+        if config.upstreams.is_empty() {
+            return Err(Error::NoUpstream);
+        }
+        let loops = runtime::loop_count(config.workers)?;
+        let mut config = config.clone();
+        let connections_max = runtime::descriptors_available() / DESCRIPTORS_PER_CONNECTION;
+        config.limits.connections_max = config.limits.connections_max.min(connections_max).max(1);
+        let group = Arc::new(UpstreamGroup::new(config.upstreams.clone(), config.algorithm));
+        let path = |log: &PathBuf| (log.as_os_str() != "").then(|| log.clone());
+        let log_path = config.access_log.as_ref().map(path);
+        let log_file = log_path.as_ref().map(|path| LogFile::open(path.as_deref())).transpose()?;
+        let listen: Vec<_> = config.listen.iter().map(without_tls).collect();
+        let congestion = config.congestion.as_deref();
+        let service = Service::open("haul-proxy", &listen, congestion, config.metrics, loops)?;
+        if let Some(user) = &config.user {
+            privileges::switch_user(user, CapabilitySet::empty())?;
+        }
+        if let Some(name) = congestion {
+            // Upstream sockets are made by this user, who may be forbidden what root may do.
+            connect::check_congestion(name)
+                .map_err(|error| haul_server::Error::Congestion { name: name.into(), error })?;
+        }
+        let mut caveats: Vec<_> = upkeep::resolve(&group)
+            .into_iter()
+            .map(|problem| {
+                format!("an upstream gets no connection until its name is resolved: {problem}")
+            })
+            .collect();
+        // The resolver reads files that depend on the host, so its thread starts before the
+        // sandbox, which holds for the threads that start later.
+        let intervals =
+            Intervals { resolve: config.resolve_interval, check: config.check_interval };
+        let upkeep = Upkeep::start(&group, intervals)
+            .map_err(haul_server::Error::at("starting the upkeep thread"))?;
+        if config.confine {
+            let ports: Vec<_> = config.upstreams.iter().filter_map(UpstreamAddress::port).collect();
+            caveats.extend(sandbox::restrict(&sandbox_paths(&config, log_path.as_ref()), &ports)?);
+        }
+        let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
+        let counters: Vec<Arc<LoopCounters>> = (0..loops).map(|_| Arc::default()).collect();
+        let handler = |counters: &Arc<LoopCounters>| {
+            let buffer = log.as_ref().map_or_else(LogBuffer::default, |log| log.buffer());
+            LoopState::new(&config, Arc::clone(&group), Arc::clone(counters), buffer)
+                .map(|state| ProxyHandler::new(&config, state))
+        };
+        let handlers = counters.iter().map(handler).collect::<Result<_, _>>();
+        let handlers = handlers.map_err(Error::Pool)?;
+        let settings = loop_settings(&config, loops);
+        Ok(Self { service, settings, handlers, counters, group, upkeep, log, caveats })
+    }
+
+    /// The addresses that it listens on. A port that was 0 is the one that the kernel chose.
+    pub fn addresses(&self) -> &[ListenAddress] {
+        self.service.addresses()
+    }
+
+    /// The address of the metrics endpoint.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.service.metrics_address()
+    }
+
+    /// What is not as it was asked for, each with its consequence.
+    pub fn caveats(&self) -> &[String] {
+        &self.caveats
+    }
+
+    /// The number of event loops.
+    pub fn workers(&self) -> usize {
+        self.handlers.len()
+    }
+
+    /// Control over the proxy while it runs.
+    pub fn handle(&self) -> Handle {
+        Handle { control: self.service.control(), log: self.log.clone() }
+    }
+
+    /// Forwards until [`Handle::drain`], and then until open connections have ended or the drain
+    /// timeout is over.
+    pub fn run(self) -> Result<(), Error> {
+        let Self { service, settings, handlers, counters, group, upkeep, log, .. } = self;
+        let mut registry = Registry::default();
+        registry.register(ProxyMetrics { loops: counters, group });
+        let result = service.run(&[], &settings, registry, handlers);
+        drop(upkeep);
+        if let Some(log) = &log {
+            log.end();
+        }
+        Ok(result?)
+    }
+}
+
+impl Handle {
+    /// Stops accepting; the proxy ends once its connections have ended.
+    pub fn drain(&self) {
+        self.control.drain();
+    }
+
+    /// Opens the log again by its name, after a rotation.
+    pub fn reload(&self) -> Result<(), Error> {
+        match &self.log {
+            Some(log) => Ok(log.reopen()?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn without_tls(address: &Address) -> ListenAddress {
+    ListenAddress { address: address.clone(), is_tls: false }
+}
+
+/// The paths that the proxy needs after its start.
+fn sandbox_paths(config: &Config, log: Option<&Option<PathBuf>>) -> Vec<(PathBuf, AccessRights)> {
+    let log = log.and_then(Option::as_ref).map(|path| (path.clone(), AccessRights::Append));
+    let sockets = config.listen.iter().filter_map(|address| match address {
+        Address::Unix(path) => Some((Path::to_owned(path), AccessRights::Remove)),
+        _ => None,
+    });
+    log.into_iter().chain(sockets).collect()
+}

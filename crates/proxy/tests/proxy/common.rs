@@ -1,0 +1,106 @@
+//! A proxy under test, its log, and the clients and upstreams on the other host.
+
+use haul_lab::{Lab, Settings};
+use haul_proxy::{Config, Handle, Server, UpstreamAddress};
+use serde_json::Value;
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Ends a test that waits in vain.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// A running proxy.
+pub struct Proxy {
+    pub lab: Lab,
+    pub address: SocketAddr,
+    pub handle: Handle,
+    folder: TempDir,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A lab in which a listener can be opened before the proxy is started.
+pub fn lab() -> Lab {
+    Lab::open(&Settings::default()).unwrap()
+}
+
+/// Listens on the host of the upstreams.
+pub fn listen(lab: &Lab) -> TcpListener {
+    let listen = || TcpListener::bind((lab.receiver.address(), 0)).unwrap();
+    lab.receiver.run(listen).unwrap()
+}
+
+/// The upstream that a listener stands for.
+pub fn upstream(listener: &TcpListener) -> UpstreamAddress {
+    listener.local_addr().unwrap().to_string().parse().unwrap()
+}
+
+impl Proxy {
+    /// Starts a proxy to these upstreams with one event loop.
+    pub fn start(
+        lab: Lab,
+        upstreams: impl Into<Vec<UpstreamAddress>>,
+        configure: impl FnOnce(&mut Config),
+    ) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::new(upstreams);
+        let address = SocketAddr::new(lab.sender.address(), 0);
+        config.listen = vec![address.to_string().parse().unwrap()];
+        config.workers = Some(1);
+        config.access_log = Some(folder.path().join("log"));
+        configure(&mut config);
+        // A thread belongs to the host of the thread that starts it.
+        let start = || {
+            let server = Server::new(&config).unwrap();
+            let addresses = server.addresses().to_vec();
+            let handle = server.handle();
+            (addresses, handle, std::thread::spawn(move || server.run().unwrap()))
+        };
+        let (addresses, handle, thread) = lab.sender.run(start).unwrap();
+        let haul_proxy::Address::Tcp(address) = addresses[0].address else {
+            panic!("no TCP address: {addresses:?}");
+        };
+        Self { lab, address, handle, folder, thread: Some(thread) }
+    }
+
+    /// Connects a client.
+    pub fn connect(&self) -> TcpStream {
+        let client = self.lab.receiver.run(|| TcpStream::connect(self.address)).unwrap().unwrap();
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        client
+    }
+
+    /// Ends the proxy, and returns the lines of its log.
+    pub fn finish(mut self) -> Vec<Value> {
+        self.handle.drain();
+        self.thread.take().unwrap().join().unwrap();
+        let log = fs::read_to_string(self.folder.path().join("log")).unwrap();
+        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+/// Accepts a connection, within the limit.
+pub fn accept(listener: &TcpListener) -> TcpStream {
+    listener.set_nonblocking(true).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false).unwrap();
+                stream.set_read_timeout(Some(LIMIT)).unwrap();
+                return stream;
+            }
+            Err(error) => assert!(Instant::now() < deadline, "no connection arrives: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Bytes that depend on their position and on `seed`.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|at| ((at + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
+        .collect()
+}

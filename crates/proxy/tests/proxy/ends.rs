@@ -1,0 +1,196 @@
+//! How connections end: by a reset, by a limit, by a drain.
+
+use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use rustix::net::sockopt::set_socket_linger;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+fn reset(socket: TcpStream) {
+    set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
+    drop(socket);
+}
+
+/// Reads until the connection ends; true if it was reset.
+fn is_reset(mut socket: &TcpStream) -> bool {
+    let mut buffer = [0; 4096];
+    loop {
+        match socket.read(&mut buffer) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+                return true;
+            }
+        }
+    }
+}
+
+/// A stream that was cut off never looks like one that has ended.
+#[test]
+fn a_reset_of_one_side_resets_the_other() {
+    for client_resets in [true, false] {
+        let lab = lab();
+        let listener = listen(&lab);
+        let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+        let mut client = proxy.connect();
+        let mut server = accept(&listener);
+        client.write_all(b"request").unwrap();
+        server.read_exact(&mut [0; 7]).unwrap();
+        server.write_all(b"begin").unwrap();
+        client.read_exact(&mut [0; 5]).unwrap();
+        let (resetting, other) = if client_resets { (client, server) } else { (server, client) };
+        reset(resetting);
+        assert!(is_reset(&other), "client_resets: {client_resets}");
+        let log = proxy.finish();
+        let end = if client_resets { "client-failed" } else { "upstream-failed" };
+        assert_eq!(log[0]["end"], end, "{log:?}");
+    }
+}
+
+/// The kernel reports a reset only once, to the call that sends, and then the end of the stream.
+#[test]
+fn a_reset_during_an_upload_is_no_end_of_the_response() {
+    for _ in 0..5 {
+        let lab = lab();
+        let listener = listen(&lab);
+        let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+        let client = proxy.connect();
+        let mut server = accept(&listener);
+        // The server does not read: the proxy has bytes to send when the reset arrives.
+        client.set_nonblocking(true).unwrap();
+        let mut refused = 0;
+        while refused < 10 {
+            match rustix::net::send(&client, &[7; 10_000], SendFlags::NOSIGNAL) {
+                Ok(_) => refused = 0,
+                Err(errno) => {
+                    assert_eq!(errno, Errno::AGAIN);
+                    refused += 1;
+                    thread::sleep(Duration::from_millis(10));
+                }
+            }
+        }
+        client.set_nonblocking(false).unwrap();
+        server.write_all(b"begin").unwrap();
+        reset(server);
+        assert!(is_reset(&client), "the response looks complete");
+        drop(client);
+        assert_eq!(proxy.finish()[0]["end"], "upstream-failed");
+    }
+}
+
+/// A server that refuses an upload answers, and closes the connection with unread data: a reset.
+#[test]
+fn a_response_before_a_reset_is_delivered() {
+    const LEN: usize = 2_000_000;
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let mut client = proxy.connect();
+    let mut server = accept(&listener);
+    client.write_all(&vec![7; 100_000]).unwrap();
+    server.read_exact(&mut [0; 10]).unwrap();
+    // The client reads nothing yet: most of the response waits in the proxy's socket.
+    let responding = thread::spawn(move || {
+        server.write_all(&vec![1; LEN]).unwrap();
+        thread::sleep(Duration::from_millis(100));
+        drop(server);
+    });
+    responding.join().unwrap();
+    thread::sleep(Duration::from_millis(100));
+    let mut response = vec![0; LEN];
+    client.read_exact(&mut response).unwrap();
+    assert!(response.iter().all(|&byte| byte == 1));
+    assert!(is_reset(&client));
+    assert_eq!(proxy.finish()[0]["end"], "upstream-failed");
+}
+
+/// A response that has ended is complete, whatever becomes of the connection to the server.
+#[test]
+fn a_complete_response_is_not_reset_by_a_late_byte_of_the_client() {
+    const LEN: usize = 2_000_000;
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let mut client = proxy.connect();
+    let server = accept(&listener);
+    let responding = thread::spawn(move || (&server).write_all(&vec![1; LEN]).unwrap());
+    responding.join().unwrap();
+    thread::sleep(Duration::from_millis(100));
+    // The server has closed: its kernel answers this with a reset.
+    client.write_all(b"!").unwrap();
+    thread::sleep(Duration::from_millis(100));
+    let mut response = Vec::new();
+    client.read_to_end(&mut response).unwrap();
+    assert_eq!(response.len(), LEN);
+    drop(client);
+    proxy.finish();
+}
+
+#[test]
+fn silent_connections_end_at_the_limits() {
+    let limit = Some(Duration::from_secs(1));
+    for is_half_closed in [false, true] {
+        let lab = lab();
+        let listener = listen(&lab);
+        let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+            config.limits.idle_timeout = limit.filter(|_| !is_half_closed);
+            config.limits.half_closed_timeout = limit.filter(|_| is_half_closed);
+        });
+        let client = proxy.connect();
+        let server = accept(&listener);
+        if is_half_closed {
+            client.shutdown(Shutdown::Write).unwrap();
+        }
+        let started = std::time::Instant::now();
+        assert!(is_reset(&client) && (is_half_closed || is_reset(&server)));
+        assert!(started.elapsed() >= Duration::from_millis(900));
+        assert_eq!(proxy.finish()[0]["end"], "idle");
+    }
+}
+
+#[test]
+fn a_drain_lets_established_connections_end() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let mut client = proxy.connect();
+    let mut server = accept(&listener);
+    client.write_all(b"request").unwrap();
+    server.read_exact(&mut [0; 7]).unwrap();
+    proxy.handle.drain();
+    let (lab, address) = (&proxy.lab, proxy.address);
+    let refused = || lab.receiver.run(|| TcpStream::connect(address)).unwrap().is_err();
+    let deadline = std::time::Instant::now() + LIMIT;
+    listener.set_nonblocking(true).unwrap();
+    while !refused() {
+        assert!(std::time::Instant::now() < deadline, "the proxy accepts connections");
+        // The connections that were accepted before the drain end, too.
+        std::iter::from_fn(|| listener.accept().ok()).for_each(drop);
+    }
+    std::iter::from_fn(|| listener.accept().ok()).for_each(drop);
+    server.write_all(b"response").unwrap();
+    drop(server);
+    let mut response = String::new();
+    client.read_to_string(&mut response).unwrap();
+    assert_eq!(response, "response");
+    drop(client);
+    assert!(proxy.finish().iter().any(|line| line["end"] == "complete"));
+}
+
+#[test]
+fn a_drain_cuts_off_what_is_open_at_its_end() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        config.limits.drain_timeout = Duration::from_secs(1);
+    });
+    let client = proxy.connect();
+    let server = accept(&listener);
+    let log = proxy.finish();
+    assert_eq!(log[0]["end"], "cut-off", "{log:?}");
+    assert!(is_reset(&client) && is_reset(&server));
+}

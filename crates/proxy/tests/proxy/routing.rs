@@ -1,0 +1,287 @@
+//! Which upstream a client is connected to, and who may connect.
+
+use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
+use haul_proxy::{Algorithm, HeaderVersion, TrustedProxies};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Sends a byte and waits until the connection has ended; true if it was reset or refused.
+fn is_turned_away(proxy: &Proxy) -> bool {
+    let mut client = proxy.connect();
+    // A connection that is reset already cannot be written to.
+    let _ = client.write_all(b"?");
+    match client.read(&mut [0]) {
+        Ok(0) => true,
+        Ok(_) => false,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+            true
+        }
+    }
+}
+
+#[test]
+fn clients_are_spread_over_the_upstreams() {
+    let lab = lab();
+    let listeners: Vec<_> = (0..3).map(|_| listen(&lab)).collect();
+    let upstreams: Vec<_> = listeners.iter().map(upstream).collect();
+    let proxy = Proxy::start(lab, upstreams, |_| {});
+    let clients: Vec<_> = (0..9).map(|_| proxy.connect()).collect();
+    for listener in &listeners {
+        for _ in 0..3 {
+            accept(listener);
+        }
+    }
+    drop(clients);
+    proxy.finish();
+}
+
+#[test]
+fn least_connections_prefers_the_upstream_with_fewer() {
+    let lab = lab();
+    let listeners: Vec<_> = (0..2).map(|_| listen(&lab)).collect();
+    let upstreams: Vec<_> = listeners.iter().map(upstream).collect();
+    let proxy = Proxy::start(lab, upstreams, |config| {
+        config.algorithm = Algorithm::LeastConnections;
+    });
+    // One connection of each pair ends, so that the next goes where it was.
+    let mut kept = vec![proxy.connect()];
+    kept.push(accept(&listeners[0]));
+    for _ in 0..5 {
+        let client = proxy.connect();
+        let mut server = accept(&listeners[1]);
+        drop(client);
+        assert_eq!(server.read(&mut [0]).unwrap(), 0);
+        drop(server);
+        // The proxy finds the end of the other side a moment later.
+        thread::sleep(Duration::from_millis(200));
+    }
+    drop(kept);
+    proxy.finish();
+}
+
+#[test]
+fn a_client_of_an_upstream_that_refuses_is_connected_to_another() {
+    let lab = lab();
+    let (listener, gone) = (listen(&lab), listen(&lab));
+    let upstreams = [upstream(&gone), upstream(&listener)];
+    let name = upstreams[1].to_string();
+    drop(gone);
+    let proxy = Proxy::start(lab, upstreams, |_| {});
+    for _ in 0..8 {
+        let mut client = proxy.connect();
+        let mut server = accept(&listener);
+        client.write_all(b"request").unwrap();
+        server.read_exact(&mut [0; 7]).unwrap();
+    }
+    let log = proxy.finish();
+    assert_eq!(log.len(), 8);
+    assert!(log.iter().all(|line| line["upstream"] == *name), "{log:?}");
+    let attempts = |line: &serde_json::Value| line["connect_attempts"].as_u64().unwrap();
+    // Three failures in a row, and it is left out.
+    assert_eq!(log.iter().map(attempts).filter(|&count| count == 2).count(), 3, "{log:?}");
+}
+
+#[test]
+fn without_any_upstream_the_client_is_reset() {
+    let lab = lab();
+    let gone = listen(&lab);
+    let upstreams = [upstream(&gone)];
+    drop(gone);
+    let proxy = Proxy::start(lab, upstreams, |_| {});
+    assert!(is_turned_away(&proxy));
+    let log = proxy.finish();
+    assert_eq!((&log[0]["end"], &log[0]["connect_attempts"]), (&"unreachable".into(), &3.into()));
+}
+
+/// A server that is restarted is back in a moment.
+#[test]
+fn an_upstream_that_refuses_for_a_moment_is_tried_again() {
+    let lab = lab();
+    let gone = listen(&lab);
+    let address = gone.local_addr().unwrap();
+    let upstreams = [upstream(&gone)];
+    drop(gone);
+    let proxy = Proxy::start(lab, upstreams, |_| {});
+    let mut client = proxy.connect();
+    client.write_all(b"request").unwrap();
+    thread::sleep(Duration::from_millis(300));
+    let listen_again = || std::net::TcpListener::bind(address).unwrap();
+    let listener = proxy.lab.receiver.run(listen_again).unwrap();
+    let mut server = accept(&listener);
+    let mut request = [0; 7];
+    server.read_exact(&mut request).unwrap();
+    assert_eq!(request, *b"request");
+    drop((client, server));
+    assert_eq!(proxy.finish()[0]["connect_attempts"], 2);
+}
+
+#[test]
+fn an_upstream_that_does_not_answer_times_out() {
+    let lab = lab();
+    let listener = listen(&lab);
+    // No host has this address, so that nothing answers.
+    let silent = "10.77.0.99:80".parse().unwrap();
+    let proxy = Proxy::start(lab, [silent, upstream(&listener)], |config| {
+        config.limits.connect_timeout = Duration::from_secs(1);
+    });
+    let mut client = proxy.connect();
+    let mut server = accept(&listener);
+    client.write_all(b"request").unwrap();
+    server.read_exact(&mut [0; 7]).unwrap();
+    drop((client, server));
+    let log = proxy.finish();
+    assert_eq!(log[0]["connect_attempts"], 2, "{log:?}");
+    assert!(log[0]["connect_ms"].as_f64().unwrap() >= 1000.0, "{log:?}");
+}
+
+#[test]
+fn a_check_finds_an_upstream_down_and_up_again() {
+    let lab = lab();
+    let (listener, other) = (listen(&lab), listen(&lab));
+    let address = other.local_addr().unwrap();
+    let upstreams = [upstream(&other), upstream(&listener)];
+    drop(other);
+    let proxy = Proxy::start(lab, upstreams, |config| {
+        config.check_interval = Some(Duration::from_millis(50));
+        // Connections that the upstream has not accepted stay open.
+        config.limits.drain_timeout = Duration::from_secs(1);
+    });
+    thread::sleep(Duration::from_millis(500));
+    for _ in 0..4 {
+        let mut client = proxy.connect();
+        client.write_all(b"request").unwrap();
+        // The checks connect, too, and send nothing.
+        while accept(&listener).read_exact(&mut [0; 7]).is_err() {}
+    }
+    let listen_again = || std::net::TcpListener::bind(address).unwrap();
+    let other = proxy.lab.receiver.run(listen_again).unwrap();
+    other.set_nonblocking(true).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    let is_used = || {
+        let mut client = proxy.connect();
+        client.write_all(b"request").unwrap();
+        thread::sleep(Duration::from_millis(50));
+        std::iter::from_fn(|| other.accept().ok()).any(|(mut server, _)| {
+            server.set_nonblocking(false).unwrap();
+            server.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            server.read(&mut [0; 7]).is_ok_and(|count| count > 0)
+        })
+    };
+    while !is_used() {
+        assert!(Instant::now() < deadline, "the upstream is back and gets no connection");
+    }
+    let log = proxy.finish();
+    let attempts = log.iter().map(|line| line["connect_attempts"].as_u64().unwrap());
+    assert_eq!(attempts.max(), Some(1), "{log:?}");
+}
+
+#[test]
+fn an_upstream_may_be_a_unix_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let upstream = format!("unix:{}", path.display()).parse().unwrap();
+    let proxy = Proxy::start(lab(), [upstream], |_| {});
+    let mut client = proxy.connect();
+    client.write_all(b"request").unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    let mut request = String::new();
+    server.read_to_string(&mut request).unwrap();
+    assert_eq!(request, "request");
+    server.write_all(b"response").unwrap();
+    drop(server);
+    let mut response = String::new();
+    client.read_to_string(&mut response).unwrap();
+    assert_eq!(response, "response");
+    proxy.finish();
+}
+
+#[test]
+fn only_clients_of_allowed_networks_are_connected() {
+    for (allow, deny, is_admitted) in [
+        (&["10.77.0.0/24"][..], &[][..], true),
+        (&["192.0.2.0/24"], &[], false),
+        (&[], &["10.77.0.2"], false),
+    ] {
+        let lab = lab();
+        let listener = listen(&lab);
+        let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+            let ranges = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+            config.access.allow = ranges(allow);
+            config.access.deny = ranges(deny);
+        });
+        if is_admitted {
+            let _client = proxy.connect();
+            accept(&listener);
+        } else {
+            assert!(is_turned_away(&proxy));
+            listener.set_nonblocking(true).unwrap();
+            assert!(listener.accept().is_err());
+        }
+        proxy.finish();
+    }
+}
+
+/// Reads until the end of the header's line.
+fn line(mut from: &TcpStream) -> String {
+    let mut line = Vec::new();
+    while !line.ends_with(b"\n") {
+        let mut byte = [0];
+        from.read_exact(&mut byte).unwrap();
+        line.push(byte[0]);
+    }
+    String::from_utf8(line).unwrap()
+}
+
+#[test]
+fn the_upstream_is_told_the_clients_address() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        config.send_header = Some(HeaderVersion::V1);
+    });
+    let mut client = proxy.connect();
+    let server = accept(&listener);
+    let (from, to) = (client.local_addr().unwrap(), proxy.address);
+    let expected =
+        format!("PROXY TCP4 {} {} {} {}\r\n", from.ip(), to.ip(), from.port(), to.port());
+    assert_eq!(line(&server), expected);
+    client.write_all(b"request").unwrap();
+    (&server).read_exact(&mut [0; 7]).unwrap();
+    drop((client, server));
+    proxy.finish();
+}
+
+/// A proxy in front of this one names the client, and its header is passed on as version 2.
+#[test]
+fn the_client_that_a_trusted_proxy_names_is_passed_on() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
+        config.send_header = Some(HeaderVersion::V2);
+    });
+    let mut front = proxy.connect();
+    for piece in [&b"PROXY TCP4 192.0.2.7 10.0"[..], b".0.1 5000 80\r\nrequest"] {
+        front.write_all(piece).unwrap();
+        thread::sleep(Duration::from_millis(20));
+    }
+    let mut server = accept(&listener);
+    let mut header = [0; 28];
+    server.read_exact(&mut header).unwrap();
+    assert_eq!(header[..12], *b"\r\n\r\n\0\r\nQUIT\n");
+    assert_eq!((header[12], header[13]), (0x21, 0x11));
+    assert_eq!(header[16..20], [192, 0, 2, 7]);
+    assert_eq!(header[24..26], 5000u16.to_be_bytes());
+    let mut request = [0; 7];
+    server.read_exact(&mut request).unwrap();
+    assert_eq!(request, *b"request");
+    drop((front, server));
+    let log = proxy.finish();
+    assert_eq!(log[0]["client"], "192.0.2.7:5000", "{log:?}");
+}

@@ -1,0 +1,218 @@
+//! Every byte of both streams arrives, once and in order, by the expected method.
+
+use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+fn read_all(mut from: &TcpStream) -> Vec<u8> {
+    let mut received = Vec::new();
+    from.read_to_end(&mut received).unwrap();
+    received
+}
+
+fn write_all_and_end(mut to: &TcpStream, bytes: &[u8]) {
+    to.write_all(bytes).unwrap();
+    to.shutdown(Shutdown::Write).unwrap();
+}
+
+#[test]
+fn bulk_data_is_spliced_in_both_directions() {
+    const LEN: usize = 64 << 20;
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let client = proxy.connect();
+    let server = accept(&listener);
+    thread::scope(|scope| {
+        scope.spawn(|| write_all_and_end(&client, &pattern(1, LEN)));
+        scope.spawn(|| write_all_and_end(&server, &pattern(2, LEN)));
+        scope.spawn(|| assert!(read_all(&client) == pattern(2, LEN)));
+        scope.spawn(|| assert!(read_all(&server) == pattern(1, LEN)));
+    });
+    let log = proxy.finish();
+    assert_eq!(log.len(), 1);
+    assert_eq!(log[0]["end"], "complete", "{log:?}");
+    for direction in ["to_upstream", "to_client"] {
+        let bytes = |method: &str| log[0][direction][method].as_u64().unwrap();
+        let (spliced, copied) = (bytes("spliced_bytes"), bytes("copied_bytes"));
+        assert_eq!(spliced + copied, LEN as u64);
+        assert!(spliced * 100 >= LEN as u64 * 99, "{log:?}");
+    }
+}
+
+#[test]
+fn small_messages_are_copied_and_arrive_one_by_one() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let mut client = proxy.connect();
+    let mut server = accept(&listener);
+    for number in 0..1000u32 {
+        let mut received = [0; 100];
+        client.write_all(&[number as u8; 100]).unwrap();
+        server.read_exact(&mut received).unwrap();
+        assert_eq!(received, [number as u8; 100]);
+        server.write_all(&[!number as u8; 100]).unwrap();
+        client.read_exact(&mut received).unwrap();
+        assert_eq!(received, [!number as u8; 100]);
+    }
+    drop((client, server));
+    let log = proxy.finish();
+    assert_eq!(log[0]["to_upstream"]["copied_bytes"], 100_000, "{log:?}");
+    assert_eq!(log[0]["to_client"]["copied_bytes"], 100_000, "{log:?}");
+}
+
+/// The response of a server that waits for the end of the request is not lost.
+#[test]
+fn a_half_closed_connection_delivers_the_response() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    for (request, response) in [(1, 1), (0, 5), (100_000, 3_000_000), (3_000_000, 10)] {
+        let client = proxy.connect();
+        // The client has ended its stream before the upstream is connected.
+        let sending = thread::spawn({
+            let client = client.try_clone().unwrap();
+            move || write_all_and_end(&client, &pattern(1, request))
+        });
+        let server = accept(&listener);
+        assert!(read_all(&server) == pattern(1, request));
+        write_all_and_end(&server, &pattern(2, response));
+        assert!(read_all(&client) == pattern(2, response));
+        sending.join().unwrap();
+    }
+    let log = proxy.finish();
+    assert_eq!(log.len(), 4);
+    assert!(log.iter().all(|line| line["end"] == "complete"), "{log:?}");
+}
+
+/// Events are edge-triggered: none may be missed while one side stalls.
+#[test]
+fn a_reader_that_stalls_receives_every_byte() {
+    const LEN: usize = 24 << 20;
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let mut client = proxy.connect();
+    let server = accept(&listener);
+    let sending = thread::spawn(move || write_all_and_end(&server, &pattern(3, LEN)));
+    let mut received = Vec::new();
+    let mut buffer = vec![0; 100_000];
+    for turn in 0.. {
+        if turn % 40 == 0 {
+            thread::sleep(Duration::from_millis(30));
+        }
+        match client.read(&mut buffer).unwrap() {
+            0 => break,
+            count => received.extend_from_slice(&buffer[..count]),
+        }
+    }
+    sending.join().unwrap();
+    assert!(received == pattern(3, LEN));
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(proxy.finish()[0]["end"], "complete");
+}
+
+/// An urgent byte ends a read early; what follows it is read without another event.
+#[test]
+fn bytes_after_an_urgent_one_arrive() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    for _ in 0..50 {
+        let client = proxy.connect();
+        let server = accept(&listener);
+        (&client).write_all(b"before").unwrap();
+        rustix::net::send(&client, b"!", rustix::net::SendFlags::OOB).unwrap();
+        write_all_and_end(&client, b"after");
+        let received = read_all(&server);
+        let without_urgent: Vec<_> = received.into_iter().filter(|&byte| byte != b'!').collect();
+        assert_eq!(without_urgent, b"beforeafter");
+    }
+}
+
+/// Many connections at once, each with a random length, random pauses, and an end of its own.
+#[test]
+fn random_streams_that_end_cleanly_are_complete() {
+    const CONNECTIONS: u64 = 300;
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| config.workers = Some(2));
+    let is_over = AtomicBool::new(false);
+    // The upstream returns what it receives, and ends when the client does. It may see fewer
+    // connections than there are clients: one that resets while the proxy connects has none.
+    let echo = || {
+        listener.set_nonblocking(true).unwrap();
+        thread::scope(|scope| {
+            loop {
+                match listener.accept() {
+                    Ok((server, _)) => {
+                        server.set_nonblocking(false).unwrap();
+                        server.set_read_timeout(Some(LIMIT)).unwrap();
+                        scope.spawn(move || {
+                            // A client may reset its connection.
+                            let _ = std::io::copy(&mut &server, &mut &server);
+                            let _ = server.shutdown(Shutdown::Write);
+                        });
+                    }
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                        if is_over.load(Relaxed) {
+                            return;
+                        }
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            }
+        });
+    };
+    let one = |proxy: &Proxy, seed: u64| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let client = proxy.connect();
+        let sent = pattern(seed, 1 << random.usize(0..21));
+        let resets = random.u8(..) < 50;
+        thread::scope(|scope| {
+            let (client, sent) = (&client, &sent);
+            scope.spawn(move || {
+                for piece in sent.chunks(sent.len().div_ceil(4)) {
+                    if random.bool() {
+                        thread::sleep(Duration::from_millis(random.u64(0..5)));
+                    }
+                    if (&*client).write_all(piece).is_err() {
+                        return;
+                    }
+                    if resets && random.bool() {
+                        rustix::net::sockopt::set_socket_linger(client, Some(Duration::ZERO))
+                            .unwrap();
+                        let _ = client.shutdown(Shutdown::Both);
+                        return;
+                    }
+                }
+                let _ = client.shutdown(Shutdown::Write);
+            });
+            let mut received = Vec::new();
+            let ended = (&*client).read_to_end(&mut received);
+            assert!(sent.starts_with(&received), "seed {seed}");
+            assert!(resets || (ended.is_ok() && received == *sent), "seed {seed}: {ended:?}");
+        });
+    };
+    let log = thread::scope(|scope| {
+        let echo = scope.spawn(echo);
+        for seeds in (0..CONNECTIONS).collect::<Vec<_>>().chunks(50) {
+            let (proxy, one) = (&proxy, &one);
+            thread::scope(|scope| {
+                for &seed in seeds {
+                    scope.spawn(move || one(proxy, seed));
+                }
+            });
+        }
+        let log = proxy.finish();
+        is_over.store(true, Relaxed);
+        echo.join().unwrap();
+        log
+    });
+    assert_eq!(log.len(), CONNECTIONS as usize);
+}
