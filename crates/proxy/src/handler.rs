@@ -93,11 +93,10 @@ impl Handler for ProxyHandler {
     }
 }
 
-/// The settings of one of `loops` event loops.
-pub fn loop_settings(config: &Config, loops: usize) -> LoopSettings {
+/// The settings of the event loops.
+pub fn loop_settings(config: &Config) -> LoopSettings {
     let limits = &config.limits;
     LoopSettings::default()
-        .with_connections_max(limits.connections_max.div_ceil(loops))
         .with_network_limit(limits.connections_per_address_max.map(NetworkLimit::new))
         .with_drain_timeout(limits.drain_timeout)
         .with_rate_bytes_per_second(limits.rate_bytes_per_second)

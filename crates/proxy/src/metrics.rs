@@ -94,6 +94,11 @@ impl Collect for ProxyMetrics {
     fn collect(&self, text: &mut Exposition) {
         let connections: Vec<_> = self.loops.iter().map(|loop_| &loop_.connections).collect();
         text.connections(&connections);
+        let name = "haul_proxy_loop_connections";
+        text.family(name, "gauge", "Connections of each event loop.");
+        for (index, connections) in connections.iter().enumerate() {
+            text.sample(name, &format!("loop=\"{index}\""), connections.open.get());
+        }
         let name = "haul_proxy_connections_total";
         text.family(name, "counter", "Connections that have ended, by how.");
         for (at, end) in End::ALL.iter().enumerate() {

@@ -9,9 +9,10 @@ use crate::upkeep::{self, Intervals, Upkeep};
 use crate::upstream::{UpstreamAddress, UpstreamGroup};
 use haul_server::connect;
 use haul_server::event_loop::LoopSettings;
-use haul_server::listener::ListenAddress;
+use haul_server::listener::{ListenAddress, ListenSettings};
 use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
 use haul_server::metrics::Registry;
+use haul_server::placement::Placement;
 use haul_server::runtime::{self, Service};
 use haul_server::sandbox::{self, AccessRights};
 use haul_server::{Address, Control, privileges};
@@ -63,7 +64,8 @@ impl Server {
         let log_file = log_path.as_ref().map(|path| LogFile::open(path.as_deref())).transpose()?;
         let listen: Vec<_> = config.listen.iter().map(without_tls).collect();
         let congestion = config.congestion.as_deref();
-        let service = Service::open("haul-proxy", &listen, congestion, config.metrics, loops)?;
+        let listen = ListenSettings::new(listen).with_congestion(congestion).with_shared(true);
+        let service = Service::open("haul-proxy", &listen, config.metrics, loops)?;
         if let Some(user) = &config.user {
             privileges::switch_user(user, CapabilitySet::empty())?;
         }
@@ -97,7 +99,9 @@ impl Server {
         };
         let handlers = counters.iter().map(handler).collect::<Result<_, _>>();
         let handlers = handlers.map_err(Error::Pool)?;
-        let settings = loop_settings(&config, loops);
+        let wakers = service.control();
+        let placement = Placement::new(wakers.wakers(), config.limits.connections_max);
+        let settings = loop_settings(&config).with_placement(Some(placement));
         Ok(Self { service, settings, handlers, counters, group, upkeep, log, caveats })
     }
 

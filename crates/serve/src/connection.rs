@@ -89,7 +89,7 @@ enum Timeout {
 impl Connection {
     /// A connection that was just accepted.
     pub fn new(accepted: Accepted, handler: &FileHandler) -> io::Result<Self> {
-        let Accepted { socket, peer, is_tls } = accepted;
+        let Accepted { socket, peer, is_tls, .. } = accepted;
         let tls = handler.secrets.tls.as_ref().filter(|_| is_tls);
         let fixed = &handler.fixed;
         Ok(Self {

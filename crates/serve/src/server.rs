@@ -13,7 +13,7 @@ use haul::{MethodChoice, SendMethod};
 use haul_fs::Symlinks;
 use haul_server::event_loop::{EventLoop, LoopSettings};
 use haul_server::ktls::KtlsSupport;
-use haul_server::listener::{ListenAddress, Listener, Listeners};
+use haul_server::listener::{ListenAddress, ListenSettings, Listener, Listeners};
 use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
 use haul_server::metrics::{self, MetricsServer, Registry};
 use haul_server::offload::Offload;
@@ -76,8 +76,7 @@ impl Server {
         let secrets = Secrets::load(config)?;
         let log = config.access_log.as_ref();
         let log_file = log.map(|log| LogFile::open(log.path.as_deref())).transpose()?;
-        let mut listeners =
-            Listeners::open(&listen_addresses(config), config.congestion.as_deref(), loops)?;
+        let mut listeners = Listeners::open(&listen_settings(config), loops)?;
         // The probe connects, so it comes before the sandbox.
         let ktls = match &config.tls {
             Some(tls) if tls.in_kernel => KtlsSupport::probe(),
@@ -164,12 +163,13 @@ fn start_cleanup(service: Arc<Service>, control: Arc<Control>) {
     let _ = std::thread::Builder::new().name("haul-cleanup".into()).spawn(clean_up);
 }
 
-fn listen_addresses(config: &Config) -> Vec<ListenAddress> {
+fn listen_settings(config: &Config) -> ListenSettings {
     let plain = config.listen.iter().map(|address| (address, false));
     let tls = config.tls.iter().flat_map(|tls| &tls.listen).map(|address| (address, true));
     let listen =
         |(address, is_tls): (&Address, bool)| ListenAddress { address: address.clone(), is_tls };
-    plain.chain(tls).map(listen).collect()
+    let addresses: Vec<_> = plain.chain(tls).map(listen).collect();
+    ListenSettings::new(addresses).with_congestion(config.congestion.as_deref())
 }
 
 /// Connection and cache limits within the process's descriptor limit.

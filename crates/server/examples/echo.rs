@@ -2,7 +2,7 @@
 
 use haul_server::event_loop::{Action, Context, Handler, LoopSettings, Side};
 use haul_server::eviction::Activity;
-use haul_server::listener::{Accepted, ListenAddress};
+use haul_server::listener::{Accepted, ListenAddress, ListenSettings};
 use haul_server::{ConnectionCounters, Sent, ktls::KtlsSupport, metrics, offload::NoJob};
 use haul_server::{runtime::Service, sandbox, stream::Stream, tls::TlsSettings};
 use std::io::{self, ErrorKind, Read};
@@ -50,7 +50,8 @@ impl Handler for Echo {
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tls = TlsSettings::new("certificate.pem", "key.pem").load()?;
     let listen = ListenAddress { address: "127.0.0.1:0".parse()?, is_tls: true };
-    let service = Service::open("echo", &[listen], None, Some("127.0.0.1:0".parse()?), 1)?;
+    let service =
+        Service::open("echo", &ListenSettings::new([listen]), Some("127.0.0.1:0".parse()?), 1)?;
     println!("{} {}", service.addresses()[0].address, service.metrics_address().unwrap());
     sandbox::restrict(&[], &[])?; // No files and no new connections from here on.
     let control = service.control();

@@ -22,6 +22,7 @@ use crate::listener::{Accepted, Listener};
 use crate::log_limiter::LogLimiter;
 use crate::network::{Network, NetworkLimit, NetworkPermit};
 use crate::offload::{Inbox, Job, Offload, OffloadQueue};
+use crate::placement::{Place, Placement};
 use crate::proxy_protocol::TrustedProxies;
 use crate::unnamed::{Naming, UnnamedConnections};
 use crate::waker::Waker;
@@ -261,6 +262,10 @@ pub struct LoopSettings {
     pub rate_bytes_per_second: Option<u64>,
     /// The proxies that name the client of each connection ([`crate::proxy_protocol`]).
     pub trusted_proxies: Arc<TrustedProxies>,
+    /// Spreads connections evenly over the loops, and limits their number in place of
+    /// `connections_max`; `None`: each loop keeps those that it accepts. The loops share it and
+    /// their listening sockets ([`crate::listener::ListenSettings::is_shared`]).
+    pub placement: Option<Arc<Placement>>,
 }
 
 impl Default for LoopSettings {
@@ -272,6 +277,7 @@ impl Default for LoopSettings {
             drain_timeout: Duration::from_secs(30),
             rate_bytes_per_second: None,
             trusted_proxies: Arc::default(),
+            placement: None,
         }
     }
 }
@@ -305,6 +311,13 @@ impl LoopSettings {
         self
     }
 
+    /// Spreads connections evenly over the loops.
+    #[must_use]
+    pub fn with_placement(mut self, placement: Option<Arc<Placement>>) -> Self {
+        self.placement = placement;
+        self
+    }
+
     /// Sets the pacing rate of accepted connections.
     #[must_use]
     pub fn with_rate_bytes_per_second(mut self, rate_bytes_per_second: Option<u64>) -> Self {
@@ -316,6 +329,8 @@ impl LoopSettings {
 /// An event loop.
 #[derive(Debug)]
 pub struct EventLoop<H: Handler> {
+    /// Its number in the service.
+    index: usize,
     epoll: OwnedFd,
     listeners: Vec<Listener>,
     waker: Arc<Waker>,
@@ -356,6 +371,8 @@ struct Entry<C> {
     network: Option<Network>,
     /// Held while the connection is open.
     _permit: Option<NetworkPermit>,
+    /// Likewise.
+    _place: Option<Place>,
     /// In seconds of the loop's clock.
     deadline: u32,
     /// [`EventLoop::turns`] at its latest turn.
@@ -375,11 +392,12 @@ impl<H: Handler> EventLoop<H> {
     ) -> Result<Self, Error> {
         let waker = Arc::clone(&control.wakers()[index]);
         let offload = offload.queue(&Inbox::new(Arc::clone(&waker)));
-        Self::open(listeners, waker, offload, Arc::clone(control), settings, handler)
+        Self::open(index, listeners, waker, offload, Arc::clone(control), settings, handler)
             .map_err(Error::at("making an event loop"))
     }
 
     fn open(
+        index: usize,
         listeners: Vec<Listener>,
         waker: Arc<Waker>,
         offload: OffloadQueue<H::Job>,
@@ -390,6 +408,7 @@ impl<H: Handler> EventLoop<H> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*waker, EventData::new_u64(WAKER), EventFlags::IN)?;
         let mut event_loop = Self {
+            index,
             epoll,
             listeners,
             waker,
@@ -453,7 +472,9 @@ impl<H: Handler> EventLoop<H> {
             self.sweep();
             let is_empty = self.connections.is_empty() && self.unnamed.is_empty();
             let is_over = |until| is_empty || Instant::now() >= until;
-            if self.drain_until.is_some_and(is_over) {
+            let placement = self.settings.placement.as_ref();
+            let takes_no_more = || placement.is_none_or(|placement| placement.end(self.index));
+            if self.drain_until.is_some_and(is_over) && takes_no_more() {
                 self.end();
                 return Ok(());
             }
@@ -534,8 +555,17 @@ impl<H: Handler> EventLoop<H> {
                 self.drive(token);
             }
         }
+        self.take_passed();
         if self.control.is_draining() && self.drain_until.is_none() {
             self.begin_drain();
+        }
+    }
+
+    /// Takes the connections that other loops have accepted for this one.
+    fn take_passed(&mut self) {
+        let passed = self.settings.placement.as_ref().map(|placement| placement.take(self.index));
+        for accepted in passed.into_iter().flatten() {
+            self.begin(accepted, None);
         }
     }
 
@@ -570,8 +600,7 @@ impl<H: Handler> EventLoop<H> {
     /// Accepts some connections; false if none waits or none can be accepted.
     fn accept(&mut self, index: usize) -> bool {
         for _ in 0..ACCEPTS_MAX {
-            let open = self.connections.len() + self.unnamed.len();
-            let is_full = open >= self.settings.connections_max;
+            let is_full = self.is_full();
             let evicted = if is_full { self.victim() } else { None };
             if is_full && evicted.is_none() {
                 self.stop_accepting();
@@ -581,17 +610,12 @@ impl<H: Handler> EventLoop<H> {
             match listener.accept() {
                 Ok(Some(accepted)) => {
                     self.handler.counters().accepted.add(1);
-                    let proxies = &self.settings.trusted_proxies;
-                    if accepted.peer.is_some_and(|peer| proxies.contains(peer.ip())) {
-                        if let Some(index) = evicted {
-                            self.evict(index);
-                        }
-                        let token_of = |index| UNNAMED + index as u64;
-                        let now = self.clock.seconds();
-                        let naming = self.unnamed.add(accepted, &self.epoll, token_of, now);
-                        self.continue_naming(naming);
-                    } else {
-                        self.admit_and_add(accepted, evicted);
+                    let kept = match &self.settings.placement {
+                        Some(placement) => placement.place(self.index, accepted),
+                        None => Some(accepted),
+                    };
+                    if let Some(accepted) = kept {
+                        self.begin(accepted, evicted);
                     }
                 }
                 Ok(None) => return false,
@@ -605,6 +629,27 @@ impl<H: Handler> EventLoop<H> {
             }
         }
         true
+    }
+
+    fn is_full(&self) -> bool {
+        match &self.settings.placement {
+            Some(placement) => placement.is_full(),
+            None => self.connections.len() + self.unnamed.len() >= self.settings.connections_max,
+        }
+    }
+
+    /// Begins with an accepted connection: one of a proxy has to name its client first.
+    fn begin(&mut self, accepted: Accepted, evicted: Option<usize>) {
+        let proxies = &self.settings.trusted_proxies;
+        if !accepted.peer.is_some_and(|peer| proxies.contains(peer.ip())) {
+            return self.admit_and_add(accepted, evicted);
+        }
+        if let Some(index) = evicted {
+            self.evict(index);
+        }
+        let token_of = |index| UNNAMED + index as u64;
+        let naming = self.unnamed.add(accepted, &self.epoll, token_of, self.clock.seconds());
+        self.continue_naming(naming);
     }
 
     /// Frees descriptors and memory after a shortage; false if nothing could be freed.
@@ -652,7 +697,13 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    fn add(&mut self, accepted: Accepted, network: Option<Network>, permit: Option<NetworkPermit>) {
+    fn add(
+        &mut self,
+        mut accepted: Accepted,
+        network: Option<Network>,
+        permit: Option<NetworkPermit>,
+    ) {
+        let place = accepted.place.take();
         if let Some(rate) = self.settings.rate_bytes_per_second {
             // A Unix socket has no rate.
             let _ = haul_sys::sockopt::set_max_pacing_rate(&accepted.socket, rate);
@@ -670,6 +721,7 @@ impl<H: Handler> EventLoop<H> {
             generation,
             network,
             _permit: permit,
+            _place: place,
             deadline: NEVER,
             latest_turn: 0,
             is_runnable: false,

@@ -34,6 +34,7 @@ pub mod log_writer;
 pub mod metrics;
 pub mod network;
 pub mod offload;
+pub mod placement;
 pub mod privileges;
 pub mod proxy_protocol;
 pub mod resolve;

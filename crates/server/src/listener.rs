@@ -1,8 +1,9 @@
 //! Listening sockets: one per address and event loop (`SO_REUSEPORT`), so that loops accept
-//! independently.
+//! independently, or one per address from which all of them accept.
 
 use crate::address::Address;
 use crate::error::Error;
+use crate::placement::Place;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt,
@@ -34,6 +35,40 @@ pub struct ListenAddress {
     pub is_tls: bool,
 }
 
+/// The listening sockets that a service asks for.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct ListenSettings {
+    /// The addresses.
+    pub addresses: Vec<ListenAddress>,
+    /// The congestion control of accepted connections; `None` for the host's default.
+    pub congestion: Option<String>,
+    /// Whether all event loops accept from one socket, so that no connection waits for a loop that
+    /// is full or busy while another is not.
+    pub is_shared: bool,
+}
+
+impl ListenSettings {
+    /// Sockets at these addresses, one for each event loop.
+    pub fn new(addresses: impl Into<Vec<ListenAddress>>) -> Self {
+        Self { addresses: addresses.into(), ..Self::default() }
+    }
+
+    /// Sets the congestion control of accepted connections.
+    #[must_use]
+    pub fn with_congestion(mut self, name: Option<&str>) -> Self {
+        self.congestion = name.map(Into::into);
+        self
+    }
+
+    /// Sets whether all event loops accept from one socket.
+    #[must_use]
+    pub fn with_shared(mut self, is_shared: bool) -> Self {
+        self.is_shared = is_shared;
+        self
+    }
+}
+
 /// A listening socket of one event loop.
 #[derive(Debug, Clone)]
 pub struct Listener {
@@ -42,6 +77,8 @@ pub struct Listener {
     pub is_shared: bool,
     /// Whether clients speak TLS there.
     pub is_tls: bool,
+    /// The place of its address in the list of listen addresses.
+    pub index: usize,
 }
 
 /// An accepted connection.
@@ -53,6 +90,17 @@ pub struct Accepted {
     pub peer: Option<SocketAddr>,
     /// Whether the client speaks TLS.
     pub is_tls: bool,
+    /// The listen address at which it was accepted, by its place in the list.
+    pub listener: usize,
+    /// Its place on an event loop, if connections are spread over them.
+    pub(crate) place: Option<Place>,
+}
+
+impl Accepted {
+    /// A connection that was accepted elsewhere. `peer` is the client's address.
+    pub fn new(socket: OwnedFd, peer: Option<SocketAddr>) -> Self {
+        Self { socket, peer, is_tls: false, listener: 0, place: None }
+    }
 }
 
 /// All listening sockets of a service.
@@ -74,26 +122,28 @@ impl Drop for SocketFile {
 }
 
 impl Listeners {
-    /// Listens on all of `addresses`, for so many event loops. `congestion` is the congestion
-    /// control of accepted connections; `None` for the host's default.
+    /// Opens the listening sockets of so many event loops.
     ///
-    /// It is set before `listen`: a socket that inherits BBR stays paced when it is changed later.
-    pub fn open(
-        addresses: &[ListenAddress],
-        congestion: Option<&str>,
-        loops: usize,
-    ) -> Result<Self, Error> {
-        if addresses.is_empty() {
+    /// The congestion control is set before `listen`: a socket that inherits BBR stays paced when
+    /// it is changed later.
+    pub fn open(settings: &ListenSettings, loops: usize) -> Result<Self, Error> {
+        if settings.addresses.is_empty() {
             return Err(Error::NoAddress);
         }
         let mut listeners =
             Self { by_loop: vec![Vec::new(); loops], addresses: Vec::new(), files: Vec::new() };
-        for ListenAddress { address, is_tls } in addresses {
-            let failed = |error| Error::Listen { address: address.clone(), error };
-            match address {
-                Address::Tcp(address) => listeners.open_tcp(*address, *is_tls, congestion)?,
-                Address::Unix(path) => listeners.open_unix(path, *is_tls).map_err(failed)?,
-                Address::Systemd => listeners.take_from_systemd(*is_tls).map_err(failed)?,
+        for (index, listen) in settings.addresses.iter().enumerate() {
+            let failed = |error| Error::Listen { address: listen.address.clone(), error };
+            match &listen.address {
+                Address::Tcp(address) => {
+                    listeners.open_tcp(*address, listen.is_tls, index, settings)?;
+                }
+                Address::Unix(path) => {
+                    listeners.open_unix(path, listen.is_tls, index).map_err(failed)?;
+                }
+                Address::Systemd => {
+                    listeners.take_from_systemd(listen.is_tls, index).map_err(failed)?;
+                }
             }
         }
         Ok(listeners)
@@ -114,7 +164,8 @@ impl Listeners {
         &mut self,
         mut address: SocketAddr,
         is_tls: bool,
-        congestion: Option<&str>,
+        index: usize,
+        settings: &ListenSettings,
     ) -> Result<(), Error> {
         let failed =
             |address, error: io::Error| Error::Listen { address: Address::Tcp(address), error };
@@ -129,26 +180,36 @@ impl Listeners {
             checked = is_free(address);
         }
         checked.map_err(|error| failed(address, error))?;
-        let is_one_of_many = self.by_loop.len() > 1;
-        for listeners in &mut self.by_loop {
+        let is_one_of_many = self.by_loop.len() > 1 && !settings.is_shared;
+        let mut open = || {
             let socket =
                 tcp_socket(address, is_one_of_many).map_err(|error| failed(address, error))?;
-            if let Some(name) = congestion {
+            if let Some(name) = &settings.congestion {
                 sockopt::set_tcp_congestion(&socket, name).map_err(|errno| Error::Congestion {
-                    name: name.into(),
+                    name: name.clone(),
                     error: errno.into(),
                 })?;
             }
             listen(&socket, address).map_err(|error| failed(address, error))?;
+            // The port that the kernel has chosen is that of all sockets.
             let bound = rustix::net::getsockname(&socket).and_then(SocketAddr::try_from);
             address = bound.map_err(|errno| failed(address, errno.into()))?;
-            listeners.push(Listener { socket: Arc::new(socket), is_shared: false, is_tls });
+            Ok((socket, Address::Tcp(address)))
+        };
+        if settings.is_shared {
+            let (socket, address) = open()?;
+            self.share(socket, address, is_tls, index);
+            return Ok(());
+        }
+        for listeners in &mut self.by_loop {
+            let socket = Arc::new(open()?.0);
+            listeners.push(Listener { socket, is_shared: false, is_tls, index });
         }
         self.addresses.push(ListenAddress { address: Address::Tcp(address), is_tls });
         Ok(())
     }
 
-    fn open_unix(&mut self, path: &Path, is_tls: bool) -> io::Result<()> {
+    fn open_unix(&mut self, path: &Path, is_tls: bool, index: usize) -> io::Result<()> {
         let address = SocketAddrUnix::new(path)?;
         let socket = socket(AddressFamily::UNIX)?;
         match rustix::net::bind(&socket, &address) {
@@ -168,12 +229,12 @@ impl Listeners {
         // The folder's permissions decide who may connect.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         rustix::net::listen(&socket, BACKLOG)?;
-        self.share(socket, Address::Unix(path.to_owned()), is_tls);
+        self.share(socket, Address::Unix(path.to_owned()), is_tls, index);
         Ok(())
     }
 
     /// Takes the sockets that systemd passes on; all event loops share each of them.
-    fn take_from_systemd(&mut self, is_tls: bool) -> io::Result<()> {
+    fn take_from_systemd(&mut self, is_tls: bool, index: usize) -> io::Result<()> {
         let mut handed = listenfd::ListenFd::from_env();
         if handed.len() == 0 {
             return Err(io::Error::other(
@@ -181,29 +242,29 @@ impl Listeners {
                  its sockets once, for HTTP or for TLS",
             ));
         }
-        for index in 0..handed.len() {
+        for at in 0..handed.len() {
             let (socket, address): (OwnedFd, Address) =
-                if let Ok(Some(tcp)) = handed.take_tcp_listener(index) {
+                if let Ok(Some(tcp)) = handed.take_tcp_listener(at) {
                     set_inherited(&tcp)?;
                     let address = Address::Tcp(tcp.local_addr()?);
                     (tcp.into(), address)
-                } else if let Some(unix) = handed.take_unix_listener(index)? {
+                } else if let Some(unix) = handed.take_unix_listener(at)? {
                     (unix.into(), Address::Systemd)
                 } else {
                     continue;
                 };
             rustix::io::ioctl_fionbio(&socket, true)?;
-            self.share(socket, address, is_tls);
+            self.share(socket, address, is_tls, index);
         }
         Ok(())
     }
 
     /// Registers a socket that all event loops poll.
-    fn share(&mut self, socket: OwnedFd, address: Address, is_tls: bool) {
+    fn share(&mut self, socket: OwnedFd, address: Address, is_tls: bool, index: usize) {
         let socket = Arc::new(socket);
         let is_shared = self.by_loop.len() > 1;
         for listeners in &mut self.by_loop {
-            listeners.push(Listener { socket: Arc::clone(&socket), is_shared, is_tls });
+            listeners.push(Listener { socket: Arc::clone(&socket), is_shared, is_tls, index });
         }
         self.addresses.push(ListenAddress { address, is_tls });
     }
@@ -214,7 +275,7 @@ impl Listener {
     pub fn from_tcp(listener: TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let socket = Arc::new(OwnedFd::from(listener));
-        Ok(Self { socket, is_shared: false, is_tls: false })
+        Ok(Self { socket, is_shared: false, is_tls: false, index: 0 })
     }
 
     /// Accepts a connection; `None` if the queue is empty.
@@ -224,9 +285,9 @@ impl Listener {
             match rustix::net::acceptfrom_with(&self.socket, flags) {
                 Ok((socket, peer)) => {
                     return Ok(Some(Accepted {
-                        socket,
-                        peer: peer.and_then(inet),
                         is_tls: self.is_tls,
+                        listener: self.index,
+                        ..Accepted::new(socket, peer.and_then(inet))
                     }));
                 }
                 Err(Errno::AGAIN) => return Ok(None),
@@ -313,7 +374,7 @@ mod tests {
         let socket = tcp_socket(address, false).unwrap();
         listen(&socket, address).unwrap();
         let address = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
-        let listener = Listener { socket: Arc::new(socket), is_shared: false, is_tls: false };
+        let listener = Listener::from_tcp(TcpListener::from(socket)).unwrap();
         let client = TcpStream::connect(address).unwrap();
         let accepted = listener.accept().unwrap().unwrap();
         // The segment includes TCP options of at most 40 bytes.

@@ -3,7 +3,7 @@
 use crate::control::Control;
 use crate::error::Error;
 use crate::event_loop::{EventLoop, Handler, LoopSettings};
-use crate::listener::{ListenAddress, Listeners};
+use crate::listener::{ListenAddress, ListenSettings, Listeners};
 use crate::metrics::{self, MetricsServer, Registry};
 use crate::offload::{Offload, PoolSettings};
 use rustix::process::{Resource, getrlimit};
@@ -31,16 +31,14 @@ pub struct Service {
 }
 
 impl Service {
-    /// Opens the sockets of a service with so many event loops ([`loop_count`]). `congestion` is
-    /// the congestion control of accepted connections; `None` for the host's default.
+    /// Opens the sockets of a service with so many event loops ([`loop_count`]).
     pub fn open(
         name: &'static str,
-        listen: &[ListenAddress],
-        congestion: Option<&str>,
+        listen: &ListenSettings,
         metrics: Option<SocketAddr>,
         loops: usize,
     ) -> Result<Self, Error> {
-        let listeners = Listeners::open(listen, congestion, loops)?;
+        let listeners = Listeners::open(listen, loops)?;
         let metrics = metrics.map(metrics::listen).transpose()?;
         Ok(Self { name, listeners, metrics, control: Control::new(loops)?, loops })
     }

@@ -3,7 +3,7 @@
 use haul_server::event_loop::{Action, Context, Handler, LoopSettings, Side};
 use haul_server::eviction::Activity;
 use haul_server::ktls::KtlsSupport;
-use haul_server::listener::{Accepted, ListenAddress};
+use haul_server::listener::{Accepted, ListenAddress, ListenSettings};
 use haul_server::offload::NoJob;
 use haul_server::runtime::Service;
 use haul_server::stream::Stream;
@@ -45,7 +45,7 @@ impl Handler for Waiting {
 #[test]
 fn a_connection_is_closed_after_its_deadline_and_not_before() {
     let listen = ListenAddress { address: "127.0.0.1:0".parse().unwrap(), is_tls: false };
-    let service = Service::open("waiting", &[listen], None, None, 1).unwrap();
+    let service = Service::open("waiting", &ListenSettings::new([listen]), None, 1).unwrap();
     let address = service.addresses()[0].address.to_string();
     let control = service.control();
     let registry = metrics::Registry::default();

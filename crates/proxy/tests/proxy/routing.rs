@@ -3,7 +3,7 @@
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
 use haul_proxy::{Algorithm, HeaderVersion, TrustedProxies};
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -284,4 +284,51 @@ fn the_client_that_a_trusted_proxy_names_is_passed_on() {
     drop((front, server));
     let log = proxy.finish();
     assert_eq!(log[0]["client"], "192.0.2.7:5000", "{log:?}");
+}
+
+/// Few long connections would all be on one loop if each kept those that it accepts.
+#[test]
+fn connections_are_spread_evenly_over_the_loops() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let metrics = SocketAddr::new(lab.sender.address(), 9000);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        config.workers = Some(4);
+        config.metrics = Some(metrics);
+        config.limits.connections_max = 16;
+    });
+    for round in 0..3 {
+        let mut pairs: Vec<_> = (0..16).map(|_| (proxy.connect(), accept(&listener))).collect();
+        // Another one waits until there is room.
+        let waiting = proxy.connect();
+        thread::sleep(Duration::from_millis(50));
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        let page = scrape(&proxy, metrics);
+        for index in 0..4 {
+            let line = format!("haul_proxy_loop_connections{{loop=\"{index}\"}} 4\n");
+            assert!(page.contains(&line), "round {round}: {page}");
+        }
+        drop(pairs.swap_remove(round));
+        drop(accept(&listener));
+        drop((waiting, pairs));
+        wait_until_closed(&proxy, metrics);
+    }
+    proxy.finish();
+}
+
+/// The page of the metrics endpoint.
+fn scrape(proxy: &Proxy, metrics: SocketAddr) -> String {
+    let mut scraper = proxy.lab.sender.run(|| TcpStream::connect(metrics)).unwrap().unwrap();
+    scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    scraper.read_to_string(&mut page).unwrap();
+    page
+}
+
+fn wait_until_closed(proxy: &Proxy, metrics: SocketAddr) {
+    let deadline = Instant::now() + LIMIT;
+    while !scrape(proxy, metrics).contains("\nhaul_connections 0\n") {
+        assert!(Instant::now() < deadline, "connections are still open");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
