@@ -53,6 +53,9 @@ fn proxy(config: &Config, check: bool, format: MessageFormat) -> Result<ExitCode
     let upstreams = list(&mut config.upstreams.iter().map(ToString::to_string));
     if check {
         println!("clients at {places} can be connected to {upstreams}");
+        if server.clamps_window() {
+            println!("the congestion window of near peers is clamped");
+        }
         for caveat in server.caveats() {
             println!("{caveat}");
         }

@@ -81,6 +81,9 @@ fn serve(
     let places = server.addresses().iter().map(display_url).collect::<Vec<_>>().join(", ");
     if check {
         println!("{} can be served at {places}", config.root.display());
+        if server.clamps_window() {
+            println!("the congestion window of near peers is clamped");
+        }
         for caveat in server.caveats() {
             println!("{caveat}");
         }

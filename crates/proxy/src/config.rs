@@ -32,6 +32,9 @@ pub struct Config {
     pub method: ForwardMethod,
     /// The congestion control of both connections; `None` for the host's default.
     pub congestion: Option<String>,
+    /// Whether the congestion window of near peers is clamped, which saves interrupts
+    /// ([`haul_server::window_clamp`]); `None`: where the process has the capabilities.
+    pub window_clamp: Option<bool>,
     /// The limits.
     pub limits: Limits,
     /// The interval of the active check, which connects to each upstream; `None` for no check.
@@ -126,6 +129,7 @@ impl Config {
             access: AccessRules::default(),
             method: ForwardMethod::Adaptive,
             congestion: None,
+            window_clamp: None,
             limits: Limits::default(),
             check_interval: None,
             resolve_interval: Duration::from_secs(30),

@@ -15,6 +15,7 @@ use haul_server::metrics::Registry;
 use haul_server::placement::Placement;
 use haul_server::runtime::{self, Service};
 use haul_server::sandbox::{self, AccessRights};
+use haul_server::window_clamp::{ClampedPorts, WindowClamp};
 use haul_server::{Address, Control, privileges};
 use rustix::thread::CapabilitySet;
 use std::net::SocketAddr;
@@ -35,6 +36,7 @@ pub struct Server {
     upkeep: Upkeep,
     log: Option<Arc<LogWriter>>,
     caveats: Vec<String>,
+    window_clamp: Option<WindowClamp>,
 }
 
 /// Control over a running proxy, from any thread.
@@ -66,6 +68,10 @@ impl Server {
         let congestion = config.congestion.as_deref();
         let listen = ListenSettings::new(listen).with_congestion(congestion).with_shared(true);
         let service = Service::open("haul-proxy", &listen, config.metrics, loops)?;
+        let upstream_ports: Vec<_> =
+            config.upstreams.iter().filter_map(UpstreamAddress::port).collect();
+        let ports = ClampedPorts { accepted: service.ports(), connected: upstream_ports.clone() };
+        let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
         if let Some(user) = &config.user {
             privileges::switch_user(user, CapabilitySet::empty())?;
         }
@@ -80,6 +86,7 @@ impl Server {
                 format!("an upstream gets no connection until its name is resolved: {problem}")
             })
             .collect();
+        caveats.extend(refusal);
         // The resolver reads files that depend on the host, so its thread starts before the
         // sandbox, which holds for the threads that start later.
         let intervals =
@@ -87,8 +94,8 @@ impl Server {
         let upkeep = Upkeep::start(&group, intervals)
             .map_err(haul_server::Error::at("starting the upkeep thread"))?;
         if config.confine {
-            let ports: Vec<_> = config.upstreams.iter().filter_map(UpstreamAddress::port).collect();
-            caveats.extend(sandbox::restrict(&sandbox_paths(&config, log_path.as_ref()), &ports)?);
+            let paths = sandbox_paths(&config, log_path.as_ref());
+            caveats.extend(sandbox::restrict(&paths, &upstream_ports)?);
         }
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
         let counters: Vec<Arc<LoopCounters>> = (0..loops).map(|_| Arc::default()).collect();
@@ -102,7 +109,17 @@ impl Server {
         let wakers = service.control();
         let placement = Placement::new(wakers.wakers(), config.limits.connections_max);
         let settings = loop_settings(&config).with_placement(Some(placement));
-        Ok(Self { service, settings, handlers, counters, group, upkeep, log, caveats })
+        Ok(Self {
+            service,
+            settings,
+            handlers,
+            counters,
+            group,
+            upkeep,
+            log,
+            caveats,
+            window_clamp,
+        })
     }
 
     /// The addresses that it listens on. A port that was 0 is the one that the kernel chose.
@@ -120,6 +137,11 @@ impl Server {
         &self.caveats
     }
 
+    /// Whether the congestion window of near peers is clamped.
+    pub fn clamps_window(&self) -> bool {
+        self.window_clamp.is_some()
+    }
+
     /// The number of event loops.
     pub fn workers(&self) -> usize {
         self.handlers.len()
@@ -133,11 +155,13 @@ impl Server {
     /// Forwards until [`Handle::drain`], and then until open connections have ended or the drain
     /// timeout is over.
     pub fn run(self) -> Result<(), Error> {
-        let Self { service, settings, handlers, counters, group, upkeep, log, .. } = self;
+        let Self {
+            service, settings, handlers, counters, group, upkeep, log, window_clamp, ..
+        } = self;
         let mut registry = Registry::default();
         registry.register(ProxyMetrics { loops: counters, group });
         let result = service.run(&[], &settings, registry, handlers);
-        drop(upkeep);
+        drop((upkeep, window_clamp));
         if let Some(log) = &log {
             log.end();
         }

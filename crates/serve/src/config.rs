@@ -53,6 +53,9 @@ pub struct Config {
     pub choice: MethodChoice,
     /// The congestion control of accepted connections; `None` for the host's default.
     pub congestion: Option<String>,
+    /// Whether the congestion window of near clients is clamped, which saves interrupts
+    /// ([`haul_server::window_clamp`]); `None`: where the process has the capabilities.
+    pub window_clamp: Option<bool>,
 }
 
 /// The TLS listeners and the server certificate.
@@ -207,6 +210,7 @@ impl Config {
             limits: Limits::default(),
             choice: MethodChoice::Builtin,
             congestion: None,
+            window_clamp: None,
         }
     }
 }

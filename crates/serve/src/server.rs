@@ -18,6 +18,7 @@ use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
 use haul_server::metrics::{self, MetricsServer, Registry};
 use haul_server::offload::Offload;
 use haul_server::sandbox::{self, AccessRights};
+use haul_server::window_clamp::{ClampedPorts, WindowClamp};
 use haul_server::{Address, privileges};
 use haul_server::{Control, runtime};
 use rustix::thread::CapabilitySet;
@@ -49,6 +50,7 @@ pub struct Server {
     caveats: Vec<String>,
     handle: Handle,
     service: Arc<Service>,
+    window_clamp: Option<WindowClamp>,
 }
 
 /// Control over a running service, from any thread.
@@ -83,7 +85,10 @@ impl Server {
             _ => Ok(KtlsSupport::default()),
         };
         let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
-        let caveats = restrict(config, &service, ktls.as_ref().err())?;
+        let ports = ClampedPorts { accepted: listeners.ports(), ..ClampedPorts::default() };
+        let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
+        let mut caveats = restrict(config, &service, ktls.as_ref().err())?;
+        caveats.extend(refusal);
         // From here on there are threads.
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
         let offload =
@@ -107,7 +112,8 @@ impl Server {
         }
         let metrics =
             metrics_listener.map(|listener| handle.serve_metrics(listener)).transpose()?;
-        Ok(Self { listeners, loops: event_loops, offload, metrics, caveats, handle, service })
+        let loops = event_loops;
+        Ok(Self { listeners, loops, offload, metrics, caveats, handle, service, window_clamp })
     }
 
     /// The addresses that it listens on. A port that was 0 is the one that the kernel chose.
@@ -125,6 +131,11 @@ impl Server {
         &self.caveats
     }
 
+    /// Whether the congestion window of near clients is clamped.
+    pub fn clamps_window(&self) -> bool {
+        self.window_clamp.is_some()
+    }
+
     /// The number of event loops.
     pub fn workers(&self) -> usize {
         self.loops.len()
@@ -138,12 +149,12 @@ impl Server {
     /// Serves until [`Handle::drain`], and then until open responses are sent or the drain timeout
     /// is over.
     pub fn run(self) -> Result<(), Error> {
-        let Self { loops, listeners, offload, metrics, handle, service, .. } = self;
+        let Self { loops, listeners, offload, metrics, handle, service, window_clamp, .. } = self;
         if service.put_bytes_max.is_some() {
             start_cleanup(service, Arc::clone(&handle.control));
         }
         let result = runtime::run("haul-serve", loops, &handle.control);
-        drop((offload, metrics, listeners));
+        drop((offload, metrics, listeners, window_clamp));
         if let Some(log) = &handle.log {
             log.end();
         }

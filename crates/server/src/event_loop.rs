@@ -22,7 +22,7 @@ use crate::listener::{Accepted, Listener};
 use crate::log_limiter::LogLimiter;
 use crate::network::{Network, NetworkLimit, NetworkPermit};
 use crate::offload::{Inbox, Job, Offload, OffloadQueue};
-use crate::placement::{Place, Placement};
+use crate::placement::{Place, Placed, Placement};
 use crate::proxy_protocol::TrustedProxies;
 use crate::unnamed::{Naming, UnnamedConnections};
 use crate::waker::Waker;
@@ -564,8 +564,8 @@ impl<H: Handler> EventLoop<H> {
     /// Takes the connections that other loops have accepted for this one.
     fn take_passed(&mut self) {
         let passed = self.settings.placement.as_ref().map(|placement| placement.take(self.index));
-        for accepted in passed.into_iter().flatten() {
-            self.begin(accepted, None);
+        for placed in passed.into_iter().flatten() {
+            self.begin(placed, None);
         }
     }
 
@@ -612,10 +612,10 @@ impl<H: Handler> EventLoop<H> {
                     self.handler.counters().accepted.add(1);
                     let kept = match &self.settings.placement {
                         Some(placement) => placement.place(self.index, accepted),
-                        None => Some(accepted),
+                        None => Some(Placed { accepted, place: None }),
                     };
-                    if let Some(accepted) = kept {
-                        self.begin(accepted, evicted);
+                    if let Some(placed) = kept {
+                        self.begin(placed, evicted);
                     }
                 }
                 Ok(None) => return false,
@@ -639,16 +639,16 @@ impl<H: Handler> EventLoop<H> {
     }
 
     /// Begins with an accepted connection: one of a proxy has to name its client first.
-    fn begin(&mut self, accepted: Accepted, evicted: Option<usize>) {
+    fn begin(&mut self, placed: Placed, evicted: Option<usize>) {
         let proxies = &self.settings.trusted_proxies;
-        if !accepted.peer.is_some_and(|peer| proxies.contains(peer.ip())) {
-            return self.admit_and_add(accepted, evicted);
+        if !placed.accepted.peer.is_some_and(|peer| proxies.contains(peer.ip())) {
+            return self.admit_and_add(placed, evicted);
         }
         if let Some(index) = evicted {
             self.evict(index);
         }
         let token_of = |index| UNNAMED + index as u64;
-        let naming = self.unnamed.add(accepted, &self.epoll, token_of, self.clock.seconds());
+        let naming = self.unnamed.add(placed, &self.epoll, token_of, self.clock.seconds());
         self.continue_naming(naming);
     }
 
@@ -668,8 +668,8 @@ impl<H: Handler> EventLoop<H> {
     }
 
     /// Adds a connection, unless its network has too many.
-    fn admit_and_add(&mut self, accepted: Accepted, evicted: Option<usize>) {
-        let network = accepted.peer.map(|peer| Network::from(peer.ip()));
+    fn admit_and_add(&mut self, placed: Placed, evicted: Option<usize>) {
+        let network = placed.accepted.peer.map(|peer| Network::from(peer.ip()));
         let Ok(permit) = self.admit(network) else {
             self.handler.counters().refused.add(1);
             return;
@@ -677,14 +677,14 @@ impl<H: Handler> EventLoop<H> {
         if let Some(index) = evicted {
             self.evict(index);
         }
-        self.add(accepted, network, permit);
+        self.add(placed, network, permit);
     }
 
     /// Adds a connection of a proxy once its client is named.
     fn continue_naming(&mut self, naming: Naming) {
         match naming {
             Naming::Waiting => {}
-            Naming::Named(accepted) => self.admit_and_add(accepted, None),
+            Naming::Named(placed) => self.admit_and_add(placed, None),
             Naming::Refused => self.handler.counters().refused.add(1),
         }
     }
@@ -697,13 +697,8 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    fn add(
-        &mut self,
-        mut accepted: Accepted,
-        network: Option<Network>,
-        permit: Option<NetworkPermit>,
-    ) {
-        let place = accepted.place.take();
+    fn add(&mut self, placed: Placed, network: Option<Network>, permit: Option<NetworkPermit>) {
+        let Placed { accepted, place } = placed;
         if let Some(rate) = self.settings.rate_bytes_per_second {
             // A Unix socket has no rate.
             let _ = haul_sys::sockopt::set_max_pacing_rate(&accepted.socket, rate);

@@ -47,6 +47,7 @@ pub mod tls;
 mod transport;
 mod unnamed;
 pub mod waker;
+pub mod window_clamp;
 
 pub use address::Address;
 pub use control::Control;

@@ -3,7 +3,6 @@
 
 use crate::address::Address;
 use crate::error::Error;
-use crate::placement::Place;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt,
@@ -92,14 +91,12 @@ pub struct Accepted {
     pub is_tls: bool,
     /// The listen address at which it was accepted, by its place in the list.
     pub listener: usize,
-    /// Its place on an event loop, if connections are spread over them.
-    pub(crate) place: Option<Place>,
 }
 
 impl Accepted {
     /// A connection that was accepted elsewhere. `peer` is the client's address.
     pub fn new(socket: OwnedFd, peer: Option<SocketAddr>) -> Self {
-        Self { socket, peer, is_tls: false, listener: 0, place: None }
+        Self { socket, peer, is_tls: false, listener: 0 }
     }
 }
 
@@ -152,6 +149,15 @@ impl Listeners {
     /// The addresses that are listened on. A port that was 0 is the one that the kernel chose.
     pub fn addresses(&self) -> &[ListenAddress] {
         &self.addresses
+    }
+
+    /// The TCP ports that are listened on.
+    pub fn ports(&self) -> Vec<u16> {
+        let port = |listen: &ListenAddress| match listen.address {
+            Address::Tcp(address) => Some(address.port()),
+            Address::Unix(_) | Address::Systemd => None,
+        };
+        self.addresses.iter().filter_map(port).collect()
     }
 
     /// The sockets of each event loop. Only the loops hold them then, so that they close when the

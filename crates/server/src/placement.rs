@@ -23,7 +23,7 @@ struct LoopState {
     /// Connections that it has, and those that are passed to it.
     open: usize,
     /// Connections that other loops have passed to it.
-    passed: Vec<Accepted>,
+    passed: Vec<Placed>,
     /// Whether it takes no more connections.
     has_ended: bool,
 }
@@ -33,6 +33,13 @@ struct LoopState {
 pub(crate) struct Place {
     placement: Arc<Placement>,
     index: usize,
+}
+
+/// An accepted connection with its place; without one if connections are not spread.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    pub accepted: Accepted,
+    pub place: Option<Place>,
 }
 
 impl Drop for Place {
@@ -55,28 +62,25 @@ impl Placement {
     }
 
     /// Places a connection that loop `index` has accepted. Returns it if it stays there.
-    pub(crate) fn place(
-        self: &Arc<Self>,
-        index: usize,
-        mut accepted: Accepted,
-    ) -> Option<Accepted> {
+    pub(crate) fn place(self: &Arc<Self>, index: usize, accepted: Accepted) -> Option<Placed> {
         let mut loops = self.lock();
         // The loop itself, if no other has fewer.
         let others = (0..loops.len()).filter(|&other| other != index && !loops[other].has_ended);
         let target = [index].into_iter().chain(others).min_by_key(|&at| loops[at].open)?;
         loops[target].open += 1;
-        accepted.place = Some(Place { placement: Arc::clone(self), index: target });
+        let place = Some(Place { placement: Arc::clone(self), index: target });
+        let placed = Placed { accepted, place };
         if target == index {
-            return Some(accepted);
+            return Some(placed);
         }
-        loops[target].passed.push(accepted);
+        loops[target].passed.push(placed);
         drop(loops);
         self.wakers[target].wake();
         None
     }
 
     /// Takes the connections that were passed to a loop.
-    pub(crate) fn take(&self, index: usize) -> Vec<Accepted> {
+    pub(crate) fn take(&self, index: usize) -> Vec<Placed> {
         mem::take(&mut self.lock()[index].passed)
     }
 
@@ -111,7 +115,7 @@ mod tests {
     #[test]
     fn connections_are_spread_evenly_whichever_loop_accepts_them() {
         let placement = placement(4);
-        let mut kept = Vec::new();
+        let mut kept: Vec<Placed> = Vec::new();
         for number in 0..16 {
             assert!(!placement.is_full());
             kept.extend(placement.place(number / 5, accepted()));

@@ -53,6 +53,11 @@ impl Service {
         self.metrics.as_ref()?.local_addr().ok()
     }
 
+    /// The TCP ports that it listens on.
+    pub fn ports(&self) -> Vec<u16> {
+        self.listeners.ports()
+    }
+
     /// Control over the service while it runs.
     pub fn control(&self) -> Arc<Control> {
         Arc::clone(&self.control)

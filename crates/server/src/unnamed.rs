@@ -1,7 +1,7 @@
 //! Connections of proxies that have not named their client yet.
 
-use crate::listener::Accepted;
 use crate::log_limiter::LogLimiter;
+use crate::placement::Placed;
 use crate::proxy_protocol::{self, Origin};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use slab::Slab;
@@ -21,7 +21,7 @@ pub(crate) struct UnnamedConnections {
 
 #[derive(Debug)]
 struct Unnamed {
-    accepted: Accepted,
+    placed: Placed,
     /// In seconds of the loop's clock.
     deadline: u32,
 }
@@ -32,7 +32,7 @@ pub(crate) enum Naming {
     /// It waits on, or is unknown.
     Waiting,
     /// It is one of the client whose address it has now.
-    Named(Accepted),
+    Named(Placed),
     /// It is closed: it has ended, or its bytes are no header.
     Refused,
 }
@@ -52,7 +52,7 @@ impl UnnamedConnections {
     /// is there already.
     pub fn add(
         &mut self,
-        accepted: Accepted,
+        placed: Placed,
         epoll: impl AsFd,
         token_of: fn(usize) -> u64,
         now_seconds: u32,
@@ -62,31 +62,31 @@ impl UnnamedConnections {
         // Edge-triggered: a part of a header stays in the socket.
         let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
         let data = EventData::new_u64(token_of(index));
-        if epoll::add(&epoll, &accepted.socket, data, events).is_err() {
+        if epoll::add(&epoll, &placed.accepted.socket, data, events).is_err() {
             return Naming::Refused;
         }
         let deadline = now_seconds.saturating_add(NAMING_SECONDS + 1);
-        entry.insert(Unnamed { accepted, deadline });
+        entry.insert(Unnamed { placed, deadline });
         self.receive(index, epoll, now_seconds)
     }
 
     /// Receives the header of a connection. It is no longer registered once it is named.
     pub fn receive(&mut self, index: usize, epoll: impl AsFd, now_seconds: u32) -> Naming {
         let Some(unnamed) = self.waiting.get(index) else { return Naming::Waiting };
-        let received = proxy_protocol::receive(&unnamed.accepted.socket);
+        let received = proxy_protocol::receive(&unnamed.placed.accepted.socket);
         let Some(origin) = received.transpose() else { return Naming::Waiting };
-        let Unnamed { mut accepted, .. } = self.waiting.remove(index);
+        let Unnamed { mut placed, .. } = self.waiting.remove(index);
         // It is registered: nothing else can fail.
-        let _ = epoll::delete(epoll, &accepted.socket);
+        let _ = epoll::delete(epoll, &placed.accepted.socket);
         match origin {
             Ok(Origin::Client(client)) => {
-                accepted.peer = Some(client);
-                Naming::Named(accepted)
+                placed.accepted.peer = Some(client);
+                Naming::Named(placed)
             }
-            Ok(Origin::Proxy) => Naming::Named(accepted),
+            Ok(Origin::Proxy) => Naming::Named(placed),
             Err(error) => {
                 let is_invalid = error.kind() == io::ErrorKind::InvalidData;
-                if let Some(proxy) = accepted.peer.filter(|_| is_invalid)
+                if let Some(proxy) = placed.accepted.peer.filter(|_| is_invalid)
                     && self.invalid.allow(now_seconds)
                 {
                     let proxy = proxy.ip();

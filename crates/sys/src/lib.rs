@@ -10,6 +10,8 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("haul uses system calls that only Linux has");
 
+#[cfg(feature = "bpf")]
+pub mod bpf;
 pub mod error_queue;
 pub mod fork;
 pub mod ktls;

@@ -14,6 +14,9 @@ const TCP_INFO_BYTES: usize = 232;
 mod offset {
     pub const STATE: usize = 0;
     pub const SND_MSS: usize = 16;
+    pub const RTT: usize = 68;
+    pub const SND_SSTHRESH: usize = 76;
+    pub const TOTAL_RETRANS: usize = 100;
     pub const MAX_PACING_RATE: usize = 112;
     pub const SEGS_IN: usize = 140;
     pub const RWND_LIMITED: usize = 176;
@@ -23,6 +26,9 @@ mod offset {
 
 /// `TCP_ESTABLISHED` of `<net/tcp_states.h>`.
 const TCP_ESTABLISHED: u8 = 1;
+
+/// `TCP_INFINITE_SSTHRESH` of `<net/tcp.h>`.
+pub const INFINITE_SSTHRESH: u32 = 0x7FFF_FFFF;
 
 /// The fields of `struct tcp_info` that haul uses.
 ///
@@ -34,6 +40,13 @@ pub struct TcpInfo {
     pub is_established: bool,
     /// Payload of a full segment, in bytes.
     pub segment_bytes: u32,
+    /// Smoothed round-trip time, in microseconds.
+    pub rtt_us: u32,
+    /// Congestion window up to which it grows exponentially (slow start), in segments;
+    /// [`INFINITE_SSTHRESH`] before the first loss.
+    pub slow_start_threshold_segments: u32,
+    /// Segments that were retransmitted (Linux 2.6).
+    pub retransmitted_segments: u32,
     /// Receive window that the peer advertises, in bytes (Linux 5.4).
     pub peer_window_bytes: u32,
     /// Payload sent, including retransmissions, in bytes (Linux 4.19).
@@ -63,6 +76,9 @@ impl TcpInfo {
         Self {
             is_established: field(offset::STATE, 1) == u64::from(TCP_ESTABLISHED),
             segment_bytes: field_u32(offset::SND_MSS),
+            rtt_us: field_u32(offset::RTT),
+            slow_start_threshold_segments: field_u32(offset::SND_SSTHRESH),
+            retransmitted_segments: field_u32(offset::TOTAL_RETRANS),
             peer_window_bytes: field_u32(offset::SND_WND),
             sent_bytes: field(offset::BYTES_SENT, 8),
             segments_in: field_u32(offset::SEGS_IN),

@@ -163,6 +163,18 @@ pub struct Options {
     /// Congestion control of the sockets [default: the machine's]
     #[arg(long, help_heading = "Forwarding", value_name = "NAME")]
     pub congestion: Option<String>,
+    /// Clamp the congestion window of peers within a millisecond, which saves interrupts; needs
+    /// CAP_BPF and CAP_NET_ADMIN [default: true where permitted]
+    #[arg(
+        long,
+        help_heading = "Forwarding",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
+    )]
+    pub window_clamp: Option<bool>,
 }
 
 /// A load-balancing algorithm.
@@ -223,6 +235,7 @@ impl Options {
             workers: self.workers.or(other.workers),
             path: self.path.or(other.path),
             congestion: self.congestion.or(other.congestion),
+            window_clamp: self.window_clamp.or(other.window_clamp),
         }
     }
 
@@ -286,6 +299,7 @@ impl Options {
         config.confine = self.confine.unwrap_or(true);
         config.workers = self.workers;
         config.congestion = self.congestion;
+        config.window_clamp = self.window_clamp;
         Ok(config)
     }
 }

@@ -248,6 +248,18 @@ pub struct Options {
     /// Congestion control of the sockets [default: the machine's]
     #[arg(long, help_heading = "Sending", value_name = "NAME")]
     pub congestion: Option<String>,
+    /// Clamp the congestion window of peers within a millisecond, which saves interrupts; needs
+    /// CAP_BPF and CAP_NET_ADMIN [default: true where permitted]
+    #[arg(
+        long,
+        help_heading = "Sending",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
+    )]
+    pub window_clamp: Option<bool>,
 }
 
 /// The targets that symbolic links may have.
@@ -316,6 +328,7 @@ impl Options {
             path: self.path.or(other.path),
             plan: self.plan.or(other.plan),
             congestion: self.congestion.or(other.congestion),
+            window_clamp: self.window_clamp.or(other.window_clamp),
         }
     }
 
@@ -370,6 +383,7 @@ impl Options {
         config.confine = self.confine.unwrap_or(true);
         config.choice = method_choice(self.path.as_deref(), self.plan.as_deref())?;
         config.congestion = self.congestion;
+        config.window_clamp = self.window_clamp;
         Ok(config)
     }
 

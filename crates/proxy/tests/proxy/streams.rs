@@ -2,7 +2,7 @@
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
@@ -142,70 +142,13 @@ fn random_streams_that_end_cleanly_are_complete() {
     let listener = listen(&lab);
     let proxy = Proxy::start(lab, [upstream(&listener)], |config| config.workers = Some(2));
     let is_over = AtomicBool::new(false);
-    // The upstream returns what it receives, and ends when the client does. It may see fewer
-    // connections than there are clients: one that resets while the proxy connects has none.
-    let echo = || {
-        listener.set_nonblocking(true).unwrap();
-        thread::scope(|scope| {
-            loop {
-                match listener.accept() {
-                    Ok((server, _)) => {
-                        server.set_nonblocking(false).unwrap();
-                        server.set_read_timeout(Some(LIMIT)).unwrap();
-                        scope.spawn(move || {
-                            // A client may reset its connection.
-                            let _ = std::io::copy(&mut &server, &mut &server);
-                            let _ = server.shutdown(Shutdown::Write);
-                        });
-                    }
-                    Err(error) => {
-                        assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                        if is_over.load(Relaxed) {
-                            return;
-                        }
-                        thread::sleep(Duration::from_millis(1));
-                    }
-                }
-            }
-        });
-    };
-    let one = |proxy: &Proxy, seed: u64| {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let client = proxy.connect();
-        let sent = pattern(seed, 1 << random.usize(0..21));
-        let resets = random.u8(..) < 50;
-        thread::scope(|scope| {
-            let (client, sent) = (&client, &sent);
-            scope.spawn(move || {
-                for piece in sent.chunks(sent.len().div_ceil(4)) {
-                    if random.bool() {
-                        thread::sleep(Duration::from_millis(random.u64(0..5)));
-                    }
-                    if (&*client).write_all(piece).is_err() {
-                        return;
-                    }
-                    if resets && random.bool() {
-                        rustix::net::sockopt::set_socket_linger(client, Some(Duration::ZERO))
-                            .unwrap();
-                        let _ = client.shutdown(Shutdown::Both);
-                        return;
-                    }
-                }
-                let _ = client.shutdown(Shutdown::Write);
-            });
-            let mut received = Vec::new();
-            let ended = (&*client).read_to_end(&mut received);
-            assert!(sent.starts_with(&received), "seed {seed}");
-            assert!(resets || (ended.is_ok() && received == *sent), "seed {seed}: {ended:?}");
-        });
-    };
     let log = thread::scope(|scope| {
-        let echo = scope.spawn(echo);
+        let echo = scope.spawn(|| echo(&listener, &is_over));
         for seeds in (0..CONNECTIONS).collect::<Vec<_>>().chunks(50) {
-            let (proxy, one) = (&proxy, &one);
+            let proxy = &proxy;
             thread::scope(|scope| {
                 for &seed in seeds {
-                    scope.spawn(move || one(proxy, seed));
+                    scope.spawn(move || send_and_receive_back(proxy, seed));
                 }
             });
         }
@@ -215,4 +158,64 @@ fn random_streams_that_end_cleanly_are_complete() {
         log
     });
     assert_eq!(log.len(), CONNECTIONS as usize);
+}
+
+/// Returns what each connection receives, and ends it when the client does, until `is_over`.
+///
+/// There may be fewer connections than clients: one that resets while the proxy connects has none.
+fn echo(listener: &TcpListener, is_over: &AtomicBool) {
+    listener.set_nonblocking(true).unwrap();
+    thread::scope(|scope| {
+        loop {
+            match listener.accept() {
+                Ok((server, _)) => {
+                    server.set_nonblocking(false).unwrap();
+                    server.set_read_timeout(Some(LIMIT)).unwrap();
+                    scope.spawn(move || {
+                        // A client may reset its connection.
+                        let _ = std::io::copy(&mut &server, &mut &server);
+                        let _ = server.shutdown(Shutdown::Write);
+                    });
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                    if is_over.load(Relaxed) {
+                        return;
+                    }
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    });
+}
+
+/// A client that sends random bytes and expects them back, unless it resets its connection.
+fn send_and_receive_back(proxy: &Proxy, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let client = proxy.connect();
+    let sent = pattern(seed, 1 << random.usize(0..21));
+    let resets = random.u8(..) < 50;
+    thread::scope(|scope| {
+        let (client, sent) = (&client, &sent);
+        scope.spawn(move || {
+            for piece in sent.chunks(sent.len().div_ceil(4)) {
+                if random.bool() {
+                    thread::sleep(Duration::from_millis(random.u64(0..5)));
+                }
+                if (&*client).write_all(piece).is_err() {
+                    return;
+                }
+                if resets && random.bool() {
+                    rustix::net::sockopt::set_socket_linger(client, Some(Duration::ZERO)).unwrap();
+                    let _ = client.shutdown(Shutdown::Both);
+                    return;
+                }
+            }
+            let _ = client.shutdown(Shutdown::Write);
+        });
+        let mut received = Vec::new();
+        let ended = (&*client).read_to_end(&mut received);
+        assert!(sent.starts_with(&received), "seed {seed}");
+        assert!(resets || (ended.is_ok() && received == *sent), "seed {seed}: {ended:?}");
+    });
 }
