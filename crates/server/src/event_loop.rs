@@ -22,7 +22,7 @@ use crate::listener::{Accepted, Listener};
 use crate::log_limiter::LogLimiter;
 use crate::network::{Network, NetworkLimit, NetworkPermit};
 use crate::offload::{Inbox, Job, Offload, OffloadQueue};
-use crate::placement::{Place, Placed, Placement};
+use crate::placement::{Membership, Place, Placed, Placement};
 use crate::proxy_protocol::TrustedProxies;
 use crate::unnamed::{Naming, UnnamedConnections};
 use crate::waker::Waker;
@@ -264,7 +264,8 @@ pub struct LoopSettings {
     pub trusted_proxies: Arc<TrustedProxies>,
     /// Spreads connections evenly over the loops, and limits their number in place of
     /// `connections_max`; `None`: each loop keeps those that it accepts. The loops share it and
-    /// their listening sockets ([`crate::listener::ListenSettings::is_shared`]).
+    /// their listening sockets ([`crate::listener::ListenSettings::is_shared`]). Beyond the limit
+    /// clients wait: no connection is closed to make room.
     pub placement: Option<Arc<Placement>>,
 }
 
@@ -329,6 +330,7 @@ impl LoopSettings {
 /// An event loop.
 #[derive(Debug)]
 pub struct EventLoop<H: Handler> {
+    _membership: Option<Membership>,
     /// Its number in the service.
     index: usize,
     epoll: OwnedFd,
@@ -407,7 +409,12 @@ impl<H: Handler> EventLoop<H> {
     ) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*waker, EventData::new_u64(WAKER), EventFlags::IN)?;
+        let membership = settings.placement.as_ref().map(|placement| {
+            let placement = Arc::clone(placement);
+            Membership { placement, index }
+        });
         let mut event_loop = Self {
+            _membership: membership,
             index,
             epoll,
             listeners,
@@ -555,7 +562,11 @@ impl<H: Handler> EventLoop<H> {
                 self.drive(token);
             }
         }
-        self.take_passed();
+        if self.settings.placement.is_some() {
+            self.take_passed();
+            // Another loop may have made room.
+            self.resume_accepting();
+        }
         if self.control.is_draining() && self.drain_until.is_none() {
             self.begin_drain();
         }
@@ -600,22 +611,24 @@ impl<H: Handler> EventLoop<H> {
     /// Accepts some connections; false if none waits or none can be accepted.
     fn accept(&mut self, index: usize) -> bool {
         for _ in 0..ACCEPTS_MAX {
-            let is_full = self.is_full();
-            let evicted = if is_full { self.victim() } else { None };
-            if is_full && evicted.is_none() {
+            let Some(room) = self.room() else {
                 self.stop_accepting();
                 return false;
-            }
+            };
             let Some(listener) = self.listeners.get(index) else { return false };
             match listener.accept() {
                 Ok(Some(accepted)) => {
                     self.handler.counters().accepted.add(1);
-                    let kept = match &self.settings.placement {
-                        Some(placement) => placement.place(self.index, accepted),
-                        None => Some(Placed { accepted, place: None }),
-                    };
-                    if let Some(placed) = kept {
-                        self.begin(placed, evicted);
+                    match room {
+                        Room::Free => self.begin(Placed { accepted, place: None }, None),
+                        Room::Of(victim) => {
+                            self.begin(Placed { accepted, place: None }, Some(victim));
+                        }
+                        Room::Reserved(place) => {
+                            if let Some(placed) = place.put(accepted) {
+                                self.begin(placed, None);
+                            }
+                        }
                     }
                 }
                 Ok(None) => return false,
@@ -631,11 +644,16 @@ impl<H: Handler> EventLoop<H> {
         true
     }
 
-    fn is_full(&self) -> bool {
-        match &self.settings.placement {
-            Some(placement) => placement.is_full(),
-            None => self.connections.len() + self.unnamed.len() >= self.settings.connections_max,
+    /// Makes room for another connection; `None` if there is none.
+    fn room(&mut self) -> Option<Room> {
+        if let Some(placement) = &self.settings.placement {
+            return placement.reserve(self.index).map(Room::Reserved);
         }
+        let open = self.connections.len() + self.unnamed.len();
+        if open < self.settings.connections_max {
+            return Some(Room::Free);
+        }
+        self.victim().map(Room::Of)
     }
 
     /// Begins with an accepted connection: one of a proxy has to name its client first.
@@ -884,6 +902,16 @@ impl<H: Handler> EventLoop<H> {
         (entry.generation == generation(token))
             .then_some((&mut *entry.connection, &mut self.handler))
     }
+}
+
+/// Room for another connection.
+enum Room {
+    /// There are fewer connections than there may be.
+    Free,
+    /// That of an open connection, which is closed for it.
+    Of(usize),
+    /// A place among the connections of all loops.
+    Reserved(Place),
 }
 
 /// A function of the fields, as the connections and the handler are borrowed beside them.

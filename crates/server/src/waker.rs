@@ -27,6 +27,14 @@ impl Waker {
     pub fn clear(&self) {
         let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
     }
+
+    /// Whether it was woken since [`Waker::clear`].
+    #[cfg(test)]
+    pub(crate) fn is_set(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.eventfd, PollFlags::IN)], Some(&now)) == Ok(1)
+    }
 }
 
 impl AsFd for Waker {
