@@ -85,7 +85,8 @@ impl Server {
             _ => Ok(KtlsSupport::default()),
         };
         let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
-        let ports = ClampedPorts { accepted: listeners.ports(), ..ClampedPorts::default() };
+        let ports =
+            ClampedPorts { accepted: listeners.own_ports().to_vec(), ..ClampedPorts::default() };
         let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
         let mut caveats = restrict(config, &service, ktls.as_ref().err())?;
         caveats.extend(refusal);

@@ -105,6 +105,7 @@ impl Accepted {
 pub struct Listeners {
     by_loop: Vec<Vec<Listener>>,
     addresses: Vec<ListenAddress>,
+    own_ports: Vec<u16>,
     files: Vec<SocketFile>,
 }
 
@@ -127,8 +128,12 @@ impl Listeners {
         if settings.addresses.is_empty() {
             return Err(Error::NoAddress);
         }
-        let mut listeners =
-            Self { by_loop: vec![Vec::new(); loops], addresses: Vec::new(), files: Vec::new() };
+        let mut listeners = Self {
+            by_loop: vec![Vec::new(); loops],
+            addresses: Vec::new(),
+            own_ports: Vec::new(),
+            files: Vec::new(),
+        };
         for (index, listen) in settings.addresses.iter().enumerate() {
             let failed = |error| Error::Listen { address: listen.address.clone(), error };
             match &listen.address {
@@ -151,13 +156,10 @@ impl Listeners {
         &self.addresses
     }
 
-    /// The TCP ports that are listened on.
-    pub fn ports(&self) -> Vec<u16> {
-        let port = |listen: &ListenAddress| match listen.address {
-            Address::Tcp(address) => Some(address.port()),
-            Address::Unix(_) | Address::Systemd => None,
-        };
-        self.addresses.iter().filter_map(port).collect()
+    /// The TCP ports of the listening sockets that this process has made: sockets of systemd belong
+    /// to another control group.
+    pub fn own_ports(&self) -> &[u16] {
+        &self.own_ports
     }
 
     /// The sockets of each event loop. Only the loops hold them then, so that they close when the
@@ -203,14 +205,16 @@ impl Listeners {
             Ok((socket, Address::Tcp(address)))
         };
         if settings.is_shared {
-            let (socket, address) = open()?;
-            self.share(socket, address, is_tls, index);
+            let (socket, bound) = open()?;
+            self.own_ports.push(address.port());
+            self.share(socket, bound, is_tls, index);
             return Ok(());
         }
         for listeners in &mut self.by_loop {
             let socket = Arc::new(open()?.0);
             listeners.push(Listener { socket, is_shared: false, is_tls, index });
         }
+        self.own_ports.push(address.port());
         self.addresses.push(ListenAddress { address: Address::Tcp(address), is_tls });
         Ok(())
     }

@@ -53,9 +53,9 @@ impl Service {
         self.metrics.as_ref()?.local_addr().ok()
     }
 
-    /// The TCP ports that it listens on.
-    pub fn ports(&self) -> Vec<u16> {
-        self.listeners.ports()
+    /// The TCP ports of the listening sockets that this process has made.
+    pub fn own_ports(&self) -> &[u16] {
+        self.listeners.own_ports()
     }
 
     /// Control over the service while it runs.

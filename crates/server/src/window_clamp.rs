@@ -8,22 +8,34 @@
 //! (docs/measurements/file-server-tuning.md).
 //!
 //! No socket option limits the window, so this is a BPF program of the process's control group,
-//! which needs `CAP_BPF` and `CAP_NET_ADMIN` while it is attached. It concerns only the named
-//! ports, and connections with a round trip of up to a millisecond. The limit is what 100 Gbit/s
-//! need during the shortest round trip: it can slow down one connection that is faster than 100
-//! Gbit/s, or whose usual round trip is much longer than its shortest.
+//! which needs `CAP_BPF` and `CAP_NET_ADMIN` while it is attached (Linux 5.7: `CAP_SYS_ADMIN`). It
+//! concerns connections with a round trip of up to a millisecond. The limit is what 100 Gbit/s need
+//! during the shortest round trip: it can slow down one connection that is faster than 100 Gbit/s.
+//! If the usual round trip grows beyond [`LIFT_US`], as behind a firewall that answers handshakes
+//! for its clients, the clamp is lifted for good.
+//!
+//! The kernel knows connections by their control group and ports, so the clamp also holds for other
+//! programs of the same group, or of a group below, that use the same ports. A window that the
+//! route limits (`ip route … cwnd`) is replaced. While the program is attached, no other one can be
+//! attached to the same group without `BPF_F_ALLOW_MULTI`.
 
 use haul_sys::bpf::{self, Instruction};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
-/// Connections with a longer round trip are left alone.
+/// Connections with a longer shortest round trip are left alone.
 const RTT_US_MAX: i32 = 1000;
+/// Connections whose usual round trip is longer are not clamped: 4 MiB, a full send buffer that is
+/// all in flight, take 3 ms at 10 Gbit/s.
+const SMOOTHED_RTT_US_MAX: i32 = 4000;
+/// The clamp of connections whose usual round trip is longer is lifted: 256 KiB in 8 ms are 260
+/// Mbit/s.
+const LIFT_US: i32 = 8000;
 /// 100 Gbit/s.
 const BYTES_PER_US: i32 = 12_500;
-/// The window is never smaller. At MTU 9000, 1 MiB saves less than half as much.
+/// The window is never set to less. At MTU 9000, 1 MiB saves less than half as much.
 const WINDOW_BYTES_MIN: i32 = 256 << 10;
 /// Ports in the program, so that it stays short.
 const PORTS_MAX: usize = 64;
@@ -37,7 +49,8 @@ pub struct WindowClamp {
 /// The connections whose window is clamped.
 #[derive(Debug, Clone, Default)]
 pub struct ClampedPorts {
-    /// Connections that are accepted at these ports.
+    /// Connections that are accepted at these ports, by sockets of this process. A socket of
+    /// systemd belongs to the control group of its unit.
     pub accepted: Vec<u16>,
     /// Connections that are made to these ports.
     pub connected: Vec<u16>,
@@ -52,7 +65,9 @@ impl WindowClamp {
     pub fn attach(ports: &ClampedPorts) -> io::Result<Self> {
         let count = ports.accepted.len() + ports.connected.len();
         if !(1..=PORTS_MAX).contains(&count) {
-            let message = format!("{count} ports: 1 to {PORTS_MAX} are possible");
+            let message = format!(
+                "{count} ports: 1 to {PORTS_MAX} are possible, without those of systemd's sockets"
+            );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let program = bpf::load_sock_ops(&program(ports))?;
@@ -79,14 +94,26 @@ impl WindowClamp {
 
 /// The directory of this process's control group of version 2.
 fn own_cgroup() -> io::Result<PathBuf> {
-    let missing = || io::Error::new(io::ErrorKind::NotFound, "no control group of version 2");
     let groups = fs::read_to_string("/proc/self/cgroup")?;
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).ok_or_else(missing)?;
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    // "36 35 98:0 / /sys/fs/cgroup rw,noatime shared:1 - cgroup2 cgroup2 rw"
-    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).ok_or_else(missing)?;
-    let point = mount.split(' ').nth(4).ok_or_else(missing)?;
-    Ok(PathBuf::from(point).join(group))
+    let missing = "no control group of version 2 is mounted that holds this process";
+    cgroup_path(&groups, &mounts).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, missing))
+}
+
+/// The path of a process's control group, from the files `cgroup` and `mountinfo` of the process.
+///
+/// A container may have another part of the hierarchy mounted than the one that its own group is
+/// named in; then there is none.
+fn cgroup_path(groups: &str, mounts: &str) -> Option<PathBuf> {
+    let group = Path::new(groups.lines().find_map(|line| line.strip_prefix("0::"))?);
+    mounts.lines().filter(|line| line.contains(" - cgroup2 ")).find_map(|mount| {
+        // "36 35 98:0 / /sys/fs/cgroup rw,noatime shared:1 - cgroup2 cgroup2 rw"
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        let below = group.strip_prefix(root).ok()?;
+        let is_above = |part| part == Component::ParentDir;
+        (!group.components().any(is_above)).then(|| Path::new(point).join(below))
+    })
 }
 
 /// Fields of `struct bpf_sock_ops` (uapi/linux/bpf.h), by their offsets.
@@ -94,10 +121,15 @@ mod field {
     pub const OP: i16 = 0;
     pub const REMOTE_PORT: i16 = 64;
     pub const LOCAL_PORT: i16 = 68;
+    pub const SRTT_US: i16 = 80;
+    pub const CB_FLAGS: i16 = 84;
     pub const RTT_MIN: i16 = 92;
     pub const SND_SSTHRESH: i16 = 96;
     pub const MSS_CACHE: i16 = 112;
 }
+
+/// `TCP_INFINITE_SSTHRESH` (include/net/tcp.h): no loss, no clamp.
+const INFINITE_SSTHRESH: i32 = 0x7FFF_FFFF;
 
 // Operations and flags of the same header.
 const BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB: i32 = 4;
@@ -116,6 +148,9 @@ const STORE_U32: u8 = 0x63;
 const MOVE: u8 = 0xBF;
 const MOVE_CONSTANT: u8 = 0xB7;
 const ADD_CONSTANT: u8 = 0x07;
+const OR_CONSTANT: u8 = 0x47;
+const AND_CONSTANT: u8 = 0x57;
+const SHIFT_RIGHT_CONSTANT: u8 = 0x77;
 const MULTIPLY_CONSTANT: u8 = 0x27;
 const DIVIDE: u8 = 0x3F;
 const JUMP: u8 = 0x05;
@@ -129,10 +164,12 @@ const EXIT: u8 = 0x95;
 /// A place in the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Label {
-    Accepted,
-    Near,
-    Clamp,
+    Named,
+    Begin,
+    Measured,
     Store,
+    Lift,
+    Set,
     End,
 }
 
@@ -164,6 +201,13 @@ impl Assembler {
         self.push(code, register, other, 0, constant);
     }
 
+    /// Sets the events of the connection, whose flags are in register 2. Flags that another program
+    /// has set stay.
+    fn set_events(&mut self) {
+        self.push(MOVE, 1, CONTEXT, 0, 0);
+        self.push(CALL, 0, 0, 0, BPF_FUNC_SOCK_OPS_CB_FLAGS_SET);
+    }
+
     fn label(&mut self, label: Label) {
         self.labels.push((label, self.instructions.len()));
     }
@@ -185,38 +229,42 @@ const CONTEXT: u8 = 6;
 const FRAME: u8 = 10;
 
 /// The program: at the beginning of a connection it asks for an event at each new round-trip time,
-/// and at each of them it lowers the clamp to what the shortest one needs.
+/// and at each of them it lowers the clamp to what the shortest one needs, or lifts it for good.
 ///
 /// The clamp also sets the threshold of slow start, so it is set only while it is below that: after
 /// a loss the threshold is the congestion control's.
 fn program(ports: &ClampedPorts) -> Vec<Instruction> {
     let mut code = Assembler::default();
     code.push(MOVE, CONTEXT, 1, 0, 0);
-    code.load(2, field::OP);
-    code.jump(JUMP_IF_EQUAL, 2, 0, BPF_SOCK_OPS_RTT_CB, Label::Clamp);
-    code.jump(JUMP_IF_EQUAL, 2, 0, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, Label::Accepted);
-    code.push(JUMP_IF_EQUAL, 2, 0, 1, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB);
-    code.jump(JUMP, 0, 0, 0, Label::End);
-    code.load(2, field::REMOTE_PORT);
-    for &port in &ports.connected {
-        code.jump(JUMP_IF_EQUAL, 2, 0, remote_port(port), Label::Near);
-    }
-    code.jump(JUMP, 0, 0, 0, Label::End);
-    code.label(Label::Accepted);
     code.load(2, field::LOCAL_PORT);
     for &port in &ports.accepted {
-        code.jump(JUMP_IF_EQUAL, 2, 0, i32::from(port), Label::Near);
+        code.jump(JUMP_IF_EQUAL, 2, 0, i32::from(port), Label::Named);
+    }
+    code.load(2, field::REMOTE_PORT);
+    for &port in &ports.connected {
+        code.jump(JUMP_IF_EQUAL, 2, 0, remote_port(port), Label::Named);
     }
     code.jump(JUMP, 0, 0, 0, Label::End);
-    code.label(Label::Near);
+    code.label(Label::Named);
+    code.load(3, field::OP);
+    code.load(2, field::CB_FLAGS);
+    code.jump(JUMP_IF_EQUAL, 3, 0, BPF_SOCK_OPS_RTT_CB, Label::Measured);
+    code.jump(JUMP_IF_EQUAL, 3, 0, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, Label::Begin);
+    code.jump(JUMP_IF_EQUAL, 3, 0, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, Label::Begin);
+    code.jump(JUMP, 0, 0, 0, Label::End);
+    code.label(Label::Begin);
+    code.push(OR_CONSTANT, 2, 0, 0, BPF_SOCK_OPS_RTT_CB_FLAG);
+    code.set_events();
+    code.jump(JUMP, 0, 0, 0, Label::End);
+    code.label(Label::Measured);
     code.load(3, field::RTT_MIN);
     code.jump(JUMP_IF_GREATER, 3, 0, RTT_US_MAX, Label::End);
-    code.push(MOVE, 1, CONTEXT, 0, 0);
-    code.set(2, BPF_SOCK_OPS_RTT_CB_FLAG);
-    code.push(CALL, 0, 0, 0, BPF_FUNC_SOCK_OPS_CB_FLAGS_SET);
-    code.label(Label::Clamp);
-    code.load(3, field::RTT_MIN);
-    code.jump(JUMP_IF_GREATER, 3, 0, RTT_US_MAX, Label::End);
+    code.load(4, field::SRTT_US);
+    // The field is in eighths.
+    code.push(SHIFT_RIGHT_CONSTANT, 4, 0, 0, 3);
+    code.load(5, field::SND_SSTHRESH);
+    code.jump(JUMP_IF_GREATER, 4, 0, LIFT_US, Label::Lift);
+    code.jump(JUMP_IF_GREATER, 4, 0, SMOOTHED_RTT_US_MAX, Label::End);
     code.push(MULTIPLY_CONSTANT, 3, 0, 0, BYTES_PER_US);
     code.jump(JUMP_IF_GREATER, 3, 0, WINDOW_BYTES_MIN, Label::Store);
     code.set(3, WINDOW_BYTES_MIN);
@@ -224,9 +272,17 @@ fn program(ports: &ClampedPorts) -> Vec<Instruction> {
     code.load(4, field::MSS_CACHE);
     code.jump(JUMP_IF_EQUAL, 4, 0, 0, Label::End);
     code.push(DIVIDE, 3, 4, 0, 0);
-    code.load(5, field::SND_SSTHRESH);
     code.jump(JUMP_IF_GREATER_OR_EQUAL, 3, 5, 0, Label::End);
     code.push(STORE_U32, FRAME, 3, -4, 0);
+    code.jump(JUMP, 0, 0, 0, Label::Set);
+    code.label(Label::Lift);
+    // Neither clamped nor lost.
+    code.jump(JUMP_IF_EQUAL, 5, 0, INFINITE_SSTHRESH, Label::End);
+    code.push(AND_CONSTANT, 2, 0, 0, !BPF_SOCK_OPS_RTT_CB_FLAG);
+    code.set_events();
+    code.set(3, INFINITE_SSTHRESH);
+    code.push(STORE_U32, FRAME, 3, -4, 0);
+    code.label(Label::Set);
     code.push(MOVE, 1, CONTEXT, 0, 0);
     code.set(2, SOL_TCP);
     code.set(3, TCP_BPF_SNDCWND_CLAMP);
@@ -256,6 +312,9 @@ mod tests {
     use haul_sys::tcp_info::{INFINITE_SSTHRESH, TcpInfo, tcp_info};
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
+
+    use haul_lab::{Lab, Settings};
+    use std::time::{Duration, Instant};
 
     /// A connection, after some bytes in both directions; the accepted socket first.
     fn exchange(listener: &TcpListener) -> [TcpInfo; 2] {
@@ -299,6 +358,70 @@ mod tests {
         assert_eq!(clamped(&other), [false, false]);
         drop(clamp);
         assert_eq!(clamped(&accepting), [false, false]);
+    }
+
+    /// As behind a firewall that answers handshakes itself.
+    #[test]
+    fn the_clamp_is_lifted_when_the_path_turns_out_to_be_long() {
+        let lab = Lab::veth(&Settings::default()).unwrap();
+        lab.set_default_congestion("reno").unwrap();
+        let listener = lab.sender.run(|| TcpListener::bind((lab.sender.address(), 0)));
+        let listener = listener.unwrap().unwrap();
+        let address = listener.local_addr().unwrap();
+        let ports = ClampedPorts { accepted: vec![address.port()], connected: Vec::new() };
+        let _clamp = match WindowClamp::attach(&ports) {
+            Ok(clamp) => clamp,
+            Err(error) => return eprintln!("SKIPPED: no window is clamped here: {error}"),
+        };
+        let connect = || lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let (mut server, client) = loop {
+            let (mut client, mut server) = (connect(), listener.accept().unwrap().0);
+            server.write_all(&[1; 10_000]).unwrap();
+            client.read_exact(&mut [0; 10_000]).unwrap();
+            server.write_all(&[1; 10_000]).unwrap();
+            client.read_exact(&mut [0; 10_000]).unwrap();
+            if is_clamped(tcp_info(&server).unwrap()) {
+                break (server, client);
+            }
+            assert!(Instant::now() < deadline, "no connection is clamped");
+        };
+        // The full window now takes 100 ms.
+        lab.set_rate(Some(20_000_000)).unwrap();
+        let reader = std::thread::spawn(move || io::copy(&mut &client, &mut io::sink()));
+        server.set_nonblocking(true).unwrap();
+        while is_clamped(tcp_info(&server).unwrap()) {
+            assert!(Instant::now() < deadline, "the clamp is not lifted");
+            // The queue may be full.
+            let _ = server.write(&[1; 10_000]);
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        drop(server);
+        reader.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn the_control_group_is_found_only_below_what_is_mounted() {
+        let mount = |root: &str| {
+            format!(
+                "22 1 254:1 / / rw - ext4 /dev/root rw\n\
+                 36 35 0:30 {root} /sys/fs/cgroup rw,noatime shared:1 - cgroup2 cgroup2 rw\n"
+            )
+        };
+        let path = |group: &str, root: &str| {
+            cgroup_path(&format!("1:name=systemd:/\n0::{group}\n"), &mount(root))
+        };
+        for (group, root, expected) in [
+            ("/", "/", Some("/sys/fs/cgroup/")),
+            ("/system.slice/haul", "/", Some("/sys/fs/cgroup/system.slice/haul")),
+            ("/docker/1/a", "/docker/1", Some("/sys/fs/cgroup/a")),
+            ("/docker/1", "/docker/2", None),
+            ("/", "/../..", None),
+            ("/../other", "/", None),
+        ] {
+            assert_eq!(path(group, root), expected.map(PathBuf::from), "{group} {root}");
+        }
+        assert_eq!(cgroup_path("1:name=systemd:/\n", &mount("/")), None);
     }
 
     #[test]
