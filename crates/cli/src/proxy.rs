@@ -1,6 +1,7 @@
 //! `haul proxy`: runs a layer-4 proxy from its options, and handles signals.
 
 mod options;
+mod routes;
 
 use crate::daemon::messages::{MessageFormat, MessageWriter};
 use crate::daemon::options::read_file;
@@ -8,9 +9,9 @@ use crate::daemon::{readiness, signals};
 use crate::limits;
 use crate::output::Failure;
 use clap::Args;
-use haul_proxy::{Config, Server};
+use haul_proxy::{Config, Handle, Server};
 use options::Options;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing::{error, info, warn};
 
@@ -28,21 +29,58 @@ pub struct ProxyArguments {
 }
 
 pub fn run(arguments: ProxyArguments) -> Result<ExitCode, Failure> {
-    let ProxyArguments { options, config, check } = arguments;
-    // Those of the command line take precedence.
-    let options = match &config {
-        Some(path) => options.or(read_file(path)?),
-        None => options,
-    };
+    let ProxyArguments { options: flags, config: file, check } = arguments;
+    let options = read(&flags, file.as_deref())?;
     let format = options.message_format.unwrap_or_default();
-    proxy(&options.into_config()?, check, format)
+    let mut config = options.into_config()?;
+    config.config_file.clone_from(&file);
+    let reload = move |handle: &Handle| reload(handle, &flags, file.as_deref());
+    proxy(&config, check, format, reload)
+}
+
+/// The options of the command line, which take precedence, and those of the file.
+fn read(flags: &Options, file: Option<&Path>) -> Result<Options, Failure> {
+    let flags = flags.clone();
+    file.map_or(Ok(flags.clone()), |path| Ok(flags.or(read_file(path)?)))
+}
+
+/// Opens the log again, and puts what has changed in the file in force.
+fn reload(handle: &Handle, flags: &Options, file: Option<&Path>) {
+    match handle.reopen_log() {
+        Ok(()) => info!("the log was opened again"),
+        Err(error) => error!(%error, "the log was not opened again: {error}"),
+    }
+    if file.is_none() {
+        return;
+    }
+    let config = read(flags, file).and_then(Options::into_config);
+    let reloaded = config.and_then(|mut config| {
+        config.config_file = file.map(Path::to_owned);
+        handle.reload(&config).map_err(Failure::failed)
+    });
+    match reloaded {
+        Ok(caveats) => {
+            info!("the configuration was reloaded");
+            for caveat in caveats {
+                warn!("{caveat}");
+            }
+        }
+        Err(error) => {
+            error!(%error, "the configuration was not reloaded, the old one is in force: {error}");
+        }
+    }
 }
 
 /// Forwards until a signal ends the service.
 ///
 /// The thread that writes messages starts after `Server::new` has dropped privileges and access to
 /// files: that applies to the calling thread and to threads that it starts afterwards.
-fn proxy(config: &Config, check: bool, format: MessageFormat) -> Result<ExitCode, Failure> {
+fn proxy(
+    config: &Config,
+    check: bool,
+    format: MessageFormat,
+    reload: impl Fn(&Handle) + Send + 'static,
+) -> Result<ExitCode, Failure> {
     limits::raise_descriptor_limit();
     let failed = |error: haul_proxy::Error| {
         if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
@@ -50,7 +88,7 @@ fn proxy(config: &Config, check: bool, format: MessageFormat) -> Result<ExitCode
     let server = Server::new(config).map_err(failed)?;
     let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");
     let places = list(&mut server.addresses().iter().map(|listen| listen.address.to_string()));
-    let upstreams = list(&mut config.upstreams.iter().map(ToString::to_string));
+    let upstreams = list(&mut config.upstreams().map(ToString::to_string));
     if check {
         println!("clients at {places} can be connected to {upstreams}");
         if server.clamps_window() {
@@ -63,12 +101,8 @@ fn proxy(config: &Config, check: bool, format: MessageFormat) -> Result<ExitCode
     }
     let _messages = MessageWriter::start(format).map_err(Failure::failed)?;
     let handle = server.handle();
-    let reload = move || match handle.reload() {
-        Ok(()) => info!("the log was opened again"),
-        Err(error) => error!(%error, "the log was not opened again: {error}"),
-    };
-    let handle = server.handle();
-    signals::handle(reload, move || handle.drain()).map_err(Failure::failed)?;
+    let drained = server.handle();
+    signals::handle(move || reload(&handle), move || drained.drain()).map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server

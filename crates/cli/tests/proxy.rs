@@ -7,10 +7,13 @@ mod common {
 
 use common::command::{haul, run};
 use common::schema::assert_valid;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// A running proxy, which is killed at the end.
 struct ProxyProcess {
@@ -28,6 +31,28 @@ impl ProxyProcess {
         let address = line.split_once("clients at ").and_then(|(_, rest)| rest.split_once(' '));
         let address = address.unwrap_or_else(|| panic!("{line}")).0.to_owned();
         Self { process, address, messages }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+
+    /// Reads messages until one has this text.
+    fn wait_for(&mut self, text: &str) {
+        let mut line = String::new();
+        while !line.contains(text) {
+            line.clear();
+            assert_ne!(self.messages.read_line(&mut line).unwrap(), 0, "it has ended");
+        }
+    }
+
+    /// Ends it by SIGTERM.
+    fn finish(&mut self) {
+        self.signal(Signal::TERM);
+        let mut rest = String::new();
+        self.messages.read_to_string(&mut rest).unwrap();
+        assert_eq!(self.process.wait().unwrap().code(), Some(0), "{rest}");
+        assert!(rest.ends_with("ended\n"), "{rest}");
     }
 }
 
@@ -62,17 +87,140 @@ fn it_forwards_logs_and_ends_on_sigterm() {
     let mut response = String::new();
     client.read_to_string(&mut response).unwrap();
     assert_eq!(response, "response");
-    let process = rustix::process::Pid::from_child(&proxy.process);
-    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
-    let mut rest = String::new();
-    proxy.messages.read_to_string(&mut rest).unwrap();
-    assert_eq!(proxy.process.wait().unwrap().code(), Some(0), "{rest}");
-    assert!(rest.ends_with("ended\n"), "{rest}");
+    proxy.finish();
     let line = fs::read_to_string(log).unwrap();
     let line = serde_json::from_str(&line).unwrap();
     assert_valid("proxy-log", &line);
     assert_eq!((&line["end"], &line["upstream"]), (&"complete".into(), &upstream.into()));
     assert_eq!(line["to_client"]["copied_bytes"], 8);
+}
+
+/// The bytes that the first connection to a listener sends, once its peer has ended the stream.
+fn received(listener: &TcpListener) -> String {
+    let mut text = String::new();
+    listener.accept().unwrap().0.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn sighup_puts_the_changed_file_in_force() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("proxy.toml");
+    let (old, new) = (TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.2:0"));
+    let (old, new) = (old.unwrap(), new.unwrap());
+    let write = |text: String| {
+        // As an editor or a deployment does it.
+        let next = folder.path().join("next");
+        fs::write(&next, format!("listen = [\"127.0.0.1:0\"]\n{text}")).unwrap();
+        fs::rename(&next, &config).unwrap();
+    };
+    write(format!(
+        "to = [\"{0}\", \"{1} backup\"]",
+        old.local_addr().unwrap(),
+        new.local_addr().unwrap()
+    ));
+    let mut proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
+    let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
+    send("one").unwrap();
+    assert_eq!(received(&old), "one");
+    write(format!("to = [\"{}\"]", new.local_addr().unwrap()));
+    proxy.signal(Signal::HUP);
+    proxy.wait_for("the configuration was reloaded");
+    let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
+    send("two").unwrap();
+    assert_eq!(received(&new), "two");
+    write("to = [\"127.0.0.1:0\"]".into());
+    proxy.signal(Signal::HUP);
+    proxy.wait_for("the old one is in force");
+    let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
+    send("three").unwrap();
+    assert_eq!(received(&new), "three");
+    proxy.finish();
+}
+
+/// A TLS site: OpenSSL's server, which serves the files of a folder.
+struct TlsSite {
+    process: Child,
+    address: String,
+}
+
+impl TlsSite {
+    /// Starts a site of which `/name` is `name`.
+    fn start(folder: &Path, name: &str) -> Self {
+        let folder = folder.join(name);
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("name"), name).unwrap();
+        let status = Command::new("openssl")
+            .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj"])
+            .args([&format!("/CN={name}"), "-keyout", "key.pem", "-out", "certificate.pem"])
+            .current_dir(&folder)
+            .stderr(Stdio::null())
+            .status();
+        assert!(status.unwrap().success());
+        // It cannot report the port that the kernel chooses.
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let process = Command::new("openssl")
+            .args(["s_server", "-accept", &address, "-WWW", "-quiet"])
+            .args(["-cert", "certificate.pem", "-key", "key.pem"])
+            .current_dir(&folder)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while TcpStream::connect(&address).is_err() {
+            assert!(Instant::now() < deadline, "openssl s_server does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Self { process, address }
+    }
+}
+
+impl Drop for TlsSite {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn curl_reaches_the_tls_site_that_it_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let sites = ["one.example", "two.example"].map(|name| TlsSite::start(folder.path(), name));
+    let config = folder.path().join("proxy.toml");
+    let text = format!(
+        "listen = ['127.0.0.1:0']
+         group.one.to = ['{}']
+         group.two.to = ['{}']
+         route = [
+             {{ server-name = ['one.example'], group = 'one' }},
+             {{ server-name = ['*.example'], alpn = ['http/1.1'], group = 'two' }},
+         ]",
+        sites[0].address, sites[1].address
+    );
+    fs::write(&config, text).unwrap();
+    let mut proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
+    let port = proxy.address.rsplit_once(':').unwrap().1.to_owned();
+    let fetch = |site: &str| {
+        Command::new("curl")
+            .args(["-sS", "--max-time", "20", "--cacert"])
+            .arg(folder.path().join(site).join("certificate.pem"))
+            .args(["--resolve", &format!("{site}:{port}:127.0.0.1")])
+            .arg(format!("https://{site}:{port}/name"))
+            .output()
+            .unwrap()
+    };
+    for site in ["one.example", "two.example"] {
+        let output = fetch(site);
+        let body = String::from_utf8_lossy(&output.stdout);
+        assert!(body.contains(site), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let refused = Command::new("curl")
+        .args(["-sSk", "--max-time", "20", &format!("https://127.0.0.1:{port}/name")])
+        .status();
+    // 35: the connection is reset in the handshake.
+    assert_eq!(refused.unwrap().code(), Some(35));
+    proxy.finish();
 }
 
 #[test]
@@ -98,6 +246,8 @@ fn bad_options_are_one_line_each() {
         (&["proxy", "--listen", "0"], "to is missing"),
         (&["proxy", "--listen", "0", "--to", "host"], "is no upstream"),
         (&["proxy", "--listen", "0", "--to", "h:1", "--workers", "0"], "must be at least 1"),
+        (&["proxy", "--listen", "0", "--to", "h:1 weight=0"], "weight 0 is not between"),
+        (&["proxy", "--listen", "0", "--to", "h:1,h:1"], "has the upstream h:1 twice"),
         (&["proxy", "--config", "/nonexistent"], "/nonexistent: No such file"),
     ] {
         let (output, transcript) = run(&mut haul(arguments));

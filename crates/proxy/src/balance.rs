@@ -1,7 +1,10 @@
 //! Load balancing: the order in which the upstreams of a group are tried.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+/// The precision of loads, which are compared as integers.
+const WEIGHT_SCALE: u64 = 1 << 20;
 
 /// A load-balancing algorithm.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,21 +28,25 @@ pub struct Candidate {
     pub index: usize,
     /// The hash of the upstream's name ([`name_hash`]).
     pub name_hash: u64,
+    /// Its share of the connections, in relation to the others'; at least 1.
+    pub weight: u32,
     /// Open connections.
     pub open: usize,
 }
 
 /// The balancer of a group: an algorithm, and whose turn it is.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Balancer {
     algorithm: Algorithm,
-    turn: AtomicUsize,
+    /// What each upstream is owed, by its place in the group (smooth weighted round robin): each
+    /// turn adds every weight, and subtracts their sum from the upstream whose turn it is.
+    credits: Mutex<Vec<i64>>,
 }
 
 impl Balancer {
-    /// Creates a balancer.
-    pub fn new(algorithm: Algorithm) -> Self {
-        Self { algorithm, turn: AtomicUsize::new(0) }
+    /// Creates the balancer of so many upstreams.
+    pub fn new(algorithm: Algorithm, upstreams: usize) -> Self {
+        Self { algorithm, credits: Mutex::new(vec![0; upstreams]) }
     }
 
     /// Chooses one of the candidates; `None` if there are none. `is_first`: it is the first choice
@@ -52,12 +59,16 @@ impl Balancer {
     ) -> Option<usize> {
         let chosen = match (self.algorithm, client) {
             (Algorithm::LeastConnections, _) => {
-                let fewest = candidates.iter().map(|candidate| candidate.open).min()?;
-                self.next(candidates.iter().filter(|candidate| candidate.open == fewest), is_first)
+                let load = |candidate: &Candidate| {
+                    (candidate.open as u64 + 1) * WEIGHT_SCALE / u64::from(candidate.weight)
+                };
+                let least = candidates.iter().map(load).min()?;
+                self.next(candidates.iter().filter(|one| load(one) == least), is_first)
             }
             (Algorithm::SourceAddress, Some(client)) => {
                 let client = address_hash(client);
-                candidates.iter().max_by_key(|candidate| mix(candidate.name_hash ^ client))
+                let score = |candidate: &Candidate| score(candidate, client);
+                candidates.iter().max_by(|one, other| score(one).total_cmp(&score(other)))
             }
             (Algorithm::RoundRobin | Algorithm::SourceAddress, _) => {
                 self.next(candidates.iter(), is_first)
@@ -69,13 +80,32 @@ impl Balancer {
     /// The candidate whose turn it is.
     fn next<'a>(
         &self,
-        mut candidates: impl Iterator<Item = &'a Candidate> + Clone,
+        candidates: impl Iterator<Item = &'a Candidate> + Clone,
         is_first: bool,
     ) -> Option<&'a Candidate> {
-        let count = candidates.clone().count();
-        let turn = self.turn.fetch_add(usize::from(is_first), Relaxed);
-        candidates.nth(turn.checked_rem(count)?)
+        let mut credits = self.credits.lock().unwrap_or_else(PoisonError::into_inner);
+        let owed = |one: &Candidate| credits[one.index] + i64::from(one.weight);
+        // Of equal ones the first.
+        let chosen = candidates.clone().min_by_key(|one| -owed(one))?;
+        if is_first {
+            let mut total = 0;
+            for one in candidates {
+                credits[one.index] += i64::from(one.weight);
+                total += i64::from(one.weight);
+            }
+            credits[chosen.index] -= total;
+        }
+        Some(chosen)
     }
+}
+
+/// The score of a candidate for a client (weighted rendezvous hashing): the highest is chosen.
+fn score(candidate: &Candidate, client: u64) -> f64 {
+    /// 2^-53: the upper 53 bits of a hash make a number between 0 and 1.
+    const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
+    let hash = mix(candidate.name_hash ^ client);
+    let uniform = ((hash >> 11) as f64 + 0.5) * UNIT;
+    -f64::from(candidate.weight) / uniform.ln()
 }
 
 /// The hash of an upstream's name, the same in every process and version (FNV-1a).
@@ -111,6 +141,7 @@ mod tests {
         let candidate = |(index, &open): (usize, &usize)| Candidate {
             index,
             name_hash: name_hash(&format!("10.0.0.{index}:80")),
+            weight: 1,
             open,
         };
         open.iter().enumerate().map(candidate).collect()
@@ -122,7 +153,7 @@ mod tests {
 
     #[test]
     fn round_robin_takes_one_after_the_other() {
-        let balancer = Balancer::new(Algorithm::RoundRobin);
+        let balancer = Balancer::new(Algorithm::RoundRobin, 3);
         let chosen: Vec<_> =
             (0..6).map(|_| balancer.choose(&candidates(&[9, 0, 5]), None, true).unwrap()).collect();
         assert_eq!(chosen, [0, 1, 2, 0, 1, 2]);
@@ -131,7 +162,7 @@ mod tests {
 
     #[test]
     fn least_connections_takes_the_emptiest_and_equal_ones_in_turn() {
-        let balancer = Balancer::new(Algorithm::LeastConnections);
+        let balancer = Balancer::new(Algorithm::LeastConnections, 3);
         let mut counts = [0; 3];
         for _ in 0..10 {
             counts[balancer.choose(&candidates(&[1, 7, 1]), None, true).unwrap()] += 1;
@@ -141,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_client_keeps_its_upstream_and_the_others_share_those_of_one_that_goes() {
-        let balancer = Balancer::new(Algorithm::SourceAddress);
+        let balancer = Balancer::new(Algorithm::SourceAddress, 5);
         let all = candidates(&[0; 5]);
         let without_last = &all[..4];
         let mut counts = [0; 5];
@@ -154,5 +185,33 @@ mod tests {
         }
         // 600 each; the standard deviation is 22.
         assert!(counts.iter().all(|count| (500..700).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn weights_are_shares_of_the_connections() {
+        let mut weighted = candidates(&[0; 3]);
+        for (candidate, weight) in weighted.iter_mut().zip([5, 1, 2]) {
+            candidate.weight = weight;
+        }
+        let balancer = Balancer::new(Algorithm::RoundRobin, 3);
+        let turns: Vec<_> =
+            (0..8).map(|_| balancer.choose(&weighted, None, true).unwrap()).collect();
+        assert_eq!(turns, [0, 2, 0, 0, 1, 0, 2, 0], "smooth: none has its turns in a row");
+        let balancer = Balancer::new(Algorithm::LeastConnections, 3);
+        let mut open = weighted.clone();
+        for _ in 0..80 {
+            let chosen = balancer.choose(&open, None, true).unwrap();
+            open[chosen].open += 1;
+        }
+        assert_eq!([0, 1, 2].map(|index| open[index].open), [50, 10, 20]);
+        let balancer = Balancer::new(Algorithm::SourceAddress, 3);
+        let mut counts = [0; 3];
+        for client in clients() {
+            counts[balancer.choose(&weighted, Some(client), true).unwrap()] += 1;
+        }
+        // 1875, 375 and 750 of 3000; the standard deviation is at most 27.
+        for (count, expected) in counts.iter().zip([1875i32, 375, 750]) {
+            assert!((count - expected).abs() < 110, "{counts:?}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::balance::Algorithm;
 use crate::header::HeaderVersion;
-use crate::upstream::UpstreamAddress;
+use crate::upstream_address::{UpstreamAddress, UpstreamConfig};
 use haul::ForwardMethod;
 use haul_server::Address;
 use haul_server::network::IpRange;
@@ -10,18 +10,17 @@ use haul_server::proxy_protocol::TrustedProxies;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// The configuration of a proxy. [`Config::new`] has the defaults.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// The addresses to listen on.
-    pub listen: Vec<Address>,
-    /// The upstreams among which clients are balanced.
-    pub upstreams: Vec<UpstreamAddress>,
-    /// How they are balanced.
-    pub algorithm: Algorithm,
+    /// The addresses to listen on, and the routes of their clients.
+    pub listeners: Vec<ListenerConfig>,
+    /// The groups of upstreams.
+    pub groups: Vec<GroupConfig>,
     /// The PROXY protocol header that names the client to the upstream; `None` for none.
     pub send_header: Option<HeaderVersion>,
     /// The proxies that name the client of each connection by the PROXY protocol.
@@ -50,8 +49,112 @@ pub struct Config {
     pub user: Option<String>,
     /// Whether the process gives up the files and ports that it does not need.
     pub confine: bool,
+    /// A file that the caller reads again before a reload; the process keeps the right to.
+    pub config_file: Option<PathBuf>,
     /// The number of event loops; `None` for one for each CPU that the process may use.
     pub workers: Option<usize>,
+}
+
+/// An address to listen on, and the routes of its clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListenerConfig {
+    /// The address.
+    pub address: Address,
+    /// The routes by the client's greeting; the first that fits is taken.
+    pub routes: Vec<Route>,
+    /// The name of the group of clients that no route fits; `None`: their connections are reset.
+    pub group: Option<String>,
+}
+
+impl ListenerConfig {
+    /// A listener without routes.
+    pub fn new(address: Address, group: Option<&str>) -> Self {
+        Self { address, routes: Vec::new(), group: group.map(Into::into) }
+    }
+}
+
+/// A route: the connections that it fits, and the name of their group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Route {
+    /// The condition.
+    pub condition: RouteCondition,
+    /// The name of the group.
+    pub group: String,
+}
+
+impl Route {
+    /// A route to a group.
+    pub fn new(condition: RouteCondition, group: impl Into<String>) -> Self {
+        Self { condition, group: group.into() }
+    }
+}
+
+/// The condition of a route. All parts that are set must hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RouteCondition {
+    /// The client speaks TLS and states one of these server names (SNI). Empty: any, or none.
+    pub server_names: Vec<ServerNamePattern>,
+    /// The client speaks TLS and offers one of these application protocols (ALPN). Empty: any.
+    pub protocols: Vec<String>,
+    /// The client speaks TLS, and states a server name or does not.
+    pub has_server_name: Option<bool>,
+    /// The client speaks TLS, or does not. `None` is TLS: other clients need a route of their own.
+    pub is_tls: Option<bool>,
+}
+
+/// A pattern of server names: a name, or `*.` and a domain for all names below it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerNamePattern {
+    /// In lower case; with its first dot if it stands for all names below a domain.
+    text: String,
+}
+
+impl ServerNamePattern {
+    /// Whether a name in lower case fits.
+    pub fn admits(&self, name: &str) -> bool {
+        match self.text.strip_prefix('.') {
+            None => name == self.text,
+            Some(_) => name.len() > self.text.len() && name.ends_with(&self.text),
+        }
+    }
+}
+
+impl FromStr for ServerNamePattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let name = text.strip_prefix("*.").unwrap_or(text);
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_part) {
+            return Err(format!(
+                "{text:?} is no server name: write db.example.com or *.example.com"
+            ));
+        }
+        let text = text.strip_prefix('*').unwrap_or(text).to_ascii_lowercase();
+        Ok(Self { text })
+    }
+}
+
+/// A group of upstreams among which clients are balanced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupConfig {
+    /// The name, by which routes refer to it.
+    pub name: String,
+    /// The upstreams.
+    pub upstreams: Vec<UpstreamConfig>,
+    /// How clients are balanced among them.
+    pub algorithm: Algorithm,
+}
+
+impl GroupConfig {
+    /// A group that is balanced round robin.
+    pub fn new(name: impl Into<String>, upstreams: impl Into<Vec<UpstreamConfig>>) -> Self {
+        Self { name: name.into(), upstreams: upstreams.into(), algorithm: Algorithm::default() }
+    }
 }
 
 /// The clients that may connect, by their addresses.
@@ -82,6 +185,9 @@ pub struct Limits {
     /// The number of open connections of one client: of an IPv4 address, or of an IPv6 network of
     /// 64 bits; `None` for no limit.
     pub connections_per_address_max: Option<NonZeroUsize>,
+    /// The time in which a client's greeting must arrive, if routes depend on it. After it, the
+    /// connection is taken for one without TLS: its server may speak first.
+    pub greeting_timeout: Duration,
     /// The time in which a connection to an upstream must be established.
     pub connect_timeout: Duration,
     /// The number of addresses that are tried for a client, at least one.
@@ -100,12 +206,13 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 65,536 connections; 5 s to connect, 3 attempts; no idle limit, but 5 minutes half-closed;
-    /// keep-alive after 60 s; 30 s to drain.
+    /// 65,536 connections; 5 s for a greeting and 5 s to connect, 3 attempts; no idle limit, but 5
+    /// minutes half-closed; keep-alive after 60 s; 30 s to drain.
     fn default() -> Self {
         Self {
             connections_max: 65_536,
             connections_per_address_max: None,
+            greeting_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),
             connect_attempts_max: 3,
             idle_timeout: None,
@@ -118,12 +225,11 @@ impl Default for Limits {
 }
 
 impl Config {
-    /// The default configuration, for these upstreams.
-    pub fn new(upstreams: impl Into<Vec<UpstreamAddress>>) -> Self {
+    /// The default configuration, for these groups of upstreams.
+    pub fn new(groups: impl Into<Vec<GroupConfig>>) -> Self {
         Self {
-            listen: Vec::new(),
-            upstreams: upstreams.into(),
-            algorithm: Algorithm::default(),
+            listeners: Vec::new(),
+            groups: groups.into(),
             send_header: None,
             trusted_proxies: TrustedProxies::default(),
             access: AccessRules::default(),
@@ -137,8 +243,25 @@ impl Config {
             metrics: None,
             user: None,
             confine: true,
+            config_file: None,
             workers: None,
         }
+    }
+
+    /// The addresses of all upstreams.
+    pub fn upstreams(&self) -> impl Iterator<Item = &UpstreamAddress> {
+        self.groups.iter().flat_map(|group| &group.upstreams).map(|upstream| &upstream.address)
+    }
+
+    /// This configuration, with those settings of `next` that a reload applies: groups, routes and
+    /// rules of access.
+    #[must_use]
+    pub fn reloaded(&self, next: &Self) -> Self {
+        let mut reloaded = self.clone();
+        reloaded.listeners.clone_from(&next.listeners);
+        reloaded.groups.clone_from(&next.groups);
+        reloaded.access.clone_from(&next.access);
+        reloaded
     }
 }
 

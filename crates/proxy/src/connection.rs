@@ -1,7 +1,8 @@
 //! One connection: a client, the upstream it is connected to, and the bytes between them.
 
+use crate::greeting::{Greeting, GreetingReader};
 use crate::header;
-use crate::log::{End, Record};
+use crate::log::{End, Ending, Record, TcpStatistics};
 use crate::loop_state::LoopState;
 use crate::upstream::{Upstream, UpstreamGroup};
 use haul::{ForwardReport, Forwarder, Step};
@@ -32,6 +33,12 @@ pub struct Connection {
     state: State,
     client_events: Events,
     upstream_events: Events,
+    /// The listener's place in the configuration.
+    listener: usize,
+    /// The group of its upstream, once it has a route.
+    group: Option<Arc<UpstreamGroup>>,
+    /// The greeting, which the upstream is sent.
+    greeting: Vec<u8>,
     /// The upstream that is tried or connected, and where in its addresses.
     upstream: Option<Chosen>,
     /// The upstreams of which all addresses were tried in this round.
@@ -47,6 +54,12 @@ pub struct Connection {
 
 #[derive(Debug)]
 enum State {
+    /// The route depends on the client's greeting, which has not arrived completely.
+    Greeting {
+        client: OwnedFd,
+        reader: Box<GreetingReader>,
+        deadline: u32,
+    },
     /// The next address is to be tried.
     Accepted(OwnedFd),
     /// A connection to an upstream is being established.
@@ -125,11 +138,29 @@ impl Events {
 
 impl Connection {
     /// The state of an accepted connection.
-    pub fn new(accepted: Accepted, record_time: SystemTime, now: Instant) -> Self {
+    pub fn new(
+        accepted: Accepted,
+        record_time: SystemTime,
+        now: Instant,
+        shared: &mut LoopState,
+        context: &Context<'_>,
+    ) -> Self {
+        let client = accepted.socket;
+        let listener = accepted.listener;
+        let (state, group) = if shared.routes().needs_greeting(listener) {
+            let deadline = context.deadline(shared.limits().greeting_timeout.as_secs() as u32);
+            (State::Greeting { client, reader: Box::default(), deadline }, None)
+        } else {
+            let group = shared.routes().group(listener, &Greeting::Other);
+            (State::Accepted(client), group.cloned())
+        };
         Self {
-            state: State::Accepted(accepted.socket),
+            state,
             client_events: Events::default(),
             upstream_events: Events::default(),
+            listener,
+            group,
+            greeting: Vec::new(),
             upstream: None,
             tried: Vec::new(),
             next_round_at_seconds: 0,
@@ -138,6 +169,7 @@ impl Connection {
             record: Record {
                 accepted: record_time,
                 client: accepted.peer,
+                server_name: None,
                 connect_attempts: 0,
                 connect_time: None,
             },
@@ -160,6 +192,7 @@ impl Connection {
     pub fn drive(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Action<NoJob> {
         loop {
             let next = match &self.state {
+                State::Greeting { .. } => self.receive_greeting(shared),
                 State::Accepted(_) => self.connect(shared, context),
                 State::Connecting { .. } => self.finish_connecting(shared),
                 State::Forwarding(_) => self.forward(shared, context),
@@ -174,14 +207,57 @@ impl Connection {
 
     /// The deadline has passed.
     pub fn expire(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Action<NoJob> {
-        if matches!(self.state, State::Connecting { .. }) {
-            self.give_up_attempt(&io::ErrorKind::TimedOut.into(), shared);
+        match &self.state {
+            // A server that speaks first is waited for.
+            State::Greeting { .. } => self.route(&Greeting::Other, shared),
+            State::Connecting { .. } => {
+                self.give_up_attempt(&io::ErrorKind::TimedOut.into());
+            }
+            _ => {}
         }
         self.drive(shared, context)
     }
 
+    /// Receives the client's greeting; `None` once the state has changed.
+    fn receive_greeting(&mut self, shared: &mut LoopState) -> Option<Action<NoJob>> {
+        let State::Greeting { client, reader, deadline } = &mut self.state else { return None };
+        let deadline = *deadline;
+        if !self.client_events.is_readable {
+            return Some(Action::WaitUntil(deadline));
+        }
+        match reader.receive(&*client) {
+            Ok(Some(greeting)) => {
+                self.route(&greeting, shared);
+                None
+            }
+            Ok(None) => {
+                self.client_events.is_readable = false;
+                Some(Action::WaitUntil(deadline))
+            }
+            Err(_) => Some(self.finish(End::ClientFailed, shared)),
+        }
+    }
+
+    /// Chooses the group by the client's greeting.
+    fn route(&mut self, greeting: &Greeting, shared: &mut LoopState) {
+        let State::Greeting { client, reader, .. } =
+            std::mem::replace(&mut self.state, State::Closed)
+        else {
+            return;
+        };
+        self.greeting = reader.into_received();
+        self.group = shared.routes().group(self.listener, greeting).cloned();
+        if let Greeting::Tls { server_name, .. } = greeting {
+            self.record.server_name.clone_from(server_name);
+        }
+        self.state = State::Accepted(client);
+    }
+
     /// Starts a connection to the next address; `None` once the state has changed.
     fn connect(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Option<Action<NoJob>> {
+        let Some(group) = self.group.clone() else {
+            return Some(self.finish(End::NoRoute, shared));
+        };
         if self.record.connect_attempts >= shared.limits().connect_attempts_max {
             return Some(self.finish(End::Unreachable, shared));
         }
@@ -190,7 +266,7 @@ impl Connection {
             // A client that is gone by then is found when it is connected.
             return Some(Action::WaitUntil(self.next_round_at_seconds));
         }
-        let Some(address) = self.next_address(shared) else {
+        let Some(address) = self.next_address(&group) else {
             if self.tried.is_empty() {
                 return Some(self.finish(End::Unreachable, shared));
             }
@@ -219,13 +295,13 @@ impl Connection {
                 shared.report_shortage(&error, context);
                 return Some(self.finish(End::Shortage, shared));
             }
-            Err(error) => self.record_failure(&error, shared),
+            Err(error) => self.record_failure(&error),
         }
         None
     }
 
     /// The next address to try: of the upstream that is being tried, or of another one.
-    fn next_address(&mut self, shared: &LoopState) -> Option<PeerAddress> {
+    fn next_address(&mut self, group: &UpstreamGroup) -> Option<PeerAddress> {
         loop {
             if let Some(chosen) = &mut self.upstream {
                 let address = chosen.addresses.get(chosen.next_address);
@@ -237,8 +313,8 @@ impl Connection {
                 self.tried.push(chosen.index);
             }
             let client = self.record.client.map(|client| client.ip());
-            let index = shared.group().choose(client, &self.tried)?;
-            self.upstream = Some(Chosen::new(&shared.group().upstreams()[index], index));
+            let index = group.choose(client, &self.tried)?;
+            self.upstream = Some(Chosen::new(&group.upstreams()[index], index));
         }
     }
 
@@ -261,7 +337,7 @@ impl Connection {
                 Some(Action::WaitUntil(deadline))
             }
             Err(error) => {
-                self.give_up_attempt(&error, shared);
+                self.give_up_attempt(&error);
                 None
             }
         }
@@ -280,11 +356,13 @@ impl Connection {
         let header = shared
             .header_version()
             .map(|version| header::header(version, self.record.client, local_address(&client)));
-        self.header_bytes = header.as_ref().map_or(0, |header| header.len() as u64);
+        let mut first_bytes = header.unwrap_or_default();
+        self.header_bytes = first_bytes.len() as u64;
+        first_bytes.append(&mut self.greeting);
         shared.set_options(&client);
         shared.set_options(&upstream);
         let forwarder = Forwarder::with_pool(client, upstream, shared.pool())
-            .and_then(|forwarder| forwarder.with_first_bytes_to_b(&header.unwrap_or_default()));
+            .and_then(|forwarder| forwarder.with_first_bytes_to_b(&first_bytes));
         match forwarder {
             Ok(forwarder) => {
                 self.state = State::Forwarding(Box::new(forwarder));
@@ -296,18 +374,19 @@ impl Connection {
     }
 
     /// Closes the socket of an attempt that has failed.
-    fn give_up_attempt(&mut self, error: &io::Error, shared: &LoopState) {
+    fn give_up_attempt(&mut self, error: &io::Error) {
         if let State::Connecting { client, .. } = std::mem::replace(&mut self.state, State::Closed)
         {
             self.state = State::Accepted(client);
         }
-        self.record_failure(error, shared);
+        self.record_failure(error);
     }
 
     /// Records a failure of the upstream, once none of its addresses has accepted the connection.
-    fn record_failure(&self, error: &io::Error, shared: &LoopState) {
-        if let Some(chosen) = self.upstream.as_ref().filter(|chosen| !chosen.has_next()) {
-            shared.group().record_failure(&chosen.upstream, error);
+    fn record_failure(&self, error: &io::Error) {
+        let chosen = self.upstream.as_ref().filter(|chosen| !chosen.has_next());
+        if let (Some(chosen), Some(group)) = (chosen, &self.group) {
+            group.record_failure(&chosen.upstream, error);
         }
     }
 
@@ -349,7 +428,7 @@ impl Connection {
         };
         let client_is_gone = is_gone(forwarder.sockets().0);
         let end = if client_is_gone { End::ClientFailed } else { End::UpstreamFailed };
-        let report = forwarder.report();
+        let (report, tcp) = (forwarder.report(), tcp_statistics(&forwarder, shared));
         let delivery = forwarder.into_parts().ok().map(|parts| {
             let (socket, unsent, has_ended) = if client_is_gone {
                 (parts.b, parts.a_to_b, parts.a_has_ended)
@@ -359,7 +438,7 @@ impl Connection {
             let until = context.deadline(DELIVERY_SECONDS);
             Box::new(Delivery { socket, unsent, has_ended, until })
         });
-        self.log(end, &report, shared);
+        self.log(end, &report, tcp, shared);
         if let Some(delivery) = delivery {
             self.state = State::Delivering(delivery);
         }
@@ -383,16 +462,16 @@ impl Connection {
     /// Closes both sockets, and logs the connection.
     fn finish(&mut self, end: End, shared: &mut LoopState) -> Action<NoJob> {
         let state = std::mem::replace(&mut self.state, State::Closed);
-        let report = match &state {
-            State::Forwarding(forwarder) => forwarder.report(),
-            _ => ForwardReport::default(),
+        let (report, tcp) = match &state {
+            State::Forwarding(forwarder) => (forwarder.report(), tcp_statistics(forwarder, shared)),
+            _ => <(ForwardReport, _)>::default(),
         };
         if end != End::Complete {
             // A stream that was cut off must not look like one that has ended.
             match &state {
-                State::Accepted(client) | State::Connecting { client, .. } => {
-                    reset_on_close(client);
-                }
+                State::Greeting { client, .. }
+                | State::Accepted(client)
+                | State::Connecting { client, .. } => reset_on_close(client),
                 State::Forwarding(forwarder) => {
                     let (client, upstream) = forwarder.sockets();
                     reset_on_close(client);
@@ -403,12 +482,18 @@ impl Connection {
             }
         }
         drop(state);
-        self.log(end, &report, shared);
+        self.log(end, &report, tcp, shared);
         Action::Close
     }
 
     /// Logs the connection, once.
-    fn log(&mut self, end: End, report: &ForwardReport, shared: &mut LoopState) {
+    fn log(
+        &mut self,
+        end: End,
+        report: &ForwardReport,
+        tcp: [Option<TcpStatistics>; 2],
+        shared: &mut LoopState,
+    ) {
         if self.is_logged {
             return;
         }
@@ -418,15 +503,33 @@ impl Connection {
         let copied = &mut report.a_to_b.copied.bytes;
         *copied = copied.saturating_sub(self.header_bytes);
         let upstream = self.upstream.as_ref().filter(|_| self.record.connect_attempts > 0);
-        let upstream = upstream.map(|chosen| Arc::clone(&chosen.upstream));
-        let name = upstream.as_ref().map(|upstream| upstream.name());
-        shared.record_end(&self.record, name, end, self.accepted_at.elapsed(), &report);
+        let ending = Ending {
+            end,
+            duration: self.accepted_at.elapsed(),
+            group: self.group.as_ref().map(|group| group.name()),
+            upstream: upstream.map(|chosen| chosen.upstream.name()),
+            report: &report,
+            tcp,
+        };
+        shared.record_end(&self.record, &ending);
     }
 
     /// The last call for the connection.
     pub fn close(mut self, shared: &mut LoopState) {
         self.finish(End::CutOff, shared);
     }
+}
+
+/// What the kernel has measured of both connections, for the log.
+fn tcp_statistics(
+    forwarder: &Forwarder<OwnedFd, OwnedFd>,
+    shared: &LoopState,
+) -> [Option<TcpStatistics>; 2] {
+    if !shared.log.is_on() {
+        return [None; 2];
+    }
+    let (client, upstream) = forwarder.sockets();
+    [TcpStatistics::of(client), TcpStatistics::of(upstream)]
 }
 
 /// What the failed side has sent and the other side has not accepted.

@@ -10,6 +10,38 @@ pub enum Error {
     /// There is no upstream.
     #[error("there is no upstream to connect clients to: name one")]
     NoUpstream,
+    /// A group has no upstream.
+    #[error("the group {0} has no upstream: name one")]
+    EmptyGroup(String),
+    /// Two groups have the same name.
+    #[error("there are two groups {0}: give each group a name of its own")]
+    DuplicateGroup(String),
+    /// A group has the same upstream twice.
+    #[error("the group {group} has the upstream {upstream} twice: give it a weight instead")]
+    DuplicateUpstream {
+        /// The name of the group.
+        group: String,
+        /// The upstream's address.
+        upstream: String,
+    },
+    /// A route or a listener names a group that does not exist.
+    #[error("there is no group {0}: add it, or correct the name where it is used")]
+    UnknownGroup(String),
+    /// A listener has neither a group nor a route.
+    #[error("the clients at {0} have no upstream: add a group or a route to the listener")]
+    NoRoute(haul_server::Address),
+    /// A reload would change the addresses to listen on.
+    #[error("the addresses to listen on cannot be changed by a reload: restart")]
+    ListenersChanged,
+    /// A reload names an upstream at a port that the process has given up.
+    #[error(
+        "{upstream}: the process has given up all ports but those of its upstreams at the start: \
+         restart, or start without confinement"
+    )]
+    PortGivenUp {
+        /// The upstream's address.
+        upstream: String,
+    },
     /// The pool of pipes and buffers could not be created.
     #[error("{0}")]
     Pool(haul::Error),
@@ -20,7 +52,14 @@ impl Error {
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::Server(error) => error.is_bad_input(),
-            Self::NoUpstream => true,
+            Self::NoUpstream
+            | Self::EmptyGroup(_)
+            | Self::DuplicateGroup(_)
+            | Self::UnknownGroup(_)
+            | Self::DuplicateUpstream { .. }
+            | Self::ListenersChanged
+            | Self::PortGivenUp { .. }
+            | Self::NoRoute(_) => true,
             Self::Pool(_) => false,
         }
     }

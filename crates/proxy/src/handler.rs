@@ -1,6 +1,6 @@
 //! The proxy's part of an event loop.
 
-use crate::config::{AccessRules, Config};
+use crate::config::Config;
 use crate::connection::Connection;
 use crate::loop_state::LoopState;
 use haul_server::clock::Clock;
@@ -18,20 +18,14 @@ use tracing::warn;
 #[derive(Debug)]
 pub struct ProxyHandler {
     state: LoopState,
-    access: AccessRules,
     clock: Clock,
     dropped_lines: LogLimiter,
 }
 
 impl ProxyHandler {
     /// Creates the handler of an event loop.
-    pub fn new(config: &Config, state: LoopState) -> Self {
-        Self {
-            state,
-            access: config.access.clone(),
-            clock: Clock::new(),
-            dropped_lines: LogLimiter::default(),
-        }
+    pub fn new(state: LoopState) -> Self {
+        Self { state, clock: Clock::new(), dropped_lines: LogLimiter::default() }
     }
 }
 
@@ -48,12 +42,13 @@ impl Handler for ProxyHandler {
     }
 
     fn accept(&mut self, accepted: Accepted, context: &Context<'_>) -> io::Result<Connection> {
-        if !self.access.admits(accepted.peer.map(|peer| peer.ip())) {
+        if !self.state.routes().access().admits(accepted.peer.map(|peer| peer.ip())) {
             self.state.counters.connections.refused.add(1);
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         context.register(&accepted.socket, Side::Client)?;
-        Ok(Connection::new(accepted, self.clock.now(), self.clock.turn_started()))
+        let (now, started) = (self.clock.now(), self.clock.turn_started());
+        Ok(Connection::new(accepted, now, started, &mut self.state, context))
     }
 
     fn receive(&mut self, connection: &mut Connection, event: Readiness) {

@@ -3,8 +3,10 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let mut config = haul_proxy::Config::new(["10.0.0.5:5432".parse()?, "10.0.0.6:5432".parse()?]);
-//! config.listen = vec!["5432".parse()?];
+//! use haul_proxy::{Config, GroupConfig, ListenerConfig};
+//! let upstreams = ["10.0.0.5:5432".parse()?, "10.0.0.6:5432 backup".parse()?];
+//! let mut config = Config::new([GroupConfig::new("db", upstreams)]);
+//! config.listeners = vec![ListenerConfig::new("5432".parse()?, Some("db"))];
 //! let server = haul_proxy::Server::new(&config)?;
 //! let handle = server.handle(); // handle.drain() on another thread ends run()
 //! Ok(server.run()?)
@@ -15,10 +17,12 @@
 //! (half-close). A connection that fails on one side is reset on the other: a stream that was cut
 //! off never looks like one that has ended.
 //!
-//! Limitations: one group of upstreams for all listeners, no TLS, no UDP, no handover of
-//! connections to another process.
+//! Limitations: TLS is forwarded unread but for its greeting, by which it can be routed; no UDP, no
+//! handover of connections to another process.
 
 #![forbid(unsafe_code)]
+
+pub mod greeting;
 
 mod balance;
 mod config;
@@ -29,12 +33,18 @@ mod header;
 mod log;
 mod loop_state;
 mod metrics;
+mod reload;
+mod routing;
 mod server;
 mod upkeep;
 mod upstream;
+mod upstream_address;
 
 pub use balance::Algorithm;
-pub use config::{AccessRules, Config, Limits};
+pub use config::{
+    AccessRules, Config, GroupConfig, Limits, ListenerConfig, Route, RouteCondition,
+    ServerNamePattern,
+};
 pub use error::Error;
 pub use haul::ForwardMethod;
 pub use haul_server::listener::ListenAddress;
@@ -42,6 +52,6 @@ pub use haul_server::network::IpRange;
 pub use haul_server::proxy_protocol::TrustedProxies;
 pub use haul_server::{Address, Error as ServerError};
 pub use header::HeaderVersion;
-pub use log::{End, LogLine};
+pub use log::{DirectionBytes, End, LogLine, TcpStatistics};
 pub use server::{Handle, Server};
-pub use upstream::UpstreamAddress;
+pub use upstream_address::{UpstreamAddress, UpstreamConfig};

@@ -2,10 +2,12 @@
 
 use haul::ForwardReport;
 use haul_server::log_writer::LogBuffer;
+use haul_sys::tcp_info::tcp_info;
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
 
 /// How a connection has ended.
@@ -21,6 +23,8 @@ pub enum End {
     UpstreamFailed,
     /// No connection to an upstream could be established.
     Unreachable,
+    /// No route fits the client's greeting.
+    NoRoute,
     /// No byte has moved for the time of the idle limit, or of the one for half-closed connections.
     Idle,
     /// The proxy has ended and cut the connection off.
@@ -36,6 +40,7 @@ impl End {
         Self::ClientFailed,
         Self::UpstreamFailed,
         Self::Unreachable,
+        Self::NoRoute,
         Self::Idle,
         Self::CutOff,
         Self::Shortage,
@@ -48,6 +53,7 @@ impl End {
             Self::ClientFailed => "client-failed",
             Self::UpstreamFailed => "upstream-failed",
             Self::Unreachable => "unreachable",
+            Self::NoRoute => "no-route",
             Self::Idle => "idle",
             Self::CutOff => "cut-off",
             Self::Shortage => "shortage",
@@ -64,6 +70,13 @@ pub struct LogLine<'a> {
     /// The client's address; absent for a Unix socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<SocketAddr>,
+    /// The server name in the client's TLS greeting (SNI); absent if there is none, or if no route
+    /// depends on the greeting.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_name: Option<&'a str>,
+    /// The group of the upstream; absent if no route fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<&'a str>,
     /// The upstream, as configured; absent if none was tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<&'a str>,
@@ -81,6 +94,32 @@ pub struct LogLine<'a> {
     pub to_upstream: DirectionBytes,
     /// Bytes from the upstream to the client.
     pub to_client: DirectionBytes,
+    /// The client's connection at its end; absent for a Unix socket, or if no upstream was
+    /// connected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_tcp: Option<TcpStatistics>,
+    /// The upstream's connection at its end; absent likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream_tcp: Option<TcpStatistics>,
+}
+
+/// What the kernel has measured of a TCP connection.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct TcpStatistics {
+    /// Smoothed round-trip time, in microseconds.
+    pub rtt_us: u32,
+    /// Segments that the proxy has sent again.
+    pub retransmitted_segments: u32,
+}
+
+impl TcpStatistics {
+    /// The statistics of a socket; `None` for a Unix socket.
+    pub fn of(socket: impl AsFd) -> Option<Self> {
+        let info = tcp_info(socket).ok()?;
+        let retransmitted_segments = info.retransmitted_segments;
+        Some(Self { rtt_us: info.rtt_us, retransmitted_segments })
+    }
 }
 
 /// The bytes of one direction, by how they were forwarded.
@@ -111,31 +150,42 @@ impl From<&haul::DirectionReport> for DirectionBytes {
 pub struct Record {
     pub accepted: SystemTime,
     pub client: Option<SocketAddr>,
+    pub server_name: Option<String>,
     pub connect_attempts: u32,
     pub connect_time: Option<Duration>,
 }
 
+/// What a line needs of the end of a connection.
+#[derive(Debug)]
+pub struct Ending<'a> {
+    pub end: End,
+    pub duration: Duration,
+    /// The names in the configuration.
+    pub group: Option<&'a str>,
+    pub upstream: Option<&'a str>,
+    pub report: &'a ForwardReport,
+    /// Of the client's connection, and of the upstream's.
+    pub tcp: [Option<TcpStatistics>; 2],
+}
+
 impl Record {
-    /// Writes the line of a connection that ends after `duration`.
-    pub fn write(
-        &self,
-        log: &mut LogBuffer,
-        upstream: Option<&str>,
-        end: End,
-        duration: Duration,
-        report: &ForwardReport,
-    ) {
+    /// Writes the line of a connection.
+    pub fn write(&self, log: &mut LogBuffer, ending: &Ending<'_>) {
         let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
         let line = LogLine {
             time: Timestamp::try_from(self.accepted).unwrap_or_default().to_string(),
             client: self.client,
-            upstream,
-            end,
+            server_name: self.server_name.as_deref(),
+            group: ending.group,
+            upstream: ending.upstream,
+            end: ending.end,
             connect_attempts: self.connect_attempts,
             connect_ms: self.connect_time.map(ms),
-            duration_ms: ms(duration),
-            to_upstream: (&report.a_to_b).into(),
-            to_client: (&report.b_to_a).into(),
+            duration_ms: ms(ending.duration),
+            to_upstream: (&ending.report.a_to_b).into(),
+            to_client: (&ending.report.b_to_a).into(),
+            client_tcp: ending.tcp[0],
+            upstream_tcp: ending.tcp[1],
         };
         log.line(|bytes| {
             // Writing to memory does not fail, and neither do these types.

@@ -2,10 +2,10 @@
 
 use crate::config::{Config, Limits};
 use crate::header::HeaderVersion;
-use crate::log::{End, Record};
+use crate::log::{Ending, Record};
 use crate::metrics::LoopCounters;
-use crate::upstream::UpstreamGroup;
-use haul::{ForwardPool, ForwardReport, ForwardSettings};
+use crate::routing::{CurrentTable, RoutingTable};
+use haul::{ForwardPool, ForwardSettings};
 use haul_server::LogLimiter;
 use haul_server::connect::{self, PeerAddress};
 use haul_server::event_loop::Context;
@@ -25,7 +25,10 @@ const KEEPALIVE_PROBES: u32 = 6;
 /// What the connections of one event loop share.
 #[derive(Debug)]
 pub struct LoopState {
-    group: Arc<UpstreamGroup>,
+    current: Arc<CurrentTable>,
+    /// The table that was current in this generation.
+    routes: Arc<RoutingTable>,
+    generation: u64,
     pool: ForwardPool,
     limits: Limits,
     header_version: Option<HeaderVersion>,
@@ -39,7 +42,7 @@ impl LoopState {
     /// Creates the state of an event loop.
     pub fn new(
         config: &Config,
-        group: Arc<UpstreamGroup>,
+        current: Arc<CurrentTable>,
         counters: Arc<LoopCounters>,
         log: LogBuffer,
     ) -> Result<Self, haul::Error> {
@@ -52,7 +55,9 @@ impl LoopState {
             .with_idle_timeout(limits.idle_timeout)
             .with_half_closed_timeout(limits.half_closed_timeout);
         Ok(Self {
-            group,
+            generation: current.generation(),
+            routes: current.get(),
+            current,
             pool: ForwardPool::with_settings(settings)?,
             limits,
             header_version: config.send_header,
@@ -63,8 +68,14 @@ impl LoopState {
         })
     }
 
-    pub fn group(&self) -> &UpstreamGroup {
-        &self.group
+    /// The routing table in force.
+    pub fn routes(&mut self) -> &RoutingTable {
+        let generation = self.current.generation();
+        if generation != self.generation {
+            self.routes = self.current.get();
+            self.generation = generation;
+        }
+        &self.routes
     }
 
     pub fn limits(&self) -> &Limits {
@@ -105,17 +116,10 @@ impl LoopState {
     }
 
     /// Counts and logs the end of a connection.
-    pub fn record_end(
-        &mut self,
-        record: &Record,
-        upstream: Option<&str>,
-        end: End,
-        duration: Duration,
-        report: &ForwardReport,
-    ) {
-        self.counters.record(end, report);
+    pub fn record_end(&mut self, record: &Record, ending: &Ending<'_>) {
+        self.counters.record(ending.end, ending.report);
         if self.log.is_on() {
-            record.write(&mut self.log, upstream, end, duration, report);
+            record.write(&mut self.log, ending);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The counters of a proxy, and their page for Prometheus.
 
 use crate::log::End;
-use crate::upstream::{UpstreamCounters, UpstreamGroup};
+use crate::routing::{CurrentTable, RoutingTable};
+use crate::upstream::{Upstream, UpstreamCounters};
 use haul::{DirectionReport, ForwardReport};
 use haul_server::metrics::{Collect, Exposition};
 use haul_server::{ConnectionCounters, Counter};
@@ -49,7 +50,7 @@ pub struct ProxyMetrics {
     /// The counters of all event loops.
     pub loops: Vec<Arc<LoopCounters>>,
     /// The upstreams.
-    pub group: Arc<UpstreamGroup>,
+    pub table: Arc<CurrentTable>,
 }
 
 impl ProxyMetrics {
@@ -70,24 +71,35 @@ impl ProxyMetrics {
             text.sample("haul_proxy_forwarded_bytes_total", &label, bytes);
         }
     }
+}
 
-    fn upstreams(
-        &self,
-        text: &mut Exposition,
-        (name, kind, help): (&str, &str, &str),
-        of: impl Fn(&UpstreamCounters) -> u64,
-    ) {
-        text.family(name, kind, help);
-        for upstream in self.group.upstreams() {
-            text.sample(name, &label(upstream.name()), of(upstream.counters()));
-        }
+/// A metric of the upstreams: its name, kind and help, and the value of each.
+fn write_upstreams(
+    text: &mut Exposition,
+    table: &RoutingTable,
+    (name, kind, help): (&str, &str, &str),
+    of: impl Fn(&UpstreamCounters) -> u64,
+) {
+    text.family(name, kind, help);
+    for (label, upstream) in labelled(table) {
+        text.sample(name, &label, of(upstream.counters()));
     }
 }
 
-/// An upstream's label. A path may have any character.
-fn label(upstream: &str) -> String {
-    let escaped = upstream.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    format!("upstream=\"{escaped}\"")
+/// The upstreams, each with its labels.
+fn labelled(table: &RoutingTable) -> impl Iterator<Item = (String, &Upstream)> {
+    table.groups().iter().flat_map(|group| {
+        let label = |upstream: &Upstream| {
+            let (group, upstream) = (escape(group.name()), escape(upstream.name()));
+            format!("group=\"{group}\",upstream=\"{upstream}\"")
+        };
+        group.upstreams().iter().map(move |upstream| (label(upstream), upstream.as_ref()))
+    })
+}
+
+/// Escapes the value of a label. A path may have any character.
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 impl Collect for ProxyMetrics {
@@ -109,25 +121,29 @@ impl Collect for ProxyMetrics {
         text.family(name, "counter", "Bytes of ended connections, by direction and method.");
         self.direction(text, "to-upstream", |counters| &counters.to_upstream);
         self.direction(text, "to-client", |counters| &counters.to_client);
-        self.upstreams(
+        let table = self.table.get();
+        write_upstreams(
             text,
+            &table,
             ("haul_proxy_upstream_connections", "gauge", "Connections to each upstream."),
             |counters| counters.open.load(Relaxed) as u64,
         );
-        self.upstreams(
+        write_upstreams(
             text,
+            &table,
             ("haul_proxy_upstream_connected_total", "counter", "Connections established."),
             |counters| counters.connected.load(Relaxed),
         );
-        self.upstreams(
+        write_upstreams(
             text,
+            &table,
             ("haul_proxy_upstream_failed_total", "counter", "Connections not established."),
             |counters| counters.failed.load(Relaxed),
         );
         let name = "haul_proxy_upstream_up";
         text.family(name, "gauge", "Whether the active check has found the upstream up.");
-        for upstream in self.group.upstreams() {
-            text.sample(name, &label(upstream.name()), u64::from(!upstream.is_down()));
+        for (label, upstream) in labelled(&table) {
+            text.sample(name, &label, u64::from(!upstream.is_down()));
         }
     }
 }

@@ -1,12 +1,14 @@
 //! The proxy as a whole: listening sockets, event loops, upkeep, metrics, and how to stop it.
 
-use crate::config::Config;
+use crate::config::{Config, ListenerConfig};
 use crate::error::Error;
 use crate::handler::{ProxyHandler, loop_settings};
 use crate::loop_state::LoopState;
 use crate::metrics::{LoopCounters, ProxyMetrics};
+use crate::reload::Reloader;
+use crate::routing::{CurrentTable, RoutingTable};
 use crate::upkeep::{self, Intervals, Upkeep};
-use crate::upstream::{UpstreamAddress, UpstreamGroup};
+use crate::upstream_address::UpstreamAddress;
 use haul_server::connect;
 use haul_server::event_loop::LoopSettings;
 use haul_server::listener::{ListenAddress, ListenSettings};
@@ -19,11 +21,12 @@ use haul_server::window_clamp::{ClampedPorts, WindowClamp};
 use haul_server::{Address, Control, privileges};
 use rustix::thread::CapabilitySet;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Descriptors of a connection: two sockets, and a pipe for each direction whose sink is full.
-const DESCRIPTORS_PER_CONNECTION: usize = 6;
+/// Descriptors of a connection: two sockets, and a pipe for a direction whose sink is full. If both
+/// sinks of many connections are full, the rest is copied.
+const DESCRIPTORS_PER_CONNECTION: usize = 4;
 
 /// A proxy that listens, and forwards once it runs.
 #[derive(Debug)]
@@ -32,8 +35,9 @@ pub struct Server {
     settings: LoopSettings,
     handlers: Vec<ProxyHandler>,
     counters: Vec<Arc<LoopCounters>>,
-    group: Arc<UpstreamGroup>,
+    table: Arc<CurrentTable>,
     upkeep: Upkeep,
+    reloader: Arc<Reloader>,
     log: Option<Arc<LogWriter>>,
     caveats: Vec<String>,
     window_clamp: Option<WindowClamp>,
@@ -44,6 +48,7 @@ pub struct Server {
 pub struct Handle {
     control: Arc<Control>,
     log: Option<Arc<LogWriter>>,
+    reloader: Arc<Reloader>,
 }
 
 impl Server {
@@ -53,24 +58,24 @@ impl Server {
     /// A name that cannot be resolved is a caveat, and is resolved again later: a proxy may start
     /// before the network is complete.
     pub fn new(config: &Config) -> Result<Self, Error> {
-        if config.upstreams.is_empty() {
-            return Err(Error::NoUpstream);
-        }
+        let table = Arc::new(CurrentTable::new(RoutingTable::new(config, None)?));
         let loops = runtime::loop_count(config.workers)?;
+        let as_given = config.clone();
         let mut config = config.clone();
         let connections_max = runtime::descriptors_available() / DESCRIPTORS_PER_CONNECTION;
         config.limits.connections_max = config.limits.connections_max.min(connections_max).max(1);
-        let group = Arc::new(UpstreamGroup::new(config.upstreams.clone(), config.algorithm));
         let path = |log: &PathBuf| (log.as_os_str() != "").then(|| log.clone());
         let log_path = config.access_log.as_ref().map(path);
         let log_file = log_path.as_ref().map(|path| LogFile::open(path.as_deref())).transpose()?;
-        let listen: Vec<_> = config.listen.iter().map(without_tls).collect();
+        let listen: Vec<_> = config.listeners.iter().map(without_tls).collect();
         let congestion = config.congestion.as_deref();
         let listen = ListenSettings::new(listen).with_congestion(congestion).with_shared(true);
         let service = Service::open("haul-proxy", &listen, config.metrics, loops)?;
-        let upstream_ports: Vec<_> =
-            config.upstreams.iter().filter_map(UpstreamAddress::port).collect();
-        let ports = ClampedPorts { accepted: service.ports(), connected: upstream_ports.clone() };
+        let upstream_ports: Vec<_> = config.upstreams().filter_map(UpstreamAddress::port).collect();
+        let ports = ClampedPorts {
+            accepted: service.own_ports().to_vec(),
+            connected: upstream_ports.clone(),
+        };
         let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
         if let Some(user) = &config.user {
             privileges::switch_user(user, CapabilitySet::empty())?;
@@ -80,29 +85,27 @@ impl Server {
             connect::check_congestion(name)
                 .map_err(|error| haul_server::Error::Congestion { name: name.into(), error })?;
         }
-        let mut caveats: Vec<_> = upkeep::resolve(&group)
-            .into_iter()
-            .map(|problem| {
-                format!("an upstream gets no connection until its name is resolved: {problem}")
-            })
-            .collect();
+        let mut caveats = upkeep::unresolved_caveats(upkeep::resolve(&table.get()));
         caveats.extend(refusal);
         // The resolver reads files that depend on the host, so its thread starts before the
         // sandbox, which holds for the threads that start later.
         let intervals =
             Intervals { resolve: config.resolve_interval, check: config.check_interval };
-        let upkeep = Upkeep::start(&group, intervals)
+        let upkeep = Upkeep::start(&table, intervals)
             .map_err(haul_server::Error::at("starting the upkeep thread"))?;
         if config.confine {
             let paths = sandbox_paths(&config, log_path.as_ref());
             caveats.extend(sandbox::restrict(&paths, &upstream_ports)?);
         }
+        let permitted_ports = config.confine.then_some(upstream_ports);
+        let reloader =
+            Reloader::new(as_given, Arc::clone(&table), upkeep.resolver(), permitted_ports);
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
         let counters: Vec<Arc<LoopCounters>> = (0..loops).map(|_| Arc::default()).collect();
         let handler = |counters: &Arc<LoopCounters>| {
             let buffer = log.as_ref().map_or_else(LogBuffer::default, |log| log.buffer());
-            LoopState::new(&config, Arc::clone(&group), Arc::clone(counters), buffer)
-                .map(|state| ProxyHandler::new(&config, state))
+            LoopState::new(&config, Arc::clone(&table), Arc::clone(counters), buffer)
+                .map(ProxyHandler::new)
         };
         let handlers = counters.iter().map(handler).collect::<Result<_, _>>();
         let handlers = handlers.map_err(Error::Pool)?;
@@ -114,8 +117,9 @@ impl Server {
             settings,
             handlers,
             counters,
-            group,
+            table,
             upkeep,
+            reloader: Arc::new(reloader),
             log,
             caveats,
             window_clamp,
@@ -149,17 +153,18 @@ impl Server {
 
     /// Control over the proxy while it runs.
     pub fn handle(&self) -> Handle {
-        Handle { control: self.service.control(), log: self.log.clone() }
+        let (log, reloader) = (self.log.clone(), Arc::clone(&self.reloader));
+        Handle { control: self.service.control(), log, reloader }
     }
 
     /// Forwards until [`Handle::drain`], and then until open connections have ended or the drain
     /// timeout is over.
     pub fn run(self) -> Result<(), Error> {
         let Self {
-            service, settings, handlers, counters, group, upkeep, log, window_clamp, ..
+            service, settings, handlers, counters, table, upkeep, log, window_clamp, ..
         } = self;
         let mut registry = Registry::default();
-        registry.register(ProxyMetrics { loops: counters, group });
+        registry.register(ProxyMetrics { loops: counters, table });
         let result = service.run(&[], &settings, registry, handlers);
         drop((upkeep, window_clamp));
         if let Some(log) = &log {
@@ -176,24 +181,36 @@ impl Handle {
     }
 
     /// Opens the log again by its name, after a rotation.
-    pub fn reload(&self) -> Result<(), Error> {
+    pub fn reopen_log(&self) -> Result<(), Error> {
         match &self.log {
             Some(log) => Ok(log.reopen()?),
             None => Ok(()),
         }
     }
+
+    /// Puts the groups, routes and rules of access of another configuration in force, whole or not
+    /// at all. Returns what is not as it was asked for, each with its consequence.
+    ///
+    /// Blocks until names are resolved. Connections continue, also those to upstreams that are gone
+    /// from the configuration; new connections take the new routes. Upstreams that stay in their
+    /// group keep their state. The addresses to listen on cannot be changed, nor, if the process is
+    /// confined, can the ports of upstreams.
+    pub fn reload(&self, config: &Config) -> Result<Vec<String>, Error> {
+        self.reloader.reload(config)
+    }
 }
 
-fn without_tls(address: &Address) -> ListenAddress {
-    ListenAddress { address: address.clone(), is_tls: false }
+fn without_tls(listener: &ListenerConfig) -> ListenAddress {
+    ListenAddress { address: listener.address.clone(), is_tls: false }
 }
 
 /// The paths that the proxy needs after its start.
 fn sandbox_paths(config: &Config, log: Option<&Option<PathBuf>>) -> Vec<(PathBuf, AccessRights)> {
     let log = log.and_then(Option::as_ref).map(|path| (path.clone(), AccessRights::Append));
-    let sockets = config.listen.iter().filter_map(|address| match address {
-        Address::Unix(path) => Some((Path::to_owned(path), AccessRights::Remove)),
+    let sockets = config.listeners.iter().filter_map(|listener| match &listener.address {
+        Address::Unix(path) => Some((path.clone(), AccessRights::Remove)),
         _ => None,
     });
-    log.into_iter().chain(sockets).collect()
+    let file = config.config_file.clone().map(|path| (path, AccessRights::ReadAgain));
+    log.into_iter().chain(sockets).chain(file).collect()
 }

@@ -1,19 +1,16 @@
 //! Upkeep of the upstreams on threads of its own: names are resolved again, and upstreams checked.
 
-use crate::upstream::{Upstream, UpstreamGroup};
+use crate::routing::{CurrentTable, RoutingTable};
+use crate::upstream::Upstream;
 use haul_server::connect;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender, SyncSender};
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
+use tracing::warn;
 
-/// Checks in a row that have failed before an upstream is down.
-const FAILURES_BEFORE_DOWN: u32 = 3;
-/// Checks in a row that have succeeded before it is up again.
-const SUCCESSES_BEFORE_UP: u32 = 2;
 /// A check that takes longer has failed.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -30,41 +27,85 @@ pub struct Intervals {
 /// does not answer delays no check.
 #[derive(Debug)]
 pub struct Upkeep {
-    _stops: Vec<Sender<()>>,
+    resolver: Resolver,
+    _check: Option<Sender<()>>,
+}
+
+/// The thread that resolves names. It may read the resolver's files where the rest of the process
+/// may not.
+#[derive(Debug, Clone)]
+pub struct Resolver(Sender<Request>);
+
+#[derive(Debug)]
+enum Request {
+    /// To resolve the names of a table that is not in force yet, and answer.
+    Resolve(Arc<RoutingTable>, SyncSender<Vec<String>>),
+    End,
 }
 
 impl Upkeep {
     /// Starts the threads.
-    pub fn start(group: &Arc<UpstreamGroup>, intervals: Intervals) -> io::Result<Self> {
-        let mut stops = Vec::new();
-        let mut known_problems = Vec::new();
-        let names = Arc::clone(group);
-        stops.push(every(intervals.resolve, "haul-resolve", move || {
-            let problems = resolve(&names);
-            for problem in problems.iter().filter(|problem| !known_problems.contains(*problem)) {
-                warn!("a name was not resolved again: {problem}");
-            }
-            known_problems = problems;
-        })?);
-        if let Some(interval) = intervals.check {
-            let group = Arc::clone(group);
-            let mut streaks = vec![Streak::default(); group.upstreams().len()];
-            stops.push(every(interval, "haul-check", move || check(&group, &mut streaks))?);
-        }
-        Ok(Self { _stops: stops })
+    pub fn start(table: &Arc<CurrentTable>, intervals: Intervals) -> io::Result<Self> {
+        let resolver = Resolver::start(Arc::clone(table), intervals.resolve)?;
+        let check = intervals.check.map(|interval| start_checks(Arc::clone(table), interval));
+        Ok(Self { resolver, _check: check.transpose()? })
+    }
+
+    /// The thread that resolves names.
+    pub fn resolver(&self) -> Resolver {
+        self.resolver.clone()
     }
 }
 
-/// Repeats `work` on a thread, until the result is dropped. The thread may be at work then.
-fn every(
-    interval: Duration,
-    name: &str,
-    mut work: impl FnMut() + Send + 'static,
-) -> io::Result<Sender<()>> {
+impl Drop for Upkeep {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.resolver.0.send(Request::End);
+    }
+}
+
+impl Resolver {
+    fn start(table: Arc<CurrentTable>, interval: Duration) -> io::Result<Self> {
+        let (tx, rx) = mpsc::channel();
+        let mut known_problems = Vec::new();
+        std::thread::Builder::new().name("haul-resolve".into()).spawn(move || {
+            loop {
+                match rx.recv_timeout(interval) {
+                    Ok(Request::Resolve(table, answer)) => {
+                        // The caller may have given up.
+                        let _ = answer.send(resolve(&table));
+                    }
+                    Ok(Request::End) | Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => {
+                        let problems = resolve(&table.get());
+                        for problem in problems.iter().filter(|one| !known_problems.contains(*one))
+                        {
+                            warn!("a name was not resolved again: {problem}");
+                        }
+                        known_problems = problems;
+                    }
+                }
+            }
+        })?;
+        Ok(Self(tx))
+    }
+
+    /// Resolves the names of a table like [`resolve`]; waits for it.
+    pub fn resolve(&self, table: &Arc<RoutingTable>) -> Vec<String> {
+        let (tx, rx) = mpsc::sync_channel(1);
+        let request = Request::Resolve(Arc::clone(table), tx);
+        let sent = self.0.send(request).ok();
+        // The proxy has ended otherwise.
+        sent.and_then(|()| rx.recv().ok()).unwrap_or_default()
+    }
+}
+
+/// Checks all upstreams in an interval, until the result is dropped.
+fn start_checks(table: Arc<CurrentTable>, interval: Duration) -> io::Result<Sender<()>> {
     let (stop, stopped) = mpsc::channel();
-    std::thread::Builder::new().name(name.into()).spawn(move || {
+    std::thread::Builder::new().name("haul-check".into()).spawn(move || {
         while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-            work();
+            check(&table.get());
         }
     })?;
     Ok(stop)
@@ -72,9 +113,9 @@ fn every(
 
 /// Resolves the names of the upstreams; returns those that could not be resolved, with the reason.
 /// They keep their addresses.
-pub fn resolve(group: &UpstreamGroup) -> Vec<String> {
+pub fn resolve(table: &RoutingTable) -> Vec<String> {
     let mut problems = Vec::new();
-    for upstream in group.upstreams() {
+    for upstream in table.upstreams() {
         match upstream.to_resolve().map(|name| name.addresses()) {
             None => {}
             Some(Ok(addresses)) => upstream.set_addresses(addresses),
@@ -84,39 +125,19 @@ pub fn resolve(group: &UpstreamGroup) -> Vec<String> {
     problems
 }
 
-/// The results of an upstream's latest checks.
-#[derive(Debug, Clone, Copy, Default)]
-struct Streak {
-    failures: u32,
-    successes: u32,
+/// What names that could not be resolved mean.
+pub fn unresolved_caveats(problems: Vec<String>) -> Vec<String> {
+    let caveat =
+        |problem| format!("an upstream gets no connection until its name is resolved: {problem}");
+    problems.into_iter().map(caveat).collect()
 }
 
 /// Connects to all upstreams at the same time.
-fn check(group: &UpstreamGroup, streaks: &mut [Streak]) {
-    let sockets: Vec<_> = group.upstreams().iter().map(|upstream| start(upstream)).collect();
+fn check(table: &RoutingTable) {
+    let sockets: Vec<_> = table.upstreams().map(|upstream| start(upstream)).collect();
     let deadline = Instant::now() + CHECK_TIMEOUT;
-    for ((upstream, socket), streak) in group.upstreams().iter().zip(sockets).zip(streaks) {
-        let result = socket.and_then(|socket| finish(&socket, deadline));
-        streak.record(upstream, result.err());
-    }
-}
-
-impl Streak {
-    fn record(&mut self, upstream: &Upstream, error: Option<io::Error>) {
-        let name = upstream.name();
-        if let Some(error) = error {
-            *self = Self { failures: self.failures + 1, successes: 0 };
-            if self.failures >= FAILURES_BEFORE_DOWN && !upstream.is_down() {
-                upstream.set_down(true);
-                warn!(upstream = name, %error, "upstream {name} is down: {error}");
-            }
-        } else {
-            *self = Self { failures: 0, successes: self.successes + 1 };
-            if self.successes >= SUCCESSES_BEFORE_UP && upstream.is_down() {
-                upstream.set_down(false);
-                info!(upstream = name, "upstream {name} is up");
-            }
-        }
+    for (upstream, socket) in table.upstreams().zip(sockets) {
+        upstream.record_check(socket.and_then(|socket| finish(&socket, deadline)));
     }
 }
 
@@ -148,19 +169,22 @@ fn finish(socket: &OwnedFd, deadline: Instant) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::balance::Algorithm;
+    use crate::config::{Config, GroupConfig};
     use std::net::TcpListener;
+
+    fn table(upstreams: &[&str]) -> RoutingTable {
+        let upstreams: Vec<_> = upstreams.iter().map(|text| text.parse().unwrap()).collect();
+        RoutingTable::new(&Config::new([GroupConfig::new("a", upstreams)]), None).unwrap()
+    }
 
     #[test]
     fn an_upstream_is_down_after_three_failed_checks_and_up_after_two_good_ones() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let upstream = address.to_string().parse().unwrap();
-        let group = UpstreamGroup::new([upstream], Algorithm::default());
-        let mut streaks = [Streak::default()];
-        let mut check = || {
-            check(&group, &mut streaks);
-            group.upstreams()[0].is_down()
+        let table = table(&[&address.to_string()]);
+        let check = || {
+            check(&table);
+            table.upstreams().all(|upstream| upstream.is_down())
         };
         assert_eq!([check(), check()], [false; 2]);
         drop(listener);
@@ -171,12 +195,12 @@ mod tests {
 
     #[test]
     fn names_are_resolved_and_keep_their_addresses_when_they_cannot_be() {
-        let names = ["localhost:80", "no-such-host.invalid:80"].map(|text| text.parse().unwrap());
-        let group = UpstreamGroup::new(names, Algorithm::default());
-        let problems = resolve(&group);
+        let table = table(&["localhost:80", "no-such-host.invalid:80"]);
+        let problems = resolve(&table);
         assert_eq!(problems.len(), 1, "{problems:?}");
         assert!(problems[0].starts_with("no-such-host.invalid:80: "), "{problems:?}");
-        assert!(!group.upstreams()[0].addresses().is_empty());
-        assert!(group.upstreams()[1].addresses().is_empty());
+        let has_addresses: Vec<_> =
+            table.upstreams().map(|upstream| !upstream.addresses().is_empty()).collect();
+        assert_eq!(has_addresses, [true, false]);
     }
 }

@@ -1,87 +1,25 @@
 //! Upstreams: the servers that clients are connected to, and what is known of each of them.
 
-use crate::balance::{Algorithm, Balancer, Candidate, name_hash};
+use crate::balance::{Balancer, Candidate, name_hash};
+use crate::config::GroupConfig;
+use crate::upstream_address::UpstreamAddress;
 use haul_server::connect::PeerAddress;
 use haul_server::resolve::Resolve;
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
+/// Checks in a row that have failed before an upstream is down.
+const CHECKS_BEFORE_DOWN: u32 = 3;
+/// Checks in a row that have succeeded before it is up again.
+const CHECKS_BEFORE_UP: u32 = 2;
 /// Connections in a row that have failed before an upstream is ejected.
 const FAILURES_BEFORE_EJECTION: u32 = 3;
 /// How long an ejected upstream gets no connection while there is another.
 const EJECTION_TIME: Duration = Duration::from_secs(10);
-
-/// The address of an upstream as it is configured.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum UpstreamAddress {
-    /// A TCP address.
-    Tcp(SocketAddr),
-    /// A host name and a port.
-    Name {
-        /// The host name.
-        host: String,
-        /// The port.
-        port: u16,
-    },
-    /// The path of a Unix socket.
-    Unix(PathBuf),
-}
-
-impl UpstreamAddress {
-    /// The TCP port; `None` for a Unix socket.
-    pub fn port(&self) -> Option<u16> {
-        match self {
-            Self::Tcp(address) => Some(address.port()),
-            Self::Name { port, .. } => Some(*port),
-            Self::Unix(_) => None,
-        }
-    }
-}
-
-impl FromStr for UpstreamAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = || {
-            format!(
-                "{text:?} is no upstream: write 10.0.0.5:80, [2001:db8::5]:80, \
-                 db.example.com:5432 or unix:/run/app.sock"
-            )
-        };
-        if let Some(path) = text.strip_prefix("unix:") {
-            return if path.is_empty() { Err(invalid()) } else { Ok(Self::Unix(path.into())) };
-        }
-        if let Ok(address) = text.parse::<SocketAddr>() {
-            return if address.port() == 0 { Err(invalid()) } else { Ok(Self::Tcp(address)) };
-        }
-        let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
-        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        match port.parse() {
-            Ok(port) if port > 0 && !host.is_empty() && host.bytes().all(is_name) => {
-                Ok(Self::Name { host: host.into(), port })
-            }
-            _ => Err(invalid()),
-        }
-    }
-}
-
-impl fmt::Display for UpstreamAddress {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => address.fmt(formatter),
-            Self::Name { host, port } => write!(formatter, "{host}:{port}"),
-            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
-        }
-    }
-}
 
 /// An upstream, shared by all event loops.
 #[derive(Debug)]
@@ -100,6 +38,10 @@ pub struct Upstream {
 struct Health {
     /// Whether the active check has found it down.
     is_down: AtomicBool,
+    /// Checks in a row that have failed.
+    failed_checks: AtomicU32,
+    /// Checks in a row that have succeeded.
+    good_checks: AtomicU32,
     /// Connections in a row that have failed.
     failures: AtomicU32,
     /// The end of its ejection, in milliseconds of the group's clock.
@@ -187,9 +129,25 @@ impl Upstream {
         self.health.is_down.load(Relaxed)
     }
 
-    /// Records the verdict of the active check.
-    pub fn set_down(&self, is_down: bool) {
-        self.health.is_down.store(is_down, Relaxed);
+    /// Records the result of an active check.
+    pub fn record_check(&self, result: io::Result<()>) {
+        let (name, health) = (self.name(), &self.health);
+        match result {
+            Ok(()) => {
+                health.failed_checks.store(0, Relaxed);
+                let successes = health.good_checks.fetch_add(1, Relaxed).saturating_add(1);
+                if successes >= CHECKS_BEFORE_UP && health.is_down.swap(false, Relaxed) {
+                    info!(upstream = name, "upstream {name} is up");
+                }
+            }
+            Err(error) => {
+                health.good_checks.store(0, Relaxed);
+                let failures = health.failed_checks.fetch_add(1, Relaxed).saturating_add(1);
+                if failures >= CHECKS_BEFORE_DOWN && !health.is_down.swap(true, Relaxed) {
+                    warn!(upstream = name, %error, "upstream {name} is down: {error}");
+                }
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<[PeerAddress]>> {
@@ -200,19 +158,36 @@ impl Upstream {
 /// A group of upstreams among which clients are balanced, shared by all event loops.
 #[derive(Debug)]
 pub struct UpstreamGroup {
+    name: String,
     upstreams: Vec<Arc<Upstream>>,
+    /// The weight of each upstream, and whether it is a backup.
+    shares: Vec<(u32, bool)>,
     balancer: Balancer,
     started: Instant,
 }
 
 impl UpstreamGroup {
-    /// Creates a group.
-    pub fn new(addresses: impl IntoIterator<Item = UpstreamAddress>, algorithm: Algorithm) -> Self {
+    /// Creates a group. Upstreams that `previous` has keep their state.
+    pub fn new(config: &GroupConfig, previous: Option<&Self>) -> Self {
+        let upstreams = &config.upstreams;
+        let kept = previous.map_or(&[][..], Self::upstreams);
+        let create = |address: &UpstreamAddress| {
+            let kept = kept.iter().find(|upstream| upstream.address == *address);
+            kept.map_or_else(|| Arc::new(Upstream::new(address.clone())), Arc::clone)
+        };
         Self {
-            upstreams: addresses.into_iter().map(|one| Arc::new(Upstream::new(one))).collect(),
-            balancer: Balancer::new(algorithm),
-            started: Instant::now(),
+            name: config.name.clone(),
+            upstreams: upstreams.iter().map(|one| create(&one.address)).collect(),
+            shares: upstreams.iter().map(|one| (one.weight, one.is_backup)).collect(),
+            balancer: Balancer::new(config.algorithm, upstreams.len()),
+            // The ends of ejections are times of this clock.
+            started: previous.map_or_else(Instant::now, |previous| previous.started),
         }
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The upstreams, as configured.
@@ -220,20 +195,28 @@ impl UpstreamGroup {
         &self.upstreams
     }
 
-    /// Chooses the upstream of a client, without those that were tried already. One that is down or
-    /// ejected is chosen only if there is no other: a connection may still succeed where a check
-    /// has failed. When an ejection is over, one connection at a time tries the upstream.
+    /// Chooses the upstream of a client, without those that were tried already. Backups come after
+    /// all others. One that is down or ejected is chosen only if there is no other: a connection
+    /// may still succeed where a check has failed. When an ejection is over, one connection at a
+    /// time tries the upstream.
     pub fn choose(&self, client: Option<IpAddr>, tried: &[usize]) -> Option<usize> {
         let now_ms = self.now_ms();
         let mut skipped = tried.to_vec();
         let is_usable = |upstream: &Upstream| {
             !upstream.is_down() && upstream.health.ejected_until_ms.load(Relaxed) <= now_ms
         };
-        while let Some(index) = self.balance(client, &skipped, skipped.is_empty(), &is_usable) {
-            if self.upstreams[index].health.begin_trial(now_ms) {
-                return Some(index);
+        for is_backup in [false, true] {
+            let is_candidate = |index: usize| {
+                self.shares[index].1 == is_backup && is_usable(&self.upstreams[index])
+            };
+            while let Some(index) =
+                self.balance(client, &skipped, skipped.is_empty(), &is_candidate)
+            {
+                if self.upstreams[index].health.begin_trial(now_ms) {
+                    return Some(index);
+                }
+                skipped.push(index);
             }
-            skipped.push(index);
         }
         self.balance(client, tried, tried.is_empty(), &|_| true)
     }
@@ -243,18 +226,17 @@ impl UpstreamGroup {
         client: Option<IpAddr>,
         skipped: &[usize],
         is_first: bool,
-        is_usable: &dyn Fn(&Upstream) -> bool,
+        is_candidate: &dyn Fn(usize) -> bool,
     ) -> Option<usize> {
-        let candidates: Vec<_> = self
-            .upstreams
-            .iter()
-            .enumerate()
-            .filter(|(index, upstream)| !skipped.contains(index) && is_usable(upstream))
-            .map(|(index, upstream)| Candidate {
-                index,
-                name_hash: upstream.name_hash,
-                open: upstream.counters.open.load(Relaxed),
-            })
+        let candidate = |index: usize| Candidate {
+            index,
+            name_hash: self.upstreams[index].name_hash,
+            weight: self.shares[index].0,
+            open: self.upstreams[index].counters.open.load(Relaxed),
+        };
+        let candidates: Vec<_> = (0..self.upstreams.len())
+            .filter(|index| !skipped.contains(index) && is_candidate(*index))
+            .map(candidate)
             .collect();
         self.balancer.choose(&candidates, client, is_first)
     }
@@ -298,33 +280,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_parse_back_and_others_are_refused() {
-        for text in ["10.0.0.5:80", "[2001:db8::5]:80", "db-1.example.com:5432", "unix:/run/a b"] {
-            assert_eq!(text.parse::<UpstreamAddress>().unwrap().to_string(), text);
-        }
-        for text in
-            ["", "80", "host", "host:", "host:0", ":80", "10.0.0.5:0", "a b:80", "unix:", "h:65536"]
-        {
-            let error = text.parse::<UpstreamAddress>().unwrap_err();
-            assert!(error.contains(text) && error.contains("write"), "{error}");
-        }
-    }
-
-    #[test]
     fn an_upstream_that_refuses_connections_is_chosen_only_if_there_is_no_other() {
-        let addresses = ["10.0.0.1:80", "10.0.0.2:80"].map(|text| text.parse().unwrap());
-        let group = UpstreamGroup::new(addresses, Algorithm::RoundRobin);
+        let upstreams = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80 backup"];
+        let upstreams = upstreams.map(|text| text.parse().unwrap());
+        let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams), None);
         let first = &group.upstreams()[0];
         for _ in 0..FAILURES_BEFORE_EJECTION {
             assert!((0..2).any(|_| group.choose(None, &[]) == Some(0)), "it is not ejected yet");
             group.record_failure(first, &io::ErrorKind::ConnectionRefused.into());
         }
         assert!((0..9).all(|_| group.choose(None, &[]) == Some(1)));
-        assert_eq!(group.choose(None, &[1]), Some(0), "there is no other");
-        assert_eq!(group.choose(None, &[0, 1]), None);
+        assert_eq!(group.choose(None, &[1]), Some(2), "the backup");
+        assert_eq!(group.choose(None, &[1, 2]), Some(0), "there is no other");
+        assert_eq!(group.choose(None, &[0, 1, 2]), None);
         UpstreamGroup::record_success(first);
         assert!((0..2).any(|_| group.choose(None, &[]) == Some(0)), "it is back");
-        first.set_down(true);
+        for _ in 0..CHECKS_BEFORE_DOWN {
+            first.record_check(Err(io::ErrorKind::ConnectionRefused.into()));
+        }
         assert!((0..9).all(|_| group.choose(None, &[]) == Some(1)));
     }
 }

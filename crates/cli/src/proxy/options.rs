@@ -5,20 +5,23 @@ use crate::daemon::options::{
     Timeout, check_not_zero, deserialize_each_from_text, deserialize_from_text, non_empty_or,
 };
 use crate::output::Failure;
+use crate::proxy::routes::{
+    Balance, GroupOptions, ListenerOptions, RouteOptions, example, groups, listeners,
+};
 use clap::{Args, ValueEnum};
 use haul_proxy::{
-    Address, Algorithm, Config, ForwardMethod, HeaderVersion, IpRange, TrustedProxies,
-    UpstreamAddress,
+    Address, Config, ForwardMethod, HeaderVersion, IpRange, TrustedProxies, UpstreamConfig,
 };
 use haul_units::Size;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// The options of `haul proxy`. The configuration file has the flags' names as TOML keys, and flags
 /// take precedence.
-#[derive(Debug, Default, Args, Deserialize)]
+#[derive(Debug, Default, Clone, Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Options {
     /// Address to listen on: a port, an address and port, unix:PATH, or systemd for the sockets
@@ -27,14 +30,23 @@ pub struct Options {
     #[serde(deserialize_with = "deserialize_each_from_text")]
     pub listen: Vec<Address>,
     /// Upstreams to connect clients to, separated by commas: an address and port, a host name and
-    /// port, or unix:PATH
+    /// port, or unix:PATH; behind it, after spaces, weight=N and backup
     #[arg(long, value_name = "ADDRESS,…", value_delimiter = ',')]
     #[serde(deserialize_with = "deserialize_each_from_text")]
-    pub to: Vec<UpstreamAddress>,
+    pub to: Vec<UpstreamConfig>,
     /// How clients are spread over the upstreams: round-robin, least-connections, or source-address
     /// for the same upstream for each client [default: round-robin]
     #[arg(long, value_name = "HOW", value_enum, hide_possible_values = true)]
     pub balance: Option<Balance>,
+    /// Groups of upstreams, in the file only.
+    #[arg(skip)]
+    pub group: BTreeMap<String, GroupOptions>,
+    /// Routes to groups by the client's TLS greeting, in the file only.
+    #[arg(skip)]
+    pub route: Vec<RouteOptions>,
+    /// More addresses to listen on, with routes of their own, in the file only.
+    #[arg(skip)]
+    pub listener: Vec<ListenerOptions>,
     /// Interval of a check that connects to each upstream; one that fails three times is left out
     /// until two succeed [default: no check]
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
@@ -44,6 +56,11 @@ pub struct Options {
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub resolve_interval: Option<Timeout>,
+    /// Maximum time for a client's TLS greeting to arrive, where routes depend on it; after it the
+    /// client counts as one without TLS [default: 5s]
+    #[arg(long, help_heading = "Limits", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub greeting_timeout: Option<Timeout>,
     /// Maximum time for a connection to an upstream to be established [default: 5s]
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
@@ -177,15 +194,6 @@ pub struct Options {
     pub window_clamp: Option<bool>,
 }
 
-/// A load-balancing algorithm.
-#[derive(Debug, Clone, Copy, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Balance {
-    RoundRobin,
-    LeastConnections,
-    SourceAddress,
-}
-
 /// A version of the PROXY protocol.
 #[derive(Debug, Clone, Copy, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -210,6 +218,10 @@ impl Options {
             listen: non_empty_or(self.listen, other.listen),
             to: non_empty_or(self.to, other.to),
             balance: self.balance.or(other.balance),
+            group: other.group,
+            route: other.route,
+            listener: other.listener,
+            greeting_timeout: self.greeting_timeout.or(other.greeting_timeout),
             check_interval: self.check_interval.or(other.check_interval),
             resolve_interval: self.resolve_interval.or(other.resolve_interval),
             connect_timeout: self.connect_timeout.or(other.connect_timeout),
@@ -246,18 +258,15 @@ impl Options {
         check_not_zero("max-connections", self.max_connections)?;
         check_not_zero("max-connections-per-address", self.max_connections_per_address)?;
         check_not_zero("connect-attempts", self.connect_attempts.map(|count| count as usize))?;
-        if self.listen.is_empty() || self.to.is_empty() {
-            let example = "haul proxy --listen 5432 --to 10.0.0.5:5432,10.0.0.6:5432";
-            let missing = if self.listen.is_empty() { "listen" } else { "to" };
-            return Err(Failure::bad_input(format!("{missing} is missing: write {example}")));
+        if self.listen.is_empty() && self.listener.is_empty() {
+            return Err(Failure::bad_input(format!("listen is missing: write {}", example())));
         }
-        let mut config = Config::new(self.to);
-        config.listen = self.listen;
-        config.algorithm = match self.balance {
-            None | Some(Balance::RoundRobin) => Algorithm::RoundRobin,
-            Some(Balance::LeastConnections) => Algorithm::LeastConnections,
-            Some(Balance::SourceAddress) => Algorithm::SourceAddress,
-        };
+        if self.to.is_empty() && self.group.is_empty() {
+            return Err(Failure::bad_input(format!("to is missing: write {}", example())));
+        }
+        let has_default = !self.to.is_empty();
+        let mut config = Config::new(groups(self.to, self.balance, self.group));
+        config.listeners = listeners(self.listen, has_default, self.route, self.listener)?;
         config.send_header = self.send_proxy.map(|version| match version {
             ProxyVersion::V1 => HeaderVersion::V1,
             ProxyVersion::V2 => HeaderVersion::V2,
@@ -280,6 +289,7 @@ impl Options {
             self.max_connections_per_address.and_then(NonZeroUsize::new);
         limits.connect_attempts_max = self.connect_attempts.unwrap_or(limits.connect_attempts_max);
         for (limit, option) in [
+            (&mut limits.greeting_timeout, self.greeting_timeout),
             (&mut limits.connect_timeout, self.connect_timeout),
             (&mut limits.keepalive_time, self.keepalive),
             (&mut limits.drain_timeout, self.drain_timeout),

@@ -1,7 +1,7 @@
 //! A proxy under test, its log, and the clients and upstreams on the other host.
 
 use haul_lab::{Lab, Settings};
-use haul_proxy::{Config, Handle, Server, UpstreamAddress};
+use haul_proxy::{Config, GroupConfig, Handle, ListenerConfig, Server, UpstreamConfig};
 use serde_json::Value;
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,6 +17,7 @@ pub struct Proxy {
     pub lab: Lab,
     pub address: SocketAddr,
     pub handle: Handle,
+    pub config: Config,
     folder: TempDir,
     thread: Option<JoinHandle<()>>,
 }
@@ -33,7 +34,7 @@ pub fn listen(lab: &Lab) -> TcpListener {
 }
 
 /// The upstream that a listener stands for.
-pub fn upstream(listener: &TcpListener) -> UpstreamAddress {
+pub fn upstream(listener: &TcpListener) -> UpstreamConfig {
     listener.local_addr().unwrap().to_string().parse().unwrap()
 }
 
@@ -41,13 +42,13 @@ impl Proxy {
     /// Starts a proxy to these upstreams with one event loop.
     pub fn start(
         lab: Lab,
-        upstreams: impl Into<Vec<UpstreamAddress>>,
+        upstreams: impl Into<Vec<UpstreamConfig>>,
         configure: impl FnOnce(&mut Config),
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut config = Config::new(upstreams);
-        let address = SocketAddr::new(lab.sender.address(), 0);
-        config.listen = vec![address.to_string().parse().unwrap()];
+        let mut config = Config::new([GroupConfig::new("servers", upstreams)]);
+        let address = SocketAddr::new(lab.sender.address(), 0).to_string().parse().unwrap();
+        config.listeners = vec![ListenerConfig::new(address, Some("servers"))];
         config.workers = Some(1);
         config.access_log = Some(folder.path().join("log"));
         configure(&mut config);
@@ -62,7 +63,7 @@ impl Proxy {
         let haul_proxy::Address::Tcp(address) = addresses[0].address else {
             panic!("no TCP address: {addresses:?}");
         };
-        Self { lab, address, handle, folder, thread: Some(thread) }
+        Self { lab, address, handle, config, folder, thread: Some(thread) }
     }
 
     /// Connects a client.

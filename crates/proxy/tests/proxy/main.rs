@@ -3,5 +3,7 @@
 
 mod common;
 mod ends;
+mod greeting;
+mod reload;
 mod routing;
 mod streams;

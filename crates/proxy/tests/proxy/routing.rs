@@ -40,12 +40,35 @@ fn clients_are_spread_over_the_upstreams() {
 }
 
 #[test]
+fn weights_are_shares_and_a_backup_is_for_need() {
+    let lab = lab();
+    let listeners: Vec<_> = (0..3).map(|_| listen(&lab)).collect();
+    let mut upstreams: Vec<_> = listeners.iter().map(upstream).collect();
+    upstreams[0].weight = 2;
+    upstreams[2].is_backup = true;
+    let proxy = Proxy::start(lab, upstreams, |_| {});
+    let clients: Vec<_> = (0..6).map(|_| proxy.connect()).collect();
+    for (listener, count) in listeners.iter().zip([4, 2]) {
+        (0..count).for_each(|_| drop(accept(listener)));
+    }
+    drop(clients);
+    let [first, second, backup] = listeners.try_into().unwrap();
+    drop((first, second));
+    let mut client = proxy.connect();
+    client.write_all(b"request").unwrap();
+    accept(&backup).read_exact(&mut [0; 7]).unwrap();
+    drop(client);
+    let log = proxy.finish();
+    assert_eq!(log.last().unwrap()["connect_attempts"], 3, "{log:?}");
+}
+
+#[test]
 fn least_connections_prefers_the_upstream_with_fewer() {
     let lab = lab();
     let listeners: Vec<_> = (0..2).map(|_| listen(&lab)).collect();
     let upstreams: Vec<_> = listeners.iter().map(upstream).collect();
     let proxy = Proxy::start(lab, upstreams, |config| {
-        config.algorithm = Algorithm::LeastConnections;
+        config.groups[0].algorithm = Algorithm::LeastConnections;
     });
     // One connection of each pair ends, so that the next goes where it was.
     let mut kept = vec![proxy.connect()];

@@ -1,0 +1,241 @@
+//! Routing: which clients may connect, and to which group of upstreams.
+
+use crate::config::{AccessRules, Config, Route, RouteCondition, ServerNamePattern};
+use crate::error::Error;
+use crate::greeting::Greeting;
+use crate::upstream::{Upstream, UpstreamGroup};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The groups of upstreams, the routes to them, and the rules of access.
+#[derive(Debug)]
+pub struct RoutingTable {
+    access: AccessRules,
+    groups: Vec<Arc<UpstreamGroup>>,
+    listeners: Vec<ListenerRoutes>,
+}
+
+/// The routing table in force, which a reload replaces.
+#[derive(Debug)]
+pub struct CurrentTable {
+    table: Mutex<Arc<RoutingTable>>,
+    generation: AtomicU64,
+}
+
+impl CurrentTable {
+    /// Puts a table in force.
+    pub fn new(table: RoutingTable) -> Self {
+        Self { table: Mutex::new(Arc::new(table)), generation: AtomicU64::new(0) }
+    }
+
+    /// The table in force.
+    pub fn get(&self) -> Arc<RoutingTable> {
+        Arc::clone(&self.table.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces it. Connections that have a route keep it.
+    pub fn replace(&self, table: Arc<RoutingTable>) {
+        *self.table.lock().unwrap_or_else(PoisonError::into_inner) = table;
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// The number of replacements: a reader that has seen it needs no lock.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+}
+
+/// The routes of one listener, in the order in which they are tried.
+#[derive(Debug)]
+struct ListenerRoutes {
+    routes: Vec<(RouteCondition, Arc<UpstreamGroup>)>,
+    default: Option<Arc<UpstreamGroup>>,
+}
+
+impl RoutingTable {
+    /// Creates the table of a configuration. Upstreams that `previous` has in a group of the same
+    /// name keep their state.
+    pub fn new(config: &Config, previous: Option<&Self>) -> Result<Self, Error> {
+        if config.groups.is_empty() {
+            return Err(Error::NoUpstream);
+        }
+        let mut groups: Vec<Arc<UpstreamGroup>> = Vec::new();
+        for group in &config.groups {
+            if group.upstreams.is_empty() {
+                return Err(Error::EmptyGroup(group.name.clone()));
+            }
+            if groups.iter().any(|other| other.name() == group.name) {
+                return Err(Error::DuplicateGroup(group.name.clone()));
+            }
+            for (index, upstream) in group.upstreams.iter().enumerate() {
+                if group.upstreams[..index].iter().any(|one| one.address == upstream.address) {
+                    let (group, upstream) = (group.name.clone(), upstream.address.to_string());
+                    return Err(Error::DuplicateUpstream { group, upstream });
+                }
+            }
+            let groups_before = previous.map_or(&[][..], Self::groups);
+            let before = groups_before.iter().find(|before| before.name() == group.name);
+            groups.push(Arc::new(UpstreamGroup::new(group, before.map(Arc::as_ref))));
+        }
+        let find = |name: &String| {
+            let found = groups.iter().find(|group| group.name() == name);
+            found.cloned().ok_or_else(|| Error::UnknownGroup(name.clone()))
+        };
+        let mut listeners = Vec::new();
+        for listener in &config.listeners {
+            if listener.group.is_none() && listener.routes.is_empty() {
+                return Err(Error::NoRoute(listener.address.clone()));
+            }
+            let route = |route: &Route| Ok((route.condition.clone(), find(&route.group)?));
+            listeners.push(ListenerRoutes {
+                routes: listener.routes.iter().map(route).collect::<Result<_, Error>>()?,
+                default: listener.group.as_ref().map(find).transpose()?,
+            });
+        }
+        Ok(Self { access: config.access.clone(), groups, listeners })
+    }
+
+    /// The rules of access.
+    pub fn access(&self) -> &AccessRules {
+        &self.access
+    }
+
+    /// All groups.
+    pub fn groups(&self) -> &[Arc<UpstreamGroup>] {
+        &self.groups
+    }
+
+    /// The upstreams of all groups.
+    pub fn upstreams(&self) -> impl Iterator<Item = &Arc<Upstream>> {
+        self.groups.iter().flat_map(|group| group.upstreams())
+    }
+
+    /// Whether the route of a connection depends on its greeting.
+    pub fn needs_greeting(&self, listener: usize) -> bool {
+        self.listeners.get(listener).is_some_and(|listener| !listener.routes.is_empty())
+    }
+
+    /// The group of a connection; `None` if no route fits.
+    pub fn group(&self, listener: usize, greeting: &Greeting) -> Option<&Arc<UpstreamGroup>> {
+        let listener = self.listeners.get(listener)?;
+        let route = listener.routes.iter().find(|(condition, _)| condition.admits(greeting));
+        route.map(|(_, group)| group).or(listener.default.as_ref())
+    }
+}
+
+impl RouteCondition {
+    /// Whether a connection with this greeting takes the route.
+    fn admits(&self, greeting: &Greeting) -> bool {
+        let Greeting::Tls { server_name, protocols } = greeting else {
+            return self.is_tls == Some(false);
+        };
+        let has_name = |pattern: &ServerNamePattern| {
+            server_name.as_ref().is_some_and(|name| pattern.admits(name))
+        };
+        let has_protocol = |wanted: &String| protocols.iter().any(|one| one == wanted.as_bytes());
+        self.is_tls != Some(false)
+            && self.has_server_name.is_none_or(|wanted| wanted == server_name.is_some())
+            && (self.server_names.is_empty() || self.server_names.iter().any(has_name))
+            && (self.protocols.is_empty() || self.protocols.iter().any(has_protocol))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{GroupConfig, ListenerConfig};
+
+    fn tls(server_name: Option<&str>, protocols: &[&str]) -> Greeting {
+        Greeting::Tls {
+            server_name: server_name.map(Into::into),
+            protocols: protocols.iter().map(|one| one.as_bytes().to_vec()).collect(),
+        }
+    }
+
+    fn route(group: &str, condition: impl FnOnce(&mut RouteCondition)) -> Route {
+        let mut route = Route::new(RouteCondition::default(), group);
+        condition(&mut route.condition);
+        route
+    }
+
+    fn config(routes: Vec<Route>, default: Option<&str>) -> Config {
+        let groups = ["acme", "db", "names", "none", "plain", "rest"];
+        let group = |name: &str| GroupConfig::new(name, ["10.0.0.1:1".parse().unwrap()]);
+        let mut config = Config::new(groups.map(group));
+        let mut listener = ListenerConfig::new("127.0.0.1:0".parse().unwrap(), default);
+        listener.routes = routes;
+        config.listeners = vec![listener];
+        config
+    }
+
+    #[test]
+    fn the_first_route_that_fits_is_taken() {
+        let names = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+        let routes = vec![
+            route("acme", |condition| condition.protocols = vec!["acme-tls/1".into()]),
+            route("db", |condition| condition.server_names = names(&["DB.example.com"])),
+            route("names", |condition| condition.server_names = names(&["*.example.com", "x"])),
+            route("none", |condition| condition.has_server_name = Some(false)),
+            route("plain", |condition| condition.is_tls = Some(false)),
+        ];
+        for (greeting, with_rest, without) in [
+            (tls(Some("db.example.com"), &["h2", "acme-tls/1"]), "acme", Some("acme")),
+            (tls(Some("db.example.com"), &["h2"]), "db", Some("db")),
+            (tls(Some("a.b.example.com"), &[]), "names", Some("names")),
+            (tls(Some("x"), &[]), "names", Some("names")),
+            (tls(Some("example.com"), &[]), "rest", None),
+            (tls(Some("badexample.com"), &[]), "rest", None),
+            (tls(None, &["h2"]), "none", Some("none")),
+            (Greeting::Other, "plain", Some("plain")),
+        ] {
+            for (default, expected) in [(Some("rest"), Some(with_rest)), (None, without)] {
+                let table = RoutingTable::new(&config(routes.clone(), default), None).unwrap();
+                assert!(table.needs_greeting(0));
+                let group = table.group(0, &greeting).map(|group| group.name());
+                assert_eq!(group, expected, "{greeting:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_that_cannot_work_is_refused() {
+        let is_refused = |config: &Config, expected: &str| {
+            let error = RoutingTable::new(config, None).unwrap_err();
+            assert!(error.is_bad_input() && error.to_string().contains(expected), "{error}");
+        };
+        is_refused(&config(vec![], Some("nowhere")), "nowhere");
+        is_refused(&config(vec![route("nowhere", |_| {})], None), "nowhere");
+        is_refused(&config(vec![], None), "127.0.0.1:0");
+        let mut twice = config(vec![], Some("db"));
+        twice.groups.push(twice.groups[1].clone());
+        is_refused(&twice, "db");
+        let mut repeated = config(vec![], Some("db"));
+        repeated.groups[1].upstreams.push("10.0.0.1:1 weight=2".parse().unwrap());
+        is_refused(&repeated, "10.0.0.1:1");
+        twice.groups.clear();
+        is_refused(&twice, "no upstream");
+        twice.groups = vec![GroupConfig::new("empty", [])];
+        is_refused(&twice, "empty");
+    }
+
+    #[test]
+    fn an_upstream_keeps_its_state_when_the_table_is_replaced() {
+        let mut config = config(vec![], Some("db"));
+        let before = RoutingTable::new(&config, None).unwrap();
+        while !before.groups()[1].upstreams()[0].is_down() {
+            before.groups()[1].upstreams()[0].record_check(Err(std::io::Error::other("refused")));
+        }
+        config.groups.remove(0);
+        config.groups[0].upstreams.insert(0, "10.0.0.2:1".parse().unwrap());
+        let table = CurrentTable::new(before);
+        let generation = table.generation();
+        let after = RoutingTable::new(&config, Some(&table.get())).unwrap();
+        table.replace(Arc::new(after));
+        assert_ne!(table.generation(), generation);
+        let table = table.get();
+        let group = table.group(0, &Greeting::Other).unwrap();
+        let is_down: Vec<_> = group.upstreams().iter().map(|upstream| upstream.is_down()).collect();
+        assert_eq!(is_down, [false, true]);
+        assert!(!table.groups()[1].upstreams()[0].is_down(), "another group's has its own state");
+    }
+}

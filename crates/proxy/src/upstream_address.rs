@@ -1,0 +1,158 @@
+//! The addresses of upstreams as they are configured.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The largest weight.
+const WEIGHT_MAX: u32 = 1000;
+
+/// An upstream as it is configured. As text: its address, and behind it, each after a space,
+/// `weight=N` and `backup`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UpstreamConfig {
+    /// The address.
+    pub address: UpstreamAddress,
+    /// Its share of the connections, in relation to the weights of the others; 1 to 1000.
+    pub weight: u32,
+    /// Whether it gets connections only while no other upstream of its group is usable.
+    pub is_backup: bool,
+}
+
+impl From<UpstreamAddress> for UpstreamConfig {
+    fn from(address: UpstreamAddress) -> Self {
+        Self { address, weight: 1, is_backup: false }
+    }
+}
+
+impl FromStr for UpstreamConfig {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (mut rest, mut weight, mut is_backup) = (text.trim(), None, false);
+        // A socket's path may have spaces, so that only the known words are taken from the end.
+        while let Some((before, word)) = rest.rsplit_once(' ') {
+            if word == "backup" {
+                is_backup = true;
+            } else if let Some(number) = word.strip_prefix("weight=") {
+                let valid = number.parse().ok().filter(|number| (1..=WEIGHT_MAX).contains(number));
+                weight = Some(valid.ok_or_else(|| {
+                    format!("{text:?}: the weight {number} is not between 1 and {WEIGHT_MAX}")
+                })?);
+            } else {
+                break;
+            }
+            rest = before.trim_end();
+        }
+        Ok(Self { address: rest.parse()?, weight: weight.unwrap_or(1), is_backup })
+    }
+}
+
+impl fmt::Display for UpstreamConfig {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(formatter)?;
+        if self.weight != 1 {
+            write!(formatter, " weight={}", self.weight)?;
+        }
+        if self.is_backup { formatter.write_str(" backup") } else { Ok(()) }
+    }
+}
+
+/// The address of an upstream as it is configured.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum UpstreamAddress {
+    /// A TCP address.
+    Tcp(SocketAddr),
+    /// A host name and a port.
+    Name {
+        /// The host name.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// The path of a Unix socket.
+    Unix(PathBuf),
+}
+
+impl UpstreamAddress {
+    /// The TCP port; `None` for a Unix socket.
+    pub fn port(&self) -> Option<u16> {
+        match self {
+            Self::Tcp(address) => Some(address.port()),
+            Self::Name { port, .. } => Some(*port),
+            Self::Unix(_) => None,
+        }
+    }
+}
+
+impl FromStr for UpstreamAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let invalid = || {
+            format!(
+                "{text:?} is no upstream: write 10.0.0.5:80, [2001:db8::5]:80, \
+                 db.example.com:5432 or unix:/run/app.sock"
+            )
+        };
+        if let Some(path) = text.strip_prefix("unix:") {
+            return if path.is_empty() { Err(invalid()) } else { Ok(Self::Unix(path.into())) };
+        }
+        if let Ok(address) = text.parse::<SocketAddr>() {
+            return if address.port() == 0 { Err(invalid()) } else { Ok(Self::Tcp(address)) };
+        }
+        let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        match port.parse() {
+            Ok(port) if port > 0 && !host.is_empty() && host.bytes().all(is_name) => {
+                Ok(Self::Name { host: host.into(), port })
+            }
+            _ => Err(invalid()),
+        }
+    }
+}
+
+impl fmt::Display for UpstreamAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(formatter),
+            Self::Name { host, port } => write!(formatter, "{host}:{port}"),
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_parse_back_and_others_are_refused() {
+        for text in ["10.0.0.5:80", "[2001:db8::5]:80", "db-1.example.com:5432", "unix:/run/a b"] {
+            assert_eq!(text.parse::<UpstreamAddress>().unwrap().to_string(), text);
+        }
+        for text in
+            ["", "80", "host", "host:", "host:0", ":80", "10.0.0.5:0", "a b:80", "unix:", "h:65536"]
+        {
+            let error = text.parse::<UpstreamAddress>().unwrap_err();
+            assert!(error.contains(text) && error.contains("write"), "{error}");
+        }
+    }
+
+    #[test]
+    fn weights_and_backups_parse_back_and_others_are_refused() {
+        let unix = "unix:/run/a b weight=2 backup";
+        for text in ["10.0.0.5:80 weight=3", "h:1 backup", "h:1", unix] {
+            assert_eq!(text.parse::<UpstreamConfig>().unwrap().to_string(), text);
+        }
+        let parsed: UpstreamConfig = unix.parse().unwrap();
+        assert_eq!(parsed.address.to_string(), "unix:/run/a b");
+        for text in ["h:1 weight=0", "h:1 weight=1001", "h:1 weight=x", "h:1 spare", "backup"] {
+            let error = text.parse::<UpstreamConfig>().unwrap_err();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Routes by the client's TLS greeting.
+
+use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
+use haul_proxy::{Config, GroupConfig, HeaderVersion, Route, RouteCondition, UpstreamConfig};
+use rustix::net::sockopt::set_socket_linger;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The greeting of a client that asks for this server. An address stands for no server name.
+fn hello(server: &str, protocols: &[&str]) -> Vec<u8> {
+    let mut config = ClientConfig::builder()
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|one| one.as_bytes().to_vec()).collect();
+    let name = ServerName::try_from(server.to_owned()).unwrap();
+    let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut bytes = Vec::new();
+    while client.wants_write() {
+        client.write_tls(&mut bytes).unwrap();
+    }
+    bytes
+}
+
+fn route(group: &str, condition: impl FnOnce(&mut RouteCondition)) -> Route {
+    let mut route = Route::new(RouteCondition::default(), group);
+    condition(&mut route.condition);
+    route
+}
+
+/// Sets routes to groups of one upstream each, and none for clients that none of them fits.
+fn set_routes(config: &mut Config, upstreams: &[UpstreamConfig], routes: Vec<Route>) {
+    let group = |(route, upstream): (&Route, &UpstreamConfig)| {
+        GroupConfig::new(&route.group, [upstream.clone()])
+    };
+    config.groups = routes.iter().zip(upstreams).map(group).collect();
+    config.listeners[0].group = None;
+    config.listeners[0].routes = routes;
+}
+
+/// Waits until the proxy has reset the connection.
+fn assert_reset(mut client: &TcpStream) {
+    let error = client.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+}
+
+#[test]
+fn tls_clients_are_routed_by_name_and_protocol_and_their_bytes_are_unchanged() {
+    let lab = lab();
+    let listeners: Vec<_> = (0..3).map(|_| listen(&lab)).collect();
+    let upstreams: Vec<_> = listeners.iter().map(upstream).collect();
+    let proxy = Proxy::start(lab, upstreams.clone(), |config| {
+        config.send_header = Some(HeaderVersion::V2);
+        let routes = vec![
+            route("acme", |condition| condition.protocols = vec!["acme-tls/1".into()]),
+            route("sites", |condition| {
+                condition.server_names = vec!["*.example.com".parse().unwrap()];
+            }),
+            route("unnamed", |condition| condition.has_server_name = Some(false)),
+        ];
+        set_routes(config, &upstreams, routes);
+    });
+    // More than a segment, and more than a TLS record.
+    let names = |count: usize| (0..count).map(|at| format!("protocol-{at}")).collect::<Vec<_>>();
+    let many = [names(700), names(4000)];
+    let many: Vec<Vec<&str>> =
+        many.iter().map(|names| names.iter().map(String::as_str).collect()).collect();
+    let cases = [
+        (hello("www.example.com", &["h2", "acme-tls/1"]), Some(0)),
+        (hello("WWW.Example.com", &[]), Some(1)),
+        (hello("a.b.example.com", &many[0]), Some(1)),
+        (hello("a.example.com", &many[1]), Some(1)),
+        (hello("192.0.2.1", &["h2"]), Some(2)),
+        (hello("example.com", &["h2"]), None),
+        // It announces 128 KiB, more than the parser takes.
+        (vec![22, 3, 1, 0, 4, 1, 2, 0, 0], None),
+        (b"GET / HTTP/1.1\r\n".to_vec(), None),
+    ];
+    for (greeting, expected) in &cases {
+        // All at once, and byte by byte at its start.
+        for first in [0, greeting.len().min(300)] {
+            let mut client = proxy.connect();
+            client.set_nodelay(true).unwrap();
+            let (pieces, rest) = greeting.split_at(first);
+            // A client that is reset cannot write.
+            let written =
+                pieces.chunks(1).chain([rest]).try_for_each(|piece| client.write_all(piece));
+            let Some(expected) = expected else {
+                assert_reset(&client);
+                continue;
+            };
+            written.unwrap();
+            let mut server = accept(&listeners[*expected]);
+            let mut received = vec![0; 28 + greeting.len()];
+            server.read_exact(&mut received).unwrap();
+            assert_eq!(received[..12], *b"\r\n\r\n\0\r\nQUIT\n");
+            assert!(received[28..] == greeting[..], "the greeting has changed");
+            server.write_all(b"response").unwrap();
+            client.read_exact(&mut [0; 8]).unwrap();
+        }
+    }
+    let log = proxy.finish();
+    assert_eq!(log.len(), 2 * cases.len());
+    for (line, (greeting, expected)) in log.iter().zip(cases.iter().flat_map(|case| [case; 2])) {
+        let group = expected.map(|index| ["acme", "sites", "unnamed"][index]);
+        assert_eq!(line["group"].as_str(), group, "{line}");
+        assert_eq!(line["end"] == "no-route", group.is_none(), "{line}");
+        if group.is_some() {
+            assert_eq!(line["to_upstream"]["copied_bytes"], greeting.len(), "{line}");
+        }
+    }
+    assert_eq!(log[2]["server_name"], "www.example.com");
+    assert!(log[8]["server_name"].is_null());
+}
+
+/// The server of such a client may speak first, which it does only once it is connected.
+#[test]
+fn a_client_that_is_silent_or_speaks_no_tls_takes_a_route_of_its_own() {
+    let lab = lab();
+    let (tls, plain) = (listen(&lab), listen(&lab));
+    let upstreams = [upstream(&tls), upstream(&plain)];
+    let proxy = Proxy::start(lab, upstreams.clone(), |config| {
+        config.limits.greeting_timeout = Duration::from_secs(1);
+        let routes = vec![
+            route("tls", |condition| condition.is_tls = Some(true)),
+            route("plain", |condition| condition.is_tls = Some(false)),
+        ];
+        set_routes(config, &upstreams, routes);
+    });
+    let greet = |listener: &TcpListener, client: &mut TcpStream, first: &[u8]| {
+        let mut server = accept(listener);
+        let mut received = vec![0; first.len()];
+        server.read_exact(&mut received).unwrap();
+        assert_eq!(received, first);
+        server.write_all(b"220 ready").unwrap();
+        let mut banner = [0; 9];
+        client.read_exact(&mut banner).unwrap();
+        assert_eq!(banner, *b"220 ready");
+    };
+    let mut silent = proxy.connect();
+    greet(&plain, &mut silent, b"");
+    // Half of a greeting is none.
+    let half = &hello("example.com", &[])[..100];
+    let mut slow = proxy.connect();
+    slow.write_all(half).unwrap();
+    greet(&plain, &mut slow, half);
+    let mut client = proxy.connect();
+    client.write_all(b"SSH-2.0-x\r\n").unwrap();
+    greet(&plain, &mut client, b"SSH-2.0-x\r\n");
+    // One that has ended its stream may wait for the response.
+    let mut ended = proxy.connect();
+    ended.shutdown(std::net::Shutdown::Write).unwrap();
+    greet(&plain, &mut ended, b"");
+    let whole = hello("example.com", &[]);
+    let mut client = proxy.connect();
+    client.write_all(&whole).unwrap();
+    greet(&tls, &mut client, &whole);
+    drop((silent, slow, client, ended));
+    proxy.finish();
+}
+
+#[test]
+fn a_client_that_is_gone_before_its_greeting_reaches_no_upstream() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let upstreams = [upstream(&listener)];
+    let proxy = Proxy::start(lab, upstreams.clone(), |config| {
+        let routes = vec![route("tls", |condition| condition.is_tls = Some(true))];
+        set_routes(config, &upstreams, routes);
+        config.limits.greeting_timeout = LIMIT;
+    });
+    let mut client = proxy.connect();
+    client.write_all(&hello("example.com", &[])[..50]).unwrap();
+    set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    let log = proxy.finish();
+    assert_eq!((&log[0]["end"], &log[0]["connect_attempts"]), (&"client-failed".into(), &0.into()));
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+}

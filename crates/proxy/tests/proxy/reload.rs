@@ -1,0 +1,94 @@
+//! Reloads while connections continue.
+
+use crate::common::{Proxy, accept, lab, listen, upstream};
+use haul_proxy::GroupConfig;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+/// Sends a byte each way.
+fn exchange(client: &mut TcpStream, server: &mut TcpStream) {
+    client.write_all(b"?").unwrap();
+    server.read_exact(&mut [0]).unwrap();
+    server.write_all(b"!").unwrap();
+    client.read_exact(&mut [0]).unwrap();
+}
+
+#[test]
+fn new_clients_take_the_new_upstreams_and_connections_continue() {
+    let lab = lab();
+    let (old, new) = (listen(&lab), listen(&lab));
+    let (first, second) = (upstream(&old), upstream(&new));
+    let proxy = Proxy::start(lab, [first], |config| config.confine = false);
+    let mut client = proxy.connect();
+    let mut server = accept(&old);
+    exchange(&mut client, &mut server);
+    let mut config = proxy.config.clone();
+    config.groups = vec![GroupConfig::new("servers", [second.clone()])];
+    assert_eq!(proxy.handle.reload(&config).unwrap(), [""; 0]);
+    for _ in 0..3 {
+        let mut client = proxy.connect();
+        let mut server = accept(&new);
+        exchange(&mut client, &mut server);
+    }
+    exchange(&mut client, &mut server);
+    drop((client, server));
+    // The rules of access are reloaded, too.
+    config.access.deny = vec!["10.77.0.0/24".parse().unwrap()];
+    proxy.handle.reload(&config).unwrap();
+    let mut denied = proxy.connect();
+    assert!(!matches!(denied.read(&mut [0]), Ok(1..)));
+    let log = proxy.finish();
+    assert_eq!(log.len(), 4, "{log:?}");
+    assert!(log.iter().all(|line| line["end"] == "complete"), "{log:?}");
+    let to_new = log.iter().filter(|line| line["upstream"] == second.to_string());
+    assert_eq!(to_new.count(), 3, "{log:?}");
+}
+
+/// The upstream that was ejected before the reload is not tried by each loop again.
+#[test]
+fn an_upstream_that_stays_keeps_what_is_known_of_it() {
+    let lab = lab();
+    let (gone, listener) = (listen(&lab), listen(&lab));
+    let upstreams = [upstream(&gone), upstream(&listener)];
+    drop(gone);
+    let proxy = Proxy::start(lab, upstreams, |config| config.confine = false);
+    let connect = || drop((proxy.connect(), accept(&listener)));
+    for _ in 0..6 {
+        connect();
+    }
+    let mut config = proxy.config.clone();
+    config.groups[0].upstreams.reverse();
+    for _ in 0..3 {
+        proxy.handle.reload(&config).unwrap();
+        connect();
+        connect();
+    }
+    let log = proxy.finish();
+    let attempts: u64 = log.iter().map(|line| line["connect_attempts"].as_u64().unwrap()).sum();
+    assert_eq!(attempts, 12 + 3, "{log:?}");
+}
+
+#[test]
+fn a_configuration_that_cannot_be_put_in_force_changes_nothing() {
+    let lab = lab();
+    let (listener, other) = (listen(&lab), listen(&lab));
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| config.confine = true);
+    let is_refused = |expected: &str, change: &dyn Fn(&mut haul_proxy::Config)| {
+        let mut config = proxy.config.clone();
+        change(&mut config);
+        let error = proxy.handle.reload(&config).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    is_refused("no group nowhere", &|config| config.listeners[0].group = Some("nowhere".into()));
+    is_refused("listen on", &|config| config.listeners[0].address = "127.0.0.1:0".parse().unwrap());
+    is_refused("given up all ports", &|config| config.groups[0].upstreams = vec![upstream(&other)]);
+    let mut config = proxy.config.clone();
+    config.limits.connections_max = 1;
+    let caveats = proxy.handle.reload(&config).unwrap();
+    assert!(caveats[0].contains("need a restart"), "{caveats:?}");
+    let mut client = proxy.connect();
+    let mut server = accept(&listener);
+    exchange(&mut client, &mut server);
+    drop((client, server));
+    proxy.finish();
+}

@@ -1,0 +1,35 @@
+//! Fuzzes the TLS greeting by which a connection is routed.
+//!
+//! No input panics, and a decision does not depend on the bytes after it, nor on how the bytes are
+//! cut.
+#![cfg_attr(not(test), no_main)]
+
+use haul_proxy::greeting::parse;
+
+fn target(bytes: &[u8]) {
+    let Some(greeting) = parse(bytes) else { return };
+    let mut longer = bytes.to_vec();
+    longer.extend_from_slice(bytes);
+    assert_eq!(parse(&longer), Some(greeting));
+}
+
+#[cfg(not(test))]
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+
+#[test]
+fn mutated_greetings_keep_the_invariants() {
+    // TLS 1.2, one cipher suite, SNI a.b and ALPN h2.
+    let valid = b"\x16\x03\x01\0\x45\x01\0\0\x41\x03\x03\
+        01234567890123456789012345678901\0\0\x02\xc0\x2b\x01\0\0\x16\
+        \0\0\0\x08\0\x06\0\0\x03a.b\0\x10\0\x05\0\x03\x02h2\0\x17\0\0";
+    let mut state = 1u64;
+    for _ in 0..50_000 {
+        let mut bytes = valid.to_vec();
+        for _ in 0..2 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let at = (state >> 33) as usize % bytes.len();
+            bytes[at] = (state >> 20) as u8;
+        }
+        target(&bytes);
+    }
+}
