@@ -65,6 +65,8 @@ enum Peers {
     },
     /// Compare nginx, lighttpd, Caddy and Apache with haul serve
     Serve(peers::ServeArguments),
+    /// Compare HAProxy, nginx and socat with haul proxy
+    Proxy(peers::ProxyArguments),
     /// Run the minimal server that `peers serve` measures as a lower bound
     #[command(hide = true)]
     Bare(peers::BareArguments),
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Peers(Peers::Send { rounds, congestion }) => run_peers(rounds, &congestion),
         Command::Peers(Peers::Serve(arguments)) => finish("peers serve", peers::serve(&arguments)),
+        Command::Peers(Peers::Proxy(arguments)) => finish("peers proxy", peers::proxy(&arguments)),
         Command::Peers(Peers::Bare(arguments)) => finish("peers bare", peers::bare(&arguments)),
         Command::Vm => finish("vm", vm::run().map_err(|error| error.to_string())),
         Command::Package { out } => finish("package", package::run(&out)),

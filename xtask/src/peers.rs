@@ -4,10 +4,15 @@ mod bare;
 mod clients;
 mod crowd;
 mod packets;
+mod proxies;
+mod proxy;
 mod serve;
 mod servers;
+mod trial;
 
 use clap::Args;
+use proxies::ProxyKind;
+use proxy::ProxyPlan;
 use serve::{ComparisonPlan, TRIALS};
 use servers::ServerKind;
 use std::net::SocketAddr;
@@ -46,6 +51,32 @@ pub struct ServeArguments {
     /// Also measure this other build of haul, such as the one before a change
     #[arg(long, value_name = "PROGRAM")]
     other: Option<PathBuf>,
+}
+
+/// Options of `cargo xtask peers proxy`.
+#[derive(Debug, Args)]
+pub struct ProxyArguments {
+    /// Number of measurements of each proxy
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Congestion control of both hosts; a network namespace must be allowed to set it
+    /// (net.ipv4.tcp_allowed_congestion_control)
+    #[arg(long, default_value = "reno")]
+    congestion: String,
+    /// MTU of the link between the hosts, in bytes
+    #[arg(long, default_value_t = 9000)]
+    mtu: u32,
+    /// Trials, separated by commas [default: all]: 256MiB, 256MiB-64 (connections), 1MiB, 64KiB,
+    /// 4KiB, 100B-100 (connections), new-connections, idle-4000
+    #[arg(long, value_delimiter = ',')]
+    trials: Vec<String>,
+    /// Proxies to compare with haul, separated by commas [default: all]: haproxy-splice, haproxy,
+    /// nginx, socat
+    #[arg(long, value_delimiter = ',')]
+    against: Vec<String>,
+    /// Options of an additional haul proxy to measure, such as '--path copy'; may be repeated
+    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
+    variant: Vec<String>,
 }
 
 /// Arguments of `cargo xtask peers bare`: the folder to serve and the address to listen at.
@@ -91,9 +122,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
     }
     for kind in &kinds {
         if let Some(package) = kind.missing_package() {
-            return Err(format!(
-                "{package} is missing: ci/install installs it (Debian: apt-get install {package})"
-            ));
+            return Err(missing(package));
         }
     }
     let plan = ComparisonPlan {
@@ -108,6 +137,47 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
         nginx_listen: nginx_listen.clone(),
     };
     serve::run(&plan)
+}
+
+/// Builds haul in release mode and measures the proxies in interleaved rounds.
+pub fn proxy(arguments: &ProxyArguments) -> Result<(), String> {
+    let ProxyArguments { rounds, congestion, mtu, trials, against, variant } = arguments;
+    let unknown =
+        |kind: &str, name: &str| format!("unknown {kind} {name}: see --help for the list");
+    if let Some(name) =
+        trials.iter().find(|name| proxy::TRIALS.iter().all(|one| one.name != **name))
+    {
+        return Err(unknown("trial", name));
+    }
+    let others = &ProxyKind::ALL[1..];
+    if let Some(name) = against.iter().find(|name| others.iter().all(|kind| kind.name() != **name))
+    {
+        return Err(unknown("proxy", name));
+    }
+    let is_selected = |selected: &[String], name: &str| {
+        selected.is_empty() || selected.iter().any(|other| other == name)
+    };
+    let others = others.iter().filter(|kind| is_selected(against, kind.name()));
+    let kinds: Vec<_> = [ProxyKind::Haul].iter().chain(others).copied().collect();
+    // Each proxy forwards to an nginx.
+    let packages = kinds.iter().map(|kind| kind.missing_package());
+    if let Some(package) = packages.chain([ServerKind::Nginx.missing_package()]).flatten().next() {
+        return Err(missing(package));
+    }
+    let trials = proxy::TRIALS.into_iter().filter(|trial| is_selected(trials, trial.name));
+    proxy::run(&ProxyPlan {
+        trials: trials.collect(),
+        kinds,
+        rounds: *rounds,
+        congestion: congestion.clone(),
+        mtu: *mtu,
+        haul: build()?,
+        variants: variant.clone(),
+    })
+}
+
+fn missing(package: &str) -> String {
+    format!("{package} is missing: ci/install installs it (Debian: apt-get install {package})")
 }
 
 /// Builds the `haul` command in release mode and returns its path.

@@ -22,22 +22,25 @@ pub struct WrkReport {
     pub requests: u64,
 }
 
-/// Runs wrk on `host`: `connections` connections request `url` repeatedly for `seconds` seconds.
-pub fn wrk(host: &Host, url: &str, connections: usize, seconds: u32) -> Result<WrkReport, String> {
+/// A run of wrk.
+#[derive(Debug)]
+pub struct Wrk {
+    pub url: String,
+    pub connections: usize,
+    pub seconds: u32,
+    /// Whether each connection sends many requests; otherwise one.
+    pub keeps_connections: bool,
+}
+
+/// Runs wrk on `host`.
+pub fn wrk(host: &Host, run: &Wrk) -> Result<WrkReport, String> {
+    let Wrk { url, connections, seconds, keeps_connections } = run;
     let mut command = Command::new("wrk");
-    command
-        .args([
-            "-t",
-            "1",
-            "-c",
-            &connections.to_string(),
-            "-d",
-            &format!("{seconds}s"),
-            "--timeout",
-            "30s",
-            url,
-        ])
-        .stdin(Stdio::null());
+    command.args(["-t", "1", "-c", &connections.to_string(), "-d", &format!("{seconds}s")]);
+    command.args(["--timeout", "30s", url]).stdin(Stdio::null());
+    if !keeps_connections {
+        command.args(["-H", "Connection: close"]);
+    }
     let output = host
         .run(|| haul_lab_sys::child::dies_with_parent(&mut command).output())
         .map_err(|error| error.to_string())?

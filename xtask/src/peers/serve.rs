@@ -2,87 +2,15 @@
 //!
 //! All servers run in one lab and are measured by the same meter, in interleaved rounds.
 
-use crate::peers::clients;
-use crate::peers::crowd::SlowClients;
-use crate::peers::packets::{PacketCounters, Traffic};
-use crate::peers::servers::{RunningServer, ServerKind, Service, Setup, make_certificate};
-use haul_bench::Estimate;
-use haul_lab::{Lab, LabError, Settings};
-use haul_soak::{Meter, Snapshot};
-use std::fs;
-use std::net::{SocketAddr, TcpStream};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use crate::peers::servers::{ServerKind, Service, Setup, make_certificate};
+use crate::peers::trial::{
+    Comparison, FEW, IDLE, Load, MANY, MANY_BULK, ONE_BULK, SLOW, Trial, copy_program,
+};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// Port of the first server. Each further server listens on the next port.
 const FIRST_PORT: u16 = 8001;
-/// Timeout until a started server listens.
-const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Duration of the calibration of the idle machine, before and after each measurement.
-const CALIBRATION: Duration = Duration::from_millis(100);
-/// Age of the served files at the first measurement. `haul serve` sends some files that were
-/// written within the last ten seconds by copying (crates/serve/src/files/opener.rs).
-const FILE_AGE: Duration = Duration::from_secs(11);
-/// Pause in which a server closes many connections. It uses the CPU on which the next server is
-/// measured.
-const CLOSE_PAUSE: Duration = Duration::from_secs(3);
-/// Duration of a measurement of large bodies.
-const BULK_WINDOW: Duration = Duration::from_secs(1);
-/// The time between the publication of a file and its measurement.
-const PUBLISHED_FOR: Duration = Duration::from_secs(1);
-
-/// One comparison of all servers: a file, a load, and the additional work of the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Trial {
-    pub name: &'static str,
-    file: &'static str,
-    load: Load,
-    service: Service,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Load {
-    /// Connections receive bodies at full speed. Figure: CPU time per MiB.
-    Bulk { connections: usize },
-    /// One connection receives the body of a file that was renamed into place a second ago. Figure:
-    /// CPU time per MiB.
-    Published,
-    /// All connections send requests repeatedly. Figure: requests per second of CPU time within
-    /// the window.
-    Requests { connections: usize, seconds: u32, window: Window },
-    /// Idle connections. Figure: resident memory.
-    Idle { connections: usize },
-    /// Slow clients of two kinds, `per_kind` each, beside normal clients. Figure: latency of the
-    /// normal clients.
-    Slow { per_kind: usize, seconds: u32 },
-}
-
-/// Part of a request load that is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Window {
-    /// The whole run of wrk.
-    All,
-    /// From the first to the second time after wrk's start.
-    Between(Duration, Duration),
-}
-
-/// Number of connections that wrk keeps busy easily.
-const FEW_CONNECTIONS: usize = 16;
-const ONE_BULK: Load = Load::Bulk { connections: 1 };
-const MANY_BULK: Load = Load::Bulk { connections: 64 };
-const FEW: Load = Load::Requests { connections: FEW_CONNECTIONS, seconds: 1, window: Window::All };
-/// Many active connections. The window excludes the time in which wrk opens and closes them.
-const MANY: Load = Load::Requests {
-    connections: 10_000,
-    seconds: 6,
-    window: Window::Between(Duration::from_secs(3), Duration::from_millis(5500)),
-};
-const IDLE: Load = Load::Idle { connections: 10_000 };
-const SLOW: Load = Load::Slow { per_kind: 5000, seconds: 3 };
-/// File that slow clients request.
-const LARGEST_FILE: &str = "256MiB";
 
 /// All trials, in the order of their execution.
 pub const TRIALS: [Trial; 11] = [
@@ -97,14 +25,6 @@ pub const TRIALS: [Trial; 11] = [
     Trial { name: "https-1MiB", file: "1MiB", load: FEW, service: Service::Tls },
     Trial { name: "idle-10000", file: "4KiB", load: IDLE, service: Service::Plain },
     Trial { name: "slow-10000", file: "4KiB", load: SLOW, service: Service::Plain },
-];
-
-const FILES: [(&str, usize); 5] = [
-    ("4KiB", 4 << 10),
-    ("64KiB", 64 << 10),
-    ("1MiB", 1 << 20),
-    ("256MiB", 256 << 20),
-    ("published", 256 << 20),
 ];
 
 /// Servers and trials of a comparison.
@@ -127,30 +47,12 @@ pub struct ComparisonPlan {
 
 /// Runs all trials and prints a table for each.
 pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
-    let failed = |error: LabError| error.to_string();
-    haul_lab::enter_user_namespace().map_err(failed)?;
-    let lab = Lab::veth(&Settings::default().with_mtu(plan.mtu)).map_err(failed)?;
-    for host in [&lab.sender, &lab.receiver] {
-        host.set_sysctl("net.ipv4.tcp_congestion_control", &plan.congestion).map_err(failed)?;
-    }
-    // A round opens ten thousand connections. If all ports were in TIME_WAIT, each connect(2) would
-    // search all of them for a free one.
-    lab.receiver.set_sysctl("net.ipv4.ip_local_port_range", "1024 65535").map_err(failed)?;
-    lab.receiver.set_sysctl("net.ipv4.tcp_max_tw_buckets", "0").map_err(failed)?;
-    let scratch = tempfile::tempdir().map_err(|error| error.to_string())?;
-    // Apache's workers do not run as root and must be able to read the folder.
-    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755))
-        .map_err(|error| error.to_string())?;
-    let root = scratch.path().join("root");
-    write_files(&root).map_err(|error| format!("{}: {error}", root.display()))?;
-    // Measure a copy, written sequentially as the other servers' installed programs are. The linker
-    // writes its output in scattered pieces, which changes the cost
-    // (docs/measurements/file-server-tuning.md).
+    let comparison = Comparison::new(plan.mtu, &plan.congestion, plan.rounds)?;
+    let host = &comparison.lab.sender;
     let haul = copy_program(&plan.haul)?;
     let other_haul = plan.other_haul.as_deref().map(copy_program).transpose()?;
-    let start = Instant::now() + FILE_AGE;
     let mut servers = Vec::new();
-    make_certificate(scratch.path())?;
+    make_certificate(comparison.scratch.path())?;
     for service in [Service::Plain, Service::Logged, Service::Tls] {
         if !plan.trials.iter().any(|trial| trial.service == service) {
             continue;
@@ -163,354 +65,24 @@ pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
                 continue;
             }
             let setup = Setup {
-                root: &root,
-                scratch: scratch.path(),
+                root: &comparison.root,
+                scratch: comparison.scratch.path(),
                 haul: match &other_haul {
                     Some(other) if kind == ServerKind::OtherHaul => other,
                     _ => &haul,
                 },
-                address: SocketAddr::new(lab.sender.address(), FIRST_PORT + servers.len() as u16),
+                address: SocketAddr::new(host.address(), FIRST_PORT + servers.len() as u16),
                 service,
                 options,
             };
-            let server = kind.start(&lab.sender, setup)?;
-            wait_until_listening(&lab, &server)?;
+            let server = kind.start(host, setup)?;
+            comparison.wait_until_listening(&server)?;
             servers.push(server);
         }
     }
-    thread::sleep(start.saturating_duration_since(Instant::now()));
     for trial in &plan.trials {
-        let servers: Vec<_> =
-            servers.iter().filter(|server| server.service == trial.service).collect();
-        run_trial(&lab, &root, trial, &servers, plan.rounds)?;
+        let taking_part = servers.iter().filter(|server| server.service == trial.service);
+        comparison.run(trial, &taking_part.collect::<Vec<_>>())?;
     }
     Ok(())
-}
-
-/// Copies a program beside it; the copy is removed when the path is dropped.
-fn copy_program(program: &Path) -> Result<tempfile::TempPath, String> {
-    let copied = |error: std::io::Error| format!("copying {}: {error}", program.display());
-    let folder = program.parent().unwrap_or(Path::new("."));
-    let copy = tempfile::NamedTempFile::new_in(folder).map_err(copied)?.into_temp_path();
-    fs::copy(program, &copy).map_err(copied)?;
-    Ok(copy)
-}
-
-fn write_files(root: &Path) -> std::io::Result<()> {
-    fs::create_dir(root)?;
-    for (name, bytes) in FILES {
-        let content: Vec<u8> = (0..bytes).map(|at| ((at * 2_654_435_761) >> 7) as u8).collect();
-        fs::write(root.join(name), content)?;
-    }
-    Ok(())
-}
-
-fn wait_until_listening(lab: &Lab, server: &RunningServer) -> Result<(), String> {
-    let deadline = Instant::now() + LISTEN_TIMEOUT;
-    while Instant::now() < deadline {
-        let connected = lab.receiver.run(|| TcpStream::connect(server.address).is_ok());
-        if connected.map_err(|error| error.to_string())? {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    Err(format!("{} does not listen at {}", server.name, server.address))
-}
-
-/// Replaces a file by a copy of itself, as a publication does.
-fn publish(path: &Path) -> std::io::Result<()> {
-    let new = path.with_extension("new");
-    fs::copy(path, &new)?;
-    fs::rename(&new, path)?;
-    thread::sleep(PUBLISHED_FOR);
-    Ok(())
-}
-
-fn run_trial(
-    lab: &Lab,
-    root: &Path,
-    trial: &Trial,
-    servers: &[&RunningServer],
-    rounds: usize,
-) -> Result<(), String> {
-    let failed = |error: haul_soak::SoakError| error.to_string();
-    let mut figures = vec![Vec::new(); servers.len()];
-    let mut ratios_to_few = figures.clone();
-    let mut traffic = vec![Vec::new(); servers.len()];
-    if let Load::Slow { per_kind, seconds } = trial.load {
-        return run_slow_trial(lab, trial, servers, rounds, per_kind, seconds);
-    }
-    if let Load::Idle { connections } = trial.load {
-        for (server, figures) in servers.iter().zip(&mut figures) {
-            figures.push(or_nan(server, idle_memory(lab, trial, server, connections)));
-        }
-    } else {
-        let meter = Meter::start(&[lab.sender.cpu(), lab.receiver.cpu()]).map_err(failed)?;
-        for round in 0..rounds {
-            // Each round starts with another server, so that positions in a round alternate.
-            for turn in 0..servers.len() {
-                let index = (turn + round) % servers.len();
-                let server = servers[index];
-                eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, server.name);
-                if trial.load == Load::Published {
-                    publish(&root.join(trial.file)).map_err(|error| error.to_string())?;
-                }
-                let mut measure_load = |load| {
-                    let measurement = measure(lab, &meter, trial.file, load, server);
-                    if load == trial.load {
-                        traffic[index]
-                            .extend(measurement.as_ref().ok().map(|measured| measured.traffic));
-                    }
-                    or_nan(server, measurement.map(|measured| measured.figure))
-                };
-                // Measure few connections immediately before many: the speed of the machine drifts
-                // within a minute.
-                let with_few = (trial.load == MANY).then(|| measure_load(FEW));
-                let figure = measure_load(trial.load);
-                if figure.is_nan() {
-                    // A failed measurement has skipped this pause.
-                    thread::sleep(CLOSE_PAUSE);
-                }
-                figures[index].push(figure);
-                ratios_to_few[index].extend(with_few.map(|with_few| figure / with_few));
-            }
-        }
-    }
-    print(trial, servers, &figures, &ratios_to_few, &traffic);
-    Ok(())
-}
-
-/// Measures the latency of normal clients without and with slow clients, in turn, and prints a line
-/// for each server.
-fn run_slow_trial(
-    lab: &Lab,
-    trial: &Trial,
-    servers: &[&RunningServer],
-    rounds: usize,
-    per_kind: usize,
-    seconds: u32,
-) -> Result<(), String> {
-    println!(
-        "\n{}: p99 of unhurried requests in µs, alone and beside twice {per_kind} slow clients",
-        trial.name
-    );
-    for server in servers {
-        let (mut alone, mut beside, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-        let mut rejected = 0;
-        let mut problem = None;
-        for round in 0..rounds {
-            eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, server.name);
-            let measure_p99 = || {
-                let until = Instant::now() + Duration::from_secs(u64::from(seconds));
-                let p99 = lab.receiver.run(|| clients::p99(server.address, trial.file, until));
-                p99.map_err(|error| error.to_string())?.map(|p99| p99.as_secs_f64() * 1e6)
-            };
-            let p99_alone = match measure_p99() {
-                Ok(p99) => p99,
-                Err(error) => {
-                    problem = Some(error);
-                    break;
-                }
-            };
-            let slow =
-                lab.receiver.run(|| SlowClients::connect(server.address, LARGEST_FILE, per_kind));
-            let slow = match slow.map_err(|error| error.to_string())? {
-                Ok(slow) => slow,
-                Err(error) => {
-                    problem = Some(error);
-                    break;
-                }
-            };
-            match measure_p99() {
-                Ok(p99) => {
-                    alone.push(p99_alone);
-                    beside.push(p99);
-                    ratios.push(p99 / p99_alone);
-                }
-                Err(error) => problem = Some(error),
-            }
-            rejected = rejected.max(slow.rejected());
-        }
-        let line = Estimate::of(&alone).zip(Estimate::of(&beside)).zip(Estimate::of(&ratios)).map(
-            |((alone, beside), ratio)| {
-                format!(
-                    "{:>8.0} {:>8.0}  {:.2} ({:.2}–{:.2})",
-                    alone.median, beside.median, ratio.median, ratio.low, ratio.high
-                )
-            },
-        );
-        let line = line.unwrap_or_else(|| "did not do it".into());
-        let problem = problem.map_or(String::new(), |problem| format!("; {problem}"));
-        println!("{:<24} {line}; {rejected} slow clients rejected{problem}", server.name);
-    }
-    Ok(())
-}
-
-/// Prints the error of a failed measurement and returns NaN, so that the comparison goes on.
-fn or_nan(server: &RunningServer, figure: Result<f64, String>) -> f64 {
-    figure.unwrap_or_else(|problem| {
-        eprintln!("{}: {problem}", server.name);
-        f64::NAN
-    })
-}
-
-/// Result of one measurement.
-#[derive(Debug)]
-struct Measurement {
-    /// CPU time of the server in µs per MiB, or requests per second of CPU time.
-    figure: f64,
-    traffic: Traffic,
-}
-
-/// Counters of the meter and of both hosts' CPUs at one time.
-#[derive(Debug)]
-struct LabSnapshot {
-    meter: Snapshot,
-    to_client: PacketCounters,
-    to_server: PacketCounters,
-}
-
-impl LabSnapshot {
-    fn take(lab: &Lab, meter: &Meter) -> Result<Self, String> {
-        Ok(Self {
-            meter: meter.snapshot().map_err(|error| error.to_string())?,
-            to_client: PacketCounters::read(lab.receiver.cpu())?,
-            to_server: PacketCounters::read(lab.sender.cpu())?,
-        })
-    }
-}
-
-/// Measures one server under a load. For [`MANY`] it waits afterwards until the connections are
-/// closed.
-fn measure(
-    lab: &Lab,
-    meter: &Meter,
-    file: &str,
-    load: Load,
-    server: &RunningServer,
-) -> Result<Measurement, String> {
-    let calibration = meter.calibrate(CALIBRATION);
-    let mut before = LabSnapshot::take(lab, meter)?;
-    let mut after = None;
-    let amount = match load {
-        Load::Requests { connections, seconds, window } => thread::scope(|scope| {
-            let url = server.url(file);
-            let bytes_at_start = received_bytes(lab)?;
-            let wrk = scope.spawn(move || clients::wrk(&lab.receiver, &url, connections, seconds));
-            let mut bytes_in_window = None;
-            if let Window::Between(from, to) = window {
-                thread::sleep(from);
-                before = LabSnapshot::take(lab, meter)?;
-                let bytes_before = received_bytes(lab)?;
-                thread::sleep(to.saturating_sub(from));
-                after = Some(LabSnapshot::take(lab, meter)?);
-                bytes_in_window = Some(received_bytes(lab)? - bytes_before);
-            }
-            let count =
-                wrk.join().map_err(|_| "wrk's thread has panicked".to_owned())??.requests as f64;
-            // All responses have the same size, so the bytes are proportional to the requests.
-            let bytes = received_bytes(lab)? - bytes_at_start;
-            Ok::<f64, String>(count * bytes_in_window.unwrap_or(bytes) / bytes)
-        })?,
-        Load::Bulk { .. } | Load::Published | Load::Idle { .. } | Load::Slow { .. } => {
-            let connections = if let Load::Bulk { connections } = load { connections } else { 1 };
-            let until = Instant::now() + BULK_WINDOW;
-            let receive = || clients::receive_bulk(server.address, file, connections, until);
-            lab.receiver.run(receive).map_err(|error| error.to_string())?? as f64
-        }
-    };
-    let after = after.map_or_else(|| LabSnapshot::take(lab, meter), Ok)?;
-    if load == MANY {
-        // The server must not close connections during the calibration or the next measurement.
-        thread::sleep(CLOSE_PAUSE);
-    }
-    let interval = after.meter.since(&before.meter);
-    let usage = interval.load(&calibration.middle(&meter.calibrate(CALIBRATION)));
-    let percent = usage.of(lab.sender.cpu()).map_or(f64::NAN, |cpu| cpu.load_percent);
-    let cpu_seconds = percent / 100.0 * interval.wall.as_secs_f64();
-    let mib = amount / f64::from(1 << 20);
-    let (figure, count) = match load {
-        Load::Requests { .. } => (amount / cpu_seconds, amount),
-        _ => (cpu_seconds * 1e6 / mib, mib),
-    };
-    let to_client = after.to_client - before.to_client;
-    let to_server = after.to_server - before.to_server;
-    Ok(Measurement { figure, traffic: Traffic::of(to_client, to_server, count) })
-}
-
-/// Returns the bytes that the clients' network device has received.
-fn received_bytes(lab: &Lab) -> Result<f64, String> {
-    let text = lab.receiver.run(|| fs::read_to_string("/proc/thread-self/net/dev"));
-    let text = text.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
-    let device = format!("{}:", lab.receiver.device());
-    let line = text.lines().find_map(|line| line.trim().strip_prefix(&device));
-    line.and_then(|line| line.split_whitespace().next()?.parse().ok())
-        .ok_or_else(|| format!("/proc/thread-self/net/dev does not list {device}"))
-}
-
-/// Measures the server's resident memory in MiB with idle connections that have each sent one
-/// request.
-fn idle_memory(
-    lab: &Lab,
-    trial: &Trial,
-    server: &RunningServer,
-    connections: usize,
-) -> Result<f64, String> {
-    let idle = lab.receiver.run(|| clients::connect(server.address, trial.file, connections));
-    let idle = idle.map_err(|error| error.to_string())??;
-    // Long enough for servers that free memory on a timer, and shorter than the keep-alive timeout
-    // of every server.
-    thread::sleep(Duration::from_secs(3));
-    let bytes = server.memory_bytes();
-    drop(idle);
-    Ok(bytes as f64 / f64::from(1 << 20))
-}
-
-/// Prints the table of a trial, with a line for each server.
-///
-/// A line has the server's figure, the ratio of haul's figure to it, the ratio to the server's own
-/// rate with few connections, and the traffic between the CPUs per request or MiB.
-fn print(
-    trial: &Trial,
-    servers: &[&RunningServer],
-    figures: &[Vec<f64>],
-    ratios_to_few: &[Vec<f64>],
-    traffic: &[Vec<Traffic>],
-) {
-    let (unit, is_more_better) = match trial.load {
-        Load::Bulk { .. } | Load::Published => ("server µs/MiB", false),
-        Load::Requests { .. } => ("requests per server-CPU-second", true),
-        Load::Idle { .. } => ("MiB resident", false),
-        Load::Slow { .. } => ("p99 in µs", false),
-    };
-    println!(
-        "\n{}: {unit} ({} is better), then the ratio of haul to each server",
-        trial.name,
-        if is_more_better { "more" } else { "less" }
-    );
-    let haul = servers.iter().position(|server| server.kind == ServerKind::Haul);
-    for (index, server) in servers.iter().enumerate() {
-        let Some(figure) = Estimate::of(&figures[index]) else {
-            println!("{:<24} did not do it", server.name);
-            continue;
-        };
-        // Ratios are taken within a round, because both servers met the same machine state there.
-        let ratios: Vec<f64> = haul.map_or(Vec::new(), |haul| {
-            figures[haul].iter().zip(&figures[index]).map(|(haul, other)| haul / other).collect()
-        });
-        let with_spread = |ratios: &[f64]| {
-            Estimate::of(ratios)
-                .map(|ratio| format!("{:.2} ({:.2}–{:.2})", ratio.median, ratio.low, ratio.high))
-        };
-        let ratio = with_spread(&ratios).unwrap_or_default();
-        let ratio_to_few = with_spread(&ratios_to_few[index]).map_or(String::new(), |ratio| {
-            format!("; ratio to its rate with {FEW_CONNECTIONS} connections: {ratio}")
-        });
-        let traffic = Traffic::median(&traffic[index]);
-        let traffic = traffic.map_or(String::new(), |traffic| format!("; {traffic}"));
-        println!(
-            "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}{ratio_to_few}{traffic}",
-            server.name, figure.median, figure.low, figure.high
-        );
-    }
 }

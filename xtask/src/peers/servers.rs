@@ -53,11 +53,10 @@ pub struct Setup<'s> {
 /// A running server, which is killed when this is dropped.
 #[derive(Debug)]
 pub struct RunningServer {
-    pub kind: ServerKind,
     pub name: String,
     pub address: SocketAddr,
     pub service: Service,
-    running: Running,
+    pub running: Running,
 }
 
 /// File name of the certificate in the scratch folder.
@@ -143,7 +142,7 @@ impl ServerKind {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
         let running = host.start_program(command).map_err(|error| error.to_string())?;
         let Setup { address, service, .. } = setup;
-        Ok(RunningServer { kind: self, name, address, service, running })
+        Ok(RunningServer { name, address, service, running })
     }
 
     fn command(self, setup: &Setup<'_>, files: &ServerFiles) -> Command {

@@ -1,0 +1,146 @@
+//! Starts the proxies of the comparison.
+//!
+//! Each proxy runs in the foreground, in one thread, and forwards TCP connections to one server.
+
+use crate::peers::servers::{RunningServer, Service};
+use haul_lab::Host;
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// nginx's module for TCP on Debian.
+const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
+
+/// A layer-4 proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProxyKind {
+    Haul,
+    /// HAProxy that splices in both directions, with pipes of 1 MiB.
+    HaproxySplice,
+    /// HAProxy that copies, its default.
+    Haproxy,
+    Nginx,
+    Socat,
+}
+
+/// Options to start a proxy with.
+#[derive(Debug, Clone, Copy)]
+pub struct ProxySetup<'s> {
+    /// Folder for the configuration and messages.
+    pub scratch: &'s Path,
+    /// Path of the `haul` program to measure.
+    pub haul: &'s Path,
+    /// Address to listen at.
+    pub address: SocketAddr,
+    /// The server to forward to.
+    pub upstream: SocketAddr,
+    /// Additional options of `haul proxy`.
+    pub options: &'s str,
+}
+
+impl ProxyKind {
+    /// All proxies; the others are compared with the first.
+    pub const ALL: [Self; 5] =
+        [Self::Haul, Self::HaproxySplice, Self::Haproxy, Self::Nginx, Self::Socat];
+
+    /// The name in tables and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Haul => "haul proxy",
+            Self::HaproxySplice => "haproxy-splice",
+            Self::Haproxy => "haproxy",
+            Self::Nginx => "nginx",
+            Self::Socat => "socat",
+        }
+    }
+
+    /// A file that the proxy needs, and the Debian package that contains it.
+    fn program(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Haul => ("haul", "haul"),
+            Self::HaproxySplice | Self::Haproxy => ("/usr/sbin/haproxy", "haproxy"),
+            Self::Nginx => (STREAM_MODULE, "libnginx-mod-stream"),
+            Self::Socat => ("/usr/bin/socat", "socat"),
+        }
+    }
+
+    /// The Debian package to install if the proxy is not on this machine.
+    pub fn missing_package(self) -> Option<&'static str> {
+        let (program, package) = self.program();
+        (self != Self::Haul && !Path::new(program).exists()).then_some(package)
+    }
+
+    /// Whether the proxy can hold thousands of connections: socat has a process for each.
+    pub fn holds_many(self) -> bool {
+        self != Self::Socat
+    }
+
+    /// Writes the proxy's configuration and starts the proxy on a host.
+    pub fn start(self, host: &Host, setup: ProxySetup<'_>) -> Result<RunningServer, String> {
+        let ProxySetup { address, upstream, .. } = setup;
+        let path = |extension: &str| {
+            setup.scratch.join(format!("{}-{}.{extension}", self.name(), address.port()))
+        };
+        let (configuration, messages) = (path("conf"), path("messages"));
+        let failed = |error: std::io::Error| format!("{}: {error}", configuration.display());
+        fs::write(&configuration, self.configuration(&setup)).map_err(failed)?;
+        let program = match self {
+            Self::Haul => setup.haul,
+            Self::Nginx => Path::new("/usr/sbin/nginx"),
+            _ => Path::new(self.program().0),
+        };
+        let mut command = Command::new(program);
+        match self {
+            Self::Haul => command
+                .args(["proxy", "--workers", "1", "--listen", &address.to_string()])
+                .args(["--to", &upstream.to_string()])
+                .args(setup.options.split_ascii_whitespace()),
+            Self::HaproxySplice | Self::Haproxy => command.arg("-db").arg("-f").arg(&configuration),
+            Self::Nginx => {
+                command.arg("-c").arg(&configuration).arg("-e").arg(&messages);
+                command.arg("-p").arg(setup.scratch)
+            }
+            Self::Socat => {
+                let (ip, port) = (address.ip(), address.port());
+                command.args([
+                    format!("TCP-LISTEN:{port},bind={ip},fork,reuseaddr,backlog=4096"),
+                    format!("TCP:{upstream}"),
+                ])
+            }
+        };
+        let messages = File::create(&messages).map_err(failed)?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(messages);
+        let running = host.start_program(command).map_err(|error| error.to_string())?;
+        let name = format!("{} {}", self.name(), setup.options).trim_end().to_owned();
+        Ok(RunningServer { name, address, service: Service::Plain, running })
+    }
+
+    fn configuration(self, setup: &ProxySetup<'_>) -> String {
+        let ProxySetup { scratch, address, upstream, .. } = setup;
+        match self {
+            Self::Haul | Self::Socat => String::new(),
+            Self::HaproxySplice | Self::Haproxy => {
+                let (pipes, splice) = if self == Self::HaproxySplice {
+                    ("tune.pipesize 1048576", "option splice-request\n  option splice-response")
+                } else {
+                    ("", "")
+                };
+                format!(
+                    "global\n  nbthread 1\n  maxconn 7000\n  {pipes}\n\
+                     defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  \
+                     timeout server 1h\n  {splice}\n\
+                     listen proxy\n  bind {address} backlog 4096\n  server upstream {upstream}\n"
+                )
+            }
+            Self::Nginx => format!(
+                "load_module {STREAM_MODULE};\n\
+                 daemon off; user root; worker_processes 1; worker_rlimit_nofile 20000;\n\
+                 pid '{scratch}/stream.pid'; error_log stderr crit;\n\
+                 events {{ worker_connections 18000; multi_accept on; }}\n\
+                 stream {{ server {{ listen {address} backlog=4096; proxy_pass {upstream}; }} }}\n",
+                scratch = scratch.display(),
+            ),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! `cargo xtask peers proxy`: compares the cost of layer-4 proxies with that of haul.
+//!
+//! Each proxy forwards to an nginx of its own, which runs beside the clients on the other host. It
+//! is of its own because `haul proxy` clamps the congestion window of connections by their port.
+
+use crate::peers::proxies::{ProxyKind, ProxySetup};
+use crate::peers::servers::{ServerKind, Service, Setup};
+use crate::peers::trial::{
+    Comparison, FEW, Load, MANY_BULK, ONE_BULK, Trial, Window, copy_program,
+};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Port of the first proxy, on its host, and of the first server, on the other.
+const FIRST_PORT: u16 = 8001;
+
+const HUNDRED: Load = Load::Requests { connections: 100, seconds: 1, window: Window::All };
+/// Below what 20,000 descriptors allow, a usual hard limit: two for each connection, and some more.
+const IDLE: Load = Load::Idle { connections: 4000 };
+const SHORT: Load = Load::Connections { at_a_time: 16, seconds: 1 };
+
+/// All trials, in the order of their execution.
+pub const TRIALS: [Trial; 8] = [
+    trial("256MiB", "256MiB", ONE_BULK),
+    trial("256MiB-64", "256MiB", MANY_BULK),
+    trial("1MiB", "1MiB", FEW),
+    trial("64KiB", "64KiB", FEW),
+    trial("4KiB", "4KiB", FEW),
+    trial("100B-100", "100B", HUNDRED),
+    trial("new-connections", "100B", SHORT),
+    trial("idle-4000", "100B", IDLE),
+];
+
+const fn trial(name: &'static str, file: &'static str, load: Load) -> Trial {
+    Trial { name, file, load, service: Service::Plain }
+}
+
+/// Proxies and trials of a comparison.
+#[derive(Debug)]
+pub struct ProxyPlan {
+    pub trials: Vec<Trial>,
+    pub kinds: Vec<ProxyKind>,
+    pub rounds: usize,
+    pub congestion: String,
+    /// MTU of the link, in bytes.
+    pub mtu: u32,
+    pub haul: PathBuf,
+    /// Options of additional `haul proxy` instances, one string for each.
+    pub variants: Vec<String>,
+}
+
+/// Runs all trials and prints a table for each.
+pub fn run(plan: &ProxyPlan) -> Result<(), String> {
+    let comparison = Comparison::new(plan.mtu, &plan.congestion, plan.rounds)?;
+    let lab = &comparison.lab;
+    let haul = copy_program(&plan.haul)?;
+    let variants = plan.variants.iter().map(|options| (ProxyKind::Haul, &**options));
+    let usual = plan.kinds.iter().map(|&kind| (kind, ""));
+    let (mut upstreams, mut proxies) = (Vec::new(), Vec::new());
+    for (index, (kind, options)) in usual.chain(variants).enumerate() {
+        let port = FIRST_PORT + index as u16;
+        let scratch = comparison.scratch.path();
+        let upstream = SocketAddr::new(lab.receiver.address(), port);
+        let setup = Setup {
+            root: &comparison.root,
+            scratch,
+            haul: &haul,
+            address: upstream,
+            service: Service::Plain,
+            options: "",
+        };
+        let server = ServerKind::Nginx.start(&lab.receiver, setup)?;
+        comparison.wait_until_listening(&server)?;
+        upstreams.push(server);
+        let address = SocketAddr::new(lab.sender.address(), port);
+        let setup = ProxySetup { scratch, haul: &haul, address, upstream, options };
+        let proxy = kind.start(&lab.sender, setup)?;
+        comparison.wait_until_listening(&proxy)?;
+        proxies.push((kind, proxy));
+    }
+    for trial in &plan.trials {
+        let is_many = matches!(trial.load, Load::Idle { .. });
+        let takes_part = |kind: ProxyKind| !is_many || kind.holds_many();
+        let taking_part = proxies.iter().filter(|(kind, _)| takes_part(*kind));
+        comparison.run(trial, &taking_part.map(|(_, proxy)| proxy).collect::<Vec<_>>())?;
+    }
+    Ok(())
+}
