@@ -4,14 +4,14 @@
 //! Without loss the window grows until it holds the whole send buffer. Every packet then leaves
 //! from a system call, and each interrupts the CPU of a peer on the same machine. While the window
 //! is full and more is queued, the kernel sends from its own interrupt at each acknowledgement:
-//! several packets for one interrupt, 0.68 to 0.83 of the CPU time for each byte
-//! (docs/measurements/file-server-tuning.md).
+//! several packets for one interrupt, 0.61 to 0.98 of the CPU time for each byte of a file server
+//! (docs/measurements/file-servers.md).
 //!
 //! No socket option limits the window, so this is a BPF program of the process's control group,
 //! which needs `CAP_BPF` and `CAP_NET_ADMIN` while it is attached (Linux 5.7: `CAP_SYS_ADMIN`). It
 //! concerns connections with a round trip of up to a millisecond. The limit is what 100 Gbit/s need
 //! during the shortest round trip: it can slow down one connection that is faster than 100 Gbit/s.
-//! If the usual round trip grows beyond [`LIFT_US`], as behind a firewall that answers handshakes
+//! If the usual round trip grows beyond 8 ms, as behind a firewall that answers handshakes
 //! for its clients, the clamp is lifted for good.
 //!
 //! The kernel knows connections by their control group and ports, so the clamp also holds for other
