@@ -253,6 +253,14 @@ impl Config {
         self.groups.iter().flat_map(|group| &group.upstreams).map(|upstream| &upstream.address)
     }
 
+    /// The TCP ports of all upstreams, each once.
+    pub fn upstream_ports(&self) -> Vec<u16> {
+        let mut ports: Vec<_> = self.upstreams().filter_map(UpstreamAddress::port).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        ports
+    }
+
     /// This configuration, with those settings of `next` that a reload applies: groups, routes and
     /// rules of access.
     #[must_use]

@@ -45,6 +45,8 @@ pub struct Connection {
     tried: Vec<usize>,
     /// The second of the clock in which the next round begins.
     next_round_at_seconds: u32,
+    /// The attempts before this round.
+    attempts_before_round: u32,
     /// The length of the header that the upstream is sent first.
     header_bytes: u64,
     accepted_at: Instant,
@@ -164,6 +166,7 @@ impl Connection {
             upstream: None,
             tried: Vec::new(),
             next_round_at_seconds: 0,
+            attempts_before_round: 0,
             header_bytes: 0,
             accepted_at: now,
             record: Record {
@@ -263,13 +266,20 @@ impl Connection {
         }
         let now = context.now_seconds();
         if now < self.next_round_at_seconds {
-            // A client that is gone by then is found when it is connected.
-            return Some(Action::WaitUntil(self.next_round_at_seconds));
+            let is_gone = self.client_events.is_end_or_urgent
+                && matches!(&self.state, State::Accepted(client) if has_failed(client));
+            return Some(if is_gone {
+                self.finish(End::ClientFailed, shared)
+            } else {
+                Action::WaitUntil(self.next_round_at_seconds)
+            });
         }
         let Some(address) = self.next_address(&group) else {
-            if self.tried.is_empty() {
+            // If no upstream has an address, there is nothing to wait for.
+            if self.record.connect_attempts == self.attempts_before_round {
                 return Some(self.finish(End::Unreachable, shared));
             }
+            self.attempts_before_round = self.record.connect_attempts;
             // All have failed: a server that is restarted is back in a moment.
             self.tried.clear();
             self.upstream = None;
@@ -358,7 +368,8 @@ impl Connection {
             .map(|version| header::header(version, self.record.client, local_address(&client)));
         let mut first_bytes = header.unwrap_or_default();
         self.header_bytes = first_bytes.len() as u64;
-        first_bytes.append(&mut self.greeting);
+        // Its memory is not kept with the connection.
+        first_bytes.extend(std::mem::take(&mut self.greeting));
         shared.set_options(&client);
         shared.set_options(&upstream);
         let forwarder = Forwarder::with_pool(client, upstream, shared.pool())

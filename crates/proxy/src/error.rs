@@ -35,8 +35,8 @@ pub enum Error {
     ListenersChanged,
     /// A reload names an upstream at a port that the process has given up.
     #[error(
-        "{upstream}: the process has given up all ports but those of its upstreams at the start: \
-         restart, or start without confinement"
+        "{upstream}: no upstream had this port at the start, and a confined process connects only \
+         to those: restart, or start without confinement"
     )]
     PortGivenUp {
         /// The upstream's address.

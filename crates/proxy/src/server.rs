@@ -8,7 +8,6 @@ use crate::metrics::{LoopCounters, ProxyMetrics};
 use crate::reload::Reloader;
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upkeep::{self, Intervals, Upkeep};
-use crate::upstream_address::UpstreamAddress;
 use haul_server::connect;
 use haul_server::event_loop::LoopSettings;
 use haul_server::listener::{ListenAddress, ListenSettings};
@@ -71,7 +70,7 @@ impl Server {
         let congestion = config.congestion.as_deref();
         let listen = ListenSettings::new(listen).with_congestion(congestion).with_shared(true);
         let service = Service::open("haul-proxy", &listen, config.metrics, loops)?;
-        let upstream_ports: Vec<_> = config.upstreams().filter_map(UpstreamAddress::port).collect();
+        let upstream_ports = config.upstream_ports();
         let ports = ClampedPorts {
             accepted: service.own_ports().to_vec(),
             connected: upstream_ports.clone(),

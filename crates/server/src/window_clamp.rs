@@ -232,7 +232,9 @@ const FRAME: u8 = 10;
 /// and at each of them it lowers the clamp to what the shortest one needs, or lifts it for good.
 ///
 /// The clamp also sets the threshold of slow start, so it is set only while it is below that: after
-/// a loss the threshold is the congestion control's.
+/// a loss the threshold is the congestion control's. To lift it starts slow start once more. A
+/// clamped connection that was silent for five minutes, for which the kernel remembers the shortest
+/// round trip, is not lifted any more if all others are longer than a millisecond.
 fn program(ports: &ClampedPorts) -> Vec<Instruction> {
     let mut code = Assembler::default();
     code.push(MOVE, CONTEXT, 1, 0, 0);

@@ -264,6 +264,10 @@ impl Options {
         if self.to.is_empty() && self.group.is_empty() {
             return Err(Failure::bad_input(format!("to is missing: write {}", example())));
         }
+        if self.balance.is_some() && self.to.is_empty() {
+            let problem = "balance is for the upstreams of to: write it into each [group.NAME]";
+            return Err(Failure::bad_input(problem));
+        }
         let has_default = !self.to.is_empty();
         let mut config = Config::new(groups(self.to, self.balance, self.group));
         config.listeners = listeners(self.listen, has_default, self.route, self.listener)?;

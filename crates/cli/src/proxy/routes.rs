@@ -123,7 +123,8 @@ impl TryFrom<RouteOptions> for Route {
             || !options.alpn.is_empty()
             || options.has_server_name.is_some();
         let is_valid = if needs_tls { options.tls != Some(false) } else { options.tls.is_some() };
-        if !is_valid {
+        let contradicts = !options.server_name.is_empty() && options.has_server_name == Some(false);
+        if !is_valid || contradicts {
             return Err(Failure::bad_input(format!(
                 "the route to {} has no condition that a connection can meet: write server-name, \
                  alpn or has-server-name, or tls = false alone",
@@ -158,6 +159,7 @@ mod tests {
             assert!(route(text).is_err(), "{text} has no group");
         }
         assert!(route("tls = false\ngroup = 'a'").is_ok());
+        assert!(route("server-name = ['a']\nhas-server-name = false\ngroup = 'a'").is_err());
         assert!(route("group = 'a'").is_err());
         assert!(route("server-name = ['a b']\ngroup = 'a'").unwrap_err().contains("a b"));
     }

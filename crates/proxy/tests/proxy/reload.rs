@@ -81,7 +81,9 @@ fn a_configuration_that_cannot_be_put_in_force_changes_nothing() {
     };
     is_refused("no group nowhere", &|config| config.listeners[0].group = Some("nowhere".into()));
     is_refused("listen on", &|config| config.listeners[0].address = "127.0.0.1:0".parse().unwrap());
-    is_refused("given up all ports", &|config| config.groups[0].upstreams = vec![upstream(&other)]);
+    is_refused("had this port at the start", &|config| {
+        config.groups[0].upstreams = vec![upstream(&other)];
+    });
     let mut config = proxy.config.clone();
     config.limits.connections_max = 1;
     let caveats = proxy.handle.reload(&config).unwrap();

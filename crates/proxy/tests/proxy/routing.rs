@@ -120,6 +120,16 @@ fn without_any_upstream_the_client_is_reset() {
     assert_eq!((&log[0]["end"], &log[0]["connect_attempts"]), (&"unreachable".into(), &3.into()));
 }
 
+/// A name that is not resolved does not count as an attempt, and there is nothing to wait for.
+#[test]
+fn without_any_resolved_upstream_the_client_is_reset() {
+    let unresolved = "no-such-host.invalid:80".parse().unwrap();
+    let proxy = Proxy::start(lab(), [unresolved], |_| {});
+    assert!(is_turned_away(&proxy));
+    let log = proxy.finish();
+    assert_eq!((&log[0]["end"], &log[0]["connect_attempts"]), (&"unreachable".into(), &0.into()));
+}
+
 /// A server that is restarted is back in a moment.
 #[test]
 fn an_upstream_that_refuses_for_a_moment_is_tried_again() {
