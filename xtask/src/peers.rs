@@ -19,19 +19,26 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Options of `cargo xtask peers serve`.
-#[derive(Debug, Args)]
-pub struct ServeArguments {
-    /// Number of measurements of each server
+/// Options of the lab in which programs are compared.
+#[derive(Debug, Clone, Args)]
+pub struct LabArguments {
+    /// Number of measurements of each program
     #[arg(long, default_value_t = 7)]
-    rounds: usize,
+    pub rounds: usize,
     /// Congestion control of both hosts; a network namespace must be allowed to set it
     /// (net.ipv4.tcp_allowed_congestion_control)
     #[arg(long, default_value = "reno")]
-    congestion: String,
+    pub congestion: String,
     /// MTU of the link between the hosts, in bytes
     #[arg(long, default_value_t = 9000)]
-    mtu: u32,
+    pub mtu: u32,
+}
+
+/// Options of `cargo xtask peers serve`.
+#[derive(Debug, Args)]
+pub struct ServeArguments {
+    #[command(flatten)]
+    lab: LabArguments,
     /// Trials, separated by commas [default: all]: 256MiB, 256MiB-64 (connections), 256MiB-new
     /// (published a second ago), 1MiB, 64KiB, 4KiB, 4KiB-logged, 4KiB-10000, https-1MiB,
     /// idle-10000, slow-10000
@@ -56,16 +63,8 @@ pub struct ServeArguments {
 /// Options of `cargo xtask peers proxy`.
 #[derive(Debug, Args)]
 pub struct ProxyArguments {
-    /// Number of measurements of each proxy
-    #[arg(long, default_value_t = 7)]
-    rounds: usize,
-    /// Congestion control of both hosts; a network namespace must be allowed to set it
-    /// (net.ipv4.tcp_allowed_congestion_control)
-    #[arg(long, default_value = "reno")]
-    congestion: String,
-    /// MTU of the link between the hosts, in bytes
-    #[arg(long, default_value_t = 9000)]
-    mtu: u32,
+    #[command(flatten)]
+    lab: LabArguments,
     /// Trials, separated by commas [default: all]: 256MiB, 256MiB-64 (connections), 1MiB, 64KiB,
     /// 4KiB, 100B-100 (connections), new-connections, idle-4000
     #[arg(long, value_delimiter = ',')]
@@ -94,8 +93,7 @@ pub fn bare(arguments: &BareArguments) -> Result<(), String> {
 
 /// Builds haul in release mode and measures the servers in interleaved rounds.
 pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
-    let ServeArguments { rounds, congestion, mtu, trials, against, variant, nginx_listen, other } =
-        arguments;
+    let ServeArguments { lab, trials, against, variant, nginx_listen, other } = arguments;
     if let Some(unknown) =
         trials.iter().find(|name| TRIALS.iter().all(|trial| trial.name != **name))
     {
@@ -128,9 +126,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
     let plan = ComparisonPlan {
         trials: TRIALS.into_iter().filter(|trial| is_selected(trials, trial.name)).collect(),
         kinds,
-        rounds: *rounds,
-        congestion: congestion.clone(),
-        mtu: *mtu,
+        lab: lab.clone(),
         haul: build()?,
         other_haul: other.clone(),
         variants: variant.clone(),
@@ -141,7 +137,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
 
 /// Builds haul in release mode and measures the proxies in interleaved rounds.
 pub fn proxy(arguments: &ProxyArguments) -> Result<(), String> {
-    let ProxyArguments { rounds, congestion, mtu, trials, against, variant } = arguments;
+    let ProxyArguments { lab, trials, against, variant } = arguments;
     let unknown =
         |kind: &str, name: &str| format!("unknown {kind} {name}: see --help for the list");
     if let Some(name) =
@@ -168,9 +164,7 @@ pub fn proxy(arguments: &ProxyArguments) -> Result<(), String> {
     proxy::run(&ProxyPlan {
         trials: trials.collect(),
         kinds,
-        rounds: *rounds,
-        congestion: congestion.clone(),
-        mtu: *mtu,
+        lab: lab.clone(),
         haul: build()?,
         variants: variant.clone(),
     })

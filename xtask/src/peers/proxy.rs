@@ -3,6 +3,7 @@
 //! Each proxy forwards to an nginx of its own, which runs beside the clients on the other host. It
 //! is of its own because `haul proxy` clamps the congestion window of connections by their port.
 
+use crate::peers::LabArguments;
 use crate::peers::proxies::{ProxyKind, ProxySetup};
 use crate::peers::servers::{ServerKind, Service, Setup};
 use crate::peers::trial::{
@@ -40,10 +41,7 @@ const fn trial(name: &'static str, file: &'static str, load: Load) -> Trial {
 pub struct ProxyPlan {
     pub trials: Vec<Trial>,
     pub kinds: Vec<ProxyKind>,
-    pub rounds: usize,
-    pub congestion: String,
-    /// MTU of the link, in bytes.
-    pub mtu: u32,
+    pub lab: LabArguments,
     pub haul: PathBuf,
     /// Options of additional `haul proxy` instances, one string for each.
     pub variants: Vec<String>,
@@ -51,7 +49,7 @@ pub struct ProxyPlan {
 
 /// Runs all trials and prints a table for each.
 pub fn run(plan: &ProxyPlan) -> Result<(), String> {
-    let comparison = Comparison::new(plan.mtu, &plan.congestion, plan.rounds)?;
+    let comparison = Comparison::new(&plan.lab)?;
     let lab = &comparison.lab;
     let haul = copy_program(&plan.haul)?;
     let variants = plan.variants.iter().map(|options| (ProxyKind::Haul, &**options));

@@ -2,6 +2,7 @@
 //!
 //! All servers run in one lab and are measured by the same meter, in interleaved rounds.
 
+use crate::peers::LabArguments;
 use crate::peers::servers::{ServerKind, Service, Setup, make_certificate};
 use crate::peers::trial::{
     Comparison, FEW, IDLE, Load, MANY, MANY_BULK, ONE_BULK, SLOW, Trial, copy_program,
@@ -32,10 +33,7 @@ pub const TRIALS: [Trial; 11] = [
 pub struct ComparisonPlan {
     pub trials: Vec<Trial>,
     pub kinds: Vec<ServerKind>,
-    pub rounds: usize,
-    pub congestion: String,
-    /// MTU of the link, in bytes.
-    pub mtu: u32,
+    pub lab: LabArguments,
     pub haul: PathBuf,
     /// Another build of `haul` to measure.
     pub other_haul: Option<PathBuf>,
@@ -47,7 +45,7 @@ pub struct ComparisonPlan {
 
 /// Runs all trials and prints a table for each.
 pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
-    let comparison = Comparison::new(plan.mtu, &plan.congestion, plan.rounds)?;
+    let comparison = Comparison::new(&plan.lab)?;
     let host = &comparison.lab.sender;
     let haul = copy_program(&plan.haul)?;
     let other_haul = plan.other_haul.as_deref().map(copy_program).transpose()?;

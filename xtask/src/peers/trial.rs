@@ -2,6 +2,7 @@
 //!
 //! The servers run on the sending host of a lab, the clients on the receiving host.
 
+use crate::peers::LabArguments;
 use crate::peers::clients::{self, Wrk};
 use crate::peers::crowd::SlowClients;
 use crate::peers::packets::{PacketCounters, Traffic};
@@ -115,10 +116,11 @@ pub struct Comparison {
 
 impl Comparison {
     /// Creates the lab and the files.
-    pub fn new(mtu: u32, congestion: &str, rounds: usize) -> Result<Self, String> {
+    pub fn new(arguments: &LabArguments) -> Result<Self, String> {
+        let LabArguments { rounds, congestion, mtu } = arguments;
         let failed = |error: LabError| error.to_string();
         haul_lab::enter_user_namespace().map_err(failed)?;
-        let lab = Lab::veth(&Settings::default().with_mtu(mtu)).map_err(failed)?;
+        let lab = Lab::veth(&Settings::default().with_mtu(*mtu)).map_err(failed)?;
         // A round opens ten thousand connections. If all ports were in TIME_WAIT, each connect(2)
         // would search all of them for a free one. The servers' ports are below the range.
         for host in [&lab.sender, &lab.receiver] {
@@ -132,7 +134,7 @@ impl Comparison {
             .map_err(|error| error.to_string())?;
         let root = scratch.path().join("root");
         write_files(&root).map_err(|error| format!("{}: {error}", root.display()))?;
-        Ok(Self { lab, scratch, root, ready_at: Instant::now() + FILE_AGE, rounds })
+        Ok(Self { lab, scratch, root, ready_at: Instant::now() + FILE_AGE, rounds: *rounds })
     }
 
     /// Waits until a server accepts connections of the receiving host.
