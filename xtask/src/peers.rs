@@ -1,5 +1,6 @@
 //! `cargo xtask peers`: comparisons of other programs with haul.
 
+mod attack;
 mod bare;
 mod clients;
 mod crowd;
@@ -41,7 +42,8 @@ pub struct ServeArguments {
     lab: LabArguments,
     /// Trials, separated by commas [default: all]: 256MiB, 256MiB-64 (connections), 256MiB-new
     /// (published a second ago), 1MiB, 64KiB, 4KiB, 4KiB-logged, 4KiB-10000, https-1MiB,
-    /// idle-10000, slow-10000
+    /// idle-10000, slow-10000, and attacks by 6,000 clients on 1,000 places: half-heads, unread,
+    /// stalled-uploads, silent-tls
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
     /// Servers to compare with haul, separated by commas [default: all of nginx, lighttpd, caddy,

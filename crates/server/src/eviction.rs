@@ -1,27 +1,32 @@
 //! Eviction: which connections are closed when there is no room for another.
 //!
-//! Closed first are connections that lose nothing, then those that only occupy their place:
+//! A network is *dominant* if it has a quarter of all connections. Closed first are:
 //!
-//! 1. idle ones, the longest idle first;
-//! 2. those that have not sent a whole request within two seconds, the oldest first;
-//! 3. those whose message has not moved 64 KiB in five seconds, the longest stalled first.
+//! 1. connections that have waited for a message for five seconds;
+//! 2. of dominant networks, those that wait for a message, however short;
+//! 3. of dominant networks, those whose message has not moved 64 KiB in a second;
+//! 4. of other networks, those that wait for a message, however short;
+//! 5. of other networks, those whose message has not moved 64 KiB in five seconds.
 //!
-//! Within each of the three, a connection of a [`Network`] with many connections is closed before
-//! one of a network with few, so that a client that opens thousands of them evicts its own. A
-//! network that has a quarter of all connections gets one second instead of two and five.
+//! A connection waits for a message from the end of the one before, or from its beginning, until
+//! the next is there whole: a client that sends half a request waits as one that sends nothing. So
+//! it is closed as soon as so many others have come after it as there is room for, and does not
+//! make them wait. Within each of the five, a connection of a [`Network`] with many connections is
+//! closed before one of a network with few, so that a client that opens thousands of them evicts
+//! its own; then the one that has waited or stalled for the longest time.
 
 use crate::network::Network;
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 
-/// The time in which an honest client sends its request, in seconds. It is a round trip, or a few
-/// with TLS.
-const REQUEST_SECONDS: u32 = 2;
+/// The wait for a message after which every connection is closed before those of a dominant
+/// network, in seconds.
+const LONG_WAIT_SECONDS: u32 = 5;
 /// The time without progress after which a message counts as stalled, in seconds.
 const STALLED_SECONDS: u32 = 5;
-/// The time that a dominant network gets instead of both, in seconds. One client that opens
-/// connections faster than they are evicted would otherwise keep others waiting for so long.
-const DOMINANT_SECONDS: u32 = 1;
+/// The same for a dominant network. One client that stalls transfers faster than they are evicted
+/// would otherwise keep others waiting for so long.
+const DOMINANT_STALLED_SECONDS: u32 = 1;
 /// A network is dominant if it has this part of all connections, and more than a few.
 const DOMINANT_PART: usize = 4;
 /// The most connections of a network that is not dominant in any case.
@@ -43,29 +48,6 @@ pub enum Activity {
     Transferring(u32),
     /// The service works for it: it is not evicted.
     Working,
-}
-
-impl Activity {
-    /// The place in the order of eviction; `None` if the connection is not to be evicted now.
-    fn class(self, is_of_dominant_network: bool, now_seconds: u32) -> Option<u8> {
-        let has_lasted = |since: u32, seconds: u32| {
-            let seconds = if is_of_dominant_network { DOMINANT_SECONDS } else { seconds };
-            now_seconds.saturating_sub(since) >= seconds
-        };
-        match self {
-            Self::Idle => Some(0),
-            Self::Beginning(since) if has_lasted(since, REQUEST_SECONDS) => Some(1),
-            Self::Transferring(since) if has_lasted(since, STALLED_SECONDS) => Some(2),
-            Self::Beginning(_) | Self::Transferring(_) | Self::Working => None,
-        }
-    }
-
-    fn since(self) -> u32 {
-        match self {
-            Self::Beginning(since) | Self::Transferring(since) => since,
-            Self::Idle | Self::Working => 0,
-        }
-    }
 }
 
 /// The progress of a message. A peer that moves a byte now and then makes none.
@@ -104,6 +86,36 @@ pub(crate) struct Candidate {
     pub activity: Activity,
     /// The number of its latest turn: the smallest is idle the longest.
     pub latest_turn: u64,
+    /// The time of its latest turn, in seconds.
+    pub latest_turn_at_seconds: u32,
+}
+
+impl Candidate {
+    /// The place in the order of eviction, and the time since which the connection waits or stalls;
+    /// `None` if it is not to be evicted now.
+    fn class(&self, is_of_dominant_network: bool, now_seconds: u32) -> Option<(u8, u32)> {
+        let has_lasted = |since: u32, seconds: u32| now_seconds.saturating_sub(since) >= seconds;
+        match self.activity {
+            Activity::Idle | Activity::Beginning(_) => {
+                let since = match self.activity {
+                    Activity::Beginning(since) => since,
+                    _ => self.latest_turn_at_seconds,
+                };
+                Some(match is_of_dominant_network {
+                    _ if has_lasted(since, LONG_WAIT_SECONDS) => (1, since),
+                    true => (2, since),
+                    false => (4, since),
+                })
+            }
+            Activity::Transferring(since) if is_of_dominant_network => {
+                has_lasted(since, DOMINANT_STALLED_SECONDS).then_some((3, since))
+            }
+            Activity::Transferring(since) => {
+                has_lasted(since, STALLED_SECONDS).then_some((5, since))
+            }
+            Activity::Working => None,
+        }
+    }
 }
 
 /// Connections that were chosen to be evicted, for a second at most.
@@ -117,13 +129,18 @@ pub(crate) struct Victims {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Victim {
     pub token: u64,
+    class: u8,
+    latest_turn: u64,
     is_of_dominant_network: bool,
 }
 
 impl Victim {
-    /// Whether it may still be evicted.
-    pub fn is_due(self, activity: Activity, now_seconds: u32) -> bool {
-        activity.class(self.is_of_dominant_network, now_seconds).is_some()
+    /// Whether the connection is still what it was chosen for.
+    pub fn is_due(self, connection: &Candidate, now_seconds: u32) -> bool {
+        let class = connection.class(self.is_of_dominant_network, now_seconds);
+        let has_had_a_message =
+            connection.activity == Activity::Idle && connection.latest_turn != self.latest_turn;
+        class.is_some_and(|(class, _)| class <= self.class) && !has_had_a_message
     }
 }
 
@@ -149,11 +166,11 @@ impl Victims {
                 let network_size = network.copied().unwrap_or(1);
                 let is_of_dominant_network = network_size as usize > FEW_CONNECTIONS
                     && network_size as usize * DOMINANT_PART >= candidates.len();
-                let class = candidate.activity.class(is_of_dominant_network, now_seconds)?;
-                let since = candidate.activity.since();
+                let (class, since) = candidate.class(is_of_dominant_network, now_seconds)?;
                 // Networks of about the same size are equal.
                 let order = (class, Reverse(network_size.ilog2()), since, candidate.latest_turn);
-                Some((order, Victim { token: candidate.token, is_of_dominant_network }))
+                let Candidate { token, latest_turn, .. } = *candidate;
+                Some((order, Victim { token, class, latest_turn, is_of_dominant_network }))
             })
             .collect();
         let count = (candidates.len() / 16).clamp(1, VICTIMS_MAX);
@@ -174,9 +191,24 @@ mod tests {
 
     const NOW: u32 = 100;
 
+    /// A connection that had its latest turn `token` seconds after the first.
     fn candidate(token: u64, host: u8, activity: Activity) -> Candidate {
         let network = Network::from(IpAddr::from(Ipv4Addr::new(192, 0, 2, host)));
-        Candidate { token, network: Some(network), activity, latest_turn: token }
+        Candidate {
+            token,
+            network: Some(network),
+            activity,
+            latest_turn: token,
+            latest_turn_at_seconds: token as u32,
+        }
+    }
+
+    /// So many connections of a network. They differ in nothing but their turns.
+    fn many(host: u8, count: u64, activity: Activity) -> impl Iterator<Item = Candidate> {
+        (0..count).map(move |token| Candidate {
+            latest_turn_at_seconds: NOW,
+            ..candidate(1000 * u64::from(host) + token, host, activity)
+        })
     }
 
     fn chosen(candidates: &[Candidate]) -> Vec<u64> {
@@ -186,12 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn idle_connections_are_evicted_before_slow_ones_and_working_ones_never() {
+    fn the_longest_wait_ends_first_then_stalled_messages_and_work_never() {
         let order = [
             candidate(5, 1, Activity::Idle),
-            candidate(9, 2, Activity::Idle),
-            candidate(4, 3, Activity::Beginning(40)),
-            candidate(3, 4, Activity::Beginning(NOW - REQUEST_SECONDS)),
+            candidate(9, 3, Activity::Beginning(40)),
+            candidate(60, 2, Activity::Idle),
+            candidate(98, 4, Activity::Beginning(NOW - 3)),
+            candidate(99, 4, Activity::Idle),
+            candidate(100, 4, Activity::Beginning(NOW)),
             candidate(2, 5, Activity::Transferring(10)),
             candidate(1, 6, Activity::Transferring(NOW - STALLED_SECONDS)),
         ];
@@ -200,39 +234,51 @@ mod tests {
         }
         let working = [
             candidate(1, 1, Activity::Working),
-            candidate(2, 1, Activity::Beginning(NOW)),
-            candidate(3, 1, Activity::Transferring(NOW - 1)),
+            candidate(2, 2, Activity::Transferring(NOW)),
+            candidate(3, 3, Activity::Transferring(NOW - STALLED_SECONDS + 1)),
         ];
         assert!(chosen(&working).is_empty());
     }
 
     #[test]
     fn a_client_with_many_connections_evicts_its_own() {
-        let mut all: Vec<_> =
-            (1..200).map(|token| candidate(token, 1, Activity::Transferring(90))).collect();
+        let mut all: Vec<_> = many(1, 199, Activity::Transferring(90)).collect();
         // This one is stalled for longer, but it is one.
         all.push(candidate(0, 2, Activity::Transferring(5)));
         let victims = chosen(&all);
-        assert_eq!(victims, (1..=12).collect::<Vec<_>>());
+        assert_eq!(victims, (1000..1012).collect::<Vec<_>>());
     }
 
     #[test]
-    fn a_dominant_network_gets_one_second() {
-        let activities = [Activity::Beginning(NOW - 1), Activity::Transferring(NOW - 1)];
-        for activity in activities {
-            let many = |host: u8, count: u64| {
-                (0..count)
-                    .map(move |token| candidate(1000 * u64::from(host) + token, host, activity))
-            };
-            let all: Vec<_> = many(1, 25).chain(many(2, 24)).chain(many(3, 51)).collect();
+    fn a_dominant_network_loses_short_waits_and_short_stalls_before_others() {
+        for activity in [Activity::Beginning(NOW), Activity::Transferring(NOW - 1)] {
+            let all: Vec<_> = many(1, 24, Activity::Idle)
+                .chain(many(2, 24, activity))
+                .chain(many(3, 52, activity))
+                .collect();
             let victims = chosen(&all);
             assert_eq!(victims.len(), 6);
             assert!(victims.iter().all(|token| *token >= 3000), "{victims:?}");
-            assert!(chosen(&all[25..49]).iter().all(|token| *token >= 2000), "it is alone");
-            assert!(chosen(&all[..FEW_CONNECTIONS]).is_empty(), "a few are not dominant");
-            let fresh = Activity::Transferring(NOW);
-            assert!(chosen(&[candidate(1, 1, fresh); 40]).is_empty());
+            // A connection that has waited for long is closed before, whosever it is.
+            let waiting = candidate(1, 9, Activity::Idle);
+            assert_eq!(chosen(&[&all[..], &[waiting]].concat())[0], waiting.token);
         }
+        let stalled = Activity::Transferring(NOW - 1);
+        let few: Vec<_> = many(1, FEW_CONNECTIONS as u64, stalled).collect();
+        assert!(chosen(&few).is_empty(), "a few are not dominant");
+        let fresh: Vec<_> = many(1, 40, Activity::Transferring(NOW)).collect();
+        assert!(chosen(&fresh).is_empty());
+    }
+
+    #[test]
+    fn a_victim_that_has_had_a_message_is_spared() {
+        let idle = candidate(7, 1, Activity::Idle);
+        let mut victims = Victims::default();
+        victims.choose(&[idle], NOW);
+        let victim = victims.next(NOW).unwrap();
+        assert!(victim.is_due(&idle, NOW));
+        assert!(!victim.is_due(&Candidate { activity: Activity::Working, ..idle }, NOW));
+        assert!(!victim.is_due(&Candidate { latest_turn: 8, ..idle }, NOW), "idle again");
     }
 
     #[test]

@@ -1,7 +1,4 @@
-//! Slow HTTP clients, which occupy a server's connections.
-//!
-//! Half of them send the head of a request byte by byte. The other half receive a large body a few
-//! bytes at a time.
+//! Clients that occupy a server's connections: slow ones, and four attacks.
 
 use rustix::net::sockopt::{Timeout, set_socket_recv_buffer_size, set_socket_timeout};
 use rustix::net::{
@@ -17,69 +14,99 @@ use std::time::{Duration, Instant};
 /// Period in which each client sends or receives once.
 const PERIOD: Duration = Duration::from_secs(5);
 /// Time between two steps. In each step an equal share of the clients sends or receives.
-const STEP: Duration = Duration::from_millis(50);
-/// `SO_RCVBUF` of a slow client, in bytes: about the minimum that Linux allows.
+const STEP: Duration = Duration::from_millis(5);
+/// `SO_RCVBUF` of a client, in bytes: about the minimum that Linux allows.
 const RECEIVE_BUFFER_BYTES: usize = 4096;
-
 /// Timeout of each connection attempt.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Slow clients that run on a thread of their own until this is dropped.
+/// What the clients of a crowd do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behaviour {
+    /// Half of the clients send the head of a request byte by byte, the others receive a large body
+    /// a few hundred bytes at a time.
+    Slow,
+    /// The clients send the head of a request byte by byte. A rejected one connects again.
+    HalfHeads,
+    /// The clients request a large body and receive one byte per period.
+    UnreadResponses,
+    /// The clients announce a large upload and send one byte of it per period.
+    StalledUploads,
+    /// The clients connect to the TLS port and send nothing. A rejected one connects again.
+    SilentTls,
+}
+
+impl Behaviour {
+    fn connects_again(self) -> bool {
+        matches!(self, Self::HalfHeads | Self::SilentTls)
+    }
+}
+
+/// What one client does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// Receives up to so many bytes at a time.
+    Receive(usize),
+    /// Sends one byte at a time.
+    Send,
+    Silence,
+}
+
+/// Clients that run on a thread of their own until this is dropped.
 #[derive(Debug)]
-pub struct SlowClients {
+pub struct Crowd {
     is_stopped: Arc<AtomicBool>,
-    /// Number of clients that the server has rejected: it has closed the connection or has
-    /// responded to an unfinished request.
+    /// How often the server has rejected a client: it has closed the connection or has responded to
+    /// an unfinished request.
     rejected: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A connection that reads a response slowly, or sends a request slowly.
-struct Client {
-    socket: OwnedFd,
-    is_reader: bool,
+/// The server that a crowd attacks, and how.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub server: SocketAddr,
+    /// The address that [`Behaviour::SilentTls`] connects to.
+    pub tls_server: SocketAddr,
+    /// A large file.
+    pub file: String,
+    pub behaviour: Behaviour,
 }
 
-impl SlowClients {
-    /// Connects `per_kind` clients of each kind from the calling thread's host.
-    ///
-    /// All clients request `file`; half of them never finish their request.
-    pub fn connect(server: SocketAddr, file: &str, per_kind: usize) -> Result<Self, String> {
-        let failed =
-            |error: rustix::io::Errno| format!("connecting a slow client to {server}: {error}");
-        let complete = format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\n\r\n");
-        let unfinished = format!("GET /{file} HTTP/1.1\r\nHost: {server}\r\nX: ");
-        let mut clients = Vec::with_capacity(2 * per_kind);
-        for index in 0..2 * per_kind {
-            let is_reader = index % 2 == 0;
-            let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-            // Child processes must not inherit the sockets.
-            let flags = SocketFlags::CLOEXEC;
-            let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(failed)?;
-            // The send timeout also limits connect(2), in case the server accepts no more clients.
-            set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_MAX)).map_err(failed)?;
-            set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES).map_err(failed)?;
-            rustix::net::connect(&socket, &server).map_err(failed)?;
-            let request = if is_reader { &complete } else { &unfinished };
-            send(&socket, request.as_bytes(), SendFlags::NOSIGNAL).map_err(failed)?;
-            clients.push(Client { socket, is_reader });
+/// A connection of the crowd.
+struct Client {
+    socket: OwnedFd,
+    role: Role,
+    /// What the client still has to send first.
+    greeting: Vec<u8>,
+}
+
+impl Crowd {
+    /// Connects so many clients from the calling thread's host.
+    pub fn connect(target: Target, connections: usize) -> Result<Self, String> {
+        let mut clients = Vec::with_capacity(connections);
+        for index in 0..connections {
+            let client = Client::connect(&target, index, SocketFlags::CLOEXEC);
+            clients.push(client.map_err(|error| {
+                format!("connecting client {index} to {}: {error}", target.server)
+            })?);
         }
         let (is_stopped, rejected) =
             (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (stop_flag, counter) = (Arc::clone(&is_stopped), Arc::clone(&rejected));
-        let work = move || run(clients, &stop_flag, &counter);
+        let work = move || run(&target, clients, &stop_flag, &counter);
         let thread = std::thread::Builder::new().name("crowd".into()).spawn(work);
         let thread = Some(thread.map_err(|error| error.to_string())?);
         Ok(Self { is_stopped, rejected, thread })
     }
 
-    /// Returns the number of clients that the server has rejected so far.
+    /// Returns how often the server has rejected a client so far.
     pub fn rejected(&self) -> usize {
         self.rejected.load(Relaxed)
     }
 }
 
-impl Drop for SlowClients {
+impl Drop for Crowd {
     fn drop(&mut self) {
         self.is_stopped.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -89,36 +116,98 @@ impl Drop for SlowClients {
     }
 }
 
-/// Lets each client send or receive once per [`PERIOD`] until stopped, and drops rejected clients.
-fn run(mut clients: Vec<Client>, is_stopped: &AtomicBool, rejected: &AtomicUsize) {
+/// Lets each client send or receive once per [`PERIOD`] until stopped. A rejected client is
+/// dropped or connects again.
+fn run(target: &Target, clients: Vec<Client>, is_stopped: &AtomicBool, rejected: &AtomicUsize) {
+    let mut clients: Vec<Option<Client>> = clients.into_iter().map(Some).collect();
     let steps = (PERIOD.as_millis() / STEP.as_millis()) as usize;
     let mut step = 0;
     while !is_stopped.load(Relaxed) {
         let next = Instant::now() + STEP;
-        let before = clients.len();
-        let mut index = 0;
-        clients.retain(|client| {
-            index += 1;
-            index % steps != step || client.advance()
-        });
-        rejected.fetch_add(before - clients.len(), Relaxed);
+        for index in (step..clients.len()).step_by(steps) {
+            let place = &mut clients[index];
+            if place.as_mut().is_some_and(|client| !client.advance()) {
+                *place = None;
+                rejected.fetch_add(1, Relaxed);
+            }
+            if place.is_none() && target.behaviour.connects_again() {
+                // Without a port or descriptor, the client tries again in the next period.
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                *place = Client::connect(target, index, flags).ok();
+            }
+        }
         step = (step + 1) % steps;
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
 }
 
 impl Client {
-    /// Sends one byte or receives up to 512 bytes. Returns false once the server has closed the
-    /// connection or has responded to the unfinished request.
-    fn advance(&self) -> bool {
-        let mut buffer = [0; 512];
-        if !self.is_reader
-            && send(&self.socket, b"a", SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_err()
+    /// Connects, or begins to connect if the flags have `NONBLOCK`.
+    fn connect(target: &Target, index: usize, flags: SocketFlags) -> rustix::io::Result<Self> {
+        let server = match target.behaviour {
+            Behaviour::SilentTls => target.tls_server,
+            _ => target.server,
+        };
+        let (file, host) = (&target.file, target.server);
+        let get = format!("GET /{file} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        let half = format!("GET /{file} HTTP/1.1\r\nHost: {host}\r\nX: ");
+        let put = format!(
+            "PUT /upload-{index} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000000\r\n\r\n"
+        );
+        let (role, greeting) = match target.behaviour {
+            Behaviour::Slow if index.is_multiple_of(2) => (Role::Receive(512), get),
+            Behaviour::Slow | Behaviour::HalfHeads => (Role::Send, half),
+            Behaviour::UnreadResponses => (Role::Receive(1), get),
+            Behaviour::StalledUploads => (Role::Send, put),
+            Behaviour::SilentTls => (Role::Silence, String::new()),
+        };
+        let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        // The send timeout also limits connect(2), in case the server accepts no more clients.
+        set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_MAX))?;
+        set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES)?;
+        match rustix::net::connect(&socket, &server) {
+            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
+            Err(error) => return Err(error),
+        }
+        let mut client = Self { socket, role, greeting: greeting.into_bytes() };
+        client.greet();
+        Ok(client)
+    }
+
+    /// Sends the greeting if the connection is established. Returns false if it has failed.
+    fn greet(&mut self) -> bool {
+        if self.greeting.is_empty() {
+            return true;
+        }
+        match send(&self.socket, &self.greeting, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(sent) => {
+                self.greeting.drain(..sent);
+                true
+            }
+            Err(errno) => errno == rustix::io::Errno::AGAIN,
+        }
+    }
+
+    /// Sends or receives once. Returns false once the server has closed the connection or has
+    /// responded to an unfinished request.
+    fn advance(&mut self) -> bool {
+        if !self.greet() {
+            return false;
+        }
+        if self.role == Role::Send
+            && self.greeting.is_empty()
+            && !matches!(
+                send(&self.socket, b"a", SendFlags::NOSIGNAL | SendFlags::DONTWAIT),
+                Ok(_) | Err(rustix::io::Errno::AGAIN)
+            )
         {
             return false;
         }
-        match recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
-            Ok((count, _)) => self.is_reader && count > 0,
+        let mut buffer = [0; 512];
+        let wanted = if let Role::Receive(bytes) = self.role { bytes } else { buffer.len() };
+        match recv(&self.socket, &mut buffer[..wanted], RecvFlags::DONTWAIT) {
+            Ok((count, _)) => matches!(self.role, Role::Receive(_)) && count > 0,
             Err(errno) => errno == rustix::io::Errno::AGAIN,
         }
     }

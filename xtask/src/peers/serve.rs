@@ -3,9 +3,10 @@
 //! All servers run in one lab and are measured by the same meter, in interleaved rounds.
 
 use crate::peers::LabArguments;
+use crate::peers::crowd::Behaviour;
 use crate::peers::servers::{ServerKind, Service, Setup, make_certificate};
 use crate::peers::trial::{
-    Comparison, FEW, IDLE, Load, MANY, MANY_BULK, ONE_BULK, SLOW, Trial, copy_program,
+    Comparison, FEW, IDLE, Load, MANY, MANY_BULK, ONE_BULK, SLOW, Trial, attack, copy_program,
 };
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 const FIRST_PORT: u16 = 8001;
 
 /// All trials, in the order of their execution.
-pub const TRIALS: [Trial; 11] = [
+pub const TRIALS: [Trial; 15] = [
     Trial { name: "256MiB", file: "256MiB", load: ONE_BULK, service: Service::Plain },
     Trial { name: "256MiB-64", file: "256MiB", load: MANY_BULK, service: Service::Plain },
     Trial { name: "256MiB-new", file: "published", load: Load::Published, service: Service::Plain },
@@ -26,7 +27,15 @@ pub const TRIALS: [Trial; 11] = [
     Trial { name: "https-1MiB", file: "1MiB", load: FEW, service: Service::Tls },
     Trial { name: "idle-10000", file: "4KiB", load: IDLE, service: Service::Plain },
     Trial { name: "slow-10000", file: "4KiB", load: SLOW, service: Service::Plain },
+    attack_trial("half-heads", Behaviour::HalfHeads),
+    attack_trial("unread", Behaviour::UnreadResponses),
+    attack_trial("stalled-uploads", Behaviour::StalledUploads),
+    attack_trial("silent-tls", Behaviour::SilentTls),
 ];
+
+const fn attack_trial(name: &'static str, behaviour: Behaviour) -> Trial {
+    Trial { name, file: "4KiB", load: attack(behaviour), service: Service::FewPlaces }
+}
 
 /// Servers and trials of a comparison.
 #[derive(Debug)]
@@ -51,7 +60,7 @@ pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
     let other_haul = plan.other_haul.as_deref().map(copy_program).transpose()?;
     let mut servers = Vec::new();
     make_certificate(comparison.scratch.path())?;
-    for service in [Service::Plain, Service::Logged, Service::Tls] {
+    for service in [Service::Plain, Service::Logged, Service::Tls, Service::FewPlaces] {
         if !plan.trials.iter().any(|trial| trial.service == service) {
             continue;
         }

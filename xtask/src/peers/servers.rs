@@ -32,7 +32,14 @@ pub enum Service {
     Logged,
     /// The server uses TLS.
     Tls,
+    /// The server has [`FEW_PLACES`], also listens for TLS, and accepts uploads if it can.
+    FewPlaces,
 }
+
+/// The limit on connections of [`Service::FewPlaces`].
+pub const FEW_PLACES: usize = 1000;
+/// The distance of the TLS port of [`Service::FewPlaces`] from the port of the server.
+const TLS_PORT_DISTANCE: u16 = 1000;
 
 /// Options to start a server with.
 #[derive(Debug, Clone, Copy)]
@@ -127,7 +134,11 @@ impl ServerKind {
 
     /// Returns whether the server supports `service`.
     pub fn supports(self, service: Service) -> bool {
-        self != Self::Bare || service == Service::Plain
+        match service {
+            Service::Plain => true,
+            Service::Logged | Service::Tls => self != Self::Bare,
+            Service::FewPlaces => self.is_haul() || self == Self::Nginx,
+        }
     }
 
     /// Writes the server's configuration and starts the server on a host.
@@ -231,8 +242,17 @@ fn haul_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
         Service::Tls,
         format!("tls-certificate = \"{certificate}\"\ntls-key = \"{key}\"\n"),
     );
+    let few_places = text_if_service(
+        setup,
+        Service::FewPlaces,
+        format!(
+            "max-connections = {FEW_PLACES}\ntls-listen = [\"{}\"]\nallow-put = true\n\
+             tls-certificate = \"{certificate}\"\ntls-key = \"{key}\"\n",
+            tls_address(setup.address)
+        ),
+    );
     format!(
-        "dir = \"{}\"\n{listen} = [\"{}\"]\nworkers = 1\n{logged}{tls}",
+        "dir = \"{}\"\n{listen} = [\"{}\"]\nworkers = 1\n{logged}{tls}{few_places}",
         setup.root.display(),
         setup.address
     )
@@ -250,16 +270,27 @@ fn nginx_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
         }
         _ => ("", String::new()),
     };
+    let (places, more) = match setup.service {
+        Service::FewPlaces => (
+            FEW_PLACES,
+            format!(
+                "listen {} ssl backlog=4096; ssl_certificate {certificate}; \
+                 ssl_certificate_key {key};",
+                tls_address(setup.address)
+            ),
+        ),
+        _ => (20_000, String::new()),
+    };
     format!(
         "daemon off; user root; worker_processes 1; pid '{pid}'; worker_rlimit_nofile 65536;\n\
          error_log '{errors}' crit;\n\
-         events {{ worker_connections 20000; multi_accept on; }}\n\
+         events {{ worker_connections {places}; multi_accept on; }}\n\
          http {{\n\
            include /etc/nginx/mime.types; sendfile on; tcp_nopush on; tcp_nodelay on;\n\
            keepalive_requests 1000000000; keepalive_timeout 75s;\n\
            open_file_cache max=4096 inactive=60s; open_file_cache_valid 60s;\n\
            access_log {access_log};\n\
-           server {{ listen {address}{ssl} backlog=4096 {listen}; {tls} root {root}; }}\n\
+           server {{ listen {address}{ssl} backlog=4096 {listen}; {tls} {more} root {root}; }}\n\
          }}\n",
         pid = files.pid.display(),
         errors = files.error_log.display(),
@@ -350,11 +381,20 @@ fn apache_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
     )
 }
 
+fn tls_address(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip(), address.port() + TLS_PORT_DISTANCE)
+}
+
 impl RunningServer {
     /// Returns the URL of a file on this server.
     pub fn url(&self, file: &str) -> String {
         let scheme = if self.service == Service::Tls { "https" } else { "http" };
         format!("{scheme}://{}/{file}", self.address)
+    }
+
+    /// Returns the address of the TLS listener of [`Service::FewPlaces`].
+    pub fn tls_address(&self) -> SocketAddr {
+        tls_address(self.address)
     }
 
     /// Returns the resident memory of the server's processes in bytes. Shared pages count

@@ -3,10 +3,11 @@
 //! The servers run on the sending host of a lab, the clients on the receiving host.
 
 use crate::peers::LabArguments;
+use crate::peers::attack::Attack;
 use crate::peers::clients::{self, Wrk};
-use crate::peers::crowd::SlowClients;
+use crate::peers::crowd::Behaviour;
 use crate::peers::packets::{PacketCounters, Traffic};
-use crate::peers::servers::{RunningServer, Service};
+use crate::peers::servers::{FEW_PLACES, RunningServer, Service};
 use haul_bench::Estimate;
 use haul_lab::{Lab, LabError, Settings};
 use haul_soak::{Meter, Snapshot};
@@ -26,7 +27,7 @@ const CALIBRATION: Duration = Duration::from_millis(100);
 const FILE_AGE: Duration = Duration::from_secs(11);
 /// Pause in which a server closes many connections. It uses the CPU on which the next server is
 /// measured.
-const CLOSE_PAUSE: Duration = Duration::from_secs(3);
+pub const CLOSE_PAUSE: Duration = Duration::from_secs(3);
 /// Duration of a measurement of large bodies.
 const BULK_WINDOW: Duration = Duration::from_secs(1);
 /// The time between the publication of a file and its measurement.
@@ -57,9 +58,9 @@ pub enum Load {
     Connections { at_a_time: usize, seconds: u32 },
     /// Idle connections. Figure: resident memory.
     Idle { connections: usize },
-    /// Slow clients of two kinds, `per_kind` each, beside normal clients. Figure: latency of the
-    /// normal clients.
-    Slow { per_kind: usize, seconds: u32 },
+    /// A crowd that occupies connections, beside normal clients. Figure: latency of the normal
+    /// clients.
+    Crowd { behaviour: Behaviour, connections: usize, seconds: u32 },
 }
 
 /// Part of a request load that is measured.
@@ -88,10 +89,17 @@ pub const MANY: Load = Load::Requests {
 };
 /// Idle connections.
 pub const IDLE: Load = Load::Idle { connections: 10_000 };
-/// Slow clients.
-pub const SLOW: Load = Load::Slow { per_kind: 5000, seconds: 3 };
+/// Slow clients, for all of whom the server has room.
+pub const SLOW: Load = Load::Crowd { behaviour: Behaviour::Slow, connections: 10_000, seconds: 3 };
+
+/// Returns an attack by six clients for each place of the server
+/// ([`crate::peers::servers::FEW_PLACES`]).
+pub const fn attack(behaviour: Behaviour) -> Load {
+    Load::Crowd { behaviour, connections: 6 * FEW_PLACES, seconds: 3 }
+}
+
 /// File that slow clients request.
-const LARGEST_FILE: &str = "256MiB";
+pub const LARGEST_FILE: &str = "256MiB";
 
 /// The files that are served, and their sizes in bytes.
 const FILES: [(&str, usize); 6] = [
@@ -200,8 +208,10 @@ fn run_trial(
     let mut figures = vec![Vec::new(); servers.len()];
     let mut ratios_to_few = figures.clone();
     let mut traffic = vec![Vec::new(); servers.len()];
-    if let Load::Slow { per_kind, seconds } = trial.load {
-        return run_slow_trial(lab, trial, servers, rounds, per_kind, seconds);
+    if let Load::Crowd { behaviour, connections, seconds } = trial.load {
+        let attack = Attack { behaviour, connections, seconds, file: trial.file };
+        attack.measure(lab, trial.name, servers, rounds);
+        return Ok(());
     }
     if let Load::Idle { connections } = trial.load {
         for (server, figures) in servers.iter().zip(&mut figures) {
@@ -240,72 +250,6 @@ fn run_trial(
         }
     }
     print(trial, servers, &figures, &ratios_to_few, &traffic);
-    Ok(())
-}
-
-/// Measures the latency of normal clients without and with slow clients, in turn, and prints a line
-/// for each server.
-fn run_slow_trial(
-    lab: &Lab,
-    trial: &Trial,
-    servers: &[&RunningServer],
-    rounds: usize,
-    per_kind: usize,
-    seconds: u32,
-) -> Result<(), String> {
-    println!(
-        "\n{}: p99 of unhurried requests in µs, alone and beside twice {per_kind} slow clients",
-        trial.name
-    );
-    for server in servers {
-        let (mut alone, mut beside, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-        let mut rejected = 0;
-        let mut problem = None;
-        for round in 0..rounds {
-            eprintln!("{}: round {} of {rounds}: {}", trial.name, round + 1, server.name);
-            let measure_p99 = || {
-                let until = Instant::now() + Duration::from_secs(u64::from(seconds));
-                let p99 = lab.receiver.run(|| clients::p99(server.address, trial.file, until));
-                p99.map_err(|error| error.to_string())?.map(|p99| p99.as_secs_f64() * 1e6)
-            };
-            let p99_alone = match measure_p99() {
-                Ok(p99) => p99,
-                Err(error) => {
-                    problem = Some(error);
-                    break;
-                }
-            };
-            let slow =
-                lab.receiver.run(|| SlowClients::connect(server.address, LARGEST_FILE, per_kind));
-            let slow = match slow.map_err(|error| error.to_string())? {
-                Ok(slow) => slow,
-                Err(error) => {
-                    problem = Some(error);
-                    break;
-                }
-            };
-            match measure_p99() {
-                Ok(p99) => {
-                    alone.push(p99_alone);
-                    beside.push(p99);
-                    ratios.push(p99 / p99_alone);
-                }
-                Err(error) => problem = Some(error),
-            }
-            rejected = rejected.max(slow.rejected());
-        }
-        let line = Estimate::of(&alone).zip(Estimate::of(&beside)).zip(Estimate::of(&ratios)).map(
-            |((alone, beside), ratio)| {
-                format!(
-                    "{:>8.0} {:>8.0}  {:.2} ({:.2}–{:.2})",
-                    alone.median, beside.median, ratio.median, ratio.low, ratio.high
-                )
-            },
-        );
-        let line = line.unwrap_or_else(|| "did not do it".into());
-        let problem = problem.map_or(String::new(), |problem| format!("; {problem}"));
-        println!("{:<24} {line}; {rejected} slow clients rejected{problem}", server.name);
-    }
     Ok(())
 }
 
@@ -381,7 +325,7 @@ fn measure(
             let wrk = Wrk { url, connections: at_a_time, seconds, keeps_connections: false };
             clients::wrk(&lab.receiver, &wrk)?.requests as f64
         }
-        Load::Bulk { .. } | Load::Published | Load::Idle { .. } | Load::Slow { .. } => {
+        Load::Bulk { .. } | Load::Published | Load::Idle { .. } | Load::Crowd { .. } => {
             let connections = if let Load::Bulk { connections } = load { connections } else { 1 };
             let until = Instant::now() + BULK_WINDOW;
             let receive = || clients::receive_bulk(server.address, file, connections, until);
@@ -452,7 +396,7 @@ fn print(
             ("requests per server-CPU-second", true)
         }
         Load::Idle { .. } => ("MiB resident", false),
-        Load::Slow { .. } => ("p99 in µs", false),
+        Load::Crowd { .. } => ("p99 in µs", false),
     };
     println!(
         "\n{}: {unit} ({} is better), then the ratio of haul to each server",

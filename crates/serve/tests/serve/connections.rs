@@ -305,6 +305,25 @@ fn connections_that_only_occupy_their_place_make_room() {
     }
 }
 
+/// Half requests are closed as soon as others come: were each to keep its place for a second, the
+/// last of these would wait for fifty.
+#[test]
+fn half_requests_do_not_delay_those_who_come_after_them() {
+    const PLACES: usize = 20;
+    let service = Service::start(|_| {}, |config| config.limits.connections_max = PLACES);
+    let attackers: Vec<_> = (0..50 * PLACES)
+        .map(|_| {
+            let mut attacker = service.connect();
+            attacker.send("G");
+            attacker
+        })
+        .collect();
+    assert_eq!(service.get("/ten.txt").status, 200);
+    let evicted = service.handle.counters()[0].connections.evicted.get();
+    assert!(evicted as usize > attackers.len() - PLACES, "{evicted}");
+    assert!(evicted as usize <= attackers.len(), "{evicted}");
+}
+
 /// A download that makes progress keeps its place beside clients that open more and more
 /// connections.
 #[test]
