@@ -13,17 +13,21 @@
 //! The loop owns registration, deadlines, turns, eviction and draining; the [`Handler`] owns the
 //! bytes. A connection may have two sockets (a proxy's client and upstream); see [`Context`].
 
+mod handler;
+mod settings;
+
+pub use handler::{Action, Context, Handler, NEVER, Prepared, Readiness, Side};
+pub use settings::LoopSettings;
+
 use crate::clock::Clock;
 use crate::control::Control;
-use crate::counter::ConnectionCounters;
 use crate::error::Error;
 use crate::eviction::{Activity, Candidate, Victims};
-use crate::listener::{Accepted, Listener};
+use crate::listener::Listener;
 use crate::log_limiter::LogLimiter;
-use crate::network::{Network, NetworkLimit, NetworkPermit};
+use crate::network::{Network, NetworkPermit};
 use crate::offload::{Inbox, Job, Offload, OffloadQueue};
-use crate::placement::{Membership, Place, Placed, Placement};
-use crate::proxy_protocol::TrustedProxies;
+use crate::placement::{Membership, Place, Placed};
 use crate::unnamed::{Naming, UnnamedConnections};
 use crate::waker::Waker;
 use rustix::buffer::spare_capacity;
@@ -33,17 +37,14 @@ use rustix::io::Errno;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tracing::warn;
 
 /// Events of one turn. More of them send more responses together, make the first of them wait
 /// longer and need more memory. 512 gained nothing over 128.
 pub const EVENTS_MAX: usize = 128;
-/// The deadline of a connection without one.
-pub const NEVER: u32 = u32::MAX;
-
 /// Connections accepted before existing ones get their turn. An accept takes tens of microseconds,
 /// with TLS or an eviction more, and all that are connected wait for it: beside 1,200 new
 /// connections a second that come 60 at a time, 16 had a quarter of the latency of 64.
@@ -55,279 +56,6 @@ const WAKER: u64 = u64::MAX;
 const LISTENERS: u64 = u64::MAX - 1_000_000;
 /// Tokens of connections whose client is not named yet; connections' are below.
 const UNNAMED: u64 = 1 << 63;
-
-/// A network service's part of an event loop.
-pub trait Handler {
-    /// The state of one connection.
-    type Connection;
-    /// A call for an offload thread.
-    type Job: Job;
-
-    /// A turn starts, at the time of the loop's clock. A handler that sets deadlines in
-    /// [`Handler::prepare`], which has no [`Context`], keeps a copy of the clock.
-    fn begin_turn(&mut self, clock: &Clock) {
-        let _ = clock;
-    }
-
-    /// The counters of the loop's connections.
-    fn counters(&self) -> &ConnectionCounters;
-
-    /// Makes the state of an accepted connection and registers its socket. An error drops it.
-    fn accept(&mut self, accepted: Accepted, context: &Context<'_>)
-    -> io::Result<Self::Connection>;
-
-    /// Phase 1: records what an event says about a socket, and may receive.
-    fn receive(&mut self, connection: &mut Self::Connection, event: Readiness) {
-        let _ = (connection, event);
-    }
-
-    /// Phase 2: prepares a response to what was received.
-    fn prepare(&mut self, connection: &mut Self::Connection) -> Prepared<Self::Job> {
-        let _ = connection;
-        Prepared::Large
-    }
-
-    /// Phase 3: goes as far as it can without blocking.
-    fn drive(
-        &mut self,
-        connection: &mut Self::Connection,
-        context: &Context<'_>,
-    ) -> Action<Self::Job>;
-
-    /// Phase 4: sends what [`Handler::drive`] held back since the last [`Handler::set_holding`].
-    fn flush(&mut self, connection: &mut Self::Connection) {
-        let _ = connection;
-    }
-
-    /// Whether [`Handler::drive`] should hold partial segments back until [`Handler::flush`].
-    fn set_holding(&mut self, on: bool) {
-        let _ = on;
-    }
-
-    /// Takes the reply to a job of this connection; [`Handler::drive`] follows.
-    fn on_job_done(&mut self, connection: &mut Self::Connection, reply: <Self::Job as Job>::Reply) {
-        let _ = (connection, reply);
-    }
-
-    /// Whether the connection waits for an offload thread and no socket event concerns it.
-    fn is_offloaded(&self, connection: &Self::Connection) -> bool {
-        let _ = connection;
-        false
-    }
-
-    /// The activity of the connection, by which the loop decides what it closes to make room. At a
-    /// drain, [`Handler::drive`] follows for each idle connection.
-    fn activity(&self, connection: &Self::Connection) -> Activity;
-
-    /// Whether connections are closed to make room for others, by their [`Handler::activity`].
-    /// Otherwise new ones wait in the kernel's queue.
-    fn can_evict(&self) -> bool {
-        true
-    }
-
-    /// The connection's deadline has passed.
-    fn expire(
-        &mut self,
-        connection: &mut Self::Connection,
-        context: &Context<'_>,
-    ) -> Action<Self::Job> {
-        let _ = (connection, context);
-        Action::Close
-    }
-
-    /// The last call for a connection. Dropping its socket closes it.
-    fn close(&mut self, connection: Self::Connection) {
-        drop(connection);
-    }
-
-    /// The last call for a connection that makes room for another.
-    fn evict(&mut self, connection: Self::Connection) {
-        self.close(connection);
-    }
-
-    /// Another thread woke the loop: reads changed settings.
-    fn on_wake(&mut self) {}
-
-    /// The service drains: from now on [`Handler::drive`] has to close connections that are idle,
-    /// at once or within seconds; see [`Context::is_draining`]. The loop cuts off those that are
-    /// open at the end of the drain timeout.
-    fn begin_drain(&mut self) {}
-
-    /// Descriptors or memory ran out: drops what is only cached.
-    fn free_caches(&mut self) {}
-
-    /// Housekeeping, about once a second.
-    fn every_second(&mut self, now_seconds: u32) {
-        let _ = now_seconds;
-    }
-
-    /// The loop ends: flushes what is buffered.
-    fn on_end(&mut self) {}
-}
-
-/// The next need of a connection.
-#[derive(Debug)]
-pub enum Action<J> {
-    /// An event before this second of the clock, or else [`Handler::expire`].
-    WaitUntil(u32),
-    /// Another turn, after the other connections had theirs.
-    Yield,
-    /// The reply to this job; until then no event and no deadline.
-    Offload(J),
-    /// The end.
-    Close,
-}
-
-/// The result of preparing a response.
-#[derive(Debug)]
-pub enum Prepared<J> {
-    /// There is nothing to send; this is needed instead.
-    Act(Action<J>),
-    /// A response that is small enough to share packets and interrupts with others.
-    Small,
-    /// Any other response, or none.
-    Large,
-}
-
-/// The readiness that an event reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Readiness {
-    /// The socket.
-    pub side: Side,
-    /// Whether there is something to receive, be it the end or an error.
-    pub is_readable: bool,
-    /// Whether the socket accepts bytes.
-    pub is_writable: bool,
-    /// Whether a short read is not the last: the peer has closed its direction or sent urgent data.
-    pub is_end_or_urgent: bool,
-}
-
-/// One of a connection's two sockets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Side {
-    /// The accepted socket.
-    #[default]
-    Client,
-    /// A second socket.
-    Upstream,
-}
-
-/// The event loop as one of its connections sees it.
-#[derive(Debug)]
-pub struct Context<'l> {
-    epoll: BorrowedFd<'l>,
-    token: u64,
-    now_seconds: u32,
-    is_draining: bool,
-}
-
-impl Context<'_> {
-    /// Registers a socket for all of its events, edge-triggered. Closing the socket ends it.
-    ///
-    /// Errors are those of `epoll_ctl`: `ENOSPC` at the user's limit of watches, `ENOMEM`.
-    pub fn register(&self, socket: impl AsFd, side: Side) -> io::Result<()> {
-        let flags =
-            EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::PRI | EventFlags::ET;
-        let token = self.token | u64::from(side == Side::Upstream);
-        Ok(epoll::add(self.epoll, socket, EventData::new_u64(token), flags)?)
-    }
-
-    /// The deadline in so many seconds, for [`Action::WaitUntil`]. The clock counts whole seconds,
-    /// so one is added: the deadline is up to a second late and never early.
-    pub fn deadline(&self, seconds: u32) -> u32 {
-        self.now_seconds.saturating_add(seconds).saturating_add(1)
-    }
-
-    /// The second of the loop's clock, the unit of deadlines.
-    pub fn now_seconds(&self) -> u32 {
-        self.now_seconds
-    }
-
-    /// Whether the service drains: connections that are idle have to close.
-    pub fn is_draining(&self) -> bool {
-        self.is_draining
-    }
-}
-
-/// The settings of one event loop.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct LoopSettings {
-    /// The number of connections at a time. Beyond it, one of them is closed
-    /// ([`crate::eviction`]).
-    pub connections_max: usize,
-    /// The limit on the connections of one client; `None` for none.
-    pub network_limit: Option<Arc<NetworkLimit>>,
-    /// The time that open messages have once the service drains.
-    pub drain_timeout: Duration,
-    /// The pacing rate of accepted connections; `None` for none.
-    pub rate_bytes_per_second: Option<u64>,
-    /// The proxies that name the client of each connection ([`crate::proxy_protocol`]).
-    pub trusted_proxies: Arc<TrustedProxies>,
-    /// Spreads connections evenly over the loops, and limits their number in place of
-    /// `connections_max`; `None`: each loop keeps those that it accepts. The loops share it and
-    /// their listening sockets ([`crate::listener::ListenSettings::is_shared`]). Beyond the limit
-    /// clients wait: no connection is closed to make room.
-    pub placement: Option<Arc<Placement>>,
-}
-
-impl Default for LoopSettings {
-    /// 65,536 connections, of one client or of many, 30 s to drain, no pacing, no proxies.
-    fn default() -> Self {
-        Self {
-            connections_max: 65_536,
-            network_limit: None,
-            drain_timeout: Duration::from_secs(30),
-            rate_bytes_per_second: None,
-            trusted_proxies: Arc::default(),
-            placement: None,
-        }
-    }
-}
-
-impl LoopSettings {
-    /// Sets the number of connections at a time.
-    #[must_use]
-    pub fn with_connections_max(mut self, connections_max: usize) -> Self {
-        self.connections_max = connections_max;
-        self
-    }
-
-    /// Sets the limit on the connections of one client. The loops of a service share it.
-    #[must_use]
-    pub fn with_network_limit(mut self, network_limit: Option<Arc<NetworkLimit>>) -> Self {
-        self.network_limit = network_limit;
-        self
-    }
-
-    /// Sets the time that open messages have once the service drains.
-    #[must_use]
-    pub fn with_drain_timeout(mut self, drain_timeout: Duration) -> Self {
-        self.drain_timeout = drain_timeout;
-        self
-    }
-
-    /// Sets the proxies that name the client of each connection.
-    #[must_use]
-    pub fn with_trusted_proxies(mut self, trusted_proxies: Arc<TrustedProxies>) -> Self {
-        self.trusted_proxies = trusted_proxies;
-        self
-    }
-
-    /// Spreads connections evenly over the loops.
-    #[must_use]
-    pub fn with_placement(mut self, placement: Option<Arc<Placement>>) -> Self {
-        self.placement = placement;
-        self
-    }
-
-    /// Sets the pacing rate of accepted connections.
-    #[must_use]
-    pub fn with_rate_bytes_per_second(mut self, rate_bytes_per_second: Option<u64>) -> Self {
-        self.rate_bytes_per_second = rate_bytes_per_second;
-        self
-    }
-}
 
 /// An event loop.
 #[derive(Debug)]
@@ -924,7 +652,7 @@ enum Room {
 
 /// A function of the fields, as the connections and the handler are borrowed beside them.
 fn context<'l>(epoll: &'l OwnedFd, clock: &Clock, is_draining: bool, token: u64) -> Context<'l> {
-    Context { epoll: epoll.as_fd(), token, now_seconds: clock.seconds(), is_draining }
+    Context::new(epoll.as_fd(), token, clock.seconds(), is_draining)
 }
 
 /// Whether the host or this process lacks what another connection needs.
