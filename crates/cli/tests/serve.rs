@@ -474,3 +474,44 @@ fn requests_are_logged_to_standard_output() {
         "{line}"
     );
 }
+
+#[test]
+fn an_upload_that_a_killed_server_has_left_is_removed_at_the_next_start() {
+    let folder = folder_with_file();
+    let left = folder.path().join(".a.haul-0123456789abcdef");
+    fs::write(&left, "half").unwrap();
+    let minutes_ago = std::time::SystemTime::now() - Duration::from_secs(300);
+    fs::File::options().write(true).open(&left).unwrap().set_modified(minutes_ago).unwrap();
+    let start = |options: &[&str]| ServerProcess::start(&mut serve(folder.path(), options));
+    drop(start(&["--listen", "127.0.0.1:0"]));
+    assert!(left.exists(), "a server without uploads changes nothing");
+    let _server = start(&["--listen", "127.0.0.1:0", "--allow-put"]);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while left.exists() {
+        assert!(Instant::now() < deadline, "it is still there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn options_name_the_connections_of_an_address_and_the_proxies() {
+    let folder = folder_with_file();
+    let options = "--listen 127.0.0.1:0 --workers 1 --max-connections-per-address 1 \
+                   --trusted-proxies 127.0.0.1";
+    let options: Vec<_> = options.split_whitespace().collect();
+    let server = ServerProcess::start(&mut serve(folder.path(), &options));
+    let request = |client: &str| {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let head = "GET /a.txt HTTP/1.1\r\nHost: h\r\n\r\n";
+        write!(stream, "PROXY TCP4 {client} 127.0.0.1 50000 80\r\n{head}").unwrap();
+        let mut start = [0; 12];
+        let _ = stream.read(&mut start);
+        (stream, String::from_utf8_lossy(&start).into_owned())
+    };
+    let (_open, first) = request("192.0.2.1");
+    let answered = "HTTP/1.1 200";
+    assert_eq!(first, answered);
+    assert_ne!(request("192.0.2.1").1, answered, "its second connection");
+    assert_eq!(request("192.0.2.2").1, answered);
+}

@@ -311,4 +311,36 @@ mod tests {
         assert_eq!(same, UNVERIFIED_PER_NETWORK_MAX, "one password on many connections");
         assert!((0..20).all(|at| is_accepted(None, at)), "a Unix socket has no address");
     }
+
+    #[test]
+    fn listings_wait_in_a_queue_of_their_own_with_a_share_for_each_network() {
+        let folder = tempfile::tempdir().unwrap();
+        let service = Arc::new(Service::new(&crate::config::Config::new(folder.path())).unwrap());
+        let directory = Arc::new(File::open(folder.path()).unwrap());
+        // No thread: every job stays in the queue.
+        let offload = Offload::start(&pools(false, false)).unwrap();
+        let queue = offload.queue(&Inbox::new(Arc::new(Waker::new().unwrap())));
+        let accepted = |host: u8| {
+            let job = || {
+                FileJob::List(ListingJob {
+                    service: Arc::clone(&service),
+                    directory: Arc::clone(&directory),
+                    target: "/".into(),
+                    prefers_json: false,
+                    network: Some(Network::from(IpAddr::from([192, 0, 2, host]))),
+                })
+            };
+            assert_eq!(job().pool_index(), LISTING_POOL);
+            (0..100)
+                .filter(|_| {
+                    queue.push(0, job());
+                    queue.replies().is_empty()
+                })
+                .count()
+        };
+        for host in 0..4 {
+            assert_eq!(accepted(host), UNLISTED_PER_NETWORK_MAX);
+        }
+        assert_eq!(accepted(4), 0, "{UNLISTED_MAX} wait");
+    }
 }

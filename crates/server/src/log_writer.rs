@@ -317,8 +317,13 @@ mod tests {
             0,
         )
         .unwrap();
-        let error = LogFile::open(Some(&path)).unwrap_err().to_string();
-        assert!(error.contains("no program reads"), "{error}");
+        // Opening it must not wait for a reader.
+        let (tx, rx) = std::sync::mpsc::channel();
+        let fifo = path.clone();
+        std::thread::spawn(move || tx.send(LogFile::open(Some(&fifo)).map(|_| ())));
+        let error =
+            rx.recv_timeout(std::time::Duration::from_secs(20)).expect("it waits").unwrap_err();
+        assert!(error.to_string().contains("no program reads"), "{error}");
         let _reader = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty());
         let log = LogFile::open(Some(&path)).unwrap();
         let flags = rustix::fs::fcntl_getfl(&log.file).unwrap();

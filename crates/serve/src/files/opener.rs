@@ -305,6 +305,8 @@ mod tests {
     fn change_metadata(path: &std::path::Path) {
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+        let accessed = fs::FileTimes::new().set_accessed(UNIX_EPOCH);
+        File::open(path).unwrap().set_times(accessed).unwrap();
         fs::hard_link(path, path.with_extension("link")).unwrap();
         fs::rename(path, path.with_extension("moved")).unwrap();
         fs::rename(path.with_extension("moved"), path).unwrap();

@@ -273,6 +273,8 @@ fn changes_of_metadata_neither_reset_nor_copy_nor_change_the_tag() {
     let change_metadata = || {
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let accessed = fs::FileTimes::new().set_accessed(std::time::UNIX_EPOCH);
+        fs::File::open(&path).unwrap().set_times(accessed).unwrap();
         fs::hard_link(&path, path.with_extension("link")).unwrap();
         fs::rename(&path, path.with_extension("moved")).unwrap();
         fs::rename(path.with_extension("moved"), &path).unwrap();

@@ -257,6 +257,15 @@ fn at_the_limit_the_longest_idle_connection_is_evicted() {
     assert_eq!(service.handle.counters()[0].connections.evicted.get(), 1);
 }
 
+/// Sets a flag when it is dropped.
+struct FinishOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for FinishOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// At the limit of connections, those that only occupy their place make room within seconds, long
 /// before a timeout closes them.
 #[test]
@@ -281,6 +290,8 @@ fn connections_that_only_occupy_their_place_make_room() {
         wait_until(|| connections() == PLACES as u64);
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
+            // Also if a client panics: the scope waits for the thread.
+            let _end = FinishOnDrop(&is_over);
             // A byte now and then is no reason to keep the place.
             scope.spawn(|| {
                 while !is_over.load(Relaxed) {
@@ -298,7 +309,6 @@ fn connections_that_only_occupy_their_place_make_room() {
             for _ in 0..PLACES {
                 assert_eq!(service.get("/ten.txt").status, 200, "beside {attack:?}");
             }
-            is_over.store(true, Relaxed);
         });
         assert!(handle.counters()[0].connections.evicted.get() > 0);
         assert_eq!(handle.counters()[0].connections.timed_out.get(), 0);

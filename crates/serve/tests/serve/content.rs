@@ -88,6 +88,13 @@ fn a_directory_gets_its_index_or_a_listing_and_a_trailing_slash() {
     assert_eq!(json.field("content-type"), Some("application/json"));
     let entries: serde_json::Value = serde_json::from_slice(&json.body).unwrap();
     assert_eq!((&entries[0]["name"], &entries[0]["size"]), (&"<b>&".into(), &1.into()));
+    for (accept, content_type) in [
+        ("text/html;q=0.1, APPLICATION/JSON", "application/json"),
+        ("application/json;q=0, text/html", "text/html; charset=utf-8"),
+    ] {
+        let listing = service.request("GET", "/with%20out/", &format!("Accept: {accept}\r\n"));
+        assert_eq!(listing.field("content-type"), Some(content_type), "{accept}");
+    }
     let head = service.request("HEAD", "/with%20out/", "");
     assert_eq!((head.status, head.body.len()), (200, 0));
     assert!(

@@ -424,3 +424,31 @@ fn the_last_bytes_of_the_last_response_reach_a_slow_client() {
         assert!(received[head..] == large[..end], "{} of {end} bytes", received.len() - head);
     }
 }
+
+/// Clients of the TLS port that never say a word make room, also for a client of the other port.
+#[test]
+fn silent_tls_connections_make_room() {
+    const PLACES: usize = 20;
+    let directory = tempfile::tempdir().unwrap();
+    if create_certificate(directory.path(), "first").is_none() {
+        return;
+    }
+    let service = Service::start(
+        |_| {},
+        |config| {
+            let host = config.listen[0].to_string().replace(":0", &format!(":{PORT}"));
+            let path = |name: &str| directory.path().join(name);
+            let listen = vec![host.parse().unwrap()];
+            config.tls = Some(Tls::new(listen, path("certificate.pem"), path("key.pem"), false));
+            config.limits.connections_max = PLACES;
+        },
+    );
+    let address = SocketAddr::new(service.address.ip(), PORT);
+    let connect = || service.lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
+    let _silent: Vec<_> = (0..PLACES).map(|_| connect()).collect();
+    let connections = &service.handle.counters()[0].connections;
+    wait_until(|| connections.open.get() == PLACES as u64);
+    // A response in time: a timeout would take half a minute.
+    assert_eq!(service.get("/ten.txt").status, 200);
+    assert_eq!((connections.evicted.get() > 0, connections.timed_out.get()), (true, 0));
+}

@@ -211,6 +211,7 @@ mod tests {
 
     fn ask(server: &MetricsServer, method: &str, target: &str) -> String {
         let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         write!(stream, "{method} {target} HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
         let mut response = String::new();
         stream.read_to_string(&mut response).unwrap();

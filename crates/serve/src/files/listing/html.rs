@@ -147,6 +147,7 @@ mod tests {
     #[test]
     fn a_name_shows_every_character_in_its_place() {
         assert_eq!(show("rtl\u{202E}gnp.exe".as_bytes()), "rtl\u{FFFD}gnp.exe");
+        assert_eq!(show("a\u{2028}b".as_bytes()), "a\u{FFFD}b");
         assert_eq!(show(b"a\tb\x7F"), "a\u{FFFD}b\u{FFFD}");
         assert_eq!(show("\u{5E9}\u{5DC} <".as_bytes()), "\u{5E9}\u{5DC} &lt;");
     }
