@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 #[derive(Debug)]
 pub struct Control {
     is_draining: AtomicBool,
+    /// Whether another process has the listening sockets, too.
+    is_handed_over: AtomicBool,
     wakers: Box<[Arc<Waker>]>,
 }
 
@@ -18,7 +20,11 @@ impl Control {
     pub fn new(loops: usize) -> Result<Arc<Self>, Error> {
         let wakers: io::Result<_> = (0..loops).map(|_| Waker::new().map(Arc::new)).collect();
         let wakers = wakers.map_err(Error::at("making an event loop"))?;
-        Ok(Arc::new(Self { is_draining: AtomicBool::new(false), wakers }))
+        Ok(Arc::new(Self {
+            is_draining: AtomicBool::new(false),
+            is_handed_over: AtomicBool::new(false),
+            wakers,
+        }))
     }
 
     /// The wakers, one for each event loop.
@@ -37,6 +43,18 @@ impl Control {
     pub fn drain(&self) {
         self.is_draining.store(true, Relaxed);
         self.wake();
+    }
+
+    /// Drains, because another process has taken over the listening sockets. The files of Unix
+    /// sockets stay.
+    pub fn drain_handed_over(&self) {
+        self.is_handed_over.store(true, Relaxed);
+        self.drain();
+    }
+
+    /// Whether [`Control::drain_handed_over`] was called.
+    pub fn is_handed_over(&self) -> bool {
+        self.is_handed_over.load(Relaxed)
     }
 
     /// Whether [`Control::drain`] was called.

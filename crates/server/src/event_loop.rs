@@ -16,7 +16,7 @@
 mod handler;
 mod settings;
 
-pub use handler::{Action, Context, Handler, NEVER, Prepared, Readiness, Side};
+pub use handler::{Action, Adopted, Context, Handler, NEVER, Prepared, Readiness, Side};
 pub use settings::LoopSettings;
 
 use crate::clock::Clock;
@@ -26,7 +26,7 @@ use crate::eviction::{Activity, Candidate, Victims};
 use crate::listener::Listener;
 use crate::log_limiter::LogLimiter;
 use crate::network::{Network, NetworkPermit};
-use crate::offload::{Inbox, Job, Offload, OffloadQueue};
+use crate::offload::{Inbox, Offload, OffloadQueue};
 use crate::placement::{Membership, Place, Placed};
 use crate::unnamed::{Naming, UnnamedConnections};
 use crate::waker::Waker;
@@ -296,11 +296,46 @@ impl<H: Handler> EventLoop<H> {
         }
         if self.settings.placement.is_some() {
             self.take_passed();
+            self.adopt();
             // Another loop may have made room.
             self.resume_accepting();
         }
+        self.visit_all();
         if self.control.is_draining() && self.drain_until.is_none() {
             self.begin_drain();
+        }
+    }
+
+    /// Lets the handler look at every connection, if it wants to.
+    fn visit_all(&mut self) {
+        if !self.handler.begin_visits() {
+            return;
+        }
+        let tokens: Vec<_> =
+            self.connections.iter().map(|(index, entry)| token(index, entry.generation)).collect();
+        for token in tokens {
+            let context = context(&self.epoll, &self.clock, self.is_draining, token);
+            let Some(entry) = self.connections.get_mut(index(token)) else { continue };
+            if self.handler.visit(&mut entry.connection, &context) {
+                self.drive(token);
+            }
+        }
+        self.handler.end_visits();
+    }
+
+    /// Takes connections that another process has handed over, also beyond the limits: they have
+    /// their places already.
+    fn adopt(&mut self) {
+        loop {
+            let (key, generation) = self.next_key();
+            let token = token(key, generation);
+            let context = context(&self.epoll, &self.clock, self.is_draining, token);
+            let Some(Adopted { connection, client }) = self.handler.adopt(&context) else { return };
+            let network = client.map(Network::from);
+            let permit = self.admit(network).unwrap_or_default();
+            let placement = self.settings.placement.as_ref();
+            let place = placement.map(|placement| placement.occupy(self.index));
+            self.insert(generation, connection, network, permit, place);
         }
     }
 
@@ -453,16 +488,31 @@ impl<H: Handler> EventLoop<H> {
             // A Unix socket has no rate.
             let _ = haul_sys::sockopt::set_max_pacing_rate(&accepted.socket, rate);
         }
-        // 30 bits, so that every connection's token is below the listeners'.
-        self.generation = (self.generation + 1) & (u32::MAX >> 2);
-        let generation = self.generation;
-        let vacant = self.connections.vacant_entry();
-        let token = token(vacant.key(), generation);
+        let (key, generation) = self.next_key();
+        let token = token(key, generation);
         let context = context(&self.epoll, &self.clock, self.is_draining, token);
         let Ok(connection) = self.handler.accept(accepted, &context) else { return };
-        let connection = Box::new(connection);
-        vacant.insert(Entry {
-            connection,
+        self.insert(generation, connection, network, permit, place);
+    }
+
+    /// The index and the generation of the next connection.
+    fn next_key(&mut self) -> (usize, u32) {
+        // 30 bits, so that every connection's token is below the listeners'.
+        self.generation = (self.generation + 1) & (u32::MAX >> 2);
+        (self.connections.vacant_key(), self.generation)
+    }
+
+    /// Adds a connection under the next key, and drives it.
+    fn insert(
+        &mut self,
+        generation: u32,
+        connection: H::Connection,
+        network: Option<Network>,
+        permit: Option<NetworkPermit>,
+        place: Option<Place>,
+    ) {
+        let index = self.connections.insert(Entry {
+            connection: Box::new(connection),
             generation,
             network,
             _permit: permit,
@@ -473,7 +523,7 @@ impl<H: Handler> EventLoop<H> {
             is_runnable: false,
         });
         self.handler.counters().open.add(1);
-        self.drive(token);
+        self.drive(token(index, generation));
     }
 
     /// The connection to close to make room for another, if there is one.
@@ -601,6 +651,7 @@ impl<H: Handler> EventLoop<H> {
         // Another process may have freed what was short.
         self.resume_accepting();
         self.handler.every_second(now);
+        self.visit_all();
         self.handler.counters().timed_out.add(self.unnamed.expire(now) as u64);
         let expired = self.connections.iter().filter(|(_, entry)| entry.deadline <= now);
         let expired: Vec<_> =

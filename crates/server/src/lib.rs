@@ -20,12 +20,14 @@
 
 mod address;
 pub mod clock;
+pub mod command_socket;
 pub mod connect;
 mod control;
 mod counter;
 mod error;
 pub mod event_loop;
 pub mod eviction;
+pub mod fd_channel;
 mod join;
 pub mod ktls;
 pub mod listener;

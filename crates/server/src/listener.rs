@@ -12,7 +12,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The accept queue's length; `net.core.somaxconn` may limit it further.
 const BACKLOG: i32 = 4096;
@@ -45,6 +45,11 @@ pub struct ListenSettings {
     /// Whether all event loops accept from one socket, so that no connection waits for a loop that
     /// is full or busy while another is not.
     pub is_shared: bool,
+    /// Listening sockets of another process, by the addresses that it was given. They are taken
+    /// for these addresses in place of new ones; all event loops share each of them.
+    pub inherited: Vec<(Address, Arc<OwnedFd>)>,
+    /// The metrics' listening socket of that process.
+    pub inherited_metrics: Option<Arc<TcpListener>>,
 }
 
 impl ListenSettings {
@@ -57,6 +62,18 @@ impl ListenSettings {
     #[must_use]
     pub fn with_congestion(mut self, name: Option<&str>) -> Self {
         self.congestion = name.map(Into::into);
+        self
+    }
+
+    /// Sets the listening sockets of another process, and that of its metrics.
+    #[must_use]
+    pub fn with_inherited(
+        mut self,
+        inherited: Vec<(Address, Arc<OwnedFd>)>,
+        metrics: Option<Arc<TcpListener>>,
+    ) -> Self {
+        self.inherited = inherited;
+        self.inherited_metrics = metrics;
         self
     }
 
@@ -109,13 +126,15 @@ pub struct Listeners {
     files: Vec<SocketFile>,
 }
 
-/// The file of a Unix socket, removed when it is dropped.
+/// The file of a Unix socket, removed when it is dropped; `None`: it is left.
 #[derive(Debug)]
-struct SocketFile(PathBuf);
+struct SocketFile(Option<PathBuf>);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        if let Some(path) = &self.0 {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
@@ -136,6 +155,9 @@ impl Listeners {
         };
         for (index, listen) in settings.addresses.iter().enumerate() {
             let failed = |error| Error::Listen { address: listen.address.clone(), error };
+            if listeners.inherit(settings, listen, index).map_err(failed)? {
+                continue;
+            }
             match &listen.address {
                 Address::Tcp(address) => {
                     listeners.open_tcp(*address, listen.is_tls, index, settings)?;
@@ -149,6 +171,40 @@ impl Listeners {
             }
         }
         Ok(listeners)
+    }
+
+    /// Takes the sockets of another process for an address; false if it has none.
+    fn inherit(
+        &mut self,
+        settings: &ListenSettings,
+        listen: &ListenAddress,
+        index: usize,
+    ) -> io::Result<bool> {
+        let of_address = settings.inherited.iter().filter(|(other, _)| *other == listen.address);
+        let mut has_any = false;
+        for (address, socket) in of_address {
+            let bound = rustix::net::getsockname(socket)?;
+            let bound = SocketAddr::try_from(bound).map_or(address.clone(), Address::Tcp);
+            if let Address::Unix(path) = address {
+                self.files.push(SocketFile(Some(path.clone())));
+            }
+            self.share(socket, bound, listen.is_tls, index);
+            has_any = true;
+        }
+        Ok(has_any)
+    }
+
+    /// The sockets that all event loops share, with the places of their addresses.
+    pub fn sockets(&self) -> Vec<(usize, Weak<OwnedFd>)> {
+        let first = self.by_loop.first().into_iter().flatten();
+        first.map(|listener| (listener.index, Arc::downgrade(&listener.socket))).collect()
+    }
+
+    /// Leaves the files of Unix sockets to the process that has taken them over.
+    pub fn leave_files(&mut self) {
+        for file in &mut self.files {
+            file.0 = None;
+        }
     }
 
     /// The addresses that are listened on. A port that was 0 is the one that the kernel chose.
@@ -207,7 +263,7 @@ impl Listeners {
         if settings.is_shared {
             let (socket, bound) = open()?;
             self.own_ports.push(address.port());
-            self.share(socket, bound, is_tls, index);
+            self.share(&Arc::new(socket), bound, is_tls, index);
             return Ok(());
         }
         for listeners in &mut self.by_loop {
@@ -235,11 +291,11 @@ impl Listeners {
             }
             bound => bound?,
         }
-        self.files.push(SocketFile(path.to_owned()));
+        self.files.push(SocketFile(Some(path.to_owned())));
         // The folder's permissions decide who may connect.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         rustix::net::listen(&socket, BACKLOG)?;
-        self.share(socket, Address::Unix(path.to_owned()), is_tls, index);
+        self.share(&Arc::new(socket), Address::Unix(path.to_owned()), is_tls, index);
         Ok(())
     }
 
@@ -264,17 +320,16 @@ impl Listeners {
                     continue;
                 };
             rustix::io::ioctl_fionbio(&socket, true)?;
-            self.share(socket, address, is_tls, index);
+            self.share(&Arc::new(socket), address, is_tls, index);
         }
         Ok(())
     }
 
     /// Registers a socket that all event loops poll.
-    fn share(&mut self, socket: OwnedFd, address: Address, is_tls: bool, index: usize) {
-        let socket = Arc::new(socket);
+    fn share(&mut self, socket: &Arc<OwnedFd>, address: Address, is_tls: bool, index: usize) {
         let is_shared = self.by_loop.len() > 1;
         for listeners in &mut self.by_loop {
-            listeners.push(Listener { socket: Arc::clone(&socket), is_shared, is_tls, index });
+            listeners.push(Listener { socket: Arc::clone(socket), is_shared, is_tls, index });
         }
         self.addresses.push(ListenAddress { address, is_tls });
     }

@@ -101,6 +101,12 @@ impl Placement {
         Some(Place { placement: Arc::clone(self), index })
     }
 
+    /// Takes a place on loop `index`, also beyond the limit.
+    pub(crate) fn occupy(self: &Arc<Self>, index: usize) -> Place {
+        self.lock()[index].open += 1;
+        Place { placement: Arc::clone(self), index }
+    }
+
     /// Takes the connections that were passed to a loop.
     pub(crate) fn take(&self, index: usize) -> Vec<Placed> {
         mem::take(&mut self.lock()[index].passed)

@@ -10,7 +10,8 @@ use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 
 /// More event loops than the largest host has CPUs.
 const LOOPS_MAX: usize = 4096;
@@ -39,7 +40,15 @@ impl Service {
         loops: usize,
     ) -> Result<Self, Error> {
         let listeners = Listeners::open(listen, loops)?;
-        let metrics = metrics.map(metrics::listen).transpose()?;
+        let inherited = listen.inherited_metrics.as_ref().map(|listener| listener.try_clone());
+        let inherited = inherited.transpose().map_err(Error::at("taking over a socket"))?;
+        let metrics = match (metrics, inherited) {
+            (None, _) => None,
+            (Some(address), Some(listener)) if listener.local_addr().ok() == Some(address) => {
+                Some(listener)
+            }
+            (Some(address), _) => Some(metrics::listen(address)?),
+        };
         Ok(Self { name, listeners, metrics, control: Control::new(loops)?, loops })
     }
 
@@ -51,6 +60,17 @@ impl Service {
     /// The address of the metrics endpoint, likewise.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref()?.local_addr().ok()
+    }
+
+    /// The listening sockets with the places of their addresses in the settings, as long as event
+    /// loops have them.
+    pub fn sockets(&self) -> Vec<(usize, Weak<OwnedFd>)> {
+        self.listeners.sockets()
+    }
+
+    /// Another descriptor of the metrics' listening socket.
+    pub fn metrics_listener(&self) -> Option<TcpListener> {
+        self.metrics.as_ref()?.try_clone().ok()
     }
 
     /// The TCP ports of the listening sockets that this process has made.
@@ -86,7 +106,11 @@ impl Service {
         }
         let metrics = self.metrics.map(|listener| MetricsServer::start(listener, registry));
         let _metrics = metrics.transpose()?;
-        run(self.name, loops, &self.control)
+        let result = run(self.name, loops, &self.control);
+        if self.control.is_handed_over() {
+            self.listeners.leave_files();
+        }
+        result
     }
 }
 

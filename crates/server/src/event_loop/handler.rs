@@ -7,6 +7,7 @@ use crate::listener::Accepted;
 use crate::offload::Job;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// The deadline of a connection without one.
@@ -104,6 +105,30 @@ pub trait Handler {
     /// Another thread woke the loop: reads changed settings.
     fn on_wake(&mut self) {}
 
+    /// Whether [`Handler::visit`] is to be called for every connection of the loop, and
+    /// [`Handler::end_visits`] after them. The loop asks after [`Handler::on_wake`] and
+    /// [`Handler::every_second`].
+    fn begin_visits(&mut self) -> bool {
+        false
+    }
+
+    /// Looks at a connection, such as to list it. If it returns true, [`Handler::drive`] follows.
+    fn visit(&mut self, connection: &mut Self::Connection, context: &Context<'_>) -> bool {
+        let _ = (connection, context);
+        false
+    }
+
+    /// All connections were visited.
+    fn end_visits(&mut self) {}
+
+    /// Takes a connection that another process has handed over, and registers its sockets; `None`
+    /// if there is none. The loop asks after [`Handler::on_wake`], until there is none.
+    /// [`Handler::drive`] follows.
+    fn adopt(&mut self, context: &Context<'_>) -> Option<Adopted<Self::Connection>> {
+        let _ = context;
+        None
+    }
+
     /// The service drains: from now on [`Handler::drive`] has to close connections that are idle,
     /// at once or within seconds; see [`Context::is_draining`]. The loop cuts off those that are
     /// open at the end of the drain timeout.
@@ -119,6 +144,15 @@ pub trait Handler {
 
     /// The loop ends: flushes what is buffered.
     fn on_end(&mut self) {}
+}
+
+/// A connection that another process has handed over.
+#[derive(Debug)]
+pub struct Adopted<C> {
+    /// Its state.
+    pub connection: C,
+    /// The client's address; `None` for a Unix socket.
+    pub client: Option<IpAddr>,
 }
 
 /// The next need of a connection.

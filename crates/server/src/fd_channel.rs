@@ -1,0 +1,166 @@
+//! Messages with file descriptors between two processes of one host (`SCM_RIGHTS`, unix(7)).
+
+use rustix::io::{Errno, IoSlice, IoSliceMut};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// The longest message, in bytes. The kernel's default send buffer has room for three.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// The most descriptors of a message.
+pub const DESCRIPTORS_MAX: usize = 2;
+
+/// One end of a connection that keeps messages apart (`SOCK_SEQPACKET`).
+#[derive(Debug)]
+pub struct FdChannel {
+    socket: OwnedFd,
+}
+
+/// A received message.
+#[derive(Debug)]
+pub struct FdMessage {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// The descriptors that came with it.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl FdChannel {
+    /// Creates a connection and its two ends.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let flags = SocketFlags::CLOEXEC;
+        let (one, other) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((Self { socket: one }, Self { socket: other }))
+    }
+
+    /// Sends an end to the process at the other side of a stream.
+    pub fn send_through(self, stream: &UnixStream) -> io::Result<()> {
+        send(stream.as_fd(), b"\n", &[self.socket.as_fd()])
+    }
+
+    /// Receives an end that was sent through a stream.
+    pub fn receive_through(stream: &UnixStream) -> io::Result<Self> {
+        let message = receive(stream.as_fd(), 1)?;
+        let socket = message.and_then(|message| message.descriptors.into_iter().next());
+        let none = || io::Error::new(io::ErrorKind::UnexpectedEof, "no descriptor was sent");
+        Ok(Self { socket: socket.ok_or_else(none)? })
+    }
+
+    /// Sets the time after which a call fails with [`io::ErrorKind::WouldBlock`]; `None` for none.
+    pub fn set_timeouts(
+        &self,
+        send: Option<Duration>,
+        receive: Option<Duration>,
+    ) -> io::Result<()> {
+        set_socket_timeout(&self.socket, Timeout::Send, send)?;
+        set_socket_timeout(&self.socket, Timeout::Recv, receive)?;
+        Ok(())
+    }
+
+    /// Sends a message of 1 to [`MESSAGE_BYTES_MAX`] bytes with at most [`DESCRIPTORS_MAX`]
+    /// descriptors.
+    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        send(self.socket.as_fd(), bytes, descriptors)
+    }
+
+    /// Receives the next message; `None` at the end.
+    pub fn receive(&self) -> io::Result<Option<FdMessage>> {
+        receive(self.socket.as_fd(), MESSAGE_BYTES_MAX)
+    }
+}
+
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let is_valid =
+        (1..=MESSAGE_BYTES_MAX).contains(&bytes.len()) && descriptors.len() <= DESCRIPTORS_MAX;
+    if !is_valid {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    loop {
+        let parts = [IoSlice::new(bytes)];
+        match rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn receive(socket: BorrowedFd<'_>, bytes_max: usize) -> io::Result<Option<FdMessage>> {
+    let mut bytes = vec![0; bytes_max];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        match rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => break received,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    };
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            descriptors.extend(received);
+        }
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        // The process has too few descriptors left, or the peer is of another version.
+        return Err(io::Error::other("a message with descriptors was cut"));
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    bytes.truncate(received.bytes);
+    Ok(Some(FdMessage { bytes, descriptors }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn messages_keep_their_borders_and_descriptors() {
+        let (stream, peer) = UnixStream::pair().unwrap();
+        let (here, there) = FdChannel::pair().unwrap();
+        there.send_through(&stream).unwrap();
+        let there = FdChannel::receive_through(&peer).unwrap();
+        let (mut reader, writer) = io::pipe().unwrap();
+        here.send(b"one", &[writer.as_fd()]).unwrap();
+        here.send(&vec![7; MESSAGE_BYTES_MAX], &[]).unwrap();
+        assert!(
+            here.send(&[], &[]).is_err()
+                && here.send(&vec![0; MESSAGE_BYTES_MAX + 1], &[]).is_err()
+        );
+        drop((here, writer));
+        let mut first = there.receive().unwrap().unwrap();
+        assert_eq!(first.bytes, b"one");
+        File::from(first.descriptors.remove(0)).write_all(b"x").unwrap();
+        assert_eq!(reader.read(&mut [0; 2]).unwrap(), 1);
+        let second = there.receive().unwrap().unwrap();
+        assert!(second.bytes == vec![7; MESSAGE_BYTES_MAX] && second.descriptors.is_empty());
+        assert!(there.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_stream_without_a_channel_is_an_error() {
+        let (stream, mut peer) = UnixStream::pair().unwrap();
+        peer.write_all(b"{}").unwrap();
+        drop(peer);
+        assert!(FdChannel::receive_through(&stream).is_err());
+    }
+}
