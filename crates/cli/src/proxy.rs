@@ -1,5 +1,6 @@
 //! `haul proxy`: runs a layer-4 proxy from its options, and handles signals.
 
+mod control;
 mod options;
 mod routes;
 
@@ -8,7 +9,8 @@ use crate::daemon::options::read_file;
 use crate::daemon::{readiness, signals};
 use crate::limits;
 use crate::output::Failure;
-use clap::Args;
+use clap::{Args, Subcommand};
+use control::ControlArguments;
 use haul_proxy::{Config, Handle, Server};
 use options::Options;
 use std::path::{Path, PathBuf};
@@ -16,7 +18,10 @@ use std::process::ExitCode;
 use tracing::{error, info, warn};
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct ProxyArguments {
+    #[command(subcommand)]
+    pub command: Option<ProxyCommand>,
     #[command(flatten)]
     pub options: Options,
     /// Read options from this TOML file, whose keys are the names of the flags; flags take
@@ -26,14 +31,28 @@ pub struct ProxyArguments {
     /// Check whether everything that the options ask for is possible, then exit
     #[arg(long)]
     pub check: bool,
+    /// Take over from the proxy that runs with the same --control: its listening sockets, and its
+    /// established connections, none of which is cut; it ends then
+    #[arg(long, conflicts_with = "check")]
+    pub upgrade: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ProxyCommand {
+    /// List the connections and upstreams of a running proxy, drain, disable, or close them
+    Control(ControlArguments),
 }
 
 pub fn run(arguments: ProxyArguments) -> Result<ExitCode, Failure> {
-    let ProxyArguments { options: flags, config: file, check } = arguments;
+    let ProxyArguments { command, options: flags, config: file, check, upgrade } = arguments;
+    if let Some(ProxyCommand::Control(arguments)) = command {
+        return control::run(&arguments);
+    }
     let options = read(&flags, file.as_deref())?;
     let format = options.message_format.unwrap_or_default();
     let mut config = options.into_config()?;
     config.config_file.clone_from(&file);
+    config.upgrades = upgrade;
     let reload = move |handle: &Handle| reload(handle, &flags, file.as_deref());
     proxy(&config, check, format, reload)
 }
@@ -117,7 +136,7 @@ fn proxy(
     for caveat in server.caveats() {
         warn!("{caveat}");
     }
-    readiness::notify_ready();
+    readiness::notify_ready(config.upgrades);
     server.run().map_err(failed)?;
     info!("ended");
     Ok(ExitCode::SUCCESS)

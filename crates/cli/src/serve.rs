@@ -117,7 +117,7 @@ fn serve(
         warn!("{caveat}");
     }
     warn_of_missing_index(&config);
-    readiness::notify_ready();
+    readiness::notify_ready(false);
     server.run().map_err(failed)?;
     info!("ended");
     Ok(ExitCode::SUCCESS)

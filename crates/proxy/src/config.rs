@@ -38,6 +38,8 @@ pub struct Config {
     pub limits: Limits,
     /// The interval of the active check, which connects to each upstream; `None` for no check.
     pub check_interval: Option<Duration>,
+    /// What becomes of the established connections of an upstream that is down or removed.
+    pub down_policy: DownPolicy,
     /// The interval in which names are resolved again.
     pub resolve_interval: Duration,
     /// The log, a line of JSON for each connection ([`crate::LogLine`]): a file, or an empty path
@@ -45,6 +47,12 @@ pub struct Config {
     pub access_log: Option<PathBuf>,
     /// The address of the metrics endpoint for Prometheus (`/metrics`). Port 0 is any free port.
     pub metrics: Option<SocketAddr>,
+    /// The path of the control socket ([`crate::control`]); `None` for none. Its file belongs to
+    /// the user that starts the proxy, who alone may connect to it.
+    pub control: Option<PathBuf>,
+    /// Whether to take over from the proxy that runs with this control socket: its listening
+    /// sockets, and its established connections.
+    pub upgrades: bool,
     /// The user to switch to.
     pub user: Option<String>,
     /// Whether the process gives up the files and ports that it does not need.
@@ -176,6 +184,18 @@ impl AccessRules {
     }
 }
 
+/// What becomes of the established connections of an upstream that the active check has found down,
+/// or that a reload has removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DownPolicy {
+    /// They continue. A connection to a server that is overloaded may still be answered.
+    #[default]
+    Keep,
+    /// They are closed by a reset after this time, unless the upstream is up again before.
+    CloseAfter(Duration),
+}
+
 /// The limits of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -238,9 +258,12 @@ impl Config {
             window_clamp: None,
             limits: Limits::default(),
             check_interval: None,
+            down_policy: DownPolicy::default(),
             resolve_interval: Duration::from_secs(30),
             access_log: None,
             metrics: None,
+            control: None,
+            upgrades: false,
             user: None,
             confine: true,
             config_file: None,

@@ -1,9 +1,12 @@
 //! One connection: a client, the upstream it is connected to, and the bytes between them.
 
 use crate::greeting::{Greeting, GreetingReader};
+use crate::handed::{ConnectionMessage, HandedConnection, HandedDirection};
 use crate::header;
 use crate::log::{End, Ending, Record, TcpStatistics};
 use crate::loop_state::LoopState;
+use crate::selection::ConnectionSelection;
+use crate::status::{ConnectionStatus, Phase};
 use crate::upstream::{Upstream, UpstreamGroup};
 use haul::{ForwardReport, Forwarder, Step};
 use haul_server::connect::{self, PeerAddress};
@@ -49,9 +52,13 @@ pub struct Connection {
     attempts_before_round: u32,
     /// The length of the header that the upstream is sent first.
     header_bytes: u64,
+    /// What was forwarded by another process, before a handover.
+    report_before: ForwardReport,
     accepted_at: Instant,
     record: Record,
     is_logged: bool,
+    /// The end that an operator or the upstream's state asks for.
+    requested_end: Option<End>,
 }
 
 #[derive(Debug)]
@@ -119,6 +126,9 @@ struct Events {
 }
 
 impl Events {
+    /// Whatever can be.
+    const ALL: Self = Self { is_readable: true, is_writable: true, is_end_or_urgent: true };
+
     fn readiness(self) -> haul::Readiness {
         haul::Readiness { read: self.is_readable, write: self.is_writable }
     }
@@ -168,8 +178,10 @@ impl Connection {
             next_round_at_seconds: 0,
             attempts_before_round: 0,
             header_bytes: 0,
+            report_before: ForwardReport::default(),
             accepted_at: now,
             record: Record {
+                id: shared.next_id(),
                 accepted: record_time,
                 client: accepted.peer,
                 server_name: None,
@@ -177,7 +189,76 @@ impl Connection {
                 connect_time: None,
             },
             is_logged: false,
+            requested_end: None,
         }
+    }
+
+    /// Whether the connection is among those that an operator means.
+    pub fn is_selected(&self, selection: &ConnectionSelection) -> bool {
+        let client = self.record.client.map(|client| client.ip());
+        selection.admits(self.record.id, client, self.upstream.as_ref().map(|one| &one.upstream))
+    }
+
+    /// Whether bytes are forwarded to and from this upstream.
+    pub fn is_established_with(&self, upstream: &Arc<Upstream>) -> bool {
+        let chosen = self.upstream.as_ref().filter(|_| matches!(self.state, State::Forwarding(_)));
+        chosen.is_some_and(|chosen| Arc::ptr_eq(&chosen.upstream, upstream))
+    }
+
+    /// Asks for the end of the connection, by a reset: [`Connection::drive`] carries it out.
+    pub fn request_end(&mut self, end: End) {
+        self.requested_end = Some(end);
+    }
+
+    /// The state of the connection, for a list.
+    pub fn status(&self) -> ConnectionStatus {
+        let (report, tcp) = match &self.state {
+            State::Forwarding(forwarder) => {
+                let (client, upstream) = forwarder.sockets();
+                let tcp = [TcpStatistics::of(client), TcpStatistics::of(upstream)];
+                (self.client_report(&forwarder.report()), tcp)
+            }
+            _ => <(ForwardReport, _)>::default(),
+        };
+        ConnectionStatus {
+            id: self.record.id,
+            client: self.record.client,
+            server_name: self.record.server_name.clone(),
+            group: self.group.as_ref().map(|group| group.name().into()),
+            upstream: self.upstream_name().map(Into::into),
+            phase: match &self.state {
+                State::Greeting { .. } => Phase::Greeting,
+                State::Accepted(_) | State::Connecting { .. } => Phase::Connecting,
+                State::Forwarding(_) => Phase::Forwarding,
+                State::Delivering(_) | State::Closed => Phase::Delivering,
+            },
+            age_ms: self.accepted_at.elapsed().as_micros() as f64 / 1e3,
+            to_upstream: (&report.a_to_b).into(),
+            to_client: (&report.b_to_a).into(),
+            client_tcp: tcp[0],
+            upstream_tcp: tcp[1],
+        }
+    }
+
+    /// The upstream that was tried last.
+    fn upstream_name(&self) -> Option<&str> {
+        let upstream = self.upstream.as_ref().filter(|_| self.record.connect_attempts > 0);
+        upstream.map(|chosen| chosen.upstream.name())
+    }
+
+    /// The report from the beginning, without the header, which is not the client's.
+    fn client_report(&self, report: &ForwardReport) -> ForwardReport {
+        let mut report = report.clone();
+        for (report, before) in [
+            (&mut report.a_to_b, &self.report_before.a_to_b),
+            (&mut report.b_to_a, &self.report_before.b_to_a),
+        ] {
+            report.spliced.bytes += before.spliced.bytes;
+            report.copied.bytes += before.copied.bytes;
+        }
+        let copied = &mut report.a_to_b.copied.bytes;
+        *copied = copied.saturating_sub(self.header_bytes);
+        report
     }
 
     /// Records what an event says.
@@ -191,8 +272,109 @@ impl Connection {
         events.is_end_or_urgent |= event.is_end_or_urgent;
     }
 
+    /// Gives the connection to another process, if it has an upstream: its state is closed then.
+    pub fn hand_over(&mut self) -> Option<HandedConnection> {
+        let State::Forwarding(_) = &self.state else { return None };
+        let State::Forwarding(forwarder) = std::mem::replace(&mut self.state, State::Closed) else {
+            return None;
+        };
+        let mut report = forwarder.report();
+        let parts = match forwarder.into_parts() {
+            Ok(parts) => parts,
+            // A pipe could not be read. It stays here.
+            Err(error) => {
+                self.state = State::Forwarding(error.forwarder);
+                return None;
+            }
+        };
+        self.is_logged = true;
+        for (report, before) in [
+            (&mut report.a_to_b, &self.report_before.a_to_b),
+            (&mut report.b_to_a, &self.report_before.b_to_a),
+        ] {
+            report.spliced.bytes += before.spliced.bytes;
+            report.copied.bytes += before.copied.bytes;
+        }
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let since_1970 = self.record.accepted.duration_since(SystemTime::UNIX_EPOCH);
+        let record = &self.record;
+        let message = ConnectionMessage {
+            id: record.id,
+            client: record.client,
+            server_name: record.server_name.clone(),
+            group: self.group.as_ref().map_or_else(String::new, |group| group.name().into()),
+            upstream: self.upstream_name().unwrap_or_default().into(),
+            accepted_us: micros(since_1970.unwrap_or_default()),
+            age_us: micros(self.accepted_at.elapsed()),
+            connect_attempts: record.connect_attempts,
+            connect_us: record.connect_time.map(micros),
+            header_bytes: self.header_bytes,
+            to_upstream: HandedDirection::new(&report.a_to_b, &parts.a_to_b),
+            to_client: HandedDirection::new(&report.b_to_a, &parts.b_to_a),
+        };
+        Some(HandedConnection {
+            message,
+            client: parts.a,
+            upstream: parts.b,
+            to_upstream: parts.a_to_b,
+            to_client: parts.b_to_a,
+        })
+    }
+
+    /// Goes on with a connection of another process. Its ends are read again from the sockets.
+    pub fn adopt(handed: HandedConnection, shared: &mut LoopState, context: &Context<'_>) -> Self {
+        let HandedConnection { message, client, upstream, to_upstream, to_client } = handed;
+        let registered = context
+            .register(&client, Side::Client)
+            .and_then(|()| context.register(&upstream, Side::Upstream));
+        // Both are connected stream sockets.
+        let forwarder = registered.ok().and_then(|()| {
+            let forwarder = Forwarder::with_pool(client, upstream, shared.pool()).ok()?;
+            let forwarder = forwarder.with_first_bytes_to_b(&to_upstream).ok()?;
+            forwarder.with_first_bytes_to_a(&to_client).ok()
+        });
+        let group = shared.group(&message.group);
+        let upstream = shared.known_upstream(group.as_deref(), &message.upstream);
+        let micros = Duration::from_micros;
+        let mut connection = Self {
+            state: forwarder
+                .map_or(State::Closed, |forwarder| State::Forwarding(Box::new(forwarder))),
+            // The first step finds out.
+            client_events: Events::ALL,
+            upstream_events: Events::ALL,
+            listener: 0,
+            group,
+            greeting: Vec::new(),
+            upstream: upstream.map(|(upstream, index)| Chosen::new(&upstream, index)),
+            tried: Vec::new(),
+            next_round_at_seconds: 0,
+            attempts_before_round: 0,
+            header_bytes: message.header_bytes,
+            report_before: ForwardReport::default(),
+            accepted_at: Instant::now()
+                .checked_sub(micros(message.age_us))
+                .unwrap_or_else(Instant::now),
+            record: Record {
+                id: message.id,
+                accepted: SystemTime::UNIX_EPOCH + micros(message.accepted_us),
+                client: message.client,
+                server_name: message.server_name,
+                connect_attempts: message.connect_attempts,
+                connect_time: message.connect_us.map(micros),
+            },
+            is_logged: false,
+            requested_end: None,
+        };
+        connection.report_before.a_to_b = message.to_upstream.report();
+        connection.report_before.b_to_a = message.to_client.report();
+        connection
+    }
+
     /// Goes as far as it can without blocking.
     pub fn drive(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Action<NoJob> {
+        if let Some(end) = self.requested_end.take() {
+            return self.finish(end, shared);
+        }
         loop {
             let next = match &self.state {
                 State::Greeting { .. } => self.receive_greeting(shared),
@@ -509,16 +691,12 @@ impl Connection {
             return;
         }
         self.is_logged = true;
-        let mut report = report.clone();
-        // The header is not the client's.
-        let copied = &mut report.a_to_b.copied.bytes;
-        *copied = copied.saturating_sub(self.header_bytes);
-        let upstream = self.upstream.as_ref().filter(|_| self.record.connect_attempts > 0);
+        let report = self.client_report(report);
         let ending = Ending {
             end,
             duration: self.accepted_at.elapsed(),
             group: self.group.as_ref().map(|group| group.name()),
-            upstream: upstream.map(|chosen| chosen.upstream.name()),
+            upstream: self.upstream_name(),
             report: &report,
             tcp,
         };

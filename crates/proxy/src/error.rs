@@ -1,5 +1,8 @@
 //! Errors that keep a proxy from starting, or that stop it.
 
+use std::io;
+use std::path::PathBuf;
+
 /// A proxy could not be started, or has stopped. Each message holds its cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -42,6 +45,20 @@ pub enum Error {
         /// The upstream's address.
         upstream: String,
     },
+    /// An upgrade was asked for without the control socket of the running proxy.
+    #[error("an upgrade needs the control socket of the running proxy: name it")]
+    UpgradeWithoutControl,
+    /// The running proxy could not be taken over.
+    #[error(
+        "{}: the running proxy cannot be taken over: {error} (if none runs, start without upgrade)",
+        path.display()
+    )]
+    TakeOver {
+        /// The path of the control socket.
+        path: PathBuf,
+        /// The cause.
+        error: io::Error,
+    },
     /// The pool of pipes and buffers could not be created.
     #[error("{0}")]
     Pool(haul::Error),
@@ -59,8 +76,9 @@ impl Error {
             | Self::DuplicateUpstream { .. }
             | Self::ListenersChanged
             | Self::PortGivenUp { .. }
+            | Self::UpgradeWithoutControl
             | Self::NoRoute(_) => true,
-            Self::Pool(_) => false,
+            Self::TakeOver { .. } | Self::Pool(_) => false,
         }
     }
 }

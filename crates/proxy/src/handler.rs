@@ -2,16 +2,25 @@
 
 use crate::config::Config;
 use crate::connection::Connection;
+use crate::handed::HandedConnection;
+use crate::log::End;
 use crate::loop_state::LoopState;
+use crate::mailbox::{Mailboxes, Request};
+use crate::selection::ConnectionSelection;
+use crate::status::ConnectionStatus;
+use crate::upstream::Upstream;
 use haul_server::clock::Clock;
-use haul_server::event_loop::{Action, Context, Handler, LoopSettings, Readiness, Side};
+use haul_server::event_loop::{Action, Adopted, Context, Handler, LoopSettings, Readiness, Side};
 use haul_server::eviction::Activity;
 use haul_server::listener::Accepted;
 use haul_server::network::NetworkLimit;
 use haul_server::offload::NoJob;
 use haul_server::{ConnectionCounters, LogLimiter};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::{SendError, Sender};
+use std::time::Instant;
 use tracing::warn;
 
 /// The handler of one event loop.
@@ -20,12 +29,40 @@ pub struct ProxyHandler {
     state: LoopState,
     clock: Clock,
     dropped_lines: LogLimiter,
+    mailboxes: Arc<Mailboxes>,
+    index: usize,
+    /// Where connections that have an upstream go, in a handover.
+    handover: Option<Sender<HandedConnection>>,
+    /// Connections of another process.
+    adopted: VecDeque<HandedConnection>,
+    /// What the visits of all connections are for.
+    visits: Vec<Visit>,
+}
+
+/// What a visit of all connections is for.
+#[derive(Debug)]
+enum Visit {
+    List(Vec<ConnectionStatus>, Sender<Vec<ConnectionStatus>>),
+    Kill(ConnectionSelection, usize, Sender<usize>),
+    /// To close the connections of these upstreams.
+    Close(Vec<Arc<Upstream>>),
+    /// To hand them over.
+    HandOver,
 }
 
 impl ProxyHandler {
-    /// Creates the handler of an event loop.
-    pub fn new(state: LoopState) -> Self {
-        Self { state, clock: Clock::new(), dropped_lines: LogLimiter::default() }
+    /// Creates the handler of event loop `index`.
+    pub fn new(index: usize, state: LoopState, mailboxes: Arc<Mailboxes>) -> Self {
+        Self {
+            state,
+            clock: Clock::new(),
+            dropped_lines: LogLimiter::default(),
+            mailboxes,
+            index,
+            handover: None,
+            adopted: VecDeque::new(),
+            visits: Vec::new(),
+        }
     }
 }
 
@@ -56,7 +93,17 @@ impl Handler for ProxyHandler {
     }
 
     fn drive(&mut self, connection: &mut Connection, context: &Context<'_>) -> Action<NoJob> {
-        connection.drive(&mut self.state, context)
+        let action = connection.drive(&mut self.state, context);
+        if let Some(handover) = &self.handover
+            && let Some(handed) = connection.hand_over()
+        {
+            // The other thread waits for this sender's end.
+            if let Err(SendError(handed)) = handover.send(handed) {
+                handed.reset();
+            }
+            return Action::Close;
+        }
+        action
     }
 
     /// Established connections are not closed to make room.
@@ -74,6 +121,75 @@ impl Handler for ProxyHandler {
 
     fn close(&mut self, connection: Connection) {
         connection.close(&mut self.state);
+    }
+
+    fn on_wake(&mut self) {
+        for request in self.mailboxes.take(self.index) {
+            self.visits.push(match request {
+                Request::List(answer) => Visit::List(Vec::new(), answer),
+                Request::Kill(selection, answer) => Visit::Kill(selection, 0, answer),
+                // Those that are due are visited in any case.
+                Request::Close => continue,
+                Request::HandOver(handover) => {
+                    self.handover = handover;
+                    Visit::HandOver
+                }
+                Request::Adopt(handed) => {
+                    self.adopted.push_back(*handed);
+                    continue;
+                }
+            });
+        }
+    }
+
+    fn begin_visits(&mut self) -> bool {
+        let due = self.state.closings.due(Instant::now());
+        if !due.is_empty() {
+            self.visits.push(Visit::Close(due));
+        }
+        !self.visits.is_empty()
+    }
+
+    fn visit(&mut self, connection: &mut Connection, _: &Context<'_>) -> bool {
+        let mut is_driven = false;
+        for visit in &mut self.visits {
+            match visit {
+                Visit::List(listed, _) => listed.push(connection.status()),
+                Visit::Kill(selection, count, _) => {
+                    if connection.is_selected(selection) {
+                        *count += 1;
+                        connection.request_end(End::Killed);
+                        is_driven = true;
+                    }
+                }
+                Visit::Close(upstreams) => {
+                    if upstreams.iter().any(|upstream| connection.is_established_with(upstream)) {
+                        connection.request_end(End::UpstreamDown);
+                        is_driven = true;
+                    }
+                }
+                Visit::HandOver => is_driven = true,
+            }
+        }
+        is_driven
+    }
+
+    fn adopt(&mut self, context: &Context<'_>) -> Option<Adopted<Connection>> {
+        let handed = self.adopted.pop_front()?;
+        let client = handed.message.client.map(|client| client.ip());
+        let connection = Connection::adopt(handed, &mut self.state, context);
+        Some(Adopted { connection, client })
+    }
+
+    fn end_visits(&mut self) {
+        for visit in self.visits.drain(..) {
+            // The thread that has asked may have given up.
+            let _ = match visit {
+                Visit::List(listed, answer) => answer.send(listed).is_ok(),
+                Visit::Kill(_, count, answer) => answer.send(count).is_ok(),
+                Visit::Close(_) | Visit::HandOver => true,
+            };
+        }
     }
 
     fn every_second(&mut self, now_seconds: u32) {

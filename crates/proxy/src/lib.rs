@@ -17,32 +17,38 @@
 //! (half-close). A connection that fails on one side is reset on the other: a stream that was cut
 //! off never looks like one that has ended.
 //!
-//! Limitations: TLS is forwarded unread but for its greeting, by which it can be routed; no UDP, no
-//! handover of connections to another process.
+//! Limitations: TLS is forwarded unread but for its greeting, by which it can be routed; no UDP.
 
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod greeting;
 
 mod balance;
+mod closing;
 mod config;
 mod connection;
 mod error;
+mod handed;
 mod handler;
+mod handover;
 mod header;
 mod log;
 mod loop_state;
+mod mailbox;
 mod metrics;
 mod reload;
 mod routing;
+mod selection;
 mod server;
+mod status;
 mod upkeep;
 mod upstream;
 mod upstream_address;
 
 pub use balance::Algorithm;
 pub use config::{
-    AccessRules, Config, GroupConfig, Limits, ListenerConfig, Route, RouteCondition,
+    AccessRules, Config, DownPolicy, GroupConfig, Limits, ListenerConfig, Route, RouteCondition,
     ServerNamePattern,
 };
 pub use error::Error;
@@ -54,4 +60,6 @@ pub use haul_server::{Address, Error as ServerError};
 pub use header::HeaderVersion;
 pub use log::{DirectionBytes, End, LogLine, TcpStatistics};
 pub use server::{Handle, Server};
+pub use status::{ConnectionStatus, ControlResponse, Phase, UpstreamStatus};
+pub use upstream::Administration;
 pub use upstream_address::{UpstreamAddress, UpstreamConfig};

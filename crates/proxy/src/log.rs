@@ -5,7 +5,7 @@ use haul_server::log_writer::LogBuffer;
 use haul_sys::tcp_info::tcp_info;
 use jiff::Timestamp;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
@@ -29,6 +29,10 @@ pub enum End {
     Idle,
     /// The proxy has ended and cut the connection off.
     CutOff,
+    /// The upstream is down, disabled or removed, and its connections are closed for that.
+    UpstreamDown,
+    /// An operator has closed it.
+    Killed,
     /// The proxy had no descriptor, port or memory for the connection.
     Shortage,
 }
@@ -43,6 +47,8 @@ impl End {
         Self::NoRoute,
         Self::Idle,
         Self::CutOff,
+        Self::UpstreamDown,
+        Self::Killed,
         Self::Shortage,
     ];
 
@@ -56,6 +62,8 @@ impl End {
             Self::NoRoute => "no-route",
             Self::Idle => "idle",
             Self::CutOff => "cut-off",
+            Self::UpstreamDown => "upstream-down",
+            Self::Killed => "killed",
             Self::Shortage => "shortage",
         }
     }
@@ -65,6 +73,8 @@ impl End {
 #[derive(Debug, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct LogLine<'a> {
+    /// The connection's number in this process.
+    pub id: u64,
     /// When the connection was accepted.
     pub time: String,
     /// The client's address; absent for a Unix socket.
@@ -104,7 +114,7 @@ pub struct LogLine<'a> {
 }
 
 /// What the kernel has measured of a TCP connection.
-#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[non_exhaustive]
 pub struct TcpStatistics {
     /// Smoothed round-trip time, in microseconds.
@@ -123,7 +133,7 @@ impl TcpStatistics {
 }
 
 /// The bytes of one direction, by how they were forwarded.
-#[derive(Debug, Default, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[non_exhaustive]
 pub struct DirectionBytes {
     /// Spliced, through a pipe.
@@ -131,7 +141,7 @@ pub struct DirectionBytes {
     /// Copied, through a buffer.
     pub copied_bytes: u64,
     /// Why bytes were copied that could have been spliced; absent if there was no reason.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fallbacks: Vec<String>,
 }
 
@@ -148,6 +158,7 @@ impl From<&haul::DirectionReport> for DirectionBytes {
 /// What a line needs of a connection.
 #[derive(Debug)]
 pub struct Record {
+    pub id: u64,
     pub accepted: SystemTime,
     pub client: Option<SocketAddr>,
     pub server_name: Option<String>,
@@ -173,6 +184,7 @@ impl Record {
     pub fn write(&self, log: &mut LogBuffer, ending: &Ending<'_>) {
         let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
         let line = LogLine {
+            id: self.id,
             time: Timestamp::try_from(self.accepted).unwrap_or_default().to_string(),
             client: self.client,
             server_name: self.server_name.as_deref(),

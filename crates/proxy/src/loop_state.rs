@@ -1,10 +1,14 @@
 //! What the connections of one event loop share.
 
-use crate::config::{Config, Limits};
+use crate::closing::Closings;
+use crate::config::{Config, DownPolicy, Limits};
+use crate::handed::HandedUpstream;
 use crate::header::HeaderVersion;
 use crate::log::{Ending, Record};
 use crate::metrics::LoopCounters;
 use crate::routing::{CurrentTable, RoutingTable};
+use crate::upstream::{Upstream, UpstreamGroup};
+use crate::upstream_address::UpstreamAddress;
 use haul::{ForwardPool, ForwardSettings};
 use haul_server::LogLimiter;
 use haul_server::connect::{self, PeerAddress};
@@ -13,7 +17,9 @@ use haul_server::log_writer::LogBuffer;
 use rustix::net::sockopt;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tracing::warn;
 
@@ -21,6 +27,34 @@ use tracing::warn;
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Unanswered probes after which a peer counts as gone.
 const KEEPALIVE_PROBES: u32 = 6;
+
+/// What all event loops share.
+#[derive(Debug, Clone)]
+pub struct Shared {
+    pub table: Arc<CurrentTable>,
+    pub closings: Arc<Closings>,
+    /// The next connection's number.
+    pub next_id: Arc<AtomicU64>,
+}
+
+impl Shared {
+    /// What the event loops of a new process share. `next_id` is the next connection's number in
+    /// the process that it takes over from.
+    pub fn new(table: Arc<CurrentTable>, next_id: Option<u64>) -> Self {
+        let next_id = Arc::new(AtomicU64::new(next_id.unwrap_or(1)));
+        Self { table, closings: Arc::default(), next_id }
+    }
+
+    /// Takes over what another process knows of an upstream.
+    pub fn apply(&self, known: &HandedUpstream) {
+        let table = self.table.get();
+        let group = table.groups().iter().find(|group| group.name() == known.group);
+        let upstreams = group.map(|group| group.upstreams()).unwrap_or_default();
+        if let Some(upstream) = upstreams.iter().find(|one| one.name() == known.upstream) {
+            known.apply_to(upstream);
+        }
+    }
+}
 
 /// What the connections of one event loop share.
 #[derive(Debug)]
@@ -33,8 +67,12 @@ pub struct LoopState {
     limits: Limits,
     header_version: Option<HeaderVersion>,
     congestion: Option<String>,
+    down_policy: DownPolicy,
     pub counters: Arc<LoopCounters>,
     pub log: LogBuffer,
+    pub closings: Arc<Closings>,
+    /// The next connection's number, of all loops.
+    next_id: Arc<AtomicU64>,
     shortage: LogLimiter,
 }
 
@@ -42,12 +80,13 @@ impl LoopState {
     /// Creates the state of an event loop.
     pub fn new(
         config: &Config,
-        current: Arc<CurrentTable>,
+        shared: Shared,
         counters: Arc<LoopCounters>,
         log: LogBuffer,
     ) -> Result<Self, haul::Error> {
         /// A pipe is idle only between two steps, and a step uses at most two.
         const IDLE_PIPES_MAX: usize = 4;
+        let Shared { table: current, closings, next_id } = shared;
         let limits = config.limits;
         let settings = ForwardSettings::default()
             .with_method(config.method)
@@ -62,8 +101,11 @@ impl LoopState {
             limits,
             header_version: config.send_header,
             congestion: config.congestion.clone(),
+            down_policy: config.down_policy,
             counters,
             log,
+            closings,
+            next_id,
             shortage: LogLimiter::default(),
         })
     }
@@ -76,6 +118,35 @@ impl LoopState {
             self.generation = generation;
         }
         &self.routes
+    }
+
+    /// The group with a name.
+    pub fn group(&mut self, name: &str) -> Option<Arc<UpstreamGroup>> {
+        self.routes().groups().iter().find(|group| group.name() == name).cloned()
+    }
+
+    /// The upstream with a name, and its place in the group. One that the configuration has not
+    /// any more is treated as if a reload had removed it.
+    pub fn known_upstream(
+        &self,
+        group: Option<&UpstreamGroup>,
+        name: &str,
+    ) -> Option<(Arc<Upstream>, usize)> {
+        let of_group = group.and_then(|group| {
+            let index = group.upstreams().iter().position(|upstream| upstream.name() == name)?;
+            Some((Arc::clone(&group.upstreams()[index]), index))
+        });
+        let removed = || {
+            let upstream = Arc::new(Upstream::new(UpstreamAddress::from_str(name).ok()?));
+            self.closings.apply(self.down_policy, &upstream);
+            Some((upstream, usize::MAX))
+        };
+        of_group.or_else(removed)
+    }
+
+    /// The number of another connection.
+    pub fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Relaxed)
     }
 
     pub fn limits(&self) -> &Limits {

@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::error::Error;
 use crate::routing::{CurrentTable, RoutingTable};
-use crate::upkeep::{self, Resolver};
+use crate::upkeep::{self, OnChange, Resolver};
 use haul_server::Address;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,6 +13,7 @@ pub struct Reloader {
     config: Mutex<Config>,
     table: Arc<CurrentTable>,
     resolver: Resolver,
+    on_change: OnChange,
     /// The ports to which the process may still connect; `None` for all.
     permitted_ports: Option<Vec<u16>>,
 }
@@ -23,9 +24,10 @@ impl Reloader {
         config: Config,
         table: Arc<CurrentTable>,
         resolver: Resolver,
+        on_change: OnChange,
         permitted_ports: Option<Vec<u16>>,
     ) -> Self {
-        Self { config: Mutex::new(config), table, resolver, permitted_ports }
+        Self { config: Mutex::new(config), table, resolver, on_change, permitted_ports }
     }
 
     /// Puts a configuration in force, whole or not at all. Returns what is not as it was asked for.
@@ -45,9 +47,13 @@ impl Reloader {
             }
         }
         let reloaded = config.reloaded(next);
-        let table = Arc::new(RoutingTable::new(&reloaded, Some(&self.table.get()))?);
+        let before = self.table.get();
+        let table = Arc::new(RoutingTable::new(&reloaded, Some(&before))?);
         let mut caveats = upkeep::unresolved_caveats(self.resolver.resolve(&table));
-        self.table.replace(table);
+        self.table.replace(Arc::clone(&table));
+        for removed in before.upstreams().filter(|upstream| !table.has(upstream)) {
+            self.on_change.closings.apply(self.on_change.down_policy, removed);
+        }
         if reloaded != *next {
             let problem = "only groups, routes, allow and deny are reloaded: other settings that \
                            have changed need a restart";

@@ -110,6 +110,11 @@ impl RoutingTable {
         self.groups.iter().flat_map(|group| group.upstreams())
     }
 
+    /// Whether this very upstream is in one of the groups.
+    pub fn has(&self, upstream: &Arc<Upstream>) -> bool {
+        self.upstreams().any(|other| Arc::ptr_eq(other, upstream))
+    }
+
     /// Whether the route of a connection depends on its greeting.
     pub fn needs_greeting(&self, listener: usize) -> bool {
         self.listeners.get(listener).is_some_and(|listener| !listener.routes.is_empty())

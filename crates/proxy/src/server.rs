@@ -1,13 +1,17 @@
 //! The proxy as a whole: listening sockets, event loops, upkeep, metrics, and how to stop it.
 
 use crate::config::{Config, ListenerConfig};
+use crate::control::Controller;
 use crate::error::Error;
 use crate::handler::{ProxyHandler, loop_settings};
-use crate::loop_state::LoopState;
+use crate::handover::{Giver, Parts, Taken, Taker};
+use crate::loop_state::{LoopState, Shared};
+use crate::mailbox::Mailboxes;
 use crate::metrics::{LoopCounters, ProxyMetrics};
 use crate::reload::Reloader;
 use crate::routing::{CurrentTable, RoutingTable};
-use crate::upkeep::{self, Intervals, Upkeep};
+use crate::upkeep::{self, Intervals, OnChange, Upkeep};
+use haul_server::command_socket::CommandSocket;
 use haul_server::connect;
 use haul_server::event_loop::LoopSettings;
 use haul_server::listener::{ListenAddress, ListenSettings};
@@ -20,8 +24,9 @@ use haul_server::window_clamp::{ClampedPorts, WindowClamp};
 use haul_server::{Address, Control, privileges};
 use rustix::thread::CapabilitySet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Descriptors of a connection: two sockets, and a pipe for a direction whose sink is full. If both
 /// sinks of many connections are full, the rest is copied.
@@ -30,13 +35,18 @@ const DESCRIPTORS_PER_CONNECTION: usize = 4;
 /// A proxy that listens, and forwards once it runs.
 #[derive(Debug)]
 pub struct Server {
+    config: Config,
     service: Service,
     settings: LoopSettings,
     handlers: Vec<ProxyHandler>,
     counters: Vec<Arc<LoopCounters>>,
-    table: Arc<CurrentTable>,
+    shared: Shared,
+    mailboxes: Arc<Mailboxes>,
     upkeep: Upkeep,
     reloader: Arc<Reloader>,
+    control_socket: Option<CommandSocket>,
+    /// The other process, from which this one takes over once it runs.
+    taker: Option<Taker>,
     log: Option<Arc<LogWriter>>,
     caveats: Vec<String>,
     window_clamp: Option<WindowClamp>,
@@ -48,6 +58,63 @@ pub struct Handle {
     control: Arc<Control>,
     log: Option<Arc<LogWriter>>,
     reloader: Arc<Reloader>,
+}
+
+/// What a proxy opens while it has all of its privileges.
+struct Opened {
+    service: Service,
+    log_file: Option<LogFile>,
+    control_socket: Option<CommandSocket>,
+    window_clamp: Option<WindowClamp>,
+    caveats: Vec<String>,
+}
+
+impl Opened {
+    fn open(config: &Config, loops: usize, taken: Option<&Taken>) -> Result<Self, Error> {
+        let log_file = config.access_log.is_some().then(|| LogFile::open(log_path(config)));
+        let log_file = log_file.transpose()?;
+        let listen: Vec<_> = config.listeners.iter().map(without_tls).collect();
+        let congestion = config.congestion.as_deref();
+        let mut listen = ListenSettings::new(listen).with_congestion(congestion).with_shared(true);
+        if let Some(taken) = taken {
+            listen = listen.with_inherited(taken.listeners.clone(), taken.metrics.clone());
+        }
+        let service = Service::open("haul-proxy", &listen, config.metrics, loops)?;
+        let control = config.control.as_ref();
+        let control = control.map(|path| CommandSocket::open(path, taken.is_some()));
+        let ports = ClampedPorts {
+            accepted: service.own_ports().to_vec(),
+            connected: config.upstream_ports(),
+        };
+        let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
+        let control_socket = control.transpose()?;
+        let caveats = refusal.into_iter().collect();
+        Ok(Self { service, log_file, control_socket, window_clamp, caveats })
+    }
+}
+
+/// Switches to the user of the configuration.
+fn drop_privileges(config: &Config) -> Result<(), Error> {
+    if let Some(user) = &config.user {
+        privileges::switch_user(user, CapabilitySet::empty())?;
+    }
+    if let Some(name) = &config.congestion {
+        // Upstream sockets are made by this user, who may be forbidden what root may do.
+        connect::check_congestion(name)
+            .map_err(|error| haul_server::Error::Congestion { name: name.clone(), error })?;
+    }
+    Ok(())
+}
+
+/// Asks the running proxy for its sockets, if that is wanted.
+fn take_over(config: &Config) -> Result<(Option<Taker>, Option<Taken>), Error> {
+    if !config.upgrades {
+        return Ok((None, None));
+    }
+    let path = config.control.as_ref().ok_or(Error::UpgradeWithoutControl)?;
+    let taken = Taker::connect(path);
+    let (taker, taken) = taken.map_err(|error| Error::TakeOver { path: path.clone(), error })?;
+    Ok((Some(taker), Some(taken)))
 }
 
 impl Server {
@@ -63,62 +130,57 @@ impl Server {
         let mut config = config.clone();
         let connections_max = runtime::descriptors_available() / DESCRIPTORS_PER_CONNECTION;
         config.limits.connections_max = config.limits.connections_max.min(connections_max).max(1);
-        let path = |log: &PathBuf| (log.as_os_str() != "").then(|| log.clone());
-        let log_path = config.access_log.as_ref().map(path);
-        let log_file = log_path.as_ref().map(|path| LogFile::open(path.as_deref())).transpose()?;
-        let listen: Vec<_> = config.listeners.iter().map(without_tls).collect();
-        let congestion = config.congestion.as_deref();
-        let listen = ListenSettings::new(listen).with_congestion(congestion).with_shared(true);
-        let service = Service::open("haul-proxy", &listen, config.metrics, loops)?;
-        let upstream_ports = config.upstream_ports();
-        let ports = ClampedPorts {
-            accepted: service.own_ports().to_vec(),
-            connected: upstream_ports.clone(),
-        };
-        let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
-        if let Some(user) = &config.user {
-            privileges::switch_user(user, CapabilitySet::empty())?;
+        let (taker, taken) = take_over(&config)?;
+        let opened = Opened::open(&config, loops, taken.as_ref())?;
+        let Opened { service, log_file, control_socket, window_clamp, mut caveats } = opened;
+        drop_privileges(&config)?;
+        caveats.extend(upkeep::unresolved_caveats(upkeep::resolve(&table.get())));
+        let shared = Shared::new(Arc::clone(&table), taken.as_ref().map(|taken| taken.next_id));
+        for known in taken.iter().flat_map(|taken| &taken.upstreams) {
+            shared.apply(known);
         }
-        if let Some(name) = congestion {
-            // Upstream sockets are made by this user, who may be forbidden what root may do.
-            connect::check_congestion(name)
-                .map_err(|error| haul_server::Error::Congestion { name: name.into(), error })?;
-        }
-        let mut caveats = upkeep::unresolved_caveats(upkeep::resolve(&table.get()));
-        caveats.extend(refusal);
         // The resolver reads files that depend on the host, so its thread starts before the
         // sandbox, which holds for the threads that start later.
+        let on_change =
+            OnChange { closings: Arc::clone(&shared.closings), down_policy: config.down_policy };
         let intervals =
             Intervals { resolve: config.resolve_interval, check: config.check_interval };
-        let upkeep = Upkeep::start(&table, intervals)
+        let upkeep = Upkeep::start(&table, intervals, on_change.clone())
             .map_err(haul_server::Error::at("starting the upkeep thread"))?;
+        let upstream_ports = config.upstream_ports();
         if config.confine {
-            let paths = sandbox_paths(&config, log_path.as_ref());
+            let paths = sandbox_paths(&config);
             caveats.extend(sandbox::restrict(&paths, &upstream_ports)?);
         }
         let permitted_ports = config.confine.then_some(upstream_ports);
+        let resolver = upkeep.resolver();
         let reloader =
-            Reloader::new(as_given, Arc::clone(&table), upkeep.resolver(), permitted_ports);
+            Reloader::new(as_given, Arc::clone(&table), resolver, on_change, permitted_ports);
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
+        let mailboxes = Mailboxes::new(service.control());
         let counters: Vec<Arc<LoopCounters>> = (0..loops).map(|_| Arc::default()).collect();
-        let handler = |counters: &Arc<LoopCounters>| {
+        let handler = |(index, counters): (usize, &Arc<LoopCounters>)| {
             let buffer = log.as_ref().map_or_else(LogBuffer::default, |log| log.buffer());
-            LoopState::new(&config, Arc::clone(&table), Arc::clone(counters), buffer)
-                .map(ProxyHandler::new)
+            LoopState::new(&config, shared.clone(), Arc::clone(counters), buffer)
+                .map(|state| ProxyHandler::new(index, state, Arc::clone(&mailboxes)))
         };
-        let handlers = counters.iter().map(handler).collect::<Result<_, _>>();
+        let handlers = counters.iter().enumerate().map(handler).collect::<Result<_, _>>();
         let handlers = handlers.map_err(Error::Pool)?;
         let wakers = service.control();
         let placement = Placement::new(wakers.wakers(), config.limits.connections_max);
         let settings = loop_settings(&config).with_placement(Some(placement));
         Ok(Self {
+            config,
             service,
             settings,
             handlers,
             counters,
-            table,
+            shared,
+            mailboxes,
             upkeep,
             reloader: Arc::new(reloader),
+            control_socket,
+            taker,
             log,
             caveats,
             window_clamp,
@@ -157,19 +219,47 @@ impl Server {
     }
 
     /// Forwards until [`Handle::drain`], and then until open connections have ended or the drain
-    /// timeout is over.
+    /// timeout is over; or until another process has taken them over.
     pub fn run(self) -> Result<(), Error> {
-        let Self {
-            service, settings, handlers, counters, table, upkeep, log, window_clamp, ..
-        } = self;
+        let giver = Arc::new(self.giver());
+        let Self { service, settings, handlers, counters, shared, mailboxes, .. } = self;
+        let start_commands = |socket: CommandSocket| {
+            let giver = Arc::clone(&giver);
+            let controller = Controller::new(&shared, Arc::clone(&mailboxes), giver);
+            socket.serve("haul-control", move |line, client| controller.answer(line, client))
+        };
+        let commands = self.control_socket.map(start_commands).transpose()?;
+        if let Some(taker) = self.taker {
+            taker
+                .start(Arc::clone(&mailboxes))
+                .map_err(haul_server::Error::at("starting a thread"))?;
+        }
         let mut registry = Registry::default();
-        registry.register(ProxyMetrics { loops: counters, table });
+        registry.register(ProxyMetrics { loops: counters, table: Arc::clone(&shared.table) });
         let result = service.run(&[], &settings, registry, handlers);
-        drop((upkeep, window_clamp));
-        if let Some(log) = &log {
+        giver.finish();
+        drop((self.upkeep, commands, self.window_clamp));
+        if let Some(log) = &self.log {
             log.end();
         }
         Ok(result?)
+    }
+
+    fn giver(&self) -> Giver {
+        let address = |index: usize| {
+            let listener = self.config.listeners.get(index);
+            listener.map_or_else(String::new, |listener| listener.address.to_string())
+        };
+        let sockets = self.service.sockets().into_iter();
+        Giver::new(Parts {
+            sockets: sockets.map(|(index, socket)| (address(index), socket)).collect(),
+            metrics: self.service.metrics_listener(),
+            table: Arc::clone(&self.shared.table),
+            next_id: Arc::clone(&self.shared.next_id),
+            mailboxes: Arc::clone(&self.mailboxes),
+            control: self.service.control(),
+            is_busy: AtomicBool::new(false),
+        })
     }
 }
 
@@ -203,13 +293,19 @@ fn without_tls(listener: &ListenerConfig) -> ListenAddress {
     ListenAddress { address: listener.address.clone(), is_tls: false }
 }
 
+/// The path of the log; `None` for none, and for standard output.
+fn log_path(config: &Config) -> Option<&Path> {
+    config.access_log.as_deref().filter(|path| !path.as_os_str().is_empty())
+}
+
 /// The paths that the proxy needs after its start.
-fn sandbox_paths(config: &Config, log: Option<&Option<PathBuf>>) -> Vec<(PathBuf, AccessRights)> {
-    let log = log.and_then(Option::as_ref).map(|path| (path.clone(), AccessRights::Append));
+fn sandbox_paths(config: &Config) -> Vec<(PathBuf, AccessRights)> {
+    let log = log_path(config).map(|path| (path.to_owned(), AccessRights::Append));
     let sockets = config.listeners.iter().filter_map(|listener| match &listener.address {
         Address::Unix(path) => Some((path.clone(), AccessRights::Remove)),
         _ => None,
     });
+    let control = config.control.clone().map(|path| (path, AccessRights::Remove));
     let file = config.config_file.clone().map(|path| (path, AccessRights::ReadAgain));
-    log.into_iter().chain(sockets).chain(file).collect()
+    log.into_iter().chain(sockets).chain(control).chain(file).collect()
 }

@@ -1,7 +1,9 @@
 //! Upkeep of the upstreams on threads of its own: names are resolved again, and upstreams checked.
 
+use crate::closing::Closings;
+use crate::config::DownPolicy;
 use crate::routing::{CurrentTable, RoutingTable};
-use crate::upstream::Upstream;
+use crate::upstream::{CheckOutcome, Upstream};
 use haul_server::connect;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -21,6 +23,13 @@ pub struct Intervals {
     pub resolve: Duration,
     /// Between two checks; `None` for no check.
     pub check: Option<Duration>,
+}
+
+/// What follows a change of an upstream's state.
+#[derive(Debug, Clone)]
+pub struct OnChange {
+    pub closings: Arc<Closings>,
+    pub down_policy: DownPolicy,
 }
 
 /// The threads, which end when this is dropped: one resolves, one checks, so that a resolver that
@@ -45,9 +54,14 @@ enum Request {
 
 impl Upkeep {
     /// Starts the threads.
-    pub fn start(table: &Arc<CurrentTable>, intervals: Intervals) -> io::Result<Self> {
+    pub fn start(
+        table: &Arc<CurrentTable>,
+        intervals: Intervals,
+        on_change: OnChange,
+    ) -> io::Result<Self> {
         let resolver = Resolver::start(Arc::clone(table), intervals.resolve)?;
-        let check = intervals.check.map(|interval| start_checks(Arc::clone(table), interval));
+        let start = |interval| start_checks(Arc::clone(table), interval, on_change);
+        let check = intervals.check.map(start);
         Ok(Self { resolver, _check: check.transpose()? })
     }
 
@@ -101,11 +115,15 @@ impl Resolver {
 }
 
 /// Checks all upstreams in an interval, until the result is dropped.
-fn start_checks(table: Arc<CurrentTable>, interval: Duration) -> io::Result<Sender<()>> {
+fn start_checks(
+    table: Arc<CurrentTable>,
+    interval: Duration,
+    on_change: OnChange,
+) -> io::Result<Sender<()>> {
     let (stop, stopped) = mpsc::channel();
     std::thread::Builder::new().name("haul-check".into()).spawn(move || {
         while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-            check(&table.get());
+            check(&table.get(), &on_change);
         }
     })?;
     Ok(stop)
@@ -133,11 +151,15 @@ pub fn unresolved_caveats(problems: Vec<String>) -> Vec<String> {
 }
 
 /// Connects to all upstreams at the same time.
-fn check(table: &RoutingTable) {
+fn check(table: &RoutingTable, on_change: &OnChange) {
     let sockets: Vec<_> = table.upstreams().map(|upstream| start(upstream)).collect();
     let deadline = Instant::now() + CHECK_TIMEOUT;
     for (upstream, socket) in table.upstreams().zip(sockets) {
-        upstream.record_check(socket.and_then(|socket| finish(&socket, deadline)));
+        match upstream.record_check(socket.and_then(|socket| finish(&socket, deadline))) {
+            CheckOutcome::Same => {}
+            CheckOutcome::Up => on_change.closings.cancel(upstream),
+            CheckOutcome::Down => on_change.closings.apply(on_change.down_policy, upstream),
+        }
     }
 }
 
@@ -182,8 +204,12 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let table = table(&[&address.to_string()]);
+        let on_change = OnChange {
+            closings: Arc::default(),
+            down_policy: DownPolicy::CloseAfter(Duration::ZERO),
+        };
         let check = || {
-            check(&table);
+            check(&table, &on_change);
             table.upstreams().all(|upstream| upstream.is_down())
         };
         assert_eq!([check(), check()], [false; 2]);

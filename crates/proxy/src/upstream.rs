@@ -5,9 +5,14 @@ use crate::config::GroupConfig;
 use crate::upstream_address::UpstreamAddress;
 use haul_server::connect::PeerAddress;
 use haul_server::resolve::Resolve;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::num::NonZeroU32;
+use std::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -30,7 +35,48 @@ pub struct Upstream {
     /// The addresses that its name stands for, in the order in which they are tried.
     resolved: Mutex<Arc<[PeerAddress]>>,
     health: Health,
+    /// An [`Administration`].
+    administration: AtomicU8,
+    /// The weight that the operator has set, in place of the configured one; 0 for none.
+    weight: AtomicU32,
     counters: UpstreamCounters,
+}
+
+/// Whether an upstream gets new connections, as the operator has set it. It outlasts a reload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Administration {
+    /// It gets new connections.
+    Enabled,
+    /// It gets none, and established ones continue.
+    Draining,
+    /// It gets none, and established ones were closed.
+    Disabled,
+}
+
+impl Administration {
+    const ALL: [Self; 3] = [Self::Enabled, Self::Draining, Self::Disabled];
+
+    /// The name in lists.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Enabled => "enabled",
+            Self::Draining => "draining",
+            Self::Disabled => "disabled",
+        }
+    }
+}
+
+/// What an active check has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckOutcome {
+    /// Nothing.
+    Same,
+    /// The upstream is up now.
+    Up,
+    /// The upstream is down now.
+    Down,
 }
 
 /// Whether an upstream gets connections.
@@ -77,7 +123,8 @@ pub struct UpstreamCounters {
 }
 
 impl Upstream {
-    fn new(address: UpstreamAddress) -> Self {
+    /// An upstream at an address, of which nothing is known yet.
+    pub fn new(address: UpstreamAddress) -> Self {
         let resolved: Arc<[PeerAddress]> = match &address {
             UpstreamAddress::Tcp(address) => [PeerAddress::Tcp(*address)].into(),
             UpstreamAddress::Unix(path) => [PeerAddress::Unix(path.clone())].into(),
@@ -90,8 +137,31 @@ impl Upstream {
             address,
             resolved: Mutex::new(resolved),
             health: Health::default(),
+            administration: AtomicU8::new(Administration::Enabled as u8),
+            weight: AtomicU32::new(0),
             counters: UpstreamCounters::default(),
         }
+    }
+
+    /// Whether it gets new connections, as the operator has set it.
+    pub fn administration(&self) -> Administration {
+        let number = self.administration.load(Relaxed);
+        Administration::ALL.get(usize::from(number)).copied().unwrap_or(Administration::Enabled)
+    }
+
+    /// Sets whether it gets new connections.
+    pub fn set_administration(&self, administration: Administration) {
+        self.administration.store(administration as u8, Relaxed);
+    }
+
+    /// The weight that the operator has set.
+    pub fn weight(&self) -> Option<u32> {
+        NonZeroU32::new(self.weight.load(Relaxed)).map(NonZeroU32::get)
+    }
+
+    /// Sets its weight in place of the configured one; `None` for that.
+    pub fn set_weight(&self, weight: Option<u32>) {
+        self.weight.store(weight.unwrap_or(0), Relaxed);
     }
 
     /// The name, as configured.
@@ -129,8 +199,13 @@ impl Upstream {
         self.health.is_down.load(Relaxed)
     }
 
+    /// Sets whether the active check has found it down.
+    pub fn set_down(&self, is_down: bool) {
+        self.health.is_down.store(is_down, Relaxed);
+    }
+
     /// Records the result of an active check.
-    pub fn record_check(&self, result: io::Result<()>) {
+    pub fn record_check(&self, result: io::Result<()>) -> CheckOutcome {
         let (name, health) = (self.name(), &self.health);
         match result {
             Ok(()) => {
@@ -138,6 +213,7 @@ impl Upstream {
                 let successes = health.good_checks.fetch_add(1, Relaxed).saturating_add(1);
                 if successes >= CHECKS_BEFORE_UP && health.is_down.swap(false, Relaxed) {
                     info!(upstream = name, "upstream {name} is up");
+                    return CheckOutcome::Up;
                 }
             }
             Err(error) => {
@@ -145,9 +221,11 @@ impl Upstream {
                 let failures = health.failed_checks.fetch_add(1, Relaxed).saturating_add(1);
                 if failures >= CHECKS_BEFORE_DOWN && !health.is_down.swap(true, Relaxed) {
                     warn!(upstream = name, %error, "upstream {name} is down: {error}");
+                    return CheckOutcome::Down;
                 }
             }
         }
+        CheckOutcome::Same
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<[PeerAddress]>> {
@@ -195,10 +273,24 @@ impl UpstreamGroup {
         &self.upstreams
     }
 
-    /// Chooses the upstream of a client, without those that were tried already. Backups come after
-    /// all others. One that is down or ejected is chosen only if there is no other: a connection
-    /// may still succeed where a check has failed. When an ejection is over, one connection at a
-    /// time tries the upstream.
+    /// The weight of an upstream by its place, and whether it is a backup.
+    pub fn share(&self, index: usize) -> (u32, bool) {
+        let (configured, is_backup) = self.shares[index];
+        match self.upstreams[index].weight.load(Relaxed) {
+            0 => (configured, is_backup),
+            weight => (weight, is_backup),
+        }
+    }
+
+    /// Whether an upstream of the group is ejected.
+    pub fn is_ejected(&self, upstream: &Upstream) -> bool {
+        upstream.health.ejected_until_ms.load(Relaxed) > self.now_ms()
+    }
+
+    /// Chooses the upstream of a client, without those that were tried already, and those that the
+    /// operator has excluded. Backups come after all others. One that is down or ejected is chosen
+    /// only if there is no other: a connection may still succeed where a check has failed. When an
+    /// ejection is over, one connection at a time tries the upstream.
     pub fn choose(&self, client: Option<IpAddr>, tried: &[usize]) -> Option<usize> {
         let now_ms = self.now_ms();
         let mut skipped = tried.to_vec();
@@ -231,11 +323,12 @@ impl UpstreamGroup {
         let candidate = |index: usize| Candidate {
             index,
             name_hash: self.upstreams[index].name_hash,
-            weight: self.shares[index].0,
+            weight: self.share(index).0,
             open: self.upstreams[index].counters.open.load(Relaxed),
         };
         let candidates: Vec<_> = (0..self.upstreams.len())
             .filter(|index| !skipped.contains(index) && is_candidate(*index))
+            .filter(|&index| self.upstreams[index].administration() == Administration::Enabled)
             .map(candidate)
             .collect();
         self.balancer.choose(&candidates, client, is_first)
@@ -299,5 +392,20 @@ mod tests {
             first.record_check(Err(io::ErrorKind::ConnectionRefused.into()));
         }
         assert!((0..9).all(|_| group.choose(None, &[]) == Some(1)));
+    }
+
+    #[test]
+    fn an_upstream_that_the_operator_excludes_is_chosen_in_no_case() {
+        let upstreams = ["10.0.0.1:80", "10.0.0.2:80"].map(|text| text.parse().unwrap());
+        let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams), None);
+        group.upstreams()[0].set_administration(Administration::Draining);
+        assert!((0..9).all(|_| group.choose(None, &[]) == Some(1)));
+        assert_eq!(group.choose(None, &[1]), None, "also if there is no other");
+        group.upstreams()[0].set_administration(Administration::Enabled);
+        group.upstreams()[0].set_weight(Some(4));
+        let chosen = (0..10).filter(|_| group.choose(None, &[]) == Some(0)).count();
+        assert_eq!(chosen, 8);
+        group.upstreams()[0].set_weight(None);
+        assert_eq!(group.share(0), (1, false));
     }
 }

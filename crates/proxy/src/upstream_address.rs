@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The largest weight.
-const WEIGHT_MAX: u32 = 1000;
+pub const WEIGHT_MAX: u32 = 1000;
 
 /// An upstream as it is configured. As text: its address, and behind it, each after a space,
 /// `weight=N` and `backup`.

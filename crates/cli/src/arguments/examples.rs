@@ -90,6 +90,7 @@ Examples:
   haul proxy --listen 5432 --to 10.0.0.5:5432,10.0.0.6:5432
   haul proxy --listen 443 --to unix:/run/app.sock --send-proxy v2 --access-log -
   haul proxy --config /etc/haul/proxy.toml --check
+  haul proxy control /run/haul-proxy.sock connections
 
 See docs/proxy.md for every flag.";
 

@@ -2,9 +2,12 @@
 
 use sd_notify::NotifyState;
 
-/// The service accepts connections.
-pub fn notify_ready() {
-    let _ = sd_notify::notify(false, &[NotifyState::Ready]);
+/// The service accepts connections. A process that takes over from another one states that it is
+/// the service's main process now.
+pub fn notify_ready(takes_over: bool) {
+    let main_process = NotifyState::MainPid(std::process::id());
+    let states = [NotifyState::Ready, main_process];
+    let _ = sd_notify::notify(false, if takes_over { &states } else { &states[..1] });
 }
 
 /// The service drains.

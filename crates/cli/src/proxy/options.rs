@@ -10,7 +10,8 @@ use crate::proxy::routes::{
 };
 use clap::{Args, ValueEnum};
 use haul_proxy::{
-    Address, Config, ForwardMethod, HeaderVersion, IpRange, TrustedProxies, UpstreamConfig,
+    Address, Config, DownPolicy, ForwardMethod, HeaderVersion, IpRange, TrustedProxies,
+    UpstreamConfig,
 };
 use haul_units::Size;
 use serde::Deserialize;
@@ -18,6 +19,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
 /// The options of `haul proxy`. The configuration file has the flags' names as TOML keys, and flags
 /// take precedence.
@@ -52,6 +55,12 @@ pub struct Options {
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub check_interval: Option<Timeout>,
+    /// What becomes of the established connections of an upstream that the check has found down,
+    /// or that a reload has removed: keep, close, or a time after which they are closed [default:
+    /// keep]
+    #[arg(long, help_heading = "Upstreams", value_name = "keep|close|TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub on_upstream_down: Option<OnUpstreamDown>,
     /// Interval in which the names of upstreams are resolved again [default: 30s]
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
@@ -149,6 +158,9 @@ pub struct Options {
     /// Address and port on which to serve metrics for Prometheus (/metrics)
     #[arg(long, help_heading = "Logs and metrics", value_name = "ADDRESS")]
     pub metrics_listen: Option<SocketAddr>,
+    /// Unix socket at which haul proxy control commands this proxy, for this user and root alone
+    #[arg(long, help_heading = "Logs and metrics", value_name = "PATH")]
+    pub control: Option<PathBuf>,
     /// User to switch to once all sockets are open, for a service that root starts
     #[arg(long, help_heading = "Privileges", value_name = "NAME")]
     pub user: Option<String>,
@@ -202,6 +214,28 @@ pub enum ProxyVersion {
     V2,
 }
 
+/// What becomes of the established connections of an upstream that is down.
+#[derive(Debug, Clone, Copy)]
+pub struct OnUpstreamDown(DownPolicy);
+
+impl FromStr for OnUpstreamDown {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(Self(match text {
+            "keep" => DownPolicy::Keep,
+            "close" => DownPolicy::CloseAfter(Duration::ZERO),
+            time => DownPolicy::CloseAfter(
+                time.parse::<Timeout>()
+                    .map_err(|error| {
+                        format!("{time:?} is neither keep nor close, nor a time: {error}")
+                    })?
+                    .0,
+            ),
+        }))
+    }
+}
+
 /// How bytes are forwarded.
 #[derive(Debug, Clone, Copy, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -223,6 +257,7 @@ impl Options {
             listener: other.listener,
             greeting_timeout: self.greeting_timeout.or(other.greeting_timeout),
             check_interval: self.check_interval.or(other.check_interval),
+            on_upstream_down: self.on_upstream_down.or(other.on_upstream_down),
             resolve_interval: self.resolve_interval.or(other.resolve_interval),
             connect_timeout: self.connect_timeout.or(other.connect_timeout),
             connect_attempts: self.connect_attempts.or(other.connect_attempts),
@@ -242,6 +277,7 @@ impl Options {
             access_log: self.access_log.or(other.access_log),
             message_format: self.message_format.or(other.message_format),
             metrics_listen: self.metrics_listen.or(other.metrics_listen),
+            control: self.control.or(other.control),
             user: self.user.or(other.user),
             confine: self.confine.or(other.confine),
             workers: self.workers.or(other.workers),
@@ -284,6 +320,7 @@ impl Options {
         config.access.allow = self.allow;
         config.access.deny = self.deny;
         config.check_interval = self.check_interval.map(|time| time.0);
+        config.down_policy = self.on_upstream_down.map_or(DownPolicy::Keep, |policy| policy.0);
         if let Some(interval) = self.resolve_interval {
             config.resolve_interval = interval.0;
         }
@@ -309,6 +346,7 @@ impl Options {
         config.access_log =
             self.access_log.map(|path| if path.as_os_str() == "-" { PathBuf::new() } else { path });
         config.metrics = self.metrics_listen;
+        config.control = self.control;
         config.user = self.user;
         config.confine = self.confine.unwrap_or(true);
         config.workers = self.workers;

@@ -73,6 +73,13 @@ impl Proxy {
         client
     }
 
+    /// Waits until the proxy has ended by itself. Returns its address, the lab, and the folder with
+    /// its log.
+    pub fn join(mut self) -> (SocketAddr, Lab, TempDir) {
+        self.thread.take().unwrap().join().unwrap();
+        (self.address, self.lab, self.folder)
+    }
+
     /// Ends the proxy, and returns the lines of its log.
     pub fn finish(mut self) -> Vec<Value> {
         self.handle.drain();

@@ -2,8 +2,10 @@
 //! other.
 
 mod common;
+mod control;
 mod ends;
 mod greeting;
 mod reload;
 mod routing;
 mod streams;
+mod upgrade;

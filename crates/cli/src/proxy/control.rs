@@ -1,0 +1,130 @@
+//! `haul proxy control`: sends a command to the control socket of a running proxy.
+
+use crate::output::Failure;
+use clap::Args;
+use haul_proxy::control::send_command;
+use haul_proxy::{ConnectionStatus, ControlResponse, UpstreamStatus};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Commands:
+  connections                 list the open connections
+  upstreams                   list the upstreams
+  drain UPSTREAM [TIME]       connect no client to it; after TIME, close its connections
+  disable UPSTREAM            connect no client to it, and close its connections
+  enable UPSTREAM             connect clients to it again
+  weight UPSTREAM N|default   set its share of the clients
+  kill ID                     close the connection with this number
+  kill upstream UPSTREAM      close all connections to it
+  kill client NETWORK         close all connections of these clients
+
+UPSTREAM is an address as configured, or GROUP/ADDRESS. Connections are closed by a reset.")]
+pub struct ControlArguments {
+    /// Path of the proxy's control socket (haul proxy --control)
+    pub socket: PathBuf,
+    /// The command, see below
+    #[arg(required = true)]
+    pub command: Vec<String>,
+    /// Print the answer as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub fn run(arguments: &ControlArguments) -> Result<ExitCode, Failure> {
+    let ControlArguments { socket, command, json } = arguments;
+    let failed = |error: io::Error| Failure::failed(format!("{}: {error}", socket.display()));
+    let answer = send_command(socket, &command.join(" ")).map_err(failed)?;
+    let response: ControlResponse = serde_json::from_str(&answer).map_err(|error| {
+        Failure::failed(format!("{}: the answer is no JSON: {error}", socket.display()))
+    })?;
+    if let ControlResponse::Error(error) = response {
+        return Err(Failure::failed(error));
+    }
+    let text = if *json { answer } else { text(&response) };
+    // A reader that has closed the pipe has what it needs.
+    let _ = io::stdout().write_all(text.as_bytes());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(response: &ControlResponse) -> String {
+    match response {
+        ControlResponse::Connections(connections) => table(
+            &["ID", "CLIENT", "UPSTREAM", "PHASE", "AGE", "TO UPSTREAM", "TO CLIENT", "SPLICED"],
+            connections.iter().map(connection_row),
+        ),
+        ControlResponse::Upstreams(upstreams) | ControlResponse::Changed(upstreams) => table(
+            &["GROUP", "UPSTREAM", "STATE", "WEIGHT", "OPEN", "CONNECTED", "FAILED"],
+            upstreams.iter().map(upstream_row),
+        ),
+        ControlResponse::Killed(1) => "1 connection closed\n".into(),
+        ControlResponse::Killed(count) => format!("{count} connections closed\n"),
+        _ => String::new(),
+    }
+}
+
+fn connection_row(connection: &ConnectionStatus) -> Vec<String> {
+    let of_any = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+    let bytes = |direction: &haul_proxy::DirectionBytes| {
+        direction.spliced_bytes.saturating_add(direction.copied_bytes)
+    };
+    let (to_upstream, to_client) = (bytes(&connection.to_upstream), bytes(&connection.to_client));
+    let spliced = connection.to_upstream.spliced_bytes + connection.to_client.spliced_bytes;
+    let percent = (100 * u128::from(spliced)).checked_div(u128::from(to_upstream + to_client));
+    vec![
+        connection.id.to_string(),
+        of_any(connection.client.map(|client| client.to_string())),
+        of_any(connection.upstream.clone()),
+        connection.phase.name().into(),
+        format!("{:.1}s", connection.age_ms / 1e3),
+        to_upstream.to_string(),
+        to_client.to_string(),
+        of_any(percent.map(|percent| format!("{percent}%"))),
+    ]
+}
+
+fn upstream_row(upstream: &UpstreamStatus) -> Vec<String> {
+    let mut states = vec![upstream.administration.name()];
+    states.extend((!upstream.is_up).then_some("down"));
+    states.extend(upstream.is_ejected.then_some("ejected"));
+    states.extend(upstream.is_backup.then_some("backup"));
+    vec![
+        upstream.group.clone(),
+        upstream.upstream.clone(),
+        states.join(","),
+        upstream.weight.to_string(),
+        upstream.open_connections.to_string(),
+        upstream.connected.to_string(),
+        upstream.failed.to_string(),
+    ]
+}
+
+/// Aligns columns, with two spaces between them.
+fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let heads = heads.iter().map(|head| (*head).to_owned()).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(heads).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let mut text = String::new();
+    for row in &rows {
+        let cells = row.iter().enumerate().map(|(column, cell)| {
+            let width = width(column).unwrap_or_default();
+            format!("{cell:<width$}")
+        });
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned() {
+        let rows = [vec!["1".to_owned(), "b".to_owned()], vec!["100".to_owned(), String::new()]];
+        assert_eq!(table(&["ID", "X"], rows.into_iter()), "ID   X\n1    b\n100\n");
+    }
+}

@@ -1,0 +1,242 @@
+//! The control socket: commands of an operator to a running proxy.
+//!
+//! A command is one line of words, and its answer one line of JSON ([`ControlResponse`]):
+//!
+//! | command | effect |
+//! |---|---|
+//! | `connections` | lists the open connections |
+//! | `upstreams` | lists the upstreams |
+//! | `drain UPSTREAM [TIME]` | no new connection to it; after the time, established ones are closed |
+//! | `disable UPSTREAM` | no new connection to it, and established ones are closed |
+//! | `enable UPSTREAM` | the opposite of both |
+//! | `weight UPSTREAM N` | its share of new connections; `default` for the configured one |
+//! | `kill ID` | closes a connection by a reset |
+//! | `kill upstream UPSTREAM` | closes all connections to it |
+//! | `kill client NETWORK` | closes all connections of these clients |
+//! | `upgrade` | of a new process: hands everything over to it ([`crate::Config::upgrades`]) |
+//!
+//! UPSTREAM is an address as configured, in all groups, or `GROUP/ADDRESS`.
+
+use crate::closing::Closings;
+use crate::handover::{self, Giver};
+use crate::loop_state::Shared;
+use crate::mailbox::{Mailboxes, Request};
+use crate::routing::CurrentTable;
+use crate::selection::{ConnectionSelection, UpstreamSelection};
+use crate::status::{self, ControlResponse};
+use crate::upstream::{Administration, Upstream};
+use crate::upstream_address::WEIGHT_MAX;
+pub use haul_server::command_socket::send_command;
+use std::os::unix::net::UnixStream;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::time::{Duration, Instant};
+use tracing::warn;
+
+/// The time in which all event loops have to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The limits of the time of `drain`.
+const DRAIN_TIMES: std::ops::RangeInclusive<Duration> =
+    Duration::ZERO..=Duration::from_secs(7 * 24 * 3600);
+
+/// A command of an operator.
+#[derive(Debug, Clone)]
+enum Command {
+    Connections,
+    Upstreams,
+    Drain(UpstreamSelection, Option<Duration>),
+    Disable(UpstreamSelection),
+    Enable(UpstreamSelection),
+    Weight(UpstreamSelection, Option<u32>),
+    KillId(u64),
+    KillUpstream(UpstreamSelection),
+    KillClients(haul_server::network::IpRange),
+}
+
+impl FromStr for Command {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let words: Vec<_> = text.split_ascii_whitespace().collect();
+        let upstream = |name: &str| UpstreamSelection(name.to_owned());
+        Ok(match words[..] {
+            ["connections"] => Self::Connections,
+            ["upstreams"] => Self::Upstreams,
+            ["drain", name] => Self::Drain(upstream(name), None),
+            ["drain", name, time] => {
+                let time = haul_units::parse_time(time, DRAIN_TIMES);
+                Self::Drain(upstream(name), Some(time.map_err(|error| error.to_string())?))
+            }
+            ["disable", name] => Self::Disable(upstream(name)),
+            ["enable", name] => Self::Enable(upstream(name)),
+            ["weight", name, "default"] => Self::Weight(upstream(name), None),
+            ["weight", name, weight] => match weight.parse() {
+                Ok(weight @ 1..=WEIGHT_MAX) => Self::Weight(upstream(name), Some(weight)),
+                _ => return Err(format!("{weight} is no weight: write 1 to {WEIGHT_MAX}")),
+            },
+            ["kill", "upstream", name] => Self::KillUpstream(upstream(name)),
+            ["kill", "client", network] => Self::KillClients(network.parse()?),
+            ["kill", id] => match id.parse() {
+                Ok(id) => Self::KillId(id),
+                Err(_) => return Err(format!("{id} is no connection's number")),
+            },
+            _ => {
+                let known = "connections, upstreams, drain UPSTREAM [TIME], disable UPSTREAM, \
+                             enable UPSTREAM, weight UPSTREAM N, kill ID, kill upstream UPSTREAM \
+                             and kill client NETWORK";
+                return Err(format!("unknown command {text:?}: known are {known}"));
+            }
+        })
+    }
+}
+
+/// Carries out commands.
+#[derive(Debug)]
+pub struct Controller {
+    table: Arc<CurrentTable>,
+    closings: Arc<Closings>,
+    mailboxes: Arc<Mailboxes>,
+    giver: Arc<Giver>,
+}
+
+impl Controller {
+    /// The controller of a proxy.
+    pub fn new(shared: &Shared, mailboxes: Arc<Mailboxes>, giver: Arc<Giver>) -> Self {
+        let (table, closings) = (Arc::clone(&shared.table), Arc::clone(&shared.closings));
+        Self { table, closings, mailboxes, giver }
+    }
+
+    /// Carries out the command of a line, and returns the line of its answer.
+    pub fn answer(&self, line: &str, client: &UnixStream) -> Vec<u8> {
+        if line == handover::COMMAND {
+            if let Err(error) = self.giver.begin(client) {
+                warn!(%error, "no handover to another process: {error}");
+            }
+            return Vec::new();
+        }
+        let response = line.parse().and_then(|command| self.carry_out(command));
+        let response = response.unwrap_or_else(ControlResponse::Error);
+        // Writing to memory does not fail, and neither do these types.
+        let mut text = serde_json::to_vec(&response).unwrap_or_default();
+        text.push(b'\n');
+        text
+    }
+
+    fn carry_out(&self, command: Command) -> Result<ControlResponse, String> {
+        match command {
+            Command::Connections => {
+                let lists = self.ask(Request::List)?;
+                let mut connections: Vec<_> = lists.into_iter().flatten().collect();
+                connections.sort_unstable_by_key(|connection| connection.id);
+                Ok(ControlResponse::Connections(connections))
+            }
+            Command::Upstreams => {
+                let upstreams = status::upstreams(&self.table.get(), |_, _| true);
+                Ok(ControlResponse::Upstreams(upstreams))
+            }
+            Command::Drain(selection, time) => self.change(&selection, |upstream| {
+                upstream.set_administration(Administration::Draining);
+                match time {
+                    Some(time) => self.closings.close_after(time, upstream),
+                    None => self.closings.cancel(upstream),
+                }
+            }),
+            Command::Disable(selection) => self.change(&selection, |upstream| {
+                upstream.set_administration(Administration::Disabled);
+                self.closings.close_after(Duration::ZERO, upstream);
+            }),
+            Command::Enable(selection) => self.change(&selection, |upstream| {
+                upstream.set_administration(Administration::Enabled);
+                self.closings.cancel(upstream);
+            }),
+            Command::Weight(selection, weight) => {
+                self.change(&selection, |upstream| upstream.set_weight(weight))
+            }
+            Command::KillId(id) => {
+                let killed = self.kill(&ConnectionSelection::Id(id))?;
+                if killed == 0 { Err(format!("there is no connection {id}")) } else { Ok(killed) }
+                    .map(ControlResponse::Killed)
+            }
+            Command::KillUpstream(selection) => {
+                let upstreams = self.selected(&selection)?;
+                let killed = self.kill(&ConnectionSelection::Upstreams(upstreams))?;
+                Ok(ControlResponse::Killed(killed))
+            }
+            Command::KillClients(range) => {
+                self.kill(&ConnectionSelection::Clients(range)).map(ControlResponse::Killed)
+            }
+        }
+    }
+
+    /// The upstreams that are meant, at least one.
+    fn selected(&self, selection: &UpstreamSelection) -> Result<Vec<Arc<Upstream>>, String> {
+        let table = self.table.get();
+        let of_group = table.groups().iter().flat_map(|group| {
+            let is_meant = |upstream: &&Arc<Upstream>| selection.admits(group.name(), upstream);
+            group.upstreams().iter().filter(is_meant)
+        });
+        let selected: Vec<_> = of_group.cloned().collect();
+        let name = &selection.0;
+        if selected.is_empty() { Err(format!("there is no upstream {name}")) } else { Ok(selected) }
+    }
+
+    fn change(
+        &self,
+        selection: &UpstreamSelection,
+        change: impl Fn(&Arc<Upstream>),
+    ) -> Result<ControlResponse, String> {
+        self.selected(selection)?.iter().for_each(change);
+        // Connections that are to be closed are closed now.
+        self.mailboxes.send_all(|| Request::Close);
+        let is_meant = |group: &str, upstream: &Upstream| selection.admits(group, upstream);
+        Ok(ControlResponse::Changed(status::upstreams(&self.table.get(), is_meant)))
+    }
+
+    fn kill(&self, selection: &ConnectionSelection) -> Result<usize, String> {
+        let killed = self.ask(|answer| Request::Kill(selection.clone(), answer))?;
+        Ok(killed.into_iter().sum())
+    }
+
+    /// Sends a request to every event loop, and waits for their answers.
+    fn ask<A>(&self, request: impl Fn(Sender<A>) -> Request) -> Result<Vec<A>, String> {
+        let (tx, rx) = mpsc::channel();
+        self.mailboxes.send_all(|| request(tx.clone()));
+        drop(tx);
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        let mut answers = Vec::new();
+        loop {
+            match rx.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(answer) => answers.push(answer),
+                // Each loop has answered, or has ended.
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(answers),
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    return Err("an event loop has not answered in time: try again".into());
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_cannot_be_meant_is_refused() {
+        for (line, expected) in [
+            ("", "unknown command"),
+            ("drain", "unknown command"),
+            ("drain a:1 soon", "soon"),
+            ("weight a:1 0", "0 is no weight"),
+            ("kill everything", "everything is no connection's number"),
+            ("kill client 10.0.0.0/99", "10.0.0.0/99"),
+        ] {
+            let error = line.parse::<Command>().unwrap_err();
+            assert!(error.contains(expected), "{line:?}: {error}");
+        }
+        for line in ["kill 7", "kill client 10.0.0.0/8", "weight a:1 default", "drain a:1 30s"] {
+            assert!(line.parse::<Command>().is_ok(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The messages of a handover to another process ([`crate::handover`]).
+
+use crate::upstream::{Administration, Upstream};
+use haul::DirectionReport;
+use haul_server::fd_channel::{FdChannel, MESSAGE_BYTES_MAX};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// The version of the messages. Processes of different versions refuse each other.
+pub const VERSION: u32 = 1;
+
+/// A message, as JSON. Its descriptors come with it, its bytes in messages after it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Message {
+    /// To the new process: a listening socket, by its configured address.
+    Listener { address: String },
+    /// To the new process: the listening socket of the metrics.
+    Metrics,
+    /// To the new process: what else it needs to start.
+    State(State),
+    /// To the old process: the new one accepts connections.
+    Started,
+    /// To the new process: a connection, its client's socket and its upstream's.
+    Connection(ConnectionMessage),
+}
+
+/// What a new process needs besides sockets.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct State {
+    pub version: u32,
+    /// The next connection's number.
+    pub next_id: u64,
+    pub upstreams: Vec<HandedUpstream>,
+}
+
+/// What is known of an upstream beside its configuration.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HandedUpstream {
+    pub group: String,
+    pub upstream: String,
+    pub administration: Administration,
+    /// The weight that the operator has set.
+    pub weight: Option<u32>,
+    pub is_down: bool,
+}
+
+impl HandedUpstream {
+    /// What is known of an upstream.
+    pub fn new(group: &str, upstream: &Upstream) -> Self {
+        Self {
+            group: group.into(),
+            upstream: upstream.name().into(),
+            administration: upstream.administration(),
+            weight: upstream.weight(),
+            is_down: upstream.is_down(),
+        }
+    }
+
+    /// Makes it known of an upstream.
+    pub fn apply_to(&self, upstream: &Upstream) {
+        upstream.set_administration(self.administration);
+        upstream.set_weight(self.weight);
+        upstream.set_down(self.is_down);
+    }
+}
+
+/// A connection without its sockets and bytes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ConnectionMessage {
+    pub id: u64,
+    pub client: Option<SocketAddr>,
+    pub server_name: Option<String>,
+    pub group: String,
+    pub upstream: String,
+    /// When it was accepted, in microseconds since 1970.
+    pub accepted_us: u64,
+    /// The time since, in microseconds.
+    pub age_us: u64,
+    pub connect_attempts: u32,
+    pub connect_us: Option<u64>,
+    pub header_bytes: u64,
+    pub to_upstream: HandedDirection,
+    pub to_client: HandedDirection,
+}
+
+/// One direction of a connection.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct HandedDirection {
+    pub spliced_bytes: u64,
+    pub copied_bytes: u64,
+    /// Bytes that were received and not sent.
+    pub unsent_len: usize,
+}
+
+impl HandedDirection {
+    pub fn new(report: &DirectionReport, unsent: &[u8]) -> Self {
+        Self {
+            spliced_bytes: report.spliced.bytes,
+            copied_bytes: report.copied.bytes,
+            unsent_len: unsent.len(),
+        }
+    }
+
+    /// The report of what was forwarded before the handover.
+    pub fn report(self) -> DirectionReport {
+        let mut report = DirectionReport::default();
+        report.spliced.bytes = self.spliced_bytes;
+        report.copied.bytes = self.copied_bytes;
+        report
+    }
+}
+
+/// A connection on its way to another process.
+pub struct HandedConnection {
+    pub message: ConnectionMessage,
+    pub client: OwnedFd,
+    pub upstream: OwnedFd,
+    /// Received from the client, and not sent to the upstream.
+    pub to_upstream: Vec<u8>,
+    /// Received from the upstream, and not sent to the client.
+    pub to_client: Vec<u8>,
+}
+
+impl fmt::Debug for HandedConnection {
+    /// Prints no content.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("HandedConnection")
+            .field("message", &self.message)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sends a message with its descriptors.
+pub fn send(
+    channel: &FdChannel,
+    message: &Message,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    channel.send(&serde_json::to_vec(message)?, descriptors)
+}
+
+/// Receives a message with its descriptors; `None` at the end.
+pub fn receive(channel: &FdChannel) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
+    let Some(received) = channel.receive()? else { return Ok(None) };
+    Ok(Some((serde_json::from_slice(&received.bytes)?, received.descriptors)))
+}
+
+impl HandedConnection {
+    /// Sends the connection.
+    pub fn send(&self, channel: &FdChannel) -> io::Result<()> {
+        let sockets = [self.client.as_fd(), self.upstream.as_fd()];
+        send(channel, &Message::Connection(self.message.clone()), &sockets)?;
+        for bytes in [&self.to_upstream, &self.to_client] {
+            for part in bytes.chunks(MESSAGE_BYTES_MAX) {
+                channel.send(part, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes both sockets by a reset: a stream that is cut off must not look like one that has
+    /// ended.
+    pub fn reset(self) {
+        for socket in [&self.client, &self.upstream] {
+            let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+        }
+    }
+
+    /// Receives what follows the message of a connection.
+    pub fn receive(
+        channel: &FdChannel,
+        message: ConnectionMessage,
+        sockets: Vec<OwnedFd>,
+    ) -> io::Result<Self> {
+        let [client, upstream] = <[OwnedFd; 2]>::try_from(sockets)
+            .map_err(|_| io::Error::other("a connection came without its two sockets"))?;
+        let to_upstream = receive_bytes(channel, message.to_upstream.unsent_len)?;
+        let to_client = receive_bytes(channel, message.to_client.unsent_len)?;
+        Ok(Self { message, client, upstream, to_upstream, to_client })
+    }
+}
+
+fn receive_bytes(channel: &FdChannel, count: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while bytes.len() < count {
+        let part = channel.receive()?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        bytes.extend(part.bytes);
+    }
+    if bytes.len() == count { Ok(bytes) } else { Err(io::ErrorKind::InvalidData.into()) }
+}

@@ -1,0 +1,140 @@
+//! The old process's part of a handover.
+
+use crate::handed::{self, HandedConnection, HandedUpstream, Message, State, VERSION};
+use crate::mailbox::{Mailboxes, Request};
+use crate::routing::CurrentTable;
+use haul_server::Control;
+use haul_server::fd_channel::FdChannel;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tracing::{error, info};
+
+/// The time that the new process has to start.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time that the new process has to take a message.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Hands a proxy over to another process.
+#[derive(Debug)]
+pub struct Giver {
+    parts: Arc<Parts>,
+    /// The thread of the latest handover.
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What a handover needs of the proxy.
+#[derive(Debug)]
+pub struct Parts {
+    /// The listening sockets, by their configured addresses.
+    pub sockets: Vec<(String, Weak<OwnedFd>)>,
+    pub metrics: Option<TcpListener>,
+    pub table: Arc<CurrentTable>,
+    pub next_id: Arc<AtomicU64>,
+    pub mailboxes: Arc<Mailboxes>,
+    pub control: Arc<Control>,
+    /// Whether a handover is under way.
+    pub is_busy: AtomicBool,
+}
+
+impl Giver {
+    /// The giver of a running proxy.
+    pub fn new(parts: Parts) -> Self {
+        Self { parts: Arc::new(parts), thread: Mutex::default() }
+    }
+
+    /// Begins a handover to the process that has asked for it through `client`. The handover goes
+    /// on on a thread of its own.
+    pub fn begin(&self, client: &UnixStream) -> io::Result<()> {
+        if self.parts.control.is_draining() || self.parts.is_busy.swap(true, Relaxed) {
+            return Err(io::Error::other("the proxy is ending, or being handed over already"));
+        }
+        let parts = Arc::clone(&self.parts);
+        let begun = (|| {
+            let (channel, other_end) = FdChannel::pair()?;
+            channel.set_timeouts(Some(SEND_TIMEOUT), Some(START_TIMEOUT))?;
+            other_end.send_through(client)?;
+            std::thread::Builder::new().name("haul-handover".into()).spawn(move || {
+                if let Err(error) = parts.hand_over(&channel) {
+                    error!(%error, "the handover to another process has failed: {error}");
+                }
+                parts.is_busy.store(false, Relaxed);
+            })
+        })();
+        match begun {
+            Ok(thread) => {
+                *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+                Ok(())
+            }
+            Err(error) => {
+                self.parts.is_busy.store(false, Relaxed);
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until connections that event loops have given up are sent.
+    pub fn finish(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if self.parts.control.is_handed_over()
+            && let Some(thread) = thread
+        {
+            // If it has panicked, the panic message is already printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Parts {
+    fn hand_over(&self, channel: &FdChannel) -> io::Result<()> {
+        self.send_state(channel)?;
+        match handed::receive(channel)? {
+            Some((Message::Started, _)) => {}
+            _ => return Err(io::Error::other("the new process did not start")),
+        }
+        let (tx, rx) = mpsc::channel::<HandedConnection>();
+        self.mailboxes.send_all(|| Request::HandOver(Some(tx.clone())));
+        drop(tx);
+        self.control.drain_handed_over();
+        let (mut count, mut failed) = (0_usize, None);
+        // Until every event loop has ended.
+        for connection in rx {
+            match (&failed, connection.send(channel)) {
+                (None, Ok(())) => count += 1,
+                (None, Err(error)) => {
+                    failed = Some(error);
+                    // The others stay in this process, until the end of the drain.
+                    self.mailboxes.send_all(|| Request::HandOver(None));
+                    connection.reset();
+                }
+                (Some(_), _) => connection.reset(),
+            }
+        }
+        info!(connections = count, "another process has taken over, with {count} connections");
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn send_state(&self, channel: &FdChannel) -> io::Result<()> {
+        for (address, socket) in &self.sockets {
+            let Some(socket) = socket.upgrade() else { continue };
+            let message = Message::Listener { address: address.clone() };
+            handed::send(channel, &message, &[socket.as_fd()])?;
+        }
+        if let Some(listener) = &self.metrics {
+            handed::send(channel, &Message::Metrics, &[listener.as_fd()])?;
+        }
+        let table = self.table.get();
+        let upstreams = table.groups().iter().flat_map(|group| {
+            group.upstreams().iter().map(|upstream| HandedUpstream::new(group.name(), upstream))
+        });
+        let next_id = self.next_id.load(Relaxed);
+        let state = State { version: VERSION, next_id, upstreams: upstreams.collect() };
+        handed::send(channel, &Message::State(state), &[])
+    }
+}

@@ -1,0 +1,143 @@
+//! The state of a running proxy: its connections and upstreams, as the control socket lists them.
+
+use crate::log::{DirectionBytes, TcpStatistics};
+use crate::routing::RoutingTable;
+use crate::upstream::{Administration, Upstream};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The answer of the control socket to a command.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ControlResponse {
+    /// The open connections, oldest first.
+    Connections(Vec<ConnectionStatus>),
+    /// The upstreams, by group.
+    Upstreams(Vec<UpstreamStatus>),
+    /// The upstreams that a command has changed, as they are now.
+    Changed(Vec<UpstreamStatus>),
+    /// The number of connections that a command has closed.
+    Killed(usize),
+    /// The command was not carried out, for this reason.
+    Error(String),
+}
+
+/// An open connection.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[non_exhaustive]
+pub struct ConnectionStatus {
+    /// Its number in this process, as in the log.
+    pub id: u64,
+    /// The client's address; absent for a Unix socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client: Option<SocketAddr>,
+    /// The server name in the client's TLS greeting (SNI); absent as in the log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_name: Option<String>,
+    /// The group of the upstream; absent as long as there is no route.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// The upstream, as configured; absent as long as none is tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<String>,
+    /// What it does.
+    pub phase: Phase,
+    /// Time since the client was accepted, in milliseconds.
+    pub age_ms: f64,
+    /// Bytes from the client to the upstream.
+    pub to_upstream: DirectionBytes,
+    /// Bytes from the upstream to the client.
+    pub to_client: DirectionBytes,
+    /// The client's connection; absent for a Unix socket, and before there is an upstream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_tcp: Option<TcpStatistics>,
+    /// The upstream's connection; absent likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream_tcp: Option<TcpStatistics>,
+}
+
+/// What a connection does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Phase {
+    /// The client's greeting is awaited, on which the route depends.
+    Greeting,
+    /// A connection to an upstream is being established.
+    Connecting,
+    /// Bytes are forwarded.
+    Forwarding,
+    /// One side has failed, and the rest of its bytes is delivered to the other.
+    Delivering,
+}
+
+impl Phase {
+    /// The name in lists.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Greeting => "greeting",
+            Self::Connecting => "connecting",
+            Self::Forwarding => "forwarding",
+            Self::Delivering => "delivering",
+        }
+    }
+}
+
+/// An upstream of a group.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[non_exhaustive]
+pub struct UpstreamStatus {
+    /// The name of the group.
+    pub group: String,
+    /// The address, as configured.
+    pub upstream: String,
+    /// Whether it gets new connections, as the operator has set it.
+    pub administration: Administration,
+    /// Whether the active check has found it up, or there is none.
+    pub is_up: bool,
+    /// Whether it is ejected, because it could not be connected to (passive check).
+    pub is_ejected: bool,
+    /// Whether it is a backup.
+    pub is_backup: bool,
+    /// Its share of the connections, in relation to the others'.
+    pub weight: u32,
+    /// Open connections, and those that are being opened.
+    pub open_connections: usize,
+    /// Connections that were established.
+    pub connected: u64,
+    /// Connections that could not be established.
+    pub failed: u64,
+}
+
+/// The upstreams that `is_wanted` admits, by their group and themselves.
+pub fn upstreams(
+    table: &RoutingTable,
+    is_wanted: impl Fn(&str, &Upstream) -> bool,
+) -> Vec<UpstreamStatus> {
+    let mut listed = Vec::new();
+    for group in table.groups() {
+        for (index, upstream) in group.upstreams().iter().enumerate() {
+            if !is_wanted(group.name(), upstream) {
+                continue;
+            }
+            let counters = upstream.counters();
+            let (weight, is_backup) = group.share(index);
+            listed.push(UpstreamStatus {
+                group: group.name().into(),
+                upstream: upstream.name().into(),
+                administration: upstream.administration(),
+                is_up: !upstream.is_down(),
+                is_ejected: group.is_ejected(upstream),
+                is_backup,
+                weight,
+                open_connections: counters.open.load(Relaxed),
+                connected: counters.connected.load(Relaxed),
+                failed: counters.failed.load(Relaxed),
+            });
+        }
+    }
+    listed
+}

@@ -1,0 +1,202 @@
+//! Commands of an operator while connections are open, and what becomes of connections to upstreams
+//! that are down or removed.
+
+use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
+use haul_proxy::{DownPolicy, GroupConfig};
+use haul_server::command_socket::send_command;
+use serde_json::Value;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A proxy with two upstreams and a control socket.
+struct Controlled {
+    proxy: Proxy,
+    listeners: [TcpListener; 2],
+    path: PathBuf,
+    _folder: TempDir,
+}
+
+impl Controlled {
+    fn start(configure: impl FnOnce(&mut haul_proxy::Config)) -> Self {
+        let lab = lab();
+        let listeners = [listen(&lab), listen(&lab)];
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let proxy = Proxy::start(lab, listeners.each_ref().map(upstream), |config| {
+            config.control = Some(path.clone());
+            config.workers = Some(2);
+            configure(config);
+        });
+        Self { proxy, listeners, path, _folder: folder }
+    }
+
+    fn name(&self, index: usize) -> String {
+        self.listeners[index].local_addr().unwrap().to_string()
+    }
+
+    fn command(&self, command: &str) -> Value {
+        serde_json::from_str(&send_command(&self.path, command).unwrap()).unwrap()
+    }
+
+    /// Connects a client, whose upstream is the one at `index`.
+    fn pair(&self, index: usize) -> (TcpStream, TcpStream) {
+        let mut client = self.proxy.connect();
+        client.write_all(b"hello").unwrap();
+        let mut server = accept(&self.listeners[index]);
+        server.read_exact(&mut [0; 5]).unwrap();
+        (client, server)
+    }
+}
+
+/// Waits until a connection is reset.
+fn assert_reset(stream: &mut TcpStream) {
+    let error = stream.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+fn assert_open(client: &mut TcpStream, server: &mut TcpStream) {
+    server.write_all(b"y").unwrap();
+    client.read_exact(&mut [0]).unwrap();
+}
+
+fn ends(log: &[Value]) -> Vec<&str> {
+    log.iter().map(|line| line["end"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_drained_upstream_gets_no_connection_and_keeps_those_it_has() {
+    let controlled = Controlled::start(|_| {});
+    let (mut client, mut server) = controlled.pair(0);
+    let changed = controlled.command(&format!("drain servers/{}", controlled.name(0)));
+    assert_eq!(changed["changed"][0]["administration"], "draining");
+    assert_eq!(changed["changed"][0]["open_connections"], 1);
+    // The command is in force once it is answered.
+    let others: Vec<_> = (0..6).map(|_| controlled.pair(1)).collect();
+    assert_open(&mut client, &mut server);
+    // A reload changes nothing about it.
+    let mut config = controlled.proxy.config.clone();
+    config.groups[0].algorithm = haul_proxy::Algorithm::LeastConnections;
+    assert!(controlled.proxy.handle.reload(&config).unwrap().is_empty());
+    let more = controlled.pair(1);
+    let upstreams = controlled.command("upstreams");
+    let open: Vec<_> = upstreams["upstreams"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|upstream| (&upstream["administration"], &upstream["open_connections"]))
+        .collect();
+    assert_eq!(open, [(&"draining".into(), &1.into()), (&"enabled".into(), &7.into())]);
+    controlled.command(&format!("enable {}", controlled.name(0)));
+    let back = controlled.pair(0);
+    // With a time, the established ones end, too.
+    controlled.command(&format!("drain {} 0s", controlled.name(0)));
+    assert_reset(&mut client);
+    drop((others, more, back, server));
+    let log = controlled.proxy.finish();
+    assert_eq!(ends(&log).iter().filter(|end| **end == "upstream-down").count(), 2, "{log:?}");
+}
+
+#[test]
+fn a_disabled_upstream_loses_its_connections() {
+    let controlled = Controlled::start(|_| {});
+    let (mut first, mut first_server) = controlled.pair(0);
+    let (mut second, mut second_server) = controlled.pair(1);
+    controlled.command(&format!("disable {}", controlled.name(0)));
+    assert_reset(&mut first);
+    assert_reset(&mut first_server);
+    assert_open(&mut second, &mut second_server);
+    // With both disabled there is no upstream, also not as a last resort.
+    controlled.command(&format!("disable {}", controlled.name(1)));
+    assert_reset(&mut second);
+    let connect = || TcpStream::connect(controlled.proxy.address);
+    // The reset may arrive before the connection is reported as established.
+    match controlled.proxy.lab.receiver.run(connect).unwrap() {
+        Ok(mut refused) => assert_reset(&mut refused),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+    }
+    let mut ends: Vec<_> =
+        controlled.proxy.finish().iter().map(|line| line["end"].to_string()).collect();
+    ends.sort_unstable();
+    assert_eq!(ends, ["\"unreachable\"", "\"upstream-down\"", "\"upstream-down\""]);
+}
+
+#[test]
+fn connections_are_listed_and_closed_one_by_one_or_many() {
+    let controlled = Controlled::start(|_| {});
+    let mut pairs: Vec<_> = (0..6).map(|index| controlled.pair(index % 2)).collect();
+    pairs[2].1.write_all(&[7; 1000]).unwrap();
+    pairs[2].0.read_exact(&mut [0; 1000]).unwrap();
+    let listed = controlled.command("connections");
+    let listed = listed["connections"].as_array().unwrap();
+    assert_eq!(listed.len(), 6);
+    let address = pairs[2].0.local_addr().unwrap().to_string();
+    let third = listed.iter().find(|one| one["client"] == *address).unwrap();
+    assert_eq!(third["phase"], "forwarding");
+    assert_eq!(third["upstream"], *controlled.name(0));
+    let bytes = |direction: &Value| {
+        let field = |name: &str| direction[name].as_u64().unwrap();
+        field("spliced_bytes") + field("copied_bytes")
+    };
+    assert_eq!((bytes(&third["to_upstream"]), bytes(&third["to_client"])), (5, 1000));
+    assert!(third["client_tcp"]["rtt_us"].as_u64() > Some(0), "{third}");
+    // One.
+    assert_eq!(controlled.command(&format!("kill {}", third["id"]))["killed"], 1);
+    assert_reset(&mut pairs[2].0);
+    assert!(controlled.command(&format!("kill {}", third["id"]))["error"].is_string());
+    // Those of an upstream.
+    let name = controlled.name(1);
+    assert_eq!(controlled.command(&format!("kill upstream {name}"))["killed"], 3);
+    for index in [1, 3, 5] {
+        assert_reset(&mut pairs[index].0);
+    }
+    let (client, server) = &mut pairs[0];
+    assert_open(client, server);
+    // Those of a network.
+    let network = client.local_addr().unwrap().ip();
+    assert_eq!(controlled.command("kill client 192.0.2.0/24")["killed"], 0);
+    assert_eq!(controlled.command(&format!("kill client {network}"))["killed"], 2);
+    assert_reset(client);
+    assert!(controlled.command("nonsense")["error"].as_str().unwrap().contains("known are"));
+    assert_eq!(ends(&controlled.proxy.finish()), ["killed"; 6]);
+}
+
+#[test]
+fn connections_to_an_upstream_that_a_reload_removes_are_kept_or_closed() {
+    for policy in [DownPolicy::Keep, DownPolicy::CloseAfter(Duration::ZERO)] {
+        let controlled = Controlled::start(|config| config.down_policy = policy);
+        let (mut client, mut server) = controlled.pair(0);
+        let mut kept = controlled.pair(1);
+        let mut config = controlled.proxy.config.clone();
+        config.groups = vec![GroupConfig::new("servers", [upstream(&controlled.listeners[1])])];
+        controlled.proxy.handle.reload(&config).unwrap();
+        if policy == DownPolicy::Keep {
+            assert_open(&mut client, &mut server);
+        } else {
+            assert_reset(&mut client);
+        }
+        assert_open(&mut kept.0, &mut kept.1);
+    }
+}
+
+#[test]
+fn connections_to_an_upstream_whose_check_fails_are_closed_by_option() {
+    let controlled = Controlled::start(|config| {
+        config.down_policy = DownPolicy::CloseAfter(Duration::from_millis(500));
+        config.check_interval = Some(Duration::from_millis(100));
+    });
+    let (mut client, server) = controlled.pair(0);
+    // It answers no check any more, and the established connection stays.
+    let Controlled { proxy, listeners: [first, second], path, _folder } = controlled;
+    drop(first);
+    let started = Instant::now();
+    assert_reset(&mut client);
+    assert!(started.elapsed() >= Duration::from_millis(500) && started.elapsed() < LIMIT);
+    let status = send_command(&path, "upstreams").unwrap();
+    let status: Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["upstreams"][0]["is_up"], false);
+    drop((server, second));
+    assert_eq!(ends(&proxy.finish()), ["upstream-down"]);
+}

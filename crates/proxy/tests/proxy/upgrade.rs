@@ -1,0 +1,340 @@
+//! A second proxy takes over the sockets and connections of a running one.
+
+use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
+use haul_lab::Lab;
+use haul_proxy::{Config, Server};
+use haul_server::command_socket::send_command;
+use serde_json::Value;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A proxy with a control socket, and its upstream.
+struct Upgradable {
+    proxy: Proxy,
+    listener: TcpListener,
+    control: PathBuf,
+    folder: TempDir,
+}
+
+impl Upgradable {
+    fn start(configure: impl FnOnce(&mut Config)) -> Self {
+        let lab = lab();
+        let listener = listen(&lab);
+        let folder = tempfile::tempdir().unwrap();
+        let control = folder.path().join("control");
+        let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+            config.control = Some(control.clone());
+            config.workers = Some(2);
+            configure(config);
+        });
+        Self { proxy, listener, control, folder }
+    }
+
+    /// Starts a second proxy that takes over, with the same log.
+    fn upgrade(&self) -> Successor {
+        Successor::start(&self.proxy.lab, &self.proxy.config)
+    }
+}
+
+/// A proxy that has taken over.
+struct Successor {
+    handle: haul_proxy::Handle,
+    thread: JoinHandle<()>,
+}
+
+impl Successor {
+    fn start(lab: &Lab, config: &Config) -> Self {
+        let mut config = config.clone();
+        config.upgrades = true;
+        let start = || {
+            let server = Server::new(&config).unwrap();
+            let handle = server.handle();
+            Self { handle, thread: thread::spawn(move || server.run().unwrap()) }
+        };
+        lab.sender.run(start).unwrap()
+    }
+
+    fn finish(self) {
+        self.handle.drain();
+        self.thread.join().unwrap();
+    }
+}
+
+fn read_log(path: &Path) -> Vec<Value> {
+    let log = std::fs::read_to_string(path).unwrap();
+    log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Sends until pipes and sockets are full, and returns the number of bytes.
+fn fill(stream: &TcpStream, content: &[u8]) -> usize {
+    stream.set_nonblocking(true).unwrap();
+    let (mut sent, mut attempts) = (0, 0);
+    while attempts < 50 {
+        if let Ok(count) = (&*stream).write(&content[sent..]) {
+            (sent, attempts) = (sent + count, 0);
+        } else {
+            attempts += 1;
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+    assert!(sent < content.len(), "all of it has room");
+    sent
+}
+
+/// Waits until a command's answer has a value.
+fn wait_for(control: &Path, is_there: impl Fn(&Value) -> bool) -> Value {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let answer = send_command(control, "connections");
+        let answer = answer.ok().and_then(|text| serde_json::from_str(&text).ok());
+        if let Some(answer) = answer.filter(|answer| is_there(answer)) {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "what is waited for does not happen");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn bytes(direction: &Value) -> u64 {
+    direction["spliced_bytes"].as_u64().unwrap() + direction["copied_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn established_connections_go_on_in_another_process() {
+    let upgradable = Upgradable::start(|_| {});
+    let mut idle = upgradable.proxy.connect();
+    idle.write_all(b"before").unwrap();
+    let mut idle_server = accept(&upgradable.listener);
+    idle_server.read_exact(&mut [0; 6]).unwrap();
+    // A client whose stream has ended, and that still receives.
+    let mut ended = upgradable.proxy.connect();
+    ended.write_all(b"request").unwrap();
+    ended.shutdown(Shutdown::Write).unwrap();
+    let mut ended_server = accept(&upgradable.listener);
+    let mut request = String::new();
+    ended_server.read_to_string(&mut request).unwrap();
+    assert_eq!(request, "request");
+    // One whose upstream does not read.
+    let stalled = upgradable.proxy.connect();
+    let stalled_server = accept(&upgradable.listener);
+    let content = pattern(1, 64 << 20);
+    let sent = fill(&stalled, &content);
+
+    let name = upgradable.listener.local_addr().unwrap();
+    send_command(&upgradable.control, &format!("weight {name} 7")).unwrap();
+    let before = wait_for(&upgradable.control, |_| true)["connections"].clone();
+    let successor = upgradable.upgrade();
+    // The first one ends by itself.
+    let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
+    let (address, lab, log_folder) = proxy.join();
+    let has_all = |answer: &Value| answer["connections"].as_array().unwrap().len() == 3;
+    let after = wait_for(&control, has_all)["connections"].clone();
+    for (before, after) in before.as_array().unwrap().iter().zip(after.as_array().unwrap()) {
+        for field in ["id", "client", "upstream", "group"] {
+            assert_eq!(before[field], after[field]);
+        }
+        assert!(before["age_ms"].as_f64() < after["age_ms"].as_f64());
+    }
+    let upstreams: Value =
+        serde_json::from_str(&send_command(&control, "upstreams").unwrap()).unwrap();
+    assert_eq!(upstreams["upstreams"][0]["weight"], 7);
+    assert_eq!(upstreams["upstreams"][0]["open_connections"], 3);
+
+    // All three go on.
+    idle.write_all(b"after").unwrap();
+    let mut received = [0; 5];
+    idle_server.read_exact(&mut received).unwrap();
+    assert_eq!(&received, b"after");
+    ended_server.write_all(b"response").unwrap();
+    drop(ended_server);
+    let mut response = String::new();
+    ended.read_to_string(&mut response).unwrap();
+    assert_eq!(response, "response");
+    stalled.shutdown(Shutdown::Write).unwrap();
+    let mut received = Vec::new();
+    (&stalled_server).read_to_end(&mut received).unwrap();
+    assert!(received == content[..sent], "the stream is the same");
+    // New clients are accepted, at the same address.
+    let mut new = lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
+    new.write_all(b"new").unwrap();
+    let mut new_server = accept(&listener);
+    new_server.read_exact(&mut [0; 3]).unwrap();
+    drop((idle, idle_server, stalled, stalled_server, new, new_server));
+    successor.finish();
+    let log = read_log(&log_folder.path().join("log"));
+    assert_eq!(log.len(), 4, "{log:?}");
+    assert!(log.iter().all(|line| line["end"] == "complete"), "{log:?}");
+    let mut to_upstream: Vec<_> = log.iter().map(|line| bytes(&line["to_upstream"])).collect();
+    to_upstream.sort_unstable();
+    assert_eq!(to_upstream, [3, 7, 11, sent as u64], "with what the first one has forwarded");
+    assert!(!control.exists());
+}
+
+#[test]
+fn a_connection_without_an_upstream_stays_until_it_has_one() {
+    let upgradable = Upgradable::start(|config| config.limits.connect_attempts_max = 10);
+    let address = upgradable.listener.local_addr().unwrap();
+    let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
+    drop(listener);
+    let mut client = proxy.connect();
+    client.write_all(b"hello").unwrap();
+    wait_for(&control, |answer| answer["connections"][0]["phase"] == "connecting");
+    let successor = Successor::start(&proxy.lab, &proxy.config);
+    wait_for(&control, |answer| answer["connections"].as_array().unwrap().is_empty());
+    let listener = proxy.lab.receiver.run(|| TcpListener::bind(address)).unwrap().unwrap();
+    let mut server = accept(&listener);
+    server.read_exact(&mut [0; 5]).unwrap();
+    let (_, _lab, _log_folder) = proxy.join();
+    wait_for(&control, |answer| answer["connections"].as_array().unwrap().len() == 1);
+    server.write_all(b"x").unwrap();
+    client.read_exact(&mut [0]).unwrap();
+    drop((client, server));
+    successor.finish();
+}
+
+#[test]
+fn a_proxy_that_fails_to_start_takes_nothing() {
+    let upgradable = Upgradable::start(|_| {});
+    let mut config = upgradable.proxy.config.clone();
+    config.upgrades = true;
+    config.congestion = Some("no-such-control".into());
+    let start = || Server::new(&config).map(|_| ()).unwrap_err().to_string();
+    let error = upgradable.proxy.lab.sender.run(start).unwrap();
+    assert!(error.contains("no-such-control"), "{error}");
+    let mut client = upgradable.proxy.connect();
+    client.write_all(b"hello").unwrap();
+    accept(&upgradable.listener).read_exact(&mut [0; 5]).unwrap();
+    let mut other = upgradable.proxy.config.clone();
+    other.upgrades = true;
+    other.control = Some(upgradable.folder.path().join("none"));
+    let start = || Server::new(&other).map(|_| ()).unwrap_err().to_string();
+    let error = upgradable.proxy.lab.sender.run(start).unwrap();
+    assert!(error.contains("start without upgrade"), "{error}");
+    other.control = None;
+    assert!(Server::new(&other).is_err_and(|error| error.is_bad_input()));
+}
+
+/// Clients that send and receive all the time, over one connection or many, see neither a reset nor
+/// a refusal, and no byte is lost.
+#[test]
+fn busy_connections_notice_nothing_of_many_upgrades() {
+    const CLIENTS: usize = 200;
+    const UPGRADES: usize = 10;
+    let upgradable = Upgradable::start(|_| {});
+    let is_over = Arc::new(AtomicBool::new(false));
+    let listener = upgradable.listener.try_clone().unwrap();
+    let echo = {
+        let is_over = Arc::clone(&is_over);
+        thread::spawn(move || serve_echo(&listener, &is_over))
+    };
+    let (rounds, longest) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let Upgradable { proxy, listener: _, control, folder: _folder } = upgradable;
+    let config = proxy.config.clone();
+    let address = proxy.address;
+    thread::scope(|scope| {
+        let _over = SetOnDrop(&is_over);
+        for number in 0..CLIENTS {
+            let (is_over, rounds, longest) = (&is_over, &rounds, &longest);
+            // The clients are on the other host.
+            let connect = move || TcpStream::connect(address).unwrap();
+            let mut client = proxy.lab.receiver.run(connect).unwrap();
+            let content = pattern(number as u64, [64, 4 << 10, 200 << 10][number % 3]);
+            scope.spawn(move || {
+                let pause = send_and_receive(&mut client, &content, rounds, is_over);
+                longest.lock().unwrap().push(pause);
+            });
+        }
+        let mut first = Some(proxy);
+        let mut rest = None;
+        let mut current: Option<Successor> = None;
+        for _ in 0..UPGRADES {
+            let next = {
+                let lab = first.as_ref().map(|proxy| &proxy.lab);
+                let lab = lab.or(rest.as_ref().map(|(_, lab, _)| lab)).unwrap();
+                // A new client while the sockets change hands.
+                let next = Successor::start(lab, &config);
+                let new = lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
+                drop(new);
+                next
+            };
+            match current.take() {
+                Some(old) => old.thread.join().unwrap(),
+                None => rest = first.take().map(Proxy::join),
+            }
+            current = Some(next);
+        }
+        is_over.store(true, Relaxed);
+        // The clients end before the proxy.
+        wait_for(&control, |answer| answer["connections"].as_array().unwrap().is_empty());
+        current.unwrap().finish();
+    });
+    echo.join().unwrap();
+    assert!(rounds.load(Relaxed) > CLIENTS * UPGRADES, "the clients were busy");
+    let mut longest = longest.into_inner().unwrap();
+    longest.sort_unstable();
+    let [median, last] = [CLIENTS / 2, CLIENTS - 1].map(|at| longest[at]);
+    println!("the longest round trip of each client: {median:?} (median), {last:?} at most");
+}
+
+/// Sends content and receives it again, until it is over. Returns the longest time that took.
+fn send_and_receive(
+    client: &mut TcpStream,
+    content: &[u8],
+    rounds: &AtomicUsize,
+    is_over: &AtomicBool,
+) -> Duration {
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut longest = Duration::ZERO;
+    while !is_over.load(Relaxed) {
+        let started = Instant::now();
+        let mut writer = client.try_clone().unwrap();
+        let mut received = vec![0; content.len()];
+        thread::scope(|scope| {
+            scope.spawn(|| writer.write_all(content).unwrap());
+            client.read_exact(&mut received).unwrap();
+        });
+        assert!(received == content);
+        longest = longest.max(started.elapsed());
+        rounds.fetch_add(1, Relaxed);
+        thread::sleep(Duration::from_millis(1));
+    }
+    longest
+}
+
+/// Ends the clients also when an assertion fails: the scope waits for them.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Sends back what it receives, on a thread for each connection.
+fn serve_echo(listener: &TcpListener, is_over: &AtomicBool) {
+    listener.set_nonblocking(true).unwrap();
+    let mut threads = Vec::new();
+    while !is_over.load(Relaxed) {
+        match listener.accept() {
+            Ok((stream, _)) => threads.push(thread::spawn(move || {
+                stream.set_nonblocking(false).unwrap();
+                let (mut reader, mut writer) = (&stream, &stream);
+                std::io::copy(&mut reader, &mut writer).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+            })),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
