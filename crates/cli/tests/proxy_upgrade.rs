@@ -1,0 +1,227 @@
+//! `haul proxy --upgrade`: one process after another takes over from the one before, while clients
+//! are busy.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Ends a test that waits in vain.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Bytes of a message.
+const MESSAGE_BYTES: usize = 4096;
+/// Stack of a thread that only sends and receives.
+const STACK_BYTES: usize = 64 << 10;
+
+/// A number that the environment may set, for a longer run.
+fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// A running proxy.
+struct ProxyProcess {
+    process: Child,
+    messages: BufReader<std::process::ChildStderr>,
+}
+
+impl ProxyProcess {
+    fn start(config: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
+        command
+            .args(["proxy", "--config"])
+            .arg(config)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let messages = BufReader::new(process.stderr.take().unwrap());
+        let mut proxy = Self { process, messages };
+        proxy.wait_for("connecting clients at");
+        proxy
+    }
+
+    /// Reads messages until one has this text, and returns it.
+    fn wait_for(&mut self, text: &str) -> String {
+        let mut line = String::new();
+        while !line.contains(text) {
+            line.clear();
+            assert_ne!(self.messages.read_line(&mut line).unwrap(), 0, "it has ended");
+        }
+        line
+    }
+
+    /// Waits until the process has ended by itself, and returns its messages.
+    fn join(mut self) -> String {
+        let mut rest = String::new();
+        self.messages.read_to_string(&mut rest).unwrap();
+        assert_eq!(self.process.wait().unwrap().code(), Some(0), "{rest}");
+        rest
+    }
+}
+
+impl Drop for ProxyProcess {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What the clients have seen.
+#[derive(Default)]
+struct Observations {
+    is_over: AtomicBool,
+    /// Clients that stay and are connected to the upstream.
+    connected: AtomicUsize,
+    round_trips: AtomicUsize,
+    /// The longest round trip of each client.
+    longest: Mutex<Vec<Duration>>,
+    /// New connections that were answered.
+    answered: AtomicUsize,
+}
+
+impl Observations {
+    /// A client with one connection, which sends messages and receives them again.
+    fn stay(&self, address: SocketAddr, seed: usize) {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        // So many connections at once overflow the upstream's queue, and some are tried again
+        // after a second.
+        stream.write_all(b"x").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        self.connected.fetch_add(1, Relaxed);
+        let mut longest = Duration::ZERO;
+        for round in 0.. {
+            if self.is_over.load(Relaxed) {
+                break;
+            }
+            let message = [(seed + round) as u8; MESSAGE_BYTES];
+            let mut received = [0; MESSAGE_BYTES];
+            let started = Instant::now();
+            stream.write_all(&message).unwrap();
+            stream.read_exact(&mut received).unwrap();
+            assert_eq!(message, received);
+            longest = longest.max(started.elapsed());
+            self.round_trips.fetch_add(1, Relaxed);
+            thread::sleep(Duration::from_millis(100));
+        }
+        stream.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the stream ends, and is not reset");
+        self.longest.lock().unwrap().push(longest);
+    }
+
+    /// A client with a new connection for each message.
+    fn come_and_go(&self, address: SocketAddr) {
+        while !self.is_over.load(Relaxed) {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            stream.write_all(b"x").unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+            self.answered.fetch_add(1, Relaxed);
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Ends the clients also when an assertion fails: the scope waits for them.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Sends back what it receives.
+fn serve_echo(listener: TcpListener) {
+    for stream in listener.incoming() {
+        let stream = stream.unwrap();
+        let echo = move || {
+            let (mut reader, mut writer) = (&stream, &stream);
+            let mut buffer = [0; MESSAGE_BYTES];
+            // A client that is killed by a failing test resets its connection.
+            while let Ok(count @ 1..) = reader.read(&mut buffer) {
+                let _ = writer.write_all(&buffer[..count]);
+            }
+            let _ = stream.shutdown(Shutdown::Write);
+        };
+        thread::Builder::new().stack_size(STACK_BYTES).spawn(echo).unwrap();
+    }
+}
+
+#[test]
+fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
+    let clients = number("HAUL_TEST_CLIENTS", 100);
+    let upgrades = number("HAUL_TEST_UPGRADES", 4);
+    let folder = tempfile::tempdir().unwrap();
+    let (config, log) = (folder.path().join("proxy.toml"), folder.path().join("log"));
+    let control = folder.path().join("control");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let upstream = listener.local_addr().unwrap();
+    thread::spawn(move || serve_echo(listener));
+    // A port that is free: every process is given the same address.
+    let address = TcpListener::bind("127.0.0.3:0").unwrap().local_addr().unwrap();
+    let write_config = |balance: &str| {
+        let next = folder.path().join("next");
+        let text = format!(
+            "listen = [\"{address}\"]\nto = [\"{upstream}\"]\ncontrol = {control:?}\n\
+             access-log = {log:?}\nbalance = \"{balance}\"\n"
+        );
+        std::fs::write(&next, text).unwrap();
+        std::fs::rename(&next, &config).unwrap();
+    };
+    write_config("round-robin");
+    let mut proxy = ProxyProcess::start(&config, &[]);
+    let observations = Observations::default();
+    let mut ended_after = Vec::new();
+    thread::scope(|scope| {
+        let observations = &observations;
+        let _over = SetOnDrop(&observations.is_over);
+        scope.spawn(|| observations.come_and_go(address));
+        for seed in 0..clients {
+            let stay = move || observations.stay(address, seed);
+            thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, stay).unwrap();
+        }
+        let deadline = Instant::now() + LIMIT;
+        while observations.connected.load(Relaxed) < clients {
+            assert!(Instant::now() < deadline, "not all clients are connected");
+            thread::sleep(Duration::from_millis(10));
+        }
+        for number in 0..upgrades {
+            write_config(["least-connections", "source-address"][number % 2]);
+            kill_process(Pid::from_child(&proxy.process), Signal::HUP).unwrap();
+            proxy.wait_for("the configuration was reloaded");
+            let next = ProxyProcess::start(&config, &["--upgrade"]);
+            let started = Instant::now();
+            let messages = std::mem::replace(&mut proxy, next).join();
+            ended_after.push(started.elapsed());
+            assert!(messages.contains("another process has taken over"), "{messages}");
+            thread::sleep(Duration::from_millis(200));
+        }
+    });
+    kill_process(Pid::from_child(&proxy.process), Signal::TERM).unwrap();
+    proxy.join();
+    let (round_trips, answered) =
+        (observations.round_trips.into_inner(), observations.answered.into_inner());
+    assert!(round_trips > clients * upgrades && answered > upgrades);
+    let mut longest = observations.longest.into_inner().unwrap();
+    longest.sort_unstable();
+    let at = |part: usize| longest[(longest.len() * part / 100).min(longest.len() - 1)];
+    println!(
+        "{clients} clients, {upgrades} upgrades and reloads: {round_trips} round trips, the \
+         longest of each client {:?} (median), {:?} (p99); {answered} new connections; the old \
+         process ended after {:?} at most",
+        at(50),
+        at(99),
+        ended_after.iter().max()
+    );
+    let lines = std::fs::read_to_string(log).unwrap();
+    let incomplete: Vec<_> = lines.lines().filter(|line| !line.contains("\"complete\"")).collect();
+    assert!(incomplete.is_empty(), "{incomplete:?}");
+    assert_eq!(lines.lines().count(), clients + answered, "one line for each connection");
+}
