@@ -28,12 +28,13 @@ pub struct ProxyArguments {
     /// precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Check whether everything that the options ask for is possible, then exit
+    /// Check whether everything that the options ask for is possible, then exit; with --upgrade,
+    /// beside the running proxy
     #[arg(long)]
     pub check: bool,
     /// Take over from the proxy that runs with the same --control: its listening sockets, and its
     /// established connections, none of which is cut; it ends then
-    #[arg(long, conflicts_with = "check")]
+    #[arg(long)]
     pub upgrade: bool,
 }
 
@@ -120,8 +121,10 @@ fn proxy(
     }
     let _messages = MessageWriter::start(format).map_err(Failure::failed)?;
     let handle = server.handle();
-    let drained = server.handle();
-    signals::handle(move || reload(&handle), move || drained.drain()).map_err(Failure::failed)?;
+    let (drained, cut_off) = (server.handle(), server.handle());
+    let drain = move || drained.drain();
+    signals::handle(move || reload(&handle), drain, move || cut_off.cut_off())
+        .map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server
@@ -136,8 +139,8 @@ fn proxy(
     for caveat in server.caveats() {
         warn!("{caveat}");
     }
-    readiness::notify_ready(config.upgrades);
-    server.run().map_err(failed)?;
+    let takes_over = config.upgrades;
+    server.run_after(|| readiness::notify_ready(takes_over)).map_err(failed)?;
     info!("ended");
     Ok(ExitCode::SUCCESS)
 }

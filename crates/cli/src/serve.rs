@@ -100,7 +100,8 @@ fn serve(
         }
     };
     let handle = server.handle();
-    signals::handle(reload, move || handle.drain()).map_err(Failure::failed)?;
+    let cut_off = || std::process::exit(1);
+    signals::handle(reload, move || handle.drain(), cut_off).map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server

@@ -138,7 +138,7 @@ impl Drop for SetOnDrop<'_> {
 }
 
 /// Sends back what it receives.
-fn serve_echo(listener: TcpListener) {
+fn serve_echo(listener: &TcpListener) {
     for stream in listener.incoming() {
         let stream = stream.unwrap();
         let echo = move || {
@@ -163,7 +163,7 @@ fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
     let control = folder.path().join("control");
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let upstream = listener.local_addr().unwrap();
-    thread::spawn(move || serve_echo(listener));
+    thread::spawn(move || serve_echo(&listener));
     // A port that is free: every process is given the same address.
     let address = TcpListener::bind("127.0.0.3:0").unwrap().local_addr().unwrap();
     let write_config = |balance: &str| {

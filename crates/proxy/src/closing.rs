@@ -1,11 +1,22 @@
-//! Established connections of upstreams that are down, or gone from the configuration: when they
-//! are closed.
+//! When established connections of upstreams are closed that are down, gone from the configuration,
+//! or drained.
 
 use crate::config::DownPolicy;
 use crate::upstream::Upstream;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Why the connections of an upstream are closed. One reason does not lift the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClosingReason {
+    /// The active check has found it down, or a reload has removed it.
+    Down,
+    /// An operator has drained or disabled it.
+    Operator,
+}
 
 /// The upstreams whose established connections are to be closed, shared by all event loops.
 #[derive(Debug, Default)]
@@ -14,48 +25,107 @@ pub struct Closings {
     count: AtomicUsize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Closing {
     upstream: Arc<Upstream>,
+    reason: ClosingReason,
     at: Instant,
+}
+
+/// An upstream whose connections are to be closed now.
+#[derive(Debug, Clone)]
+pub struct DueClosing {
+    pub upstream: Arc<Upstream>,
+    pub reason: ClosingReason,
+    /// Connections that were accepted later stay: there was no other upstream for them.
+    pub accepted_before: Instant,
 }
 
 impl Closings {
     /// An upstream is down or removed.
     pub fn apply(&self, policy: DownPolicy, upstream: &Arc<Upstream>) {
         if let DownPolicy::CloseAfter(time) = policy {
-            self.close_after(time, upstream);
+            self.close_after(time, upstream, ClosingReason::Down);
         }
     }
 
     /// Closes the connections of an upstream after a time.
-    pub fn close_after(&self, time: Duration, upstream: &Arc<Upstream>) {
-        let mut closings = self.lock();
-        closings.retain(|closing| !Arc::ptr_eq(&closing.upstream, upstream));
-        closings.push(Closing { upstream: Arc::clone(upstream), at: Instant::now() + time });
-        self.count.store(closings.len(), Relaxed);
+    pub fn close_after(&self, time: Duration, upstream: &Arc<Upstream>, reason: ClosingReason) {
+        let closing = Closing { upstream: Arc::clone(upstream), reason, at: Instant::now() + time };
+        self.change(|closings| {
+            closings.retain(|other| !other.is(upstream, reason));
+            closings.push(closing);
+        });
     }
 
-    /// The upstream is back: its connections continue.
-    pub fn cancel(&self, upstream: &Arc<Upstream>) {
-        let mut closings = self.lock();
-        closings.retain(|closing| !Arc::ptr_eq(&closing.upstream, upstream));
-        self.count.store(closings.len(), Relaxed);
+    /// A reason does not hold any more.
+    pub fn cancel(&self, upstream: &Arc<Upstream>, reason: ClosingReason) {
+        self.change(|closings| closings.retain(|closing| !closing.is(upstream, reason)));
+    }
+
+    /// The reasons for which an upstream's connections are to be closed, and the time left.
+    pub fn of(&self, upstream: &Arc<Upstream>) -> impl Iterator<Item = (ClosingReason, Duration)> {
+        let closings = self.lock().clone();
+        let (upstream, now) = (Arc::clone(upstream), Instant::now());
+        let of_upstream =
+            closings.into_iter().filter(move |closing| Arc::ptr_eq(&closing.upstream, &upstream));
+        of_upstream.map(move |closing| (closing.reason, closing.at.saturating_duration_since(now)))
     }
 
     /// The upstreams whose connections are to be closed now, if they have any.
-    pub fn due(&self, now: Instant) -> Vec<Arc<Upstream>> {
+    pub fn due(&self, now: Instant) -> Vec<DueClosing> {
         if self.count.load(Relaxed) == 0 {
             return Vec::new();
         }
+        // An upstream that is gone has no connection once nothing else refers to it.
+        self.change(|closings| closings.retain(|one| Arc::strong_count(&one.upstream) > 1));
         let closings = self.lock();
-        let due = closings.iter().filter(|closing| closing.at <= now);
-        let has_connections =
-            |upstream: &&Arc<Upstream>| upstream.counters().open.load(Relaxed) > 0;
-        due.map(|closing| &closing.upstream).filter(has_connections).cloned().collect()
+        let is_due = |closing: &&Closing| {
+            closing.at <= now && closing.upstream.counters().open.load(Relaxed) > 0
+        };
+        let due = closings.iter().filter(is_due).map(|closing| DueClosing {
+            upstream: Arc::clone(&closing.upstream),
+            reason: closing.reason,
+            accepted_before: closing.at,
+        });
+        due.collect()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<Closing>)) {
+        let mut closings = self.lock();
+        change(&mut closings);
+        self.count.store(closings.len(), Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Closing>> {
         self.closings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Closing {
+    fn is(&self, upstream: &Arc<Upstream>, reason: ClosingReason) -> bool {
+        Arc::ptr_eq(&self.upstream, upstream) && self.reason == reason
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_reason_does_not_lift_the_other() {
+        let upstream = Arc::new(Upstream::new("10.0.0.1:80".parse().unwrap()));
+        upstream.counters().open.fetch_add(1, Relaxed);
+        let (closings, now) = (Closings::default(), Instant::now());
+        closings.close_after(Duration::from_secs(5), &upstream, ClosingReason::Operator);
+        closings.apply(DownPolicy::CloseAfter(Duration::ZERO), &upstream);
+        assert_eq!(closings.of(&upstream).count(), 2);
+        let later = now + Duration::from_secs(1);
+        assert_eq!(closings.due(later)[0].reason, ClosingReason::Down);
+        closings.cancel(&upstream, ClosingReason::Down);
+        assert!(closings.due(later).is_empty());
+        assert_eq!(closings.due(now + Duration::from_secs(6)).len(), 1);
+        closings.cancel(&upstream, ClosingReason::Operator);
+        assert!(closings.due(now + Duration::from_secs(6)).is_empty());
     }
 }

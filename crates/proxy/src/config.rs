@@ -292,6 +292,8 @@ impl Config {
         reloaded.listeners.clone_from(&next.listeners);
         reloaded.groups.clone_from(&next.groups);
         reloaded.access.clone_from(&next.access);
+        // It is for the start alone.
+        reloaded.upgrades = next.upgrades;
         reloaded
     }
 }

@@ -1,5 +1,6 @@
 //! One connection: a client, the upstream it is connected to, and the bytes between them.
 
+use crate::closing::DueClosing;
 use crate::greeting::{Greeting, GreetingReader};
 use crate::handed::{ConnectionMessage, HandedConnection, HandedDirection};
 use crate::header;
@@ -196,13 +197,18 @@ impl Connection {
     /// Whether the connection is among those that an operator means.
     pub fn is_selected(&self, selection: &ConnectionSelection) -> bool {
         let client = self.record.client.map(|client| client.ip());
-        selection.admits(self.record.id, client, self.upstream.as_ref().map(|one| &one.upstream))
+        let group = self.group.as_ref().map(|group| group.name());
+        let upstream = self.upstream.as_ref().map(|chosen| chosen.upstream.as_ref());
+        selection.admits(self.record.id, client, group, upstream)
     }
 
-    /// Whether bytes are forwarded to and from this upstream.
-    pub fn is_established_with(&self, upstream: &Arc<Upstream>) -> bool {
-        let chosen = self.upstream.as_ref().filter(|_| matches!(self.state, State::Forwarding(_)));
-        chosen.is_some_and(|chosen| Arc::ptr_eq(&chosen.upstream, upstream))
+    /// Whether the connection is to be closed for its upstream's sake.
+    pub fn is_due(&self, closing: &DueClosing) -> bool {
+        let is_established = matches!(self.state, State::Forwarding(_));
+        let upstream = self.upstream.as_ref().map(|chosen| &chosen.upstream);
+        is_established
+            && self.accepted_at < closing.accepted_before
+            && upstream.is_some_and(|upstream| Arc::ptr_eq(upstream, &closing.upstream))
     }
 
     /// Asks for the end of the connection, by a reset: [`Connection::drive`] carries it out.
@@ -273,7 +279,7 @@ impl Connection {
     }
 
     /// Gives the connection to another process, if it has an upstream: its state is closed then.
-    pub fn hand_over(&mut self) -> Option<HandedConnection> {
+    pub fn hand_over(&mut self, context: &Context<'_>) -> Option<HandedConnection> {
         let State::Forwarding(_) = &self.state else { return None };
         let State::Forwarding(forwarder) = std::mem::replace(&mut self.state, State::Closed) else {
             return None;
@@ -287,6 +293,9 @@ impl Connection {
                 return None;
             }
         };
+        // The other process has the same sockets, and this one does not follow their events.
+        context.unregister(&parts.a);
+        context.unregister(&parts.b);
         self.is_logged = true;
         for (report, before) in [
             (&mut report.a_to_b, &self.report_before.a_to_b),
@@ -324,9 +333,15 @@ impl Connection {
     /// Goes on with a connection of another process. Its ends are read again from the sockets.
     pub fn adopt(handed: HandedConnection, shared: &mut LoopState, context: &Context<'_>) -> Self {
         let HandedConnection { message, client, upstream, to_upstream, to_client } = handed;
+        shared.set_options(&client);
+        shared.set_options(&upstream);
         let registered = context
             .register(&client, Side::Client)
             .and_then(|()| context.register(&upstream, Side::Upstream));
+        if registered.is_err() {
+            reset_on_close(&client);
+            reset_on_close(&upstream);
+        }
         // Both are connected stream sockets.
         let forwarder = registered.ok().and_then(|()| {
             let forwarder = Forwarder::with_pool(client, upstream, shared.pool()).ok()?;

@@ -17,7 +17,7 @@
 //!
 //! UPSTREAM is an address as configured, in all groups, or `GROUP/ADDRESS`.
 
-use crate::closing::Closings;
+use crate::closing::{ClosingReason, Closings};
 use crate::handover::{self, Giver};
 use crate::loop_state::Shared;
 use crate::mailbox::{Mailboxes, Request};
@@ -32,8 +32,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::{Duration, Instant};
-use tracing::warn;
 
+const OPERATOR: ClosingReason = ClosingReason::Operator;
 /// The time in which all event loops have to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The limits of the time of `drain`.
@@ -110,10 +110,9 @@ impl Controller {
     /// Carries out the command of a line, and returns the line of its answer.
     pub fn answer(&self, line: &str, client: &UnixStream) -> Vec<u8> {
         if line == handover::COMMAND {
-            if let Err(error) = self.giver.begin(client) {
-                warn!(%error, "no handover to another process: {error}");
-            }
-            return Vec::new();
+            let begun = self.giver.begin(client);
+            // An answer in place of a channel is the refusal.
+            return begun.map_or_else(|error| error.to_string().into_bytes(), |()| Vec::new());
         }
         let response = line.parse().and_then(|command| self.carry_out(command));
         let response = response.unwrap_or_else(ControlResponse::Error);
@@ -138,17 +137,17 @@ impl Controller {
             Command::Drain(selection, time) => self.change(&selection, |upstream| {
                 upstream.set_administration(Administration::Draining);
                 match time {
-                    Some(time) => self.closings.close_after(time, upstream),
-                    None => self.closings.cancel(upstream),
+                    Some(time) => self.closings.close_after(time, upstream, OPERATOR),
+                    None => self.closings.cancel(upstream, OPERATOR),
                 }
             }),
             Command::Disable(selection) => self.change(&selection, |upstream| {
                 upstream.set_administration(Administration::Disabled);
-                self.closings.close_after(Duration::ZERO, upstream);
+                self.closings.close_after(Duration::ZERO, upstream, OPERATOR);
             }),
             Command::Enable(selection) => self.change(&selection, |upstream| {
                 upstream.set_administration(Administration::Enabled);
-                self.closings.cancel(upstream);
+                self.closings.cancel(upstream, OPERATOR);
             }),
             Command::Weight(selection, weight) => {
                 self.change(&selection, |upstream| upstream.set_weight(weight))
@@ -159,8 +158,11 @@ impl Controller {
                     .map(ControlResponse::Killed)
             }
             Command::KillUpstream(selection) => {
-                let upstreams = self.selected(&selection)?;
-                let killed = self.kill(&ConnectionSelection::Upstreams(upstreams))?;
+                let killed = self.kill(&ConnectionSelection::Upstream(selection.clone()))?;
+                if killed == 0 {
+                    // A name that is wrong must not look like success.
+                    self.selected(&selection)?;
+                }
                 Ok(ControlResponse::Killed(killed))
             }
             Command::KillClients(range) => {

@@ -1,5 +1,6 @@
 //! The messages of a handover to another process ([`crate::handover`]).
 
+use crate::closing::{ClosingReason, Closings};
 use crate::upstream::{Administration, Upstream};
 use haul::DirectionReport;
 use haul_server::fd_channel::{FdChannel, MESSAGE_BYTES_MAX};
@@ -8,6 +9,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The version of the messages. Processes of different versions refuse each other.
@@ -17,28 +19,30 @@ pub const VERSION: u32 = 1;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Message {
+    /// To the new process, first: the version of the messages.
+    Version(u32),
     /// To the new process: a listening socket, by its configured address.
     Listener { address: String },
     /// To the new process: the listening socket of the metrics.
     Metrics,
-    /// To the new process: what else it needs to start.
-    State(State),
-    /// To the old process: the new one accepts connections.
+    /// To the new process: the listening control socket.
+    Control,
+    /// To the new process: an upstream of which more is to say than its configuration.
+    Upstream(HandedUpstream),
+    /// To the new process: that is all that it needs to start.
+    Ready,
+    /// To the old process: the new one is about to accept connections.
     Started,
+    /// To the new process, in answer: the old one stops accepting.
+    Agreed {
+        /// The next connection's number.
+        next_id: u64,
+    },
     /// To the new process: a connection, its client's socket and its upstream's.
     Connection(ConnectionMessage),
 }
 
-/// What a new process needs besides sockets.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct State {
-    pub version: u32,
-    /// The next connection's number.
-    pub next_id: u64,
-    pub upstreams: Vec<HandedUpstream>,
-}
-
-/// What is known of an upstream beside its configuration.
+/// The state of an upstream beside its configuration.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HandedUpstream {
     pub group: String,
@@ -47,25 +51,45 @@ pub struct HandedUpstream {
     /// The weight that the operator has set.
     pub weight: Option<u32>,
     pub is_down: bool,
+    /// When its established connections are to be closed.
+    pub closings: Vec<HandedClosing>,
+}
+
+/// When the established connections of an upstream are to be closed, and why.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct HandedClosing {
+    pub reason: ClosingReason,
+    pub in_ms: u64,
 }
 
 impl HandedUpstream {
-    /// What is known of an upstream.
-    pub fn new(group: &str, upstream: &Upstream) -> Self {
-        Self {
-            group: group.into(),
-            upstream: upstream.name().into(),
-            administration: upstream.administration(),
-            weight: upstream.weight(),
-            is_down: upstream.is_down(),
-        }
+    /// The state of an upstream; `None` if there is nothing to hand over.
+    pub fn new(group: &str, upstream: &Arc<Upstream>, closings: &Closings) -> Option<Self> {
+        let (administration, weight) = (upstream.administration(), upstream.weight());
+        let is_down = upstream.is_down();
+        let closings: Vec<_> = closings
+            .of(upstream)
+            .map(|(reason, left)| HandedClosing { reason, in_ms: left.as_millis() as u64 })
+            .collect();
+        let is_usual = administration == Administration::Enabled
+            && weight.is_none()
+            && !is_down
+            && closings.is_empty();
+        let (group, upstream) = (group.into(), upstream.name().into());
+        (!is_usual).then_some(Self { group, upstream, administration, weight, is_down, closings })
     }
 
-    /// Makes it known of an upstream.
-    pub fn apply_to(&self, upstream: &Upstream) {
+    /// Sets the state of an upstream. `is_checked`: there is a check that finds it up again.
+    pub fn apply_to(&self, upstream: &Arc<Upstream>, is_checked: bool, closings: &Closings) {
         upstream.set_administration(self.administration);
         upstream.set_weight(self.weight);
-        upstream.set_down(self.is_down);
+        upstream.set_down(self.is_down && is_checked);
+        for closing in &self.closings {
+            if is_checked || closing.reason == ClosingReason::Operator {
+                let time = Duration::from_millis(closing.in_ms);
+                closings.close_after(time, upstream, closing.reason);
+            }
+        }
     }
 }
 
@@ -180,9 +204,21 @@ impl HandedConnection {
     ) -> io::Result<Self> {
         let [client, upstream] = <[OwnedFd; 2]>::try_from(sockets)
             .map_err(|_| io::Error::other("a connection came without its two sockets"))?;
-        let to_upstream = receive_bytes(channel, message.to_upstream.unsent_len)?;
-        let to_client = receive_bytes(channel, message.to_client.unsent_len)?;
-        Ok(Self { message, client, upstream, to_upstream, to_client })
+        let (to_upstream, to_client) = (Vec::new(), Vec::new());
+        let mut connection = Self { message, client, upstream, to_upstream, to_client };
+        match connection.receive_unsent(channel) {
+            Ok(()) => Ok(connection),
+            Err(error) => {
+                connection.reset();
+                Err(error)
+            }
+        }
+    }
+
+    fn receive_unsent(&mut self, channel: &FdChannel) -> io::Result<()> {
+        self.to_upstream = receive_bytes(channel, self.message.to_upstream.unsent_len)?;
+        self.to_client = receive_bytes(channel, self.message.to_client.unsent_len)?;
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The proxy's part of an event loop.
 
+use crate::closing::{ClosingReason, DueClosing};
 use crate::config::Config;
 use crate::connection::Connection;
 use crate::handed::HandedConnection;
@@ -8,7 +9,6 @@ use crate::loop_state::LoopState;
 use crate::mailbox::{Mailboxes, Request};
 use crate::selection::ConnectionSelection;
 use crate::status::ConnectionStatus;
-use crate::upstream::Upstream;
 use haul_server::clock::Clock;
 use haul_server::event_loop::{Action, Adopted, Context, Handler, LoopSettings, Readiness, Side};
 use haul_server::eviction::Activity;
@@ -37,6 +37,8 @@ pub struct ProxyHandler {
     adopted: VecDeque<HandedConnection>,
     /// What the visits of all connections are for.
     visits: Vec<Visit>,
+    /// Whether connections may be due to be closed.
+    checks_closings: bool,
 }
 
 /// What a visit of all connections is for.
@@ -45,7 +47,7 @@ enum Visit {
     List(Vec<ConnectionStatus>, Sender<Vec<ConnectionStatus>>),
     Kill(ConnectionSelection, usize, Sender<usize>),
     /// To close the connections of these upstreams.
-    Close(Vec<Arc<Upstream>>),
+    Close(Vec<DueClosing>),
     /// To hand them over.
     HandOver,
 }
@@ -62,6 +64,7 @@ impl ProxyHandler {
             handover: None,
             adopted: VecDeque::new(),
             visits: Vec::new(),
+            checks_closings: false,
         }
     }
 }
@@ -95,7 +98,7 @@ impl Handler for ProxyHandler {
     fn drive(&mut self, connection: &mut Connection, context: &Context<'_>) -> Action<NoJob> {
         let action = connection.drive(&mut self.state, context);
         if let Some(handover) = &self.handover
-            && let Some(handed) = connection.hand_over()
+            && let Some(handed) = connection.hand_over(context)
         {
             // The other thread waits for this sender's end.
             if let Err(SendError(handed)) = handover.send(handed) {
@@ -128,8 +131,10 @@ impl Handler for ProxyHandler {
             self.visits.push(match request {
                 Request::List(answer) => Visit::List(Vec::new(), answer),
                 Request::Kill(selection, answer) => Visit::Kill(selection, 0, answer),
-                // Those that are due are visited in any case.
-                Request::Close => continue,
+                Request::Close => {
+                    self.checks_closings = true;
+                    continue;
+                }
                 Request::HandOver(handover) => {
                     self.handover = handover;
                     Visit::HandOver
@@ -143,9 +148,11 @@ impl Handler for ProxyHandler {
     }
 
     fn begin_visits(&mut self) -> bool {
-        let due = self.state.closings.due(Instant::now());
-        if !due.is_empty() {
-            self.visits.push(Visit::Close(due));
+        if std::mem::take(&mut self.checks_closings) {
+            let due = self.state.closings.due(Instant::now());
+            if !due.is_empty() {
+                self.visits.push(Visit::Close(due));
+            }
         }
         !self.visits.is_empty()
     }
@@ -162,9 +169,12 @@ impl Handler for ProxyHandler {
                         is_driven = true;
                     }
                 }
-                Visit::Close(upstreams) => {
-                    if upstreams.iter().any(|upstream| connection.is_established_with(upstream)) {
-                        connection.request_end(End::UpstreamDown);
+                Visit::Close(due) => {
+                    if let Some(closing) = due.iter().find(|one| connection.is_due(one)) {
+                        connection.request_end(match closing.reason {
+                            ClosingReason::Down => End::UpstreamDown,
+                            ClosingReason::Operator => End::Drained,
+                        });
                         is_driven = true;
                     }
                 }
@@ -192,7 +202,14 @@ impl Handler for ProxyHandler {
         }
     }
 
+    fn may_end(&mut self, is_forced: bool) -> bool {
+        // The thread that hands connections over waits for the end of each loop's.
+        self.handover = None;
+        self.adopted.is_empty() && self.mailboxes.close(self.index, is_forced)
+    }
+
     fn every_second(&mut self, now_seconds: u32) {
+        self.checks_closings = true;
         let dropped = self.state.log.flush();
         if dropped > 0 && self.dropped_lines.allow(now_seconds) {
             warn!(dropped, "lines of the log that were dropped: it is not written fast enough");

@@ -3,13 +3,14 @@
 //!
 //! The new process asks for it at the control socket. Then, through a channel of its own:
 //!
-//! 1. The old process sends its listening sockets, and what the operator has set.
-//! 2. The new process starts, accepts connections, and says so.
-//! 3. The old process stops accepting and sends each connection as soon as it has an upstream, with
-//!    the bytes that it has received and not sent yet.
+//! 1. The old process sends its listening sockets and the state of its upstreams.
+//! 2. The new process creates everything that it needs, and tells the old one that it starts.
+//! 3. The old process agrees and stops accepting. It sends each connection as soon as it has an
+//!    upstream, with the bytes that it has received and not sent yet.
 //! 4. The old process ends once it has no connection.
 //!
-//! A new process that fails before the second step changes nothing.
+//! A new process that fails before the old one has agreed changes nothing. If it fails later, the
+//! old process keeps what it has not sent, until the end of its drain timeout.
 
 mod give;
 mod take;

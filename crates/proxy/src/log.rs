@@ -29,8 +29,10 @@ pub enum End {
     Idle,
     /// The proxy has ended and cut the connection off.
     CutOff,
-    /// The upstream is down, disabled or removed, and its connections are closed for that.
+    /// The upstream is down or removed, and its connections are closed for that.
     UpstreamDown,
+    /// An operator has drained or disabled the upstream.
+    Drained,
     /// An operator has closed it.
     Killed,
     /// The proxy had no descriptor, port or memory for the connection.
@@ -48,6 +50,7 @@ impl End {
         Self::Idle,
         Self::CutOff,
         Self::UpstreamDown,
+        Self::Drained,
         Self::Killed,
         Self::Shortage,
     ];
@@ -63,6 +66,7 @@ impl End {
             Self::Idle => "idle",
             Self::CutOff => "cut-off",
             Self::UpstreamDown => "upstream-down",
+            Self::Drained => "drained",
             Self::Killed => "killed",
             Self::Shortage => "shortage",
         }
@@ -73,7 +77,7 @@ impl End {
 #[derive(Debug, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct LogLine<'a> {
-    /// The connection's number in this process.
+    /// The connection's number, which it keeps in an upgrade.
     pub id: u64,
     /// When the connection was accepted.
     pub time: String,

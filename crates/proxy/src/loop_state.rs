@@ -18,8 +18,8 @@ use rustix::net::sockopt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tracing::warn;
 
@@ -33,26 +33,45 @@ const KEEPALIVE_PROBES: u32 = 6;
 pub struct Shared {
     pub table: Arc<CurrentTable>,
     pub closings: Arc<Closings>,
+    /// Upstreams of connections from another process that are not in the configuration.
+    removed: Arc<Mutex<Vec<Weak<Upstream>>>>,
     /// The next connection's number.
     pub next_id: Arc<AtomicU64>,
 }
 
 impl Shared {
-    /// What the event loops of a new process share. `next_id` is the next connection's number in
-    /// the process that it takes over from.
-    pub fn new(table: Arc<CurrentTable>, next_id: Option<u64>) -> Self {
-        let next_id = Arc::new(AtomicU64::new(next_id.unwrap_or(1)));
-        Self { table, closings: Arc::default(), next_id }
+    /// What the event loops of a process share.
+    pub fn new(table: Arc<CurrentTable>) -> Self {
+        Self {
+            table,
+            closings: Arc::default(),
+            removed: Arc::default(),
+            next_id: Arc::new(AtomicU64::new(1)),
+        }
     }
 
-    /// Takes over what another process knows of an upstream.
-    pub fn apply(&self, known: &HandedUpstream) {
+    /// Sets the state of an upstream as it was in another process. `is_checked`: there is an active
+    /// check.
+    pub fn apply(&self, handed: &HandedUpstream, is_checked: bool) {
         let table = self.table.get();
-        let group = table.groups().iter().find(|group| group.name() == known.group);
+        let group = table.groups().iter().find(|group| group.name() == handed.group);
         let upstreams = group.map(|group| group.upstreams()).unwrap_or_default();
-        if let Some(upstream) = upstreams.iter().find(|one| one.name() == known.upstream) {
-            known.apply_to(upstream);
+        if let Some(upstream) = upstreams.iter().find(|one| one.name() == handed.upstream) {
+            handed.apply_to(upstream, is_checked, &self.closings);
         }
+    }
+
+    /// The upstream with a name that is in no group. It is treated as if a reload had removed it.
+    fn removed_upstream(&self, name: &str, policy: DownPolicy) -> Option<Arc<Upstream>> {
+        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
+        removed.retain(|upstream| upstream.strong_count() > 0);
+        let known = removed.iter().filter_map(Weak::upgrade).find(|one| one.name() == name);
+        known.or_else(|| {
+            let upstream = Arc::new(Upstream::new(UpstreamAddress::from_str(name).ok()?));
+            removed.push(Arc::downgrade(&upstream));
+            self.closings.apply(policy, &upstream);
+            Some(upstream)
+        })
     }
 }
 
@@ -71,8 +90,7 @@ pub struct LoopState {
     pub counters: Arc<LoopCounters>,
     pub log: LogBuffer,
     pub closings: Arc<Closings>,
-    /// The next connection's number, of all loops.
-    next_id: Arc<AtomicU64>,
+    shared: Shared,
     shortage: LogLimiter,
 }
 
@@ -86,7 +104,7 @@ impl LoopState {
     ) -> Result<Self, haul::Error> {
         /// A pipe is idle only between two steps, and a step uses at most two.
         const IDLE_PIPES_MAX: usize = 4;
-        let Shared { table: current, closings, next_id } = shared;
+        let (current, closings) = (Arc::clone(&shared.table), Arc::clone(&shared.closings));
         let limits = config.limits;
         let settings = ForwardSettings::default()
             .with_method(config.method)
@@ -105,7 +123,7 @@ impl LoopState {
             counters,
             log,
             closings,
-            next_id,
+            shared,
             shortage: LogLimiter::default(),
         })
     }
@@ -136,17 +154,13 @@ impl LoopState {
             let index = group.upstreams().iter().position(|upstream| upstream.name() == name)?;
             Some((Arc::clone(&group.upstreams()[index]), index))
         });
-        let removed = || {
-            let upstream = Arc::new(Upstream::new(UpstreamAddress::from_str(name).ok()?));
-            self.closings.apply(self.down_policy, &upstream);
-            Some((upstream, usize::MAX))
-        };
-        of_group.or_else(removed)
+        let removed = || self.shared.removed_upstream(name, self.down_policy);
+        of_group.or_else(|| removed().map(|upstream| (upstream, usize::MAX)))
     }
 
     /// The number of another connection.
     pub fn next_id(&self) -> u64 {
-        self.next_id.fetch_add(1, Relaxed)
+        self.shared.next_id.fetch_add(1, Relaxed)
     }
 
     pub fn limits(&self) -> &Limits {

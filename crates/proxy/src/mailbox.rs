@@ -4,9 +4,9 @@ use crate::handed::HandedConnection;
 use crate::selection::ConnectionSelection;
 use crate::status::ConnectionStatus;
 use haul_server::Control;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A request to one event loop about its connections.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub enum Request {
     List(Sender<Vec<ConnectionStatus>>),
     /// To close some of them, and to return their number.
     Kill(ConnectionSelection, Sender<usize>),
-    /// To look which of them are to be closed ([`crate::closing`]).
+    /// To close those that are due ([`crate::closing`]).
     Close,
     /// To hand over those that have an upstream, now or later, to another process; `None`: to keep
     /// them from now on.
@@ -27,41 +27,86 @@ pub enum Request {
 /// The requests that event loops have not taken yet.
 #[derive(Debug)]
 pub struct Mailboxes {
-    requests: Vec<Mutex<Vec<Request>>>,
+    /// `None`: the loop has ended.
+    requests: Vec<Mutex<Option<Vec<Request>>>>,
     control: Arc<Control>,
     /// The loop that takes the next connection of another process.
     next: AtomicUsize,
+    /// Whether connections of another process may still come, or given ones come back: until then
+    /// no loop ends.
+    expects_connections: AtomicBool,
 }
 
 impl Mailboxes {
     /// Creates a mailbox for each event loop.
     pub fn new(control: Arc<Control>) -> Arc<Self> {
-        let requests = control.wakers().iter().map(|_| Mutex::default()).collect();
-        Arc::new(Self { requests, control, next: AtomicUsize::new(0) })
+        let requests = control.wakers().iter().map(|_| Mutex::new(Some(Vec::new()))).collect();
+        Arc::new(Self {
+            requests,
+            control,
+            next: AtomicUsize::new(0),
+            expects_connections: AtomicBool::new(false),
+        })
     }
 
-    /// Sends a request to every event loop.
+    /// Sends a request to every event loop that has not ended.
     pub fn send_all(&self, mut request: impl FnMut() -> Request) {
-        for requests in &self.requests {
-            requests.lock().unwrap_or_else(PoisonError::into_inner).push(request());
+        for index in 0..self.requests.len() {
+            if let Some(requests) = &mut *self.lock(index) {
+                requests.push(request());
+            }
         }
         self.control.wake();
     }
 
-    /// Gives a connection of another process to one of the event loops.
+    /// Gives a connection of another process to one of the event loops. If all have ended, it is
+    /// reset.
     pub fn adopt(&self, connection: HandedConnection) {
-        let index = self.next.fetch_add(1, Relaxed) % self.requests.len();
-        let request = Request::Adopt(Box::new(connection));
-        self.requests[index].lock().unwrap_or_else(PoisonError::into_inner).push(request);
-        self.control.wakers()[index].wake();
+        let loops = self.requests.len();
+        let first = self.next.fetch_add(1, Relaxed);
+        for index in (0..loops).map(|offset| (first + offset) % loops) {
+            if let Some(requests) = &mut *self.lock(index) {
+                requests.push(Request::Adopt(Box::new(connection)));
+                self.control.wakers()[index].wake();
+                return;
+            }
+        }
+        connection.reset();
     }
 
     /// Takes the requests to an event loop.
     pub fn take(&self, index: usize) -> Vec<Request> {
-        let requests = self.requests.get(index);
-        let take = |requests: &Mutex<Vec<Request>>| {
-            std::mem::take(&mut *requests.lock().unwrap_or_else(PoisonError::into_inner))
-        };
-        requests.map(take).unwrap_or_default()
+        self.lock(index).as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Closes the mailbox of a loop that is about to end. False if it has to go on: there are
+    /// requests, or connections may still come.
+    pub fn close(&self, index: usize, is_forced: bool) -> bool {
+        let mut requests = self.lock(index);
+        let has_requests = requests.as_ref().is_some_and(|requests| !requests.is_empty());
+        let may_close = is_forced || (!has_requests && !self.expects_connections());
+        if may_close {
+            for request in requests.take().into_iter().flatten() {
+                if let Request::Adopt(connection) = request {
+                    connection.reset();
+                }
+            }
+        }
+        may_close
+    }
+
+    /// Sets whether connections may still come.
+    pub fn set_expects_connections(&self, expects_connections: bool) {
+        self.expects_connections.store(expects_connections, Relaxed);
+        self.control.wake();
+    }
+
+    /// Whether connections may still come.
+    pub fn expects_connections(&self) -> bool {
+        self.expects_connections.load(Relaxed)
+    }
+
+    fn lock(&self, index: usize) -> MutexGuard<'_, Option<Vec<Request>>> {
+        self.requests[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

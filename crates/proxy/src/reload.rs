@@ -1,5 +1,6 @@
 //! Reload: other groups, routes and rules of access, while connections continue.
 
+use crate::closing::ClosingReason;
 use crate::config::Config;
 use crate::error::Error;
 use crate::routing::{CurrentTable, RoutingTable};
@@ -53,6 +54,10 @@ impl Reloader {
         self.table.replace(Arc::clone(&table));
         for removed in before.upstreams().filter(|upstream| !table.has(upstream)) {
             self.on_change.closings.apply(self.on_change.down_policy, removed);
+        }
+        for upstream in table.upstreams().filter(|upstream| !upstream.is_down()) {
+            // It may have been removed before.
+            self.on_change.closings.cancel(upstream, ClosingReason::Down);
         }
         if reloaded != *next {
             let problem = "only groups, routes, allow and deny are reloaded: other settings that \

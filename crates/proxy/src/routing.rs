@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::greeting::Greeting;
 use crate::upstream::{Upstream, UpstreamGroup};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The groups of upstreams, the routes to them, and the rules of access.
 #[derive(Debug)]
@@ -13,6 +13,8 @@ pub struct RoutingTable {
     access: AccessRules,
     groups: Vec<Arc<UpstreamGroup>>,
     listeners: Vec<ListenerRoutes>,
+    /// Upstreams that earlier tables had in these groups, as long as they have connections.
+    retired: Vec<(String, Weak<Upstream>)>,
 }
 
 /// The routing table in force, which a reload replaces.
@@ -75,7 +77,10 @@ impl RoutingTable {
             }
             let groups_before = previous.map_or(&[][..], Self::groups);
             let before = groups_before.iter().find(|before| before.name() == group.name);
-            groups.push(Arc::new(UpstreamGroup::new(group, before.map(Arc::as_ref))));
+            let retired = previous.map_or(&[][..], |previous| &previous.retired);
+            let of_group = retired.iter().filter(|(name, _)| *name == group.name);
+            let retired: Vec<_> = of_group.filter_map(|(_, upstream)| upstream.upgrade()).collect();
+            groups.push(Arc::new(UpstreamGroup::new(group, before.map(Arc::as_ref), &retired)));
         }
         let find = |name: &String| {
             let found = groups.iter().find(|group| group.name() == name);
@@ -92,7 +97,19 @@ impl RoutingTable {
                 default: listener.group.as_ref().map(find).transpose()?,
             });
         }
-        Ok(Self { access: config.access.clone(), groups, listeners })
+        let retired = previous.map(Self::retiring).unwrap_or_default();
+        Ok(Self { access: config.access.clone(), groups, listeners, retired })
+    }
+
+    /// All upstreams of this table, and those that are retired already. One that the next table has
+    /// again is found there first.
+    fn retiring(&self) -> Vec<(String, Weak<Upstream>)> {
+        let own = self.groups.iter().flat_map(|group| {
+            let upstreams = group.upstreams().iter();
+            upstreams.map(|upstream| (group.name().to_owned(), Arc::downgrade(upstream)))
+        });
+        let retired = self.retired.iter().filter(|(_, upstream)| upstream.strong_count() > 0);
+        own.chain(retired.cloned()).collect()
     }
 
     /// The rules of access.
@@ -241,6 +258,13 @@ mod tests {
         let group = table.group(0, &Greeting::Other).unwrap();
         let is_down: Vec<_> = group.upstreams().iter().map(|upstream| upstream.is_down()).collect();
         assert_eq!(is_down, [false, true]);
+        // One that is removed and comes back has its connections, as long as there are any.
+        let removed = Arc::clone(&group.upstreams()[1]);
+        config.groups[0].upstreams.truncate(1);
+        let without = RoutingTable::new(&config, Some(&table)).unwrap();
+        config.groups[0].upstreams.push("10.0.0.1:1".parse().unwrap());
+        let with = RoutingTable::new(&config, Some(&without)).unwrap();
+        assert!(with.has(&removed));
         assert!(!table.groups()[1].upstreams()[0].is_down(), "another group's has its own state");
     }
 }

@@ -3,7 +3,6 @@
 use crate::upstream::Upstream;
 use haul_server::network::IpRange;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 /// An upstream as an operator names it: its address as configured, or `GROUP/ADDRESS` for the one
 /// of this group.
@@ -24,8 +23,8 @@ impl UpstreamSelection {
 pub enum ConnectionSelection {
     /// The one with this number.
     Id(u64),
-    /// Those of these upstreams.
-    Upstreams(Vec<Arc<Upstream>>),
+    /// Those of an upstream, also if it is not in the configuration any more.
+    Upstream(UpstreamSelection),
     /// Those of clients in this network.
     Clients(IpRange),
 }
@@ -36,13 +35,13 @@ impl ConnectionSelection {
         &self,
         id: u64,
         client: Option<IpAddr>,
-        upstream: Option<&Arc<Upstream>>,
+        group: Option<&str>,
+        upstream: Option<&Upstream>,
     ) -> bool {
         match self {
             Self::Id(wanted) => *wanted == id,
-            Self::Upstreams(wanted) => {
-                upstream.is_some_and(|one| wanted.iter().any(|other| Arc::ptr_eq(one, other)))
-            }
+            Self::Upstream(selection) => upstream
+                .is_some_and(|upstream| selection.admits(group.unwrap_or_default(), upstream)),
             Self::Clients(range) => client.is_some_and(|client| range.contains(client)),
         }
     }

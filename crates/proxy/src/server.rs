@@ -26,7 +26,7 @@ use rustix::thread::CapabilitySet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Descriptors of a connection: two sockets, and a pipe for a direction whose sink is full. If both
 /// sinks of many connections are full, the rest is copied.
@@ -70,24 +70,28 @@ struct Opened {
 }
 
 impl Opened {
-    fn open(config: &Config, loops: usize, taken: Option<&Taken>) -> Result<Self, Error> {
+    fn open(config: &Config, loops: usize, taken: Option<&mut Taken>) -> Result<Self, Error> {
         let log_file = config.access_log.is_some().then(|| LogFile::open(log_path(config)));
         let log_file = log_file.transpose()?;
         let listen: Vec<_> = config.listeners.iter().map(without_tls).collect();
         let congestion = config.congestion.as_deref();
         let mut listen = ListenSettings::new(listen).with_congestion(congestion).with_shared(true);
+        let mut control = None;
         if let Some(taken) = taken {
             listen = listen.with_inherited(taken.listeners.clone(), taken.metrics.clone());
+            control = taken.control.take();
         }
         let service = Service::open("haul-proxy", &listen, config.metrics, loops)?;
-        let control = config.control.as_ref();
-        let control = control.map(|path| CommandSocket::open(path, taken.is_some()));
+        let control_socket = match (&config.control, control) {
+            (Some(path), Some(listener)) => Some(CommandSocket::inherit(path, listener)?),
+            (Some(path), None) => Some(CommandSocket::open(path)?),
+            (None, _) => None,
+        };
         let ports = ClampedPorts {
             accepted: service.own_ports().to_vec(),
             connected: config.upstream_ports(),
         };
         let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
-        let control_socket = control.transpose()?;
         let caveats = refusal.into_iter().collect();
         Ok(Self { service, log_file, control_socket, window_clamp, caveats })
     }
@@ -130,14 +134,14 @@ impl Server {
         let mut config = config.clone();
         let connections_max = runtime::descriptors_available() / DESCRIPTORS_PER_CONNECTION;
         config.limits.connections_max = config.limits.connections_max.min(connections_max).max(1);
-        let (taker, taken) = take_over(&config)?;
-        let opened = Opened::open(&config, loops, taken.as_ref())?;
+        let (taker, mut taken) = take_over(&config)?;
+        let opened = Opened::open(&config, loops, taken.as_mut())?;
         let Opened { service, log_file, control_socket, window_clamp, mut caveats } = opened;
         drop_privileges(&config)?;
         caveats.extend(upkeep::unresolved_caveats(upkeep::resolve(&table.get())));
-        let shared = Shared::new(Arc::clone(&table), taken.as_ref().map(|taken| taken.next_id));
-        for known in taken.iter().flat_map(|taken| &taken.upstreams) {
-            shared.apply(known);
+        let shared = Shared::new(Arc::clone(&table));
+        for upstream in taken.iter().flat_map(|taken| &taken.upstreams) {
+            shared.apply(upstream, config.check_interval.is_some());
         }
         // The resolver reads files that depend on the host, so its thread starts before the
         // sandbox, which holds for the threads that start later.
@@ -221,28 +225,44 @@ impl Server {
     /// Forwards until [`Handle::drain`], and then until open connections have ended or the drain
     /// timeout is over; or until another process has taken them over.
     pub fn run(self) -> Result<(), Error> {
+        self.run_after(|| {})
+    }
+
+    /// Like [`Server::run`]. `on_start` is called once nothing can fail any more: connections are
+    /// accepted, and the process that this one takes over from, if any, has agreed.
+    pub fn run_after(self, on_start: impl FnOnce()) -> Result<(), Error> {
         let giver = Arc::new(self.giver());
-        let Self { service, settings, handlers, counters, shared, mailboxes, .. } = self;
-        let start_commands = |socket: CommandSocket| {
-            let giver = Arc::clone(&giver);
-            let controller = Controller::new(&shared, Arc::clone(&mailboxes), giver);
-            socket.serve("haul-control", move |line, client| controller.answer(line, client))
-        };
-        let commands = self.control_socket.map(start_commands).transpose()?;
-        if let Some(taker) = self.taker {
-            taker
-                .start(Arc::clone(&mailboxes))
-                .map_err(haul_server::Error::at("starting a thread"))?;
-        }
+        let Self { config, service, settings, handlers, counters, shared, mailboxes, .. } = self;
         let mut registry = Registry::default();
         registry.register(ProxyMetrics { loops: counters, table: Arc::clone(&shared.table) });
-        let result = service.run(&[], &settings, registry, handlers);
+        let mut commands = None;
+        let start = || {
+            if let (Some(taker), Some(path)) = (self.taker, &config.control) {
+                let next_id = taker.start(Arc::clone(&mailboxes));
+                let path = path.clone();
+                let next_id = next_id.map_err(|error| Error::TakeOver { path, error })?;
+                shared.next_id.store(next_id, Relaxed);
+            }
+            let giver = Arc::clone(&giver);
+            let controller = Controller::new(&shared, Arc::clone(&mailboxes), giver);
+            let serve = |socket: CommandSocket| {
+                socket.serve("haul-control", move |line, client| controller.answer(line, client))
+            };
+            commands = self.control_socket.map(serve).transpose()?;
+            on_start();
+            Ok(())
+        };
+        let result = service.run_after(&[], &settings, registry, handlers, start);
         giver.finish();
-        drop((self.upkeep, commands, self.window_clamp));
+        match commands {
+            Some(commands) if giver.has_given() => commands.leave(),
+            commands => drop(commands),
+        }
+        drop((self.upkeep, self.window_clamp));
         if let Some(log) = &self.log {
             log.end();
         }
-        Ok(result?)
+        result
     }
 
     fn giver(&self) -> Giver {
@@ -254,6 +274,8 @@ impl Server {
         Giver::new(Parts {
             sockets: sockets.map(|(index, socket)| (address(index), socket)).collect(),
             metrics: self.service.metrics_listener(),
+            control_socket: self.control_socket.as_ref().and_then(|one| one.listener().ok()),
+            closings: Arc::clone(&self.shared.closings),
             table: Arc::clone(&self.shared.table),
             next_id: Arc::clone(&self.shared.next_id),
             mailboxes: Arc::clone(&self.mailboxes),
@@ -267,6 +289,11 @@ impl Handle {
     /// Stops accepting; the proxy ends once its connections have ended.
     pub fn drain(&self) {
         self.control.drain();
+    }
+
+    /// Like [`Handle::drain`], and resets the connections that are open.
+    pub fn cut_off(&self) {
+        self.control.cut_off();
     }
 
     /// Opens the log again by its name, after a rotation.

@@ -29,7 +29,7 @@ pub enum ControlResponse {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[non_exhaustive]
 pub struct ConnectionStatus {
-    /// Its number in this process, as in the log.
+    /// Its number, as in the log. It keeps it in an upgrade.
     pub id: u64,
     /// The client's address; absent for a Unix socket.
     #[serde(skip_serializing_if = "Option::is_none")]

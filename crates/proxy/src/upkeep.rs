@@ -1,6 +1,6 @@
 //! Upkeep of the upstreams on threads of its own: names are resolved again, and upstreams checked.
 
-use crate::closing::Closings;
+use crate::closing::{ClosingReason, Closings};
 use crate::config::DownPolicy;
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::{CheckOutcome, Upstream};
@@ -157,7 +157,7 @@ fn check(table: &RoutingTable, on_change: &OnChange) {
     for (upstream, socket) in table.upstreams().zip(sockets) {
         match upstream.record_check(socket.and_then(|socket| finish(&socket, deadline))) {
             CheckOutcome::Same => {}
-            CheckOutcome::Up => on_change.closings.cancel(upstream),
+            CheckOutcome::Up => on_change.closings.cancel(upstream, ClosingReason::Down),
             CheckOutcome::Down => on_change.closings.apply(on_change.down_policy, upstream),
         }
     }

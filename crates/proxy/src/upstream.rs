@@ -245,12 +245,13 @@ pub struct UpstreamGroup {
 }
 
 impl UpstreamGroup {
-    /// Creates a group. Upstreams that `previous` has keep their state.
-    pub fn new(config: &GroupConfig, previous: Option<&Self>) -> Self {
+    /// Creates a group. Upstreams that `previous` has keep their state, and so do `retired` ones.
+    pub fn new(config: &GroupConfig, previous: Option<&Self>, retired: &[Arc<Upstream>]) -> Self {
         let upstreams = &config.upstreams;
         let kept = previous.map_or(&[][..], Self::upstreams);
         let create = |address: &UpstreamAddress| {
-            let kept = kept.iter().find(|upstream| upstream.address == *address);
+            let mut kept = kept.iter().chain(retired);
+            let kept = kept.find(|upstream| upstream.address == *address);
             kept.map_or_else(|| Arc::new(Upstream::new(address.clone())), Arc::clone)
         };
         Self {
@@ -376,7 +377,7 @@ mod tests {
     fn an_upstream_that_refuses_connections_is_chosen_only_if_there_is_no_other() {
         let upstreams = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80 backup"];
         let upstreams = upstreams.map(|text| text.parse().unwrap());
-        let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams), None);
+        let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams), None, &[]);
         let first = &group.upstreams()[0];
         for _ in 0..FAILURES_BEFORE_EJECTION {
             assert!((0..2).any(|_| group.choose(None, &[]) == Some(0)), "it is not ejected yet");
@@ -397,7 +398,7 @@ mod tests {
     #[test]
     fn an_upstream_that_the_operator_excludes_is_chosen_in_no_case() {
         let upstreams = ["10.0.0.1:80", "10.0.0.2:80"].map(|text| text.parse().unwrap());
-        let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams), None);
+        let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams), None, &[]);
         group.upstreams()[0].set_administration(Administration::Draining);
         assert!((0..9).all(|_| group.choose(None, &[]) == Some(1)));
         assert_eq!(group.choose(None, &[1]), None, "also if there is no other");

@@ -5,34 +5,42 @@
 
 use crate::address::Address;
 use crate::error::Error;
+use crate::waker::Waker;
+use rustix::event::{PollFd, PollFlags, poll};
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::AsFd;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest command, in bytes.
-const COMMAND_BYTES_MAX: u64 = 4096;
-/// The time for a command to arrive, and for each part of its answer to be taken.
+const COMMAND_BYTES_MAX: usize = 4096;
+/// The time for a command to arrive, and for its answer to be taken.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// The time that a client waits for an answer: others may be before it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The pause after accepting has failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A listening command socket. Dropping it removes its file.
+/// A listening command socket. Dropping it removes its file, if this process has made it.
 #[derive(Debug)]
 pub struct CommandSocket {
-    listener: Arc<UnixListener>,
+    listener: UnixListener,
     file: SocketFile,
 }
 
-/// The file of a socket, removed when it is dropped, unless another process has replaced it.
+/// The file of a socket.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
     device: u64,
     inode: u64,
+    /// Whether it is removed when this is dropped, unless another process has replaced it.
+    is_removed: bool,
 }
 
 impl SocketFile {
@@ -44,7 +52,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if self.is_in_place() {
+        if self.is_removed && self.is_in_place() {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -53,25 +61,40 @@ impl Drop for SocketFile {
 /// A thread that carries out commands, until it is dropped.
 #[derive(Debug)]
 pub struct CommandServer {
-    socket: CommandSocket,
+    file: SocketFile,
+    stop: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl CommandSocket {
-    /// Listens at a path. The file of a process that has ended is replaced; with `replaces_running`
-    /// also that of one that runs, which loses its command socket.
-    pub fn open(path: &Path, replaces_running: bool) -> Result<Self, Error> {
+    /// Listens at a path. The file of a process that has ended is replaced.
+    pub fn open(path: &Path) -> Result<Self, Error> {
         let failed = |error| Error::Listen { address: Address::Unix(path.to_owned()), error };
-        Self::open_at(path, replaces_running).map_err(failed)
+        Self::open_at(path).map_err(failed)
     }
 
-    fn open_at(path: &Path, replaces_running: bool) -> io::Result<Self> {
+    /// Takes the listening socket of another process, which leaves it the file at this path once
+    /// it runs.
+    pub fn inherit(path: &Path, listener: OwnedFd) -> Result<Self, Error> {
+        let failed = |error| Error::Listen { address: Address::Unix(path.to_owned()), error };
+        let metadata = fs::symlink_metadata(path).map_err(failed)?;
+        let (device, inode) = (metadata.dev(), metadata.ino());
+        let file = SocketFile { path: path.to_owned(), device, inode, is_removed: false };
+        Ok(Self { listener: listener.into(), file })
+    }
+
+    /// Another descriptor of the listening socket.
+    pub fn listener(&self) -> io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
+
+    fn open_at(path: &Path) -> io::Result<Self> {
         match fs::symlink_metadata(path) {
             Ok(metadata) if !metadata.file_type().is_socket() => {
                 let problem = "a file that is no socket has that name";
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, problem));
             }
-            Ok(_) if !replaces_running && UnixStream::connect(path).is_ok() => {
+            Ok(_) if UnixStream::connect(path).is_ok() => {
                 return Err(io::ErrorKind::AddrInUse.into());
             }
             _ => {}
@@ -87,8 +110,9 @@ impl CommandSocket {
         match placed {
             Ok(metadata) => {
                 let (device, inode) = (metadata.dev(), metadata.ino());
-                let file = SocketFile { path: path.to_owned(), device, inode };
-                Ok(Self { listener: Arc::new(listener), file })
+                let path = path.to_owned();
+                let file = SocketFile { path, device, inode, is_removed: true };
+                Ok(Self { listener, file })
             }
             Err(error) => {
                 let _ = fs::remove_file(&temporary);
@@ -103,32 +127,50 @@ impl CommandSocket {
     where
         F: FnMut(&str, &UnixStream) -> Vec<u8> + Send + 'static,
     {
-        let listener = Arc::clone(&self.listener);
+        let Self { listener, mut file } = self;
+        let failed = || Error::at("starting a thread");
+        let stop = Arc::new(Waker::new().map_err(failed())?);
+        // Another process may accept from the same socket during a handover.
+        listener.set_nonblocking(true).map_err(failed())?;
+        let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
-            // Accepting fails once the socket is shut down.
-            while let Ok((client, _)) = listener.accept() {
-                // A client that fails loses its answer.
-                let _ = carry_out(&client, &mut answer);
+            while wait(&listener, &stopped) {
+                match listener.accept() {
+                    // A client that fails loses its answer.
+                    Ok((client, _)) => drop(carry_out(&client, &mut answer)),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    // Descriptors or memory are short.
+                    Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+                }
             }
         });
-        let thread = thread.map_err(Error::at("starting a thread"))?;
-        Ok(CommandServer { socket: self, thread: Some(thread) })
+        file.is_removed = true;
+        Ok(CommandServer { file, stop, thread: Some(thread.map_err(failed())?) })
     }
+}
 
-    /// The path.
-    pub fn path(&self) -> &Path {
-        &self.file.path
+impl CommandServer {
+    /// Leaves the file to another process, which takes commands from now on.
+    pub fn leave(mut self) {
+        self.file.is_removed = false;
     }
 }
 
 impl Drop for CommandServer {
     fn drop(&mut self) {
-        let listener = self.socket.listener.as_fd();
-        let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Both);
+        self.stop.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
+}
+
+/// Waits for a client; false once the server is stopped.
+fn wait(listener: &UnixListener, stop: &Waker) -> bool {
+    let mut waited = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+    // Interrupted by a signal, the caller finds no client.
+    let _ = poll(&mut waited, None);
+    waited[1].revents().is_empty()
 }
 
 /// Listens at a path that does not exist, for this user alone.
@@ -151,18 +193,42 @@ fn carry_out(
     client: &UnixStream,
     answer: &mut impl FnMut(&str, &UnixStream) -> Vec<u8>,
 ) -> io::Result<()> {
-    client.set_read_timeout(Some(TIMEOUT))?;
-    client.set_write_timeout(Some(TIMEOUT))?;
-    let mut command = String::new();
-    BufReader::new(client.take(COMMAND_BYTES_MAX)).read_line(&mut command)?;
-    let answer = answer(command.trim(), client);
-    let mut client = client;
-    client.write_all(&answer)
+    client.set_nonblocking(false)?;
+    let mut command = Vec::new();
+    let deadline = Instant::now() + TIMEOUT;
+    let mut client_reader = client;
+    while !command.contains(&b'\n') {
+        let mut part = [0; 512];
+        client.set_read_timeout(Some(time_left(deadline)?))?;
+        match client_reader.read(&mut part)? {
+            0 => break,
+            count => command.extend_from_slice(&part[..count]),
+        }
+        if command.len() > COMMAND_BYTES_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    let command = String::from_utf8_lossy(&command);
+    let mut rest = &answer(command.trim(), client)[..];
+    let deadline = Instant::now() + TIMEOUT;
+    while !rest.is_empty() {
+        client.set_write_timeout(Some(time_left(deadline)?))?;
+        let mut client_writer = client;
+        rest = &rest[client_writer.write(rest)?..];
+    }
+    Ok(())
+}
+
+/// The time until a deadline; an error if there is none.
+fn time_left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 /// Sends a command to a running service, and returns its answer.
 pub fn send_command(path: &Path, command: &str) -> io::Result<String> {
     let mut stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     stream.write_all(format!("{command}\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -183,7 +249,7 @@ mod tests {
     fn a_command_is_answered_and_the_file_removed_at_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let server = echo(CommandSocket::open(&path, false).unwrap());
+        let server = echo(CommandSocket::open(&path).unwrap());
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         // A client that sends nothing is given up, and one without a line end is answered.
         let _silent = UnixStream::connect(&path).unwrap();
@@ -200,17 +266,23 @@ mod tests {
     fn a_file_in_use_is_kept_and_an_abandoned_one_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let first = echo(CommandSocket::open(&path, false).unwrap());
-        assert!(CommandSocket::open(&path, false).is_err());
-        let second = echo(CommandSocket::open(&path, true).unwrap());
-        drop(first);
-        assert_eq!(send_command(&path, "a").unwrap(), "<a>", "the file is the second's");
+        let first = CommandSocket::open(&path).unwrap();
+        assert!(CommandSocket::open(&path).is_err());
+        // One process after another takes commands from the same socket.
+        let second = CommandSocket::inherit(&path, first.listener().unwrap()).unwrap();
+        let first = echo(first);
+        drop(CommandSocket::inherit(&path, second.listener().unwrap()).unwrap());
+        assert_eq!(send_command(&path, "a").unwrap(), "<a>", "the file is the first's");
+        let second = echo(second);
+        first.leave();
+        assert_eq!(send_command(&path, "b").unwrap(), "<b>", "the file is the second's");
         drop(second);
+        assert!(!path.exists());
         drop(listen(&path).unwrap());
         assert!(path.exists(), "left by a process that has ended");
-        drop(CommandSocket::open(&path, false).unwrap());
+        drop(CommandSocket::open(&path).unwrap());
         fs::write(&path, "data").unwrap();
-        assert!(CommandSocket::open(&path, true).is_err());
+        assert!(CommandSocket::open(&path).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"data");
     }
 }

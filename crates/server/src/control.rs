@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 #[derive(Debug)]
 pub struct Control {
     is_draining: AtomicBool,
+    /// Whether the drain timeout is over.
+    is_cut_off: AtomicBool,
     /// Whether another process has the listening sockets, too.
     is_handed_over: AtomicBool,
     wakers: Box<[Arc<Waker>]>,
@@ -22,6 +24,7 @@ impl Control {
         let wakers = wakers.map_err(Error::at("making an event loop"))?;
         Ok(Arc::new(Self {
             is_draining: AtomicBool::new(false),
+            is_cut_off: AtomicBool::new(false),
             is_handed_over: AtomicBool::new(false),
             wakers,
         }))
@@ -43,6 +46,17 @@ impl Control {
     pub fn drain(&self) {
         self.is_draining.store(true, Relaxed);
         self.wake();
+    }
+
+    /// Drains, and cuts off the connections that are open.
+    pub fn cut_off(&self) {
+        self.is_cut_off.store(true, Relaxed);
+        self.drain();
+    }
+
+    /// Whether [`Control::cut_off`] was called.
+    pub fn is_cut_off(&self) -> bool {
+        self.is_cut_off.load(Relaxed)
     }
 
     /// Drains, because another process has taken over the listening sockets. The files of Unix

@@ -209,15 +209,21 @@ impl<H: Handler> EventLoop<H> {
                 }
             }
             self.sweep();
-            let is_empty = self.connections.is_empty() && self.unnamed.is_empty();
-            let is_over = |until| is_empty || Instant::now() >= until;
-            let placement = self.settings.placement.as_ref();
-            let takes_no_more = || placement.is_none_or(|placement| placement.end(self.index));
-            if self.drain_until.is_some_and(is_over) && takes_no_more() {
+            if self.has_drained() {
                 self.end();
                 return Ok(());
             }
         }
+    }
+
+    /// Whether the loop drains, and has no connections or no time left.
+    fn has_drained(&mut self) -> bool {
+        let Some(until) = self.drain_until else { return false };
+        let is_empty = self.connections.is_empty() && self.unnamed.is_empty();
+        let is_forced = self.control.is_cut_off() || Instant::now() >= until;
+        (is_empty || is_forced)
+            && self.handler.may_end(is_forced)
+            && self.settings.placement.as_ref().is_none_or(|placement| placement.end(self.index))
     }
 
     fn receive(&mut self, event: &Event) {
@@ -306,7 +312,7 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    /// Lets the handler look at every connection, if it wants to.
+    /// Lets the handler visit every connection, if it asks for that.
     fn visit_all(&mut self) {
         if !self.handler.begin_visits() {
             return;

@@ -2,26 +2,33 @@
 //!
 //! A network is *dominant* if it has a quarter of all connections. Closed first are:
 //!
-//! 1. connections that have waited for a message for five seconds;
-//! 2. of dominant networks, those that wait for a message, however short;
-//! 3. of dominant networks, those whose message has not moved 64 KiB in a second;
-//! 4. of other networks, those that wait for a message, however short;
-//! 5. of other networks, those whose message has not moved 64 KiB in five seconds.
+//! 1. connections that wait for a message: of dominant networks however short, of others for five
+//!    seconds if they are idle, and for two if they have begun;
+//! 2. of dominant networks, those whose message has not moved 64 KiB in a second;
+//! 3. of other networks, those that wait for a message, however short;
+//! 4. of other networks, those whose message has not moved 64 KiB in five seconds.
 //!
 //! A connection waits for a message from the end of the one before, or from its beginning, until
 //! the next is there whole: a client that sends half a request waits as one that sends nothing. So
 //! it is closed as soon as so many others have come after it as there is room for, and does not
-//! make them wait. Within each of the five, a connection of a [`Network`] with many connections is
-//! closed before one of a network with few, so that a client that opens thousands of them evicts
-//! its own; then the one that has waited or stalled for the longest time.
+//! make them wait. The latest sixteen that have begun keep their two seconds: beside transfers that
+//! all make progress, no handshake would complete otherwise. Within each of the four, a connection
+//! of a [`Network`] with many connections is closed before one of a network with few, so that a
+//! client that opens thousands of them evicts its own; then the one that has waited or stalled for
+//! the longest time.
 
 use crate::network::Network;
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 
-/// The wait for a message after which every connection is closed before those of a dominant
+/// The wait for a message after which an idle connection is closed before busy ones of a dominant
 /// network, in seconds.
-const LONG_WAIT_SECONDS: u32 = 5;
+const IDLE_SECONDS: u32 = 5;
+/// The time in which an honest client sends its request, in seconds. It is a round trip, or a few
+/// with TLS.
+const REQUEST_SECONDS: u32 = 2;
+/// The latest connections that have begun a message, and have that time in any case.
+const FRESH_MAX: usize = 16;
 /// The time without progress after which a message counts as stalled, in seconds.
 const STALLED_SECONDS: u32 = 5;
 /// The same for a dominant network. One client that stalls transfers faster than they are evicted
@@ -95,27 +102,40 @@ impl Candidate {
     /// `None` if it is not to be evicted now.
     fn class(&self, is_of_dominant_network: bool, now_seconds: u32) -> Option<(u8, u32)> {
         let has_lasted = |since: u32, seconds: u32| now_seconds.saturating_sub(since) >= seconds;
+        let waits = |since: u32, seconds: u32| {
+            let is_first = is_of_dominant_network || has_lasted(since, seconds);
+            Some((if is_first { 1 } else { 3 }, since))
+        };
         match self.activity {
-            Activity::Idle | Activity::Beginning(_) => {
-                let since = match self.activity {
-                    Activity::Beginning(since) => since,
-                    _ => self.latest_turn_at_seconds,
-                };
-                Some(match is_of_dominant_network {
-                    _ if has_lasted(since, LONG_WAIT_SECONDS) => (1, since),
-                    true => (2, since),
-                    false => (4, since),
-                })
-            }
+            Activity::Idle => waits(self.latest_turn_at_seconds, IDLE_SECONDS),
+            Activity::Beginning(since) => waits(since, REQUEST_SECONDS),
             Activity::Transferring(since) if is_of_dominant_network => {
-                has_lasted(since, DOMINANT_STALLED_SECONDS).then_some((3, since))
+                has_lasted(since, DOMINANT_STALLED_SECONDS).then_some((2, since))
             }
             Activity::Transferring(since) => {
-                has_lasted(since, STALLED_SECONDS).then_some((5, since))
+                has_lasted(since, STALLED_SECONDS).then_some((4, since))
             }
             Activity::Working => None,
         }
     }
+
+    /// Whether a message has begun less than two seconds ago.
+    fn is_fresh(&self, now_seconds: u32) -> bool {
+        let Activity::Beginning(since) = self.activity else { return false };
+        now_seconds.saturating_sub(since) < REQUEST_SECONDS
+    }
+}
+
+/// The number of the latest turn of the oldest connection that is protected because it is among the
+/// freshest.
+fn oldest_protected_turn(candidates: &[Candidate], now_seconds: u32) -> u64 {
+    let fresh = candidates.iter().filter(|candidate| candidate.is_fresh(now_seconds));
+    let mut turns: Vec<_> = fresh.map(|candidate| candidate.latest_turn).collect();
+    if turns.len() <= FRESH_MAX {
+        return 0;
+    }
+    let at = turns.len() - FRESH_MAX;
+    *turns.select_nth_unstable(at).1
 }
 
 /// Connections that were chosen to be evicted, for a second at most.
@@ -159,8 +179,13 @@ impl Victims {
         for network in candidates.iter().filter_map(|candidate| candidate.network) {
             *connections.entry(network).or_default() += 1;
         }
+        let protected = oldest_protected_turn(candidates, now_seconds);
+        let is_protected = |candidate: &Candidate| {
+            candidate.is_fresh(now_seconds) && candidate.latest_turn >= protected
+        };
         let mut due: Vec<_> = candidates
             .iter()
+            .filter(|candidate| !is_protected(candidate))
             .filter_map(|candidate| {
                 let network = candidate.network.and_then(|network| connections.get(&network));
                 let network_size = network.copied().unwrap_or(1);
@@ -223,9 +248,9 @@ mod tests {
             candidate(5, 1, Activity::Idle),
             candidate(9, 3, Activity::Beginning(40)),
             candidate(60, 2, Activity::Idle),
-            candidate(98, 4, Activity::Beginning(NOW - 3)),
-            candidate(99, 4, Activity::Idle),
-            candidate(100, 4, Activity::Beginning(NOW)),
+            candidate(97, 7, Activity::Beginning(NOW - REQUEST_SECONDS)),
+            candidate(96, 4, Activity::Idle),
+            candidate(99, 8, Activity::Idle),
             candidate(2, 5, Activity::Transferring(10)),
             candidate(1, 6, Activity::Transferring(NOW - STALLED_SECONDS)),
         ];
@@ -238,6 +263,26 @@ mod tests {
             candidate(3, 3, Activity::Transferring(NOW - STALLED_SECONDS + 1)),
         ];
         assert!(chosen(&working).is_empty());
+    }
+
+    #[test]
+    fn the_freshest_requests_keep_their_time() {
+        // Beside transfers that all make progress, a handshake is not evicted for the next one.
+        let busy = many(1, 19, Activity::Transferring(NOW));
+        let fresh = candidate(9, 2, Activity::Beginning(NOW));
+        let all: Vec<_> = busy.chain([fresh]).collect();
+        assert!(chosen(&all).is_empty());
+        // Of many, the latest keep it.
+        let many: Vec<_> = many(1, 200, Activity::Beginning(NOW)).collect();
+        let mut victims = Victims::default();
+        let mut left = many.clone();
+        loop {
+            victims.choose(&left, NOW);
+            let Some(victim) = victims.next(NOW) else { break };
+            left.retain(|candidate| candidate.token != victim.token);
+        }
+        assert_eq!(left.len(), FRESH_MAX);
+        assert!(left.iter().all(|candidate| candidate.token >= 1200 - FRESH_MAX as u64));
     }
 
     #[test]
@@ -259,10 +304,13 @@ mod tests {
             let victims = chosen(&all);
             assert_eq!(victims.len(), 6);
             assert!(victims.iter().all(|token| *token >= 3000), "{victims:?}");
-            // A connection that has waited for long is closed before, whosever it is.
-            let waiting = candidate(1, 9, Activity::Idle);
-            assert_eq!(chosen(&[&all[..], &[waiting]].concat())[0], waiting.token);
         }
+        // Also before the idle connections of others, as long as it has any that wait.
+        let flood = many(3, 90, Activity::Beginning(NOW));
+        let idle = (1..=10).map(|token| candidate(token, 10 + token as u8, Activity::Idle));
+        let all: Vec<_> = flood.chain(idle).collect();
+        let victims = chosen(&all);
+        assert!(victims.iter().all(|token| *token >= 3000), "{victims:?}");
         let stalled = Activity::Transferring(NOW - 1);
         let few: Vec<_> = many(1, FEW_CONNECTIONS as u64, stalled).collect();
         assert!(chosen(&few).is_empty(), "a few are not dominant");

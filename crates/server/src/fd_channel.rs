@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// The longest message, in bytes. The kernel's default send buffer has room for three.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// The longest text in place of a channel, in bytes.
+const REFUSAL_BYTES_MAX: usize = 1024;
 /// The most descriptors of a message.
 pub const DESCRIPTORS_MAX: usize = 2;
 
@@ -46,12 +48,14 @@ impl FdChannel {
         send(stream.as_fd(), b"\n", &[self.socket.as_fd()])
     }
 
-    /// Receives an end that was sent through a stream.
+    /// Receives an end that was sent through a stream. If text came instead, it is the error.
     pub fn receive_through(stream: &UnixStream) -> io::Result<Self> {
-        let message = receive(stream.as_fd(), 1)?;
-        let socket = message.and_then(|message| message.descriptors.into_iter().next());
-        let none = || io::Error::new(io::ErrorKind::UnexpectedEof, "no descriptor was sent");
-        Ok(Self { socket: socket.ok_or_else(none)? })
+        let message = receive(stream.as_fd(), REFUSAL_BYTES_MAX)?;
+        let FdMessage { bytes, descriptors } = message.ok_or(io::ErrorKind::UnexpectedEof)?;
+        match descriptors.into_iter().next() {
+            Some(socket) => Ok(Self { socket }),
+            None => Err(io::Error::other(String::from_utf8_lossy(&bytes).trim().to_owned())),
+        }
     }
 
     /// Sets the time after which a call fails with [`io::ErrorKind::WouldBlock`]; `None` for none.

@@ -124,6 +124,8 @@ pub struct Listeners {
     addresses: Vec<ListenAddress>,
     own_ports: Vec<u16>,
     files: Vec<SocketFile>,
+    /// Files of another process, which are this one's once it runs.
+    inherited_files: Vec<PathBuf>,
 }
 
 /// The file of a Unix socket, removed when it is dropped; `None`: it is left.
@@ -152,6 +154,7 @@ impl Listeners {
             addresses: Vec::new(),
             own_ports: Vec::new(),
             files: Vec::new(),
+            inherited_files: Vec::new(),
         };
         for (index, listen) in settings.addresses.iter().enumerate() {
             let failed = |error| Error::Listen { address: listen.address.clone(), error };
@@ -185,8 +188,10 @@ impl Listeners {
         for (address, socket) in of_address {
             let bound = rustix::net::getsockname(socket)?;
             let bound = SocketAddr::try_from(bound).map_or(address.clone(), Address::Tcp);
-            if let Address::Unix(path) = address {
-                self.files.push(SocketFile(Some(path.clone())));
+            match (address, &bound) {
+                (Address::Unix(path), _) => self.inherited_files.push(path.clone()),
+                (_, Address::Tcp(bound)) => self.own_ports.push(bound.port()),
+                _ => {}
             }
             self.share(socket, bound, listen.is_tls, index);
             has_any = true;
@@ -198,6 +203,11 @@ impl Listeners {
     pub fn sockets(&self) -> Vec<(usize, Weak<OwnedFd>)> {
         let first = self.by_loop.first().into_iter().flatten();
         first.map(|listener| (listener.index, Arc::downgrade(&listener.socket))).collect()
+    }
+
+    /// Makes the files of inherited Unix sockets this process's own.
+    pub fn own_files(&mut self) {
+        self.files.extend(self.inherited_files.drain(..).map(|path| SocketFile(Some(path))));
     }
 
     /// Leaves the files of Unix sockets to the process that has taken them over.

@@ -86,12 +86,29 @@ impl Service {
     /// Runs the service until it has drained. `pools` are those of the handlers' jobs; there is one
     /// handler for each event loop.
     pub fn run<H>(
-        mut self,
+        self,
         pools: &[PoolSettings],
         settings: &LoopSettings,
         registry: Registry,
         handlers: impl IntoIterator<Item = H>,
     ) -> Result<(), Error>
+    where
+        H: Handler + Send + 'static,
+        H::Connection: Send,
+    {
+        self.run_after(pools, settings, registry, handlers, || Ok(()))
+    }
+
+    /// Like [`Service::run`]. `start` is called when everything is made, before connections are
+    /// accepted; an error of it ends the service.
+    pub fn run_after<H, E: From<Error>>(
+        mut self,
+        pools: &[PoolSettings],
+        settings: &LoopSettings,
+        registry: Registry,
+        handlers: impl IntoIterator<Item = H>,
+        start: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E>
     where
         H: Handler + Send + 'static,
         H::Connection: Send,
@@ -106,11 +123,13 @@ impl Service {
         }
         let metrics = self.metrics.map(|listener| MetricsServer::start(listener, registry));
         let _metrics = metrics.transpose()?;
+        start()?;
+        self.listeners.own_files();
         let result = run(self.name, loops, &self.control);
         if self.control.is_handed_over() {
             self.listeners.leave_files();
         }
-        result
+        Ok(result?)
     }
 }
 

@@ -8,13 +8,15 @@ use tracing::info;
 
 /// Starts the threads that handle signals.
 ///
-/// * SIGTERM, SIGINT and SIGQUIT call `drain`. A second one ends the process at once.
+/// * SIGTERM, SIGINT and SIGQUIT call `drain`. A second one calls `cut_off`, and a third one ends
+///   the process at once.
 /// * SIGHUP and SIGUSR1 call `reload`.
 ///
 /// SIGQUIT and SIGUSR1 are nginx's signals for this. Unhandled, they would kill the process.
 pub fn handle(
     reload: impl Fn() + Send + 'static,
     drain: impl FnOnce() + Send + 'static,
+    cut_off: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     let mut end_rx = pipe_of(&[SIGTERM, SIGINT, SIGQUIT])?;
     let mut reload_rx = pipe_of(&[SIGHUP, SIGUSR1])?;
@@ -26,9 +28,12 @@ pub fn handle(
     })?;
     thread().spawn(move || {
         if end_rx.read_exact(&mut [0]).is_ok() {
-            info!("finishing open requests, then ending; another signal ends at once");
+            info!("ending once all that is open has ended; another signal ends at once");
             readiness::notify_stopping();
             drain();
+        }
+        if end_rx.read_exact(&mut [0]).is_ok() {
+            cut_off();
         }
         if end_rx.read_exact(&mut [0]).is_ok() {
             std::process::exit(1);

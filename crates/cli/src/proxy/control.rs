@@ -40,13 +40,13 @@ pub fn run(arguments: &ControlArguments) -> Result<ExitCode, Failure> {
     let response: ControlResponse = serde_json::from_str(&answer).map_err(|error| {
         Failure::failed(format!("{}: the answer is no JSON: {error}", socket.display()))
     })?;
-    if let ControlResponse::Error(error) = response {
-        return Err(Failure::failed(error));
-    }
     let text = if *json { answer } else { text(&response) };
     // A reader that has closed the pipe has what it needs.
     let _ = io::stdout().write_all(text.as_bytes());
-    Ok(ExitCode::SUCCESS)
+    match response {
+        ControlResponse::Error(error) => Err(Failure::failed(error)),
+        _ => Ok(ExitCode::SUCCESS),
+    }
 }
 
 fn text(response: &ControlResponse) -> String {

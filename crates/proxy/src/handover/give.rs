@@ -1,6 +1,7 @@
 //! The old process's part of a handover.
 
-use crate::handed::{self, HandedConnection, HandedUpstream, Message, State, VERSION};
+use crate::closing::Closings;
+use crate::handed::{self, HandedConnection, HandedUpstream, Message, VERSION};
 use crate::mailbox::{Mailboxes, Request};
 use crate::routing::CurrentTable;
 use haul_server::Control;
@@ -18,6 +19,8 @@ use tracing::{error, info};
 
 /// The time that the new process has to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Numbers of connections that this process still accepts.
+const ID_GAP: u64 = 1 << 20;
 /// The time that the new process has to take a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -35,6 +38,9 @@ pub struct Parts {
     /// The listening sockets, by their configured addresses.
     pub sockets: Vec<(String, Weak<OwnedFd>)>,
     pub metrics: Option<TcpListener>,
+    /// The listening control socket.
+    pub control_socket: Option<OwnedFd>,
+    pub closings: Arc<Closings>,
     pub table: Arc<CurrentTable>,
     pub next_id: Arc<AtomicU64>,
     pub mailboxes: Arc<Mailboxes>,
@@ -52,8 +58,14 @@ impl Giver {
     /// Begins a handover to the process that has asked for it through `client`. The handover goes
     /// on on a thread of its own.
     pub fn begin(&self, client: &UnixStream) -> io::Result<()> {
-        if self.parts.control.is_draining() || self.parts.is_busy.swap(true, Relaxed) {
-            return Err(io::Error::other("the proxy is ending, or being handed over already"));
+        if self.parts.control.is_draining() {
+            return Err(io::Error::other("it is ending"));
+        }
+        if self.parts.mailboxes.expects_connections() {
+            return Err(io::Error::other("it is taking over from another process"));
+        }
+        if self.parts.is_busy.swap(true, Relaxed) {
+            return Err(io::Error::other("another process is taking over"));
         }
         let parts = Arc::clone(&self.parts);
         let begun = (|| {
@@ -79,6 +91,11 @@ impl Giver {
         }
     }
 
+    /// Whether another process has taken over.
+    pub fn has_given(&self) -> bool {
+        self.parts.control.is_handed_over()
+    }
+
     /// Waits until connections that event loops have given up are sent.
     pub fn finish(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -98,29 +115,41 @@ impl Parts {
             Some((Message::Started, _)) => {}
             _ => return Err(io::Error::other("the new process did not start")),
         }
+        if self.control.is_draining() {
+            return Err(io::Error::other("this process was ended meanwhile"));
+        }
+        let next_id = self.next_id.load(Relaxed) + ID_GAP;
+        handed::send(channel, &Message::Agreed { next_id }, &[])?;
         let (tx, rx) = mpsc::channel::<HandedConnection>();
+        // Connections that cannot be sent come back.
+        self.mailboxes.set_expects_connections(true);
         self.mailboxes.send_all(|| Request::HandOver(Some(tx.clone())));
         drop(tx);
         self.control.drain_handed_over();
         let (mut count, mut failed) = (0_usize, None);
-        // Until every event loop has ended.
+        // Until every event loop has no connection.
         for connection in rx {
-            match (&failed, connection.send(channel)) {
-                (None, Ok(())) => count += 1,
-                (None, Err(error)) => {
+            if failed.is_some() {
+                self.mailboxes.adopt(connection);
+                continue;
+            }
+            match connection.send(channel) {
+                Ok(()) => count += 1,
+                Err(error) => {
                     failed = Some(error);
-                    // The others stay in this process, until the end of the drain.
                     self.mailboxes.send_all(|| Request::HandOver(None));
+                    // A part of it may have been sent.
                     connection.reset();
                 }
-                (Some(_), _) => connection.reset(),
             }
         }
+        self.mailboxes.set_expects_connections(false);
         info!(connections = count, "another process has taken over, with {count} connections");
         failed.map_or(Ok(()), Err)
     }
 
     fn send_state(&self, channel: &FdChannel) -> io::Result<()> {
+        handed::send(channel, &Message::Version(VERSION), &[])?;
         for (address, socket) in &self.sockets {
             let Some(socket) = socket.upgrade() else { continue };
             let message = Message::Listener { address: address.clone() };
@@ -129,12 +158,18 @@ impl Parts {
         if let Some(listener) = &self.metrics {
             handed::send(channel, &Message::Metrics, &[listener.as_fd()])?;
         }
+        if let Some(listener) = &self.control_socket {
+            handed::send(channel, &Message::Control, &[listener.as_fd()])?;
+        }
         let table = self.table.get();
-        let upstreams = table.groups().iter().flat_map(|group| {
-            group.upstreams().iter().map(|upstream| HandedUpstream::new(group.name(), upstream))
-        });
-        let next_id = self.next_id.load(Relaxed);
-        let state = State { version: VERSION, next_id, upstreams: upstreams.collect() };
-        handed::send(channel, &Message::State(state), &[])
+        for group in table.groups() {
+            for upstream in group.upstreams() {
+                let state = HandedUpstream::new(group.name(), upstream, &self.closings);
+                if let Some(state) = state {
+                    handed::send(channel, &Message::Upstream(state), &[])?;
+                }
+            }
+        }
+        handed::send(channel, &Message::Ready, &[])
     }
 }

@@ -96,7 +96,7 @@ fn a_drained_upstream_gets_no_connection_and_keeps_those_it_has() {
     assert_reset(&mut client);
     drop((others, more, back, server));
     let log = controlled.proxy.finish();
-    assert_eq!(ends(&log).iter().filter(|end| **end == "upstream-down").count(), 2, "{log:?}");
+    assert_eq!(ends(&log).iter().filter(|end| **end == "drained").count(), 2, "{log:?}");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_disabled_upstream_loses_its_connections() {
     let mut ends: Vec<_> =
         controlled.proxy.finish().iter().map(|line| line["end"].to_string()).collect();
     ends.sort_unstable();
-    assert_eq!(ends, ["\"unreachable\"", "\"upstream-down\"", "\"upstream-down\""]);
+    assert_eq!(ends, ["\"drained\"", "\"drained\"", "\"unreachable\""]);
 }
 
 #[test]
@@ -161,6 +161,21 @@ fn connections_are_listed_and_closed_one_by_one_or_many() {
     assert_reset(client);
     assert!(controlled.command("nonsense")["error"].as_str().unwrap().contains("known are"));
     assert_eq!(ends(&controlled.proxy.finish()), ["killed"; 6]);
+}
+
+#[test]
+fn commands_are_answered_while_the_proxy_ends() {
+    let controlled = Controlled::start(|_| {});
+    let (mut client, _server) = controlled.pair(0);
+    controlled.proxy.handle.drain();
+    // One of the loops has no connection and ends.
+    let listed = controlled.command("connections");
+    assert_eq!(listed["connections"].as_array().map(Vec::len), Some(1), "{listed}");
+    std::thread::sleep(Duration::from_millis(100));
+    let network = client.local_addr().unwrap().ip();
+    assert_eq!(controlled.command(&format!("kill client {network}"))["killed"], 1);
+    assert_reset(&mut client);
+    assert_eq!(ends(&controlled.proxy.finish()), ["killed"]);
 }
 
 #[test]

@@ -2,11 +2,13 @@
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
 use haul_lab::Lab;
-use haul_proxy::{Config, Server};
+use haul_proxy::{Config, ListenerConfig, Server};
 use haul_server::command_socket::send_command;
+use haul_server::fd_channel::FdChannel;
 use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -200,7 +202,7 @@ fn a_connection_without_an_upstream_stays_until_it_has_one() {
 
 #[test]
 fn a_proxy_that_fails_to_start_takes_nothing() {
-    let upgradable = Upgradable::start(|_| {});
+    let upgradable = Upgradable::start(listen_at_a_unix_socket);
     let mut config = upgradable.proxy.config.clone();
     config.upgrades = true;
     config.congestion = Some("no-such-control".into());
@@ -210,6 +212,10 @@ fn a_proxy_that_fails_to_start_takes_nothing() {
     let mut client = upgradable.proxy.connect();
     client.write_all(b"hello").unwrap();
     accept(&upgradable.listener).read_exact(&mut [0; 5]).unwrap();
+    let mut local = UnixStream::connect(upgradable.folder.path().join("listen")).unwrap();
+    local.write_all(b"hello").unwrap();
+    accept(&upgradable.listener).read_exact(&mut [0; 5]).unwrap();
+    wait_for(&upgradable.control, |answer| answer["connections"].is_array());
     let mut other = upgradable.proxy.config.clone();
     other.upgrades = true;
     other.control = Some(upgradable.folder.path().join("none"));
@@ -218,6 +224,61 @@ fn a_proxy_that_fails_to_start_takes_nothing() {
     assert!(error.contains("start without upgrade"), "{error}");
     other.control = None;
     assert!(Server::new(&other).is_err_and(|error| error.is_bad_input()));
+}
+
+/// Adds a Unix socket beside the control socket.
+fn listen_at_a_unix_socket(config: &mut Config) {
+    let path = config.control.as_ref().unwrap().with_file_name("listen");
+    let address = format!("unix:{}", path.display()).parse().unwrap();
+    config.listeners.push(ListenerConfig::new(address, Some("servers")));
+}
+
+#[test]
+fn a_unix_socket_is_taken_over_and_removed_by_the_last_process() {
+    let upgradable = Upgradable::start(listen_at_a_unix_socket);
+    let successor = upgradable.upgrade();
+    let path = upgradable.folder.path().join("listen");
+    let Upgradable { proxy, listener, control, folder } = upgradable;
+    let (_, _lab, _log_folder) = proxy.join();
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(b"hello").unwrap();
+    accept(&listener).read_exact(&mut [0; 5]).unwrap();
+    wait_for(&control, |answer| answer["connections"].is_array());
+    drop(client);
+    successor.finish();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// A new process that ends after it was agreed: what was not sent goes on in the old one.
+#[test]
+fn connections_that_a_failing_process_has_not_taken_go_on() {
+    const CONNECTIONS: usize = 300;
+    let upgradable = Upgradable::start(|_| {});
+    let mut pairs: Vec<_> = (0..CONNECTIONS)
+        .map(|_| {
+            let mut client = upgradable.proxy.connect();
+            client.write_all(b"hello").unwrap();
+            let mut server = accept(&upgradable.listener);
+            server.read_exact(&mut [0; 5]).unwrap();
+            (client, server)
+        })
+        .collect();
+    let mut stream = UnixStream::connect(&upgradable.control).unwrap();
+    writeln!(stream, "upgrade").unwrap();
+    let channel = FdChannel::receive_through(&stream).unwrap();
+    let receive = || String::from_utf8(channel.receive().unwrap().unwrap().bytes).unwrap();
+    while receive() != "\"ready\"" {}
+    channel.send(b"\"started\"", &[]).unwrap();
+    assert!(receive().contains("agreed"));
+    drop(channel);
+    // What was in the channel is lost. Its default buffer of 208 KiB has room for about a hundred.
+    let is_open = |(client, server): &mut (TcpStream, TcpStream)| {
+        client.write_all(b"more").is_ok() && server.read_exact(&mut [0; 4]).is_ok()
+    };
+    let open = pairs.iter_mut().map(is_open).filter(|is_open| *is_open).count();
+    assert!(open >= CONNECTIONS / 2, "{open} of {CONNECTIONS} go on");
+    drop(pairs);
+    upgradable.proxy.join();
 }
 
 /// Clients that send and receive all the time, over one connection or many, see neither a reset nor

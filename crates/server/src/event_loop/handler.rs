@@ -112,7 +112,7 @@ pub trait Handler {
         false
     }
 
-    /// Looks at a connection, such as to list it. If it returns true, [`Handler::drive`] follows.
+    /// Visits a connection, such as to list it. If it returns true, [`Handler::drive`] follows.
     fn visit(&mut self, connection: &mut Self::Connection, context: &Context<'_>) -> bool {
         let _ = (connection, context);
         false
@@ -122,7 +122,8 @@ pub trait Handler {
     fn end_visits(&mut self) {}
 
     /// Takes a connection that another process has handed over, and registers its sockets; `None`
-    /// if there is none. The loop asks after [`Handler::on_wake`], until there is none.
+    /// if there is none. A loop with a [`crate::placement::Placement`] asks after
+    /// [`Handler::on_wake`], until there is none.
     /// [`Handler::drive`] follows.
     fn adopt(&mut self, context: &Context<'_>) -> Option<Adopted<Self::Connection>> {
         let _ = context;
@@ -140,6 +141,13 @@ pub trait Handler {
     /// Housekeeping, about once a second.
     fn every_second(&mut self, now_seconds: u32) {
         let _ = now_seconds;
+    }
+
+    /// Whether a loop that has drained may end. `is_forced`: the drain timeout is over. The loop
+    /// asks in each turn, until it may.
+    fn may_end(&mut self, is_forced: bool) -> bool {
+        let _ = is_forced;
+        true
     }
 
     /// The loop ends: flushes what is buffered.
@@ -229,6 +237,12 @@ impl<'l> Context<'l> {
             EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::PRI | EventFlags::ET;
         let token = self.token | u64::from(side == Side::Upstream);
         Ok(epoll::add(self.epoll, socket, EventData::new_u64(token), flags)?)
+    }
+
+    /// Ends the events of a socket that goes on in another process.
+    pub fn unregister(&self, socket: impl AsFd) {
+        // It is registered: nothing else can fail.
+        let _ = epoll::delete(self.epoll, socket);
     }
 
     /// The deadline in so many seconds, for [`Action::WaitUntil`]. The clock counts whole seconds,
