@@ -165,22 +165,32 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         for socket in [a.as_fd(), b.as_fd()] {
             socket::must_be_stream(socket::kind(socket)?)?;
         }
-        let method = pool.settings().method;
         // A read from a Unix socket ends where other descriptors or credentials were sent.
         let is_tcp = |socket: BorrowedFd<'_>| {
             let domain = rustix::net::sockopt::socket_domain(socket);
             domain.is_ok_and(|domain| domain != AddressFamily::UNIX)
         };
-        let (a_is_tcp, b_is_tcp) = (is_tcp(a.as_fd()), is_tcp(b.as_fd()));
-        Ok(Self {
+        let are_tcp = [is_tcp(a.as_fd()), is_tcp(b.as_fd())];
+        Ok(Self { is_nonblocking: false, ..Self::with_connected(a, b, are_tcp, pool) })
+    }
+
+    /// Creates a forwarder of two connected, non-blocking stream sockets, of which the caller
+    /// states whether each is a TCP socket: a socket that was just accepted or connected. It asks
+    /// the kernel nothing, where [`Forwarder::with_pool`] makes eight system calls.
+    ///
+    /// Of other sockets, the first step fails, or blocks.
+    pub fn with_connected(a: A, b: B, are_tcp: [bool; 2], pool: ForwardPool) -> Self {
+        let method = pool.settings().method;
+        let [a_is_tcp, b_is_tcp] = are_tcp;
+        Self {
             a,
             b,
             a_to_b: Direction::new(method, a_is_tcp),
             b_to_a: Direction::new(method, b_is_tcp),
             pool,
-            is_nonblocking: false,
+            is_nonblocking: true,
             moved_at: Instant::now(),
-        })
+        }
     }
 
     /// Creates a forwarder of one direction, with a pool of its own: what `from` receives is sent

@@ -39,6 +39,9 @@ pub struct Connection {
     upstream_events: Events,
     /// The listener's place in the configuration.
     listener: usize,
+    /// Whether the sockets are TCP sockets.
+    client_is_tcp: bool,
+    upstream_is_tcp: bool,
     /// The group of its upstream, once it has a route.
     group: Option<Arc<UpstreamGroup>>,
     /// The greeting, which the upstream is sent.
@@ -172,6 +175,8 @@ impl Connection {
             client_events: Events::default(),
             upstream_events: Events::default(),
             listener,
+            client_is_tcp: accepted.peer.is_some(),
+            upstream_is_tcp: false,
             group,
             greeting: Vec::new(),
             upstream: None,
@@ -358,6 +363,8 @@ impl Connection {
             client_events: Events::ALL,
             upstream_events: Events::ALL,
             listener: 0,
+            client_is_tcp: message.client.is_some(),
+            upstream_is_tcp: false,
             group,
             greeting: Vec::new(),
             upstream: upstream.map(|(upstream, index)| Chosen::new(&upstream, index)),
@@ -485,6 +492,7 @@ impl Connection {
         };
         self.record.connect_attempts += 1;
         self.upstream_events = Events::default();
+        self.upstream_is_tcp = matches!(address, PeerAddress::Tcp(_));
         let started = shared.start_connection(&address).and_then(|socket| {
             context.register(&socket, Side::Upstream)?;
             Ok(socket)
@@ -567,16 +575,17 @@ impl Connection {
         self.header_bytes = first_bytes.len() as u64;
         // Its memory is not kept with the connection.
         first_bytes.extend(std::mem::take(&mut self.greeting));
-        shared.set_options(&client);
+        // The client's socket has inherited them.
         shared.set_options(&upstream);
-        let forwarder = Forwarder::with_pool(client, upstream, shared.pool())
-            .and_then(|forwarder| forwarder.with_first_bytes_to_b(&first_bytes));
+        let are_tcp = [self.client_is_tcp, self.upstream_is_tcp];
+        let forwarder = Forwarder::with_connected(client, upstream, are_tcp, shared.pool())
+            .with_first_bytes_to_b(&first_bytes);
         match forwarder {
             Ok(forwarder) => {
                 self.state = State::Forwarding(Box::new(forwarder));
                 None
             }
-            // Both are connected stream sockets.
+            // It has moved no bytes.
             Err(_) => Some(self.finish(End::UpstreamFailed, shared)),
         }
     }

@@ -13,8 +13,8 @@ use haul::{ForwardPool, ForwardSettings};
 use haul_server::LogLimiter;
 use haul_server::connect::{self, PeerAddress};
 use haul_server::event_loop::Context;
+use haul_server::listener::KeepAlive;
 use haul_server::log_writer::LogBuffer;
-use rustix::net::sockopt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
@@ -23,10 +23,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tracing::warn;
 
-/// The interval of keep-alive probes that are not answered.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// Unanswered probes after which a peer counts as gone.
-const KEEPALIVE_PROBES: u32 = 6;
+/// The keep-alive of both connections.
+pub fn keep_alive(limits: &Limits) -> KeepAlive {
+    KeepAlive { time: limits.keepalive_time, interval: Duration::from_secs(10), probes: 6 }
+}
 
 /// What all event loops share.
 #[derive(Debug, Clone)]
@@ -185,12 +185,9 @@ impl LoopState {
         Ok(socket)
     }
 
-    /// Sets the options of a connection's sockets. A Unix socket has none of them.
+    /// Sets the options of a socket that has not inherited them. A Unix socket has none of them.
     pub fn set_options(&self, socket: &OwnedFd) {
-        let _ = sockopt::set_socket_keepalive(socket, true);
-        let _ = sockopt::set_tcp_keepidle(socket, self.limits.keepalive_time);
-        let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL);
-        let _ = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES);
+        let _ = keep_alive(&self.limits).apply_to(socket);
     }
 
     /// Reports that the host lacks something for a connection, at most once a minute.

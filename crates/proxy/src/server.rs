@@ -5,7 +5,7 @@ use crate::control::Controller;
 use crate::error::Error;
 use crate::handler::{ProxyHandler, loop_settings};
 use crate::handover::{Giver, Parts, Taken, Taker};
-use crate::loop_state::{LoopState, Shared};
+use crate::loop_state::{LoopState, Shared, keep_alive};
 use crate::mailbox::Mailboxes;
 use crate::metrics::{LoopCounters, ProxyMetrics};
 use crate::reload::Reloader;
@@ -75,7 +75,10 @@ impl Opened {
         let log_file = log_file.transpose()?;
         let listen: Vec<_> = config.listeners.iter().map(without_tls).collect();
         let congestion = config.congestion.as_deref();
-        let mut listen = ListenSettings::new(listen).with_congestion(congestion).with_shared(true);
+        let mut listen = ListenSettings::new(listen)
+            .with_congestion(congestion)
+            .with_keep_alive(keep_alive(&config.limits))
+            .with_shared(true);
         let mut control = None;
         if let Some(taken) = taken {
             listen = listen.with_inherited(taken.listeners.clone(), taken.metrics.clone());

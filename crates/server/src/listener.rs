@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// The accept queue's length; `net.core.somaxconn` may limit it further.
 const BACKLOG: i32 = 4096;
@@ -45,6 +46,8 @@ pub struct ListenSettings {
     /// Whether all event loops accept from one socket, so that no connection waits for a loop that
     /// is full or busy while another is not.
     pub is_shared: bool,
+    /// The keep-alive of accepted connections; `None`: they are not probed.
+    pub keep_alive: Option<KeepAlive>,
     /// Listening sockets of another process, by the addresses that it was given. They are taken
     /// for these addresses in place of new ones; all event loops share each of them.
     pub inherited: Vec<(Address, Arc<OwnedFd>)>,
@@ -77,11 +80,40 @@ impl ListenSettings {
         self
     }
 
+    /// Sets the keep-alive of accepted connections.
+    #[must_use]
+    pub fn with_keep_alive(mut self, keep_alive: KeepAlive) -> Self {
+        self.keep_alive = Some(keep_alive);
+        self
+    }
+
     /// Sets whether all event loops accept from one socket.
     #[must_use]
     pub fn with_shared(mut self, is_shared: bool) -> Self {
         self.is_shared = is_shared;
         self
+    }
+}
+
+/// When a silent connection is probed (TCP keep-alive), and given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// The time without a byte before the first probe.
+    pub time: Duration,
+    /// The interval of probes that are not answered.
+    pub interval: Duration,
+    /// Unanswered probes after which the connection has failed.
+    pub probes: u32,
+}
+
+impl KeepAlive {
+    /// Sets it on a TCP socket. Sockets that a listening one accepts inherit it.
+    pub fn apply_to(self, socket: impl AsFd) -> io::Result<()> {
+        let socket = socket.as_fd();
+        sockopt::set_socket_keepalive(socket, true)?;
+        sockopt::set_tcp_keepidle(socket, self.time)?;
+        sockopt::set_tcp_keepintvl(socket, self.interval)?;
+        Ok(sockopt::set_tcp_keepcnt(socket, self.probes)?)
     }
 }
 
@@ -171,6 +203,13 @@ impl Listeners {
                 Address::Systemd => {
                     listeners.take_from_systemd(listen.is_tls, index).map_err(failed)?;
                 }
+            }
+        }
+        if let Some(keep_alive) = settings.keep_alive {
+            // All sockets of an address, also those of systemd and of another process.
+            for listener in listeners.by_loop.iter().flatten() {
+                // A Unix socket has none.
+                let _ = keep_alive.apply_to(&listener.socket);
             }
         }
         Ok(listeners)
