@@ -1,21 +1,24 @@
 //! One connection: a client, the upstream it is connected to, and the bytes between them.
 
+mod delivery;
+mod handover;
+
 use crate::closing::DueClosing;
 use crate::greeting::{Greeting, GreetingReader};
-use crate::handed::{ConnectionMessage, HandedConnection, HandedDirection};
 use crate::header;
 use crate::log::{End, Ending, Record, TcpStatistics};
 use crate::loop_state::LoopState;
 use crate::selection::ConnectionSelection;
 use crate::status::{ConnectionStatus, Phase};
 use crate::upstream::{Upstream, UpstreamGroup};
+use delivery::{Delivered, Delivery, has_failed};
 use haul::{ForwardReport, Forwarder, Step};
 use haul_server::connect::{self, PeerAddress};
 use haul_server::event_loop::{Action, Context, NEVER, Readiness, Side};
 use haul_server::listener::Accepted;
 use haul_server::offload::NoJob;
 use rustix::io::Errno;
-use rustix::net::{SendFlags, Shutdown, sockopt};
+use rustix::net::sockopt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -257,8 +260,8 @@ impl Connection {
         upstream.map(|chosen| chosen.upstream.name())
     }
 
-    /// The report from the beginning, without the header, which is not the client's.
-    fn client_report(&self, report: &ForwardReport) -> ForwardReport {
+    /// The report from the beginning, also of earlier processes.
+    fn whole_report(&self, report: &ForwardReport) -> ForwardReport {
         let mut report = report.clone();
         for (report, before) in [
             (&mut report.a_to_b, &self.report_before.a_to_b),
@@ -267,6 +270,12 @@ impl Connection {
             report.spliced.bytes += before.spliced.bytes;
             report.copied.bytes += before.copied.bytes;
         }
+        report
+    }
+
+    /// The report from the beginning, without the header, which is not the client's.
+    fn client_report(&self, report: &ForwardReport) -> ForwardReport {
+        let mut report = self.whole_report(report);
         let copied = &mut report.a_to_b.copied.bytes;
         *copied = copied.saturating_sub(self.header_bytes);
         report
@@ -281,115 +290,6 @@ impl Connection {
         events.is_readable |= event.is_readable;
         events.is_writable |= event.is_writable;
         events.is_end_or_urgent |= event.is_end_or_urgent;
-    }
-
-    /// Gives the connection to another process, if it has an upstream: its state is closed then.
-    pub fn hand_over(&mut self, context: &Context<'_>) -> Option<HandedConnection> {
-        let State::Forwarding(_) = &self.state else { return None };
-        let State::Forwarding(forwarder) = std::mem::replace(&mut self.state, State::Closed) else {
-            return None;
-        };
-        let mut report = forwarder.report();
-        let parts = match forwarder.into_parts() {
-            Ok(parts) => parts,
-            // A pipe could not be read. It stays here.
-            Err(error) => {
-                self.state = State::Forwarding(error.forwarder);
-                return None;
-            }
-        };
-        // The other process has the same sockets, and this one does not follow their events.
-        context.unregister(&parts.a);
-        context.unregister(&parts.b);
-        self.is_logged = true;
-        for (report, before) in [
-            (&mut report.a_to_b, &self.report_before.a_to_b),
-            (&mut report.b_to_a, &self.report_before.b_to_a),
-        ] {
-            report.spliced.bytes += before.spliced.bytes;
-            report.copied.bytes += before.copied.bytes;
-        }
-        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let since_1970 = self.record.accepted.duration_since(SystemTime::UNIX_EPOCH);
-        let record = &self.record;
-        let message = ConnectionMessage {
-            id: record.id,
-            client: record.client,
-            server_name: record.server_name.clone(),
-            group: self.group.as_ref().map_or_else(String::new, |group| group.name().into()),
-            upstream: self.upstream_name().unwrap_or_default().into(),
-            accepted_us: micros(since_1970.unwrap_or_default()),
-            age_us: micros(self.accepted_at.elapsed()),
-            connect_attempts: record.connect_attempts,
-            connect_us: record.connect_time.map(micros),
-            header_bytes: self.header_bytes,
-            to_upstream: HandedDirection::new(&report.a_to_b, &parts.a_to_b),
-            to_client: HandedDirection::new(&report.b_to_a, &parts.b_to_a),
-        };
-        Some(HandedConnection {
-            message,
-            client: parts.a,
-            upstream: parts.b,
-            to_upstream: parts.a_to_b,
-            to_client: parts.b_to_a,
-        })
-    }
-
-    /// Goes on with a connection of another process. Its ends are read again from the sockets.
-    pub fn adopt(handed: HandedConnection, shared: &mut LoopState, context: &Context<'_>) -> Self {
-        let HandedConnection { message, client, upstream, to_upstream, to_client } = handed;
-        shared.set_options(&client);
-        shared.set_options(&upstream);
-        let registered = context
-            .register(&client, Side::Client)
-            .and_then(|()| context.register(&upstream, Side::Upstream));
-        if registered.is_err() {
-            reset_on_close(&client);
-            reset_on_close(&upstream);
-        }
-        // Both are connected stream sockets.
-        let forwarder = registered.ok().and_then(|()| {
-            let forwarder = Forwarder::with_pool(client, upstream, shared.pool()).ok()?;
-            let forwarder = forwarder.with_first_bytes_to_b(&to_upstream).ok()?;
-            forwarder.with_first_bytes_to_a(&to_client).ok()
-        });
-        let group = shared.group(&message.group);
-        let upstream = shared.known_upstream(group.as_deref(), &message.upstream);
-        let micros = Duration::from_micros;
-        let mut connection = Self {
-            state: forwarder
-                .map_or(State::Closed, |forwarder| State::Forwarding(Box::new(forwarder))),
-            // The first step finds out.
-            client_events: Events::ALL,
-            upstream_events: Events::ALL,
-            listener: 0,
-            client_is_tcp: message.client.is_some(),
-            upstream_is_tcp: false,
-            group,
-            greeting: Vec::new(),
-            upstream: upstream.map(|(upstream, index)| Chosen::new(&upstream, index)),
-            tried: Vec::new(),
-            next_round_at_seconds: 0,
-            attempts_before_round: 0,
-            header_bytes: message.header_bytes,
-            report_before: ForwardReport::default(),
-            accepted_at: Instant::now()
-                .checked_sub(micros(message.age_us))
-                .unwrap_or_else(Instant::now),
-            record: Record {
-                id: message.id,
-                accepted: SystemTime::UNIX_EPOCH + micros(message.accepted_us),
-                client: message.client,
-                server_name: message.server_name,
-                connect_attempts: message.connect_attempts,
-                connect_time: message.connect_us.map(micros),
-            },
-            is_logged: false,
-            requested_end: None,
-        };
-        connection.report_before.a_to_b = message.to_upstream.report();
-        connection.report_before.b_to_a = message.to_client.report();
-        connection
     }
 
     /// Goes as far as it can without blocking.
@@ -745,59 +645,9 @@ fn tcp_statistics(
     [TcpStatistics::of(client), TcpStatistics::of(upstream)]
 }
 
-/// What the failed side has sent and the other side has not accepted.
-#[derive(Debug)]
-struct Delivery {
-    socket: OwnedFd,
-    unsent: Vec<u8>,
-    /// Whether the stream had ended before the failure, so that nothing is missing.
-    has_ended: bool,
-    /// The second of the clock in which it is given up.
-    until: u32,
-}
-
-/// How far a delivery is.
-enum Delivered {
-    /// The whole stream is in the socket, with its end.
-    Complete,
-    /// Bytes are still to be sent, or to be acknowledged.
-    Waiting,
-    /// All bytes have arrived, and the stream is not complete; or the socket has failed, too.
-    Incomplete,
-}
-
-impl Delivery {
-    fn advance(&mut self) -> Delivered {
-        while !self.unsent.is_empty() {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match rustix::net::send(&self.socket, &self.unsent, flags) {
-                Ok(count) => drop(self.unsent.drain(..count)),
-                Err(Errno::AGAIN) => return Delivered::Waiting,
-                Err(Errno::INTR) => {}
-                Err(_) => return Delivered::Incomplete,
-            }
-        }
-        if self.has_ended {
-            // Its end may have been forwarded before.
-            let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
-            return Delivered::Complete;
-        }
-        // A reset discards what is still in the socket.
-        match haul_sys::sockopt::bytes_to_send(&self.socket) {
-            Ok(1..) if !has_failed(&self.socket) => Delivered::Waiting,
-            _ => Delivered::Incomplete,
-        }
-    }
-}
-
 /// The address at which a connection was accepted.
 fn local_address(socket: &OwnedFd) -> Option<SocketAddr> {
     rustix::net::getsockname(socket).ok().and_then(|address| SocketAddr::try_from(address).ok())
-}
-
-/// Whether the connection of a socket has failed.
-fn has_failed(socket: &OwnedFd) -> bool {
-    !matches!(sockopt::socket_error(socket), Ok(Ok(())))
 }
 
 /// Whether a socket has lost its peer, by a reset or a timeout.

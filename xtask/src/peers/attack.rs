@@ -4,7 +4,6 @@
 use crate::peers::clients;
 use crate::peers::crowd::{Behaviour, Crowd, Target};
 use crate::peers::servers::RunningServer;
-use crate::peers::trial::{CLOSE_PAUSE, LARGEST_FILE};
 use haul_bench::Estimate;
 use haul_lab::Lab;
 use std::thread;
@@ -20,6 +19,10 @@ pub struct Attack<'t> {
     pub seconds: u32,
     /// The file that the usual clients request.
     pub file: &'t str,
+    /// The file that the crowd requests.
+    pub large_file: &'t str,
+    /// The time in which the server closes the crowd's connections.
+    pub close_pause: Duration,
 }
 
 /// What one server did in all rounds.
@@ -56,8 +59,7 @@ impl Attack<'_> {
                     problem = Some(error);
                     break;
                 }
-                // The server closes the crowd's connections.
-                thread::sleep(CLOSE_PAUSE);
+                thread::sleep(self.close_pause);
             }
             let problem = problem.map_or(String::new(), |problem| format!("; {problem}"));
             println!("{:<24} {}{problem}", server.name, outcome.line());
@@ -73,7 +75,7 @@ impl Attack<'_> {
         let target = Target {
             server: server.address,
             tls_server: server.tls_address(),
-            file: LARGEST_FILE.into(),
+            file: self.large_file.into(),
             behaviour: self.behaviour,
         };
         let alone = self.latency(lab, server)?;

@@ -27,7 +27,7 @@ const CALIBRATION: Duration = Duration::from_millis(100);
 const FILE_AGE: Duration = Duration::from_secs(11);
 /// Pause in which a server closes many connections. It uses the CPU on which the next server is
 /// measured.
-pub const CLOSE_PAUSE: Duration = Duration::from_secs(3);
+const CLOSE_PAUSE: Duration = Duration::from_secs(3);
 /// Duration of a measurement of large bodies.
 const BULK_WINDOW: Duration = Duration::from_secs(1);
 /// The time between the publication of a file and its measurement.
@@ -99,7 +99,7 @@ pub const fn attack(behaviour: Behaviour) -> Load {
 }
 
 /// File that slow clients request.
-pub const LARGEST_FILE: &str = "256MiB";
+const LARGEST_FILE: &str = "256MiB";
 
 /// The files that are served, and their sizes in bytes.
 const FILES: [(&str, usize); 6] = [
@@ -209,7 +209,14 @@ fn run_trial(
     let mut ratios_to_few = figures.clone();
     let mut traffic = vec![Vec::new(); servers.len()];
     if let Load::Crowd { behaviour, connections, seconds } = trial.load {
-        let attack = Attack { behaviour, connections, seconds, file: trial.file };
+        let attack = Attack {
+            behaviour,
+            connections,
+            seconds,
+            file: trial.file,
+            large_file: LARGEST_FILE,
+            close_pause: CLOSE_PAUSE,
+        };
         attack.measure(lab, trial.name, servers, rounds);
         return Ok(());
     }
