@@ -218,6 +218,11 @@ pub struct Limits {
     pub half_closed_timeout: Option<Duration>,
     /// The time after which a silent connection is probed (TCP keep-alive), on both sides.
     pub keepalive_time: Duration,
+    /// The time for which sent bytes may stay unacknowledged on either side, after which it has
+    /// failed (`TCP_USER_TIMEOUT`); `None` for the host's limit.
+    pub unacknowledged_timeout: Option<Duration>,
+    /// The time after which a connection is reset in any case; `None` for no limit.
+    pub lifetime: Option<Duration>,
     /// The time that open connections have when the proxy drains.
     pub drain_timeout: Duration,
     /// The rate at which each client is sent data, and each upstream for it, in bytes per second;
@@ -238,6 +243,8 @@ impl Default for Limits {
             idle_timeout: None,
             half_closed_timeout: Some(Duration::from_secs(300)),
             keepalive_time: Duration::from_secs(60),
+            unacknowledged_timeout: None,
+            lifetime: None,
             drain_timeout: Duration::from_secs(30),
             rate_bytes_per_second: None,
         }

@@ -62,6 +62,8 @@ pub struct Connection {
     /// What was forwarded by another process, before a handover.
     report_before: ForwardReport,
     accepted_at: Instant,
+    /// The second of the clock in which its lifetime is over.
+    lifetime_until: u32,
     record: Record,
     is_logged: bool,
     /// The end that an operator or the upstream's state asks for.
@@ -189,6 +191,7 @@ impl Connection {
             header_bytes: 0,
             report_before: ForwardReport::default(),
             accepted_at: now,
+            lifetime_until: shared.lifetime_until(Duration::ZERO, context),
             record: Record {
                 id: shared.next_id(),
                 accepted: record_time,
@@ -314,6 +317,9 @@ impl Connection {
 
     /// The deadline has passed.
     pub fn expire(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Action<NoJob> {
+        if context.now_seconds() >= self.lifetime_until {
+            return self.finish(End::Lifetime, shared);
+        }
         match &self.state {
             // A server that speaks first is waited for.
             State::Greeting { .. } => self.route(&Greeting::Other, shared),
@@ -509,6 +515,9 @@ impl Connection {
 
     /// Forwards what can be forwarded now; `None` once the state has changed.
     fn forward(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Option<Action<NoJob>> {
+        if context.now_seconds() >= self.lifetime_until {
+            return Some(self.finish(End::Lifetime, shared));
+        }
         let State::Forwarding(forwarder) = &mut self.state else { return None };
         let before = forwarder.moved_bytes();
         let (client, upstream) = (&mut self.client_events, &mut self.upstream_events);
@@ -523,9 +532,8 @@ impl Connection {
                 let left = forwarder
                     .deadline()
                     .map(|deadline| deadline.saturating_duration_since(Instant::now()));
-                Action::WaitUntil(
-                    left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32)),
-                )
+                let idle_until = left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32));
+                Action::WaitUntil(idle_until.min(self.lifetime_until))
             }
             Ok(Step::Yield) => Action::Yield,
             Ok(Step::Done) => self.finish(End::Complete, shared),

@@ -27,6 +27,8 @@ pub enum End {
     NoRoute,
     /// No byte has moved for the time of the idle limit, or of the one for half-closed connections.
     Idle,
+    /// The connection has had its whole lifetime.
+    Lifetime,
     /// The proxy has ended and cut the connection off.
     CutOff,
     /// The upstream is down or removed, and its connections are closed for that.
@@ -48,6 +50,7 @@ impl End {
         Self::Unreachable,
         Self::NoRoute,
         Self::Idle,
+        Self::Lifetime,
         Self::CutOff,
         Self::UpstreamDown,
         Self::Drained,
@@ -64,6 +67,7 @@ impl End {
             Self::Unreachable => "unreachable",
             Self::NoRoute => "no-route",
             Self::Idle => "idle",
+            Self::Lifetime => "lifetime",
             Self::CutOff => "cut-off",
             Self::UpstreamDown => "upstream-down",
             Self::Drained => "drained",

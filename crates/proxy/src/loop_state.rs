@@ -12,7 +12,7 @@ use crate::upstream_address::UpstreamAddress;
 use haul::{ForwardPool, ForwardSettings};
 use haul_server::LogLimiter;
 use haul_server::connect::{self, PeerAddress};
-use haul_server::event_loop::Context;
+use haul_server::event_loop::{Context, NEVER};
 use haul_server::listener::KeepAlive;
 use haul_server::log_writer::LogBuffer;
 use std::io;
@@ -25,7 +25,12 @@ use tracing::warn;
 
 /// The keep-alive of both connections.
 pub fn keep_alive(limits: &Limits) -> KeepAlive {
-    KeepAlive { time: limits.keepalive_time, interval: Duration::from_secs(10), probes: 6 }
+    KeepAlive {
+        time: limits.keepalive_time,
+        interval: Duration::from_secs(10),
+        probes: 6,
+        unacknowledged: limits.unacknowledged_timeout,
+    }
 }
 
 /// What all event loops share.
@@ -156,6 +161,13 @@ impl LoopState {
         });
         let removed = || self.shared.removed_upstream(name, self.down_policy);
         of_group.or_else(|| removed().map(|upstream| (upstream, usize::MAX)))
+    }
+
+    /// The second of the clock in which a connection of this age has had its lifetime.
+    pub fn lifetime_until(&self, age: Duration, context: &Context<'_>) -> u32 {
+        let lifetime = self.limits.lifetime;
+        let left = lifetime.map(|lifetime| lifetime.saturating_sub(age));
+        left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32))
     }
 
     /// The number of another connection.

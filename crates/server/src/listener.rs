@@ -95,7 +95,8 @@ impl ListenSettings {
     }
 }
 
-/// When a silent connection is probed (TCP keep-alive), and given up.
+/// When a silent connection is probed (TCP keep-alive), and when one whose peer does not answer is
+/// given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepAlive {
     /// The time without a byte before the first probe.
@@ -104,6 +105,9 @@ pub struct KeepAlive {
     pub interval: Duration,
     /// Unanswered probes after which the connection has failed.
     pub probes: u32,
+    /// The time for which sent bytes may stay unacknowledged (`TCP_USER_TIMEOUT`), which also
+    /// replaces the number of probes; `None` for the host's limit.
+    pub unacknowledged: Option<Duration>,
 }
 
 impl KeepAlive {
@@ -113,7 +117,12 @@ impl KeepAlive {
         sockopt::set_socket_keepalive(socket, true)?;
         sockopt::set_tcp_keepidle(socket, self.time)?;
         sockopt::set_tcp_keepintvl(socket, self.interval)?;
-        Ok(sockopt::set_tcp_keepcnt(socket, self.probes)?)
+        sockopt::set_tcp_keepcnt(socket, self.probes)?;
+        if let Some(time) = self.unacknowledged {
+            let time_ms = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+            sockopt::set_tcp_user_timeout(socket, time_ms)?;
+        }
+        Ok(())
     }
 }
 
@@ -481,6 +490,25 @@ mod tests {
     use super::*;
     use haul_sys::sockopt::max_segment;
     use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn an_accepted_connection_inherits_the_keep_alive() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let keep_alive = KeepAlive {
+            time: Duration::from_secs(70),
+            interval: Duration::from_secs(11),
+            probes: 7,
+            unacknowledged: Some(Duration::from_millis(12_345)),
+        };
+        keep_alive.apply_to(&listener).unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        assert!(sockopt::socket_keepalive(&accepted).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&accepted).unwrap(), keep_alive.time);
+        assert_eq!(sockopt::tcp_keepintvl(&accepted).unwrap(), keep_alive.interval);
+        assert_eq!(sockopt::tcp_keepcnt(&accepted).unwrap(), 7);
+        assert_eq!(sockopt::tcp_user_timeout(&accepted).unwrap(), 12_345);
+    }
 
     #[test]
     fn eight_segments_of_an_accepted_connection_fill_a_packet() {

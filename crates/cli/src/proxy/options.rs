@@ -135,6 +135,15 @@ pub struct Options {
     #[arg(long, help_heading = "Limits", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub keepalive: Option<Timeout>,
+    /// Maximum time for which sent bytes may stay unacknowledged by a peer (TCP_USER_TIMEOUT)
+    /// [default: the machine's, about 15min]
+    #[arg(long, help_heading = "Limits", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub unacknowledged_timeout: Option<Timeout>,
+    /// Maximum time for a connection, after which it is reset in any case [default: no limit]
+    #[arg(long, help_heading = "Limits", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub lifetime: Option<Timeout>,
     /// Maximum time for open connections to end after SIGTERM [default: 30s]
     #[arg(long, help_heading = "Limits", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
@@ -272,6 +281,8 @@ impl Options {
             idle_timeout: self.idle_timeout.or(other.idle_timeout),
             half_closed_timeout: self.half_closed_timeout.or(other.half_closed_timeout),
             keepalive: self.keepalive.or(other.keepalive),
+            unacknowledged_timeout: self.unacknowledged_timeout.or(other.unacknowledged_timeout),
+            lifetime: self.lifetime.or(other.lifetime),
             drain_timeout: self.drain_timeout.or(other.drain_timeout),
             rate_limit: self.rate_limit.or(other.rate_limit),
             access_log: self.access_log.or(other.access_log),
@@ -338,6 +349,8 @@ impl Options {
             *limit = option.map_or(*limit, |time| time.0);
         }
         limits.idle_timeout = self.idle_timeout.map(|time| time.0);
+        limits.unacknowledged_timeout = self.unacknowledged_timeout.map(|time| time.0);
+        limits.lifetime = self.lifetime.map(|time| time.0);
         if let Some(time) = self.half_closed_timeout {
             limits.half_closed_timeout = Some(time.0);
         }

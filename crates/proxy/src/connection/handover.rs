@@ -95,6 +95,7 @@ impl Connection {
             accepted_at: Instant::now()
                 .checked_sub(micros(message.age_us))
                 .unwrap_or_else(Instant::now),
+            lifetime_until: shared.lifetime_until(micros(message.age_us), context),
             record: Record {
                 id: message.id,
                 accepted: SystemTime::UNIX_EPOCH + micros(message.accepted_us),

@@ -153,6 +153,25 @@ fn silent_connections_end_at_the_limits() {
 }
 
 #[test]
+fn a_busy_connection_ends_with_its_lifetime() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        config.limits.lifetime = Some(Duration::from_secs(1));
+    });
+    let client = proxy.connect();
+    let mut server = accept(&listener);
+    let started = std::time::Instant::now();
+    let content = vec![1; 100_000];
+    let sender = thread::spawn(move || while server.write_all(&content).is_ok() {});
+    let received = std::io::copy(&mut (&client), &mut std::io::sink());
+    assert_eq!(received.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert!(started.elapsed() >= Duration::from_millis(900));
+    sender.join().unwrap();
+    assert_eq!(proxy.finish()[0]["end"], "lifetime");
+}
+
+#[test]
 fn a_drain_lets_established_connections_end() {
     let lab = lab();
     let listener = listen(&lab);

@@ -4,6 +4,7 @@
 mod common;
 mod control;
 mod ends;
+mod failures;
 mod greeting;
 mod reload;
 mod routing;
