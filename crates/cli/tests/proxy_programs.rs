@@ -1,0 +1,247 @@
+//! Programs from Debian through `haul proxy`, each with its own client.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Ends a test that waits in vain.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The user and group with no privileges.
+const NOBODY: u32 = 65534;
+
+/// A program that is killed at the end.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The path of a program, if it is installed.
+fn program(name: &str) -> Option<PathBuf> {
+    let folders = ["/usr/bin", "/usr/sbin"].map(PathBuf::from);
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut folders = folders.into_iter().chain(versions.map(|one| one.path().join("bin")));
+    let found = folders.find(|folder| folder.join(name).exists());
+    if found.is_none() {
+        eprintln!("SKIPPED: there is no {name} (ci/install, as root)");
+    }
+    found.map(|folder| folder.join(name))
+}
+
+/// A port that is free.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Waits until a program listens.
+fn wait_for(port: u16) {
+    let deadline = Instant::now() + LIMIT;
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(Instant::now() < deadline, "nothing listens at port {port}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A proxy to a port, and the port that it listens at.
+fn proxy_to(port: u16, folder: &TempDir) -> (Running, u16) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
+    command.args(["proxy", "--listen", "127.0.0.1:0", "--to", &format!("127.0.0.1:{port}")]);
+    command.arg("--access-log").arg(folder.path().join("log")).stderr(Stdio::piped());
+    let mut proxy = Running::start(&mut command);
+    let mut messages = BufReader::new(proxy.0.stderr.take().unwrap());
+    let mut line = String::new();
+    messages.read_line(&mut line).unwrap();
+    let address = line.split_once("clients at ").and_then(|(_, rest)| rest.split_once(' '));
+    let port = address.and_then(|(address, _)| address.rsplit_once(':')).unwrap().1;
+    let port = port.parse().unwrap();
+    // It would stop at a closed pipe.
+    thread::spawn(move || std::io::copy(&mut messages, &mut std::io::sink()));
+    (proxy, port)
+}
+
+fn output(command: &mut Command) -> Output {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {text}");
+    output
+}
+
+/// A command that runs as this user, or as one that PostgreSQL accepts.
+fn as_ordinary_user(program: &Path, folder: &Path) -> Command {
+    let is_root = rustix::process::getuid().is_root();
+    if !is_root {
+        return Command::new(program);
+    }
+    chown(folder, Some(NOBODY), Some(NOBODY)).unwrap();
+    let mut command = Command::new("setpriv");
+    let ids = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
+    command.args(ids).args(["--clear-groups", "--"]).arg(program);
+    command
+}
+
+#[test]
+fn postgresql_answers_queries_and_copies_tables() {
+    let (Some(initdb), Some(postgres), Some(pgbench), Some(psql)) =
+        (program("initdb"), program("postgres"), program("pgbench"), program("psql"))
+    else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let data = folder.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let mut create = as_ordinary_user(&initdb, &data);
+    output(create.args(["-A", "trust", "-U", "haul", "--no-sync", "-D"]).arg(&data));
+    let port = free_port();
+    let mut server = as_ordinary_user(&postgres, &data);
+    server.arg("-D").arg(&data).args(["-h", "127.0.0.1", "-k", "", "-F", "-p"]);
+    let _server = Running::start(server.arg(port.to_string()).stderr(Stdio::null()));
+    wait_for(port);
+    let (_proxy, port) = proxy_to(port, &folder);
+    let port = port.to_string();
+    let connection = ["-h", "127.0.0.1", "-p", &port, "-U", "haul"];
+    let query = |text: &str| {
+        let mut command = Command::new(&psql);
+        let output = output(command.args(connection).args(["-Atc", text, "postgres"]));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let deadline = Instant::now() + LIMIT;
+    // It listens before it accepts queries.
+    while !Command::new(&psql)
+        .args(connection)
+        .args(["-c", "select 1", "postgres"])
+        .output()
+        .unwrap()
+        .status
+        .success()
+    {
+        assert!(Instant::now() < deadline, "it accepts no queries");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let rows = "generate_series(1, 20000) as i";
+    query(&format!("create table t as select i, repeat(md5(i::text), 30) as x from {rows}"));
+    // 20 MB to the client, and back.
+    let table = folder.path().join("table");
+    query(&format!("\\copy t to '{}'", table.display()));
+    query("create table u (i int, x text)");
+    query(&format!("\\copy u from '{}'", table.display()));
+    assert_eq!(query("select count(*) from t join u using (i, x)"), "20000");
+    output(Command::new(&pgbench).args(connection).args(["-i", "-q", "postgres"]));
+    let mut bench = Command::new(&pgbench);
+    bench.args(connection).args(["-c", "8", "-t", "50", "-n", "postgres"]);
+    let printed = String::from_utf8(output(&mut bench).stdout).unwrap();
+    assert!(printed.contains("number of transactions actually processed: 400/400"), "{printed}");
+}
+
+#[test]
+fn redis_answers_pipelines_and_large_values() {
+    let (Some(server), Some(client), Some(benchmark)) =
+        (program("redis-server"), program("redis-cli"), program("redis-benchmark"))
+    else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let mut command = Command::new(server);
+    command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
+    let _server = Running::start(command.arg(folder.path()));
+    wait_for(port);
+    let (_proxy, port) = proxy_to(port, &folder);
+    let port = port.to_string();
+    let value: String = (0..5_000_000).map(|at| char::from(b'a' + (at % 23) as u8)).collect();
+    let mut command = Command::new(&client);
+    command.args(["-p", &port, "-x", "set", "large"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut set = command.spawn().unwrap();
+    set.stdin.take().unwrap().write_all(value.as_bytes()).unwrap();
+    assert_eq!(set.wait_with_output().unwrap().stdout, b"OK\n");
+    let got = output(Command::new(&client).args(["-p", &port, "get", "large"])).stdout;
+    assert!(got.strip_suffix(b"\n") == Some(value.as_bytes()));
+    let mut command = Command::new(benchmark);
+    command.args(["-p", &port, "-c", "50", "-n", "20000", "-P", "16", "-t", "set,get", "-q"]);
+    let printed = String::from_utf8(output(&mut command).stdout).unwrap();
+    assert_eq!(printed.matches("requests per second").count(), 2, "{printed}");
+}
+
+#[test]
+fn ssh_runs_commands_and_carries_files() {
+    let (Some(sshd), Some(ssh), Some(keygen)) =
+        (program("sshd"), program("ssh"), program("ssh-keygen"))
+    else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for name in ["host", "user"] {
+        output(Command::new(&keygen).args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(path(name)));
+    }
+    let port = free_port();
+    let config = format!(
+        "ListenAddress 127.0.0.1\nPort {port}\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\n\
+         UsePAM no\nPidFile none\nPermitRootLogin prohibit-password\n",
+        path("host").display(),
+        path("user.pub").display()
+    );
+    fs::write(path("config"), config).unwrap();
+    if rustix::process::getuid().is_root() {
+        // Its start script creates the directory of its privilege separation.
+        fs::create_dir_all("/run/sshd").unwrap();
+    }
+    let mut command = Command::new(&sshd);
+    command.args(["-D", "-e", "-f"]).arg(path("config")).stderr(Stdio::null());
+    let _server = Running::start(&mut command);
+    wait_for(port);
+    let (_proxy, port) = proxy_to(port, &folder);
+    let user = String::from_utf8(output(Command::new("id").arg("-un")).stdout).unwrap();
+    let content: Vec<u8> =
+        (0..8_u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    fs::write(path("file"), &content).unwrap();
+    let mut command = Command::new(ssh);
+    command.args(["-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes"]);
+    command.args(["-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "-i"]);
+    command.arg(path("user")).args(["-p", &port.to_string()]);
+    command.arg(format!("{}@127.0.0.1", user.trim())).arg("cat");
+    // To the server and back at the same time.
+    let output = command.stdin(fs::File::open(path("file")).unwrap()).output().unwrap();
+    assert!(output.stdout == content, "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn iperf3_sends_in_both_directions() {
+    let Some(iperf3) = program("iperf3") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let _server = Running::start(Command::new(&iperf3).args(["-s", "-p", &port.to_string()]));
+    wait_for(port);
+    let (_proxy, port) = proxy_to(port, &folder);
+    // Not both at the same time: the server takes streams for the client's by the order in which
+    // they arrive, and a proxy with several loops does not keep it.
+    for direction in [&[][..], &["-R"]] {
+        let mut command = Command::new(&iperf3);
+        command.args(["-c", "127.0.0.1", "-p", &port.to_string(), "-P", "3", "-t", "1"]);
+        let printed = output(command.args(direction).arg("-J")).stdout;
+        let report: serde_json::Value = serde_json::from_slice(&printed).unwrap();
+        let streams = report["end"]["streams"].as_array().unwrap();
+        assert_eq!(streams.len(), 3, "{report}");
+        // The client ends the test while bytes are under way.
+        for stream in streams {
+            assert!(stream["receiver"]["bytes"].as_u64() > Some(1 << 20), "{stream}");
+        }
+    }
+}
