@@ -334,7 +334,7 @@ fn ctrl_c_prints_the_rows_measured_so_far() {
     let _cpu_lock = lock_cpus();
     // Like a terminal, this signals the whole process group. The time at which the signal arrives
     // varies.
-    for pause_ms in [1500, 1600, 1730] {
+    for pause_ms in [3000, 3100, 3230] {
         let mut command =
             haul(&["bench", "send", "--paths", "read+write,sendfile", "--rounds", "900"]);
         let mut child =
