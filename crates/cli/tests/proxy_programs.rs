@@ -13,8 +13,8 @@ use tempfile::TempDir;
 /// Ends a test that waits in vain.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The user and group with no privileges.
-const NOBODY: u32 = 65534;
+/// The user and the group that own no files.
+const UNPRIVILEGED_ID: u32 = 65534;
 
 /// A program that is killed at the end.
 struct Running(Child);
@@ -89,9 +89,9 @@ fn as_ordinary_user(program: &Path, folder: &Path) -> Command {
     if !is_root {
         return Command::new(program);
     }
-    chown(folder, Some(NOBODY), Some(NOBODY)).unwrap();
+    chown(folder, Some(UNPRIVILEGED_ID), Some(UNPRIVILEGED_ID)).unwrap();
     let mut command = Command::new("setpriv");
-    let ids = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
+    let ids = [format!("--reuid={UNPRIVILEGED_ID}"), format!("--regid={UNPRIVILEGED_ID}")];
     command.args(ids).args(["--clear-groups", "--"]).arg(program);
     command
 }

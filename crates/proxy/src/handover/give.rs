@@ -113,7 +113,7 @@ impl Parts {
         self.send_state(channel)?;
         match handed::receive(channel)? {
             Some((Message::Started, _)) => {}
-            _ => return Err(io::Error::other("the new process did not start")),
+            _ => return Err(io::Error::other("the new process did not start, or only checked")),
         }
         if self.control.is_draining() {
             return Err(io::Error::other("this process was ended meanwhile"));
