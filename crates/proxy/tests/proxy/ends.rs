@@ -163,7 +163,12 @@ fn a_busy_connection_ends_with_its_lifetime() {
     let mut server = accept(&listener);
     let started = std::time::Instant::now();
     let content = vec![1; 100_000];
-    let sender = thread::spawn(move || while server.write_all(&content).is_ok() {});
+    let sender =
+        thread::spawn(
+            move || {
+                while started.elapsed() < LIMIT && server.write_all(&content).is_ok() {}
+            },
+        );
     let received = std::io::copy(&mut (&client), &mut std::io::sink());
     assert_eq!(received.unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert!(started.elapsed() >= Duration::from_millis(900));
