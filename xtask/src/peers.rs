@@ -43,7 +43,7 @@ pub struct ServeArguments {
     /// Trials, separated by commas [default: all]: 256MiB, 256MiB-64 (connections), 256MiB-new
     /// (published a second ago), 1MiB, 64KiB, 4KiB, 4KiB-logged, 4KiB-10000, https-1MiB,
     /// idle-10000, slow-10000, and attacks by 6,000 clients on 1,000 places: half-heads, unread,
-    /// stalled-uploads, silent-tls
+    /// stalled-uploads, silent-tls; with -shared from the address of the usual clients
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
     /// Servers to compare with haul, separated by commas [default: all of nginx, lighttpd, caddy,

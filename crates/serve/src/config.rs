@@ -168,6 +168,8 @@ pub enum LogFormat {
 pub struct Limits {
     /// The number of open connections, over all workers.
     pub connections_max: usize,
+    /// The number of accepted connections that may wait until another is closed.
+    pub waiting_max: usize,
     /// The number of open connections of one client: of an IPv4 address, or of an IPv6 network of
     /// 64 bits; `None` for no limit.
     pub connections_per_address_max: Option<NonZeroUsize>,
@@ -257,6 +259,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections_max: 65_536,
+            waiting_max: 8192,
             connections_per_address_max: None,
             head_bytes_max: 16 << 10,
             head_timeout: Duration::from_secs(30),

@@ -190,7 +190,9 @@ fn clamp_to_descriptor_limit(config: &Config) -> Config {
     let available = runtime::descriptors_available();
     let limits = &mut config.limits;
     limits.cached_files_max = limits.cached_files_max.min(available / 4);
-    limits.connections_max = limits.connections_max.min(available - limits.cached_files_max).max(1);
+    limits.waiting_max = limits.waiting_max.min(available / 8);
+    let for_connections = available - limits.cached_files_max - limits.waiting_max;
+    limits.connections_max = limits.connections_max.min(for_connections).max(1);
     config
 }
 

@@ -17,6 +17,11 @@ impl Counter {
         self.0.store(self.0.load(Relaxed).wrapping_sub(count), Relaxed);
     }
 
+    /// Sets the value. Only the owning thread may call this.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Relaxed);
+    }
+
     /// The current value.
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
@@ -30,7 +35,10 @@ pub struct ConnectionCounters {
     pub accepted: Counter,
     /// Connections open.
     pub open: Counter,
-    /// Connections closed at once, because their client had as many as it may have.
+    /// Connections that are accepted and wait for a place ([`crate::event_loop::LoopSettings`]).
+    pub waiting: Counter,
+    /// Connections closed before their first byte was read: their client had as many as it may
+    /// have, or too many of them waited for a place.
     pub refused: Counter,
     /// Connections closed to make room for new ones.
     pub evicted: Counter,

@@ -13,6 +13,7 @@
 //! The loop owns registration, deadlines, turns, eviction and draining; the [`Handler`] owns the
 //! bytes. A connection may have two sockets (a proxy's client and upstream); see [`Context`].
 
+mod admission;
 mod handler;
 mod settings;
 
@@ -22,13 +23,14 @@ pub use settings::LoopSettings;
 use crate::clock::Clock;
 use crate::control::Control;
 use crate::error::Error;
-use crate::eviction::{Activity, Candidate, Victims};
+use crate::eviction::{Activity, VictimsByClaim};
 use crate::listener::Listener;
 use crate::log_limiter::LogLimiter;
-use crate::network::{Network, NetworkPermit};
+use crate::network::{Network, NetworkCounts, NetworkPermit};
 use crate::offload::{Inbox, Offload, OffloadQueue};
-use crate::placement::{Membership, Place, Placed};
-use crate::unnamed::{Naming, UnnamedConnections};
+use crate::placement::{Membership, Place};
+use crate::unnamed::UnnamedConnections;
+use crate::waiting_room::WaitingRoom;
 use crate::waker::Waker;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
@@ -45,10 +47,6 @@ use tracing::warn;
 /// Events of one turn. More of them send more responses together, make the first of them wait
 /// longer and need more memory. 512 gained nothing over 128.
 pub const EVENTS_MAX: usize = 128;
-/// Connections accepted before existing ones get their turn. An accept takes tens of microseconds,
-/// with TLS or an eviction more, and all that are connected wait for it: beside 1,200 new
-/// connections a second that come 60 at a time, 16 had a quarter of the latency of 64.
-const ACCEPTS_MAX: usize = 16;
 /// The longest wait for events, the interval of [`Handler::every_second`].
 const WAIT_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Tokens from here on are not connections'.
@@ -71,8 +69,16 @@ pub struct EventLoop<H: Handler> {
     settings: LoopSettings,
     handler: H,
     connections: Slab<Entry<H::Connection>>,
+    /// The number of connections of each network.
+    networks: NetworkCounts,
     /// Connections of proxies that have not named their client yet.
     unnamed: UnnamedConnections,
+    /// Accepted connections for which there is no place yet.
+    waiting: WaitingRoom,
+    /// The time from which on more of them may have a place.
+    admits_at: Instant,
+    /// Whether there was still a place when the last of them got one.
+    has_place: bool,
     /// Tells a connection from an earlier one with the same index.
     generation: u32,
     /// Connections that wait for their turn.
@@ -87,12 +93,8 @@ pub struct EventLoop<H: Handler> {
     shortage: LogLimiter,
     /// Turns of all connections so far.
     turns: u64,
-    victims: Victims,
+    victims: VictimsByClaim,
 }
-
-/// A network has as many connections as it may have.
-#[derive(Debug)]
-struct TooMany;
 
 /// A connection in the table.
 #[derive(Debug)]
@@ -156,7 +158,11 @@ impl<H: Handler> EventLoop<H> {
             settings,
             handler,
             connections: Slab::new(),
+            networks: NetworkCounts::default(),
             unnamed: UnnamedConnections::default(),
+            waiting: WaitingRoom::default(),
+            admits_at: Instant::now(),
+            has_place: false,
             generation: 0,
             runnable: VecDeque::new(),
             is_accepting: false,
@@ -166,7 +172,7 @@ impl<H: Handler> EventLoop<H> {
             swept_at_seconds: 0,
             shortage: LogLimiter::default(),
             turns: 0,
-            victims: Victims::default(),
+            victims: VictimsByClaim::default(),
         };
         event_loop.start_accepting()?;
         Ok(event_loop)
@@ -176,10 +182,12 @@ impl<H: Handler> EventLoop<H> {
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
-            let timeout = if self.runnable.is_empty() {
+            let timeout = if !self.runnable.is_empty() {
+                Timespec::default()
+            } else if self.waiting.is_empty() {
                 WAIT_MAX
             } else {
-                Timespec { tv_sec: 0, tv_nsec: 0 }
+                self.wait_for_place()
             };
             events.clear();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
@@ -209,6 +217,7 @@ impl<H: Handler> EventLoop<H> {
                 }
             }
             self.sweep();
+            self.admit_waiting();
             if self.has_drained() {
                 self.end();
                 return Ok(());
@@ -219,7 +228,8 @@ impl<H: Handler> EventLoop<H> {
     /// Whether the loop drains, and has no connections or no time left.
     fn has_drained(&mut self) -> bool {
         let Some(until) = self.drain_until else { return false };
-        let is_empty = self.connections.is_empty() && self.unnamed.is_empty();
+        let is_empty =
+            self.connections.is_empty() && self.unnamed.is_empty() && self.waiting.is_empty();
         let is_forced = self.control.is_cut_off() || Instant::now() >= until;
         (is_empty || is_forced)
             && self.handler.may_end(is_forced)
@@ -349,7 +359,7 @@ impl<H: Handler> EventLoop<H> {
     fn take_passed(&mut self) {
         let passed = self.settings.placement.as_ref().map(|placement| placement.take(self.index));
         for placed in passed.into_iter().flatten() {
-            self.begin(placed, None);
+            self.begin(placed);
         }
     }
 
@@ -381,126 +391,6 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    /// Accepts some connections; false if none waits or none can be accepted.
-    fn accept(&mut self, index: usize) -> bool {
-        for _ in 0..ACCEPTS_MAX {
-            let Some(room) = self.room() else {
-                self.stop_accepting();
-                return false;
-            };
-            let Some(listener) = self.listeners.get(index) else { return false };
-            match listener.accept() {
-                Ok(Some(accepted)) => {
-                    self.handler.counters().accepted.add(1);
-                    match room {
-                        Room::Free => self.begin(Placed { accepted, place: None }, None),
-                        Room::Of(victim) => {
-                            self.begin(Placed { accepted, place: None }, Some(victim));
-                        }
-                        Room::Reserved(place) => {
-                            if let Some(placed) = place.put(accepted) {
-                                self.begin(placed, None);
-                            }
-                        }
-                    }
-                }
-                Ok(None) => return false,
-                Err(error) if is_shortage(&error) => {
-                    if !self.make_room(&error) {
-                        return false;
-                    }
-                }
-                // An error of that one connection.
-                Err(_) => {}
-            }
-        }
-        true
-    }
-
-    /// Makes room for another connection; `None` if there is none.
-    fn room(&mut self) -> Option<Room> {
-        if let Some(placement) = &self.settings.placement {
-            return placement.reserve(self.index).map(Room::Reserved);
-        }
-        let open = self.connections.len() + self.unnamed.len();
-        if open < self.settings.connections_max {
-            return Some(Room::Free);
-        }
-        self.victim().map(Room::Of)
-    }
-
-    /// Begins with an accepted connection: one of a proxy has to name its client first.
-    fn begin(&mut self, placed: Placed, evicted: Option<usize>) {
-        let proxies = &self.settings.trusted_proxies;
-        if !placed.accepted.peer.is_some_and(|peer| proxies.contains(peer.ip())) {
-            return self.admit_and_add(placed, evicted);
-        }
-        if let Some(index) = evicted {
-            self.evict(index);
-        }
-        let token_of = |index| UNNAMED + index as u64;
-        let naming = self.unnamed.add(placed, &self.epoll, token_of, self.clock.seconds());
-        self.continue_naming(naming);
-    }
-
-    /// Frees descriptors and memory after a shortage; false if nothing could be freed.
-    fn make_room(&mut self, error: &io::Error) -> bool {
-        self.handler.free_caches();
-        if self.shortage.allow(self.clock.seconds()) {
-            let open = self.connections.len();
-            warn!(open, %error, "no room for another connection beside {open}: {error}");
-        }
-        let Some(index) = self.victim() else {
-            self.stop_accepting();
-            return false;
-        };
-        self.evict(index);
-        true
-    }
-
-    /// Adds a connection, unless its network has too many.
-    fn admit_and_add(&mut self, placed: Placed, evicted: Option<usize>) {
-        let network = placed.accepted.peer.map(|peer| Network::from(peer.ip()));
-        let Ok(permit) = self.admit(network) else {
-            self.handler.counters().refused.add(1);
-            return;
-        };
-        if let Some(index) = evicted {
-            self.evict(index);
-        }
-        self.add(placed, network, permit);
-    }
-
-    /// Adds a connection of a proxy once its client is named.
-    fn continue_naming(&mut self, naming: Naming) {
-        match naming {
-            Naming::Waiting => {}
-            Naming::Named(placed) => self.admit_and_add(placed, None),
-            Naming::Refused => self.handler.counters().refused.add(1),
-        }
-    }
-
-    /// Counts a connection of a network; an error if it has too many.
-    fn admit(&self, network: Option<Network>) -> Result<Option<NetworkPermit>, TooMany> {
-        match (&self.settings.network_limit, network) {
-            (Some(limit), Some(network)) => limit.admit(network).map(Some).ok_or(TooMany),
-            _ => Ok(None),
-        }
-    }
-
-    fn add(&mut self, placed: Placed, network: Option<Network>, permit: Option<NetworkPermit>) {
-        let Placed { accepted, place } = placed;
-        if let Some(rate) = self.settings.rate_bytes_per_second {
-            // A Unix socket has no rate.
-            let _ = haul_sys::sockopt::set_max_pacing_rate(&accepted.socket, rate);
-        }
-        let (key, generation) = self.next_key();
-        let token = token(key, generation);
-        let context = context(&self.epoll, &self.clock, self.is_draining, token);
-        let Ok(connection) = self.handler.accept(accepted, &context) else { return };
-        self.insert(generation, connection, network, permit, place);
-    }
-
     /// The index and the generation of the next connection.
     fn next_key(&mut self) -> (usize, u32) {
         // 30 bits, so that every connection's token is below the listeners'.
@@ -528,46 +418,9 @@ impl<H: Handler> EventLoop<H> {
             latest_turn_at_seconds: self.clock.seconds(),
             is_runnable: false,
         });
+        self.networks.add(network);
         self.handler.counters().open.add(1);
         self.drive(token(index, generation));
-    }
-
-    /// The connection to close to make room for another, if there is one.
-    fn victim(&mut self) -> Option<usize> {
-        if !self.handler.can_evict() {
-            return None;
-        }
-        let now = self.clock.seconds();
-        let handler = &self.handler;
-        let candidate = |index: usize, entry: &Entry<H::Connection>| Candidate {
-            token: token(index, entry.generation),
-            network: entry.network,
-            activity: handler.activity(&entry.connection),
-            latest_turn: entry.latest_turn,
-            latest_turn_at_seconds: entry.latest_turn_at_seconds,
-        };
-        while let Some(victim) = self.victims.next(now) {
-            let index = index(victim.token);
-            if let Some(entry) = self.connections.get(index)
-                && entry.generation == generation(victim.token)
-                && victim.is_due(&candidate(index, entry), now)
-            {
-                return Some(index);
-            }
-        }
-        let candidates: Vec<_> =
-            self.connections.iter().map(|(index, entry)| candidate(index, entry)).collect();
-        self.victims.choose(&candidates, now);
-        self.victims.next(now).map(|victim| index(victim.token))
-    }
-
-    /// Closes a connection to make room for another.
-    fn evict(&mut self, index: usize) {
-        if let Some(entry) = self.connections.try_remove(index) {
-            self.handler.counters().evicted.add(1);
-            self.handler.evict(*entry.connection);
-            self.handler.counters().open.subtract(1);
-        }
     }
 
     fn start_accepting(&mut self) -> io::Result<()> {
@@ -640,11 +493,18 @@ impl<H: Handler> EventLoop<H> {
     }
 
     fn close(&mut self, index: usize) {
-        if let Some(entry) = self.connections.try_remove(index) {
-            self.handler.close(*entry.connection);
-            self.handler.counters().open.subtract(1);
+        if let Some(connection) = self.remove(index) {
+            self.handler.close(connection);
         }
         self.resume_accepting();
+    }
+
+    /// Takes a connection out of the table.
+    fn remove(&mut self, index: usize) -> Option<H::Connection> {
+        let entry = self.connections.try_remove(index)?;
+        self.networks.remove(entry.network);
+        self.handler.counters().open.subtract(1);
+        Some(*entry.connection)
     }
 
     /// Once a second: expires connections and does the handler's housekeeping.
@@ -697,27 +557,9 @@ impl<H: Handler> EventLoop<H> {
     }
 }
 
-/// Room for another connection.
-enum Room {
-    /// There are fewer connections than there may be.
-    Free,
-    /// That of an open connection, which is closed for it.
-    Of(usize),
-    /// A place among the connections of all loops.
-    Reserved(Place),
-}
-
 /// A function of the fields, as the connections and the handler are borrowed beside them.
 fn context<'l>(epoll: &'l OwnedFd, clock: &Clock, is_draining: bool, token: u64) -> Context<'l> {
     Context::new(epoll.as_fd(), token, clock.seconds(), is_draining)
-}
-
-/// Whether the host or this process lacks what another connection needs.
-fn is_shortage(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
-    )
 }
 
 /// Generation, index and side: 30, 32 and 1 bits.

@@ -1,28 +1,38 @@
 //! Eviction: which connections are closed when there is no room for another.
 //!
-//! A network is *dominant* if it has a quarter of all connections. Closed first are:
+//! A network is *dominant* if it has a quarter of all connections. Closed first are those of
+//! dominant networks,
 //!
-//! 1. connections that wait for a message: of dominant networks however short, of others for five
-//!    seconds if they are idle, and for two if they have begun;
-//! 2. of dominant networks, those whose message has not moved 64 KiB in a second;
-//! 3. of other networks, those that wait for a message, however short;
-//! 4. of other networks, those whose message has not moved 64 KiB in five seconds.
+//! 1. that have waited for a message for two seconds;
+//! 2. whose message has not moved 64 KiB in a second;
+//! 3. that wait for a message, however short;
+//!
+//! then those of other networks,
+//!
+//! 4. that have waited for the rest of a message for two seconds, or for its beginning for five;
+//! 5. that wait for a message, however short;
+//! 6. whose message has not moved 64 KiB in five seconds.
 //!
 //! A connection waits for a message from the end of the one before, or from its beginning, until
 //! the next is there whole: a client that sends half a request waits as one that sends nothing. So
 //! it is closed as soon as so many others have come after it as there is room for, and does not
 //! make them wait. The latest sixteen that have begun keep their two seconds: beside transfers that
-//! all make progress, no handshake would complete otherwise. Within each of the four, a connection
+//! all make progress, no handshake would complete otherwise. Within each of the six, a connection
 //! of a [`Network`] with many connections is closed before one of a network with few, so that a
 //! client that opens thousands of them evicts its own; then the one that has waited or stalled for
 //! the longest time.
+//!
+//! A connection of a dominant network evicts none of other networks. One that has waited for a
+//! place evicts none that has waited for a message for less than two seconds: thousands that wait
+//! would otherwise evict each new one before its request is there.
 
-use crate::network::Network;
+use crate::network::{Network, NetworkCounts};
 use std::cmp::Reverse;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
-/// The wait for a message after which an idle connection is closed before busy ones of a dominant
-/// network, in seconds.
+/// The time after which an idle connection of a network that is not dominant has waited for long,
+/// in seconds.
 const IDLE_SECONDS: u32 = 5;
 /// The time in which an honest client sends its request, in seconds. It is a round trip, or a few
 /// with TLS.
@@ -42,6 +52,21 @@ const FEW_CONNECTIONS: usize = 16;
 const PROGRESS_BYTES: u64 = 64 << 10;
 /// The most connections that are chosen at a time. Choosing looks at all connections.
 const VICTIMS_MAX: usize = 64;
+/// The pause after a choice of none.
+const CHOICE_PAUSE: Duration = Duration::from_millis(100);
+/// The part of all places that networks with many connections do not get.
+const RESERVED_PART: usize = 16;
+
+/// Whether a network with so many of all connections is dominant.
+pub(crate) fn is_dominant(connections: usize, all: usize) -> bool {
+    connections > FEW_CONNECTIONS && connections * DOMINANT_PART >= all
+}
+
+/// The number of places that only networks with fewer connections than that get: one client of a
+/// network that has all others does not wait for it.
+pub(crate) fn reserved_places(connections_max: usize) -> usize {
+    connections_max / RESERVED_PART
+}
 
 /// The activity of a connection, as far as eviction is concerned. Times are in seconds of the
 /// loop's clock.
@@ -102,18 +127,20 @@ impl Candidate {
     /// `None` if it is not to be evicted now.
     fn class(&self, is_of_dominant_network: bool, now_seconds: u32) -> Option<(u8, u32)> {
         let has_lasted = |since: u32, seconds: u32| now_seconds.saturating_sub(since) >= seconds;
+        let (idle_seconds, stalled_seconds, classes) = if is_of_dominant_network {
+            (REQUEST_SECONDS, DOMINANT_STALLED_SECONDS, [1, 3, 2])
+        } else {
+            (IDLE_SECONDS, STALLED_SECONDS, [4, 5, 6])
+        };
+        let [long_wait, short_wait, stalled] = classes;
         let waits = |since: u32, seconds: u32| {
-            let is_first = is_of_dominant_network || has_lasted(since, seconds);
-            Some((if is_first { 1 } else { 3 }, since))
+            Some((if has_lasted(since, seconds) { long_wait } else { short_wait }, since))
         };
         match self.activity {
-            Activity::Idle => waits(self.latest_turn_at_seconds, IDLE_SECONDS),
+            Activity::Idle => waits(self.latest_turn_at_seconds, idle_seconds),
             Activity::Beginning(since) => waits(since, REQUEST_SECONDS),
-            Activity::Transferring(since) if is_of_dominant_network => {
-                has_lasted(since, DOMINANT_STALLED_SECONDS).then_some((2, since))
-            }
             Activity::Transferring(since) => {
-                has_lasted(since, STALLED_SECONDS).then_some((4, since))
+                has_lasted(since, stalled_seconds).then_some((stalled, since))
             }
             Activity::Working => None,
         }
@@ -138,11 +165,49 @@ fn oldest_protected_turn(candidates: &[Candidate], now_seconds: u32) -> u64 {
     *turns.select_nth_unstable(at).1
 }
 
+/// The connection for which another is to be evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub is_of_dominant_network: bool,
+    /// Whether it has waited for a place.
+    pub has_waited: bool,
+}
+
+impl Claim {
+    /// Whether a connection may be evicted for it.
+    fn allows(
+        self,
+        candidate: &Candidate,
+        since: u32,
+        is_dominant: bool,
+        now_seconds: u32,
+    ) -> bool {
+        let is_transferring = matches!(candidate.activity, Activity::Transferring(_));
+        let has_lasted = now_seconds.saturating_sub(since) >= REQUEST_SECONDS;
+        (is_dominant || !self.is_of_dominant_network)
+            && (is_transferring || has_lasted || !self.has_waited)
+    }
+}
+
+/// Connections that were chosen to be evicted, by the claims they are chosen for.
+#[derive(Debug, Default)]
+pub(crate) struct VictimsByClaim([Victims; 4]);
+
+impl VictimsByClaim {
+    /// Those for a claim.
+    pub fn of(&mut self, claim: Claim) -> &mut Victims {
+        let index = usize::from(claim.is_of_dominant_network) << 1 | usize::from(claim.has_waited);
+        &mut self.0[index]
+    }
+}
+
 /// Connections that were chosen to be evicted, for a second at most.
 #[derive(Debug, Default)]
 pub(crate) struct Victims {
     chosen: VecDeque<Victim>,
     chosen_at_seconds: u32,
+    /// The time at which none was found.
+    found_none_at: Option<Instant>,
 }
 
 /// A connection that was chosen to be evicted.
@@ -173,12 +238,21 @@ impl Victims {
         self.chosen.pop_front()
     }
 
+    /// Whether connections are to be chosen: none are left, and there were some just now.
+    pub fn may_choose(&self, now: Instant) -> bool {
+        let pauses = |at| now.saturating_duration_since(at) < CHOICE_PAUSE;
+        self.chosen.is_empty() && !self.found_none_at.is_some_and(pauses)
+    }
+
     /// Chooses among all connections, at most one of sixteen.
-    pub fn choose(&mut self, candidates: &[Candidate], now_seconds: u32) {
-        let mut connections: HashMap<Network, u32> = HashMap::new();
-        for network in candidates.iter().filter_map(|candidate| candidate.network) {
-            *connections.entry(network).or_default() += 1;
-        }
+    pub fn choose(
+        &mut self,
+        claim: Claim,
+        candidates: &[Candidate],
+        networks: &NetworkCounts,
+        now_seconds: u32,
+        now: Instant,
+    ) {
         let protected = oldest_protected_turn(candidates, now_seconds);
         let is_protected = |candidate: &Candidate| {
             candidate.is_fresh(now_seconds) && candidate.latest_turn >= protected
@@ -187,11 +261,12 @@ impl Victims {
             .iter()
             .filter(|candidate| !is_protected(candidate))
             .filter_map(|candidate| {
-                let network = candidate.network.and_then(|network| connections.get(&network));
-                let network_size = network.copied().unwrap_or(1);
-                let is_of_dominant_network = network_size as usize > FEW_CONNECTIONS
-                    && network_size as usize * DOMINANT_PART >= candidates.len();
+                let network_size = networks.get(candidate.network).max(1);
+                let is_of_dominant_network = is_dominant(network_size, candidates.len());
                 let (class, since) = candidate.class(is_of_dominant_network, now_seconds)?;
+                if !claim.allows(candidate, since, is_of_dominant_network, now_seconds) {
+                    return None;
+                }
                 // Networks of about the same size are equal.
                 let order = (class, Reverse(network_size.ilog2()), since, candidate.latest_turn);
                 let Candidate { token, latest_turn, .. } = *candidate;
@@ -206,6 +281,7 @@ impl Victims {
         due.sort_unstable_by_key(|(order, _)| *order);
         self.chosen = due.into_iter().map(|(_, victim)| victim).collect();
         self.chosen_at_seconds = now_seconds;
+        self.found_none_at = self.chosen.is_empty().then_some(now);
     }
 }
 
@@ -236,9 +312,24 @@ mod tests {
         })
     }
 
+    /// That of a new connection of a small network.
+    const NEW: Claim = Claim { is_of_dominant_network: false, has_waited: false };
+
+    fn choose(victims: &mut Victims, claim: Claim, candidates: &[Candidate]) {
+        let mut networks = NetworkCounts::default();
+        for candidate in candidates {
+            networks.add(candidate.network);
+        }
+        victims.choose(claim, candidates, &networks, NOW, Instant::now());
+    }
+
     fn chosen(candidates: &[Candidate]) -> Vec<u64> {
+        chosen_for(NEW, candidates)
+    }
+
+    fn chosen_for(claim: Claim, candidates: &[Candidate]) -> Vec<u64> {
         let mut victims = Victims::default();
-        victims.choose(candidates, NOW);
+        choose(&mut victims, claim, candidates);
         std::iter::from_fn(|| victims.next(NOW)).map(|victim| victim.token).collect()
     }
 
@@ -277,7 +368,7 @@ mod tests {
         let mut victims = Victims::default();
         let mut left = many.clone();
         loop {
-            victims.choose(&left, NOW);
+            choose(&mut victims, NEW, &left);
             let Some(victim) = victims.next(NOW) else { break };
             left.retain(|candidate| candidate.token != victim.token);
         }
@@ -322,7 +413,7 @@ mod tests {
     fn a_victim_that_has_had_a_message_is_spared() {
         let idle = candidate(7, 1, Activity::Idle);
         let mut victims = Victims::default();
-        victims.choose(&[idle], NOW);
+        choose(&mut victims, NEW, &[idle]);
         let victim = victims.next(NOW).unwrap();
         assert!(victim.is_due(&idle, NOW));
         assert!(!victim.is_due(&Candidate { activity: Activity::Working, ..idle }, NOW));
@@ -332,9 +423,45 @@ mod tests {
     #[test]
     fn victims_are_forgotten_after_their_second() {
         let mut victims = Victims::default();
-        victims.choose(&[candidate(7, 1, Activity::Idle)], NOW);
+        choose(&mut victims, NEW, &[candidate(7, 1, Activity::Idle)]);
         assert!(victims.next(NOW + 1).is_none());
         assert!(victims.next(NOW).is_none());
+    }
+
+    #[test]
+    fn a_dominant_network_evicts_none_of_others() {
+        let dominant = Claim { is_of_dominant_network: true, ..NEW };
+        let others = (1..=5).map(|token| candidate(token, token as u8, Activity::Idle));
+        let busy = many(20, 150, Activity::Transferring(NOW));
+        let mut all: Vec<_> = others.chain(busy).collect();
+        assert!(chosen_for(dominant, &all).is_empty());
+        assert_eq!(chosen(&all), [1, 2, 3, 4, 5]);
+        // If it has one that has stalled, that is evicted, although others have waited.
+        all.push(candidate(7, 20, Activity::Transferring(NOW - 1)));
+        assert_eq!(chosen_for(dominant, &all), [7]);
+    }
+
+    #[test]
+    fn those_that_have_waited_for_a_place_spare_short_waits() {
+        let waited = Claim { has_waited: true, ..NEW };
+        let short = [Activity::Idle, Activity::Beginning(NOW - 1)].map(|one| many(1, 30, one));
+        let all: Vec<_> = short.into_iter().flatten().collect();
+        assert!(chosen_for(waited, &all).is_empty());
+        assert!(!chosen(&all).is_empty());
+        let long = candidate(7, 1, Activity::Beginning(NOW - REQUEST_SECONDS));
+        let stalled = candidate(8, 1, Activity::Transferring(NOW - 1));
+        let all: Vec<_> = all.into_iter().chain([stalled, long]).collect();
+        assert_eq!(chosen_for(waited, &all), [7, 8]);
+    }
+
+    #[test]
+    fn a_choice_of_none_is_not_made_again_at_once() {
+        let mut victims = Victims::default();
+        let now = Instant::now();
+        assert!(victims.may_choose(now));
+        victims.choose(NEW, &[], &NetworkCounts::default(), NOW, now);
+        assert!(!victims.may_choose(now + CHOICE_PAUSE / 2));
+        assert!(victims.may_choose(now + CHOICE_PAUSE));
     }
 
     #[test]

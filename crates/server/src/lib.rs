@@ -48,6 +48,7 @@ pub mod stream;
 pub mod tls;
 mod transport;
 mod unnamed;
+mod waiting_room;
 pub mod waker;
 pub mod window_clamp;
 

@@ -113,6 +113,11 @@ impl Exposition {
             sum(|counters| &counters.accepted),
         );
         self.gauge("haul_connections", "Connections open now.", sum(|counters| &counters.open));
+        self.gauge(
+            "haul_connections_waiting",
+            "Connections accepted that wait until another is closed.",
+            sum(|counters| &counters.waiting),
+        );
         self.counter(
             "haul_connections_evicted_total",
             "Connections closed to make room for others.",
@@ -120,7 +125,7 @@ impl Exposition {
         );
         self.counter(
             "haul_connections_refused_total",
-            "Connections closed at once, because their address had too many.",
+            "Connections closed before anything was read, because their address had too many.",
             sum(|counters| &counters.refused),
         );
         self.counter(

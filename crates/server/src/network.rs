@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map::{Entry, OccupiedEntry};
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
@@ -47,6 +47,42 @@ impl FromStr for IpRange {
     }
 }
 
+/// The number of connections of each network, on one event loop.
+#[derive(Debug, Default)]
+pub(crate) struct NetworkCounts(HashMap<Network, usize>);
+
+impl NetworkCounts {
+    /// The number of connections. Those of a Unix socket count as none: each is a network of its
+    /// own.
+    pub fn get(&self, network: Option<Network>) -> usize {
+        network.and_then(|network| self.0.get(&network)).copied().unwrap_or(0)
+    }
+
+    /// Counts a connection.
+    pub fn add(&mut self, network: Option<Network>) {
+        if let Some(network) = network {
+            *self.0.entry(network).or_default() += 1;
+        }
+    }
+
+    /// Counts a connection no longer.
+    pub fn remove(&mut self, network: Option<Network>) {
+        if let Some(network) = network
+            && let Entry::Occupied(count) = self.0.entry(network)
+        {
+            release(count);
+        }
+    }
+}
+
+/// Reduces a count by one. A network without connections takes no memory.
+fn release(mut count: OccupiedEntry<'_, Network, usize>) {
+    *count.get_mut() -= 1;
+    if *count.get() == 0 {
+        count.remove();
+    }
+}
+
 /// A limit on the connections of each network, over all event loops.
 #[derive(Debug)]
 pub struct NetworkLimit {
@@ -86,11 +122,8 @@ impl NetworkLimit {
 impl Drop for NetworkPermit {
     fn drop(&mut self) {
         let mut open = self.limit.lock();
-        if let Entry::Occupied(mut count) = open.entry(self.network) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
+        if let Entry::Occupied(count) = open.entry(self.network) {
+            release(count);
         }
     }
 }

@@ -9,10 +9,21 @@ use haul_lab::Lab;
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// The address that a crowd connects from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CrowdAddress {
+    /// Another one than that of the usual clients: the server's own. Its clients run on the CPU of
+    /// the server.
+    Own,
+    /// That of the usual clients, as behind one firewall.
+    Shared,
+}
+
 /// A crowd beside usual clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Attack<'t> {
     pub behaviour: Behaviour,
+    pub address: CrowdAddress,
     /// Number of clients in the crowd.
     pub connections: usize,
     /// Duration of each measurement of latency.
@@ -79,7 +90,11 @@ impl Attack<'_> {
             behaviour: self.behaviour,
         };
         let alone = self.latency(lab, server)?;
-        let crowd = lab.receiver.run(|| Crowd::connect(target, self.connections));
+        let host = match self.address {
+            CrowdAddress::Own => &lab.sender,
+            CrowdAddress::Shared => &lab.receiver,
+        };
+        let crowd = host.run(|| Crowd::connect(target, self.connections));
         let crowd = crowd.map_err(|error| error.to_string())??;
         let started = Instant::now();
         let connect = || clients::connect(server.address, self.file, clients::USUAL);
@@ -116,7 +131,7 @@ impl Outcome {
             )
         });
         format!(
-            "{}; first answers after {:.1} s at most; {} rejected, {} requests repeated; {:.0} MiB \
+            "{}; first answers after {:.3} s at most; {} rejected, {} requests repeated; {:.0} MiB \
              resident",
             figures.unwrap_or_else(|| "did not do it".into()),
             self.first_answers_seconds,

@@ -3,6 +3,7 @@
 //! All servers run in one lab and are measured by the same meter, in interleaved rounds.
 
 use crate::peers::LabArguments;
+use crate::peers::attack::CrowdAddress;
 use crate::peers::crowd::Behaviour;
 use crate::peers::servers::{ServerKind, Service, Setup, make_certificate};
 use crate::peers::trial::{
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 const FIRST_PORT: u16 = 8001;
 
 /// All trials, in the order of their execution.
-pub const TRIALS: [Trial; 15] = [
+pub const TRIALS: [Trial; 19] = [
     Trial { name: "256MiB", file: "256MiB", load: ONE_BULK, service: Service::Plain },
     Trial { name: "256MiB-64", file: "256MiB", load: MANY_BULK, service: Service::Plain },
     Trial { name: "256MiB-new", file: "published", load: Load::Published, service: Service::Plain },
@@ -27,14 +28,18 @@ pub const TRIALS: [Trial; 15] = [
     Trial { name: "https-1MiB", file: "1MiB", load: FEW, service: Service::Tls },
     Trial { name: "idle-10000", file: "4KiB", load: IDLE, service: Service::Plain },
     Trial { name: "slow-10000", file: "4KiB", load: SLOW, service: Service::Plain },
-    attack_trial("half-heads", Behaviour::HalfHeads),
-    attack_trial("unread", Behaviour::UnreadResponses),
-    attack_trial("stalled-uploads", Behaviour::StalledUploads),
-    attack_trial("silent-tls", Behaviour::SilentTls),
+    attack_trial("half-heads", Behaviour::HalfHeads, CrowdAddress::Own),
+    attack_trial("unread", Behaviour::UnreadResponses, CrowdAddress::Own),
+    attack_trial("stalled-uploads", Behaviour::StalledUploads, CrowdAddress::Own),
+    attack_trial("silent-tls", Behaviour::SilentTls, CrowdAddress::Own),
+    attack_trial("half-heads-shared", Behaviour::HalfHeads, CrowdAddress::Shared),
+    attack_trial("unread-shared", Behaviour::UnreadResponses, CrowdAddress::Shared),
+    attack_trial("stalled-uploads-shared", Behaviour::StalledUploads, CrowdAddress::Shared),
+    attack_trial("silent-tls-shared", Behaviour::SilentTls, CrowdAddress::Shared),
 ];
 
-const fn attack_trial(name: &'static str, behaviour: Behaviour) -> Trial {
-    Trial { name, file: "4KiB", load: attack(behaviour), service: Service::FewPlaces }
+const fn attack_trial(name: &'static str, behaviour: Behaviour, address: CrowdAddress) -> Trial {
+    Trial { name, file: "4KiB", load: attack(behaviour, address), service: Service::FewPlaces }
 }
 
 /// Servers and trials of a comparison.

@@ -3,7 +3,7 @@
 //! The servers run on the sending host of a lab, the clients on the receiving host.
 
 use crate::peers::LabArguments;
-use crate::peers::attack::Attack;
+use crate::peers::attack::{Attack, CrowdAddress};
 use crate::peers::clients::{self, Wrk};
 use crate::peers::crowd::Behaviour;
 use crate::peers::packets::{PacketCounters, Traffic};
@@ -60,7 +60,7 @@ pub enum Load {
     Idle { connections: usize },
     /// A crowd that occupies connections, beside normal clients. Figure: latency of the normal
     /// clients.
-    Crowd { behaviour: Behaviour, connections: usize, seconds: u32 },
+    Crowd { behaviour: Behaviour, connections: usize, seconds: u32, address: CrowdAddress },
 }
 
 /// Part of a request load that is measured.
@@ -90,12 +90,17 @@ pub const MANY: Load = Load::Requests {
 /// Idle connections.
 pub const IDLE: Load = Load::Idle { connections: 10_000 };
 /// Slow clients, for all of whom the server has room.
-pub const SLOW: Load = Load::Crowd { behaviour: Behaviour::Slow, connections: 10_000, seconds: 3 };
+pub const SLOW: Load = Load::Crowd {
+    behaviour: Behaviour::Slow,
+    connections: 10_000,
+    seconds: 3,
+    address: CrowdAddress::Shared,
+};
 
 /// Returns an attack by six clients for each place of the server
 /// ([`crate::peers::servers::FEW_PLACES`]).
-pub const fn attack(behaviour: Behaviour) -> Load {
-    Load::Crowd { behaviour, connections: 6 * FEW_PLACES, seconds: 3 }
+pub const fn attack(behaviour: Behaviour, address: CrowdAddress) -> Load {
+    Load::Crowd { behaviour, connections: 6 * FEW_PLACES, seconds: 3, address }
 }
 
 /// File that slow clients request.
@@ -208,9 +213,10 @@ fn run_trial(
     let mut figures = vec![Vec::new(); servers.len()];
     let mut ratios_to_few = figures.clone();
     let mut traffic = vec![Vec::new(); servers.len()];
-    if let Load::Crowd { behaviour, connections, seconds } = trial.load {
+    if let Load::Crowd { behaviour, connections, seconds, address } = trial.load {
         let attack = Attack {
             behaviour,
+            address,
             connections,
             seconds,
             file: trial.file,

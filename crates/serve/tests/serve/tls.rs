@@ -447,7 +447,8 @@ fn silent_tls_connections_make_room() {
     let connect = || service.lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
     let _silent: Vec<_> = (0..PLACES).map(|_| connect()).collect();
     let connections = &service.handle.counters()[0].connections;
-    wait_until(|| connections.open.get() == PLACES as u64);
+    // The last sixteenth is for others.
+    wait_until(|| connections.open.get() == (PLACES - PLACES / 16) as u64);
     // A response in time: a timeout would take half a minute.
     assert_eq!(service.get("/ten.txt").status, 200);
     assert_eq!((connections.evicted.get() > 0, connections.timed_out.get()), (true, 0));

@@ -11,8 +11,12 @@ use std::time::Duration;
 #[non_exhaustive]
 pub struct LoopSettings {
     /// The number of connections at a time. Beyond it, one of them is closed
-    /// ([`crate::eviction`]).
+    /// ([`crate::eviction`]). The last sixteenth is for networks that have fewer connections than
+    /// that.
     pub connections_max: usize,
+    /// The number of accepted connections that may wait until one is closed. Networks take turns.
+    /// Beyond it, clients wait in the kernel's queue.
+    pub waiting_max: usize,
     /// The limit on the connections of one client; `None` for none.
     pub network_limit: Option<Arc<NetworkLimit>>,
     /// The time that open messages have once the service drains.
@@ -29,10 +33,12 @@ pub struct LoopSettings {
 }
 
 impl Default for LoopSettings {
-    /// 65,536 connections, of one client or of many, 30 s to drain, no pacing, no proxies.
+    /// 65,536 connections, of one client or of many, 64 that wait, 30 s to drain, no pacing, no
+    /// proxies.
     fn default() -> Self {
         Self {
             connections_max: 65_536,
+            waiting_max: 64,
             network_limit: None,
             drain_timeout: Duration::from_secs(30),
             rate_bytes_per_second: None,
@@ -47,6 +53,13 @@ impl LoopSettings {
     #[must_use]
     pub fn with_connections_max(mut self, connections_max: usize) -> Self {
         self.connections_max = connections_max;
+        self
+    }
+
+    /// Sets the number of accepted connections that may wait; at least one can.
+    #[must_use]
+    pub fn with_waiting_max(mut self, waiting_max: usize) -> Self {
+        self.waiting_max = waiting_max.max(1);
         self
     }
 

@@ -1,0 +1,301 @@
+//! Admission: accepts connections, and finds a place for each.
+//!
+//! A connection of a service with a [`crate::placement::Placement`] has its place before it is
+//! accepted. Any other is accepted first, since only then its network is known, and goes to the
+//! [`crate::waiting_room`] if there is no place for it.
+
+use super::{EventLoop, Handler, UNNAMED, context, generation, index, token};
+use crate::eviction::{Candidate, Claim, is_dominant, reserved_places};
+use crate::network::{Network, NetworkPermit};
+use crate::placement::{Place, Placed};
+use crate::unnamed::Naming;
+use crate::waiting_room::Waiting;
+use rustix::event::Timespec;
+use rustix::io::Errno;
+use std::io;
+use std::mem;
+use std::time::Duration;
+use tracing::warn;
+
+/// Connections accepted before existing ones get their turn. An accept takes tens of microseconds,
+/// with TLS or an eviction more, and all that are connected wait for it: beside 1,200 new
+/// connections a second that come 60 at a time, 16 had a quarter of the latency of 64.
+const ACCEPTS_MAX: usize = 16;
+/// Connections that get a place after waiting for it at a time. Each may cost an eviction and the
+/// work for a request that is there already, such as an upload's file.
+const ADMITTED_MAX: usize = 4;
+/// The pause after so many, in which existing connections and other threads have the CPU: beside
+/// 6,000 stalled uploads, the 99th percentile of usual responses was up to 8 times as long without
+/// it.
+const ADMISSION_PAUSE: Duration = Duration::from_millis(1);
+/// The pause when no place is left: another connection may have stalled by then.
+const PLACE_PAUSE: Duration = Duration::from_millis(100);
+
+/// A network has as many connections as it may have.
+#[derive(Debug)]
+pub(super) struct TooMany;
+
+/// A place for another connection.
+#[derive(Debug, Clone, Copy)]
+enum Room {
+    /// There are fewer connections than there may be.
+    Free,
+    /// That of an open connection, which is closed for it.
+    Of(usize),
+}
+
+/// The way to accept a connection.
+#[derive(Debug)]
+enum Entrance {
+    /// It has this place.
+    Place(Place),
+    /// It finds a place, or waits for one.
+    WaitingRoom,
+}
+
+impl<H: Handler> EventLoop<H> {
+    /// Accepts some connections; false if none waits or none can be accepted.
+    pub(super) fn accept(&mut self, index: usize) -> bool {
+        for _ in 0..ACCEPTS_MAX {
+            let Some(entrance) = self.entrance() else {
+                self.stop_accepting();
+                return false;
+            };
+            let Some(listener) = self.listeners.get(index) else { return false };
+            match listener.accept() {
+                Ok(Some(accepted)) => {
+                    self.handler.counters().accepted.add(1);
+                    match entrance {
+                        Entrance::WaitingRoom => self.begin(Placed { accepted, place: None }),
+                        Entrance::Place(place) => {
+                            if let Some(placed) = place.put(accepted) {
+                                self.begin(placed);
+                            }
+                        }
+                    }
+                }
+                Ok(None) => return false,
+                Err(error) if is_shortage(&error) => {
+                    if !self.make_room(&error) {
+                        return false;
+                    }
+                }
+                // An error of that one connection.
+                Err(_) => {}
+            }
+        }
+        true
+    }
+
+    /// The way to accept another connection; `None` if there is no room for it to wait either.
+    fn entrance(&self) -> Option<Entrance> {
+        if let Some(placement) = &self.settings.placement {
+            return placement.reserve(self.index).map(Entrance::Place);
+        }
+        let has_room = !self.is_waiting_room_full() || self.waiting.can_shed();
+        has_room.then_some(Entrance::WaitingRoom)
+    }
+
+    /// Whether as many connections wait for a place, or for the name of their client, as may wait.
+    fn is_waiting_room_full(&self) -> bool {
+        self.waiting.len() + self.unnamed.len() >= self.settings.waiting_max
+    }
+
+    /// Begins with an accepted connection: one of a proxy has to name its client first.
+    pub(super) fn begin(&mut self, placed: Placed) {
+        let proxies = &self.settings.trusted_proxies;
+        if !placed.accepted.peer.is_some_and(|peer| proxies.contains(peer.ip())) {
+            return self.admit_and_add(placed);
+        }
+        self.make_room_to_wait();
+        let token_of = |index| UNNAMED + index as u64;
+        let naming = self.unnamed.add(placed, &self.epoll, token_of, self.clock.seconds());
+        self.continue_naming(naming);
+    }
+
+    /// Adds a connection of a proxy once its client is named.
+    pub(super) fn continue_naming(&mut self, naming: Naming) {
+        match naming {
+            Naming::Waiting => {}
+            Naming::Named(placed) => self.admit_and_add(placed),
+            Naming::Refused => self.handler.counters().refused.add(1),
+        }
+    }
+
+    /// Adds a connection, or lets it wait, unless its network has too many.
+    fn admit_and_add(&mut self, placed: Placed) {
+        let network = placed.accepted.peer.map(|peer| Network::from(peer.ip()));
+        let Ok(permit) = self.admit(network) else {
+            self.handler.counters().refused.add(1);
+            return;
+        };
+        if placed.place.is_some() {
+            return self.add(placed, network, permit);
+        }
+        match self.room(network, false) {
+            Some(room) => self.add_at(room, Waiting { placed, permit }, network),
+            None => self.let_wait(Waiting { placed, permit }, network),
+        }
+    }
+
+    /// Counts a connection of a network; an error if it has too many.
+    pub(super) fn admit(&self, network: Option<Network>) -> Result<Option<NetworkPermit>, TooMany> {
+        match (&self.settings.network_limit, network) {
+            (Some(limit), Some(network)) => limit.admit(network).map(Some).ok_or(TooMany),
+            _ => Ok(None),
+        }
+    }
+
+    /// A place for a connection of a network; `None` if it has to wait.
+    fn room(&mut self, network: Option<Network>, has_waited: bool) -> Option<Room> {
+        let places = self.settings.connections_max;
+        let (open, of_network) = (self.connections.len(), self.networks.get(network));
+        let reserved = reserved_places(places);
+        let kept_free = if of_network < reserved { 0 } else { reserved };
+        if open + kept_free < places {
+            return Some(Room::Free);
+        }
+        let is_of_dominant_network = is_dominant(of_network, open);
+        self.victim(Claim { is_of_dominant_network, has_waited }).map(Room::Of)
+    }
+
+    fn let_wait(&mut self, waiting: Waiting, network: Option<Network>) {
+        self.make_room_to_wait();
+        self.waiting.push(network, waiting);
+        self.count_waiting();
+    }
+
+    /// Closes a connection that waits, if too many do.
+    fn make_room_to_wait(&mut self) {
+        if self.is_waiting_room_full() && self.waiting.shed() {
+            self.handler.counters().refused.add(1);
+        }
+    }
+
+    /// Gives places to some connections that wait, as far as there are any.
+    pub(super) fn admit_waiting(&mut self) {
+        let now = self.clock.turn_started();
+        if self.waiting.is_empty() {
+            return;
+        }
+        if now < self.admits_at {
+            // A place may have become free since then.
+            self.has_place = true;
+            return;
+        }
+        let mut admitted = 0;
+        while admitted < ADMITTED_MAX {
+            let mut waiting = mem::take(&mut self.waiting);
+            let next = waiting.next(|network| self.room(network, true));
+            self.waiting = waiting;
+            let Some((network, waiting, room)) = next else { break };
+            self.add_at(room, waiting, network);
+            admitted += 1;
+        }
+        self.admits_at = now + ADMISSION_PAUSE;
+        self.has_place = admitted == ADMITTED_MAX;
+        self.count_waiting();
+        if admitted > 0 {
+            self.resume_accepting();
+        }
+    }
+
+    /// The longest wait for events while connections wait for a place.
+    pub(super) fn wait_for_place(&self) -> Timespec {
+        let pause = if self.has_place { ADMISSION_PAUSE } else { PLACE_PAUSE };
+        Timespec { tv_sec: 0, tv_nsec: pause.subsec_nanos().into() }
+    }
+
+    fn count_waiting(&self) {
+        self.handler.counters().waiting.set(self.waiting.len() as u64);
+    }
+
+    fn add_at(&mut self, room: Room, waiting: Waiting, network: Option<Network>) {
+        if let Room::Of(victim) = room {
+            self.evict(victim);
+        }
+        self.add(waiting.placed, network, waiting.permit);
+    }
+
+    fn add(&mut self, placed: Placed, network: Option<Network>, permit: Option<NetworkPermit>) {
+        let Placed { accepted, place } = placed;
+        if let Some(rate) = self.settings.rate_bytes_per_second {
+            // A Unix socket has no rate.
+            let _ = haul_sys::sockopt::set_max_pacing_rate(&accepted.socket, rate);
+        }
+        let (key, generation) = self.next_key();
+        let token = token(key, generation);
+        let context = context(&self.epoll, &self.clock, self.is_draining, token);
+        let Ok(connection) = self.handler.accept(accepted, &context) else { return };
+        self.insert(generation, connection, network, permit, place);
+    }
+
+    /// Frees descriptors and memory after a shortage; false if nothing could be freed.
+    fn make_room(&mut self, error: &io::Error) -> bool {
+        self.handler.free_caches();
+        if self.shortage.allow(self.clock.seconds()) {
+            let open = self.connections.len();
+            warn!(open, %error, "no room for another connection beside {open}: {error}");
+        }
+        if self.waiting.shed() {
+            self.handler.counters().refused.add(1);
+            return true;
+        }
+        let Some(index) = self.victim(Claim { is_of_dominant_network: false, has_waited: false })
+        else {
+            self.stop_accepting();
+            return false;
+        };
+        self.evict(index);
+        true
+    }
+
+    /// The connection to close to make room for another, if there is one.
+    fn victim(&mut self, claim: Claim) -> Option<usize> {
+        if !self.handler.can_evict() {
+            return None;
+        }
+        let now = self.clock.seconds();
+        let handler = &self.handler;
+        let victims = self.victims.of(claim);
+        let candidate = |index: usize, entry: &super::Entry<H::Connection>| Candidate {
+            token: token(index, entry.generation),
+            network: entry.network,
+            activity: handler.activity(&entry.connection),
+            latest_turn: entry.latest_turn,
+            latest_turn_at_seconds: entry.latest_turn_at_seconds,
+        };
+        while let Some(victim) = victims.next(now) {
+            let index = index(victim.token);
+            if let Some(entry) = self.connections.get(index)
+                && entry.generation == generation(victim.token)
+                && victim.is_due(&candidate(index, entry), now)
+            {
+                return Some(index);
+            }
+        }
+        if !victims.may_choose(self.clock.turn_started()) {
+            return None;
+        }
+        let candidates: Vec<_> =
+            self.connections.iter().map(|(index, entry)| candidate(index, entry)).collect();
+        victims.choose(claim, &candidates, &self.networks, now, self.clock.turn_started());
+        victims.next(now).map(|victim| index(victim.token))
+    }
+
+    /// Closes a connection to make room for another.
+    fn evict(&mut self, index: usize) {
+        if let Some(connection) = self.remove(index) {
+            self.handler.counters().evicted.add(1);
+            self.handler.evict(connection);
+        }
+    }
+}
+
+/// Whether the host or this process lacks what another connection needs.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
+    )
+}

@@ -1,0 +1,168 @@
+//! The waiting room: accepted connections for which there is no place yet.
+//!
+//! The kernel's queue has one order for all clients: one that opens thousands of connections makes
+//! all others wait behind its own. Here networks take turns (fair queueing, RFC 970). Of one
+//! network, the newest connection is first: in a flood, the clients of the oldest have given up
+//! most likely. When the room is full, the loop closes the oldest connection of a network that
+//! occupies a quarter of it.
+
+use crate::eviction::is_dominant;
+use crate::network::{Network, NetworkPermit};
+use crate::placement::Placed;
+use std::collections::{HashMap, VecDeque};
+
+/// The networks that are asked at a time. Those with many connections may have no place where
+/// others have one, and there are at most 15 of them ([`crate::eviction::reserved_places`]).
+const ASKED_MAX: usize = 32;
+
+/// The connections of an event loop that wait for a place.
+#[derive(Debug, Default)]
+pub(crate) struct WaitingRoom {
+    /// Oldest first. A network without connections is not in it. All Unix sockets are one.
+    queues: HashMap<Option<Network>, VecDeque<Waiting>>,
+    /// The networks with connections, in the order of their turns.
+    turns: VecDeque<Option<Network>>,
+    len: usize,
+}
+
+/// A connection that waits for a place.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub placed: Placed,
+    pub permit: Option<NetworkPermit>,
+}
+
+impl WaitingRoom {
+    /// The number of connections.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds a connection of a network.
+    pub fn push(&mut self, network: Option<Network>, waiting: Waiting) {
+        let queue = self.queues.entry(network).or_default();
+        if queue.is_empty() {
+            self.turns.push_back(network);
+        }
+        queue.push_back(waiting);
+        self.len += 1;
+    }
+
+    /// Takes the newest connection of the next network that has a place, and the place.
+    pub fn next<P>(
+        &mut self,
+        mut place: impl FnMut(Option<Network>) -> Option<P>,
+    ) -> Option<(Option<Network>, Waiting, P)> {
+        let mut asked = self.turns.iter().take(ASKED_MAX).enumerate();
+        let (turn, place) = asked.find_map(|(turn, network)| Some((turn, place(*network)?)))?;
+        let network = self.turns.remove(turn)?;
+        let queue = self.queues.get_mut(&network)?;
+        let waiting = queue.pop_back()?;
+        if queue.is_empty() {
+            self.queues.remove(&network);
+        } else {
+            self.turns.push_back(network);
+        }
+        self.len -= 1;
+        Some((network, waiting, place))
+    }
+
+    /// Whether a network occupies a quarter of the room, so that [`WaitingRoom::shed`] closes one
+    /// of its connections.
+    pub fn can_shed(&self) -> bool {
+        self.dominant().is_some()
+    }
+
+    /// Closes the oldest connection of the network that has most of the room; false if none has a
+    /// quarter of it.
+    pub fn shed(&mut self) -> bool {
+        let Some(network) = self.dominant() else { return false };
+        let Some(queue) = self.queues.get_mut(&Some(network)) else { return false };
+        // It is not the last: a dominant network has more than a few.
+        let is_shed = queue.pop_front().is_some();
+        self.len -= usize::from(is_shed);
+        is_shed
+    }
+
+    fn dominant(&self) -> Option<Network> {
+        let sizes = self.queues.iter().filter_map(|(network, queue)| Some(((*network)?, queue)));
+        let (network, queue) = sizes.max_by_key(|(_, queue)| queue.len())?;
+        is_dominant(queue.len(), self.len).then_some(network)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::Accepted;
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    fn network(host: u8) -> Network {
+        Network::from(IpAddr::from(Ipv4Addr::new(192, 0, 2, host)))
+    }
+
+    /// A connection from a port by which the test knows it.
+    fn push(room: &mut WaitingRoom, host: u8, port: u16) {
+        let peer = SocketAddr::from(([192, 0, 2, host], port));
+        let socket = OwnedFd::from(UnixStream::pair().unwrap().0);
+        let placed = Placed { accepted: Accepted::new(socket, Some(peer)), place: None };
+        room.push(Some(network(host)), Waiting { placed, permit: None });
+    }
+
+    fn next(room: &mut WaitingRoom, has_place: impl Fn(Option<Network>) -> bool) -> Option<u16> {
+        let next = room.next(|network| has_place(network).then_some(()));
+        next.map(|(_, waiting, ())| waiting.placed.accepted.peer.unwrap().port())
+    }
+
+    #[test]
+    fn networks_take_turns_and_the_newest_of_each_is_first() {
+        let mut room = WaitingRoom::default();
+        for port in 0..4 {
+            push(&mut room, 1, port);
+        }
+        push(&mut room, 2, 20);
+        push(&mut room, 3, 30);
+        let order: Vec<_> = std::iter::from_fn(|| next(&mut room, |_| true)).collect();
+        assert_eq!(order, [3, 20, 30, 2, 1, 0]);
+        assert!(room.is_empty() && room.queues.is_empty() && room.turns.is_empty());
+    }
+
+    #[test]
+    fn a_network_without_a_place_keeps_its_turn() {
+        let mut room = WaitingRoom::default();
+        push(&mut room, 1, 10);
+        push(&mut room, 2, 20);
+        push(&mut room, 2, 21);
+        let is_second = |other| other == Some(network(2));
+        assert_eq!(next(&mut room, is_second), Some(21));
+        assert_eq!(next(&mut room, is_second), Some(20));
+        assert_eq!(next(&mut room, is_second), None);
+        assert_eq!((next(&mut room, |_| true), room.len()), (Some(10), 0));
+    }
+
+    #[test]
+    fn the_oldest_of_a_dominant_network_is_shed() {
+        let mut room = WaitingRoom::default();
+        for port in 0..20 {
+            push(&mut room, 1, port);
+        }
+        for host in 2..12 {
+            push(&mut room, host, u16::from(host));
+        }
+        assert!(room.can_shed() && room.shed());
+        assert_eq!(
+            next(&mut room, |other| other == Some(network(1))),
+            Some(19),
+            "the newest is there"
+        );
+        while room.shed() {}
+        assert_eq!((room.len(), room.can_shed()), (26, false), "sixteen are a few");
+    }
+}
