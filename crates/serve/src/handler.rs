@@ -160,7 +160,7 @@ impl FileHandler {
     pub fn loop_settings(limits: &Limits, loops: usize) -> LoopSettings {
         LoopSettings::default()
             .with_connections_max(limits.connections_max.div_ceil(loops))
-            .with_waiting_max(limits.waiting_max.div_ceil(loops))
+            .with_waiting_max(limits.waiting_max / loops)
             .with_network_limit(limits.connections_per_address_max.map(NetworkLimit::new))
             .with_drain_timeout(limits.drain_timeout)
             .with_rate_bytes_per_second(limits.rate_bytes_per_second)

@@ -32,6 +32,7 @@ use crate::placement::{Membership, Place};
 use crate::unnamed::UnnamedConnections;
 use crate::waiting_room::WaitingRoom;
 use crate::waker::Waker;
+use admission::ACCEPTS_MAX;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -49,6 +50,9 @@ use tracing::warn;
 pub const EVENTS_MAX: usize = 128;
 /// The longest wait for events, the interval of [`Handler::every_second`].
 const WAIT_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// Rounds of [`EventLoop::accept`] for the connections that waited when a drain began. They are
+/// enough for the longest queue of the kernel.
+const DRAIN_ROUNDS_MAX: usize = 65_536 / ACCEPTS_MAX;
 /// Tokens from here on are not connections'.
 const WAKER: u64 = u64::MAX;
 const LISTENERS: u64 = u64::MAX - 1_000_000;
@@ -79,6 +83,8 @@ pub struct EventLoop<H: Handler> {
     admits_at: Instant,
     /// Whether there was still a place when the last of them got one.
     has_place: bool,
+    /// The time at which one of them got a place, or was tried for the last time.
+    progressed_at: Instant,
     /// Tells a connection from an earlier one with the same index.
     generation: u32,
     /// Connections that wait for their turn.
@@ -163,6 +169,7 @@ impl<H: Handler> EventLoop<H> {
             waiting: WaitingRoom::default(),
             admits_at: Instant::now(),
             has_place: false,
+            progressed_at: Instant::now(),
             generation: 0,
             runnable: VecDeque::new(),
             is_accepting: false,
@@ -367,7 +374,12 @@ impl<H: Handler> EventLoop<H> {
         self.drain_until = Some(Instant::now() + self.settings.drain_timeout);
         // Clients that are connected already get their answer.
         for index in 0..self.listeners.len() {
-            while self.accept(index) {}
+            // Others may come as fast as they are accepted.
+            for _ in 0..DRAIN_ROUNDS_MAX {
+                if !self.accept(index) {
+                    break;
+                }
+            }
         }
         self.is_draining = true;
         self.handler.begin_drain();
@@ -445,7 +457,7 @@ impl<H: Handler> EventLoop<H> {
 
     /// Accepts again after a shortage, which may be over.
     fn resume_accepting(&mut self) {
-        let is_due = !self.is_accepting && self.drain_until.is_none();
+        let is_due = !self.is_accepting && self.drain_until.is_none() && self.can_wait();
         if is_due && self.start_accepting().is_err() {
             // Some listeners may be registered: all are removed, and the next second tries again.
             self.is_accepting = true;
@@ -514,11 +526,11 @@ impl<H: Handler> EventLoop<H> {
             return;
         }
         self.swept_at_seconds = now;
+        self.handler.counters().timed_out.add(self.unnamed.expire(now) as u64);
         // Another process may have freed what was short.
         self.resume_accepting();
         self.handler.every_second(now);
         self.visit_all();
-        self.handler.counters().timed_out.add(self.unnamed.expire(now) as u64);
         let expired = self.connections.iter().filter(|(_, entry)| entry.deadline <= now);
         let expired: Vec<_> =
             expired.map(|(index, entry)| token(index, entry.generation)).collect();

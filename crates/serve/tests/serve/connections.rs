@@ -360,13 +360,20 @@ fn a_flood_of_one_address_does_not_delay_others() {
             .collect();
         let counters = service.handle.clone();
         let connections = || &counters.counters()[0].connections;
-        for host in [&service.lab.sender, &service.lab.receiver] {
+        let get = |host: &haul_lab::Host| {
             let connect = || std::net::TcpStream::connect(service.address).unwrap();
             let mut client = Client::new(host.run(connect).unwrap());
+            client.stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
             client.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
             assert_eq!(client.response(false).unwrap().status, 200);
             assert!(connections().waiting.get() > 0);
-        }
+            client
+        };
+        let for_others = PLACES / 16;
+        let _other = get(&service.lab.sender);
+        let open = connections().open.get() as usize;
+        assert_eq!(open, PLACES - for_others + 1, "the flood does not get the places of others");
+        drop(get(&service.lab.receiver));
         // Without room for all that wait, the oldest are closed.
         let refused = connections().refused.get() as usize;
         assert_eq!(refused > 0, waiting_max < FLOOD, "{refused} refused");

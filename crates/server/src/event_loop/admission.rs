@@ -20,7 +20,7 @@ use tracing::warn;
 /// Connections accepted before existing ones get their turn. An accept takes tens of microseconds,
 /// with TLS or an eviction more, and all that are connected wait for it: beside 1,200 new
 /// connections a second that come 60 at a time, 16 had a quarter of the latency of 64.
-const ACCEPTS_MAX: usize = 16;
+pub(super) const ACCEPTS_MAX: usize = 16;
 /// Connections that get a place after waiting for it at a time. Each may cost an eviction and the
 /// work for a request that is there already, such as an upload's file.
 const ADMITTED_MAX: usize = 4;
@@ -92,8 +92,13 @@ impl<H: Handler> EventLoop<H> {
         if let Some(placement) = &self.settings.placement {
             return placement.reserve(self.index).map(Entrance::Place);
         }
-        let has_room = !self.is_waiting_room_full() || self.waiting.can_shed();
-        has_room.then_some(Entrance::WaitingRoom)
+        self.can_wait().then_some(Entrance::WaitingRoom)
+    }
+
+    /// Whether another connection can be accepted without a place: it can wait for one, at the
+    /// worst in place of another. A placement decides by itself.
+    pub(super) fn can_wait(&self) -> bool {
+        self.settings.placement.is_some() || !self.is_waiting_room_full() || self.waiting.can_shed()
     }
 
     /// Whether as many connections wait for a place, or for the name of their client, as may wait.
@@ -116,10 +121,11 @@ impl<H: Handler> EventLoop<H> {
     /// Adds a connection of a proxy once its client is named.
     pub(super) fn continue_naming(&mut self, naming: Naming) {
         match naming {
-            Naming::Waiting => {}
+            Naming::Waiting => return,
             Naming::Named(placed) => self.admit_and_add(placed),
             Naming::Refused => self.handler.counters().refused.add(1),
         }
+        self.resume_accepting();
     }
 
     /// Adds a connection, or lets it wait, unless its network has too many.
@@ -169,6 +175,7 @@ impl<H: Handler> EventLoop<H> {
     fn make_room_to_wait(&mut self) {
         if self.is_waiting_room_full() && self.waiting.shed() {
             self.handler.counters().refused.add(1);
+            self.count_waiting();
         }
     }
 
@@ -184,20 +191,33 @@ impl<H: Handler> EventLoop<H> {
             return;
         }
         let mut admitted = 0;
-        while admitted < ADMITTED_MAX {
-            let mut waiting = mem::take(&mut self.waiting);
-            let next = waiting.next(|network| self.room(network, true));
-            self.waiting = waiting;
-            let Some((network, waiting, room)) = next else { break };
-            self.add_at(room, waiting, network);
+        while admitted < ADMITTED_MAX && self.admit_next(true) {
             admitted += 1;
+        }
+        // Newcomers have the stronger claim, so that those that wait could do so for ever.
+        if admitted == 0 && now.saturating_duration_since(self.progressed_at) >= PLACE_PAUSE {
+            admitted += usize::from(self.admit_next(false));
+            self.progressed_at = now;
         }
         self.admits_at = now + ADMISSION_PAUSE;
         self.has_place = admitted == ADMITTED_MAX;
         self.count_waiting();
         if admitted > 0 {
+            self.progressed_at = now;
             self.resume_accepting();
         }
+    }
+
+    /// Gives a place to the next connection that waits; false if there is none.
+    fn admit_next(&mut self, has_waited: bool) -> bool {
+        let mut waiting = mem::take(&mut self.waiting);
+        let next = waiting.next(|network| self.room(network, has_waited));
+        self.waiting = waiting;
+        let Some((network, waiting, room)) = next else { return false };
+        if !waiting.has_ended() {
+            self.add_at(room, waiting, network);
+        }
+        true
     }
 
     /// The longest wait for events while connections wait for a place.
@@ -239,6 +259,7 @@ impl<H: Handler> EventLoop<H> {
         }
         if self.waiting.shed() {
             self.handler.counters().refused.add(1);
+            self.count_waiting();
             return true;
         }
         let Some(index) = self.victim(Claim { is_of_dominant_network: false, has_waited: false })

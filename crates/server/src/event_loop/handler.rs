@@ -77,7 +77,7 @@ pub trait Handler {
     fn activity(&self, connection: &Self::Connection) -> Activity;
 
     /// Whether connections are closed to make room for others, by their [`Handler::activity`].
-    /// Otherwise new ones wait in the kernel's queue.
+    /// Otherwise new ones wait.
     fn can_evict(&self) -> bool {
         true
     }
