@@ -108,6 +108,7 @@ impl WaitingRoom {
 mod tests {
     use super::*;
     use crate::listener::Accepted;
+    use std::io::Write;
     use std::net::{IpAddr, Ipv4Addr, SocketAddr};
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
@@ -165,11 +166,28 @@ mod tests {
         assert!(room.can_shed() && room.shed());
         assert_eq!(next(&mut room, |_| true), Some(2), "the newest is there");
         assert_eq!((room.len(), room.can_shed(), room.shed()), (2, false, false));
-        // As many networks as there may be, of about the same size, leave room for another.
+        // Networks of the same size lose one each, down to their last.
         for host in 1..=9 {
             push(&mut room, host, u16::from(host));
         }
         assert!(room.shed() && room.shed());
         assert_eq!((room.len(), room.shed()), (9, false));
+    }
+
+    #[test]
+    fn a_client_that_has_gone_without_a_word_has_ended() {
+        let waiting = || {
+            let (client, socket) = UnixStream::pair().unwrap();
+            let placed = Placed { accepted: Accepted::new(socket.into(), None), place: None };
+            (client, Waiting { placed, permit: None })
+        };
+        let (client, silent) = waiting();
+        assert!(!silent.has_ended());
+        drop(client);
+        assert!(silent.has_ended());
+        let (mut client, half_closed) = waiting();
+        client.write_all(b"GET").unwrap();
+        drop(client);
+        assert!(!half_closed.has_ended(), "its request is there");
     }
 }
