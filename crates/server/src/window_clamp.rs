@@ -30,13 +30,17 @@ const RTT_US_MAX: i32 = 1000;
 /// Connections whose usual round trip is longer are not clamped: 4 MiB, a full send buffer that is
 /// all in flight, take 3 ms at 10 Gbit/s.
 const SMOOTHED_RTT_US_MAX: i32 = 4000;
-/// The clamp of connections whose usual round trip is longer is lifted: 256 KiB in 8 ms are 260
-/// Mbit/s.
+/// The clamp of connections whose usual round trip is longer is lifted: five packets in 8 ms are
+/// 326 Mbit/s.
 const LIFT_US: i32 = 8000;
 /// 100 Gbit/s.
 const BYTES_PER_US: i32 = 12_500;
-/// The window is never set to less. At MTU 9000, 1 MiB saves less than half as much.
-const WINDOW_BYTES_MIN: i32 = 256 << 10;
+/// The kernel's largest packet: `GSO_LEGACY_MAX_SIZE` less `MAX_TCP_HEADER + 1` (sk_setup_caps in
+/// net/core/sock.c). With BIG TCP its packets are larger than assumed here.
+const PACKET_BYTES: i32 = 65_536 - 321;
+/// The window is never set to less, and always to whole packets: a packet of the rest would cost as
+/// much as a full one. Four and six cost more (docs/measurements/file-server-tuning.md).
+const PACKETS_MIN: i32 = 5;
 /// Ports in the program, so that it stays short.
 const PORTS_MAX: usize = 64;
 
@@ -152,6 +156,8 @@ const OR_CONSTANT: u8 = 0x47;
 const AND_CONSTANT: u8 = 0x57;
 const SHIFT_RIGHT_CONSTANT: u8 = 0x77;
 const MULTIPLY_CONSTANT: u8 = 0x27;
+const MULTIPLY: u8 = 0x2F;
+const DIVIDE_CONSTANT: u8 = 0x37;
 const DIVIDE: u8 = 0x3F;
 const JUMP: u8 = 0x05;
 /// Of the lower 32 bits.
@@ -167,7 +173,8 @@ enum Label {
     Named,
     Begin,
     Measured,
-    Store,
+    Packets,
+    Segments,
     Lift,
     Set,
     End,
@@ -268,12 +275,19 @@ fn program(ports: &ClampedPorts) -> Vec<Instruction> {
     code.jump(JUMP_IF_GREATER, 4, 0, LIFT_US, Label::Lift);
     code.jump(JUMP_IF_GREATER, 4, 0, SMOOTHED_RTT_US_MAX, Label::End);
     code.push(MULTIPLY_CONSTANT, 3, 0, 0, BYTES_PER_US);
-    code.jump(JUMP_IF_GREATER, 3, 0, WINDOW_BYTES_MIN, Label::Store);
-    code.set(3, WINDOW_BYTES_MIN);
-    code.label(Label::Store);
+    code.push(DIVIDE_CONSTANT, 3, 0, 0, PACKET_BYTES);
+    code.jump(JUMP_IF_GREATER, 3, 0, PACKETS_MIN, Label::Packets);
+    code.set(3, PACKETS_MIN);
+    code.label(Label::Packets);
     code.load(4, field::MSS_CACHE);
     code.jump(JUMP_IF_EQUAL, 4, 0, 0, Label::End);
-    code.push(DIVIDE, 3, 4, 0, 0);
+    code.set(1, PACKET_BYTES);
+    code.push(DIVIDE, 1, 4, 0, 0);
+    code.jump(JUMP_IF_GREATER, 1, 0, 0, Label::Segments);
+    // A segment of loopback may be longer.
+    code.set(1, 1);
+    code.label(Label::Segments);
+    code.push(MULTIPLY, 3, 1, 0, 0);
     code.jump(JUMP_IF_GREATER_OR_EQUAL, 3, 5, 0, Label::End);
     code.push(STORE_U32, FRAME, 3, -4, 0);
     code.jump(JUMP, 0, 0, 0, Label::Set);
@@ -337,6 +351,9 @@ mod tests {
         let longest = u64::from(RTT_US_MAX as u32) * u64::from(BYTES_PER_US as u32);
         let is_clamped = info.slow_start_threshold_segments != INFINITE_SSTHRESH;
         assert!(!is_clamped || window_bytes <= longest, "{info:?}");
+        let segments_per_packet = (PACKET_BYTES as u32 / info.segment_bytes).max(1);
+        let rest = info.slow_start_threshold_segments % segments_per_packet;
+        assert!(!is_clamped || rest == 0, "{info:?}");
         is_clamped
     }
 
