@@ -3,13 +3,12 @@
 //! A plain body of known length goes by [`haul::Receiver::receive_into_file`], without passing
 //! through this program's memory; any other is read and written.
 
+use crate::upload_file::UploadFile;
 use haul::Receiver;
-use haul_fs::AtomicFile;
 use haul_http::chunked::{Chunked, Piece};
 use haul_http::request::BodyLength;
 use haul_http::status::Status;
 use haul_server::stream::Stream;
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -23,7 +22,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// A request body on its way into a file.
 #[derive(Debug)]
 pub struct BodyReceiver {
-    file: AtomicFile,
+    file: UploadFile,
     method: Method,
     /// Bytes in the file.
     received: u64,
@@ -59,7 +58,7 @@ pub enum Stop {
 impl BodyReceiver {
     /// A body of this length, of at most `bytes_max`.
     pub fn new(
-        file: AtomicFile,
+        file: UploadFile,
         stream: &Stream,
         body: BodyLength,
         bytes_max: u64,
@@ -82,7 +81,7 @@ impl BodyReceiver {
     }
 
     /// The file with what was received.
-    pub fn into_file(self) -> AtomicFile {
+    pub fn into_file(self) -> UploadFile {
         self.file
     }
 
@@ -98,7 +97,8 @@ impl BodyReceiver {
                 return Err(Stop::Yield);
             }
             if let Method::Direct { receiver, len } = &mut self.method {
-                match receiver.receive_into_file(self.file.file(), self.received..*len) {
+                let file = self.file.file().map_err(Stop::Unwritable)?;
+                match receiver.receive_into_file(file, self.received..*len) {
                     Ok(0) => return Err(Stop::Broken),
                     Ok(count) => self.received += count,
                     Err(haul::Error::WouldBlock) => return Err(Stop::Blocked),
@@ -132,7 +132,7 @@ impl BodyReceiver {
             Method::Direct { len, .. } | Method::Read { len } => {
                 let left = usize::try_from(*len - self.received).unwrap_or(usize::MAX);
                 let count = left.min(input.len());
-                write(self.file.file(), &input[..count], &mut self.received)?;
+                write(&self.file, &input[..count], &mut self.received)?;
                 input.drain(..count);
                 Ok(self.received == *len)
             }
@@ -145,7 +145,7 @@ impl BodyReceiver {
                                 return Err(Stop::Refused(Status::CONTENT_TOO_LARGE));
                             }
                             at = range.end;
-                            write(self.file.file(), &input[range], &mut self.received)?;
+                            write(&self.file, &input[range], &mut self.received)?;
                         }
                         Piece::More => {
                             input.clear();
@@ -167,8 +167,8 @@ impl BodyReceiver {
     }
 }
 
-fn write(file: &File, bytes: &[u8], at: &mut u64) -> Result<(), Stop> {
-    file.write_all_at(bytes, *at).map_err(Stop::Unwritable)?;
+fn write(file: &UploadFile, bytes: &[u8], at: &mut u64) -> Result<(), Stop> {
+    file.file().and_then(|file| file.write_all_at(bytes, *at)).map_err(Stop::Unwritable)?;
     *at += bytes.len() as u64;
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::handler::FileHandler;
 use crate::jobs::{FileJob, FileReply};
 use crate::passwords::Passwords;
 use crate::response::body::Piece;
-use haul_fs::AtomicFile;
+use crate::upload_file::UploadFile;
 use haul_http::status::Status;
 use haul_server::event_loop::{Action, NEVER};
 use haul_server::eviction::Activity;
@@ -69,7 +69,7 @@ struct PendingRequest {
     received: Instant,
     found: Option<LookupResult>,
     /// The temporary file for the body, or the reason why there is none.
-    upload: Option<Result<Box<AtomicFile>, Status>>,
+    upload: Option<Result<Box<UploadFile>, Status>>,
     login: Option<Login>,
 }
 

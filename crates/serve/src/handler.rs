@@ -12,6 +12,7 @@ use crate::log::{AccessLog, LogEntry};
 use crate::response::builder::{Response, ResponseBuilder};
 use crate::response::writer::ResponseWriter;
 use crate::secrets::Secrets;
+use crate::upload_file::Removals;
 use haul::SendSettings;
 use haul_fs::Blocking;
 use haul_http::target::Target;
@@ -45,6 +46,7 @@ pub struct Fixed {
     pub send_settings: Arc<SendSettings>,
     pub ktls: KtlsSupport,
     pub limits: Limits,
+    pub removals: Removals,
 }
 
 /// Memory that every connection of the loop uses in turn.
@@ -126,13 +128,14 @@ impl FileHandler {
         secrets: Arc<Mutex<Secrets>>,
         ktls: KtlsSupport,
         log: AccessLog,
+        removals: Removals,
     ) -> Self {
         let limits = config.limits;
         let choice = config.choice.clone();
         let current_secrets = secrets.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let send_settings = Arc::new(SendSettings::default().with_choice(choice));
         Self {
-            fixed: Fixed { service, send_settings, ktls, limits },
+            fixed: Fixed { service, send_settings, ktls, limits, removals },
             scratch: Scratch {
                 input: Vec::with_capacity(INPUT_BYTES.max(limits.head_bytes_max)),
                 head: Vec::with_capacity(HEAD_BYTES),

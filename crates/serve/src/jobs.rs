@@ -8,6 +8,7 @@ use crate::files::resource::Representation;
 use crate::files::service::{LookupResult, Service, status_of};
 use crate::handler::FileHandler;
 use crate::passwords::Passwords;
+use crate::upload_file::{Removals, UploadFile};
 use haul::Source;
 use haul_fs::{AtomicFile, Blocking, Committed};
 use haul_http::credentials::Credentials;
@@ -53,9 +54,9 @@ pub enum FileJob {
     /// Reads a range of a file into memory; waits as [`Source::prefetch`] does.
     ReadPages(Arc<Representation>, Range<u64>),
     /// Creates a temporary file for this target.
-    BeginUpload { service: Arc<Service>, target: String },
+    BeginUpload { service: Arc<Service>, target: String, removals: Removals },
     /// Gives a file its name. `only_new`: unless the name is taken.
-    CommitUpload { service: Arc<Service>, file: Box<AtomicFile>, only_new: bool },
+    CommitUpload { service: Arc<Service>, file: Box<UploadFile>, only_new: bool },
     /// Verifies a password.
     VerifyPassword(PasswordCheck),
 }
@@ -92,7 +93,7 @@ pub enum FileReply {
     /// The pages are in memory, or the file cannot be read: sending finds out.
     PagesRead,
     /// A temporary file, or the reason why there is none.
-    UploadBegun(Result<Box<AtomicFile>, Status>),
+    UploadBegun(Result<Box<UploadFile>, Status>),
     /// The result of an upload.
     Committed(Status),
     /// Whether the passwords accept the login.
@@ -142,7 +143,8 @@ impl FileJob {
     /// The job that creates the temporary file of an upload to `target`.
     pub fn begin_upload(target: &str, handler: &FileHandler) -> Self {
         let service = Arc::clone(&handler.fixed.service);
-        Self::BeginUpload { service, target: target.to_owned() }
+        let removals = handler.fixed.removals.clone();
+        Self::BeginUpload { service, target: target.to_owned(), removals }
     }
 
     /// Whether it may wait for the disk.
@@ -181,8 +183,8 @@ impl Job for FileJob {
                 let _ = Source::from(form.object.file()).prefetch(range);
                 FileReply::PagesRead
             }
-            Self::BeginUpload { service, target } => {
-                FileReply::UploadBegun(begin_upload(&service, &target))
+            Self::BeginUpload { service, target, removals } => {
+                FileReply::UploadBegun(begin_upload(&service, &target, removals))
             }
             Self::CommitUpload { service, file, only_new } => {
                 FileReply::Committed(commit_upload(&service, *file, only_new))
@@ -238,13 +240,18 @@ impl PasswordCheck {
     }
 }
 
-fn begin_upload(service: &Service, target: &str) -> Result<Box<AtomicFile>, Status> {
+fn begin_upload(
+    service: &Service,
+    target: &str,
+    removals: Removals,
+) -> Result<Box<UploadFile>, Status> {
     let target = Target::parse(target).map_err(|_| Status::NOT_FOUND)?;
     let file = AtomicFile::create_below(service.root(), &target.path);
-    file.map(Box::new).map_err(|error| refuse_write(service, &target.path, &error))
+    let file = file.map_err(|error| refuse_write(service, &target.path, &error))?;
+    Ok(Box::new(UploadFile::new(file, removals)))
 }
 
-fn commit_upload(service: &Service, file: AtomicFile, only_new: bool) -> Status {
+fn commit_upload(service: &Service, file: UploadFile, only_new: bool) -> Status {
     let name = file.name().to_owned();
     match file.commit(only_new) {
         Ok(Committed::Created) => Status::CREATED,

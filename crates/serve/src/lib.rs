@@ -38,6 +38,7 @@ mod pattern;
 mod response;
 mod secrets;
 mod server;
+mod upload_file;
 
 pub use config::{
     AccessLog, BasicAuth, Config, ContentRules, ExtraFields, FileUpdates, Limits, LogFormat, Tls,

@@ -9,6 +9,7 @@ use crate::jobs::{self, FileJob};
 use crate::log::AccessLog;
 use crate::metrics::ServeMetrics;
 use crate::secrets::Secrets;
+use crate::upload_file::{Removals, UploadRemover};
 use haul::{MethodChoice, SendMethod};
 use haul_fs::Symlinks;
 use haul_server::event_loop::{EventLoop, LoopSettings};
@@ -46,6 +47,7 @@ pub struct Server {
     listeners: Listeners,
     loops: Vec<EventLoop<FileHandler>>,
     offload: Offload<FileJob>,
+    remover: Option<UploadRemover>,
     metrics: Option<MetricsServer>,
     caveats: Vec<String>,
     handle: Handle,
@@ -61,6 +63,7 @@ pub struct Handle {
     secrets: Arc<Mutex<Secrets>>,
     log: Option<Arc<LogWriter>>,
     counters: Vec<Arc<Counters>>,
+    removals: Removals,
 }
 
 impl Server {
@@ -95,12 +98,15 @@ impl Server {
         let offload =
             Offload::start(&jobs::pools(secrets.passwords.is_some(), config.content.listing))
                 .map_err(haul_server::Error::at("starting a thread"))?;
+        let remover = config.put_bytes_max.map(|_| UploadRemover::start()).transpose();
+        let remover = remover.map_err(haul_server::Error::at("starting a thread"))?;
         let mut handle = Handle {
             control: Control::new(loops)?,
             config: Arc::new(config.clone()),
             secrets: Arc::new(Mutex::new(secrets)),
             log,
             counters: Vec::new(),
+            removals: remover.as_ref().map(UploadRemover::removals).unwrap_or_default(),
         };
         let settings = FileHandler::loop_settings(&config.limits, loops)
             .with_trusted_proxies(Arc::new(config.trusted_proxies.clone()));
@@ -114,7 +120,17 @@ impl Server {
         let metrics =
             metrics_listener.map(|listener| handle.serve_metrics(listener)).transpose()?;
         let loops = event_loops;
-        Ok(Self { listeners, loops, offload, metrics, caveats, handle, service, window_clamp })
+        Ok(Self {
+            listeners,
+            loops,
+            offload,
+            remover,
+            metrics,
+            caveats,
+            handle,
+            service,
+            window_clamp,
+        })
     }
 
     /// The addresses that it listens on. A port that was 0 is the one that the kernel chose.
@@ -150,12 +166,14 @@ impl Server {
     /// Serves until [`Handle::drain`], and then until open responses are sent or the drain timeout
     /// is over.
     pub fn run(self) -> Result<(), Error> {
-        let Self { loops, listeners, offload, metrics, handle, service, window_clamp, .. } = self;
+        let Self { loops, listeners, offload, remover, metrics, handle, service, .. } = self;
         if service.put_bytes_max.is_some() {
             start_cleanup(service, Arc::clone(&handle.control));
         }
         let result = runtime::run("haul-serve", loops, &handle.control);
-        drop((offload, metrics, listeners, window_clamp));
+        // The threads of the jobs have uploads, too.
+        drop(offload);
+        drop((remover, metrics, listeners));
         if let Some(log) = &handle.log {
             log.end();
         }
@@ -305,7 +323,8 @@ impl Handle {
         let format = self.config.access_log.as_ref().map(|log| log.format).unwrap_or_default();
         let log = AccessLog::new(format, buffer);
         let (service, secrets) = (Arc::clone(service), Arc::clone(&self.secrets));
-        let handler = FileHandler::new(&self.config, loops, service, secrets, ktls, log);
+        let removals = self.removals.clone();
+        let handler = FileHandler::new(&self.config, loops, service, secrets, ktls, log, removals);
         self.counters.push(Arc::clone(&handler.accounting.counters));
         Ok(EventLoop::new(index, listeners, offload, &self.control, settings, handler)?)
     }

@@ -28,7 +28,7 @@ mod error;
 pub mod event_loop;
 pub mod eviction;
 pub mod fd_channel;
-mod join;
+pub mod join;
 pub mod ktls;
 pub mod listener;
 mod log_limiter;
