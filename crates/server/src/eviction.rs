@@ -24,7 +24,9 @@
 //!
 //! A connection of a dominant network evicts none of other networks. One that has waited for a
 //! place evicts none that has waited for a message for less than two seconds: thousands that wait
-//! would otherwise evict each new one before its request is there.
+//! would otherwise evict each new one before its request is there. If its network is dominant, it
+//! also leaves an eighth of all connections to newcomers: beside thousands that wait, the usual
+//! clients of that network would otherwise find only each other's idle connections.
 
 use crate::network::{Network, NetworkCounts};
 use std::cmp::Reverse;
@@ -54,6 +56,10 @@ const PROGRESS_BYTES: u64 = 64 << 10;
 const VICTIMS_MAX: usize = 64;
 /// The pause after a choice of none.
 const CHOICE_PAUSE: Duration = Duration::from_millis(100);
+/// The part of all connections that those which have waited leave to newcomers of their dominant
+/// network, of those that could be evicted. Transfers stall for a second of the clock, so all that
+/// have become stalled are due at once, and have to last for a second.
+const LEFT_TO_NEWCOMERS_PART: usize = 8;
 /// The part of all places that networks with many connections do not get.
 const RESERVED_PART: usize = 16;
 
@@ -244,7 +250,7 @@ impl Victims {
         self.chosen.is_empty() && !self.found_none_at.is_some_and(pauses)
     }
 
-    /// Chooses among all connections, at most one of sixteen.
+    /// Chooses among all connections, at most one of sixteen, and only of one class.
     pub fn choose(
         &mut self,
         claim: Claim,
@@ -273,13 +279,19 @@ impl Victims {
                 Some((order, Victim { token, class, latest_turn, is_of_dominant_network }))
             })
             .collect();
+        let left_to_others = claim.is_of_dominant_network && claim.has_waited;
+        let left = if left_to_others { candidates.len() / LEFT_TO_NEWCOMERS_PART } else { 0 };
         let count = (candidates.len() / 16).clamp(1, VICTIMS_MAX);
+        let count = count.min(due.len().saturating_sub(left));
         if due.len() > count {
-            due.select_nth_unstable_by_key(count - 1, |(order, _)| *order);
+            due.select_nth_unstable_by_key(count, |(order, _)| *order);
             due.truncate(count);
         }
         due.sort_unstable_by_key(|(order, _)| *order);
-        self.chosen = due.into_iter().map(|(_, victim)| victim).collect();
+        // Before one of the next class is due, others may have become due in this one.
+        let first = due.first().map(|(_, victim)| victim.class);
+        let of_first_class = due.into_iter().map(|(_, victim)| victim);
+        self.chosen = of_first_class.take_while(|victim| Some(victim.class) == first).collect();
         self.chosen_at_seconds = now_seconds;
         self.found_none_at = self.chosen.is_empty().then_some(now);
     }
@@ -451,7 +463,25 @@ mod tests {
         let long = candidate(7, 1, Activity::Beginning(NOW - REQUEST_SECONDS));
         let stalled = candidate(8, 1, Activity::Transferring(NOW - 1));
         let all: Vec<_> = all.into_iter().chain([stalled, long]).collect();
-        assert_eq!(chosen_for(waited, &all), [7, 8]);
+        assert_eq!(chosen_for(waited, &all), [7]);
+        let all: Vec<_> = all.into_iter().filter(|one| one.token != 7).collect();
+        assert_eq!(chosen_for(waited, &all), [8], "once there is none of the first class");
+    }
+
+    #[test]
+    fn those_that_have_waited_leave_some_to_newcomers_of_their_dominant_network() {
+        let newcomer = Claim { is_of_dominant_network: true, ..NEW };
+        let waited = Claim { has_waited: true, ..newcomer };
+        let of_small_network = Claim { is_of_dominant_network: false, ..waited };
+        let chosen_of = |claim: Claim, stalled: u64| {
+            let others = many(1, 80 - stalled, Activity::Working);
+            let stalled = many(1, stalled, Activity::Transferring(NOW - 1));
+            chosen_for(claim, &stalled.chain(others).collect::<Vec<_>>()).len()
+        };
+        assert_eq!(chosen_of(waited, 10), 0, "an eighth of all");
+        assert_eq!(chosen_of(waited, 12), 2);
+        assert_eq!(chosen_of(newcomer, 10), 5, "a sixteenth of all");
+        assert_eq!(chosen_of(of_small_network, 10), 5);
     }
 
     #[test]
