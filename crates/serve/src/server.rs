@@ -41,6 +41,9 @@ const METHODS: [SendMethod; 6] = [
     SendMethod::Vmsplice,
 ];
 
+/// Descriptors of an upload beside its socket: the temporary file and its directory.
+const UPLOAD_DESCRIPTORS: usize = 2;
+
 /// A file service that listens, and serves once it runs.
 #[derive(Debug)]
 pub struct Server {
@@ -76,7 +79,7 @@ impl Server {
         {
             return Err(Error::Method(method));
         }
-        let config = &clamp_to_descriptor_limit(config);
+        let config = &fit_descriptors(config, runtime::descriptors_available());
         let service = Arc::new(Service::new(config)?);
         let secrets = Secrets::load(config)?;
         let log = config.access_log.as_ref();
@@ -202,15 +205,15 @@ fn listen_settings(config: &Config) -> ListenSettings {
     ListenSettings::new(addresses).with_congestion(config.congestion.as_deref())
 }
 
-/// Connection and cache limits within the process's descriptor limit.
-fn clamp_to_descriptor_limit(config: &Config) -> Config {
+/// Limits that so many descriptors suffice for, also if every connection has an upload.
+fn fit_descriptors(config: &Config, available: usize) -> Config {
     let mut config = config.clone();
-    let available = runtime::descriptors_available();
+    let per_connection = if config.put_bytes_max.is_some() { 1 + UPLOAD_DESCRIPTORS } else { 1 };
     let limits = &mut config.limits;
     limits.cached_files_max = limits.cached_files_max.min(available / 4);
     limits.waiting_max = limits.waiting_max.min(available / 8);
     let for_connections = available - limits.cached_files_max - limits.waiting_max;
-    limits.connections_max = limits.connections_max.min(for_connections).max(1);
+    limits.connections_max = limits.connections_max.min(for_connections / per_connection).max(1);
     config
 }
 
@@ -334,5 +337,23 @@ impl Handle {
         let mut registry = Registry::default();
         registry.register(ServeMetrics { loops: self.counters.clone(), unwritten });
         Ok(MetricsServer::start(listener, registry)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_suffice_for_every_connection_and_its_upload() {
+        const AVAILABLE: usize = 20_000;
+        let mut config = Config::new("/");
+        for (put_bytes_max, each) in [(None, 1), (Some(1 << 20), 3)] {
+            config.put_bytes_max = put_bytes_max;
+            let limits = fit_descriptors(&config, AVAILABLE).limits;
+            let used = limits.cached_files_max + limits.waiting_max + each * limits.connections_max;
+            assert!((AVAILABLE - 3..=AVAILABLE).contains(&used), "{used}");
+        }
+        assert_eq!(fit_descriptors(&config, 2).limits.connections_max, 1);
     }
 }
