@@ -78,6 +78,9 @@ pub struct ProxyArguments {
     /// Options of an additional haul proxy to measure, such as '--path copy'; may be repeated
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     variant: Vec<String>,
+    /// Also measure this other build of haul, such as the one before a change
+    #[arg(long, value_name = "PROGRAM")]
+    other: Option<PathBuf>,
 }
 
 /// Arguments of `cargo xtask peers bare`: the folder to serve and the address to listen at.
@@ -139,7 +142,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
 
 /// Builds haul in release mode and measures the proxies in interleaved rounds.
 pub fn proxy(arguments: &ProxyArguments) -> Result<(), String> {
-    let ProxyArguments { lab, trials, against, variant } = arguments;
+    let ProxyArguments { lab, trials, against, variant, other } = arguments;
     let unknown =
         |kind: &str, name: &str| format!("unknown {kind} {name}: see --help for the list");
     if let Some(name) =
@@ -168,6 +171,7 @@ pub fn proxy(arguments: &ProxyArguments) -> Result<(), String> {
         kinds,
         lab: lab.clone(),
         haul: build()?,
+        other_haul: other.clone(),
         variants: variant.clone(),
     })
 }

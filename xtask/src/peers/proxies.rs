@@ -16,6 +16,8 @@ const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxyKind {
     Haul,
+    /// Another build of `haul`.
+    OtherHaul,
     /// HAProxy that splices in both directions, with pipes of 1 MiB.
     HaproxySplice,
     /// HAProxy that copies, its default.
@@ -40,7 +42,7 @@ pub struct ProxySetup<'s> {
 }
 
 impl ProxyKind {
-    /// All proxies; the others are compared with the first.
+    /// All proxies but another build of haul; the others are compared with the first.
     pub const ALL: [Self; 5] =
         [Self::Haul, Self::HaproxySplice, Self::Haproxy, Self::Nginx, Self::Socat];
 
@@ -48,6 +50,7 @@ impl ProxyKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Haul => "haul proxy",
+            Self::OtherHaul => "other haul",
             Self::HaproxySplice => "haproxy-splice",
             Self::Haproxy => "haproxy",
             Self::Nginx => "nginx",
@@ -58,7 +61,7 @@ impl ProxyKind {
     /// A file that the proxy needs, and the Debian package that contains it.
     fn program(self) -> (&'static str, &'static str) {
         match self {
-            Self::Haul => ("haul", "haul"),
+            Self::Haul | Self::OtherHaul => ("haul", "haul"),
             Self::HaproxySplice | Self::Haproxy => ("/usr/sbin/haproxy", "haproxy"),
             Self::Nginx => (STREAM_MODULE, "libnginx-mod-stream"),
             Self::Socat => ("/usr/bin/socat", "socat"),
@@ -68,7 +71,8 @@ impl ProxyKind {
     /// The Debian package to install if the proxy is not on this machine.
     pub fn missing_package(self) -> Option<&'static str> {
         let (program, package) = self.program();
-        (self != Self::Haul && !Path::new(program).exists()).then_some(package)
+        let is_haul = matches!(self, Self::Haul | Self::OtherHaul);
+        (!is_haul && !Path::new(program).exists()).then_some(package)
     }
 
     /// Whether the proxy can hold thousands of connections: socat has a process for each.
@@ -86,13 +90,13 @@ impl ProxyKind {
         let failed = |error: std::io::Error| format!("{}: {error}", configuration.display());
         fs::write(&configuration, self.configuration(&setup)).map_err(failed)?;
         let program = match self {
-            Self::Haul => setup.haul,
+            Self::Haul | Self::OtherHaul => setup.haul,
             Self::Nginx => Path::new("/usr/sbin/nginx"),
             _ => Path::new(self.program().0),
         };
         let mut command = Command::new(program);
         match self {
-            Self::Haul => command
+            Self::Haul | Self::OtherHaul => command
                 .args(["proxy", "--workers", "1", "--listen", &address.to_string()])
                 .args(["--to", &upstream.to_string()])
                 .args(setup.options.split_ascii_whitespace()),
@@ -119,7 +123,7 @@ impl ProxyKind {
     fn configuration(self, setup: &ProxySetup<'_>) -> String {
         let ProxySetup { scratch, address, upstream, .. } = setup;
         match self {
-            Self::Haul | Self::Socat => String::new(),
+            Self::Haul | Self::OtherHaul | Self::Socat => String::new(),
             Self::HaproxySplice | Self::Haproxy => {
                 let (pipes, splice) = if self == Self::HaproxySplice {
                     ("tune.pipesize 1048576", "option splice-request\n  option splice-response")

@@ -43,6 +43,8 @@ pub struct ProxyPlan {
     pub kinds: Vec<ProxyKind>,
     pub lab: LabArguments,
     pub haul: PathBuf,
+    /// Another build of `haul` to measure.
+    pub other_haul: Option<PathBuf>,
     /// Options of additional `haul proxy` instances, one string for each.
     pub variants: Vec<String>,
 }
@@ -52,8 +54,10 @@ pub fn run(plan: &ProxyPlan) -> Result<(), String> {
     let comparison = Comparison::new(&plan.lab)?;
     let lab = &comparison.lab;
     let haul = copy_program(&plan.haul)?;
+    let other_haul = plan.other_haul.as_deref().map(copy_program).transpose()?;
     let variants = plan.variants.iter().map(|options| (ProxyKind::Haul, &**options));
-    let usual = plan.kinds.iter().map(|&kind| (kind, ""));
+    let other = other_haul.as_ref().map(|_| ProxyKind::OtherHaul);
+    let usual = plan.kinds.iter().copied().chain(other).map(|kind| (kind, ""));
     let (mut upstreams, mut proxies) = (Vec::new(), Vec::new());
     for (index, (kind, options)) in usual.chain(variants).enumerate() {
         let port = FIRST_PORT + index as u16;
@@ -71,7 +75,11 @@ pub fn run(plan: &ProxyPlan) -> Result<(), String> {
         comparison.wait_until_listening(&server)?;
         upstreams.push(server);
         let address = SocketAddr::new(lab.sender.address(), port);
-        let setup = ProxySetup { scratch, haul: &haul, address, upstream, options };
+        let haul = match &other_haul {
+            Some(other) if kind == ProxyKind::OtherHaul => other,
+            _ => &haul,
+        };
+        let setup = ProxySetup { scratch, haul, address, upstream, options };
         let proxy = kind.start(&lab.sender, setup)?;
         comparison.wait_until_listening(&proxy)?;
         proxies.push((kind, proxy));
