@@ -205,7 +205,8 @@ fn listen_settings(config: &Config) -> ListenSettings {
     ListenSettings::new(addresses).with_congestion(config.congestion.as_deref())
 }
 
-/// Limits that so many descriptors suffice for, also if every connection has an upload.
+/// Limits that so many descriptors suffice for, also if every connection has an upload. The pipe
+/// of an upload that has more to receive is not counted: without one, its body is copied.
 fn fit_descriptors(config: &Config, available: usize) -> Config {
     let mut config = config.clone();
     let per_connection = if config.put_bytes_max.is_some() { 1 + UPLOAD_DESCRIPTORS } else { 1 };

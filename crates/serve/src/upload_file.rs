@@ -2,15 +2,21 @@
 //!
 //! Removing a file waits for the disk, and for each thread that creates one in the same directory.
 //! An event loop drops the files of clients that leave, are evicted or are refused, so a dropped
-//! [`UploadFile`] goes to the [`UploadRemover`]. Without that thread, it is removed where it is
-//! dropped.
+//! [`UploadFile`] goes to the [`UploadRemover`]. Without that thread, or if many files wait for it,
+//! it is removed where it is dropped.
 
 use haul_fs::{AtomicFile, Committed};
 use haul_server::join::join_with_timeout;
 use std::fs::File;
 use std::io;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The files that wait for the thread. Each has two descriptors.
+const WAITING_MAX: usize = 32;
+/// The longest wait for a place in the queue at the end: the disk may hang.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The temporary file of an upload.
 #[derive(Debug)]
@@ -22,16 +28,17 @@ pub struct UploadFile {
 
 /// The way to the thread that removes files, if there is one.
 #[derive(Debug, Clone, Default)]
-pub struct Removals(Option<Sender<Removal>>);
+pub struct Removals(Option<SyncSender<Removal>>);
 
-/// The thread that removes files. Dropping it waits up to two seconds for the removals that were
-/// sent before.
+/// The thread that removes files. Dropping it waits a few seconds at most for the removals that
+/// were sent before.
 #[derive(Debug)]
 pub struct UploadRemover {
-    tx: Sender<Removal>,
+    tx: SyncSender<Removal>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// A message to the thread.
 #[derive(Debug)]
 enum Removal {
     /// Dropping it removes the file.
@@ -69,8 +76,9 @@ impl Drop for UploadFile {
         if let Some(file) = self.file.take()
             && let Some(tx) = &self.removals.0
         {
-            // If the thread has ended, the file comes back in the error, and is removed here.
-            let _ = tx.send(Removal::Remove { _file: file });
+            // If many wait, or the thread has ended, the file comes back in the error, and is
+            // removed here.
+            let _ = tx.try_send(Removal::Remove { _file: file });
         }
     }
 }
@@ -78,7 +86,7 @@ impl Drop for UploadFile {
 impl UploadRemover {
     /// Starts the thread.
     pub fn start() -> io::Result<Self> {
-        let (tx, rx) = channel();
+        let (tx, rx) = sync_channel(WAITING_MAX);
         let remove = move || while let Ok(Removal::Remove { .. }) = rx.recv() {};
         let thread = std::thread::Builder::new().name("haul-remover".into()).spawn(remove)?;
         Ok(Self { tx, thread: Some(thread) })
@@ -92,7 +100,12 @@ impl UploadRemover {
 
 impl Drop for UploadRemover {
     fn drop(&mut self) {
-        let _ = self.tx.send(Removal::End);
+        let deadline = Instant::now() + END_TIMEOUT;
+        while let Err(TrySendError::Full(_)) = self.tx.try_send(Removal::End)
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         if let Some(thread) = self.thread.take() {
             join_with_timeout(thread);
         }
@@ -104,7 +117,6 @@ mod tests {
     use super::*;
     use haul_lab_sys::seccomp;
     use std::path::Path;
-    use std::time::{Duration, Instant};
 
     fn names(folder: &Path) -> usize {
         std::fs::read_dir(folder).unwrap().count()

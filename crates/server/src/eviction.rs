@@ -57,8 +57,8 @@ const VICTIMS_MAX: usize = 64;
 /// The pause after a choice of none.
 const CHOICE_PAUSE: Duration = Duration::from_millis(100);
 /// The part of all connections that those which have waited leave to newcomers of their dominant
-/// network, of those that could be evicted. Transfers stall for a second of the clock, so all that
-/// have become stalled are due at once, and have to last for a second.
+/// network. Times are in seconds, so many transfers become due at the same tick of the clock, and
+/// those that wait would take all of them before the next newcomer comes.
 const LEFT_TO_NEWCOMERS_PART: usize = 8;
 /// The part of all places that networks with many connections do not get.
 const RESERVED_PART: usize = 16;
