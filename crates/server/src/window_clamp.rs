@@ -359,6 +359,8 @@ mod tests {
     fn the_window_is_clamped_for_the_named_ports_while_the_program_is_attached() {
         let [accepting, connected, other] =
             [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        // As on a network: a packet holds many segments.
+        haul_sys::sockopt::set_max_segment(&accepting, 1460).unwrap();
         let port = |listener: &TcpListener| vec![listener.local_addr().unwrap().port()];
         let ports = ClampedPorts { accepted: port(&accepting), connected: port(&connected) };
         let clamp = match WindowClamp::attach(&ports) {
