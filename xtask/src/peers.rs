@@ -9,6 +9,7 @@ mod proxies;
 mod proxy;
 mod serve;
 mod servers;
+mod slowhttptest;
 mod trial;
 
 use clap::Args;
@@ -43,7 +44,8 @@ pub struct ServeArguments {
     /// Trials, separated by commas [default: all]: 256MiB, 256MiB-64 (connections), 256MiB-new
     /// (published a second ago), 1MiB, 64KiB, 4KiB, 4KiB-logged, 4KiB-10000, https-1MiB,
     /// idle-10000, slow-10000, and attacks by 6,000 clients on 1,000 places: half-heads, unread,
-    /// stalled-uploads, silent-tls; with -shared from the address of the usual clients
+    /// stalled-uploads, silent-tls; with -shared from the address of the usual clients; and
+    /// slowhttptest with 8,000 connections: slow-heads, slow-bodies, slow-ranges, slow-reads
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
     /// Servers to compare with haul, separated by commas [default: all of nginx, lighttpd, caddy,

@@ -6,9 +6,11 @@ use crate::peers::LabArguments;
 use crate::peers::attack::CrowdAddress;
 use crate::peers::crowd::Behaviour;
 use crate::peers::servers::{ServerKind, Service, Setup, make_certificate};
+use crate::peers::slowhttptest::Mode;
 use crate::peers::trial::{
     Comparison, FEW, IDLE, Load, MANY, MANY_BULK, ONE_BULK, SLOW, Trial, attack, copy_program,
 };
+use std::iter;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -16,7 +18,7 @@ use std::path::PathBuf;
 const FIRST_PORT: u16 = 8001;
 
 /// All trials, in the order of their execution.
-pub const TRIALS: [Trial; 19] = [
+pub const TRIALS: [Trial; 23] = [
     Trial { name: "256MiB", file: "256MiB", load: ONE_BULK, service: Service::Plain },
     Trial { name: "256MiB-64", file: "256MiB", load: MANY_BULK, service: Service::Plain },
     Trial { name: "256MiB-new", file: "published", load: Load::Published, service: Service::Plain },
@@ -36,10 +38,18 @@ pub const TRIALS: [Trial; 19] = [
     attack_trial("unread-shared", Behaviour::UnreadResponses, CrowdAddress::Shared),
     attack_trial("stalled-uploads-shared", Behaviour::StalledUploads, CrowdAddress::Shared),
     attack_trial("silent-tls-shared", Behaviour::SilentTls, CrowdAddress::Shared),
+    slow_trial("slow-heads", Mode::Head),
+    slow_trial("slow-bodies", Mode::Body),
+    slow_trial("slow-ranges", Mode::Ranges),
+    slow_trial("slow-reads", Mode::Read),
 ];
 
 const fn attack_trial(name: &'static str, behaviour: Behaviour, address: CrowdAddress) -> Trial {
     Trial { name, file: "4KiB", load: attack(behaviour, address), service: Service::FewPlaces }
+}
+
+const fn slow_trial(name: &'static str, mode: Mode) -> Trial {
+    Trial { name, file: "4KiB", load: Load::SlowHttpTest(mode), service: Service::Twice }
 }
 
 /// Servers and trials of a comparison.
@@ -65,14 +75,16 @@ pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
     let other_haul = plan.other_haul.as_deref().map(copy_program).transpose()?;
     let mut servers = Vec::new();
     make_certificate(comparison.scratch.path())?;
-    for service in [Service::Plain, Service::Logged, Service::Tls, Service::FewPlaces] {
-        if !plan.trials.iter().any(|trial| trial.service == service) {
-            continue;
-        }
+    let needed = Service::ALL
+        .into_iter()
+        .filter(|service| plan.trials.iter().any(|trial| trial.service == *service));
+    for service in needed {
         let variants = plan.variants.iter().map(|options| (ServerKind::Haul, &**options));
         let tuned = plan.nginx_listen.iter().map(|options| (ServerKind::Nginx, &**options));
         let usual = plan.kinds.iter().map(|&kind| (kind, ""));
-        for (kind, options) in usual.chain(variants).chain(tuned) {
+        let instances = if service == Service::Twice { 2 } else { 1 };
+        let all = usual.chain(variants).chain(tuned);
+        for (kind, options) in all.flat_map(|one| iter::repeat_n(one, instances)) {
             if !kind.supports(service) {
                 continue;
             }

@@ -34,6 +34,13 @@ pub enum Service {
     Tls,
     /// The server has [`FEW_PLACES`], also listens for TLS, and accepts uploads if it can.
     FewPlaces,
+    /// The server accepts uploads if it can and is started twice. The second instance is the
+    /// control of the first.
+    Twice,
+}
+
+impl Service {
+    pub const ALL: [Self; 5] = [Self::Plain, Self::Logged, Self::Tls, Self::FewPlaces, Self::Twice];
 }
 
 /// The limit on connections of [`Service::FewPlaces`].
@@ -137,7 +144,7 @@ impl ServerKind {
         match service {
             Service::Plain => true,
             Service::Logged | Service::Tls => self != Self::Bare,
-            Service::FewPlaces => self.is_haul() || self == Self::Nginx,
+            Service::FewPlaces | Service::Twice => self.is_haul() || self == Self::Nginx,
         }
     }
 
@@ -251,8 +258,9 @@ fn haul_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
             tls_address(setup.address)
         ),
     );
+    let uploads = text_if_service(setup, Service::Twice, "allow-put = true\n".into());
     format!(
-        "dir = \"{}\"\n{listen} = [\"{}\"]\nworkers = 1\n{logged}{tls}{few_places}",
+        "dir = \"{}\"\n{listen} = [\"{}\"]\nworkers = 1\n{logged}{tls}{few_places}{uploads}",
         setup.root.display(),
         setup.address
     )

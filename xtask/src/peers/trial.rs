@@ -8,6 +8,7 @@ use crate::peers::clients::{self, Wrk};
 use crate::peers::crowd::Behaviour;
 use crate::peers::packets::{PacketCounters, Traffic};
 use crate::peers::servers::{FEW_PLACES, RunningServer, Service};
+use crate::peers::slowhttptest::{self, Mode, Pair};
 use haul_bench::Estimate;
 use haul_lab::{Lab, LabError, Settings};
 use haul_soak::{Meter, Snapshot};
@@ -61,6 +62,8 @@ pub enum Load {
     /// A crowd that occupies connections, beside normal clients. Figure: latency of the normal
     /// clients.
     Crowd { behaviour: Behaviour, connections: usize, seconds: u32, address: CrowdAddress },
+    /// slowhttptest beside normal clients. Figure: latency of the normal clients.
+    SlowHttpTest(Mode),
 }
 
 /// Part of a request load that is measured.
@@ -226,6 +229,10 @@ fn run_trial(
         attack.measure(lab, trial.name, servers, rounds);
         return Ok(());
     }
+    if let Load::SlowHttpTest(mode) = trial.load {
+        let pairs = servers.chunks_exact(2).map(|two| Pair { server: two[0], control: two[1] });
+        return slowhttptest::measure(lab, trial.name, mode, &pairs.collect::<Vec<_>>(), rounds);
+    }
     if let Load::Idle { connections } = trial.load {
         for (server, figures) in servers.iter().zip(&mut figures) {
             figures.push(or_nan(server, idle_memory(lab, trial, server, connections)));
@@ -338,7 +345,11 @@ fn measure(
             let wrk = Wrk { url, connections: at_a_time, seconds, keeps_connections: false };
             clients::wrk(&lab.receiver, &wrk)?.requests as f64
         }
-        Load::Bulk { .. } | Load::Published | Load::Idle { .. } | Load::Crowd { .. } => {
+        Load::Bulk { .. }
+        | Load::Published
+        | Load::Idle { .. }
+        | Load::Crowd { .. }
+        | Load::SlowHttpTest(_) => {
             let connections = if let Load::Bulk { connections } = load { connections } else { 1 };
             let until = Instant::now() + BULK_WINDOW;
             let receive = || clients::receive_bulk(server.address, file, connections, until);
@@ -409,7 +420,7 @@ fn print(
             ("requests per server-CPU-second", true)
         }
         Load::Idle { .. } => ("MiB resident", false),
-        Load::Crowd { .. } => ("p99 in µs", false),
+        Load::Crowd { .. } | Load::SlowHttpTest(_) => ("p99 in µs", false),
     };
     println!(
         "\n{}: {unit} ({} is better), then the ratio of haul to each server",
