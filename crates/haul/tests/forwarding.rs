@@ -369,38 +369,6 @@ fn a_forked_child_does_not_use_the_idle_pipes_of_its_parent() {
     assert!(parent.join().unwrap(), "the parent received other bytes than it sent");
 }
 
-/// The bytes that a forwarder holds in a pipe are delivered by the process that has received them.
-#[test]
-fn a_forked_child_delivers_no_bytes_of_its_parents_forwarder() {
-    let ((mut client, from), (to, mut server)) = (pair(), pair());
-    for socket in [&from, &to] {
-        socket.set_nonblocking(true).unwrap();
-    }
-    let settings = ForwardSettings::default().with_method(ForwardMethod::Splice);
-    let pool = ForwardPool::with_settings(settings).unwrap();
-    let mut forwarder = Forwarder::one_way_with_pool(from, to, pool).unwrap();
-    let sent = pattern(3, 32 << 20);
-    let bytes = sent.clone();
-    let sending = thread::spawn(move || client.write_all(&bytes).unwrap());
-    // The server reads nothing, so that the pipe stays full.
-    let is_full = |step| matches!(step, Step::Wait { b, .. } if b.write);
-    while !is_full(forwarder.step().unwrap()) {
-        thread::sleep(Duration::from_micros(200));
-    }
-    let code = haul_lab_sys::child::in_forked_child(|| {
-        i32::from(!matches!(forwarder.step(), Err(Error::Forked)))
-    });
-    assert_eq!(code.unwrap(), Some(0), "the child was allowed to forward");
-    let receiving = thread::spawn(move || {
-        let mut received = Vec::new();
-        server.read_to_end(&mut received).unwrap();
-        received
-    });
-    forwarder.forward().unwrap();
-    sending.join().unwrap();
-    assert!(receiving.join().unwrap() == sent);
-}
-
 /// Forwards bytes of one value through a new pair of connections; whether they arrive unchanged.
 fn forward_bytes(pool: &ForwardPool, value: u8, len: usize) -> bool {
     let (mut client, client_side) = pair();

@@ -103,6 +103,24 @@ pub fn max_segment(socket: impl AsFd) -> io::Result<u32> {
     Ok(get(socket.as_fd(), libc::SOL_TCP, libc::TCP_MAXSEG)?.try_into().unwrap_or(0))
 }
 
+/// Leaves the choice of the port to `connect`, which can use a port for several peers at a time,
+/// where `bind` needs one that is free (`IP_BIND_ADDRESS_NO_PORT`, Linux 4.2).
+pub fn set_bind_address_no_port(socket: impl AsFd) -> io::Result<()> {
+    let on = 1i32.to_ne_bytes();
+    set(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &on)
+}
+
+/// Allows a socket to be bound to an address that this host does not have (`IP_TRANSPARENT`, Linux
+/// 2.6.28; `IPV6_TRANSPARENT`, 2.6.37). `EPERM` without `CAP_NET_ADMIN`.
+pub fn set_transparent(socket: impl AsFd, is_ipv6: bool) -> io::Result<()> {
+    let (level, option) = if is_ipv6 {
+        (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT)
+    } else {
+        (libc::IPPROTO_IP, libc::IP_TRANSPARENT)
+    };
+    set(socket.as_fd(), level, option, &1i32.to_ne_bytes())
+}
+
 /// Sets how long receiving calls poll the device before they wait for an interrupt (`SO_BUSY_POLL`,
 /// Linux 3.11).
 ///
@@ -189,6 +207,35 @@ pub fn bytes_to_send(socket: impl AsFd) -> io::Result<u64> {
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// Reads how many bytes the send buffer of a stream socket has room for (`SO_MEMINFO`, Linux 4.12).
+///
+/// The kernel accepts about as many: it counts its own data of each packet too, and lets the last
+/// packet exceed the buffer. It enlarges the buffer of a fast TCP connection by itself.
+pub fn send_room(socket: impl AsFd) -> io::Result<usize> {
+    /// Places of `SK_MEMINFO_*` (uapi/linux/sock_diag.h) up to the one needed last.
+    const WRITE_ALLOCATED: usize = 2;
+    const SEND_BUFFER: usize = 3;
+    const WRITE_QUEUED: usize = 5;
+    let mut numbers = [0u32; WRITE_QUEUED + 1];
+    let mut len = size_of_val(&numbers) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `numbers`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            numbers.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // TCP counts what it has queued, other protocols what they have allocated.
+    let used = numbers[WRITE_ALLOCATED].max(numbers[WRITE_QUEUED]);
+    Ok(numbers[SEND_BUFFER].saturating_sub(used) as usize)
 }
 
 /// Probes whether the kernel can map a TCP socket's received pages (`TCP_ZEROCOPY_RECEIVE`, Linux

@@ -1,11 +1,13 @@
 //! One direction of a forwarder.
 
-use super::pool::{ForwardMethod, ForwardPool};
+use super::pool::{ForwardMethod, ForwardPool, HeldPipePermit};
 use super::{DirectionReport, Readiness};
 use crate::call::Call;
 use crate::error::{Error, Refusal, failed};
 use crate::fallback::{self, Fallback};
 use crate::pipe::Pipe;
+use haul_sys::sockopt;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use rustix::pipe::SpliceFlags;
@@ -19,6 +21,8 @@ const FULL_BUFFERS_BEFORE_SPLICING: u32 = 2;
 const SMALL_FILL_BYTES: usize = 4 << 10;
 /// Consecutive small fills after which copying begins again.
 const SMALL_FILLS_BEFORE_COPYING: u32 = 4;
+/// A sink with less room than this is polled, so that the kernel reports when it is writable.
+const ROOM_MIN: usize = 64 << 10;
 /// Bytes that one direction moves before the other, and other connections, get their turn.
 const TURN_BYTES: usize = 1 << 20;
 
@@ -33,6 +37,10 @@ pub(super) struct Direction {
     is_method_fixed: bool,
     /// Holds bytes, or is filled next.
     pipe: Option<Pipe>,
+    /// Whether the sink has refused bytes for which its buffer had room (`TCP_NOTSENT_LOWAT`).
+    sink_has_refused: bool,
+    /// The permit of a pipe that holds bytes between turns.
+    held_pipe: Option<HeldPipePermit>,
     /// Copied bytes that the sink has not accepted yet.
     unsent: HiddenBytes,
     /// Whether a short read means that the source is empty.
@@ -110,6 +118,8 @@ impl Direction {
             },
             is_method_fixed: method != ForwardMethod::Adaptive,
             pipe: None,
+            sink_has_refused: false,
+            held_pipe: None,
             unsent: HiddenBytes::default(),
             streak: 0,
             stage: Stage::Open,
@@ -206,7 +216,17 @@ impl Direction {
             if moved >= TURN_BYTES {
                 break Interest { has_more: true, ..Interest::default() };
             }
-            match self.receive(from, to, pool) {
+            // What the failed side has sent is received, whatever the room: it is lost otherwise.
+            let room = if has_failed { Some(usize::MAX) } else { self.room(to, pool) };
+            let received = match room {
+                Some(room) => self.receive(from, to, room, pool),
+                None => match peek(from) {
+                    Ok(0) => Ok(Received { bytes: 0, is_all: false }),
+                    Ok(_) => break Interest { write: true, ..Interest::default() },
+                    Err(error) => Err(error),
+                },
+            };
+            match received {
                 Ok(Received { bytes: 0, .. }) if has_failed => break Interest::default(),
                 Ok(Received { bytes: 0, .. }) => self.stage = Stage::SourceEnded,
                 // Nothing more has arrived: a call to find that out is one too many.
@@ -220,12 +240,42 @@ impl Direction {
                 Err(error) => return Err(error),
             }
         };
-        // Between turns a pipe is kept only if it holds bytes.
-        if let Some(pipe) = self.pipe.take_if(|pipe| pipe.held_bytes() == 0) {
-            pool.release_pipe(pipe);
-        }
+        self.give_back_pipe(pool)?;
         self.waits_for = interest;
         Ok(interest)
+    }
+
+    /// Gives the pipe back, unless it holds bytes and may do so between turns.
+    fn give_back_pipe(&mut self, pool: &ForwardPool) -> Result<(), Error> {
+        if self.pipe.as_ref().is_some_and(|pipe| pipe.held_bytes() > 0) {
+            self.held_pipe = self.held_pipe.take().or_else(|| pool.acquire_held_pipe());
+            if self.held_pipe.is_some() {
+                return Ok(());
+            }
+            self.collect()?;
+        }
+        self.held_pipe = None;
+        if let Some(pipe) = self.pipe.take() {
+            pool.release_pipe(pipe);
+        }
+        Ok(())
+    }
+
+    /// The bytes to splice at most: what the sink has room for. A peer that stops reading would
+    /// otherwise leave the rest in the pipe. `None` if the sink has no room; the kernel then
+    /// reports when it is writable.
+    fn room(&self, to: BorrowedFd<'_>, pool: &ForwardPool) -> Option<usize> {
+        let pipe_bytes = pool.settings().pipe_bytes;
+        if self.method == ActiveMethod::Copy {
+            return Some(pipe_bytes);
+        }
+        // An older kernel does not say.
+        let room = sockopt::send_room(to).unwrap_or(usize::MAX);
+        if room >= ROOM_MIN && !self.sink_has_refused {
+            return Some(room.min(pipe_bytes));
+        }
+        // A writable sink accepts at least one packet.
+        may_be_writable(to).then_some(room.clamp(SMALL_FILL_BYTES, ROOM_MIN).min(pipe_bytes))
     }
 
     /// Sends the bytes that are held; false if the sink accepts no more.
@@ -247,7 +297,10 @@ impl Direction {
             self.report.spliced.calls += 1;
             match pipe.drain(to, None, usize::MAX, FLAGS) {
                 Ok(count) => self.report.spliced.bytes += count as u64,
-                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::AGAIN) => {
+                    self.sink_has_refused = true;
+                    return Ok(false);
+                }
                 Err(errno) => return Err(failed(Call::SpliceIntoSocket)(errno.into())),
             }
         }
@@ -260,11 +313,12 @@ impl Direction {
         &mut self,
         from: BorrowedFd<'_>,
         to: BorrowedFd<'_>,
+        room: usize,
         pool: &ForwardPool,
     ) -> Result<Received, Error> {
         match self.method {
             ActiveMethod::Copy => self.copy(from, to, pool),
-            ActiveMethod::Splice => match self.splice(from, pool) {
+            ActiveMethod::Splice => match self.splice(from, room, pool) {
                 // The end of the stream, no data, or an urgent byte, before which splicing stops.
                 // `recv` distinguishes them, and skips the urgent byte.
                 Ok(Received { bytes: 0, .. }) | Err(Error::WouldBlock) => self.copy(from, to, pool),
@@ -316,16 +370,21 @@ impl Direction {
         Ok(Received { bytes: count, is_all: !is_full })
     }
 
-    fn splice(&mut self, from: BorrowedFd<'_>, pool: &ForwardPool) -> Result<Received, Error> {
+    fn splice(
+        &mut self,
+        from: BorrowedFd<'_>,
+        room: usize,
+        pool: &ForwardPool,
+    ) -> Result<Received, Error> {
         let pipe = match &mut self.pipe {
             Some(pipe) => pipe,
             none => none.insert(pool.acquire_pipe()?),
         };
         self.report.spliced.calls += 1;
         let count = pipe
-            .fill(from, pool.settings().pipe_bytes, FLAGS)
+            .fill(from, room.min(pool.settings().pipe_bytes), FLAGS)
             .map_err(|errno| failed(Call::SpliceFromSource)(errno.into()))?;
-        let is_small = count > 0 && count < SMALL_FILL_BYTES;
+        let is_small = count > 0 && count < SMALL_FILL_BYTES.min(room);
         self.consider_switch(is_small, SMALL_FILLS_BEFORE_COPYING, ActiveMethod::Copy);
         // A pipe may be full of small pieces, so its count tells nothing about the socket.
         Ok(Received { bytes: count, is_all: false })
@@ -361,6 +420,19 @@ impl Direction {
         }
         Ok(())
     }
+}
+
+/// Whether a socket may be writable, or has failed. If not, the kernel reports the event later.
+fn may_be_writable(socket: BorrowedFd<'_>) -> bool {
+    let mut sockets = [PollFd::new(&socket, PollFlags::OUT)];
+    rustix::event::poll(&mut sockets, Some(&Timespec::default())) != Ok(0)
+}
+
+/// Whether bytes have arrived: 0 at the end of the stream, else 1. They stay where they are.
+fn peek(from: BorrowedFd<'_>) -> Result<usize, Error> {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let peeked = retry_on_intr(|| rustix::net::recv(from, &mut [0u8; 1][..], flags));
+    Ok(peeked.map_err(|errno| failed(Call::Recv)(errno.into()))?.1)
 }
 
 fn send(to: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Error> {

@@ -6,10 +6,14 @@ use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
 use crate::pipe_pool::PipePool;
 use crate::pool::{BufferPool, PooledBuffer};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 /// The most bytes that are copied at a time.
 const BUFFER_BYTES: usize = 16 << 10;
+
+/// The default of [`ForwardSettings::held_pipes_max`]: 8 MiB of pipes.
+const HELD_PIPES_MAX: usize = 32;
 
 /// Pipes and buffers for many forwarders, which hold them only while they need them.
 ///
@@ -22,8 +26,20 @@ pub struct ForwardPool(Arc<ForwardPoolInner>);
 #[derive(Debug)]
 struct ForwardPoolInner {
     pipes: PipePool,
+    /// Pipes that hold bytes between steps.
+    held_pipes: AtomicUsize,
     settings: ForwardSettings,
     buffers: BufferPool,
+}
+
+/// A permit for a pipe to hold bytes between steps. Dropping it gives it back.
+#[derive(Debug)]
+pub(super) struct HeldPipePermit(ForwardPool);
+
+impl Drop for HeldPipePermit {
+    fn drop(&mut self) {
+        self.0.0.held_pipes.fetch_sub(1, Relaxed);
+    }
 }
 
 /// Settings of forwarders, which share them through their pool ([`ForwardPool::with_settings`]).
@@ -37,6 +53,10 @@ pub struct ForwardSettings {
     /// The capacity of a pipe, in bytes. An unprivileged user may have 64 MiB of pipes in all
     /// (`fs.pipe-user-pages-soft`).
     pub pipe_bytes: usize,
+    /// The most pipes that hold bytes between steps, because a peer does not read. The bytes of
+    /// further connections are kept in memory: few, since a pipe is filled only with what the other
+    /// socket has room for.
+    pub held_pipes_max: usize,
     /// The most bytes that are copied at a time.
     pub buffer_bytes: usize,
     /// How long no byte may move in either direction; `None` for ever.
@@ -59,13 +79,14 @@ pub enum ForwardMethod {
 }
 
 impl Default for ForwardSettings {
-    /// Adaptive; pipes of 256 KiB, of which an unprivileged user may have 256; copies of 16 KiB; no
-    /// timeouts.
+    /// Adaptive; pipes of 256 KiB, of which an unprivileged user may have 256, and 32 hold bytes
+    /// between steps; copies of 16 KiB; no timeouts.
     fn default() -> Self {
         Self {
             method: ForwardMethod::Adaptive,
             idle_pipes_max: 2,
             pipe_bytes: SOCKET_PIPE_BYTES,
+            held_pipes_max: HELD_PIPES_MAX,
             buffer_bytes: BUFFER_BYTES,
             idle_timeout: None,
             half_closed_timeout: None,
@@ -92,6 +113,13 @@ impl ForwardSettings {
     #[must_use]
     pub fn with_pipe_bytes(mut self, pipe_bytes: usize) -> Self {
         self.pipe_bytes = pipe_bytes;
+        self
+    }
+
+    /// Sets the most pipes that hold bytes between steps.
+    #[must_use]
+    pub fn with_held_pipes_max(mut self, held_pipes_max: usize) -> Self {
+        self.held_pipes_max = held_pipes_max;
         self
     }
 
@@ -133,7 +161,8 @@ impl ForwardPool {
         }
         let buffers = BufferPool::new(settings.buffer_bytes, BUFFERS_MAX)?;
         let pipes = PipePool::new(settings.idle_pipes_max, settings.pipe_bytes);
-        Ok(Self(Arc::new(ForwardPoolInner { pipes, settings, buffers })))
+        let held_pipes = AtomicUsize::new(0);
+        Ok(Self(Arc::new(ForwardPoolInner { pipes, held_pipes, settings, buffers })))
     }
 
     /// The number of idle pipes.
@@ -152,6 +181,13 @@ impl ForwardPool {
 
     pub(super) fn acquire_pipe(&self) -> Result<Pipe, Error> {
         self.0.pipes.acquire().map_err(|errno| failed(Call::Pipe)(errno.into()))
+    }
+
+    /// A permit for a pipe to hold bytes between steps; `None` if as many hold bytes as may.
+    pub(super) fn acquire_held_pipe(&self) -> Option<HeldPipePermit> {
+        let add = |held: usize| (held < self.0.settings.held_pipes_max).then_some(held + 1);
+        let added = self.0.held_pipes.fetch_update(Relaxed, Relaxed, add);
+        added.is_ok().then(|| HeldPipePermit(self.clone()))
     }
 
     pub(super) fn release_pipe(&self, pipe: Pipe) {

@@ -1,0 +1,134 @@
+//! Forwarders to a sink that refuses bytes for which its buffer has room (`TCP_NOTSENT_LOWAT`), so
+//! that they stay in a pipe.
+
+use haul::{Error, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Step};
+use haul_lab::{Lab, LabError};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const STREAM_BYTES: usize = 8 << 20;
+
+/// Ends a test that waits in vain.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The client's socket, the forwarder's two, and the server's.
+type Chain = (TcpStream, TcpStream, TcpStream, TcpStream);
+
+fn lab() -> Option<Lab> {
+    let lab = match Lab::veth(&haul_lab::Settings::default()) {
+        Ok(lab) => lab,
+        Err(error @ (LabError::NoNamespaces { .. } | LabError::OneCpu { .. })) => {
+            eprintln!("SKIPPED: there is no lab: {error}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    lab.sender.set_sysctl("net.ipv4.tcp_notsent_lowat", "16384").unwrap();
+    Some(lab)
+}
+
+fn chain(lab: &Lab) -> Chain {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let from = listener.accept().unwrap().0;
+    let (to, server) = lab.connect().unwrap();
+    for socket in [&from, &to] {
+        socket.set_nonblocking(true).unwrap();
+    }
+    (client, from, to, server)
+}
+
+fn stream() -> Vec<u8> {
+    (0..STREAM_BYTES as u64)
+        .map(|at| at.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()[0])
+        .collect()
+}
+
+fn settings() -> ForwardSettings {
+    ForwardSettings::default().with_method(ForwardMethod::Splice)
+}
+
+/// Steps until the sink accepts no more. The server does not read.
+fn fill(forwarder: &mut Forwarder<TcpStream, TcpStream>) {
+    let deadline = Instant::now() + LIMIT;
+    while !matches!(forwarder.step().unwrap(), Step::Wait { b, .. } if b.write) {
+        assert!(Instant::now() < deadline);
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Sends the stream on a thread of its own, and ends it.
+fn send(client: TcpStream) -> thread::JoinHandle<TcpStream> {
+    thread::spawn(move || {
+        // It fails if the test ends before; a loss shows at the server.
+        let _ = (&client).write_all(&stream());
+        let _ = client.shutdown(Shutdown::Write);
+        client
+    })
+}
+
+/// Receives the rest on a thread of its own.
+fn receive(mut server: TcpStream) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut received = Vec::new();
+        server.read_to_end(&mut received).unwrap();
+        received
+    })
+}
+
+/// The bytes that a forwarder holds in a pipe are delivered by the process that has received them.
+#[test]
+fn a_forked_child_delivers_no_bytes_of_its_parents_forwarder() {
+    let Some(lab) = lab() else { return };
+    let (client, from, to, server) = chain(&lab);
+    let pool = ForwardPool::with_settings(settings()).unwrap();
+    let mut forwarder = Forwarder::one_way_with_pool(from, to, pool).unwrap();
+    let sending = send(client);
+    fill(&mut forwarder);
+    let code = haul_lab_sys::child::in_forked_child(|| {
+        i32::from(!matches!(forwarder.step(), Err(Error::Forked)))
+    });
+    assert_eq!(code.unwrap(), Some(0), "the child was allowed to forward");
+    let receiving = receive(server);
+    forwarder.forward().unwrap();
+    drop(sending.join().unwrap());
+    assert!(receiving.join().unwrap() == stream());
+}
+
+#[test]
+fn pipes_beyond_the_limit_give_their_bytes_to_memory_and_none_is_lost() {
+    let Some(lab) = lab() else { return };
+    for held_pipes_max in [0, 1] {
+        let settings = settings().with_held_pipes_max(held_pipes_max).with_idle_pipes_max(4);
+        let pool = ForwardPool::with_settings(settings).unwrap();
+        let mut running: Vec<_> = (0..2)
+            .map(|_| {
+                let (client, from, to, server) = chain(&lab);
+                let mut forwarder = Forwarder::one_way_with_pool(from, to, pool.clone()).unwrap();
+                let sending = send(client);
+                fill(&mut forwarder);
+                (forwarder, sending, server)
+            })
+            .collect();
+        // One holds its pipe, if one may; the others have given theirs back.
+        assert_eq!(pool.idle_pipes(), 1, "{held_pipes_max} held at most");
+        for (mut forwarder, sending, server) in running.drain(..) {
+            let receiving = receive(server);
+            forwarder.forward().unwrap();
+            drop(sending.join().unwrap());
+            assert!(receiving.join().unwrap() == stream(), "{held_pipes_max}");
+            let report = forwarder.report().a_to_b;
+            assert!(report.spliced.bytes > 0 && report.fallbacks.is_empty(), "{report:?}");
+        }
+        // The permits are back: a pipe may hold bytes again.
+        let (client, from, to, _server) = chain(&lab);
+        let mut forwarder = Forwarder::one_way_with_pool(from, to, pool.clone()).unwrap();
+        let idle = pool.idle_pipes();
+        let _sending = send(client);
+        fill(&mut forwarder);
+        assert_eq!(pool.idle_pipes(), idle - held_pipes_max, "{held_pipes_max} held at most");
+        drop(forwarder);
+    }
+}
