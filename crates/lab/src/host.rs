@@ -9,10 +9,11 @@ use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 /// One of the lab's two hosts.
 #[derive(Debug)]
@@ -196,23 +197,41 @@ impl Running {
     /// Pages that several processes share count in proportion (`Pss` in /proc/PID/smaps_rollup,
     /// Linux 4.14).
     pub fn memory_bytes(&self) -> u64 {
-        let group = self.process.as_raw_nonzero().get();
-        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let processes = entries.filter(|entry| {
-            let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-            // The name is in parentheses and may contain any byte. After it come the state, the
-            // parent and the group.
-            let fields = stat.rsplit(')').next().unwrap_or_default();
-            fields.split_ascii_whitespace().nth(2).and_then(|field| field.parse().ok())
-                == Some(group)
-        });
-        let kib = processes.map(|entry| {
-            let rollup = fs::read_to_string(entry.path().join("smaps_rollup")).unwrap_or_default();
+        let kib = self.processes().map(|(folder, _)| {
+            let rollup = fs::read_to_string(folder.join("smaps_rollup")).unwrap_or_default();
             let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
             line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok())
                 .unwrap_or(0)
         });
         kib.sum::<u64>() * 1024
+    }
+
+    /// Reads the CPU time that the program and the running processes that it started have used, to
+    /// 10 ms or the kernel's clock tick (/proc/PID/stat).
+    pub fn cpu_time(&self) -> Duration {
+        let ticks = self.processes().map(|(_, stat)| {
+            // User and system time are the 14th and the 15th field of proc_pid_stat(5).
+            let times = stat.iter().skip(11).take(2);
+            times.filter_map(|field| field.parse::<u64>().ok()).sum::<u64>()
+        });
+        let seconds = ticks.sum::<u64>() as f64 / rustix::param::clock_ticks_per_second() as f64;
+        Duration::from_secs_f64(seconds)
+    }
+
+    /// The /proc folders of the program and of the processes that it started, each with the fields
+    /// of its `stat` from the third on.
+    fn processes(&self) -> impl Iterator<Item = (PathBuf, Vec<String>)> {
+        let group = self.process.as_raw_nonzero().get();
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries.filter_map(move |entry| {
+            let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+            // The name is in parentheses and may contain any byte. After it come the state, the
+            // parent and the group.
+            let fields = stat.rsplit(')').next().unwrap_or_default();
+            let fields: Vec<_> = fields.split_ascii_whitespace().map(str::to_owned).collect();
+            let is_of_group = fields.get(2).and_then(|field| field.parse().ok()) == Some(group);
+            is_of_group.then(|| (entry.path(), fields))
+        })
     }
 
     /// Kills the program and waits until it ends. Returns its exit status if it ended by itself.

@@ -26,20 +26,15 @@ pub enum Behaviour {
     /// Half of the clients send the head of a request byte by byte, the others receive a large body
     /// a few hundred bytes at a time.
     Slow,
-    /// The clients send the head of a request byte by byte. A rejected one connects again.
+    /// The clients send the head of a request byte by byte. A rejected one connects again, as in
+    /// all attacks.
     HalfHeads,
     /// The clients request a large body and receive one byte per period.
     UnreadResponses,
     /// The clients announce a large upload and send one byte of it per period.
     StalledUploads,
-    /// The clients connect to the TLS port and send nothing. A rejected one connects again.
+    /// The clients connect to the TLS port and send nothing.
     SilentTls,
-}
-
-impl Behaviour {
-    fn connects_again(self) -> bool {
-        matches!(self, Self::HalfHeads | Self::SilentTls)
-    }
 }
 
 /// What one client does.
@@ -130,7 +125,7 @@ fn run(target: &Target, clients: Vec<Client>, is_stopped: &AtomicBool, rejected:
                 *place = None;
                 rejected.fetch_add(1, Relaxed);
             }
-            if place.is_none() && target.behaviour.connects_again() {
+            if place.is_none() && target.behaviour != Behaviour::Slow {
                 // Without a port or descriptor, the client tries again in the next period.
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 *place = Client::connect(target, index, flags).ok();

@@ -18,12 +18,15 @@ const FIRST_PORT: u16 = 8001;
 const HUNDRED: Load = Load::Requests { connections: 100, seconds: 1, window: Window::All };
 /// Below what 20,000 descriptors allow, a usual hard limit: two for each connection, and some more.
 const IDLE: Load = Load::Idle { connections: 4000 };
+/// Beside clients that do not read.
+const STALLED: Load = Load::BesideStalled { stalled: 2000 };
 const SHORT: Load = Load::Connections { at_a_time: 16, seconds: 1 };
 
 /// All trials, in the order of their execution.
-pub const TRIALS: [Trial; 8] = [
+pub const TRIALS: [Trial; 9] = [
     trial("256MiB", "256MiB", ONE_BULK),
     trial("256MiB-64", "256MiB", MANY_BULK),
+    trial("256MiB-stalled", "256MiB", STALLED),
     trial("1MiB", "1MiB", FEW),
     trial("64KiB", "64KiB", FEW),
     trial("4KiB", "4KiB", FEW),
@@ -85,7 +88,7 @@ pub fn run(plan: &ProxyPlan) -> Result<(), String> {
         proxies.push((kind, proxy));
     }
     for trial in &plan.trials {
-        let is_many = matches!(trial.load, Load::Idle { .. });
+        let is_many = matches!(trial.load, Load::Idle { .. } | Load::BesideStalled { .. });
         let takes_part = |kind: ProxyKind| !is_many || kind.holds_many();
         let taking_part = proxies.iter().filter(|(kind, _)| takes_part(*kind));
         comparison.run(trial, &taking_part.map(|(_, proxy)| proxy).collect::<Vec<_>>())?;

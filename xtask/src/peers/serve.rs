@@ -49,7 +49,11 @@ const fn attack_trial(name: &'static str, behaviour: Behaviour, address: CrowdAd
 }
 
 const fn slow_trial(name: &'static str, mode: Mode) -> Trial {
-    Trial { name, file: "4KiB", load: Load::SlowHttpTest(mode), service: Service::Twice }
+    let service = match mode {
+        Mode::Body => Service::TwiceWithUploads,
+        _ => Service::Twice,
+    };
+    Trial { name, file: "4KiB", load: Load::SlowHttpTest(mode), service }
 }
 
 /// Servers and trials of a comparison.
@@ -82,9 +86,8 @@ pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
         let variants = plan.variants.iter().map(|options| (ServerKind::Haul, &**options));
         let tuned = plan.nginx_listen.iter().map(|options| (ServerKind::Nginx, &**options));
         let usual = plan.kinds.iter().map(|&kind| (kind, ""));
-        let instances = if service == Service::Twice { 2 } else { 1 };
         let all = usual.chain(variants).chain(tuned);
-        for (kind, options) in all.flat_map(|one| iter::repeat_n(one, instances)) {
+        for (kind, options) in all.flat_map(|one| iter::repeat_n(one, service.instances())) {
             if !kind.supports(service) {
                 continue;
             }

@@ -34,13 +34,26 @@ pub enum Service {
     Tls,
     /// The server has [`FEW_PLACES`], also listens for TLS, and accepts uploads if it can.
     FewPlaces,
-    /// The server accepts uploads if it can and is started twice. The second instance is the
-    /// control of the first.
+    /// The server is started twice. The second instance is the control of the first.
     Twice,
+    /// The same, and it accepts uploads if it can.
+    TwiceWithUploads,
 }
 
 impl Service {
-    pub const ALL: [Self; 5] = [Self::Plain, Self::Logged, Self::Tls, Self::FewPlaces, Self::Twice];
+    pub const ALL: [Self; 6] = [
+        Self::Plain,
+        Self::Logged,
+        Self::Tls,
+        Self::FewPlaces,
+        Self::Twice,
+        Self::TwiceWithUploads,
+    ];
+
+    /// Returns how often a server is started.
+    pub fn instances(self) -> usize {
+        if matches!(self, Self::Twice | Self::TwiceWithUploads) { 2 } else { 1 }
+    }
 }
 
 /// The limit on connections of [`Service::FewPlaces`].
@@ -144,7 +157,9 @@ impl ServerKind {
         match service {
             Service::Plain => true,
             Service::Logged | Service::Tls => self != Self::Bare,
-            Service::FewPlaces | Service::Twice => self.is_haul() || self == Self::Nginx,
+            Service::FewPlaces | Service::Twice | Service::TwiceWithUploads => {
+                self.is_haul() || self == Self::Nginx
+            }
         }
     }
 
@@ -258,7 +273,7 @@ fn haul_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
             tls_address(setup.address)
         ),
     );
-    let uploads = text_if_service(setup, Service::Twice, "allow-put = true\n".into());
+    let uploads = text_if_service(setup, Service::TwiceWithUploads, "allow-put = true\n".into());
     format!(
         "dir = \"{}\"\n{listen} = [\"{}\"]\nworkers = 1\n{logged}{tls}{few_places}{uploads}",
         setup.root.display(),
@@ -274,7 +289,12 @@ fn nginx_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
     };
     let (ssl, tls) = match setup.service {
         Service::Tls => {
-            (" ssl", format!("ssl_certificate {certificate}; ssl_certificate_key {key};"))
+            // Before 1.23.4, nginx did not accept TLS 1.3 by default.
+            let tls = format!(
+                "ssl_protocols TLSv1.2 TLSv1.3; ssl_certificate {certificate}; \
+                 ssl_certificate_key {key};"
+            );
+            (" ssl", tls)
         }
         _ => ("", String::new()),
     };
@@ -326,6 +346,7 @@ fn lighttpd_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
     format!(
         "server.document-root = \"{root}\"\nserver.bind = \"{address}\"\nserver.port = {port}\n\
          server.network-backend = \"sendfile\"\nserver.max-keep-alive-requests = 1000000000\n\
+         server.max-keep-alive-idle = 75\n\
          server.max-fds = 65536\nserver.max-connections = 30000\nserver.listen-backlog = 4096\n\
          server.stat-cache-engine = \"simple\"\n{logged}{tls}",
         root = setup.root.display(),

@@ -2,12 +2,14 @@
 //!
 //! slowhttptest keeps its own CPU busy, and so delays the usual clients beside it, whatever the
 //! server does. A second server of the same kind is therefore the control: both share a CPU, and
-//! slowhttptest connects to one or the other.
+//! slowhttptest connects to one or the other. What the attacked server adds is the difference of
+//! both, and the CPU time that it uses, which the control would hide.
 
 use crate::peers::clients;
 use crate::peers::servers::RunningServer;
 use haul_bench::Estimate;
 use haul_lab::{Lab, Running};
+use std::fs;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -52,7 +54,12 @@ struct Outcome {
     /// Beside slowhttptest connected to the control.
     control: Vec<f64>,
     beside: Vec<f64>,
+    /// What the attack adds to the latency alone, as a ratio to it: 1 is nothing.
     ratios: Vec<f64>,
+    /// CPU time of the attacked server in percent of the time.
+    cpu_percent: Vec<f64>,
+    /// Connections that the attacked server had at the end of a window, at least.
+    connections: Option<usize>,
     /// Number of requests that usual clients had to repeat, in all rounds.
     repeated: usize,
     /// Resident memory with slowhttptest's connections, at most.
@@ -69,7 +76,7 @@ pub fn measure(
 ) -> Result<(), String> {
     println!(
         "\n{name}: p99 of usual requests in µs: alone, beside slowhttptest with {CONNECTIONS} \
-         connections to another server, to this one; ratio of the last two"
+         connections to another server, to this one; 1 + (the last - the second) / the first"
     );
     for pair in pairs {
         let mut outcome = Outcome::default();
@@ -98,9 +105,15 @@ fn measure_round(
         let target = [control, server][index];
         let mut generator = start(lab, mode, target)?;
         thread::sleep(if mode == Mode::Ranges { RANGES_PAUSE } else { CONNECT_PAUSE });
+        let cpu_before = server.running.cpu_time();
         figures[index] = latency_us(lab, server, outcome)?;
         if index == 1 {
+            let cpu = server.running.cpu_time().saturating_sub(cpu_before);
+            outcome.cpu_percent.push(cpu.as_secs_f64() / WINDOW.as_secs_f64() * 100.0);
             outcome.memory_bytes = outcome.memory_bytes.max(server.memory_bytes());
+            let connections = established(lab)?;
+            outcome.connections =
+                Some(outcome.connections.map_or(connections, |least| least.min(connections)));
         }
         if let Some(status) = generator.kill() {
             return Err(format!("slowhttptest has ended early: {status}"));
@@ -111,7 +124,7 @@ fn measure_round(
     outcome.alone.push(alone_us);
     outcome.control.push(control_us);
     outcome.beside.push(beside_us);
-    outcome.ratios.push(beside_us / control_us);
+    outcome.ratios.push(1.0 + (beside_us - control_us) / alone_us);
     Ok(())
 }
 
@@ -130,7 +143,7 @@ fn start(lab: &Lab, mode: Mode, target: &RunningServer) -> Result<Running, Strin
             "uploaded"
         }
         Mode::Ranges => {
-            command.args(["-R", "-a", "1", "-b", "3000"]);
+            command.args(["-R", "-t", "GET", "-a", "1", "-b", "1200"]);
             "4KiB"
         }
         Mode::Read => {
@@ -151,6 +164,17 @@ fn latency_us(lab: &Lab, server: &RunningServer, outcome: &mut Outcome) -> Resul
     Ok(latency.p99.as_secs_f64() * 1e6)
 }
 
+/// Counts the connections of the servers' host.
+fn established(lab: &Lab) -> Result<usize, String> {
+    let text = lab.sender.run(|| fs::read_to_string("/proc/thread-self/net/sockstat"));
+    let text = text.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+    let mut words = text.split_ascii_whitespace().skip_while(|word| *word != "TCP:");
+    words
+        .nth(2)
+        .and_then(|word| word.parse().ok())
+        .ok_or_else(|| format!("no TCP sockets in {text}"))
+}
+
 impl Outcome {
     fn line(&self) -> String {
         let median = |figures: &[f64]| Estimate::of(figures).map_or(f64::NAN, |of| of.median);
@@ -158,10 +182,13 @@ impl Outcome {
             format!("{:.2} ({:.2}–{:.2})", ratio.median, ratio.low, ratio.high)
         });
         format!(
-            "{:>8.0} {:>8.0} {:>8.0}  {ratio}; {} requests repeated; {:.0} MiB resident",
+            "{:>8.0} {:>8.0} {:>8.0}  {ratio}; {:.1} % of its CPU; at least {} connections; {} \
+             requests repeated; {:.0} MiB resident",
             median(&self.alone),
             median(&self.control),
             median(&self.beside),
+            median(&self.cpu_percent),
+            self.connections.unwrap_or_default(),
             self.repeated,
             self.memory_bytes as f64 / f64::from(1 << 20)
         )

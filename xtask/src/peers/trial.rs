@@ -5,7 +5,7 @@
 use crate::peers::LabArguments;
 use crate::peers::attack::{Attack, CrowdAddress};
 use crate::peers::clients::{self, Wrk};
-use crate::peers::crowd::Behaviour;
+use crate::peers::crowd::{Behaviour, Crowd, Target};
 use crate::peers::packets::{PacketCounters, Traffic};
 use crate::peers::servers::{FEW_PLACES, RunningServer, Service};
 use crate::peers::slowhttptest::{self, Mode, Pair};
@@ -29,6 +29,8 @@ const FILE_AGE: Duration = Duration::from_secs(11);
 /// Pause in which a server closes many connections. It uses the CPU on which the next server is
 /// measured.
 const CLOSE_PAUSE: Duration = Duration::from_secs(3);
+/// Time in which the buffers of clients that do not read fill.
+const STALL_PAUSE: Duration = Duration::from_secs(2);
 /// Duration of a measurement of large bodies.
 const BULK_WINDOW: Duration = Duration::from_secs(1);
 /// The time between the publication of a file and its measurement.
@@ -62,8 +64,22 @@ pub enum Load {
     /// A crowd that occupies connections, beside normal clients. Figure: latency of the normal
     /// clients.
     Crowd { behaviour: Behaviour, connections: usize, seconds: u32, address: CrowdAddress },
+    /// One connection receives bodies at full speed beside others that have requested bodies and
+    /// do not read them. Figure: CPU time per MiB.
+    BesideStalled { stalled: usize },
     /// slowhttptest beside normal clients. Figure: latency of the normal clients.
     SlowHttpTest(Mode),
+}
+
+impl Load {
+    /// The load whose figure is measured before, to compare with.
+    fn reference(self) -> Option<Self> {
+        match self {
+            MANY => Some(FEW),
+            Self::BesideStalled { .. } => Some(ONE_BULK),
+            _ => None,
+        }
+    }
 }
 
 /// Part of a request load that is measured.
@@ -109,11 +125,16 @@ pub const fn attack(behaviour: Behaviour, address: CrowdAddress) -> Load {
 /// File that slow clients request.
 const LARGEST_FILE: &str = "256MiB";
 
+/// File that clients request which do not read. Thousands of larger ones in socket buffers would
+/// exceed the memory that TCP has before it shrinks all windows (`net.ipv4.tcp_mem`).
+const STALLED_FILE: &str = "256KiB";
+
 /// The files that are served, and their sizes in bytes.
-const FILES: [(&str, usize); 6] = [
+const FILES: [(&str, usize); 7] = [
     ("100B", 100),
     ("4KiB", 4 << 10),
     ("64KiB", 64 << 10),
+    (STALLED_FILE, 256 << 10),
     ("1MiB", 1 << 20),
     ("256MiB", 256 << 20),
     ("published", 256 << 20),
@@ -214,7 +235,7 @@ fn run_trial(
 ) -> Result<(), String> {
     let failed = |error: haul_soak::SoakError| error.to_string();
     let mut figures = vec![Vec::new(); servers.len()];
-    let mut ratios_to_few = figures.clone();
+    let mut ratios_to_reference = figures.clone();
     let mut traffic = vec![Vec::new(); servers.len()];
     if let Load::Crowd { behaviour, connections, seconds, address } = trial.load {
         let attack = Attack {
@@ -256,20 +277,20 @@ fn run_trial(
                     }
                     or_nan(server, measurement.map(|measured| measured.figure))
                 };
-                // Measure few connections immediately before many: the speed of the machine drifts
-                // within a minute.
-                let with_few = (trial.load == MANY).then(|| measure_load(FEW));
+                // Measure the reference immediately before: the speed of the machine drifts within
+                // a minute.
+                let reference = trial.load.reference().map(&mut measure_load);
                 let figure = measure_load(trial.load);
                 if figure.is_nan() {
                     // A failed measurement has skipped this pause.
                     thread::sleep(CLOSE_PAUSE);
                 }
                 figures[index].push(figure);
-                ratios_to_few[index].extend(with_few.map(|with_few| figure / with_few));
+                ratios_to_reference[index].extend(reference.map(|reference| figure / reference));
             }
         }
     }
-    print(trial, servers, &figures, &ratios_to_few, &traffic);
+    print(trial, servers, &figures, &ratios_to_reference, &traffic);
     Ok(())
 }
 
@@ -307,7 +328,7 @@ impl LabSnapshot {
     }
 }
 
-/// Measures one server under a load. For [`MANY`] it waits afterwards until the connections are
+/// Measures one server under a load. If it has many connections, waits afterwards until they are
 /// closed.
 fn measure(
     lab: &Lab,
@@ -316,6 +337,10 @@ fn measure(
     load: Load,
     server: &RunningServer,
 ) -> Result<Measurement, String> {
+    let stalled = match load {
+        Load::BesideStalled { stalled } => Some(stall(lab, server, stalled)?),
+        _ => None,
+    };
     let calibration = meter.calibrate(CALIBRATION);
     let mut before = LabSnapshot::take(lab, meter)?;
     let mut after = None;
@@ -347,17 +372,18 @@ fn measure(
         }
         Load::Bulk { .. }
         | Load::Published
+        | Load::BesideStalled { .. }
         | Load::Idle { .. }
         | Load::Crowd { .. }
         | Load::SlowHttpTest(_) => {
             let connections = if let Load::Bulk { connections } = load { connections } else { 1 };
-            let until = Instant::now() + BULK_WINDOW;
-            let receive = || clients::receive_bulk(server.address, file, connections, until);
-            lab.receiver.run(receive).map_err(|error| error.to_string())?? as f64
+            receive_bulk(lab, server, file, connections)? as f64
         }
     };
     let after = after.map_or_else(|| LabSnapshot::take(lab, meter), Ok)?;
-    if load == MANY {
+    let is_crowded = stalled.is_some();
+    drop(stalled);
+    if load == MANY || is_crowded {
         // The server must not close connections during the calibration or the next measurement.
         thread::sleep(CLOSE_PAUSE);
     }
@@ -373,6 +399,32 @@ fn measure(
     let to_client = after.to_client - before.to_client;
     let to_server = after.to_server - before.to_server;
     Ok(Measurement { figure, traffic: Traffic::of(to_client, to_server, count) })
+}
+
+/// Receives large bodies for a while. Returns their bytes.
+fn receive_bulk(
+    lab: &Lab,
+    server: &RunningServer,
+    file: &str,
+    connections: usize,
+) -> Result<u64, String> {
+    let until = Instant::now() + BULK_WINDOW;
+    let receive = || clients::receive_bulk(server.address, file, connections, until);
+    lab.receiver.run(receive).map_err(|error| error.to_string())?
+}
+
+/// Connects clients that request a body and do not read it.
+fn stall(lab: &Lab, server: &RunningServer, stalled: usize) -> Result<Crowd, String> {
+    let target = Target {
+        server: server.address,
+        tls_server: server.tls_address(),
+        file: STALLED_FILE.into(),
+        behaviour: Behaviour::UnreadResponses,
+    };
+    let crowd = lab.receiver.run(|| Crowd::connect(target, stalled));
+    let crowd = crowd.map_err(|error| error.to_string())??;
+    thread::sleep(STALL_PAUSE);
+    Ok(crowd)
 }
 
 /// Returns the bytes that the clients' network device has received.
@@ -411,11 +463,13 @@ fn print(
     trial: &Trial,
     servers: &[&RunningServer],
     figures: &[Vec<f64>],
-    ratios_to_few: &[Vec<f64>],
+    ratios_to_reference: &[Vec<f64>],
     traffic: &[Vec<Traffic>],
 ) {
     let (unit, is_more_better) = match trial.load {
-        Load::Bulk { .. } | Load::Published => ("server µs/MiB", false),
+        Load::Bulk { .. } | Load::Published | Load::BesideStalled { .. } => {
+            ("server µs/MiB", false)
+        }
         Load::Requests { .. } | Load::Connections { .. } => {
             ("requests per server-CPU-second", true)
         }
@@ -440,13 +494,16 @@ fn print(
                 .map(|ratio| format!("{:.2} ({:.2}–{:.2})", ratio.median, ratio.low, ratio.high))
         };
         let ratio = with_spread(&ratios).unwrap_or_default();
-        let ratio_to_few = with_spread(&ratios_to_few[index]).map_or(String::new(), |ratio| {
-            format!("; ratio to its rate with {FEW_CONNECTIONS} connections: {ratio}")
-        });
+        let to_reference = match trial.load {
+            Load::BesideStalled { .. } => "; ratio to its cost without the others",
+            _ => "; ratio to its rate with few connections",
+        };
+        let ratio_to_reference = with_spread(&ratios_to_reference[index])
+            .map_or(String::new(), |ratio| format!("{to_reference}: {ratio}"));
         let traffic = Traffic::median(&traffic[index]);
         let traffic = traffic.map_or(String::new(), |traffic| format!("; {traffic}"));
         println!(
-            "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}{ratio_to_few}{traffic}",
+            "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}{ratio_to_reference}{traffic}",
             server.name, figure.median, figure.low, figure.high
         );
     }
