@@ -71,6 +71,8 @@ pub struct Fields<'b> {
     pub accept_encoding: ListField<'b>,
     /// `Authorization` (RFC 9110 section 11.6.2).
     pub authorization: Option<&'b [u8]>,
+    /// `Content-Encoding` (RFC 9110 section 8.4).
+    pub content_encoding: Option<&'b [u8]>,
     /// `Content-Range` (RFC 9110 section 14.4).
     pub content_range: Option<&'b [u8]>,
     /// `If-Match` (RFC 9110 section 13.1.1).
@@ -345,6 +347,7 @@ impl<'b> Fields<'b> {
             13 if is("content-range") => &mut self.content_range,
             13 if is("if-none-match") => return self.if_none_match.add(value),
             15 if is("accept-encoding") => return self.accept_encoding.add(value),
+            16 if is("content-encoding") => &mut self.content_encoding,
             17 if is("if-modified-since") => &mut self.if_modified_since,
             19 if is("if-unmodified-since") => &mut self.if_unmodified_since,
             _ => return,

@@ -37,6 +37,8 @@ statuses! {
     CONFLICT = 409 "Conflict";
     PRECONDITION_FAILED = 412 "Precondition Failed";
     CONTENT_TOO_LARGE = 413 "Content Too Large";
+    URI_TOO_LONG = 414 "URI Too Long";
+    UNSUPPORTED_MEDIA_TYPE = 415 "Unsupported Media Type";
     RANGE_NOT_SATISFIABLE = 416 "Range Not Satisfiable";
     EXPECTATION_FAILED = 417 "Expectation Failed";
     HEAD_TOO_LARGE = 431 "Request Header Fields Too Large";

@@ -266,7 +266,7 @@ fn commit_upload(service: &Service, file: UploadFile, only_new: bool) -> Status 
 /// The status for a file that cannot be written. Logged, except for what the client did wrong.
 pub(crate) fn refuse_write(service: &Service, path: &[u8], error: &std::io::Error) -> Status {
     let status = status_of_write(error);
-    if !matches!(status, Status::CONFLICT | Status::NOT_FOUND) {
+    if !matches!(status, Status::CONFLICT | Status::NOT_FOUND | Status::URI_TOO_LONG) {
         service.log_unwritable(path, status, error);
     }
     status
@@ -276,6 +276,7 @@ fn status_of_write(error: &std::io::Error) -> Status {
     match Errno::from_io_error(error) {
         // A missing folder, or one where a file should be (RFC 4918 section 9.7.1).
         Some(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Status::CONFLICT,
+        Some(Errno::NAMETOOLONG) => Status::URI_TOO_LONG,
         Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => Status::INSUFFICIENT_STORAGE,
         Some(Errno::ROFS) => Status::FORBIDDEN,
         _ => status_of(error),

@@ -105,6 +105,10 @@ impl<'s> ResponseBuilder<'s> {
             (_, None) => Status::LENGTH_REQUIRED,
             // A partial `PUT` is not supported (RFC 9110 section 14.5).
             _ if request.fields.content_range.is_some() => Status::BAD_REQUEST,
+            // The coding would be lost: the file is sent without it later.
+            _ if request.fields.content_encoding.is_some_and(is_coded) => {
+                Status::UNSUPPORTED_MEDIA_TYPE
+            }
             (_, Some(BodyLength::Bytes(len))) if len > bytes_max => Status::CONTENT_TOO_LARGE,
             _ if conditional::evaluate(request.method, &request.fields, current)
                 == Outcome::Failed =>
@@ -369,4 +373,8 @@ impl<'b> RequestContext<'b> {
             origin: request.fields.origin,
         }
     }
+}
+/// Whether a `Content-Encoding` names a coding that changes the bytes.
+fn is_coded(content_encoding: &[u8]) -> bool {
+    !content_encoding.trim_ascii().eq_ignore_ascii_case(b"identity")
 }

@@ -119,6 +119,7 @@ fn an_upload_that_is_not_allowed_is_refused_before_its_body() {
         ("/a", "X: y", 411),
         ("/a", "Content-Length: 99999999", 413),
         ("/a", "Content-Length: 1\r\nContent-Range: bytes 0-0/10", 400),
+        ("/a", "Content-Length: 1\r\nContent-Encoding: gzip", 415),
         ("/ten.txt", "Content-Length: 1\r\nIf-None-Match: *", 412),
         ("/ten.txt", "Content-Length: 1\r\nIf-Match: \"other\"", 412),
         ("/none", "Content-Length: 1\r\nIf-Match: *", 412),
@@ -127,6 +128,8 @@ fn an_upload_that_is_not_allowed_is_refused_before_its_body() {
         let response = service.request("PUT", target, &format!("{fields}\r\n"));
         assert_eq!(response.status, status, "{target} {fields}");
     }
+    let long_name = format!("/{}", "x".repeat(300));
+    assert_eq!(service.request("PUT", &long_name, "Content-Length: 1\r\n").status, 414);
     let mut client = service.connect();
     client.send("PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n");
     assert_eq!(client.response(false).unwrap().status, 400);
