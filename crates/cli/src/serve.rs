@@ -91,8 +91,9 @@ fn serve(
     }
     *messages = Some(MessageWriter::start(format).map_err(Failure::failed)?);
     let handle = server.handle();
+    let reloaded = reloaded_message(&config);
     let reload = move || match handle.reload() {
-        Ok(()) => info!("reloaded"),
+        Ok(()) => info!("{reloaded}"),
         Err(errors) => {
             for error in errors {
                 error!(%error, "not reloaded: {error}");
@@ -100,8 +101,9 @@ fn serve(
         }
     };
     let handle = server.handle();
-    let cut_off = || std::process::exit(1);
-    signals::handle(reload, move || handle.drain(), cut_off).map_err(Failure::failed)?;
+    let cut_off = server.handle();
+    signals::handle(reload, move || handle.drain(), move || cut_off.cut_off())
+        .map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server
@@ -139,6 +141,18 @@ fn is_in_use(error: &ServerError, config: &Config) -> bool {
         _ => return false,
     }
     true
+}
+
+/// What a reload reports.
+fn reloaded_message(config: &Config) -> String {
+    let read_again = [
+        config.tls.as_ref().map(|_| "the certificate"),
+        config.basic_auth.as_ref().map(|_| "the passwords"),
+        config.access_log.as_ref().and_then(|log| log.path.as_ref()).map(|_| "the access log"),
+    ];
+    let names: Vec<_> = read_again.into_iter().flatten().collect();
+    let names = if names.is_empty() { "nothing".into() } else { names.join(", ") };
+    format!("reloaded: {names}; other options need a restart")
 }
 
 /// Warns if `/` cannot be answered.

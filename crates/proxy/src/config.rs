@@ -1,7 +1,8 @@
 //! The configuration of a proxy.
 
 use crate::balance::Algorithm;
-use crate::header::HeaderVersion;
+use crate::header::{HeaderField, HeaderVersion};
+use crate::source::SourceChoice;
 use crate::upstream_address::{UpstreamAddress, UpstreamConfig};
 use haul::ForwardMethod;
 use haul_server::Address;
@@ -23,12 +24,17 @@ pub struct Config {
     pub groups: Vec<GroupConfig>,
     /// The PROXY protocol header that names the client to the upstream; `None` for none.
     pub send_header: Option<HeaderVersion>,
+    /// Fields of a header of version 2 that this proxy adds to those that a trusted proxy has sent,
+    /// unless they are among these. Some need the client's greeting, which is then waited for.
+    pub send_fields: Vec<HeaderField>,
     /// The proxies that name the client of each connection by the PROXY protocol.
     pub trusted_proxies: TrustedProxies,
     /// The clients that may connect.
     pub access: AccessRules,
     /// How bytes are forwarded.
     pub method: ForwardMethod,
+    /// The local address of connections to upstreams. The active check uses the host's choice.
+    pub source: SourceChoice,
     /// The congestion control of both connections; `None` for the host's default.
     pub congestion: Option<String>,
     /// Whether the congestion window of near peers is clamped, which saves interrupts
@@ -258,9 +264,11 @@ impl Config {
             listeners: Vec::new(),
             groups: groups.into(),
             send_header: None,
+            send_fields: Vec::new(),
             trusted_proxies: TrustedProxies::default(),
             access: AccessRules::default(),
             method: ForwardMethod::Adaptive,
+            source: SourceChoice::default(),
             congestion: None,
             window_clamp: None,
             limits: Limits::default(),

@@ -5,9 +5,9 @@ mod handover;
 
 use crate::closing::DueClosing;
 use crate::greeting::{Greeting, GreetingReader};
-use crate::header;
+use crate::header::{self, FieldSources};
 use crate::log::{End, Ending, Record, TcpStatistics};
-use crate::loop_state::LoopState;
+use crate::loop_state::{LoopState, lacks_port};
 use crate::selection::ConnectionSelection;
 use crate::status::{ConnectionStatus, Phase};
 use crate::upstream::{Upstream, UpstreamGroup};
@@ -15,8 +15,9 @@ use delivery::{Delivered, Delivery, has_failed};
 use haul::{ForwardReport, Forwarder, Step};
 use haul_server::connect::{self, PeerAddress};
 use haul_server::event_loop::{Action, Context, NEVER, Readiness, Side};
-use haul_server::listener::Accepted;
+use haul_server::listener::{Accepted, NamedBy};
 use haul_server::offload::NoJob;
+use haul_server::proxy_protocol::FieldType;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::io;
@@ -42,9 +43,8 @@ pub struct Connection {
     upstream_events: Events,
     /// The listener's place in the configuration.
     listener: usize,
-    /// Whether the sockets are TCP sockets.
-    client_is_tcp: bool,
-    upstream_is_tcp: bool,
+    /// Whether the client's socket and the upstream's are TCP sockets.
+    are_tcp: [bool; 2],
     /// The group of its upstream, once it has a route.
     group: Option<Arc<UpstreamGroup>>,
     /// The greeting, which the upstream is sent.
@@ -55,8 +55,12 @@ pub struct Connection {
     tried: Vec<usize>,
     /// The second of the clock in which the next round begins.
     next_round_at_seconds: u32,
+    /// Whether an attempt has failed for lack of a local port.
+    lacks_port: bool,
     /// The attempts before this round.
     attempts_before_round: u32,
+    /// What the header is made of, until the upstream is sent it.
+    header: Option<Box<HeaderParts>>,
     /// The length of the header that the upstream is sent first.
     header_bytes: u64,
     /// What was forwarded by another process, before a handover.
@@ -65,9 +69,19 @@ pub struct Connection {
     /// The second of the clock in which its lifetime is over.
     lifetime_until: u32,
     record: Record,
+    /// When the event loop has turned to it, if its time is measured.
+    turn_started: Option<Instant>,
     is_logged: bool,
     /// The end that an operator or the upstream's state asks for.
     requested_end: Option<End>,
+}
+
+/// What a header of the PROXY protocol is made of, beside the client's address.
+#[derive(Debug)]
+struct HeaderParts {
+    /// What a proxy in front has said.
+    named_by: NamedBy,
+    greeting: Greeting,
 }
 
 #[derive(Debug)]
@@ -168,7 +182,13 @@ impl Connection {
     ) -> Self {
         let client = accepted.socket;
         let listener = accepted.listener;
-        let (state, group) = if shared.routes().needs_greeting(listener) {
+        let header = shared.header_version().map(|_| {
+            Box::new(HeaderParts {
+                named_by: accepted.named.map(|named| *named).unwrap_or_default(),
+                greeting: Greeting::Other,
+            })
+        });
+        let (state, group) = if shared.needs_greeting(listener) {
             let deadline = context.deadline(shared.limits().greeting_timeout.as_secs() as u32);
             (State::Greeting { client, reader: Box::default(), deadline }, None)
         } else {
@@ -180,14 +200,15 @@ impl Connection {
             client_events: Events::default(),
             upstream_events: Events::default(),
             listener,
-            client_is_tcp: accepted.peer.is_some(),
-            upstream_is_tcp: false,
+            are_tcp: [accepted.peer.is_some(), false],
             group,
             greeting: Vec::new(),
             upstream: None,
             tried: Vec::new(),
             next_round_at_seconds: 0,
             attempts_before_round: 0,
+            lacks_port: false,
+            header,
             header_bytes: 0,
             report_before: ForwardReport::default(),
             accepted_at: now,
@@ -197,9 +218,13 @@ impl Connection {
                 accepted: record_time,
                 client: accepted.peer,
                 server_name: None,
+                unique_id: None,
                 connect_attempts: 0,
                 connect_time: None,
+                first_byte_time: None,
+                loop_time: Duration::ZERO,
             },
+            turn_started: None,
             is_logged: false,
             requested_end: None,
         }
@@ -249,6 +274,7 @@ impl Connection {
                 State::Forwarding(_) => Phase::Forwarding,
                 State::Delivering(_) | State::Closed => Phase::Delivering,
             },
+            loop_us: self.record.loop_time.as_micros() as u64,
             age_ms: self.accepted_at.elapsed().as_micros() as f64 / 1e3,
             to_upstream: (&report.a_to_b).into(),
             to_client: (&report.b_to_a).into(),
@@ -297,6 +323,20 @@ impl Connection {
 
     /// Goes as far as it can without blocking.
     pub fn drive(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Action<NoJob> {
+        self.turn_started = shared.measures_time().then(Instant::now);
+        let action = self.advance(shared, context);
+        self.end_turn();
+        action
+    }
+
+    /// Adds the time since the turn has started to that of the connection.
+    fn end_turn(&mut self) {
+        if let Some(started) = self.turn_started.take() {
+            self.record.loop_time += started.elapsed();
+        }
+    }
+
+    fn advance(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Action<NoJob> {
         if let Some(end) = self.requested_end.take() {
             return self.finish(end, shared);
         }
@@ -363,6 +403,9 @@ impl Connection {
         if let Greeting::Tls { server_name, .. } = greeting {
             self.record.server_name.clone_from(server_name);
         }
+        if let Some(header) = &mut self.header {
+            header.greeting = greeting.clone();
+        }
         self.state = State::Accepted(client);
     }
 
@@ -372,7 +415,7 @@ impl Connection {
             return Some(self.finish(End::NoRoute, shared));
         };
         if self.record.connect_attempts >= shared.limits().connect_attempts_max {
-            return Some(self.finish(End::Unreachable, shared));
+            return Some(self.finish(self.end_without_upstream(), shared));
         }
         let now = context.now_seconds();
         if now < self.next_round_at_seconds {
@@ -387,7 +430,7 @@ impl Connection {
         let Some(address) = self.next_address(&group) else {
             // If no upstream has an address, there is nothing to wait for.
             if self.record.connect_attempts == self.attempts_before_round {
-                return Some(self.finish(End::Unreachable, shared));
+                return Some(self.finish(self.end_without_upstream(), shared));
             }
             self.attempts_before_round = self.record.connect_attempts;
             // All have failed: a server that is restarted is back in a moment.
@@ -398,8 +441,8 @@ impl Connection {
         };
         self.record.connect_attempts += 1;
         self.upstream_events = Events::default();
-        self.upstream_is_tcp = matches!(address, PeerAddress::Tcp(_));
-        let started = shared.start_connection(&address).and_then(|socket| {
+        self.are_tcp[1] = matches!(address, PeerAddress::Tcp(_));
+        let started = shared.start_connection(&address, self.record.client).and_then(|socket| {
             context.register(&socket, Side::Upstream)?;
             Ok(socket)
         });
@@ -416,9 +459,19 @@ impl Connection {
                 shared.report_shortage(&error, context);
                 return Some(self.finish(End::Shortage, shared));
             }
+            Err(error) if lacks_port(&error) => {
+                // An address of the other family may have one.
+                shared.report_shortage(&error, context);
+                self.lacks_port = true;
+            }
             Err(error) => self.record_failure(&error),
         }
         None
+    }
+
+    /// The end of a connection for which every attempt has failed.
+    fn end_without_upstream(&self) -> End {
+        if self.lacks_port { End::Shortage } else { End::Unreachable }
     }
 
     /// The next address to try: of the upstream that is being tried, or of another one.
@@ -474,17 +527,13 @@ impl Connection {
         if let Some(chosen) = &self.upstream {
             UpstreamGroup::record_success(&chosen.upstream);
         }
-        let header = shared
-            .header_version()
-            .map(|version| header::header(version, self.record.client, local_address(&client)));
-        let mut first_bytes = header.unwrap_or_default();
+        let mut first_bytes = self.make_header(&client, shared);
         self.header_bytes = first_bytes.len() as u64;
         // Its memory is not kept with the connection.
         first_bytes.extend(std::mem::take(&mut self.greeting));
         // The client's socket has inherited them.
         shared.set_options(&upstream);
-        let are_tcp = [self.client_is_tcp, self.upstream_is_tcp];
-        let forwarder = Forwarder::with_connected(client, upstream, are_tcp, shared.pool())
+        let forwarder = Forwarder::with_connected(client, upstream, self.are_tcp, shared.pool())
             .with_first_bytes_to_b(&first_bytes);
         match forwarder {
             Ok(forwarder) => {
@@ -494,6 +543,22 @@ impl Connection {
             // It has moved no bytes.
             Err(_) => Some(self.finish(End::UpstreamFailed, shared)),
         }
+    }
+
+    /// The header that names the client to the upstream; empty if none is sent.
+    fn make_header(&mut self, client: &OwnedFd, shared: &LoopState) -> Vec<u8> {
+        let (Some(parts), Some(version)) = (self.header.take(), shared.header_version()) else {
+            return Vec::new();
+        };
+        let HeaderParts { named_by, greeting } = *parts;
+        let unique_id = shared.unique_id(self.record.id);
+        let sources =
+            FieldSources { received: &named_by.fields, greeting: &greeting, unique_id: &unique_id };
+        let fields = sources.fields(shared.header_fields());
+        let sent_id = fields.get(FieldType::UNIQUE_ID);
+        self.record.unique_id = sent_id.map(|id| String::from_utf8_lossy(id).into_owned());
+        let destination = named_by.destination.or_else(|| local_address(client));
+        header::header(version, self.record.client, destination, &fields)
     }
 
     /// Closes the socket of an attempt that has failed.
@@ -523,6 +588,12 @@ impl Connection {
         let (client, upstream) = (&mut self.client_events, &mut self.upstream_events);
         let step = forwarder.step_ready(client.readiness(), upstream.readiness());
         let has_moved = forwarder.moved_bytes() != before;
+        if has_moved && self.record.first_byte_time.is_none() {
+            let to_client = &forwarder.report().b_to_a;
+            if to_client.copied.bytes + to_client.spliced.bytes > 0 {
+                self.record.first_byte_time = Some(self.accepted_at.elapsed());
+            }
+        }
         Some(match step {
             Ok(Step::Wait { a, b }) => {
                 let repeats = [client.update(a, has_moved), upstream.update(b, has_moved)];
@@ -623,6 +694,7 @@ impl Connection {
             return;
         }
         self.is_logged = true;
+        self.end_turn();
         let report = self.client_report(report);
         let ending = Ending {
             end,

@@ -1,5 +1,6 @@
 //! Errors that keep a proxy from starting, or that stop it.
 
+use haul_server::connect::Source;
 use std::io;
 use std::path::PathBuf;
 
@@ -59,6 +60,14 @@ pub enum Error {
         /// The cause.
         error: io::Error,
     },
+    /// Upstreams cannot be connected from an address.
+    #[error("source {}: {error}{}", source_name(address), source_advice(address, error))]
+    Source {
+        /// The address, or any of a client.
+        address: Source,
+        /// The kernel's error.
+        error: io::Error,
+    },
     /// The pool of pipes and buffers could not be created.
     #[error("{0}")]
     Pool(haul::Error),
@@ -77,8 +86,23 @@ impl Error {
             | Self::ListenersChanged
             | Self::PortGivenUp { .. }
             | Self::UpgradeWithoutControl
+            | Self::Source { .. }
             | Self::NoRoute(_) => true,
             Self::TakeOver { .. } | Self::Pool(_) => false,
         }
+    }
+}
+
+fn source_name(source: &Source) -> String {
+    if source.is_foreign { "client".into() } else { source.address.to_string() }
+}
+
+fn source_advice(source: &Source, error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => ": this machine has no such address",
+        io::ErrorKind::PermissionDenied if source.is_foreign => {
+            ": it needs CAP_NET_ADMIN: start the proxy as root"
+        }
+        _ => "",
     }
 }

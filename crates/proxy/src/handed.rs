@@ -99,6 +99,9 @@ pub struct ConnectionMessage {
     pub id: u64,
     pub client: Option<SocketAddr>,
     pub server_name: Option<String>,
+    /// Absent in messages of processes that do not send such numbers.
+    #[serde(default)]
+    pub unique_id: Option<String>,
     pub group: String,
     pub upstream: String,
     /// When it was accepted, in microseconds since 1970.
@@ -107,6 +110,11 @@ pub struct ConnectionMessage {
     pub age_us: u64,
     pub connect_attempts: u32,
     pub connect_us: Option<u64>,
+    /// Absent in messages of processes that do not measure it, like the next one.
+    #[serde(default)]
+    pub first_byte_us: Option<u64>,
+    #[serde(default)]
+    pub loop_us: u64,
     pub header_bytes: u64,
     pub to_upstream: HandedDirection,
     pub to_client: HandedDirection,

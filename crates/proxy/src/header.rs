@@ -1,7 +1,10 @@
 //! The PROXY protocol header that names the client to an upstream.
 
+use crate::greeting::Greeting;
+use haul_server::proxy_protocol::{FieldType, Fields, set_checksum};
 use proxy_header::{ProxiedAddress, ProxyHeader};
 use std::net::SocketAddr;
+use std::ops::Range;
 
 /// A version of the PROXY protocol (doc/proxy-protocol.txt of HAProxy).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,12 +16,86 @@ pub enum HeaderVersion {
     V2,
 }
 
+/// An additional field of a header of version 2 that this proxy adds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HeaderField {
+    /// The name of the server in the client's TLS greeting (`PP2_TYPE_AUTHORITY`).
+    Authority,
+    /// The application protocols that the greeting offers (`PP2_TYPE_ALPN`), as the extension has
+    /// them.
+    Alpn,
+    /// The connection's number, which the log has, too (`PP2_TYPE_UNIQUE_ID`).
+    UniqueId,
+    /// The checksum of the header (`PP2_TYPE_CRC32C`).
+    Crc32c,
+}
+
+impl HeaderField {
+    /// Whether it needs the client's greeting.
+    pub fn needs_greeting(self) -> bool {
+        matches!(self, Self::Authority | Self::Alpn)
+    }
+}
+
+/// What the additional fields are made of.
+#[derive(Debug)]
+pub struct FieldSources<'c> {
+    /// Those that a proxy in front has sent.
+    pub received: &'c Fields,
+    pub greeting: &'c Greeting,
+    pub unique_id: &'c str,
+}
+
+impl FieldSources<'_> {
+    /// The fields to send: those that were received, without checksum and padding, and those of
+    /// `added` that are not among them.
+    pub fn fields(&self, added: &[HeaderField]) -> Fields {
+        let mut fields = Fields::default();
+        for (kind, value) in self.received.iter() {
+            if !matches!(kind, FieldType::CRC32C | FieldType::NOOP) {
+                fields.push(kind, value);
+            }
+        }
+        for field in added {
+            let (kind, value) = match (field, self.greeting) {
+                (HeaderField::UniqueId, _) => {
+                    (FieldType::UNIQUE_ID, self.unique_id.as_bytes().to_vec())
+                }
+                // The value is computed when the header is complete.
+                (HeaderField::Crc32c, _) => (FieldType::CRC32C, vec![0; 4]),
+                (HeaderField::Authority, Greeting::Tls { server_name: Some(name), .. }) => {
+                    (FieldType::AUTHORITY, name.clone().into_bytes())
+                }
+                (HeaderField::Alpn, Greeting::Tls { protocols, .. }) if !protocols.is_empty() => {
+                    (FieldType::ALPN, protocol_list(protocols))
+                }
+                _ => continue,
+            };
+            if fields.get(kind).is_none() {
+                fields.push(kind, &value);
+            }
+        }
+        fields
+    }
+}
+
+/// A list of protocols as in the TLS extension: its length, and each with its length before it (RFC
+/// 7301 section 3.1).
+fn protocol_list(protocols: &[Vec<u8>]) -> Vec<u8> {
+    // A greeting's protocols have at most 255 bytes each, and its extension 65,535.
+    let names = protocols.iter().flat_map(|name| [&[name.len() as u8][..], name].concat());
+    let names: Vec<u8> = names.collect();
+    [&(names.len() as u16).to_be_bytes()[..], &names].concat()
+}
+
 /// The header of a connection from `client` to `destination`, the address at which it was accepted.
-/// Without them (a Unix socket) it names no client: `UNKNOWN`, `LOCAL`.
+/// Without them (a Unix socket) it names no client: `UNKNOWN`, `LOCAL`. Version 1 has no fields.
 pub fn header(
     version: HeaderVersion,
     client: Option<SocketAddr>,
     destination: Option<SocketAddr>,
+    fields: &Fields,
 ) -> Vec<u8> {
     let addresses =
         client.zip(destination).map(|(client, destination)| same_family(client, destination));
@@ -38,7 +115,21 @@ pub fn header(
         }
     };
     debug_assert!(encoded.is_ok(), "both addresses are of one family, and there are no fields");
+    if version == HeaderVersion::V2 {
+        append(&mut bytes, fields);
+    }
     bytes
+}
+
+/// Appends fields to a header of version 2.
+fn append(header: &mut Vec<u8>, fields: &Fields) {
+    /// Signature, version and family. Behind them is the length of the rest.
+    const LENGTH_PLACE: Range<usize> = 14..16;
+    header.extend_from_slice(fields.as_bytes());
+    let rest_bytes = header.len() - LENGTH_PLACE.end;
+    // The fields leave room for the addresses.
+    header[LENGTH_PLACE].copy_from_slice(&(rest_bytes as u16).to_be_bytes());
+    set_checksum(header);
 }
 
 /// Both addresses as IPv4 or both as IPv6: a proxy in front may name a client of the other family.
@@ -73,7 +164,8 @@ mod tests {
     fn version_1_is_a_line_of_text() {
         let text = |client: Option<&str>, destination: Option<&str>| {
             let address = |text: Option<&str>| text.map(|text| text.parse().unwrap());
-            let bytes = header(HeaderVersion::V1, address(client), address(destination));
+            let (client, destination) = (address(client), address(destination));
+            let bytes = header(HeaderVersion::V1, client, destination, &Fields::default());
             String::from_utf8(bytes).unwrap()
         };
         assert_eq!(
@@ -87,18 +179,72 @@ mod tests {
         assert_eq!(text(None, None), "PROXY UNKNOWN\r\n");
     }
 
+    #[test]
+    fn received_fields_are_passed_on_and_missing_ones_added() {
+        let mut received = Fields::default();
+        for (kind, value) in [
+            (FieldType::CRC32C, &b"1234"[..]),
+            (FieldType::UNIQUE_ID, b"of the front"),
+            (FieldType::NOOP, b"   "),
+            (FieldType(0xEA), b"endpoint"),
+        ] {
+            assert!(received.push(kind, value));
+        }
+        let greeting = Greeting::Tls {
+            server_name: Some("example.com".into()),
+            protocols: vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        };
+        let sources = FieldSources { received: &received, greeting: &greeting, unique_id: "mine" };
+        let all =
+            [HeaderField::Authority, HeaderField::Alpn, HeaderField::UniqueId, HeaderField::Crc32c];
+        let fields = sources.fields(&all);
+        let expected: [(FieldType, &[u8]); 5] = [
+            (FieldType::UNIQUE_ID, b"of the front"),
+            (FieldType(0xEA), b"endpoint"),
+            (FieldType::AUTHORITY, b"example.com"),
+            (FieldType::ALPN, b"\0\x0c\x02h2\x08http/1.1"),
+            (FieldType::CRC32C, &[0; 4]),
+        ];
+        assert!(fields.iter().eq(expected), "{fields:?}");
+        let other = FieldSources {
+            received: &Fields::default(),
+            greeting: &Greeting::Other,
+            unique_id: "mine",
+        };
+        let fields = other.fields(&all);
+        assert_eq!(fields.get(FieldType::UNIQUE_ID), Some(&b"mine"[..]));
+        assert_eq!(fields.iter().count(), 2, "{fields:?}");
+    }
+
     proptest! {
         #[test]
         fn what_is_sent_can_be_parsed(
             client in any::<Option<SocketAddr>>(),
             destination in any::<SocketAddr>(),
+            values in proptest::collection::vec(
+                (any::<u8>(), proptest::collection::vec(any::<u8>(), 0..300)), 0..4),
+            has_checksum in any::<bool>(),
         ) {
+            let mut fields = Fields::default();
+            for (kind, value) in values {
+                // A checksum of another length is none.
+                prop_assume!(FieldType(kind) != FieldType::CRC32C);
+                prop_assert!(fields.push(FieldType(kind), &value));
+            }
+            if has_checksum {
+                prop_assert!(fields.push(FieldType::CRC32C, &[0; 4]));
+            }
             let client = client.map(|client| SocketAddr::new(client.ip(), client.port()));
             for version in [HeaderVersion::V1, HeaderVersion::V2] {
-                let bytes = header(version, client, Some(destination));
-                let (origin, len) = parse(&bytes).unwrap().unwrap();
+                let bytes = header(version, client, Some(destination), &fields);
+                let (parsed, len) = parse(&bytes).unwrap().unwrap();
+                if version == HeaderVersion::V2 {
+                    let sent = &bytes[bytes.len() - fields.as_bytes().len()..];
+                    prop_assert_eq!(parsed.fields.as_bytes(), sent);
+                    prop_assert_eq!(parsed.fields.iter().count(), fields.iter().count());
+                }
                 prop_assert_eq!(len, bytes.len());
-                match (client, origin) {
+                match (client, parsed.origin) {
                     (None, Origin::Proxy) => {}
                     (Some(client), Origin::Client(named)) => {
                         prop_assert_eq!(named.ip().to_canonical(), client.ip().to_canonical());

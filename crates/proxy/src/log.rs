@@ -92,6 +92,10 @@ pub struct LogLine<'a> {
     /// depends on the greeting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_name: Option<&'a str>,
+    /// The number that the PROXY header gives the connection (`PP2_TYPE_UNIQUE_ID`): the one of a
+    /// proxy in front, or this proxy's; absent if the header has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unique_id: Option<&'a str>,
     /// The group of the upstream; absent if no route fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<&'a str>,
@@ -106,6 +110,13 @@ pub struct LogLine<'a> {
     /// was established.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connect_ms: Option<f64>,
+    /// Time from the accepted client to the upstream's first byte, in milliseconds; absent if there
+    /// was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_byte_ms: Option<f64>,
+    /// Time that the event loop has spent on the connection, in microseconds: CPU time of its
+    /// calls, with the interrupts in between, and without the kernel's work outside of them.
+    pub loop_us: u64,
     /// Time from the accepted client to the end, in milliseconds.
     pub duration_ms: f64,
     /// Bytes from the client to the upstream.
@@ -170,8 +181,12 @@ pub struct Record {
     pub accepted: SystemTime,
     pub client: Option<SocketAddr>,
     pub server_name: Option<String>,
+    pub unique_id: Option<String>,
     pub connect_attempts: u32,
     pub connect_time: Option<Duration>,
+    pub first_byte_time: Option<Duration>,
+    /// Zero if it is not measured.
+    pub loop_time: Duration,
 }
 
 /// What a line needs of the end of a connection.
@@ -196,11 +211,14 @@ impl Record {
             time: Timestamp::try_from(self.accepted).unwrap_or_default().to_string(),
             client: self.client,
             server_name: self.server_name.as_deref(),
+            unique_id: self.unique_id.as_deref(),
             group: ending.group,
             upstream: ending.upstream,
             end: ending.end,
             connect_attempts: self.connect_attempts,
             connect_ms: self.connect_time.map(ms),
+            first_byte_ms: self.first_byte_time.map(ms),
+            loop_us: self.loop_time.as_micros() as u64,
             duration_ms: ms(ending.duration),
             to_upstream: (&ending.report.a_to_b).into(),
             to_client: (&ending.report.b_to_a).into(),

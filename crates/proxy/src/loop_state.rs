@@ -3,19 +3,22 @@
 use crate::closing::Closings;
 use crate::config::{Config, DownPolicy, Limits};
 use crate::handed::HandedUpstream;
-use crate::header::HeaderVersion;
+use crate::header::{HeaderField, HeaderVersion};
 use crate::log::{Ending, Record};
 use crate::metrics::LoopCounters;
 use crate::routing::{CurrentTable, RoutingTable};
+use crate::source::Sources;
 use crate::upstream::{Upstream, UpstreamGroup};
 use crate::upstream_address::UpstreamAddress;
 use haul::{ForwardPool, ForwardSettings};
 use haul_server::LogLimiter;
-use haul_server::connect::{self, PeerAddress};
+use haul_server::connect::{self, ConnectOptions, PeerAddress};
 use haul_server::event_loop::{Context, NEVER};
 use haul_server::listener::KeepAlive;
 use haul_server::log_writer::LogBuffer;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -42,6 +45,8 @@ pub struct Shared {
     removed: Arc<Mutex<Vec<Weak<Upstream>>>>,
     /// The next connection's number.
     pub next_id: Arc<AtomicU64>,
+    /// A random number of this process.
+    process_number: u64,
 }
 
 impl Shared {
@@ -52,6 +57,8 @@ impl Shared {
             closings: Arc::default(),
             removed: Arc::default(),
             next_id: Arc::new(AtomicU64::new(1)),
+            // Hash maps are seeded with a number of the kernel's.
+            process_number: RandomState::new().hash_one(()),
         }
     }
 
@@ -90,7 +97,10 @@ pub struct LoopState {
     pool: ForwardPool,
     limits: Limits,
     header_version: Option<HeaderVersion>,
+    header_fields: Vec<HeaderField>,
+    measures_time: bool,
     congestion: Option<String>,
+    sources: Sources,
     down_policy: DownPolicy,
     pub counters: Arc<LoopCounters>,
     pub log: LogBuffer,
@@ -109,11 +119,14 @@ impl LoopState {
     ) -> Result<Self, haul::Error> {
         /// A pipe is idle only between two steps, and a step uses at most two.
         const IDLE_PIPES_MAX: usize = 4;
+        /// Of each event loop: 2 MiB of the 64 MiB that an ordinary user may have.
+        const HELD_PIPES_MAX: usize = 8;
         let (current, closings) = (Arc::clone(&shared.table), Arc::clone(&shared.closings));
         let limits = config.limits;
         let settings = ForwardSettings::default()
             .with_method(config.method)
             .with_idle_pipes_max(IDLE_PIPES_MAX)
+            .with_held_pipes_max(HELD_PIPES_MAX)
             .with_idle_timeout(limits.idle_timeout)
             .with_half_closed_timeout(limits.half_closed_timeout);
         Ok(Self {
@@ -123,7 +136,10 @@ impl LoopState {
             pool: ForwardPool::with_settings(settings)?,
             limits,
             header_version: config.send_header,
+            header_fields: config.send_fields.clone(),
+            measures_time: config.access_log.is_some() || config.control.is_some(),
             congestion: config.congestion.clone(),
+            sources: Sources::new(&config.source),
             down_policy: config.down_policy,
             counters,
             log,
@@ -183,13 +199,47 @@ impl LoopState {
         self.pool.clone()
     }
 
+    /// Whether the time that connections take is measured: a log or an operator may report it.
+    pub fn measures_time(&self) -> bool {
+        self.measures_time
+    }
+
     pub fn header_version(&self) -> Option<HeaderVersion> {
         self.header_version
     }
 
-    /// Starts a connection to an upstream.
-    pub fn start_connection(&self, address: &PeerAddress) -> io::Result<OwnedFd> {
-        let socket = connect::start(address, self.congestion.as_deref())?;
+    /// The fields that are added to the header.
+    pub fn header_fields(&self) -> &[HeaderField] {
+        &self.header_fields
+    }
+
+    /// Whether the greeting of a client is received before its upstream is connected.
+    pub fn needs_greeting(&mut self, listener: usize) -> bool {
+        self.header_fields.iter().any(|field| field.needs_greeting())
+            || self.routes().needs_greeting(listener)
+    }
+
+    /// The number of a connection that no other process has.
+    pub fn unique_id(&self, id: u64) -> String {
+        format!("{:016x}-{id}", self.shared.process_number)
+    }
+
+    /// Starts a connection to an upstream for a client.
+    pub fn start_connection(
+        &self,
+        address: &PeerAddress,
+        client: Option<SocketAddr>,
+    ) -> io::Result<OwnedFd> {
+        let mut started = Err(io::ErrorKind::AddrNotAvailable.into());
+        for source in self.sources.for_upstream(address, client) {
+            let congestion = self.congestion.as_deref();
+            started = connect::start(address, ConnectOptions { congestion, source });
+            // Another source has other ports.
+            if started.as_ref().err().is_none_or(|error| !lacks_port(error)) {
+                break;
+            }
+        }
+        let socket = started?;
         if let Some(rate) = self.limits.rate_bytes_per_second {
             // A Unix socket has no rate.
             let _ = haul_sys::sockopt::set_max_pacing_rate(&socket, rate);
@@ -205,7 +255,13 @@ impl LoopState {
     /// Reports that the host lacks something for a connection, at most once a minute.
     pub fn report_shortage(&mut self, error: &io::Error, context: &Context<'_>) {
         if self.shortage.allow(context.deadline(0)) {
-            warn!(%error, "no connection to an upstream: {error}");
+            let advice = if lacks_port(error) {
+                ": no port of the local address is left (net.ipv4.ip_local_port_range; --source \
+                 adds addresses), or there is no local address of this family"
+            } else {
+                ""
+            };
+            warn!(%error, "no connection to an upstream: {error}{advice}");
         }
     }
 
@@ -216,4 +272,9 @@ impl LoopState {
             record.write(&mut self.log, ending);
         }
     }
+}
+
+/// Whether a connection could not begin because its local address has no port left.
+pub fn lacks_port(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable
 }

@@ -10,20 +10,21 @@ use crate::mailbox::Mailboxes;
 use crate::metrics::{LoopCounters, ProxyMetrics};
 use crate::reload::Reloader;
 use crate::routing::{CurrentTable, RoutingTable};
+use crate::source::SourceChoice;
 use crate::upkeep::{self, Intervals, OnChange, Upkeep};
 use haul_server::command_socket::CommandSocket;
-use haul_server::connect;
+use haul_server::connect::{self, Source};
 use haul_server::event_loop::LoopSettings;
 use haul_server::listener::{ListenAddress, ListenSettings};
 use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
 use haul_server::metrics::Registry;
 use haul_server::placement::Placement;
 use haul_server::runtime::{self, Service};
-use haul_server::sandbox::{self, AccessRights};
+use haul_server::sandbox::{self, AccessRights, PortRights};
 use haul_server::window_clamp::{ClampedPorts, WindowClamp};
 use haul_server::{Address, Control, privileges};
 use rustix::thread::CapabilitySet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -73,6 +74,7 @@ impl Opened {
     fn open(config: &Config, loops: usize, taken: Option<&mut Taken>) -> Result<Self, Error> {
         let log_file = config.access_log.is_some().then(|| LogFile::open(log_path(config)));
         let log_file = log_file.transpose()?;
+        log_file.as_ref().map_or(Ok(()), |log| log.give_to(config.user.as_deref()))?;
         let listen: Vec<_> = config.listeners.iter().map(without_tls).collect();
         let congestion = config.congestion.as_deref();
         let mut listen = ListenSettings::new(listen)
@@ -103,12 +105,35 @@ impl Opened {
 /// Switches to the user of the configuration.
 fn drop_privileges(config: &Config) -> Result<(), Error> {
     if let Some(user) = &config.user {
-        privileges::switch_user(user, CapabilitySet::empty())?;
+        let kept = match config.source {
+            SourceChoice::Client => CapabilitySet::NET_ADMIN,
+            _ => CapabilitySet::empty(),
+        };
+        privileges::switch_user(user, kept)?;
     }
+    check_sources(&config.source)?;
     if let Some(name) = &config.congestion {
         // Upstream sockets are made by this user, who may be forbidden what root may do.
         connect::check_congestion(name)
             .map_err(|error| haul_server::Error::Congestion { name: name.clone(), error })?;
+    }
+    Ok(())
+}
+
+/// Whether the present user may connect from the addresses of the configuration.
+fn check_sources(choice: &SourceChoice) -> Result<(), Error> {
+    let sources = match choice {
+        SourceChoice::Host => Vec::new(),
+        SourceChoice::Addresses(addresses) => {
+            let source = |&address: &IpAddr| Source { address, is_foreign: false };
+            addresses.iter().map(source).collect()
+        }
+        SourceChoice::Client => {
+            vec![Source { address: Ipv4Addr::LOCALHOST.into(), is_foreign: true }]
+        }
+    };
+    for address in sources {
+        connect::check_source(address).map_err(|error| Error::Source { address, error })?;
     }
     Ok(())
 }
@@ -157,7 +182,9 @@ impl Server {
         let upstream_ports = config.upstream_ports();
         if config.confine {
             let paths = sandbox_paths(&config);
-            caveats.extend(sandbox::restrict(&paths, &upstream_ports)?);
+            let binds_free_port = config.source != SourceChoice::Host;
+            let ports = PortRights { connect: &upstream_ports, binds_free_port };
+            caveats.extend(sandbox::restrict(&paths, ports)?);
         }
         let permitted_ports = config.confine.then_some(upstream_ports);
         let resolver = upkeep.resolver();

@@ -47,6 +47,9 @@ pub struct ConnectionStatus {
     pub phase: Phase,
     /// Time since the client was accepted, in milliseconds.
     pub age_ms: f64,
+    /// Time that the event loop has spent on the connection, in microseconds ([`crate::LogLine`]).
+    #[serde(default)]
+    pub loop_us: u64,
     /// Bytes from the client to the upstream.
     pub to_upstream: DirectionBytes,
     /// Bytes from the upstream to the client.

@@ -4,7 +4,7 @@ use crate::closing::{ClosingReason, Closings};
 use crate::config::DownPolicy;
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::{CheckOutcome, Upstream};
-use haul_server::connect;
+use haul_server::connect::{self, ConnectOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -167,7 +167,7 @@ fn start(upstream: &Upstream) -> io::Result<OwnedFd> {
     let addresses = upstream.addresses();
     let address = addresses.first();
     let address = address.ok_or_else(|| io::Error::other("its name is not resolved"))?;
-    connect::start(address, None)
+    connect::start(address, ConnectOptions::default())
 }
 
 /// Waits until a connection is established or has failed.

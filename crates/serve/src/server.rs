@@ -1,6 +1,6 @@
 //! The file service as a whole: listening sockets, event loops, metrics, and how to stop it.
 
-use crate::config::{Config, Tls};
+use crate::config::{Config, Limits, Tls};
 use crate::counters::Counters;
 use crate::error::Error;
 use crate::files::service::Service;
@@ -18,15 +18,16 @@ use haul_server::listener::{ListenAddress, ListenSettings, Listener, Listeners};
 use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
 use haul_server::metrics::{self, MetricsServer, Registry};
 use haul_server::offload::Offload;
-use haul_server::sandbox::{self, AccessRights};
+use haul_server::sandbox::{self, AccessRights, PortRights};
 use haul_server::window_clamp::{ClampedPorts, WindowClamp};
 use haul_server::{Address, privileges};
 use haul_server::{Control, runtime};
+use rustix::fs::{Access, AtFlags};
 use rustix::thread::CapabilitySet;
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::info;
 
@@ -79,12 +80,16 @@ impl Server {
         {
             return Err(Error::Method(method));
         }
-        let config = &fit_descriptors(config, runtime::descriptors_available());
+        let wanted = config;
+        let config = &fit_descriptors(wanted, runtime::descriptors_available());
         let service = Arc::new(Service::new(config)?);
         let secrets = Secrets::load(config)?;
         let log = config.access_log.as_ref();
         let log_file = log.map(|log| LogFile::open(log.path.as_deref())).transpose()?;
-        let mut listeners = Listeners::open(&listen_settings(config), loops)?;
+        log_file.as_ref().map_or(Ok(()), |log| log.give_to(config.user.as_deref()))?;
+        let listen = listen_settings(config);
+        listen.check_distinct(config.metrics)?;
+        let mut listeners = Listeners::open(&listen, loops)?;
         // The probe connects, so it comes before the sandbox.
         let ktls = match &config.tls {
             Some(tls) if tls.in_kernel => KtlsSupport::probe(),
@@ -96,6 +101,7 @@ impl Server {
         let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
         let mut caveats = restrict(config, &service, ktls.as_ref().err())?;
         caveats.extend(refusal);
+        caveats.extend(descriptor_caveat(&wanted.limits, &config.limits));
         // From here on there are threads.
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
         let offload =
@@ -218,6 +224,20 @@ fn fit_descriptors(config: &Config, available: usize) -> Config {
     config
 }
 
+/// What a start reports if descriptors are missing for connections that were asked for, or for any
+/// large number.
+fn descriptor_caveat(wanted: &Limits, fitted: &Limits) -> Option<String> {
+    const MANY: usize = 1000;
+    let (wanted_max, fitted_max) = (wanted.connections_max, fitted.connections_max);
+    let is_asked_for = wanted_max != Limits::default().connections_max;
+    (fitted_max < wanted_max && (is_asked_for || fitted_max < MANY)).then(|| {
+        format!(
+            "at most {fitted_max} connections at a time instead of {wanted_max}: this process may \
+             have no more descriptors (ulimit -Hn; LimitNOFILE of systemd)"
+        )
+    })
+}
+
 /// Switches to the configured user and sets up the sandbox. Returns the caveats of the start so
 /// far.
 fn restrict(
@@ -234,6 +254,12 @@ fn restrict(
     service.root().check().map_err(|error| Error::Root { path: path(), error })?;
     let mut caveats: Vec<_> =
         unreadable(config).into_iter().chain(service.root().caveat()).collect();
+    if config.put_bytes_max.is_some() && !is_writable(&config.root) {
+        caveats.push(format!(
+            "{} cannot be written by this user: uploads to it are answered with 403",
+            config.root.display()
+        ));
+    }
     if let Some(error) = ktls_error {
         caveats.push(format!(
             "the kernel has no kTLS, so files pass through the program: {error} (modprobe tls, if \
@@ -249,10 +275,16 @@ fn restrict(
         if config.content.symlinks == Symlinks::Anywhere {
             caveats.push("links may lead anywhere, so every file stays in reach".into());
         } else {
-            caveats.extend(sandbox::restrict(&sandbox_paths(config), &[])?);
+            caveats.extend(sandbox::restrict(&sandbox_paths(config), PortRights::default())?);
         }
     }
     Ok(caveats)
+}
+
+/// Whether the present user may create files in a directory.
+fn is_writable(directory: &Path) -> bool {
+    let access = Access::WRITE_OK | Access::EXEC_OK;
+    rustix::fs::accessat(rustix::fs::CWD, directory, access, AtFlags::EACCESS).is_ok()
 }
 
 /// The paths that the service needs after its start.
@@ -288,6 +320,11 @@ impl Handle {
     /// Stops accepting; the service ends once open responses are sent.
     pub fn drain(&self) {
         self.control.drain();
+    }
+
+    /// Stops accepting, and cuts off the responses and uploads that are open.
+    pub fn cut_off(&self) {
+        self.control.cut_off();
     }
 
     /// Reads the certificate and the passwords again and opens the access log by its name again.

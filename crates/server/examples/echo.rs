@@ -53,7 +53,8 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let service =
         Service::open("echo", &ListenSettings::new([listen]), Some("127.0.0.1:0".parse()?), 1)?;
     println!("{} {}", service.addresses()[0].address, service.metrics_address().unwrap());
-    sandbox::restrict(&[], &[])?; // No files and no new connections from here on.
+    // No files and no new connections from here on.
+    sandbox::restrict(&[], sandbox::PortRights::default())?;
     let control = service.control();
     std::thread::spawn(move || (io::stdin().read_to_end(&mut Vec::new()), control.drain()));
     let (counters, mut metrics) = (Arc::default(), metrics::Registry::default());

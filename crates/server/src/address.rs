@@ -65,6 +65,27 @@ impl FromStr for Address {
     }
 }
 
+impl Address {
+    /// Whether no two sockets can listen at both. A port that the kernel chooses is free.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Tcp(one), Self::Tcp(other)) => {
+                // The unspecified address of IPv6 includes those of IPv4.
+                let is_every = |ip: IpAddr| ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+                let (one_ip, other_ip) = (one.ip(), other.ip());
+                let is_same_host = one_ip == other_ip
+                    || is_every(one_ip)
+                    || is_every(other_ip)
+                    || one_ip.is_ipv4() == other_ip.is_ipv4()
+                        && (one_ip.is_unspecified() || other_ip.is_unspecified());
+                one.port() != 0 && one.port() == other.port() && is_same_host
+            }
+            (Self::Unix(one), Self::Unix(other)) => one == other,
+            _ => false,
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -78,6 +99,35 @@ impl fmt::Display for Address {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_overlap_if_one_socket_would_get_the_connections_of_the_other() {
+        let overlaps = |one: &str, other: &str| {
+            let (one, other): (Address, Address) = (one.parse().unwrap(), other.parse().unwrap());
+            assert_eq!(one.overlaps(&other), other.overlaps(&one));
+            one.overlaps(&other)
+        };
+        for (one, other) in [
+            ("8080", "8080"),
+            ("8080", "127.0.0.1:8080"),
+            ("8080", "[::1]:8080"),
+            ("0.0.0.0:8080", "127.0.0.1:8080"),
+            ("127.0.0.1:8080", "localhost:8080"),
+            ("unix:/a", "unix:/a"),
+        ] {
+            assert!(overlaps(one, other), "{one} {other}");
+        }
+        for (one, other) in [
+            ("8080", "8081"),
+            ("0", "0"),
+            ("0.0.0.0:8080", "[::1]:8080"),
+            ("127.0.0.1:8080", "127.0.0.2:8080"),
+            ("unix:/a", "unix:/b"),
+            ("systemd", "systemd"),
+        ] {
+            assert!(!overlaps(one, other), "{one} {other}");
+        }
+    }
 
     #[test]
     fn every_common_notation_parses() {

@@ -6,7 +6,7 @@
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -19,11 +19,29 @@ pub enum PeerAddress {
     Unix(PathBuf),
 }
 
-/// Starts to connect a non-blocking socket. An error is a refusal that is known at once.
-///
-/// `congestion` is set before the connection exists: a socket that has begun with BBR stays paced
-/// when its congestion control is changed later.
-pub fn start(address: &PeerAddress, congestion: Option<&str>) -> io::Result<OwnedFd> {
+/// The local address of a connection. The kernel chooses the port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Source {
+    /// The address, of the family of the peer's.
+    pub address: IpAddr,
+    /// Whether it may be one that this host does not have (`IP_TRANSPARENT`), which needs
+    /// `CAP_NET_ADMIN`.
+    pub is_foreign: bool,
+}
+
+/// What a connection is made with. A Unix socket has none of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ConnectOptions<'o> {
+    /// The congestion control; `None` for the host's default. It is set before the connection
+    /// exists: a socket that has begun with BBR stays paced when it is changed later.
+    pub congestion: Option<&'o str>,
+    /// The local address; `None` for the one that the host's routes choose.
+    pub source: Option<Source>,
+}
+
+/// Starts to connect a non-blocking socket. An error is a refusal that is known at once:
+/// `AddrNotAvailable` if no port of the local address is left, or if the host has no such address.
+pub fn start(address: &PeerAddress, options: ConnectOptions<'_>) -> io::Result<OwnedFd> {
     let (family, protocol) = match address {
         PeerAddress::Tcp(SocketAddr::V4(_)) => (AddressFamily::INET, Some(ipproto::TCP)),
         PeerAddress::Tcp(SocketAddr::V6(_)) => (AddressFamily::INET6, Some(ipproto::TCP)),
@@ -34,8 +52,11 @@ pub fn start(address: &PeerAddress, congestion: Option<&str>) -> io::Result<Owne
     let connected = match address {
         PeerAddress::Tcp(address) => {
             sockopt::set_tcp_nodelay(&socket, true)?;
-            if let Some(name) = congestion {
+            if let Some(name) = options.congestion {
                 sockopt::set_tcp_congestion(&socket, name)?;
+            }
+            if let Some(source) = options.source {
+                bind(&socket, source)?;
             }
             rustix::net::connect(&socket, address)
         }
@@ -45,6 +66,22 @@ pub fn start(address: &PeerAddress, congestion: Option<&str>) -> io::Result<Owne
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(errno) => Err(errno.into()),
     }
+}
+
+fn bind(socket: &OwnedFd, source: Source) -> io::Result<()> {
+    let Source { address, is_foreign } = source;
+    haul_sys::sockopt::set_bind_address_no_port(socket)?;
+    if is_foreign {
+        haul_sys::sockopt::set_transparent(socket, address.is_ipv6())?;
+    }
+    Ok(rustix::net::bind(socket, &SocketAddr::new(address, 0))?)
+}
+
+/// Whether this process may use an address as a source. A foreign one may be any.
+pub fn check_source(source: Source) -> io::Result<()> {
+    let is_ipv4 = source.address.is_ipv4();
+    let family = if is_ipv4 { AddressFamily::INET } else { AddressFamily::INET6 };
+    bind(&rustix::net::socket(family, SocketType::STREAM, None)?, source)
 }
 
 /// Whether this process may use a congestion control.
@@ -79,16 +116,31 @@ mod tests {
     fn a_connection_reports_success_and_refusal() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let socket = start(&PeerAddress::Tcp(address), Some("reno")).unwrap();
+        let options = ConnectOptions { congestion: Some("reno"), ..ConnectOptions::default() };
+        let socket = start(&PeerAddress::Tcp(address), options).unwrap();
         wait_until_writable(&socket);
         finish(&socket).unwrap();
         assert_eq!(sockopt::tcp_congestion(&socket).unwrap(), "reno");
         drop(listener);
-        let refused = start(&PeerAddress::Tcp(address), None).and_then(|socket| {
-            wait_until_writable(&socket);
-            finish(&socket)
-        });
+        let refused =
+            start(&PeerAddress::Tcp(address), ConnectOptions::default()).and_then(|socket| {
+                wait_until_writable(&socket);
+                finish(&socket)
+            });
         assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_connection_has_the_source_that_was_asked_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = PeerAddress::Tcp(listener.local_addr().unwrap());
+        let source = |text: &str| Source { address: text.parse().unwrap(), is_foreign: false };
+        let options = ConnectOptions { source: Some(source("127.0.0.9")), ..Default::default() };
+        let _socket = start(&address, options).unwrap();
+        assert_eq!(listener.accept().unwrap().1.ip().to_string(), "127.0.0.9");
+        check_source(source("127.0.0.9")).unwrap();
+        let error = check_source(source("192.0.2.1")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
     }
 
     #[test]
@@ -99,7 +151,8 @@ mod tests {
         rustix::net::listen(&socket, 0).unwrap();
         let bound = rustix::net::getsockname(&socket).unwrap();
         let address = PeerAddress::Tcp(SocketAddr::try_from(bound).unwrap());
-        let sockets: Vec<_> = (0..8).map(|_| start(&address, None).unwrap()).collect();
+        let options = ConnectOptions::default();
+        let sockets: Vec<_> = (0..8).map(|_| start(&address, options).unwrap()).collect();
         let is_under_way = |socket: &OwnedFd| {
             finish(socket).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
         };
@@ -111,8 +164,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        finish(start(&PeerAddress::Unix(path), None).unwrap()).unwrap();
+        let options = ConnectOptions::default();
+        finish(start(&PeerAddress::Unix(path), options).unwrap()).unwrap();
         let none = PeerAddress::Unix(folder.path().join("none"));
-        assert_eq!(start(&none, None).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(start(&none, options).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -18,6 +18,9 @@ pub enum Error {
         /// The kernel's error.
         error: io::Error,
     },
+    /// Two listeners of this service need the same address.
+    #[error("listening at {0}: another listener of this service has that address: name another")]
+    ListenTwice(Address),
     /// No listen address was given.
     #[error("there is no address to listen at: name one")]
     NoAddress,

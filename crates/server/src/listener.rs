@@ -3,6 +3,7 @@
 
 use crate::address::Address;
 use crate::error::Error;
+use crate::proxy_protocol::Fields;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt,
@@ -80,6 +81,21 @@ impl ListenSettings {
         self
     }
 
+    /// Refuses two listening sockets at one address, of which one may be that of the metrics. The
+    /// kernel refuses the second one, too, but does not tell whose the first one is.
+    pub fn check_distinct(&self, metrics: Option<SocketAddr>) -> Result<(), Error> {
+        let metrics = metrics.map(Address::Tcp);
+        let all = self.addresses.iter().map(|listen| &listen.address).chain(&metrics);
+        let mut earlier: Vec<&Address> = Vec::new();
+        for address in all {
+            if earlier.iter().any(|other| address.overlaps(other)) {
+                return Err(Error::ListenTwice(address.clone()));
+            }
+            earlier.push(address);
+        }
+        Ok(())
+    }
+
     /// Sets the keep-alive of accepted connections.
     #[must_use]
     pub fn with_keep_alive(mut self, keep_alive: KeepAlive) -> Self {
@@ -149,12 +165,24 @@ pub struct Accepted {
     pub is_tls: bool,
     /// The listen address at which it was accepted, by its place in the list.
     pub listener: usize,
+    /// What a trusted proxy has said of it beside the peer; `None` for a connection of another
+    /// peer.
+    pub named: Option<Box<NamedBy>>,
+}
+
+/// What a trusted proxy has said of a connection ([`crate::proxy_protocol`]).
+#[derive(Debug, Default)]
+pub struct NamedBy {
+    /// The address that the client has connected to.
+    pub destination: Option<SocketAddr>,
+    /// The additional fields.
+    pub fields: Fields,
 }
 
 impl Accepted {
     /// A connection that was accepted elsewhere. `peer` is the client's address.
     pub fn new(socket: OwnedFd, peer: Option<SocketAddr>) -> Self {
-        Self { socket, peer, is_tls: false, listener: 0 }
+        Self { socket, peer, is_tls: false, listener: 0, named: None }
     }
 }
 

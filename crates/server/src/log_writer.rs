@@ -7,11 +7,12 @@
 use crate::counter::Counter;
 use crate::error::Error;
 use crate::join::join_with_timeout;
+use crate::privileges;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,6 +55,8 @@ enum Message {
 #[derive(Debug)]
 pub struct LogFile {
     file: File,
+    /// Whether this has created it.
+    is_new: bool,
     path: Option<PathBuf>,
 }
 
@@ -61,18 +64,9 @@ impl LogFile {
     /// Opens or creates a log file; `None` is standard output.
     pub fn open(path: Option<&Path>) -> Result<Self, Error> {
         let file = match path {
-            None => rustix::io::fcntl_dupfd_cloexec(io::stdout(), 0),
-            Some(path) => {
-                // A FIFO without a reader would keep `open` waiting.
-                let flags = OFlags::WRONLY
-                    | OFlags::CREATE
-                    | OFlags::APPEND
-                    | OFlags::CLOEXEC
-                    | OFlags::NOCTTY
-                    | OFlags::NONBLOCK;
-                rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP)
-                    .and_then(|file| set_blocking(&file).map(|()| file))
-            }
+            None => rustix::io::fcntl_dupfd_cloexec(io::stdout(), 0).map(|file| (file, false)),
+            Some(path) => open_or_create(path)
+                .and_then(|(file, is_new)| set_blocking(&file).map(|()| (file, is_new))),
         };
         let failed = |errno: Errno| Error::Log {
             path: path.map_or_else(|| "-".into(), Path::to_owned),
@@ -84,8 +78,33 @@ impl LogFile {
                 _ => errno.into(),
             },
         };
-        let file = file.map_err(failed)?;
-        Ok(Self { file: file.into(), path: path.map(Path::to_owned) })
+        let (file, is_new) = file.map_err(failed)?;
+        Ok(Self { file: file.into(), is_new, path: path.map(Path::to_owned) })
+    }
+
+    /// Gives a file that this has created to the user that the process becomes, who opens it again
+    /// for a reload.
+    pub fn give_to(&self, user: Option<&str>) -> Result<(), Error> {
+        match user {
+            Some(user) if self.is_new => privileges::give_file(&self.file, user),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Opens a log for appending. True if it did not exist.
+fn open_or_create(path: &Path) -> rustix::io::Result<(OwnedFd, bool)> {
+    // A FIFO without a reader would keep `open` waiting.
+    let flags = OFlags::WRONLY
+        | OFlags::CREATE
+        | OFlags::APPEND
+        | OFlags::CLOEXEC
+        | OFlags::NOCTTY
+        | OFlags::NONBLOCK;
+    let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP;
+    match rustix::fs::open(path, flags | OFlags::EXCL, mode) {
+        Err(Errno::EXIST) => Ok((rustix::fs::open(path, flags, mode)?, false)),
+        opened => Ok((opened?, true)),
     }
 }
 
@@ -333,7 +352,7 @@ mod tests {
     #[test]
     fn a_writer_that_is_stuck_costs_lines_and_no_time() {
         let (reader, pipe) = rustix::pipe::pipe().unwrap();
-        let log = LogFile { file: pipe.into(), path: None };
+        let log = LogFile { file: pipe.into(), is_new: false, path: None };
         let writer = LogWriter::start(log).unwrap();
         let mut buffer = writer.buffer();
         // A pipe of 64 KiB, the batch that is being written, and the queue.

@@ -18,14 +18,27 @@ struct Identity {
 /// Threads started afterwards inherit the identity. So the call belongs after everything that needs
 /// privileges (ports below 1024, keys) and before the first thread.
 pub fn switch_user(name: &str, kept: CapabilitySet) -> Result<(), Error> {
+    let refused = |errno: rustix::io::Errno| Error::User {
+        name: name.into(),
+        problem: format!("{}: only root can switch to another user", io::Error::from(errno)),
+    };
+    become_identity(identity_of(name)?, kept).map_err(refused)
+}
+
+/// Makes a user of `/etc/passwd` the owner of a file.
+pub(crate) fn give_file(file: &fs::File, name: &str) -> Result<(), Error> {
+    let Identity { uid, gid } = identity_of(name)?;
+    std::os::unix::fs::fchown(file, Some(uid), Some(gid)).map_err(|error| Error::User {
+        name: name.into(),
+        problem: format!("{error}: only root can give a file to another user"),
+    })
+}
+
+fn identity_of(name: &str) -> Result<Identity, Error> {
     let wrong = |problem: String| Error::User { name: name.into(), problem };
     let passwd = fs::read_to_string("/etc/passwd")
         .map_err(|error| wrong(format!("/etc/passwd: {error}")))?;
-    let identity = find(&passwd, name).ok_or_else(|| wrong("there is no such user".into()))?;
-    let refused = |errno: rustix::io::Errno| {
-        wrong(format!("{}: only root can switch to another user", io::Error::from(errno)))
-    };
-    become_identity(identity, kept).map_err(refused)
+    find(&passwd, name).ok_or_else(|| wrong("there is no such user".into()))
 }
 
 fn become_identity(identity: Identity, kept: CapabilitySet) -> rustix::io::Result<()> {

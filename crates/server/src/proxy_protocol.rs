@@ -5,18 +5,23 @@
 //! From any other address the bytes belong to the message: otherwise a client could choose its own
 //! address, and so escape limits and falsify logs.
 //!
-//! Additional fields (TLV) are skipped. Specification: doc/proxy-protocol.txt of HAProxy.
+//! Specification: doc/proxy-protocol.txt of HAProxy.
 
 use crate::network::IpRange;
+use crc_fast::{CrcAlgorithm, Digest};
 use proxy_header::{ParseConfig, ProxyHeader};
 use rustix::net::RecvFlags;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 /// The longest header, in bytes. Version 1 has at most 107; of version 2, which allows 64 KiB of
 /// additional fields, a certificate's fields need a few hundred.
 const HEADER_BYTES_MAX: usize = 4096;
+
+/// The first bytes of a header of version 2.
+const SIGNATURE_2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
 /// The networks whose connections begin with a header.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -43,17 +48,162 @@ pub enum Origin {
     Proxy,
 }
 
+/// What a header says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// For whom the proxy has opened the connection.
+    pub origin: Origin,
+    /// The address that the client has connected to; `None` unless there is a client.
+    pub destination: Option<SocketAddr>,
+    /// The additional fields, which only version 2 has.
+    pub fields: Fields,
+}
+
+/// Additional fields (TLV) of a header of version 2, as they are sent: for each a byte with its
+/// type, two with the length of its value, and the value.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fields(Vec<u8>);
+
+/// The type of an additional field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FieldType(pub u8);
+
+impl FieldType {
+    /// The application protocol (`PP2_TYPE_ALPN`): a list as in the TLS extension (RFC 7301), or a
+    /// protocol's name.
+    pub const ALPN: Self = Self(0x01);
+    /// The name of the server that the client has asked for (`PP2_TYPE_AUTHORITY`).
+    pub const AUTHORITY: Self = Self(0x02);
+    /// The CRC-32C of the whole header, computed with zeros in its place (`PP2_TYPE_CRC32C`).
+    pub const CRC32C: Self = Self(0x03);
+    /// Padding (`PP2_TYPE_NOOP`).
+    pub const NOOP: Self = Self(0x04);
+    /// The connection's number, of at most 128 bytes (`PP2_TYPE_UNIQUE_ID`).
+    pub const UNIQUE_ID: Self = Self(0x05);
+}
+
+impl Fields {
+    /// The fields, in the order of the header.
+    pub fn iter(&self) -> impl Iterator<Item = (FieldType, &[u8])> {
+        // They were checked when they were received, or added one by one.
+        let mut rest = &self.0[..];
+        std::iter::from_fn(move || {
+            let (kind, value, behind) = split_field(rest)?;
+            rest = behind;
+            Some((kind, value))
+        })
+    }
+
+    /// The value of the first field of a type.
+    pub fn get(&self, wanted: FieldType) -> Option<&[u8]> {
+        self.iter().find_map(|(kind, value)| (kind == wanted).then_some(value))
+    }
+
+    /// Adds a field. False, and it is left out, if its value or all fields together exceed 64 KiB.
+    pub fn push(&mut self, kind: FieldType, value: &[u8]) -> bool {
+        let Ok(len) = u16::try_from(value.len()) else { return false };
+        let fits = self.0.len() + FIELD_HEAD_BYTES + value.len() <= FIELDS_BYTES_MAX;
+        if fits {
+            self.0.push(kind.0);
+            self.0.extend(len.to_be_bytes());
+            self.0.extend(value);
+        }
+        fits
+    }
+
+    /// The fields as they are sent.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The fields in these bytes. `InvalidData` if one of them is not complete.
+    fn parse(bytes: &[u8]) -> io::Result<Self> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            rest = split_field(rest).ok_or(io::ErrorKind::InvalidData)?.2;
+        }
+        Ok(Self(bytes.to_vec()))
+    }
+}
+
+/// Type and length of a field.
+const FIELD_HEAD_BYTES: usize = 3;
+/// The length of a header behind its 16 fixed bytes has two bytes, and IPv6 addresses need 36.
+const FIELDS_BYTES_MAX: usize = u16::MAX as usize - 36;
+
+/// The first field and what is behind it; `None` if there is no complete one.
+fn split_field(bytes: &[u8]) -> Option<(FieldType, &[u8], &[u8])> {
+    let (&[kind, high, low], rest) = bytes.split_first_chunk::<FIELD_HEAD_BYTES>()?;
+    let (value, rest) = rest.split_at_checked(u16::from_be_bytes([high, low]).into())?;
+    Some((FieldType(kind), value, rest))
+}
+
+/// Puts the checksum of a whole header of version 2 into its checksum field, if it has one.
+pub fn set_checksum(header: &mut [u8]) {
+    if let Some(place) = checksum_place(header) {
+        let checksum = checksum(header, &place);
+        header[place].copy_from_slice(&checksum);
+    }
+}
+
+/// The checksum of a header, with zeros in its place.
+fn checksum(header: &[u8], place: &Range<usize>) -> [u8; CHECKSUM_BYTES] {
+    // CRC-32C, as iSCSI has it (RFC 3720).
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    digest.update(&header[..place.start]);
+    digest.update(&[0; CHECKSUM_BYTES]);
+    digest.update(&header[place.end..]);
+    (digest.finalize() as u32).to_be_bytes()
+}
+
+/// Whether the checksum of a whole header of version 2 is right, or there is none.
+fn is_checksum_right(header: &[u8]) -> bool {
+    checksum_place(header).is_none_or(|place| header[place.clone()] == checksum(header, &place))
+}
+
+const CHECKSUM_BYTES: usize = 4;
+
+/// The place of the value of the first checksum field of a header of version 2.
+fn checksum_place(header: &[u8]) -> Option<Range<usize>> {
+    let mut start = fields_start(header)?;
+    while let Some((kind, value, _)) = split_field(header.get(start..)?) {
+        start += FIELD_HEAD_BYTES;
+        if kind == FieldType::CRC32C && value.len() == CHECKSUM_BYTES {
+            return Some(start..start + CHECKSUM_BYTES);
+        }
+        start += value.len();
+    }
+    None
+}
+
+/// The place of the first field in a header of version 2, by the family of its addresses; `None`
+/// for version 1.
+fn fields_start(header: &[u8]) -> Option<usize> {
+    /// Signature, version, family, length.
+    const FIXED_BYTES: usize = 16;
+    if !header.starts_with(SIGNATURE_2) {
+        return None;
+    }
+    let address_bytes = match header.get(13)? >> 4 {
+        1 => 12,
+        2 => 36,
+        3 => 216,
+        _ => 0,
+    };
+    Some(FIXED_BYTES + address_bytes)
+}
+
 /// Takes the header off a socket, and no byte behind it. `None` if it has not arrived whole.
 ///
 /// Never blocks. `InvalidData`: there is no header. `UnexpectedEof`: the connection has ended.
-pub(crate) fn receive(socket: impl AsFd) -> io::Result<Option<Origin>> {
+pub(crate) fn receive(socket: impl AsFd) -> io::Result<Option<Header>> {
     let mut buffer = [0; HEADER_BYTES_MAX];
     let peeked = recv(&socket, &mut buffer, RecvFlags::PEEK);
     let count = match peeked {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
         peeked => peeked?,
     };
-    let Some((origin, header_bytes)) = parse(&buffer[..count])? else {
+    let Some((header, header_bytes)) = parse(&buffer[..count])? else {
         return match count {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             HEADER_BYTES_MAX => Err(io::ErrorKind::InvalidData.into()),
@@ -62,7 +212,7 @@ pub(crate) fn receive(socket: impl AsFd) -> io::Result<Option<Origin>> {
     };
     // The bytes are there, so this takes all of them.
     let taken = recv(&socket, &mut buffer[..header_bytes], RecvFlags::empty())?;
-    if taken == header_bytes { Ok(Some(origin)) } else { Err(io::ErrorKind::InvalidData.into()) }
+    if taken == header_bytes { Ok(Some(header)) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
 fn recv(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
@@ -72,12 +222,25 @@ fn recv(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> io::Result<us
 }
 
 /// The content and the length of the header at the start of these bytes; `None` if it is not
-/// complete. `InvalidData` if it is no header.
-pub fn parse(bytes: &[u8]) -> io::Result<Option<(Origin, usize)>> {
+/// complete. `InvalidData` if it is no header, or if its checksum is wrong.
+pub fn parse(bytes: &[u8]) -> io::Result<Option<(Header, usize)>> {
     match ProxyHeader::parse(bytes, ParseConfig::default()) {
         Ok((header, len)) => {
-            let client = header.proxied_address().map(|address| Origin::Client(address.source));
-            Ok(Some((client.unwrap_or(Origin::Proxy), len)))
+            let whole = &bytes[..len];
+            if !is_checksum_right(whole) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            let fields = fields_start(whole).and_then(|start| whole.get(start..));
+            let address = header.proxied_address();
+            let client = address.map(|address| Origin::Client(address.source));
+            let fields = match Fields::parse(fields.unwrap_or_default()) {
+                // Without a client the addresses are none either, whatever their length.
+                Err(_) if client.is_none() => Fields::default(),
+                fields => fields?,
+            };
+            let origin = client.unwrap_or(Origin::Proxy);
+            let destination = address.map(|address| address.destination);
+            Ok(Some((Header { origin, destination, fields }, len)))
         }
         Err(proxy_header::Error::BufferTooShort) if is_beginning(bytes) => Ok(None),
         Err(_) => Err(io::ErrorKind::InvalidData.into()),
@@ -86,7 +249,7 @@ pub fn parse(bytes: &[u8]) -> io::Result<Option<(Origin, usize)>> {
 
 /// Whether a header may begin with these bytes.
 fn is_beginning(bytes: &[u8]) -> bool {
-    let signatures: [&[u8]; 2] = [b"PROXY ", b"\r\n\r\n\0\r\nQUIT\n"];
+    let signatures: [&[u8]; 2] = [b"PROXY ", SIGNATURE_2];
     signatures.iter().any(|signature| {
         let len = signature.len().min(bytes.len());
         signature[..len] == bytes[..len]
@@ -148,7 +311,7 @@ mod tests {
                     break found;
                 }
             };
-            assert_eq!(found, origin);
+            assert_eq!(found.origin, origin);
             let mut message = [0; 3];
             to.read_exact(&mut message).unwrap();
             assert_eq!(&message, b"GET");
@@ -182,6 +345,32 @@ mod tests {
     }
 
     #[test]
+    fn fields_are_found_and_a_wrong_checksum_is_refused() {
+        let mut fields = Fields::default();
+        assert!(fields.push(FieldType::CRC32C, &[0; 4]));
+        assert!(fields.push(FieldType::UNIQUE_ID, b"unique"));
+        assert!(fields.push(FieldType(0xEA), b""));
+        assert!(!fields.push(FieldType(0xEA), &vec![0; 70_000]));
+        let mut header = b"\r\n\r\n\0\r\nQUIT\n\x21\x11".to_vec();
+        header.extend(u16::try_from(12 + fields.as_bytes().len()).unwrap().to_be_bytes());
+        header.extend([192, 0, 2, 7, 10, 0, 0, 1, 0, 80, 1, 187]);
+        header.extend(fields.as_bytes());
+        assert!(parse(&header).is_err(), "a checksum of 0");
+        set_checksum(&mut header);
+        let (parsed, len) = parse(&header).unwrap().unwrap();
+        assert_eq!(len, header.len());
+        assert_eq!(parsed.destination, Some("10.0.0.1:443".parse().unwrap()));
+        assert_eq!(parsed.fields.get(FieldType::UNIQUE_ID), Some(&b"unique"[..]));
+        assert_eq!(parsed.fields.iter().count(), 3);
+        header[16] ^= 1;
+        assert!(parse(&header).is_err(), "another address");
+        let mut cut = version_2(10);
+        let last_length = cut.len() - 11;
+        cut[last_length] += 1;
+        assert!(parse(&cut).is_err(), "the last field exceeds the header");
+    }
+
+    #[test]
     fn only_named_networks_are_trusted() {
         let networks = ["10.0.0.0/8", "2001:db8::/32"].map(|network| network.parse().unwrap());
         let proxies = TrustedProxies::new(networks);
@@ -212,9 +401,9 @@ mod tests {
                 bytes[at] = byte;
             }
             bytes.extend(behind);
-            if let Ok(Some((origin, len))) = parse(&bytes) {
+            if let Ok(Some((header, len))) = parse(&bytes) {
                 prop_assert!(len <= bytes.len());
-                prop_assert_eq!(parse(&bytes[..len]).unwrap(), Some((origin, len)));
+                prop_assert_eq!(parse(&bytes[..len]).unwrap(), Some((header, len)));
                 for shorter in 0..len {
                     prop_assert!(!matches!(parse(&bytes[..shorter]), Ok(Some(_))));
                 }

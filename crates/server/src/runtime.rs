@@ -39,6 +39,7 @@ impl Service {
         metrics: Option<SocketAddr>,
         loops: usize,
     ) -> Result<Self, Error> {
+        listen.check_distinct(metrics)?;
         let listeners = Listeners::open(listen, loops)?;
         let inherited = listen.inherited_metrics.as_ref().map(|listener| listener.try_clone());
         let inherited = inherited.transpose().map_err(Error::at("taking over a socket"))?;

@@ -30,14 +30,23 @@ pub enum AccessRights {
     Remove,
 }
 
-/// Restricts the calling thread to these paths, forbids it to bind TCP sockets, and to connect them
-/// to any port but these.
+/// The TCP ports that the sandbox leaves; by default none.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PortRights<'p> {
+    /// The ports of peers.
+    pub connect: &'p [u16],
+    /// Whether sockets may be bound to a port that the kernel chooses, as those are that connect
+    /// from a certain address.
+    pub binds_free_port: bool,
+}
+
+/// Restricts the calling thread to these paths, and to these ports for TCP sockets.
 ///
 /// Returns a limitation of this kernel and its consequence as one line, or `None` if every rule is
 /// enforced.
 pub fn restrict(
     paths: &[(PathBuf, AccessRights)],
-    connect_ports: &[u16],
+    ports: PortRights<'_>,
 ) -> Result<Option<String>, Error> {
     let failed = |error: &dyn std::fmt::Display| Error::Sandbox(error.to_string());
     let mut ruleset = Ruleset::default()
@@ -49,8 +58,9 @@ pub fn restrict(
     for (path, allowed) in paths {
         add(&mut ruleset, path, *allowed).map_err(|error| failed(&error))?;
     }
-    for &port in connect_ports {
-        let rule = NetPort::new(port, AccessNet::ConnectTcp);
+    let connect = ports.connect.iter().map(|&port| NetPort::new(port, AccessNet::ConnectTcp));
+    let bind = ports.binds_free_port.then(|| NetPort::new(0, AccessNet::BindTcp));
+    for rule in connect.chain(bind) {
         ruleset = ruleset.add_rule(rule).map_err(|error| failed(&error))?;
     }
     // The log's time zone may be read late; a host may have no zones.
@@ -134,7 +144,8 @@ mod tests {
             let accepts = || TcpListener::bind("127.0.0.1:0").unwrap();
             let (reached, other) = (accepts(), accepts());
             let port = |listener: &TcpListener| listener.local_addr().unwrap();
-            if let Some(caveat) = restrict(&paths, &[port(&reached).port()]).unwrap() {
+            let ports = PortRights { connect: &[port(&reached).port()], ..PortRights::default() };
+            if let Some(caveat) = restrict(&paths, ports).unwrap() {
                 return eprintln!("SKIPPED: Landlock is not tested: {caveat}");
             }
             assert_eq!(fs::read(path("read/a")).unwrap(), b"a");

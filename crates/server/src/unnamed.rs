@@ -1,8 +1,9 @@
 //! Connections of proxies that have not named their client yet.
 
+use crate::listener::NamedBy;
 use crate::log_limiter::LogLimiter;
 use crate::placement::Placed;
-use crate::proxy_protocol::{self, Origin};
+use crate::proxy_protocol::{self, Header, Origin};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use slab::Slab;
 use std::io;
@@ -74,23 +75,26 @@ impl UnnamedConnections {
     pub fn receive(&mut self, index: usize, epoll: impl AsFd, now_seconds: u32) -> Naming {
         let Some(unnamed) = self.waiting.get(index) else { return Naming::Waiting };
         let received = proxy_protocol::receive(&unnamed.placed.accepted.socket);
-        let Some(origin) = received.transpose() else { return Naming::Waiting };
+        let Some(header) = received.transpose() else { return Naming::Waiting };
         let Unnamed { mut placed, .. } = self.waiting.remove(index);
         // It is registered: nothing else can fail.
         let _ = epoll::delete(epoll, &placed.accepted.socket);
-        match origin {
-            Ok(Origin::Client(client)) => {
-                placed.accepted.peer = Some(client);
+        match header {
+            Ok(header) => {
+                if let Origin::Client(client) = header.origin {
+                    placed.accepted.peer = Some(client);
+                }
+                let Header { destination, fields, .. } = header;
+                placed.accepted.named = Some(Box::new(NamedBy { destination, fields }));
                 Naming::Named(placed)
             }
-            Ok(Origin::Proxy) => Naming::Named(placed),
             Err(error) => {
                 let is_invalid = error.kind() == io::ErrorKind::InvalidData;
                 if let Some(proxy) = placed.accepted.peer.filter(|_| is_invalid)
                     && self.invalid.allow(now_seconds)
                 {
                     let proxy = proxy.ip();
-                    warn!(%proxy, "the proxy {proxy} sends no PROXY header: closed");
+                    warn!(%proxy, "the proxy {proxy} sends no valid PROXY header: closed");
                 }
                 Naming::Refused
             }

@@ -1,10 +1,12 @@
 //! Options that every service takes on the command line and from a TOML file.
 
 use crate::output::Failure;
+use haul_serve::Address;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use std::fmt::Display;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
@@ -27,6 +29,29 @@ impl FromStr for Timeout {
     }
 }
 
+/// The address at which metrics are served.
+#[derive(Debug, Clone, Copy)]
+pub struct MetricsAddress(pub SocketAddr);
+
+impl FromStr for MetricsAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.parse::<u16>().is_ok() {
+            return Err(format!(
+                "{text:?} lacks the address, which decides who may read the metrics: write \
+                 127.0.0.1:{text}, or *:{text} for every address"
+            ));
+        }
+        match text.parse() {
+            Ok(Address::Tcp(address)) => Ok(Self(address)),
+            _ => Err(format!(
+                "{text:?} is no place to serve metrics at: write 127.0.0.1:9090 or [::1]:9090"
+            )),
+        }
+    }
+}
+
 /// Reads the options of a configuration file.
 pub fn read_file<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
     let invalid = |problem: String| Failure::bad_input(format!("{}: {problem}", path.display()));
@@ -44,7 +69,14 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
         let line =
             error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
         let message = error.message().replace('\n', ": ");
-        line.map_or(message.clone(), |line| format!("line {line}: {message}"))
+        let Some(line) = line else { return message };
+        let key = text.lines().nth(line - 1).and_then(|text| text.split_once('='));
+        match key.map(|(key, _)| key.trim()) {
+            Some(key) if !key.is_empty() && !message.contains(key) => {
+                format!("line {line}, {key}: {message}")
+            }
+            _ => format!("line {line}: {message}"),
+        }
     })
 }
 

@@ -33,6 +33,7 @@ pub fn handle(
             drain();
         }
         if end_rx.read_exact(&mut [0]).is_ok() {
+            info!("another signal: cutting off what is open");
             cut_off();
         }
         if end_rx.read_exact(&mut [0]).is_ok() {

@@ -52,7 +52,17 @@ pub fn run(arguments: &ControlArguments) -> Result<ExitCode, Failure> {
 fn text(response: &ControlResponse) -> String {
     match response {
         ControlResponse::Connections(connections) => table(
-            &["ID", "CLIENT", "UPSTREAM", "PHASE", "AGE", "TO UPSTREAM", "TO CLIENT", "SPLICED"],
+            &[
+                "ID",
+                "CLIENT",
+                "UPSTREAM",
+                "PHASE",
+                "AGE",
+                "LOOP",
+                "TO UPSTREAM",
+                "TO CLIENT",
+                "SPLICED",
+            ],
             connections.iter().map(connection_row),
         ),
         ControlResponse::Upstreams(upstreams) | ControlResponse::Changed(upstreams) => table(
@@ -79,6 +89,7 @@ fn connection_row(connection: &ConnectionStatus) -> Vec<String> {
         of_any(connection.upstream.clone()),
         connection.phase.name().into(),
         format!("{:.1}s", connection.age_ms / 1e3),
+        format!("{:.1}ms", connection.loop_us as f64 / 1e3),
         to_upstream.to_string(),
         to_client.to_string(),
         of_any(percent.map(|percent| format!("{percent}%"))),

@@ -2,7 +2,8 @@
 
 use crate::daemon::messages::MessageFormat;
 use crate::daemon::options::{
-    Timeout, check_not_zero, deserialize_each_from_text, deserialize_from_text, non_empty_or,
+    MetricsAddress, Timeout, check_not_zero, deserialize_each_from_text, deserialize_from_text,
+    non_empty_or,
 };
 use crate::output::Failure;
 use crate::proxy::routes::{
@@ -10,13 +11,12 @@ use crate::proxy::routes::{
 };
 use clap::{Args, ValueEnum};
 use haul_proxy::{
-    Address, Config, DownPolicy, ForwardMethod, HeaderVersion, IpRange, TrustedProxies,
-    UpstreamConfig,
+    Address, Config, DownPolicy, ForwardMethod, HeaderField, HeaderVersion, IpRange, SourceChoice,
+    TrustedProxies, UpstreamConfig,
 };
 use haul_units::Size;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -78,6 +78,12 @@ pub struct Options {
     /// 3]
     #[arg(long, help_heading = "Upstreams", value_name = "N")]
     pub connect_attempts: Option<u32>,
+    /// Addresses of this machine to connect to upstreams from, in turn, separated by commas; or
+    /// client for each client's own address, which needs CAP_NET_ADMIN and routes that lead back
+    /// here [default: the one that the routes choose]
+    #[arg(long, help_heading = "Upstreams", value_name = "ADDRESS,…|client")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub source: Option<SourceOption>,
     /// Tell upstreams the client's address by the PROXY protocol, in this version: v1 or v2
     #[arg(
         long,
@@ -87,6 +93,17 @@ pub struct Options {
         hide_possible_values = true
     )]
     pub send_proxy: Option<ProxyVersion>,
+    /// Fields to add to the header of version 2, separated by commas: authority, alpn, unique-id,
+    /// crc32c; the first two wait for the client's TLS greeting
+    #[arg(
+        long,
+        help_heading = "Client addresses",
+        value_name = "FIELD,…",
+        value_delimiter = ',',
+        value_enum,
+        hide_possible_values = true
+    )]
+    pub send_proxy_fields: Vec<ProxyField>,
     /// Networks of proxies that name the client at the start of each connection (PROXY protocol),
     /// separated by commas, such as 10.0.0.0/8,192.0.2.1
     #[arg(
@@ -166,7 +183,8 @@ pub struct Options {
     pub message_format: Option<MessageFormat>,
     /// Address and port on which to serve metrics for Prometheus (/metrics)
     #[arg(long, help_heading = "Logs and metrics", value_name = "ADDRESS")]
-    pub metrics_listen: Option<SocketAddr>,
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub metrics_listen: Option<MetricsAddress>,
     /// Unix socket at which haul proxy control commands this proxy, for this user and root alone
     #[arg(long, help_heading = "Logs and metrics", value_name = "PATH")]
     pub control: Option<PathBuf>,
@@ -223,6 +241,51 @@ pub enum ProxyVersion {
     V2,
 }
 
+/// A field of a header of the PROXY protocol, version 2.
+#[derive(Debug, Clone, Copy, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProxyField {
+    Authority,
+    Alpn,
+    UniqueId,
+    Crc32c,
+}
+
+impl From<ProxyField> for HeaderField {
+    fn from(field: ProxyField) -> Self {
+        match field {
+            ProxyField::Authority => Self::Authority,
+            ProxyField::Alpn => Self::Alpn,
+            ProxyField::UniqueId => Self::UniqueId,
+            ProxyField::Crc32c => Self::Crc32c,
+        }
+    }
+}
+
+/// From which address upstreams are connected.
+#[derive(Debug, Clone)]
+pub struct SourceOption(SourceChoice);
+
+impl FromStr for SourceOption {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "client" {
+            return Ok(Self(SourceChoice::Client));
+        }
+        let address = |text: &str| {
+            text.trim().parse().map_err(|_| {
+                format!("{text:?} is no address of this machine: write 10.0.0.7, or client")
+            })
+        };
+        text.split(',')
+            .map(address)
+            .collect::<Result<_, _>>()
+            .map(SourceChoice::Addresses)
+            .map(Self)
+    }
+}
+
 /// What becomes of the established connections of an upstream that is down.
 #[derive(Debug, Clone, Copy)]
 pub struct OnUpstreamDown(DownPolicy);
@@ -270,7 +333,9 @@ impl Options {
             resolve_interval: self.resolve_interval.or(other.resolve_interval),
             connect_timeout: self.connect_timeout.or(other.connect_timeout),
             connect_attempts: self.connect_attempts.or(other.connect_attempts),
+            source: self.source.or(other.source),
             send_proxy: self.send_proxy.or(other.send_proxy),
+            send_proxy_fields: non_empty_or(self.send_proxy_fields, other.send_proxy_fields),
             trusted_proxies: non_empty_or(self.trusted_proxies, other.trusted_proxies),
             allow: non_empty_or(self.allow, other.allow),
             deny: non_empty_or(self.deny, other.deny),
@@ -298,8 +363,8 @@ impl Options {
         }
     }
 
-    /// Converts the options to the configuration of a proxy.
-    pub fn into_config(self) -> Result<Config, Failure> {
+    /// Refuses options that contradict each other, or that are missing.
+    fn check(&self) -> Result<(), Failure> {
         check_not_zero("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
         check_not_zero("workers", self.workers)?;
         check_not_zero("max-connections", self.max_connections)?;
@@ -311,10 +376,21 @@ impl Options {
         if self.to.is_empty() && self.group.is_empty() {
             return Err(Failure::bad_input(format!("to is missing: write {}", example())));
         }
+        if !self.send_proxy_fields.is_empty() && !matches!(self.send_proxy, Some(ProxyVersion::V2))
+        {
+            let problem = "send-proxy-fields are of version 2: add send-proxy v2";
+            return Err(Failure::bad_input(problem));
+        }
         if self.balance.is_some() && self.to.is_empty() {
             let problem = "balance is for the upstreams of to: write it into each [group.NAME]";
             return Err(Failure::bad_input(problem));
         }
+        Ok(())
+    }
+
+    /// Converts the options to the configuration of a proxy.
+    pub fn into_config(self) -> Result<Config, Failure> {
+        self.check()?;
         let has_default = !self.to.is_empty();
         let mut config = Config::new(groups(self.to, self.balance, self.group));
         config.listeners = listeners(self.listen, has_default, self.route, self.listener)?;
@@ -322,6 +398,8 @@ impl Options {
             ProxyVersion::V1 => HeaderVersion::V1,
             ProxyVersion::V2 => HeaderVersion::V2,
         });
+        config.send_fields = self.send_proxy_fields.into_iter().map(Into::into).collect();
+        config.source = self.source.map(|source| source.0).unwrap_or_default();
         config.method = match self.path {
             None | Some(ForwardPath::Adaptive) => ForwardMethod::Adaptive,
             Some(ForwardPath::Copy) => ForwardMethod::Copy,
@@ -358,7 +436,7 @@ impl Options {
         // The library's name of standard output is an empty path.
         config.access_log =
             self.access_log.map(|path| if path.as_os_str() == "-" { PathBuf::new() } else { path });
-        config.metrics = self.metrics_listen;
+        config.metrics = self.metrics_listen.map(|address| address.0);
         config.control = self.control;
         config.user = self.user;
         config.confine = self.confine.unwrap_or(true);

@@ -2,7 +2,8 @@
 
 use crate::daemon::messages::MessageFormat;
 use crate::daemon::options::{
-    Timeout, check_not_zero, deserialize_each_from_text, deserialize_from_text, non_empty_or,
+    MetricsAddress, Timeout, check_not_zero, deserialize_each_from_text, deserialize_from_text,
+    non_empty_or,
 };
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
@@ -13,7 +14,6 @@ use haul_serve::{
 };
 use haul_units::Size;
 use serde::Deserialize;
-use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -182,7 +182,8 @@ pub struct Options {
     pub message_format: Option<MessageFormat>,
     /// Address and port on which to serve metrics for Prometheus (/metrics)
     #[arg(long, help_heading = "Logs and metrics", value_name = "ADDRESS")]
-    pub metrics_listen: Option<SocketAddr>,
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub metrics_listen: Option<MetricsAddress>,
     /// User to switch to once all files and sockets are open, for a service that root starts
     #[arg(long, help_heading = "Privileges", value_name = "NAME")]
     pub user: Option<String>,
@@ -378,7 +379,7 @@ impl Options {
         });
         let put_bytes_max = self.put_limit.map_or(PUT_BYTES_MAX, |size| size.0);
         config.put_bytes_max = self.allow_put.unwrap_or(false).then_some(put_bytes_max);
-        config.metrics = self.metrics_listen;
+        config.metrics = self.metrics_listen.map(|address| address.0);
         config.user = self.user;
         config.confine = self.confine.unwrap_or(true);
         config.choice = method_choice(self.path.as_deref(), self.plan.as_deref())?;

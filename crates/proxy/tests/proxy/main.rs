@@ -8,5 +8,6 @@ mod failures;
 mod greeting;
 mod reload;
 mod routing;
+mod source;
 mod streams;
 mod upgrade;

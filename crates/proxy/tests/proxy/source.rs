@@ -1,0 +1,106 @@
+//! From which address upstreams are connected.
+
+use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
+use haul_proxy::{SourceChoice, TrustedProxies};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Runs `ip` with these arguments, within a lab's host.
+fn ip(host: &haul_lab::Host, arguments: &str) {
+    let mut command = Command::new("ip");
+    let status = host.run_program(command.args(arguments.split_ascii_whitespace()));
+    assert!(status.unwrap().unwrap().success(), "ip {arguments}");
+}
+
+fn exchange(client: &mut TcpStream, server: &mut TcpStream) {
+    client.write_all(b"request").unwrap();
+    server.read_exact(&mut [0; 7]).unwrap();
+    server.write_all(b"response").unwrap();
+    client.read_exact(&mut [0; 8]).unwrap();
+}
+
+/// Each source has its own ports, so two sources have twice as many.
+#[test]
+fn sources_take_turns_and_none_is_without_ports_while_another_has_some() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let sources = ["10.77.0.11", "10.77.0.12"];
+    for source in sources {
+        ip(&lab.sender, &format!("address add {source}/24 dev {}", lab.sender.device()));
+    }
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        let addresses = sources.iter().map(|source| source.parse().unwrap()).collect();
+        config.source = SourceChoice::Addresses(addresses);
+        config.limits.connect_attempts_max = 1;
+    });
+    // Of this range each source has two ports. The listener has one of another range.
+    proxy.lab.sender.set_sysctl("net.ipv4.ip_local_port_range", "40000 40001").unwrap();
+    let mut connections = Vec::new();
+    let mut used: Vec<IpAddr> = Vec::new();
+    for _ in 0..4 {
+        let (mut client, mut server) = (proxy.connect(), accept(&listener));
+        exchange(&mut client, &mut server);
+        used.push(server.peer_addr().unwrap().ip());
+        connections.push((client, server));
+    }
+    for source in sources {
+        let source: IpAddr = source.parse().unwrap();
+        assert_eq!(used.iter().filter(|&&other| other == source).count(), 2, "{used:?}");
+    }
+    let mut refused = proxy.connect();
+    assert!(refused.read(&mut [0]).is_err(), "a client without a port is reset");
+    // The upstream is not at fault, so it is not ejected: the next client with a port reaches it.
+    for _ in 0..4 {
+        assert!(proxy.connect().read(&mut [0]).is_err());
+    }
+    // The server ends first, so that the port waits (TIME_WAIT) on its host.
+    let (client, server) = connections.pop().unwrap();
+    drop(server);
+    drop(client);
+    // The proxy closes its connection a moment later, and resets clients until then.
+    let deadline = Instant::now() + LIMIT;
+    let (mut client, mut server) = loop {
+        let mut client = proxy.connect();
+        client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let read = client.read(&mut [0]);
+        if read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            break (client, accept(&listener));
+        }
+        assert!(Instant::now() < deadline, "the port is not free again");
+    };
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    exchange(&mut client, &mut server);
+    drop((client, server, connections));
+    let log = proxy.finish();
+    let shortages = log.iter().filter(|line| line["end"] == "shortage").count();
+    assert!(shortages >= 5, "{log:?}");
+    assert!(log.iter().all(|line| line["end"] != "unreachable"), "{log:?}");
+}
+
+/// The proxy's host claims the packets to addresses of clients, and the upstream's host sends them
+/// there.
+#[test]
+fn an_upstream_sees_the_clients_own_address() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let (device, proxy_address) = (lab.sender.device(), lab.sender.address());
+    ip(&lab.receiver, &format!("route add 192.0.2.0/24 via {proxy_address}"));
+    ip(&lab.sender, &format!("rule add iif {device} lookup 100"));
+    ip(&lab.sender, "route add local 192.0.2.0/24 dev lo table 100");
+    lab.sender.set_sysctl("net.ipv4.conf.all.rp_filter", "0").unwrap();
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        config.source = SourceChoice::Client;
+        config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
+    });
+    for client_address in ["192.0.2.7", "192.0.2.8"] {
+        let mut client = proxy.connect();
+        write!(client, "PROXY TCP4 {client_address} 10.0.0.1 5000 80\r\n").unwrap();
+        let mut server = accept(&listener);
+        assert_eq!(server.peer_addr().unwrap().ip().to_string(), client_address);
+        exchange(&mut client, &mut server);
+    }
+    let log = proxy.finish();
+    assert!(log.iter().all(|line| line["end"] == "complete"), "{log:?}");
+}
