@@ -271,6 +271,8 @@ fn the_configuration_file_has_the_same_options_and_flags_take_precedence() {
         ("lisen = [\"127.0.0.1:0\"]\n", "lisen"),
         ("workers = \"many\"\n", "line 7"),
         ("idle-timeout = \"soon\"\n", "line 7"),
+        ("idle-timeout = 75\n", "line 7, idle-timeout: invalid type"),
+        ("metrics-listen = \"9090\"\n", "write 127.0.0.1:9090"),
         ("header = 1\n", "line 7"),
         ("this is no TOML", "line 7"),
     ] {
@@ -341,6 +343,75 @@ fn an_address_in_use_is_reported() {
     }
     let (output, transcript) = run(&mut serve(folder.path(), &["--listen", &socket]));
     assert_eq!(output.status.code(), Some(2), "{transcript}");
+}
+
+#[test]
+fn two_listeners_at_one_address_are_refused_also_by_the_check() {
+    let folder = folder_with_file();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for option in ["--listen", "--metrics-listen"] {
+        let options = ["--listen", &address, option, &address, "--check"];
+        let (output, transcript) = run(&mut serve(folder.path(), &options));
+        assert_eq!(output.status.code(), Some(2), "{transcript}");
+        assert!(transcript.contains("another listener of this service"), "{transcript}");
+    }
+}
+
+#[test]
+fn a_second_signal_cuts_off_what_is_open() {
+    let folder = folder_with_file();
+    let mut server = ServerProcess::start(&mut serve(folder.path(), &["--listen", "127.0.0.1:0"]));
+    let mut slow = TcpStream::connect(server.address()).unwrap();
+    slow.write_all(b"GET /a.txt HTTP/1.1\r\n").unwrap();
+    assert!(server.get("/a.txt").ends_with("content"), "the slow one was accepted before");
+    let mut text = String::new();
+    server.signal(rustix::process::Signal::TERM);
+    while !text.contains("ending once") {
+        assert!(server.stderr.read_line(&mut text).unwrap() > 0, "{text}");
+    }
+    server.signal(rustix::process::Signal::TERM);
+    let (code, rest) = server.wait();
+    assert_eq!(code, Some(0), "{rest}");
+    assert!(rest.contains("another signal") && rest.contains("cut off: 1"), "{rest}");
+}
+
+#[test]
+fn a_log_that_root_has_created_can_be_opened_again_by_the_user() {
+    use std::os::unix::fs::PermissionsExt;
+    let has_user = fs::read_to_string("/etc/passwd").is_ok_and(|users| users.contains("nobody:"));
+    if !rustix::process::geteuid().is_root() || !has_user {
+        eprintln!("SKIPPED: only root can switch to another user, who must exist");
+        return;
+    }
+    let (folder, logs) = (folder_with_file(), tempfile::tempdir().unwrap());
+    for directory in [&folder, &logs] {
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let log = logs.path().join("log");
+    let mut command = serve(folder.path(), &["--listen", "127.0.0.1:0", "--user", "nobody"]);
+    let mut server = ServerProcess::start(command.arg("--access-log").arg(&log));
+    server.signal(rustix::process::Signal::HUP);
+    let mut text = String::new();
+    while !text.contains("reloaded") {
+        assert!(server.stderr.read_line(&mut text).unwrap() > 0, "{text}");
+    }
+    assert!(text.contains("reloaded: the access log; other options"), "{text}");
+}
+
+#[test]
+fn fewer_connections_than_asked_for_are_reported() {
+    let folder = folder_with_file();
+    let mut command = Command::new("sh");
+    let script =
+        "ulimit -n 300; exec \"$0\" serve \"$1\" --listen 127.0.0.1:0 --max-connections $2";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_haul")]).arg(folder.path()).arg("1000");
+    let mut server = ServerProcess::start(&mut command);
+    let mut text = String::new();
+    while !text.contains("connections at a time") {
+        assert!(server.stderr.read_line(&mut text).unwrap() > 0, "{text}");
+    }
+    assert!(text.contains("instead of 1000"), "{text}");
 }
 
 #[test]

@@ -83,7 +83,7 @@ Examples:
   haul serve . --listen 127.0.0.1:8000 --listing --access-log -
   haul serve --config /etc/haul/serve.toml --check
 
-See docs/serve.md for every flag.";
+See docs/serve.md for what it does, and for its limits.";
 
 pub const PROXY: &str = "\
 Examples:
@@ -92,7 +92,7 @@ Examples:
   haul proxy --config /etc/haul/proxy.toml --check
   haul proxy control /run/haul-proxy.sock connections
 
-See docs/proxy.md for every flag.";
+See docs/proxy.md for what it does, and for its limits.";
 
 pub const LAB: &str = "\
 Examples:
