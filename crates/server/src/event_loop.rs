@@ -42,12 +42,16 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::warn;
 
 /// Events of one turn. More of them send more responses together, make the first of them wait
 /// longer and need more memory. 512 gained nothing over 128.
 pub const EVENTS_MAX: usize = 128;
+/// Time that a turn spends on large responses before it looks for new requests, and time for those
+/// that have waited. A large response takes about as long for each MiB, so a small one waits for
+/// two of them at most, however many begin at once.
+const SENDS_TIME_MAX: Duration = Duration::from_micros(100);
 /// The longest wait for events, the interval of [`Handler::every_second`].
 const WAIT_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Rounds of [`EventLoop::accept`] for the connections that waited when a drain began. They are
@@ -215,14 +219,8 @@ impl<H: Handler> EventLoop<H> {
             }
             let (small, others) = events.split_at(small);
             self.send_together(small);
-            for event in others {
-                self.dispatch(event);
-            }
-            for _ in 0..self.runnable.len() {
-                if let Some(token) = self.runnable.pop_front() {
-                    self.run_again(token);
-                }
-            }
+            self.dispatch_for_a_while(others);
+            self.run_for_a_while();
             self.sweep();
             self.admit_waiting();
             if self.has_drained() {
@@ -286,11 +284,59 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
+    /// Dispatches events, until this has taken [`SENDS_TIME_MAX`]. The connections of the other
+    /// events become runnable.
+    fn dispatch_for_a_while(&mut self, events: &[Event]) {
+        // New connections and replies come first: sends that follow each other closely would keep
+        // them waiting for ever.
+        let is_connection = |event: &&Event| event.data.u64() < UNNAMED;
+        for event in events.iter().filter(|event| !is_connection(event)) {
+            self.dispatch(event);
+        }
+        let until = Instant::now() + SENDS_TIME_MAX;
+        let mut is_over = false;
+        for event in events.iter().filter(is_connection) {
+            if !is_over {
+                self.dispatch(event);
+                is_over = Instant::now() >= until;
+            } else if self.is_due(event.data.u64()) {
+                self.make_runnable(event.data.u64());
+            }
+        }
+    }
+
+    /// Gives runnable connections their turns, as long as [`SENDS_TIME_MAX`] lasts.
+    fn run_for_a_while(&mut self) {
+        let until = Instant::now() + SENDS_TIME_MAX;
+        for _ in 0..self.runnable.len() {
+            if let Some(token) = self.runnable.pop_front() {
+                self.run_again(token);
+            }
+            if Instant::now() >= until {
+                break;
+            }
+        }
+    }
+
+    /// Whether a connection may be driven: it is known, and no offload thread works for it.
+    fn is_due(&mut self, token: u64) -> bool {
+        self.connection(token)
+            .is_some_and(|(connection, handler)| !handler.is_offloaded(connection))
+    }
+
+    fn make_runnable(&mut self, token: u64) {
+        let Some(entry) = self.entry(token) else { return };
+        if !std::mem::replace(&mut entry.is_runnable, true) {
+            self.runnable.push_back(token);
+        }
+    }
+
     fn dispatch(&mut self, event: &Event) {
         match event.data.u64() {
             WAKER => self.wake(),
             token if token >= LISTENERS => {
-                self.accept((token - LISTENERS) as usize);
+                let until = Instant::now() + SENDS_TIME_MAX;
+                self.accept((token - LISTENERS) as usize, Some(until));
             }
             token if token >= UNNAMED => {
                 let index = (token - UNNAMED) as usize;
@@ -298,10 +344,7 @@ impl<H: Handler> EventLoop<H> {
                 self.continue_naming(naming);
             }
             token => {
-                let is_due = self
-                    .connection(token)
-                    .is_some_and(|(connection, handler)| !handler.is_offloaded(connection));
-                if is_due {
+                if self.is_due(token) {
                     self.drive(token);
                 }
             }
@@ -376,7 +419,7 @@ impl<H: Handler> EventLoop<H> {
         for index in 0..self.listeners.len() {
             // Others may come as fast as they are accepted.
             for _ in 0..DRAIN_ROUNDS_MAX {
-                if !self.accept(index) {
+                if !self.accept(index, None) {
                     break;
                 }
             }
@@ -492,9 +535,7 @@ impl<H: Handler> EventLoop<H> {
             Action::WaitUntil(deadline) => entry.deadline = deadline,
             Action::Yield => {
                 entry.deadline = NEVER;
-                if !std::mem::replace(&mut entry.is_runnable, true) {
-                    self.runnable.push_back(token);
-                }
+                self.make_runnable(token);
             }
             Action::Offload(job) => {
                 entry.deadline = NEVER;

@@ -125,7 +125,8 @@ impl Exposition {
         );
         self.counter(
             "haul_connections_refused_total",
-            "Connections closed before anything was read, because their address had too many.",
+            "Connections closed before anything was read: by a rule, because their address had too \
+             many, or because their proxy named no client.",
             sum(|counters| &counters.refused),
         );
         self.counter(

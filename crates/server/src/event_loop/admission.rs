@@ -4,7 +4,7 @@
 //! accepted. Any other is accepted first, since only then its network is known, and goes to the
 //! [`crate::waiting_room`] if there is no place for it.
 
-use super::{EventLoop, Handler, UNNAMED, context, generation, index, token};
+use super::{EventLoop, Handler, SENDS_TIME_MAX, UNNAMED, context, generation, index, token};
 use crate::eviction::{Candidate, Claim, is_dominant, reserved_places};
 use crate::network::{Network, NetworkPermit};
 use crate::placement::{Place, Placed};
@@ -14,20 +14,21 @@ use rustix::event::Timespec;
 use rustix::io::Errno;
 use std::io;
 use std::mem;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::warn;
 
 /// Connections accepted before existing ones get their turn. An accept takes tens of microseconds,
 /// with TLS or an eviction more, and all that are connected wait for it: beside 1,200 new
 /// connections a second that come 60 at a time, 16 had a quarter of the latency of 64.
 pub(super) const ACCEPTS_MAX: usize = 16;
-/// Connections that get a place after waiting for it at a time. Each may cost an eviction and the
-/// work for a request that is there already, such as an upload's file.
-const ADMITTED_MAX: usize = 4;
-/// The pause after so many, in which existing connections and other threads have the CPU. Without
-/// it, the 99th percentile of usual responses beside 6,000 stalled uploads was 8 times that without
-/// the uploads in one run; with it, 1.1 to 1.6 times.
-const ADMISSION_PAUSE: Duration = Duration::from_millis(1);
+/// Connections that get a place after waiting for it at a time, or fewer if that takes
+/// [`SENDS_TIME_MAX`]. Each may cost an eviction and the work for a request that is there already,
+/// such as the beginning of a large response or an upload's file.
+const ADMITTED_MAX: u32 = 4;
+/// The pause after each of them, in which existing connections and other threads have the CPU.
+/// Without it, the 99th percentile of usual responses beside 6,000 stalled uploads was 8 times that
+/// without the uploads in one run; with it, 1.1 to 1.6 times.
+const ADMISSION_PAUSE: Duration = Duration::from_micros(250);
 /// The pause when no place is left: another connection may have stalled by then.
 const PLACE_PAUSE: Duration = Duration::from_millis(100);
 
@@ -55,8 +56,13 @@ enum Entrance {
 
 impl<H: Handler> EventLoop<H> {
     /// Accepts some connections; false if none waits or none can be accepted.
-    pub(super) fn accept(&mut self, index: usize) -> bool {
-        for _ in 0..ACCEPTS_MAX {
+    ///
+    /// After `until` it stops: an accepted connection may be sent a large response at once.
+    pub(super) fn accept(&mut self, index: usize, until: Option<Instant>) -> bool {
+        for count in 0..ACCEPTS_MAX {
+            if count > 0 && until.is_some_and(|until| Instant::now() >= until) {
+                return true;
+            }
             let Some(entrance) = self.entrance() else {
                 self.stop_accepting();
                 return false;
@@ -191,16 +197,19 @@ impl<H: Handler> EventLoop<H> {
             return;
         }
         let mut admitted = 0;
-        while admitted < ADMITTED_MAX && self.admit_next(true) {
+        let until = Instant::now() + SENDS_TIME_MAX;
+        let mut has_time = true;
+        while has_time && admitted < ADMITTED_MAX && self.admit_next(true) {
             admitted += 1;
+            has_time = Instant::now() < until;
         }
         // Newcomers have the stronger claim, so that those that wait could do so for ever.
         if admitted == 0 && now.saturating_duration_since(self.progressed_at) >= PLACE_PAUSE {
-            admitted += usize::from(self.admit_next(false));
+            admitted += u32::from(self.admit_next(false));
             self.progressed_at = now;
         }
-        self.admits_at = now + ADMISSION_PAUSE;
-        self.has_place = admitted == ADMITTED_MAX;
+        self.admits_at = now + ADMISSION_PAUSE * admitted.max(1);
+        self.has_place = admitted == ADMITTED_MAX || !has_time;
         self.count_waiting();
         if admitted > 0 {
             self.progressed_at = now;
@@ -222,7 +231,11 @@ impl<H: Handler> EventLoop<H> {
 
     /// The longest wait for events while connections wait for a place.
     pub(super) fn wait_for_place(&self) -> Timespec {
-        let pause = if self.has_place { ADMISSION_PAUSE } else { PLACE_PAUSE };
+        let pause = if self.has_place {
+            self.admits_at.saturating_duration_since(Instant::now())
+        } else {
+            PLACE_PAUSE
+        };
         Timespec { tv_sec: 0, tv_nsec: pause.subsec_nanos().into() }
     }
 

@@ -4,7 +4,7 @@
 //! escaped for HTML and percent-encoded in links, so that a client that may upload files cannot
 //! inject a script into the page.
 
-use super::{Entry, Listing, Sort};
+use super::{ENTRIES_MAX, Entry, Listing, Sort};
 use haul_http::target::encode_path;
 use std::fmt::Write;
 
@@ -28,6 +28,10 @@ fn write_page(listing: &Listing, html: &mut String) -> std::fmt::Result {
     )?;
     write_breadcrumbs(&listing.path, html)?;
     write!(html, "</h1>\n<table>\n<thead><tr>")?;
+    let limit = match listing.page.entries_max {
+        ENTRIES_MAX => String::new(),
+        limit => format!("&amp;limit={limit}"),
+    };
     for (sort, name, parameter) in [
         (Sort::Name, "Name", "name"),
         (Sort::Size, "Size", "size"),
@@ -42,7 +46,8 @@ fn write_page(listing: &Listing, html: &mut String) -> std::fmt::Result {
         };
         write!(
             html,
-            "<th{aria}><a href=\"?sort={parameter}&amp;order={order}\">{name}{arrow}</a></th>"
+            "<th{aria}><a href=\"?sort={parameter}&amp;order={order}{limit}\">{name}{arrow}</a>\
+             </th>"
         )?;
     }
     html.push_str("</tr></thead>\n<tbody>\n");
