@@ -8,9 +8,11 @@ mod common {
 use common::command::{haul, run};
 use common::schema::assert_valid;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -93,6 +95,162 @@ fn it_forwards_logs_and_ends_on_sigterm() {
     assert_valid("proxy-log", &line);
     assert_eq!((&line["end"], &line["upstream"]), (&"complete".into(), &upstream.into()));
     assert_eq!(line["to_client"]["copied_bytes"], 8);
+}
+
+/// One of an upstream's two addresses does not answer. The other one is tried long before the
+/// connect timeout.
+#[test]
+fn a_silent_address_delays_a_client_by_a_second_or_two() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: only root can give a name two addresses for one process");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    fs::write(&hosts, "127.0.0.2 two.test\n127.0.0.3 two.test\n").unwrap();
+    // The resolver may sort the addresses, so each is the silent one once.
+    let mut attempts = Vec::new();
+    for (silent, answering) in [("127.0.0.2", "127.0.0.3"), ("127.0.0.3", "127.0.0.2")] {
+        let listener = TcpListener::bind((answering, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let _silent = silent_listener(SocketAddr::new(silent.parse().unwrap(), port));
+        let log = folder.path().join(silent);
+        let script = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", script]).arg(&hosts).arg(env!("CARGO_BIN_EXE_haul"));
+        command.args(["proxy", "--listen", "127.0.0.1:0", "--connect-timeout", "60s"]);
+        command.args(["--to", &format!("two.test:{port}"), "--access-log"]).arg(&log);
+        let mut proxy = ProxyProcess::start(&mut command);
+        let client = TcpStream::connect(&proxy.address).unwrap();
+        let server = listener.accept().unwrap().0;
+        drop((client, server));
+        proxy.finish();
+        let line: Value = serde_json::from_str(&fs::read_to_string(&log).unwrap()).unwrap();
+        assert_eq!(line["end"], "complete", "{line}");
+        assert!(line["connect_ms"].as_f64().unwrap() < 20_000.0, "{line}");
+        attempts.push(line["connect_attempts"].as_u64().unwrap());
+    }
+    attempts.sort_unstable();
+    assert_eq!(attempts, [1, 2], "the silent address was first once");
+}
+
+/// A listener whose queue is full: the kernel drops what connects to it. With the connections that
+/// fill it.
+fn silent_listener(address: SocketAddr) -> (OwnedFd, Vec<OwnedFd>) {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with};
+    let socket = || {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap()
+    };
+    let listener = socket();
+    bind(&listener, &address).unwrap();
+    listen(&listener, 0).unwrap();
+    let connect = |_| {
+        let socket = socket();
+        let _ = connect(&socket, &address);
+        socket
+    };
+    (listener, (0..8).map(connect).collect())
+}
+
+/// Counts the system calls of a process meanwhile; `None`, and says so, if they cannot be counted.
+fn count_calls(process: &Child, meanwhile: impl FnOnce()) -> Option<usize> {
+    let folder = tempfile::tempdir().unwrap();
+    let counts = folder.path().join("counts");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-c", "-U", "calls,name", "-o"]).arg(&counts);
+    strace.args(["-p", &process.id().to_string()]).stderr(Stdio::piped());
+    let Ok(mut strace) = strace.spawn() else {
+        eprintln!("SKIPPED: system calls are not counted: no strace (ci/install)");
+        return None;
+    };
+    let mut messages = BufReader::new(strace.stderr.take().unwrap());
+    let mut text = String::new();
+    messages.read_line(&mut text).unwrap();
+    if !text.contains("attached") {
+        eprintln!("SKIPPED: system calls are not counted: {text}");
+        return None;
+    }
+    meanwhile();
+    kill_process(Pid::from_child(&strace), Signal::INT).unwrap();
+    strace.wait().unwrap();
+    // The largest number is the total. There is none if nothing was called.
+    let text = fs::read_to_string(&counts).unwrap();
+    let numbers = text.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok());
+    Some(numbers.max().unwrap_or(0))
+}
+
+/// Waiting, receiving and sending: a small message needs no other call in a loop of one connection.
+#[test]
+fn a_small_message_takes_at_most_three_system_calls() {
+    const MESSAGES: usize = 2000;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut proxy = start_proxy(&listener);
+    let mut client = TcpStream::connect(&proxy.address).unwrap();
+    let mut server = listener.accept().unwrap().0;
+    let mut exchange = |count: usize| {
+        let mut message = [7; 100];
+        for _ in 0..count {
+            client.write_all(&message).unwrap();
+            server.read_exact(&mut message).unwrap();
+            server.write_all(&message).unwrap();
+            client.read_exact(&mut message).unwrap();
+        }
+    };
+    // The connection is established, and its first messages have passed.
+    exchange(10);
+    let Some(calls) = count_calls(&proxy.process, || exchange(MESSAGES)) else { return };
+    // Both directions, and what the other threads do in the meantime.
+    assert!(calls <= 3 * 2 * MESSAGES + MESSAGES / 20, "{calls}");
+    assert!(calls >= 2 * 2 * MESSAGES, "they were counted: {calls}");
+    drop((client, server));
+    proxy.finish();
+}
+
+/// Starts a proxy with one loop to a listener.
+fn start_proxy(listener: &TcpListener) -> ProxyProcess {
+    let upstream = listener.local_addr().unwrap().to_string();
+    let options = ["proxy", "--listen", "127.0.0.1:0", "--to", &upstream, "--workers", "1"];
+    ProxyProcess::start(&mut haul(&options))
+}
+
+/// Writes until the socket and everything behind it are full.
+fn fill(stream: &TcpStream) {
+    stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let bytes = vec![1; 1 << 16];
+    while (&mut &*stream).write(&bytes).is_ok() {}
+}
+
+/// Connections that wait for a peer do not keep the loop busy, whatever has happened to them.
+#[test]
+fn connections_that_wait_take_no_calls() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxy = start_proxy(&listener);
+    let connect = || {
+        let client = TcpStream::connect(&proxy.address).unwrap();
+        let mut server = listener.accept().unwrap().0;
+        (&client).write_all(b"x").unwrap();
+        server.read_exact(&mut [0]).unwrap();
+        (client, server)
+    };
+    let [idle, half_closed, stalled, stalled_and_ended, stalled_and_reset] =
+        [(); 5].map(|()| connect());
+    half_closed.0.shutdown(std::net::Shutdown::Write).unwrap();
+    half_closed.1.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!((&half_closed.1).read(&mut [0]).unwrap(), 0);
+    for (client, _) in [&stalled, &stalled_and_ended, &stalled_and_reset] {
+        fill(client);
+    }
+    stalled_and_ended.0.shutdown(std::net::Shutdown::Write).unwrap();
+    // What it has sent is still delivered for a while.
+    let (client, server) = stalled_and_reset;
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    std::thread::sleep(Duration::from_millis(500));
+    let wait = || std::thread::sleep(Duration::from_secs(3));
+    let Some(calls) = count_calls(&proxy.process, wait) else { return };
+    // Each thread may look after something once a second.
+    assert!(calls < 100, "{calls} calls in three seconds");
+    drop((idle, half_closed, stalled, stalled_and_ended, server));
 }
 
 /// The bytes that the first connection to a listener sends, once its peer has ended the stream.

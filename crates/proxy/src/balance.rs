@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
 /// The precision of loads, which are compared as integers.
-const WEIGHT_SCALE: u64 = 1 << 20;
+const WEIGHT_SCALE: u64 = 1 << 30;
 
 /// A load-balancing algorithm.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -162,12 +162,20 @@ pub struct GroupConfig {
     pub upstreams: Vec<UpstreamConfig>,
     /// How clients are balanced among them.
     pub algorithm: Algorithm,
+    /// The time in which an upstream that was down, ejected or excluded gets its whole share again,
+    /// unless clients are balanced by their address; `None`: at once.
+    pub slow_start: Option<Duration>,
 }
 
 impl GroupConfig {
     /// A group that is balanced round robin.
     pub fn new(name: impl Into<String>, upstreams: impl Into<Vec<UpstreamConfig>>) -> Self {
-        Self { name: name.into(), upstreams: upstreams.into(), algorithm: Algorithm::default() }
+        Self {
+            name: name.into(),
+            upstreams: upstreams.into(),
+            algorithm: Algorithm::default(),
+            slow_start: None,
+        }
     }
 }
 

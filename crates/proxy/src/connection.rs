@@ -94,17 +94,27 @@ enum State {
     },
     /// The next address is to be tried.
     Accepted(OwnedFd),
-    /// A connection to an upstream is being established.
+    /// A connection to an upstream is being established, at one of its addresses or at two.
     Connecting {
         client: OwnedFd,
-        upstream: OwnedFd,
-        deadline: u32,
+        attempts: Vec<Attempt>,
+        /// When another address of the upstream is tried, too.
+        next_at: u32,
     },
     Forwarding(Box<Forwarder<OwnedFd, OwnedFd>>),
     /// One side has failed: what it has sent is delivered to the other side.
     Delivering(Box<Delivery>),
     /// The sockets are closed.
     Closed,
+}
+
+/// A connection that is being established.
+#[derive(Debug)]
+struct Attempt {
+    socket: OwnedFd,
+    is_tcp: bool,
+    /// The second of the clock in which it has failed.
+    deadline: u32,
 }
 
 /// An upstream as one of whose connections this counts, until it is dropped.
@@ -120,6 +130,12 @@ impl Chosen {
     /// Whether another address of it is tried before another upstream.
     fn has_next(&self) -> bool {
         self.next_address < self.addresses.len().min(ADDRESSES_PER_ROUND)
+    }
+
+    fn take_next(&mut self) -> Option<PeerAddress> {
+        let address = self.addresses.get(self.next_address).filter(|_| self.has_next())?.clone();
+        self.next_address += 1;
+        Some(address)
     }
 
     fn new(upstream: &Arc<Upstream>, index: usize) -> Self {
@@ -363,9 +379,7 @@ impl Connection {
         match &self.state {
             // A server that speaks first is waited for.
             State::Greeting { .. } => self.route(&Greeting::Other, shared),
-            State::Connecting { .. } => {
-                self.give_up_attempt(&io::ErrorKind::TimedOut.into());
-            }
+            State::Connecting { .. } => self.expire_attempts(shared, context),
             _ => {}
         }
         self.drive(shared, context)
@@ -439,21 +453,15 @@ impl Connection {
             self.next_round_at_seconds = context.deadline(ROUND_INTERVAL_SECONDS);
             return None;
         };
-        self.record.connect_attempts += 1;
         self.upstream_events = Events::default();
-        self.are_tcp[1] = matches!(address, PeerAddress::Tcp(_));
-        let started = shared.start_connection(&address, self.record.client).and_then(|socket| {
-            context.register(&socket, Side::Upstream)?;
-            Ok(socket)
-        });
-        match started {
-            Ok(upstream) => {
+        match self.start_attempt(&address, shared, context) {
+            Ok(attempt) => {
                 let State::Accepted(client) = std::mem::replace(&mut self.state, State::Closed)
                 else {
                     return Some(Action::Close);
                 };
-                let deadline = context.deadline(shared.limits().connect_timeout.as_secs() as u32);
-                self.state = State::Connecting { client, upstream, deadline };
+                let next_at = self.next_attempt_at(shared, context);
+                self.state = State::Connecting { client, attempts: vec![attempt], next_at };
             }
             Err(error) if is_shortage(&error) => {
                 shared.report_shortage(&error, context);
@@ -469,6 +477,45 @@ impl Connection {
         None
     }
 
+    fn start_attempt(
+        &mut self,
+        address: &PeerAddress,
+        shared: &LoopState,
+        context: &Context<'_>,
+    ) -> io::Result<Attempt> {
+        self.record.connect_attempts += 1;
+        let socket = shared.start_connection(address, self.record.client)?;
+        context.register(&socket, Side::Upstream)?;
+        let deadline = context.deadline(shared.limits().connect_timeout.as_secs() as u32);
+        Ok(Attempt { socket, is_tcp: matches!(address, PeerAddress::Tcp(_)), deadline })
+    }
+
+    /// When the upstream's next address is tried beside the present one, which has not answered
+    /// until then (RFC 8305 section 5, whose delay is up to 2 s): within a second, or never.
+    fn next_attempt_at(&self, shared: &LoopState, context: &Context<'_>) -> u32 {
+        let may_try = self.record.connect_attempts < shared.limits().connect_attempts_max
+            && self.upstream.as_ref().is_some_and(Chosen::has_next);
+        if may_try { context.deadline(0) } else { NEVER }
+    }
+
+    /// Gives up the attempts whose time is over, and tries the next address if it is time for it.
+    fn expire_attempts(&mut self, shared: &mut LoopState, context: &Context<'_>) {
+        let now = context.now_seconds();
+        let State::Connecting { attempts, next_at, .. } = &mut self.state else { return };
+        attempts.retain(|attempt| attempt.deadline > now);
+        let is_next_due = *next_at <= now;
+        if is_next_due {
+            *next_at = NEVER;
+        }
+        let address = self.upstream.as_mut().filter(|_| is_next_due).and_then(Chosen::take_next);
+        let next = address.and_then(|address| self.start_attempt(&address, shared, context).ok());
+        let State::Connecting { attempts, .. } = &mut self.state else { return };
+        attempts.extend(next);
+        if attempts.is_empty() {
+            self.give_up_attempts(&io::ErrorKind::TimedOut.into());
+        }
+    }
+
     /// The end of a connection for which every attempt has failed.
     fn end_without_upstream(&self) -> End {
         if self.lacks_port { End::Shortage } else { End::Unreachable }
@@ -478,10 +525,7 @@ impl Connection {
     fn next_address(&mut self, group: &UpstreamGroup) -> Option<PeerAddress> {
         loop {
             if let Some(chosen) = &mut self.upstream {
-                let address = chosen.addresses.get(chosen.next_address);
-                if let Some(address) = address.filter(|_| chosen.has_next()) {
-                    let address = address.clone();
-                    chosen.next_address += 1;
+                if let Some(address) = chosen.take_next() {
                     return Some(address);
                 }
                 self.tried.push(chosen.index);
@@ -494,35 +538,54 @@ impl Connection {
 
     /// Finds out how the connection to the upstream fares; `None` once the state has changed.
     fn finish_connecting(&mut self, shared: &mut LoopState) -> Option<Action<NoJob>> {
-        let State::Connecting { client, upstream, deadline } = &self.state else { return None };
-        let deadline = *deadline;
+        let State::Connecting { client, attempts, next_at } = &mut self.state else { return None };
+        let deadlines = attempts.iter().map(|attempt| attempt.deadline);
+        let next_at = (*next_at).min(deadlines.min().unwrap_or(NEVER));
         // A client that has ended its stream may still wait for a response, one that is gone does
         // not.
         if self.client_events.is_end_or_urgent && has_failed(client) {
             return Some(self.finish(End::ClientFailed, shared));
         }
         if !self.upstream_events.is_writable {
-            return Some(Action::WaitUntil(deadline));
+            return Some(Action::WaitUntil(next_at));
         }
-        match connect::finish(upstream) {
-            Ok(()) => self.begin_forwarding(shared),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.upstream_events = Events::default();
-                Some(Action::WaitUntil(deadline))
+        // The events of both sockets are in one place: each is asked.
+        let mut failure = None;
+        for index in (0..attempts.len()).rev() {
+            match connect::finish(&attempts[index].socket) {
+                Ok(()) => {
+                    let attempt = attempts.swap_remove(index);
+                    return self.begin_forwarding(attempt, shared);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    attempts.swap_remove(index);
+                    failure = Some(error);
+                }
             }
-            Err(error) => {
-                self.give_up_attempt(&error);
+        }
+        self.upstream_events = Events::default();
+        match failure {
+            Some(error) if attempts.is_empty() => {
+                self.give_up_attempts(&error);
                 None
             }
+            _ => Some(Action::WaitUntil(next_at)),
         }
     }
 
-    fn begin_forwarding(&mut self, shared: &mut LoopState) -> Option<Action<NoJob>> {
-        let State::Connecting { client, upstream, .. } =
-            std::mem::replace(&mut self.state, State::Closed)
+    /// Forwards between the client and the first attempt that has succeeded. Others end.
+    fn begin_forwarding(
+        &mut self,
+        attempt: Attempt,
+        shared: &mut LoopState,
+    ) -> Option<Action<NoJob>> {
+        let State::Connecting { client, .. } = std::mem::replace(&mut self.state, State::Closed)
         else {
             return Some(Action::Close);
         };
+        let Attempt { socket: upstream, is_tcp, .. } = attempt;
+        self.are_tcp[1] = is_tcp;
         self.record.connect_time = Some(self.accepted_at.elapsed());
         if let Some(chosen) = &self.upstream {
             UpstreamGroup::record_success(&chosen.upstream);
@@ -561,8 +624,8 @@ impl Connection {
         header::header(version, self.record.client, destination, &fields)
     }
 
-    /// Closes the socket of an attempt that has failed.
-    fn give_up_attempt(&mut self, error: &io::Error) {
+    /// Closes the sockets of attempts that have failed.
+    fn give_up_attempts(&mut self, error: &io::Error) {
         if let State::Connecting { client, .. } = std::mem::replace(&mut self.state, State::Closed)
         {
             self.state = State::Accepted(client);

@@ -1,19 +1,20 @@
 //! Upstreams: the servers that clients are connected to, and what is known of each of them.
 
-use crate::balance::{Balancer, Candidate, name_hash};
+use crate::balance::{Algorithm, Balancer, Candidate, name_hash};
 use crate::config::GroupConfig;
 use crate::upstream_address::UpstreamAddress;
 use haul_server::connect::PeerAddress;
 use haul_server::resolve::Resolve;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -23,6 +24,8 @@ const CHECKS_BEFORE_DOWN: u32 = 3;
 const CHECKS_BEFORE_UP: u32 = 2;
 /// Connections in a row that have failed before an upstream is ejected.
 const FAILURES_BEFORE_EJECTION: u32 = 3;
+/// The share of an upstream that has just come back, of its weight, in percent.
+const SLOW_START_PERCENT_MIN: u64 = 10;
 /// How long an ejected upstream gets no connection while there is another.
 const EJECTION_TIME: Duration = Duration::from_secs(10);
 
@@ -92,9 +95,26 @@ struct Health {
     failures: AtomicU32,
     /// The end of its ejection, in milliseconds of the group's clock.
     ejected_until_ms: AtomicU64,
+    /// When it has come back, in milliseconds of [`process_ms`]; 0 if it has never been away.
+    back_since_ms: AtomicU64,
 }
 
 impl Health {
+    /// The upstream gets connections again.
+    fn record_return(&self) {
+        self.back_since_ms.store(process_ms().max(1), Relaxed);
+    }
+
+    /// The share of its weight that the upstream has now, in percent: it grows to 100 in
+    /// `slow_start` after a return.
+    fn weight_percent(&self, slow_start: Option<Duration>) -> u32 {
+        let back_since_ms = self.back_since_ms.load(Relaxed);
+        let Some(slow_start) = slow_start.filter(|_| back_since_ms > 0) else { return 100 };
+        let age_ms = process_ms().saturating_sub(back_since_ms);
+        let percent = (100 * age_ms).checked_div(slow_start.as_millis() as u64).unwrap_or(100);
+        percent.clamp(SLOW_START_PERCENT_MIN, 100) as u32
+    }
+
     /// Whether a connection may be tried now. After an ejection only one is until its result is
     /// known, or for the time of another ejection.
     fn begin_trial(&self, now_ms: u64) -> bool {
@@ -151,7 +171,11 @@ impl Upstream {
 
     /// Sets whether it gets new connections.
     pub fn set_administration(&self, administration: Administration) {
+        let before = self.administration();
         self.administration.store(administration as u8, Relaxed);
+        if administration == Administration::Enabled && before != administration {
+            self.health.record_return();
+        }
     }
 
     /// The weight that the operator has set.
@@ -191,7 +215,7 @@ impl Upstream {
 
     /// Takes the addresses that its name stands for now. Established connections stay.
     pub fn set_addresses(&self, addresses: Vec<SocketAddr>) {
-        *self.lock() = addresses.into_iter().map(PeerAddress::Tcp).collect();
+        *self.lock() = alternating(addresses).into_iter().map(PeerAddress::Tcp).collect();
     }
 
     /// Whether the active check has found it down.
@@ -212,6 +236,7 @@ impl Upstream {
                 health.failed_checks.store(0, Relaxed);
                 let successes = health.good_checks.fetch_add(1, Relaxed).saturating_add(1);
                 if successes >= CHECKS_BEFORE_UP && health.is_down.swap(false, Relaxed) {
+                    health.record_return();
                     info!(upstream = name, "upstream {name} is up");
                     return CheckOutcome::Up;
                 }
@@ -240,6 +265,9 @@ pub struct UpstreamGroup {
     upstreams: Vec<Arc<Upstream>>,
     /// The weight of each upstream, and whether it is a backup.
     shares: Vec<(u32, bool)>,
+    algorithm: Algorithm,
+    /// The time in which the share of an upstream grows that has come back.
+    slow_start: Option<Duration>,
     balancer: Balancer,
     started: Instant,
 }
@@ -258,6 +286,8 @@ impl UpstreamGroup {
             name: config.name.clone(),
             upstreams: upstreams.iter().map(|one| create(&one.address)).collect(),
             shares: upstreams.iter().map(|one| (one.weight, one.is_backup)).collect(),
+            algorithm: config.algorithm,
+            slow_start: config.slow_start,
             balancer: Balancer::new(config.algorithm, upstreams.len()),
             // The ends of ejections are times of this clock.
             started: previous.map_or_else(Instant::now, |previous| previous.started),
@@ -324,7 +354,7 @@ impl UpstreamGroup {
         let candidate = |index: usize| Candidate {
             index,
             name_hash: self.upstreams[index].name_hash,
-            weight: self.share(index).0,
+            weight: self.share(index).0 * self.weight_percent(index),
             open: self.upstreams[index].counters.open.load(Relaxed),
         };
         let candidates: Vec<_> = (0..self.upstreams.len())
@@ -335,12 +365,22 @@ impl UpstreamGroup {
         self.balancer.choose(&candidates, client, is_first)
     }
 
+    /// What an upstream has of its weight, in percent. By source address it always has all of it:
+    /// otherwise clients would change their upstream while it grows.
+    fn weight_percent(&self, index: usize) -> u32 {
+        match self.algorithm {
+            Algorithm::SourceAddress => 100,
+            _ => self.upstreams[index].health.weight_percent(self.slow_start),
+        }
+    }
+
     /// Records that a connection to an upstream was established.
     pub fn record_success(upstream: &Upstream) {
         let health = &upstream.health;
         upstream.counters.connected.fetch_add(1, Relaxed);
         if health.failures.swap(0, Relaxed) >= FAILURES_BEFORE_EJECTION {
             health.ejected_until_ms.store(0, Relaxed);
+            health.record_return();
             info!(
                 upstream = upstream.name(),
                 "upstream {} accepts connections again", upstream.name
@@ -369,9 +409,57 @@ impl UpstreamGroup {
     }
 }
 
+/// Milliseconds since this was called first.
+fn process_ms() -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed().as_millis() as u64
+}
+
+/// Addresses in the same order, but with the families in turn, so that the first two are one of
+/// each (RFC 8305 section 4).
+fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let first_is_ipv6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
+    let (mut ones, mut others): (VecDeque<_>, VecDeque<_>) =
+        addresses.into_iter().partition(|address| address.is_ipv6() == first_is_ipv6);
+    let mut ordered = Vec::new();
+    while !(ones.is_empty() && others.is_empty()) {
+        ordered.extend(ones.pop_front());
+        ordered.extend(others.pop_front());
+    }
+    ordered
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_share_of_an_upstream_that_is_back_grows() {
+        let upstreams = ["10.0.0.1:80", "10.0.0.2:80"].map(|text| text.parse().unwrap());
+        let shares = |slow_start: Option<Duration>| {
+            let mut config = GroupConfig::new("a", upstreams.clone());
+            config.slow_start = slow_start;
+            let group = UpstreamGroup::new(&config, None, &[]);
+            group.upstreams()[0].set_administration(Administration::Draining);
+            group.upstreams()[0].set_administration(Administration::Enabled);
+            (0..110).filter(|_| group.choose(None, &[]) == Some(0)).count()
+        };
+        assert_eq!(shares(None), 55);
+        // Of an hour nothing has passed: ten to a hundred.
+        assert_eq!(shares(Some(Duration::from_secs(3600))), 10);
+        assert_eq!(shares(Some(Duration::ZERO)), 55);
+    }
+
+    #[test]
+    fn the_families_of_addresses_take_turns() {
+        let addresses = |texts: &[&str]| -> Vec<SocketAddr> {
+            texts.iter().map(|text| text.parse().unwrap()).collect()
+        };
+        let resolved = addresses(&["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1", "2.2.2.2:1"]);
+        let expected = addresses(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "2.2.2.2:1", "[::3]:1"]);
+        assert_eq!(alternating(resolved), expected);
+        assert_eq!(alternating(Vec::new()), Vec::new());
+    }
 
     #[test]
     fn an_upstream_that_refuses_connections_is_chosen_only_if_there_is_no_other() {

@@ -55,6 +55,11 @@ pub struct Options {
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub check_interval: Option<Timeout>,
+    /// Time in which an upstream that was down, ejected, drained or disabled gets its whole share
+    /// of new connections again, from a tenth on; not with source-address [default: at once]
+    #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub slow_start: Option<Timeout>,
     /// What becomes of the established connections of an upstream that the check has found down,
     /// or that a reload has removed: keep, close, or a time after which they are closed [default:
     /// keep]
@@ -329,6 +334,7 @@ impl Options {
             listener: other.listener,
             greeting_timeout: self.greeting_timeout.or(other.greeting_timeout),
             check_interval: self.check_interval.or(other.check_interval),
+            slow_start: self.slow_start.or(other.slow_start),
             on_upstream_down: self.on_upstream_down.or(other.on_upstream_down),
             resolve_interval: self.resolve_interval.or(other.resolve_interval),
             connect_timeout: self.connect_timeout.or(other.connect_timeout),
@@ -393,6 +399,9 @@ impl Options {
         self.check()?;
         let has_default = !self.to.is_empty();
         let mut config = Config::new(groups(self.to, self.balance, self.group));
+        for group in &mut config.groups {
+            group.slow_start = self.slow_start.map(|time| time.0);
+        }
         config.listeners = listeners(self.listen, has_default, self.route, self.listener)?;
         config.send_header = self.send_proxy.map(|version| match version {
             ProxyVersion::V1 => HeaderVersion::V1,

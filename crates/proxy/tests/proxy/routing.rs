@@ -1,6 +1,6 @@
 //! Which upstream a client is connected to, and who may connect.
 
-use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
+use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
 use haul_proxy::{Algorithm, HeaderField, HeaderVersion, TrustedProxies};
 use haul_server::proxy_protocol::{self, FieldType};
 use std::io::{ErrorKind, Read, Write};
@@ -215,6 +215,7 @@ fn a_check_finds_an_upstream_down_and_up_again() {
 
 #[test]
 fn an_upstream_may_be_a_unix_socket() {
+    const LEN: usize = 16 << 20;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
@@ -232,7 +233,31 @@ fn an_upstream_may_be_a_unix_socket() {
     let mut response = String::new();
     client.read_to_string(&mut response).unwrap();
     assert_eq!(response, "response");
-    proxy.finish();
+    // Large amounts are spliced from and to a Unix socket, too.
+    let client = proxy.connect();
+    (&client).write_all(b"?").unwrap();
+    let (server, _) = listener.accept().unwrap();
+    (&server).read_exact(&mut [0]).unwrap();
+    let (sent, answered) = (pattern(1, LEN), pattern(2, LEN));
+    thread::scope(|scope| {
+        scope.spawn(|| (&client).write_all(&sent).unwrap());
+        scope.spawn(|| (&server).write_all(&answered).unwrap());
+        let reader = scope.spawn(|| {
+            let mut received = vec![0; LEN];
+            (&server).read_exact(&mut received).unwrap();
+            assert!(received == sent);
+        });
+        let mut received = vec![0; LEN];
+        (&client).read_exact(&mut received).unwrap();
+        assert!(received == answered);
+        reader.join().unwrap();
+    });
+    drop((client, server));
+    let log = proxy.finish();
+    for direction in ["to_upstream", "to_client"] {
+        let spliced = log[1][direction]["spliced_bytes"].as_u64().unwrap();
+        assert!(spliced * 100 >= LEN as u64 * 99, "{log:?}");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! From which address upstreams are connected.
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
-use haul_proxy::{SourceChoice, TrustedProxies};
+use haul_proxy::{GroupConfig, SourceChoice, TrustedProxies};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpStream};
 use std::process::Command;
@@ -34,6 +34,8 @@ fn sources_take_turns_and_none_is_without_ports_while_another_has_some() {
         let addresses = sources.iter().map(|source| source.parse().unwrap()).collect();
         config.source = SourceChoice::Addresses(addresses);
         config.limits.connect_attempts_max = 1;
+        // It is reloaded with an upstream at another port.
+        config.confine = false;
     });
     // Of this range each source has two ports. The listener has one of another range.
     proxy.lab.sender.set_sysctl("net.ipv4.ip_local_port_range", "40000 40001").unwrap();
@@ -49,6 +51,19 @@ fn sources_take_turns_and_none_is_without_ports_while_another_has_some() {
         let source: IpAddr = source.parse().unwrap();
         assert_eq!(used.iter().filter(|&&other| other == source).count(), 2, "{used:?}");
     }
+    // A port that is used for one peer is free for others.
+    let other = listen(&proxy.lab);
+    let mut reloaded = proxy.config.clone();
+    reloaded.groups = vec![GroupConfig::new("servers", [upstream(&other)])];
+    proxy.handle.reload(&reloaded).unwrap();
+    let mut to_other = Vec::new();
+    for _ in 0..4 {
+        let mut client = proxy.connect();
+        client.write_all(b"x").unwrap();
+        to_other.push((client, accept(&other)));
+    }
+    drop(to_other);
+    proxy.handle.reload(&proxy.config).unwrap();
     let mut refused = proxy.connect();
     assert!(refused.read(&mut [0]).is_err(), "a client without a port is reset");
     // The upstream is not at fault, so it is not ejected: the next client with a port reaches it.

@@ -1,11 +1,12 @@
 //! Every byte of both streams arrives, once and in order, by the expected method.
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
-use std::io::{ErrorKind, Read, Write};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 fn read_all(mut from: &TcpStream) -> Vec<u8> {
     let mut received = Vec::new();
@@ -134,17 +135,37 @@ fn bytes_after_an_urgent_one_arrive() {
     }
 }
 
+/// Number of random connections, 300 by default. `HAUL_TEST_CONNECTIONS` sets another one for a
+/// long run, of this test alone, which also loses packets.
+fn connections() -> (u64, bool) {
+    let asked = std::env::var("HAUL_TEST_CONNECTIONS").ok();
+    let is_long = asked.is_some();
+    (asked.map_or(300, |text| text.parse().unwrap()), is_long)
+}
+
+/// The number of descriptors of this process that are pipes or sockets.
+fn pipes_and_sockets() -> usize {
+    let targets = fs::read_dir("/proc/self/fd").unwrap();
+    let targets = targets.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+    let is_one = |target: &String| target.starts_with("pipe:") || target.starts_with("socket:");
+    targets.map(|target| target.to_string_lossy().into_owned()).filter(is_one).count()
+}
+
 /// Many connections at once, each with a random length, random pauses, and an end of its own.
 #[test]
 fn random_streams_that_end_cleanly_are_complete() {
-    const CONNECTIONS: u64 = 300;
+    let (connections, is_long) = connections();
     let lab = lab();
+    if is_long {
+        lab.set_loss("0.1%".parse().unwrap()).unwrap();
+    }
+    let before = pipes_and_sockets();
     let listener = listen(&lab);
     let proxy = Proxy::start(lab, [upstream(&listener)], |config| config.workers = Some(2));
     let is_over = AtomicBool::new(false);
     let log = thread::scope(|scope| {
         let echo = scope.spawn(|| echo(&listener, &is_over));
-        for seeds in (0..CONNECTIONS).collect::<Vec<_>>().chunks(50) {
+        for seeds in (0..connections).collect::<Vec<_>>().chunks(50) {
             let proxy = &proxy;
             thread::scope(|scope| {
                 for &seed in seeds {
@@ -157,7 +178,15 @@ fn random_streams_that_end_cleanly_are_complete() {
         echo.join().unwrap();
         log
     });
-    assert_eq!(log.len(), CONNECTIONS as usize);
+    assert_eq!(log.len() as u64, connections);
+    let mut ends: BTreeMap<&str, usize> = BTreeMap::new();
+    for line in &log {
+        *ends.entry(line["end"].as_str().unwrap()).or_default() += 1;
+    }
+    println!("{connections} connections: {ends:?}");
+    drop(listener);
+    // Other tests of this process have some meanwhile.
+    assert!(!is_long || pipes_and_sockets() <= before, "{before}: descriptors are left");
 }
 
 /// Returns what each connection receives, and ends it when the client does, until `is_over`.
@@ -173,7 +202,7 @@ fn echo(listener: &TcpListener, is_over: &AtomicBool) {
                     server.set_read_timeout(Some(LIMIT)).unwrap();
                     scope.spawn(move || {
                         // A client may reset its connection.
-                        let _ = std::io::copy(&mut &server, &mut &server);
+                        let _ = io::copy(&mut &server, &mut &server);
                         let _ = server.shutdown(Shutdown::Write);
                     });
                 }
@@ -189,12 +218,32 @@ fn echo(listener: &TcpListener, is_over: &AtomicBool) {
     });
 }
 
+/// Reads to the end of a stream. One client in four pauses now and then.
+fn read_slowly(
+    mut from: &TcpStream,
+    received: &mut Vec<u8>,
+    pauses: &mut fastrand::Rng,
+) -> io::Result<()> {
+    let is_slow = pauses.u8(..) < 64;
+    let mut piece = vec![0; 1 << 16];
+    loop {
+        if is_slow && pauses.u8(..) < 32 {
+            thread::sleep(Duration::from_millis(pauses.u64(0..20)));
+        }
+        match from.read(&mut piece)? {
+            0 => return Ok(()),
+            count => received.extend_from_slice(&piece[..count]),
+        }
+    }
+}
+
 /// A client that sends random bytes and expects them back, unless it resets its connection.
 fn send_and_receive_back(proxy: &Proxy, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let client = proxy.connect();
     let sent = pattern(seed, 1 << random.usize(0..21));
     let resets = random.u8(..) < 50;
+    let mut pauses = fastrand::Rng::with_seed(!seed);
     thread::scope(|scope| {
         let (client, sent) = (&client, &sent);
         scope.spawn(move || {
@@ -214,7 +263,7 @@ fn send_and_receive_back(proxy: &Proxy, seed: u64) {
             let _ = client.shutdown(Shutdown::Write);
         });
         let mut received = Vec::new();
-        let ended = (&*client).read_to_end(&mut received);
+        let ended = read_slowly(client, &mut received, &mut pauses);
         assert!(sent.starts_with(&received), "seed {seed}");
         assert!(resets || (ended.is_ok() && received == *sent), "seed {seed}: {ended:?}");
     });
