@@ -34,6 +34,12 @@ pub struct LabArguments {
     /// MTU of the link between the hosts, in bytes
     #[arg(long, default_value_t = 9000)]
     pub mtu: u32,
+    /// Send packets of one segment each, as they arrive from a network without GRO
+    #[arg(long)]
+    pub no_segmentation: bool,
+    /// Measure this haul, as a user who cannot build it does [default: build it]
+    #[arg(long, value_name = "PROGRAM")]
+    pub haul: Option<PathBuf>,
 }
 
 /// Options of `cargo xtask peers serve`.
@@ -70,8 +76,8 @@ pub struct ProxyArguments {
     #[command(flatten)]
     lab: LabArguments,
     /// Trials, separated by commas [default: all]: 256MiB, 256MiB-64 (connections), 256MiB-stalled
-    /// (beside 2,000 connections that do not read), 1MiB, 64KiB, 4KiB, 100B-100 (connections),
-    /// new-connections, idle-4000
+    /// (beside 2,000 connections that do not read), 1MiB, 64KiB, 16KiB, 4KiB, 1KiB, 100B-100
+    /// (connections), new-connections, idle-4000
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
     /// Proxies to compare with haul, separated by commas [default: all]: haproxy-splice, haproxy,
@@ -135,7 +141,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
         trials: TRIALS.into_iter().filter(|trial| is_selected(trials, trial.name)).collect(),
         kinds,
         lab: lab.clone(),
-        haul: build()?,
+        haul: lab.haul.clone().map_or_else(build, Ok)?,
         other_haul: other.clone(),
         variants: variant.clone(),
         nginx_listen: nginx_listen.clone(),
@@ -173,7 +179,7 @@ pub fn proxy(arguments: &ProxyArguments) -> Result<(), String> {
         trials: trials.collect(),
         kinds,
         lab: lab.clone(),
-        haul: build()?,
+        haul: lab.haul.clone().map_or_else(build, Ok)?,
         other_haul: other.clone(),
         variants: variant.clone(),
     })

@@ -224,6 +224,12 @@ impl Lab {
         self.sender.run(|| link::set_offloads(self.sender.device(), wanted))?
     }
 
+    /// Switches TCP segmentation offload of both devices, as [`Lab::set_segmentation`] does of one.
+    pub fn set_segmentation_both(&self, on: bool) -> Result<(), LabError> {
+        self.set_segmentation(on)?;
+        self.receiver.run(|| link::set_segmentation(self.receiver.device(), on))?
+    }
+
     /// Switches TCP segmentation offload of the sending device.
     ///
     /// Without it the stack splits packets itself, and a veth's peer receives them one by one, as

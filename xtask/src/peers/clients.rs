@@ -20,6 +20,8 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct WrkReport {
     /// Number of completed requests.
     pub requests: u64,
+    /// The 99th percentile of the time to the response, in µs.
+    pub p99_us: f64,
 }
 
 /// A run of wrk.
@@ -37,7 +39,7 @@ pub fn wrk(host: &Host, run: &Wrk) -> Result<WrkReport, String> {
     let Wrk { url, connections, seconds, keeps_connections } = run;
     let mut command = Command::new("wrk");
     command.args(["-t", "1", "-c", &connections.to_string(), "-d", &format!("{seconds}s")]);
-    command.args(["--timeout", "30s", url]).stdin(Stdio::null());
+    command.args(["--latency", "--timeout", "30s", url]).stdin(Stdio::null());
     if !keeps_connections {
         command.args(["-H", "Connection: close"]);
     }
@@ -57,7 +59,20 @@ pub fn wrk(host: &Host, run: &Wrk) -> Result<WrkReport, String> {
         .lines()
         .find_map(|line| line.split_once(" requests in ")?.0.trim().parse().ok())
         .ok_or_else(|| format!("wrk {url}: no number of requests in {text}"))?;
-    Ok(WrkReport { requests })
+    let p99_us = text
+        .lines()
+        .find_map(|line| parse_us(line.trim().strip_prefix("99%")?.trim()))
+        .ok_or_else(|| format!("wrk {url}: no 99th percentile in {text}"))?;
+    Ok(WrkReport { requests, p99_us })
+}
+
+/// Parses a time of wrk, such as `1.25ms`, to µs.
+fn parse_us(text: &str) -> Option<f64> {
+    let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6), ("m", 60e6), ("h", 3600e6)];
+    let (number, factor) = units
+        .iter()
+        .find_map(|(unit, factor)| text.strip_suffix(unit).map(|number| (number, factor)))?;
+    Some(number.parse::<f64>().ok()? * factor)
 }
 
 /// Requests `file` repeatedly on each connection until `until`; returns the received body bytes.

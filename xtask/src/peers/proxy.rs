@@ -23,13 +23,15 @@ const STALLED: Load = Load::BesideStalled { stalled: 2000 };
 const SHORT: Load = Load::Connections { at_a_time: 16, seconds: 1 };
 
 /// All trials, in the order of their execution.
-pub const TRIALS: [Trial; 9] = [
+pub const TRIALS: [Trial; 11] = [
     trial("256MiB", "256MiB", ONE_BULK),
     trial("256MiB-64", "256MiB", MANY_BULK),
     trial("256MiB-stalled", "256MiB", STALLED),
     trial("1MiB", "1MiB", FEW),
     trial("64KiB", "64KiB", FEW),
+    trial("16KiB", "16KiB", FEW),
     trial("4KiB", "4KiB", FEW),
+    trial("1KiB", "1KiB", FEW),
     trial("100B-100", "100B", HUNDRED),
     trial("new-connections", "100B", SHORT),
     trial("idle-4000", "100B", IDLE),

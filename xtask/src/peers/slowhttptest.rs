@@ -31,6 +31,10 @@ pub enum Mode {
 const CONNECTIONS: usize = 8000;
 /// Connections per second.
 const RATE: usize = 2000;
+/// Processes among which they are divided in [`Mode::Read`]. The kernel does not interrupt a call
+/// that polls thousands of sockets, so that one busy process delays the usual clients by a
+/// millisecond.
+const READING_PROCESSES: usize = 8;
 /// Time until slowhttptest has connected, with a reserve: it runs at idle priority.
 const CONNECT_PAUSE: Duration = Duration::from_secs(6);
 /// The same for [`Mode::Ranges`], whose requests are answered: slowhttptest ends once all are.
@@ -103,7 +107,9 @@ fn measure_round(
     for turn in 0..2 {
         let index = (round + turn) % 2;
         let target = [control, server][index];
-        let mut generator = start(lab, mode, target)?;
+        let processes = if mode == Mode::Read { READING_PROCESSES } else { 1 };
+        let generators = (0..processes).map(|_| start(lab, mode, processes, target));
+        let generators = generators.collect::<Result<Vec<_>, _>>()?;
         thread::sleep(if mode == Mode::Ranges { RANGES_PAUSE } else { CONNECT_PAUSE });
         let cpu_before = server.running.cpu_time();
         figures[index] = latency_us(lab, server, outcome)?;
@@ -115,8 +121,10 @@ fn measure_round(
             outcome.connections =
                 Some(outcome.connections.map_or(connections, |least| least.min(connections)));
         }
-        if let Some(status) = generator.kill() {
-            return Err(format!("slowhttptest has ended early: {status}"));
+        for mut generator in generators {
+            if let Some(status) = generator.kill() {
+                return Err(format!("slowhttptest has ended early: {status}"));
+            }
         }
         thread::sleep(CLOSE_PAUSE);
     }
@@ -128,11 +136,18 @@ fn measure_round(
     Ok(())
 }
 
-/// Starts slowhttptest beside the usual clients. It runs only while they do not (`SCHED_IDLE`).
-fn start(lab: &Lab, mode: Mode, target: &RunningServer) -> Result<Running, String> {
+/// Starts one of so many processes of slowhttptest beside the usual clients. It runs only while
+/// they do not (`SCHED_IDLE`).
+fn start(
+    lab: &Lab,
+    mode: Mode,
+    processes: usize,
+    target: &RunningServer,
+) -> Result<Running, String> {
+    let of_process = |total: usize| (total / processes).to_string();
     let mut command = Command::new("chrt");
-    command.args(["--idle", "0", "slowhttptest", "-c", &CONNECTIONS.to_string()]);
-    command.args(["-r", &RATE.to_string(), "-l", "60", "-i", "5"]);
+    command.args(["--idle", "0", "slowhttptest", "-c", &of_process(CONNECTIONS)]);
+    command.args(["-r", &of_process(RATE), "-l", "60", "-i", "5"]);
     let file = match mode {
         Mode::Head => {
             command.arg("-H");

@@ -130,9 +130,11 @@ const LARGEST_FILE: &str = "256MiB";
 const STALLED_FILE: &str = "256KiB";
 
 /// The files that are served, and their sizes in bytes.
-const FILES: [(&str, usize); 7] = [
+const FILES: [(&str, usize); 9] = [
     ("100B", 100),
+    ("1KiB", 1 << 10),
     ("4KiB", 4 << 10),
+    ("16KiB", 16 << 10),
     ("64KiB", 64 << 10),
     (STALLED_FILE, 256 << 10),
     ("1MiB", 1 << 20),
@@ -154,10 +156,13 @@ pub struct Comparison {
 impl Comparison {
     /// Creates the lab and the files.
     pub fn new(arguments: &LabArguments) -> Result<Self, String> {
-        let LabArguments { rounds, congestion, mtu } = arguments;
+        let LabArguments { rounds, congestion, mtu, no_segmentation, haul: _ } = arguments;
         let failed = |error: LabError| error.to_string();
         haul_lab::enter_user_namespace().map_err(failed)?;
         let lab = Lab::veth(&Settings::default().with_mtu(*mtu)).map_err(failed)?;
+        if *no_segmentation {
+            lab.set_segmentation_both(false).map_err(failed)?;
+        }
         // A round opens ten thousand connections. If all ports were in TIME_WAIT, each connect(2)
         // would search all of them for a free one. The servers' ports are below the range.
         for host in [&lab.sender, &lab.receiver] {
@@ -236,7 +241,7 @@ fn run_trial(
     let failed = |error: haul_soak::SoakError| error.to_string();
     let mut figures = vec![Vec::new(); servers.len()];
     let mut ratios_to_reference = figures.clone();
-    let mut traffic = vec![Vec::new(); servers.len()];
+    let mut details = vec![Details::default(); servers.len()];
     if let Load::Crowd { behaviour, connections, seconds, address } = trial.load {
         let attack = Attack {
             behaviour,
@@ -272,8 +277,7 @@ fn run_trial(
                 let mut measure_load = |load| {
                     let measurement = measure(lab, &meter, trial.file, load, server);
                     if load == trial.load {
-                        traffic[index]
-                            .extend(measurement.as_ref().ok().map(|measured| measured.traffic));
+                        details[index].extend(measurement.as_ref().ok());
                     }
                     or_nan(server, measurement.map(|measured| measured.figure))
                 };
@@ -290,7 +294,7 @@ fn run_trial(
             }
         }
     }
-    print(trial, servers, &figures, &ratios_to_reference, &traffic);
+    print(trial, servers, &figures, &ratios_to_reference, &details);
     Ok(())
 }
 
@@ -308,6 +312,30 @@ struct Measurement {
     /// CPU time of the server in µs per MiB, or requests per second of CPU time.
     figure: f64,
     traffic: Traffic,
+    /// The 99th percentile of the time to a response, in µs, if the load has one.
+    p99_us: Option<f64>,
+}
+
+/// What the rounds have measured beside the figure.
+#[derive(Debug, Clone, Default)]
+struct Details {
+    traffic: Vec<Traffic>,
+    p99_us: Vec<f64>,
+}
+
+impl Details {
+    fn extend(&mut self, measurement: Option<&Measurement>) {
+        self.traffic.extend(measurement.map(|measured| measured.traffic));
+        self.p99_us.extend(measurement.and_then(|measured| measured.p99_us));
+    }
+
+    fn line(&self) -> String {
+        let p99 = Estimate::of(&self.p99_us);
+        let p99 =
+            p99.map(|p99| format!("; p99 {:.0} ({:.0}–{:.0}) µs", p99.median, p99.low, p99.high));
+        let traffic = Traffic::median(&self.traffic).map(|traffic| format!("; {traffic}"));
+        p99.unwrap_or_default() + &traffic.unwrap_or_default()
+    }
 }
 
 /// Counters of the meter and of both hosts' CPUs at one time.
@@ -343,7 +371,7 @@ fn measure(
     };
     let calibration = meter.calibrate(CALIBRATION);
     let mut before = LabSnapshot::take(lab, meter)?;
-    let mut after = None;
+    let (mut after, mut p99_us) = (None, None);
     let amount = match load {
         Load::Requests { connections, seconds, window } => thread::scope(|scope| {
             let url = server.url(file);
@@ -359,11 +387,11 @@ fn measure(
                 after = Some(LabSnapshot::take(lab, meter)?);
                 bytes_in_window = Some(received_bytes(lab)? - bytes_before);
             }
-            let count =
-                wrk.join().map_err(|_| "wrk's thread has panicked".to_owned())??.requests as f64;
+            let wrk = wrk.join().map_err(|_| "wrk's thread has panicked".to_owned())??;
+            p99_us = Some(wrk.p99_us);
             // All responses have the same size, so the bytes are proportional to the requests.
             let bytes = received_bytes(lab)? - bytes_at_start;
-            Ok::<f64, String>(count * bytes_in_window.unwrap_or(bytes) / bytes)
+            Ok::<f64, String>(wrk.requests as f64 * bytes_in_window.unwrap_or(bytes) / bytes)
         })?,
         Load::Connections { at_a_time, seconds } => {
             let url = server.url(file);
@@ -398,7 +426,7 @@ fn measure(
     };
     let to_client = after.to_client - before.to_client;
     let to_server = after.to_server - before.to_server;
-    Ok(Measurement { figure, traffic: Traffic::of(to_client, to_server, count) })
+    Ok(Measurement { figure, traffic: Traffic::of(to_client, to_server, count), p99_us })
 }
 
 /// Receives large bodies for a while. Returns their bytes.
@@ -464,7 +492,7 @@ fn print(
     servers: &[&RunningServer],
     figures: &[Vec<f64>],
     ratios_to_reference: &[Vec<f64>],
-    traffic: &[Vec<Traffic>],
+    details: &[Details],
 ) {
     let (unit, is_more_better) = match trial.load {
         Load::Bulk { .. } | Load::Published | Load::BesideStalled { .. } => {
@@ -500,10 +528,9 @@ fn print(
         };
         let ratio_to_reference = with_spread(&ratios_to_reference[index])
             .map_or(String::new(), |ratio| format!("{to_reference}: {ratio}"));
-        let traffic = Traffic::median(&traffic[index]);
-        let traffic = traffic.map_or(String::new(), |traffic| format!("; {traffic}"));
+        let details = details[index].line();
         println!(
-            "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}{ratio_to_reference}{traffic}",
+            "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}{ratio_to_reference}{details}",
             server.name, figure.median, figure.low, figure.high
         );
     }
