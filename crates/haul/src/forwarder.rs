@@ -340,7 +340,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         };
         // Also after an error: a server that refuses an upload has answered before it closed the
         // connection.
-        let b_to_a = if self.b_to_a.is_ready(b, a) {
+        let b_to_a = if a_to_b.is_err() || self.b_to_a.is_ready(b, a) {
             self.b_to_a.advance(socket_b, socket_a, pool, a_to_b.is_err())
         } else {
             Ok(self.b_to_a.waits_for())

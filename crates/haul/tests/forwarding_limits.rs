@@ -239,11 +239,26 @@ fn a_busy_connection_has_its_deadline_ahead() {
     });
 }
 
+/// Writes until a socket has no room, and gets none by an acknowledgement that is late.
+fn fill(mut to: &TcpStream) {
+    haul_sys::sockopt::set_buffers(to, 64 << 10).unwrap();
+    loop {
+        let mut accepted = 0;
+        while let Ok(count) = to.write(&[0; 8 << 10]) {
+            accepted += count;
+        }
+        if accepted == 0 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// A sink without room accepts no bytes, and none are taken from the source; its end is.
 #[test]
 fn the_end_of_a_stream_is_seen_although_the_sink_has_no_room() {
     let (client, from, to, server) = chain();
-    while (&to).write(&[0; 8 << 10]).is_ok() {}
+    fill(&to);
     let settings = ForwardSettings::default().with_method(ForwardMethod::Splice);
     let mut forwarder = Forwarder::one_way_with_pool(&from, &to, pool(settings)).unwrap();
     assert!(matches!(forwarder.step().unwrap(), Step::Wait { a: READABLE, .. }));
@@ -262,13 +277,42 @@ fn the_end_of_a_stream_is_seen_although_the_sink_has_no_room() {
     assert!(received > 0);
     // Another one, whose stream ends while the sink is full.
     let (client, from, to, _server) = chain();
-    while (&to).write(&[0; 8 << 10]).is_ok() {}
+    fill(&to);
     let mut forwarder = Forwarder::one_way_with_pool(&from, &to, pool(settings)).unwrap();
     client.shutdown(Shutdown::Write).unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     while forwarder.step().unwrap() != Step::Done {
         assert!(Instant::now() < deadline, "the end is not seen");
     }
+}
+
+/// What a peer has sent before its reset is not lost, although the other peer does not read.
+#[test]
+fn what_a_failed_side_has_sent_is_received_although_the_sink_is_full() {
+    let (client, from, to, server) = chain();
+    // The client does not read.
+    fill(&from);
+    let settings = ForwardSettings::default().with_method(ForwardMethod::Splice);
+    let mut forwarder = Forwarder::with_pool(from, to, pool(settings)).unwrap();
+    (&server).write_all(b"response").unwrap();
+    let waits = forwarder.step().unwrap();
+    assert!(matches!(waits, Step::Wait { a, .. } if a.write), "{waits:?}");
+    // It closes with unread bytes, which is a reset; sending to it fails then.
+    (&client).write_all(b"request").unwrap();
+    while forwarder.step().unwrap() == Step::Yield {}
+    drop(server);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        (&client).write_all(b"more").unwrap();
+        let (nothing, readable) = (NOTHING, READABLE);
+        if forwarder.step_ready(readable, nothing).is_err() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the reset is not noticed");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let parts = forwarder.into_parts().unwrap();
+    assert_eq!(parts.b_to_a, b"response");
 }
 
 /// A shared pool may have a limit for half-closed connections; one direction is not one of them.

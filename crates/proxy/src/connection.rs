@@ -5,9 +5,9 @@ mod handover;
 
 use crate::closing::DueClosing;
 use crate::greeting::{Greeting, GreetingReader};
-use crate::header::{self, FieldSources};
+use crate::header::{self, FieldSources, HeaderVersion};
 use crate::log::{End, Ending, Record, TcpStatistics};
-use crate::loop_state::{LoopState, lacks_port};
+use crate::loop_state::LoopState;
 use crate::selection::ConnectionSelection;
 use crate::status::{ConnectionStatus, Phase};
 use crate::upstream::{Upstream, UpstreamGroup};
@@ -467,7 +467,7 @@ impl Connection {
                 shared.report_shortage(&error, context);
                 return Some(self.finish(End::Shortage, shared));
             }
-            Err(error) if lacks_port(&error) => {
+            Err(error) if connect::lacks_port(&address, &error) => {
                 // An address of the other family may have one.
                 shared.report_shortage(&error, context);
                 self.lacks_port = true;
@@ -491,11 +491,12 @@ impl Connection {
     }
 
     /// When the upstream's next address is tried beside the present one, which has not answered
-    /// until then (RFC 8305 section 5, whose delay is up to 2 s): within a second, or never.
+    /// until then (RFC 8305 section 5, whose delay is up to 2 s): after one or two seconds, or
+    /// never.
     fn next_attempt_at(&self, shared: &LoopState, context: &Context<'_>) -> u32 {
         let may_try = self.record.connect_attempts < shared.limits().connect_attempts_max
             && self.upstream.as_ref().is_some_and(Chosen::has_next);
-        if may_try { context.deadline(0) } else { NEVER }
+        if may_try { context.deadline(1) } else { NEVER }
     }
 
     /// Gives up the attempts whose time is over, and tries the next address if it is time for it.
@@ -618,7 +619,8 @@ impl Connection {
         let sources =
             FieldSources { received: &named_by.fields, greeting: &greeting, unique_id: &unique_id };
         let fields = sources.fields(shared.header_fields());
-        let sent_id = fields.get(FieldType::UNIQUE_ID);
+        // Version 1 has no fields.
+        let sent_id = fields.get(FieldType::UNIQUE_ID).filter(|_| version == HeaderVersion::V2);
         self.record.unique_id = sent_id.map(|id| String::from_utf8_lossy(id).into_owned());
         let destination = named_by.destination.or_else(|| local_address(client));
         header::header(version, self.record.client, destination, &fields)
@@ -651,7 +653,10 @@ impl Connection {
         let (client, upstream) = (&mut self.client_events, &mut self.upstream_events);
         let step = forwarder.step_ready(client.readiness(), upstream.readiness());
         let has_moved = forwarder.moved_bytes() != before;
-        if has_moved && self.record.first_byte_time.is_none() {
+        // Of an adopted connection the first bytes may have been another process's.
+        let before = &self.report_before.b_to_a;
+        let is_first = before.copied.bytes + before.spliced.bytes == 0;
+        if has_moved && is_first && self.record.first_byte_time.is_none() {
             let to_client = &forwarder.report().b_to_a;
             if to_client.copied.bytes + to_client.spliced.bytes > 0 {
                 self.record.first_byte_time = Some(self.accepted_at.elapsed());

@@ -215,7 +215,8 @@ impl LoopState {
 
     /// Whether the greeting of a client is received before its upstream is connected.
     pub fn needs_greeting(&mut self, listener: usize) -> bool {
-        self.header_fields.iter().any(|field| field.needs_greeting())
+        let sends_fields = self.header_version == Some(HeaderVersion::V2);
+        (sends_fields && self.header_fields.iter().any(|field| field.needs_greeting()))
             || self.routes().needs_greeting(listener)
     }
 
@@ -235,7 +236,7 @@ impl LoopState {
             let congestion = self.congestion.as_deref();
             started = connect::start(address, ConnectOptions { congestion, source });
             // Another source has other ports.
-            if started.as_ref().err().is_none_or(|error| !lacks_port(error)) {
+            if started.as_ref().err().is_none_or(|error| !connect::lacks_port(address, error)) {
                 break;
             }
         }
@@ -255,9 +256,9 @@ impl LoopState {
     /// Reports that the host lacks something for a connection, at most once a minute.
     pub fn report_shortage(&mut self, error: &io::Error, context: &Context<'_>) {
         if self.shortage.allow(context.deadline(0)) {
-            let advice = if lacks_port(error) {
+            let advice = if error.kind() == io::ErrorKind::AddrNotAvailable {
                 ": no port of the local address is left (net.ipv4.ip_local_port_range; --source \
-                 adds addresses), or there is no local address of this family"
+                 adds addresses)"
             } else {
                 ""
             };
@@ -272,9 +273,4 @@ impl LoopState {
             record.write(&mut self.log, ending);
         }
     }
-}
-
-/// Whether a connection could not begin because its local address has no port left.
-pub fn lacks_port(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::AddrNotAvailable
 }

@@ -23,13 +23,14 @@ pub enum SourceChoice {
 #[derive(Debug)]
 pub struct Sources {
     choice: SourceChoice,
-    next: Cell<usize>,
+    /// Whose turn it is, of those for IPv4 and of those for IPv6.
+    next: [Cell<usize>; 2],
 }
 
 impl Sources {
     /// Creates the sources of an event loop.
     pub fn new(choice: &SourceChoice) -> Self {
-        Self { choice: choice.clone(), next: Cell::new(0) }
+        Self { choice: choice.clone(), next: [Cell::new(0), Cell::new(0)] }
     }
 
     /// The sources to try for an upstream, one after the other. `None` is the host's choice.
@@ -57,7 +58,8 @@ impl Sources {
         if sources.is_empty() {
             return vec![None].into_iter();
         }
-        let first = self.next.replace(self.next.get().wrapping_add(1));
+        let next = &self.next[usize::from(upstream.is_ipv6())];
+        let first = next.replace(next.get().wrapping_add(1));
         let len = sources.len();
         sources.rotate_left(first % len);
         sources.into_iter()
@@ -87,7 +89,7 @@ mod tests {
         assert_eq!(firsts("192.0.2.1:80"), "10.0.0.1");
         assert_eq!(firsts("192.0.2.1:80"), "10.0.0.2");
         assert_eq!(firsts("[2001:db8::9]:80"), "2001:db8::1");
-        assert_eq!(firsts("192.0.2.1:80"), "10.0.0.2");
+        assert_eq!(firsts("192.0.2.1:80"), "10.0.0.1");
     }
 
     #[test]

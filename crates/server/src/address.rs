@@ -73,7 +73,11 @@ impl Address {
                 // The unspecified address of IPv6 includes those of IPv4.
                 let is_every = |ip: IpAddr| ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
                 let (one_ip, other_ip) = (one.ip(), other.ip());
-                let is_same_host = one_ip == other_ip
+                let scope = |address: &SocketAddr| match address {
+                    SocketAddr::V6(address) => address.scope_id(),
+                    SocketAddr::V4(_) => 0,
+                };
+                let is_same_host = one_ip == other_ip && scope(one) == scope(other)
                     || is_every(one_ip)
                     || is_every(other_ip)
                     || one_ip.is_ipv4() == other_ip.is_ipv4()
@@ -122,6 +126,7 @@ mod tests {
             ("0", "0"),
             ("0.0.0.0:8080", "[::1]:8080"),
             ("127.0.0.1:8080", "127.0.0.2:8080"),
+            ("[fe80::1%2]:8080", "[fe80::1%3]:8080"),
             ("unix:/a", "unix:/b"),
             ("systemd", "systemd"),
         ] {

@@ -77,6 +77,19 @@ fn bind(socket: &OwnedFd, source: Source) -> io::Result<()> {
     Ok(rustix::net::bind(socket, &SocketAddr::new(address, 0))?)
 }
 
+/// Whether a connection could not begin because its local address has no port left. The kernel
+/// reports the same if the host has no address of the peer's family.
+pub fn lacks_port(address: &PeerAddress, error: &io::Error) -> bool {
+    let PeerAddress::Tcp(address) = address else { return false };
+    if error.kind() != io::ErrorKind::AddrNotAvailable {
+        return false;
+    }
+    // UDP has ports of its own, and sends nothing to connect.
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket(family, SocketType::DGRAM, None);
+    socket.is_ok_and(|socket| rustix::net::connect(&socket, address).is_ok())
+}
+
 /// Whether this process may use an address as a source. A foreign one may be any.
 pub fn check_source(source: Source) -> io::Result<()> {
     let is_ipv4 = source.address.is_ipv4();

@@ -7,7 +7,9 @@
 //!
 //! 1. *receive*: every ready connection receives ([`Handler::receive`]).
 //! 2. *prepare*: every connection makes its response ([`Handler::prepare`]).
-//! 3. *send*: small responses first, held in their sockets, then the others ([`Handler::drive`]).
+//! 3. *send*: small responses first, held in their sockets, then the others ([`Handler::drive`]),
+//!    as long as there is time for them. The rest has its turn later, after new requests were
+//!    received.
 //! 4. *flush*: the held segments leave together ([`Handler::flush`]).
 //!
 //! The loop owns registration, deadlines, turns, eviction and draining; the [`Handler`] owns the
@@ -294,7 +296,8 @@ impl<H: Handler> EventLoop<H> {
             self.dispatch(event);
         }
         let until = Instant::now() + SENDS_TIME_MAX;
-        let mut is_over = false;
+        // Those that wait already come first.
+        let mut is_over = !self.runnable.is_empty();
         for event in events.iter().filter(is_connection) {
             if !is_over {
                 self.dispatch(event);
@@ -326,6 +329,8 @@ impl<H: Handler> EventLoop<H> {
 
     fn make_runnable(&mut self, token: u64) {
         let Some(entry) = self.entry(token) else { return };
+        // Its turn sets another one.
+        entry.deadline = NEVER;
         if !std::mem::replace(&mut entry.is_runnable, true) {
             self.runnable.push_back(token);
         }
@@ -533,10 +538,7 @@ impl<H: Handler> EventLoop<H> {
         entry.latest_turn_at_seconds = now_seconds;
         match action {
             Action::WaitUntil(deadline) => entry.deadline = deadline,
-            Action::Yield => {
-                entry.deadline = NEVER;
-                self.make_runnable(token);
-            }
+            Action::Yield => self.make_runnable(token),
             Action::Offload(job) => {
                 entry.deadline = NEVER;
                 self.offload.push(token, job);

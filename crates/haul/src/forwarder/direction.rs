@@ -298,7 +298,8 @@ impl Direction {
             match pipe.drain(to, None, usize::MAX, FLAGS) {
                 Ok(count) => self.report.spliced.bytes += count as u64,
                 Err(Errno::AGAIN) => {
-                    self.sink_has_refused = true;
+                    let room = sockopt::send_room(to);
+                    self.sink_has_refused |= room.is_ok_and(|room| room >= ROOM_MIN);
                     return Ok(false);
                 }
                 Err(errno) => return Err(failed(Call::SpliceIntoSocket)(errno.into())),

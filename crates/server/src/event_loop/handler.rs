@@ -38,7 +38,8 @@ pub trait Handler {
         let _ = (connection, event);
     }
 
-    /// Phase 2: prepares a response to what was received.
+    /// Phase 2: prepares a response to what was received. Before [`Handler::drive`] follows, there
+    /// may be other events of the connection.
     fn prepare(&mut self, connection: &mut Self::Connection) -> Prepared<Self::Job> {
         let _ = connection;
         Prepared::Large
