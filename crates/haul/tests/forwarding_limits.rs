@@ -254,12 +254,17 @@ fn fill(mut to: &TcpStream) {
     }
 }
 
+/// Everything is spliced, and no pipe may hold bytes between steps.
+fn without_held_pipes() -> ForwardSettings {
+    ForwardSettings::default().with_method(ForwardMethod::Splice).with_held_pipes_max(0)
+}
+
 /// A sink without room accepts no bytes, and none are taken from the source; its end is.
 #[test]
 fn the_end_of_a_stream_is_seen_although_the_sink_has_no_room() {
     let (client, from, to, server) = chain();
     fill(&to);
-    let settings = ForwardSettings::default().with_method(ForwardMethod::Splice);
+    let settings = without_held_pipes();
     let mut forwarder = Forwarder::one_way_with_pool(&from, &to, pool(settings)).unwrap();
     assert!(matches!(forwarder.step().unwrap(), Step::Wait { a: READABLE, .. }));
     (&client).write_all(b"unsent").unwrap();
@@ -292,7 +297,7 @@ fn what_a_failed_side_has_sent_is_received_although_the_sink_is_full() {
     let (client, from, to, server) = chain();
     // The client does not read.
     fill(&from);
-    let settings = ForwardSettings::default().with_method(ForwardMethod::Splice);
+    let settings = without_held_pipes();
     let mut forwarder = Forwarder::with_pool(from, to, pool(settings)).unwrap();
     (&server).write_all(b"response").unwrap();
     let waits = forwarder.step().unwrap();

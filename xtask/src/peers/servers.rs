@@ -318,10 +318,15 @@ fn nginx_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
            keepalive_requests 1000000000; keepalive_timeout 75s;\n\
            open_file_cache max=4096 inactive=60s; open_file_cache_valid 60s;\n\
            access_log {access_log};\n\
+           client_body_temp_path '{temporary}'; proxy_temp_path '{temporary}';\n\
+           fastcgi_temp_path '{temporary}'; uwsgi_temp_path '{temporary}';\n\
+           scgi_temp_path '{temporary}';\n\
            server {{ listen {address}{ssl} backlog=4096 {listen}; {tls} {more} root {root}; }}\n\
          }}\n",
         pid = files.pid.display(),
         errors = files.error_log.display(),
+        // An ordinary user may not use the usual directories.
+        temporary = setup.scratch.join("nginx-temporary").display(),
         address = setup.address,
         listen = setup.options,
         root = setup.root.display(),

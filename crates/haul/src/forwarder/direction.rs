@@ -21,8 +21,8 @@ const FULL_BUFFERS_BEFORE_SPLICING: u32 = 2;
 const SMALL_FILL_BYTES: usize = 4 << 10;
 /// Consecutive small fills after which copying begins again.
 const SMALL_FILLS_BEFORE_COPYING: u32 = 4;
-/// A sink with less room than this is polled, so that the kernel reports when it is writable.
-const ROOM_MIN: usize = 64 << 10;
+/// The most bytes for a sink that has refused some for which its buffer had room.
+const REFUSED_FILL_BYTES: usize = 64 << 10;
 /// Bytes that one direction moves before the other, and other connections, get their turn.
 const TURN_BYTES: usize = 1 << 20;
 
@@ -39,7 +39,7 @@ pub(super) struct Direction {
     pipe: Option<Pipe>,
     /// Whether the sink has refused bytes for which its buffer had room (`TCP_NOTSENT_LOWAT`).
     sink_has_refused: bool,
-    /// The permit of a pipe that holds bytes between turns.
+    /// The permit of a pipe to hold bytes between turns.
     held_pipe: Option<HeldPipePermit>,
     /// Copied bytes that the sink has not accepted yet.
     unsent: HiddenBytes,
@@ -261,21 +261,29 @@ impl Direction {
         Ok(())
     }
 
-    /// The bytes to splice at most: what the sink has room for. A peer that stops reading would
-    /// otherwise leave the rest in the pipe. `None` if the sink has no room; the kernel then
-    /// reports when it is writable.
-    fn room(&self, to: BorrowedFd<'_>, pool: &ForwardPool) -> Option<usize> {
+    /// The bytes to splice at most: a pipe, as long as it may hold them between turns. When as many
+    /// pipes hold bytes as may, what the sink has room for: a peer that stops reading would leave
+    /// the rest. `None` if the sink has no room; the kernel then reports when it is writable.
+    ///
+    /// A sink with less room than a pipe is polled: a large buffer counts as writable only when a
+    /// third of it is free, so that the last of its room is not filled by small pieces.
+    fn room(&mut self, to: BorrowedFd<'_>, pool: &ForwardPool) -> Option<usize> {
         let pipe_bytes = pool.settings().pipe_bytes;
         if self.method == ActiveMethod::Copy {
             return Some(pipe_bytes);
         }
+        self.held_pipe = self.held_pipe.take().or_else(|| pool.acquire_held_pipe());
+        if self.held_pipe.is_some() {
+            return Some(pipe_bytes);
+        }
         // An older kernel does not say.
         let room = sockopt::send_room(to).unwrap_or(usize::MAX);
-        if room >= ROOM_MIN && !self.sink_has_refused {
-            return Some(room.min(pipe_bytes));
+        if room >= pipe_bytes && !self.sink_has_refused {
+            return Some(pipe_bytes);
         }
+        let most = if self.sink_has_refused { REFUSED_FILL_BYTES } else { pipe_bytes };
         // A writable sink accepts at least one packet.
-        may_be_writable(to).then_some(room.clamp(SMALL_FILL_BYTES, ROOM_MIN).min(pipe_bytes))
+        may_be_writable(to).then_some(room.max(SMALL_FILL_BYTES).min(most).min(pipe_bytes))
     }
 
     /// Sends the bytes that are held; false if the sink accepts no more.
@@ -299,7 +307,7 @@ impl Direction {
                 Ok(count) => self.report.spliced.bytes += count as u64,
                 Err(Errno::AGAIN) => {
                     let room = sockopt::send_room(to);
-                    self.sink_has_refused |= room.is_ok_and(|room| room >= ROOM_MIN);
+                    self.sink_has_refused |= room.is_ok_and(|room| room >= REFUSED_FILL_BYTES);
                     return Ok(false);
                 }
                 Err(errno) => return Err(failed(Call::SpliceIntoSocket)(errno.into())),

@@ -53,9 +53,9 @@ pub struct ForwardSettings {
     /// The capacity of a pipe, in bytes. An unprivileged user may have 64 MiB of pipes in all
     /// (`fs.pipe-user-pages-soft`).
     pub pipe_bytes: usize,
-    /// The most pipes that hold bytes between steps, because a peer does not read. The bytes of
-    /// further connections are kept in memory: few, since a pipe is filled only with what the other
-    /// socket has room for.
+    /// The most pipes that hold bytes between steps, because a peer does not read. Once there are
+    /// as many, a pipe is filled only with what the other socket has room for, and the few bytes
+    /// that it does not accept then are kept in memory.
     pub held_pipes_max: usize,
     /// The most bytes that are copied at a time.
     pub buffer_bytes: usize,
