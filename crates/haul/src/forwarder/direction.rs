@@ -21,6 +21,9 @@ const FULL_BUFFERS_BEFORE_SPLICING: u32 = 2;
 const SMALL_FILL_BYTES: usize = 4 << 10;
 /// Consecutive small fills after which copying begins again.
 const SMALL_FILLS_BEFORE_COPYING: u32 = 4;
+/// Bytes that a direction has spliced before its pipe may hold some between turns. A peer that does
+/// not read from the beginning takes no pipe from those that do.
+const BYTES_BEFORE_HOLDING: u64 = 1 << 20;
 /// The most bytes for a sink that has refused some for which its buffer had room.
 const REFUSED_FILL_BYTES: usize = 64 << 10;
 /// Bytes that one direction moves before the other, and other connections, get their turn.
@@ -272,9 +275,11 @@ impl Direction {
         if self.method == ActiveMethod::Copy {
             return Some(pipe_bytes);
         }
-        self.held_pipe = self.held_pipe.take().or_else(|| pool.acquire_held_pipe());
-        if self.held_pipe.is_some() {
-            return Some(pipe_bytes);
+        if self.report.spliced.bytes >= BYTES_BEFORE_HOLDING {
+            self.held_pipe = self.held_pipe.take().or_else(|| pool.acquire_held_pipe());
+            if self.held_pipe.is_some() {
+                return Some(pipe_bytes);
+            }
         }
         // An older kernel does not say.
         let room = sockopt::send_room(to).unwrap_or(usize::MAX);
