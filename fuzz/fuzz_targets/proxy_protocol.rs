@@ -7,9 +7,9 @@
 use haul_server::proxy_protocol::parse;
 
 fn target(bytes: &[u8]) {
-    if let Ok(Some((origin, len))) = parse(bytes) {
+    if let Ok(Some((header, len))) = parse(bytes) {
         assert!(len <= bytes.len());
-        assert_eq!(parse(&bytes[..len]).unwrap(), Some((origin, len)));
+        assert_eq!(parse(&bytes[..len]).unwrap(), Some((header, len)));
         assert!((0..len).all(|shorter| !matches!(parse(&bytes[..shorter]), Ok(Some(_)))));
     }
 }
