@@ -152,7 +152,8 @@ fn silent_listener(address: SocketAddr) -> (OwnedFd, Vec<OwnedFd>) {
     (listener, (0..8).map(connect).collect())
 }
 
-/// Counts the system calls of a process meanwhile; `None`, and says so, if they cannot be counted.
+/// Counts the system calls of a process during a piece of work; `None` without strace, or where it
+/// may not trace the process.
 fn count_calls(process: &Child, meanwhile: impl FnOnce()) -> Option<usize> {
     let folder = tempfile::tempdir().unwrap();
     let counts = folder.path().join("counts");

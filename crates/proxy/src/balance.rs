@@ -49,6 +49,11 @@ impl Balancer {
         Self { algorithm, credits: Mutex::new(vec![0; upstreams]) }
     }
 
+    /// The algorithm.
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
     /// Chooses one of the candidates; `None` if there are none. `is_first`: it is the first choice
     /// for this client. Another one does not count as a turn.
     pub fn choose(

@@ -1,5 +1,6 @@
 //! One connection: a client, the upstream it is connected to, and the bytes between them.
 
+mod connecting;
 mod delivery;
 mod handover;
 
@@ -10,27 +11,20 @@ use crate::log::{End, Ending, Record, TcpStatistics};
 use crate::loop_state::LoopState;
 use crate::selection::ConnectionSelection;
 use crate::status::{ConnectionStatus, Phase};
-use crate::upstream::{Upstream, UpstreamGroup};
-use delivery::{Delivered, Delivery, has_failed};
+use crate::upstream::UpstreamGroup;
+use connecting::{Attempt, Chosen};
+use delivery::{Delivered, Delivery};
 use haul::{ForwardReport, Forwarder, Step};
-use haul_server::connect::{self, PeerAddress};
 use haul_server::event_loop::{Action, Context, NEVER, Readiness, Side};
 use haul_server::listener::{Accepted, NamedBy};
 use haul_server::offload::NoJob;
 use haul_server::proxy_protocol::FieldType;
-use rustix::io::Errno;
 use rustix::net::sockopt;
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 
-/// The addresses of one upstream that are tried before another upstream: an IPv6 and an IPv4 one.
-const ADDRESSES_PER_ROUND: usize = 2;
-/// The time before all upstreams are tried again, in seconds.
-const ROUND_INTERVAL_SECONDS: u32 = 1;
 /// The time that a side has to accept what the other side has sent before it has failed, in
 /// seconds.
 const DELIVERY_SECONDS: u32 = 30;
@@ -106,49 +100,6 @@ enum State {
     Delivering(Box<Delivery>),
     /// The sockets are closed.
     Closed,
-}
-
-/// A connection that is being established.
-#[derive(Debug)]
-struct Attempt {
-    socket: OwnedFd,
-    is_tcp: bool,
-    /// The second of the clock in which it has failed.
-    deadline: u32,
-}
-
-/// An upstream as one of whose connections this counts, until it is dropped.
-#[derive(Debug)]
-struct Chosen {
-    upstream: Arc<Upstream>,
-    index: usize,
-    addresses: Arc<[PeerAddress]>,
-    next_address: usize,
-}
-
-impl Chosen {
-    /// Whether another address of it is tried before another upstream.
-    fn has_next(&self) -> bool {
-        self.next_address < self.addresses.len().min(ADDRESSES_PER_ROUND)
-    }
-
-    fn take_next(&mut self) -> Option<PeerAddress> {
-        let address = self.addresses.get(self.next_address).filter(|_| self.has_next())?.clone();
-        self.next_address += 1;
-        Some(address)
-    }
-
-    fn new(upstream: &Arc<Upstream>, index: usize) -> Self {
-        upstream.counters().open.fetch_add(1, Relaxed);
-        let (upstream, addresses) = (Arc::clone(upstream), upstream.addresses());
-        Self { upstream, index, addresses, next_address: 0 }
-    }
-}
-
-impl Drop for Chosen {
-    fn drop(&mut self) {
-        self.upstream.counters().open.fetch_sub(1, Relaxed);
-    }
 }
 
 /// What the events of a socket have reported and no call has found otherwise since.
@@ -423,158 +374,6 @@ impl Connection {
         self.state = State::Accepted(client);
     }
 
-    /// Starts a connection to the next address; `None` once the state has changed.
-    fn connect(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Option<Action<NoJob>> {
-        let Some(group) = self.group.clone() else {
-            return Some(self.finish(End::NoRoute, shared));
-        };
-        if self.record.connect_attempts >= shared.limits().connect_attempts_max {
-            return Some(self.finish(self.end_without_upstream(), shared));
-        }
-        let now = context.now_seconds();
-        if now < self.next_round_at_seconds {
-            let is_gone = self.client_events.is_end_or_urgent
-                && matches!(&self.state, State::Accepted(client) if has_failed(client));
-            return Some(if is_gone {
-                self.finish(End::ClientFailed, shared)
-            } else {
-                Action::WaitUntil(self.next_round_at_seconds)
-            });
-        }
-        let Some(address) = self.next_address(&group) else {
-            // If no upstream has an address, there is nothing to wait for.
-            if self.record.connect_attempts == self.attempts_before_round {
-                return Some(self.finish(self.end_without_upstream(), shared));
-            }
-            self.attempts_before_round = self.record.connect_attempts;
-            // All have failed: a server that is restarted is back in a moment.
-            self.tried.clear();
-            self.upstream = None;
-            self.next_round_at_seconds = context.deadline(ROUND_INTERVAL_SECONDS);
-            return None;
-        };
-        self.upstream_events = Events::default();
-        match self.start_attempt(&address, shared, context) {
-            Ok(attempt) => {
-                let State::Accepted(client) = std::mem::replace(&mut self.state, State::Closed)
-                else {
-                    return Some(Action::Close);
-                };
-                let next_at = self.next_attempt_at(shared, context);
-                self.state = State::Connecting { client, attempts: vec![attempt], next_at };
-            }
-            Err(error) if is_shortage(&error) => {
-                shared.report_shortage(&error, context);
-                return Some(self.finish(End::Shortage, shared));
-            }
-            Err(error) if connect::lacks_port(&address, &error) => {
-                // An address of the other family may have one.
-                shared.report_shortage(&error, context);
-                self.lacks_port = true;
-            }
-            Err(error) => self.record_failure(&error),
-        }
-        None
-    }
-
-    fn start_attempt(
-        &mut self,
-        address: &PeerAddress,
-        shared: &LoopState,
-        context: &Context<'_>,
-    ) -> io::Result<Attempt> {
-        self.record.connect_attempts += 1;
-        let socket = shared.start_connection(address, self.record.client)?;
-        context.register(&socket, Side::Upstream)?;
-        let deadline = context.deadline(shared.limits().connect_timeout.as_secs() as u32);
-        Ok(Attempt { socket, is_tcp: matches!(address, PeerAddress::Tcp(_)), deadline })
-    }
-
-    /// When the upstream's next address is tried beside the present one, which has not answered
-    /// until then (RFC 8305 section 5, whose delay is up to 2 s): after one or two seconds, or
-    /// never.
-    fn next_attempt_at(&self, shared: &LoopState, context: &Context<'_>) -> u32 {
-        let may_try = self.record.connect_attempts < shared.limits().connect_attempts_max
-            && self.upstream.as_ref().is_some_and(Chosen::has_next);
-        if may_try { context.deadline(1) } else { NEVER }
-    }
-
-    /// Gives up the attempts whose time is over, and tries the next address if it is time for it.
-    fn expire_attempts(&mut self, shared: &mut LoopState, context: &Context<'_>) {
-        let now = context.now_seconds();
-        let State::Connecting { attempts, next_at, .. } = &mut self.state else { return };
-        attempts.retain(|attempt| attempt.deadline > now);
-        let is_next_due = *next_at <= now;
-        if is_next_due {
-            *next_at = NEVER;
-        }
-        let address = self.upstream.as_mut().filter(|_| is_next_due).and_then(Chosen::take_next);
-        let next = address.and_then(|address| self.start_attempt(&address, shared, context).ok());
-        let State::Connecting { attempts, .. } = &mut self.state else { return };
-        attempts.extend(next);
-        if attempts.is_empty() {
-            self.give_up_attempts(&io::ErrorKind::TimedOut.into());
-        }
-    }
-
-    /// The end of a connection for which every attempt has failed.
-    fn end_without_upstream(&self) -> End {
-        if self.lacks_port { End::Shortage } else { End::Unreachable }
-    }
-
-    /// The next address to try: of the upstream that is being tried, or of another one.
-    fn next_address(&mut self, group: &UpstreamGroup) -> Option<PeerAddress> {
-        loop {
-            if let Some(chosen) = &mut self.upstream {
-                if let Some(address) = chosen.take_next() {
-                    return Some(address);
-                }
-                self.tried.push(chosen.index);
-            }
-            let client = self.record.client.map(|client| client.ip());
-            let index = group.choose(client, &self.tried)?;
-            self.upstream = Some(Chosen::new(&group.upstreams()[index], index));
-        }
-    }
-
-    /// Finds out how the connection to the upstream fares; `None` once the state has changed.
-    fn finish_connecting(&mut self, shared: &mut LoopState) -> Option<Action<NoJob>> {
-        let State::Connecting { client, attempts, next_at } = &mut self.state else { return None };
-        let deadlines = attempts.iter().map(|attempt| attempt.deadline);
-        let next_at = (*next_at).min(deadlines.min().unwrap_or(NEVER));
-        // A client that has ended its stream may still wait for a response, one that is gone does
-        // not.
-        if self.client_events.is_end_or_urgent && has_failed(client) {
-            return Some(self.finish(End::ClientFailed, shared));
-        }
-        if !self.upstream_events.is_writable {
-            return Some(Action::WaitUntil(next_at));
-        }
-        // The events of both sockets are in one place: each is asked.
-        let mut failure = None;
-        for index in (0..attempts.len()).rev() {
-            match connect::finish(&attempts[index].socket) {
-                Ok(()) => {
-                    let attempt = attempts.swap_remove(index);
-                    return self.begin_forwarding(attempt, shared);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => {
-                    attempts.swap_remove(index);
-                    failure = Some(error);
-                }
-            }
-        }
-        self.upstream_events = Events::default();
-        match failure {
-            Some(error) if attempts.is_empty() => {
-                self.give_up_attempts(&error);
-                None
-            }
-            _ => Some(Action::WaitUntil(next_at)),
-        }
-    }
-
     /// Forwards between the client and the first attempt that has succeeded. Others end.
     fn begin_forwarding(
         &mut self,
@@ -624,23 +423,6 @@ impl Connection {
         self.record.unique_id = sent_id.map(|id| String::from_utf8_lossy(id).into_owned());
         let destination = named_by.destination.or_else(|| local_address(client));
         header::header(version, self.record.client, destination, &fields)
-    }
-
-    /// Closes the sockets of attempts that have failed.
-    fn give_up_attempts(&mut self, error: &io::Error) {
-        if let State::Connecting { client, .. } = std::mem::replace(&mut self.state, State::Closed)
-        {
-            self.state = State::Accepted(client);
-        }
-        self.record_failure(error);
-    }
-
-    /// Records a failure of the upstream, once none of its addresses has accepted the connection.
-    fn record_failure(&self, error: &io::Error) {
-        let chosen = self.upstream.as_ref().filter(|chosen| !chosen.has_next());
-        if let (Some(chosen), Some(group)) = (chosen, &self.group) {
-            group.record_failure(&chosen.upstream, error);
-        }
     }
 
     /// Forwards what can be forwarded now; `None` once the state has changed.
@@ -806,12 +588,4 @@ fn is_gone(socket: &OwnedFd) -> bool {
 /// Makes the close of a socket reset the connection. A Unix socket has no reset.
 fn reset_on_close(socket: &OwnedFd) {
     let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
-}
-
-/// Whether this host lacks something, so that another upstream would not help.
-fn is_shortage(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::NOSPC)
-    )
 }

@@ -265,7 +265,6 @@ pub struct UpstreamGroup {
     upstreams: Vec<Arc<Upstream>>,
     /// The weight of each upstream, and whether it is a backup.
     shares: Vec<(u32, bool)>,
-    algorithm: Algorithm,
     /// The time in which the share of an upstream grows that has come back.
     slow_start: Option<Duration>,
     balancer: Balancer,
@@ -286,7 +285,6 @@ impl UpstreamGroup {
             name: config.name.clone(),
             upstreams: upstreams.iter().map(|one| create(&one.address)).collect(),
             shares: upstreams.iter().map(|one| (one.weight, one.is_backup)).collect(),
-            algorithm: config.algorithm,
             slow_start: config.slow_start,
             balancer: Balancer::new(config.algorithm, upstreams.len()),
             // The ends of ejections are times of this clock.
@@ -368,7 +366,7 @@ impl UpstreamGroup {
     /// What an upstream has of its weight, in percent. By source address it always has all of it:
     /// otherwise clients would change their upstream while it grows.
     fn weight_percent(&self, index: usize) -> u32 {
-        match self.algorithm {
+        match self.balancer.algorithm() {
             Algorithm::SourceAddress => 100,
             _ => self.upstreams[index].health.weight_percent(self.slow_start),
         }

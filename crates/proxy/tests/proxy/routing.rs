@@ -256,7 +256,9 @@ fn an_upstream_may_be_a_unix_socket() {
     let log = proxy.finish();
     for direction in ["to_upstream", "to_client"] {
         let spliced = log[1][direction]["spliced_bytes"].as_u64().unwrap();
-        assert!(spliced * 100 >= LEN as u64 * 99, "{log:?}");
+        // A direction is copied until it is known to be bulk, and while it pauses.
+        assert!(spliced * 10 >= LEN as u64 * 9, "{log:?}");
+        assert!(log[1][direction]["fallbacks"].is_null(), "{log:?}");
     }
 }
 
