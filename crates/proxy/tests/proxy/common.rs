@@ -4,6 +4,7 @@ use haul_lab::{Lab, Settings};
 use haul_proxy::{Config, GroupConfig, Handle, ListenerConfig, Server, UpstreamConfig};
 use serde_json::Value;
 use std::fs;
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -68,9 +69,32 @@ impl Proxy {
 
     /// Connects a client.
     pub fn connect(&self) -> TcpStream {
-        let client = self.lab.receiver.run(|| TcpStream::connect(self.address)).unwrap().unwrap();
+        self.try_connect().unwrap()
+    }
+
+    /// Connects a client that the proxy may reset at once: the reset may arrive before the
+    /// connection is reported as established.
+    pub fn try_connect(&self) -> io::Result<TcpStream> {
+        let client = self.lab.receiver.run(|| TcpStream::connect(self.address)).unwrap()?;
         client.set_read_timeout(Some(LIMIT)).unwrap();
-        client
+        Ok(client)
+    }
+
+    /// Connects a client that sends a byte, and waits until its connection has ended or a byte
+    /// arrives; true if it has ended.
+    pub fn turns_away(&self) -> bool {
+        let read = self.try_connect().and_then(|mut client| {
+            // A connection that is reset already cannot be written to.
+            let _ = client.write_all(b"?");
+            client.read(&mut [0])
+        });
+        match read {
+            Ok(count) => count == 0,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+                true
+            }
+        }
     }
 
     /// Waits until the proxy has ended by itself. Returns its address, the lab, and the folder with

@@ -3,26 +3,11 @@
 use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
 use haul_proxy::{Algorithm, HeaderField, HeaderVersion, TrustedProxies};
 use haul_server::proxy_protocol::{self, FieldType};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// Sends a byte and waits until the connection has ended; true if it was reset or refused.
-fn is_turned_away(proxy: &Proxy) -> bool {
-    let mut client = proxy.connect();
-    // A connection that is reset already cannot be written to.
-    let _ = client.write_all(b"?");
-    match client.read(&mut [0]) {
-        Ok(0) => true,
-        Ok(_) => false,
-        Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
-            true
-        }
-    }
-}
 
 #[test]
 fn clients_are_spread_over_the_upstreams() {
@@ -116,7 +101,7 @@ fn without_any_upstream_the_client_is_reset() {
     let upstreams = [upstream(&gone)];
     drop(gone);
     let proxy = Proxy::start(lab, upstreams, |_| {});
-    assert!(is_turned_away(&proxy));
+    assert!(proxy.turns_away());
     let log = proxy.finish();
     assert_eq!((&log[0]["end"], &log[0]["connect_attempts"]), (&"unreachable".into(), &3.into()));
 }
@@ -126,7 +111,7 @@ fn without_any_upstream_the_client_is_reset() {
 fn without_any_resolved_upstream_the_client_is_reset() {
     let unresolved = "no-such-host.invalid:80".parse().unwrap();
     let proxy = Proxy::start(lab(), [unresolved], |_| {});
-    assert!(is_turned_away(&proxy));
+    assert!(proxy.turns_away());
     let log = proxy.finish();
     assert_eq!((&log[0]["end"], &log[0]["connect_attempts"]), (&"unreachable".into(), &0.into()));
 }
@@ -280,7 +265,7 @@ fn only_clients_of_allowed_networks_are_connected() {
             let _client = proxy.connect();
             accept(&listener);
         } else {
-            assert!(is_turned_away(&proxy));
+            assert!(proxy.turns_away());
             listener.set_nonblocking(true).unwrap();
             assert!(listener.accept().is_err());
         }

@@ -64,28 +64,31 @@ fn sources_take_turns_and_none_is_without_ports_while_another_has_some() {
     }
     drop(to_other);
     proxy.handle.reload(&proxy.config).unwrap();
-    let mut refused = proxy.connect();
-    assert!(refused.read(&mut [0]).is_err(), "a client without a port is reset");
+    assert!(proxy.turns_away(), "a client without a port is reset");
     // The upstream is not at fault, so it is not ejected: the next client with a port reaches it.
     for _ in 0..4 {
-        assert!(proxy.connect().read(&mut [0]).is_err());
+        assert!(proxy.turns_away());
     }
     // The server ends first, so that the port waits (TIME_WAIT) on its host.
     let (client, server) = connections.pop().unwrap();
     drop(server);
     drop(client);
-    // The proxy closes its connection a moment later, and resets clients until then.
+    // The proxy closes its connection a moment later, and resets clients until then. `accept` has
+    // made the listener non-blocking.
     let deadline = Instant::now() + LIMIT;
     let (mut client, mut server) = loop {
-        let mut client = proxy.connect();
-        client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        let read = client.read(&mut [0]);
-        if read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
-            break (client, accept(&listener));
-        }
         assert!(Instant::now() < deadline, "the port is not free again");
+        let Ok(mut client) = proxy.try_connect() else { continue };
+        client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let is_silent =
+            client.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        if is_silent && let Ok((server, _)) = listener.accept() {
+            server.set_nonblocking(false).unwrap();
+            server.set_read_timeout(Some(LIMIT)).unwrap();
+            break (client, server);
+        }
     };
-    client.set_read_timeout(Some(LIMIT)).unwrap();
     exchange(&mut client, &mut server);
     drop((client, server, connections));
     let log = proxy.finish();
