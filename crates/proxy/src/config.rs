@@ -224,6 +224,11 @@ pub struct Limits {
     pub greeting_timeout: Duration,
     /// The time in which a connection to an upstream must be established.
     pub connect_timeout: Duration,
+    /// The number of clients of a group that may wait for an upstream below its limit; others are
+    /// reset.
+    pub queue_length_max: usize,
+    /// The time for which a client waits for an upstream below its limit.
+    pub queue_timeout: Duration,
     /// The number of addresses that are tried for a client, at least one.
     pub connect_attempts_max: u32,
     /// The time for which no byte may move in either direction; `None` for no limit.
@@ -245,14 +250,16 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 65,536 connections; 5 s for a greeting and 5 s to connect, 3 attempts; no idle limit, but 5
-    /// minutes half-closed; keep-alive after 60 s; 30 s to drain.
+    /// 65,536 connections; 5 s for a greeting and 5 s to connect, 3 attempts; 1,024 clients wait
+    /// for 10 s; no idle limit, but 5 minutes half-closed; keep-alive after 60 s; 30 s to drain.
     fn default() -> Self {
         Self {
             connections_max: 65_536,
             connections_per_address_max: None,
             greeting_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),
+            queue_length_max: 1024,
+            queue_timeout: Duration::from_secs(10),
             connect_attempts_max: 3,
             idle_timeout: None,
             half_closed_timeout: Some(Duration::from_secs(300)),

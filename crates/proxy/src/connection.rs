@@ -3,16 +3,18 @@
 mod connecting;
 mod delivery;
 mod handover;
+mod queueing;
 
 use crate::closing::DueClosing;
 use crate::greeting::{Greeting, GreetingReader};
 use crate::header::{self, FieldSources, HeaderVersion};
 use crate::log::{End, Ending, Record, TcpStatistics};
 use crate::loop_state::LoopState;
+use crate::queue::QueuePlace;
 use crate::selection::ConnectionSelection;
 use crate::status::{ConnectionStatus, Phase};
 use crate::upstream::UpstreamGroup;
-use connecting::{Attempt, Chosen};
+use connecting::{Attempt, Chosen, Search};
 use delivery::{Delivered, Delivery};
 use haul::{ForwardReport, Forwarder, Step};
 use haul_server::event_loop::{Action, Context, NEVER, Readiness, Side};
@@ -45,14 +47,7 @@ pub struct Connection {
     greeting: Vec<u8>,
     /// The upstream that is tried or connected, and where in its addresses.
     upstream: Option<Chosen>,
-    /// The upstreams of which all addresses were tried in this round.
-    tried: Vec<usize>,
-    /// The second of the clock in which the next round begins.
-    next_round_at_seconds: u32,
-    /// Whether an attempt has failed for lack of a local port.
-    lacks_port: bool,
-    /// The attempts before this round.
-    attempts_before_round: u32,
+    search: Search,
     /// What the header is made of, until the upstream is sent it.
     header: Option<Box<HeaderParts>>,
     /// The length of the header that the upstream is sent first.
@@ -88,6 +83,13 @@ enum State {
     },
     /// The next address is to be tried.
     Accepted(OwnedFd),
+    /// All usable upstreams are at their limits.
+    Queued {
+        client: OwnedFd,
+        place: QueuePlace,
+        since: Instant,
+        deadline: u32,
+    },
     /// A connection to an upstream is being established, at one of its addresses or at two.
     Connecting {
         client: OwnedFd,
@@ -171,10 +173,7 @@ impl Connection {
             group,
             greeting: Vec::new(),
             upstream: None,
-            tried: Vec::new(),
-            next_round_at_seconds: 0,
-            attempts_before_round: 0,
-            lacks_port: false,
+            search: Search::default(),
             header,
             header_bytes: 0,
             report_before: ForwardReport::default(),
@@ -186,6 +185,7 @@ impl Connection {
                 client: accepted.peer,
                 server_name: None,
                 unique_id: None,
+                queue_time: None,
                 connect_attempts: 0,
                 connect_time: None,
                 first_byte_time: None,
@@ -237,6 +237,7 @@ impl Connection {
             upstream: self.upstream_name().map(Into::into),
             phase: match &self.state {
                 State::Greeting { .. } => Phase::Greeting,
+                State::Queued { .. } => Phase::Queued,
                 State::Accepted(_) | State::Connecting { .. } => Phase::Connecting,
                 State::Forwarding(_) => Phase::Forwarding,
                 State::Delivering(_) | State::Closed => Phase::Delivering,
@@ -311,6 +312,7 @@ impl Connection {
             let next = match &self.state {
                 State::Greeting { .. } => self.receive_greeting(shared),
                 State::Accepted(_) => self.connect(shared, context),
+                State::Queued { .. } => self.wait_in_queue(shared, context),
                 State::Connecting { .. } => self.finish_connecting(shared),
                 State::Forwarding(_) => self.forward(shared, context),
                 State::Delivering(_) => Some(self.deliver(context)),
@@ -517,6 +519,7 @@ impl Connection {
             match &state {
                 State::Greeting { client, .. }
                 | State::Accepted(client)
+                | State::Queued { client, .. }
                 | State::Connecting { client, .. } => reset_on_close(client),
                 State::Forwarding(forwarder) => {
                     let (client, upstream) = forwarder.sockets();
@@ -526,6 +529,9 @@ impl Connection {
                 State::Delivering(delivery) => reset_on_close(&delivery.socket),
                 State::Closed => {}
             }
+        }
+        if let State::Queued { since, .. } = &state {
+            self.add_queue_time(since.elapsed());
         }
         drop(state);
         self.log(end, &report, tcp, shared);

@@ -108,9 +108,11 @@ pub struct ConnectionMessage {
     pub accepted_us: u64,
     /// The time since, in microseconds.
     pub age_us: u64,
+    /// Absent in messages of processes that do not measure it, like those below.
+    #[serde(default)]
+    pub queue_us: Option<u64>,
     pub connect_attempts: u32,
     pub connect_us: Option<u64>,
-    /// Absent in messages of processes that do not measure it, like the next one.
     #[serde(default)]
     pub first_byte_us: Option<u64>,
     #[serde(default)]

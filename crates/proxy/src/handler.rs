@@ -210,6 +210,7 @@ impl Handler for ProxyHandler {
 
     fn every_second(&mut self, now_seconds: u32) {
         self.checks_closings = true;
+        self.state.serve_queues();
         let dropped = self.state.log.flush();
         if dropped > 0 && self.dropped_lines.allow(now_seconds) {
             warn!(dropped, "lines of the log that were dropped: it is not written fast enough");

@@ -23,6 +23,10 @@ pub enum End {
     UpstreamFailed,
     /// No connection to an upstream could be established.
     Unreachable,
+    /// All usable upstreams were at their limits, and the queue was full.
+    QueueFull,
+    /// All usable upstreams were at their limits for the time of the queue's limit.
+    QueueTimeout,
     /// No route fits the client's greeting.
     NoRoute,
     /// No byte has moved for the time of the idle limit, or of the one for half-closed connections.
@@ -48,6 +52,8 @@ impl End {
         Self::ClientFailed,
         Self::UpstreamFailed,
         Self::Unreachable,
+        Self::QueueFull,
+        Self::QueueTimeout,
         Self::NoRoute,
         Self::Idle,
         Self::Lifetime,
@@ -65,6 +71,8 @@ impl End {
             Self::ClientFailed => "client-failed",
             Self::UpstreamFailed => "upstream-failed",
             Self::Unreachable => "unreachable",
+            Self::QueueFull => "queue-full",
+            Self::QueueTimeout => "queue-timeout",
             Self::NoRoute => "no-route",
             Self::Idle => "idle",
             Self::Lifetime => "lifetime",
@@ -104,6 +112,10 @@ pub struct LogLine<'a> {
     pub upstream: Option<&'a str>,
     /// How the connection has ended.
     pub end: End,
+    /// Time that the client has waited for an upstream below its limit, in milliseconds; absent if
+    /// it has not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue_ms: Option<f64>,
     /// The number of addresses that were tried.
     pub connect_attempts: u32,
     /// Time from the accepted client to the established upstream, in milliseconds; absent if none
@@ -182,6 +194,8 @@ pub struct Record {
     pub client: Option<SocketAddr>,
     pub server_name: Option<String>,
     pub unique_id: Option<String>,
+    /// `None` if the client was not queued.
+    pub queue_time: Option<Duration>,
     pub connect_attempts: u32,
     pub connect_time: Option<Duration>,
     pub first_byte_time: Option<Duration>,
@@ -215,6 +229,7 @@ impl Record {
             group: ending.group,
             upstream: ending.upstream,
             end: ending.end,
+            queue_ms: self.queue_time.map(ms),
             connect_attempts: self.connect_attempts,
             connect_ms: self.connect_time.map(ms),
             first_byte_ms: self.first_byte_time.map(ms),

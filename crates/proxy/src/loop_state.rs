@@ -6,6 +6,7 @@ use crate::handed::HandedUpstream;
 use crate::header::{HeaderField, HeaderVersion};
 use crate::log::{Ending, Record};
 use crate::metrics::LoopCounters;
+use crate::queue::Slot;
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::source::Sources;
 use crate::upstream::{Upstream, UpstreamGroup};
@@ -164,19 +165,26 @@ impl LoopState {
         self.routes().groups().iter().find(|group| group.name() == name).cloned()
     }
 
-    /// The upstream with a name, and its place in the group. One that the configuration has not
-    /// any more is treated as if a reload had removed it.
-    pub fn known_upstream(
-        &self,
-        group: Option<&UpstreamGroup>,
-        name: &str,
-    ) -> Option<(Arc<Upstream>, usize)> {
+    /// The slot of a connection that is established with the upstream of a name, whatever the
+    /// limit. An upstream that the configuration has not any more is treated as if a reload had
+    /// removed it.
+    pub fn slot_of_established(&self, group: Option<&UpstreamGroup>, name: &str) -> Option<Slot> {
         let of_group = group.and_then(|group| {
             let index = group.upstreams().iter().position(|upstream| upstream.name() == name)?;
-            Some((Arc::clone(&group.upstreams()[index]), index))
+            Slot::take(&group.upstreams()[index], index, None, Some(group.queue()))
         });
-        let removed = || self.shared.removed_upstream(name, self.down_policy);
-        of_group.or_else(|| removed().map(|upstream| (upstream, usize::MAX)))
+        of_group.or_else(|| {
+            let removed = self.shared.removed_upstream(name, self.down_policy)?;
+            Slot::take(&removed, usize::MAX, None, None)
+        })
+    }
+
+    /// Serves the queues. A slot that is free serves them at once; what else makes an upstream
+    /// usable does not.
+    pub fn serve_queues(&mut self) {
+        for group in self.routes().groups() {
+            group.queue().serve();
+        }
     }
 
     /// The second of the clock in which a connection of this age has had its lifetime.

@@ -140,6 +140,12 @@ impl Collect for ProxyMetrics {
             ("haul_proxy_upstream_failed_total", "counter", "Connections not established."),
             |counters| counters.failed.load(Relaxed),
         );
+        let name = "haul_proxy_queued_connections";
+        text.family(name, "gauge", "Clients that wait for an upstream below its limit.");
+        for group in table.groups() {
+            let label = format!("group=\"{}\"", escape(group.name()));
+            text.sample(name, &label, group.queue().len() as u64);
+        }
         let name = "haul_proxy_upstream_up";
         text.family(name, "gauge", "Whether the active check has found the upstream up.");
         for (label, upstream) in labelled(&table) {

@@ -27,6 +27,7 @@ pub struct CurrentTable {
 impl CurrentTable {
     /// Puts a table in force.
     pub fn new(table: RoutingTable) -> Self {
+        table.open_queues();
         Self { table: Mutex::new(Arc::new(table)), generation: AtomicU64::new(0) }
     }
 
@@ -37,8 +38,9 @@ impl CurrentTable {
 
     /// Replaces it. Connections that have a route keep it.
     pub fn replace(&self, table: Arc<RoutingTable>) {
-        *self.table.lock().unwrap_or_else(PoisonError::into_inner) = table;
+        *self.table.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&table);
         self.generation.fetch_add(1, Ordering::Release);
+        table.open_queues();
     }
 
     /// The number of replacements: a reader that has seen it needs no lock.
@@ -99,6 +101,13 @@ impl RoutingTable {
         }
         let retired = previous.map(Self::retiring).unwrap_or_default();
         Ok(Self { access: config.access.clone(), groups, listeners, retired })
+    }
+
+    /// Lets the clients that wait have the slots of these groups.
+    fn open_queues(&self) {
+        for group in &self.groups {
+            group.queue().set_group(group);
+        }
     }
 
     /// All upstreams of this table, and those that are retired already. One that the next table has

@@ -2,10 +2,11 @@
 
 use crate::log::{DirectionBytes, TcpStatistics};
 use crate::routing::RoutingTable;
-use crate::upstream::{Administration, Upstream};
+use crate::upstream::{Administration, Share, Upstream};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The answer of the control socket to a command.
@@ -69,6 +70,8 @@ pub struct ConnectionStatus {
 pub enum Phase {
     /// The client's greeting is awaited, on which the route depends.
     Greeting,
+    /// The client waits in its group's queue: all usable upstreams are at their limits.
+    Queued,
     /// A connection to an upstream is being established.
     Connecting,
     /// Bytes are forwarded.
@@ -82,6 +85,7 @@ impl Phase {
     pub fn name(self) -> &'static str {
         match self {
             Self::Greeting => "greeting",
+            Self::Queued => "queued",
             Self::Connecting => "connecting",
             Self::Forwarding => "forwarding",
             Self::Delivering => "delivering",
@@ -107,6 +111,9 @@ pub struct UpstreamStatus {
     pub is_backup: bool,
     /// Its share of the connections, in relation to the others'.
     pub weight: u32,
+    /// The number of connections that it has at a time; absent without a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections_max: Option<usize>,
     /// Open connections, and those that are being opened.
     pub open_connections: usize,
     /// Connections that were established.
@@ -127,7 +134,7 @@ pub fn upstreams(
                 continue;
             }
             let counters = upstream.counters();
-            let (weight, is_backup) = group.share(index);
+            let Share { weight, is_backup, connections_max } = group.share(index);
             listed.push(UpstreamStatus {
                 group: group.name().into(),
                 upstream: upstream.name().into(),
@@ -136,6 +143,7 @@ pub fn upstreams(
                 is_ejected: group.is_ejected(upstream),
                 is_backup,
                 weight,
+                connections_max: connections_max.map(NonZeroUsize::get),
                 open_connections: counters.open.load(Relaxed),
                 connected: counters.connected.load(Relaxed),
                 failed: counters.failed.load(Relaxed),

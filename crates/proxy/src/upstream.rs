@@ -2,7 +2,8 @@
 
 use crate::balance::{Algorithm, Balancer, Candidate, name_hash};
 use crate::config::GroupConfig;
-use crate::upstream_address::UpstreamAddress;
+use crate::queue::{Queue, Slot};
+use crate::upstream_address::{UpstreamAddress, UpstreamConfig};
 use haul_server::connect::PeerAddress;
 use haul_server::resolve::Resolve;
 use schemars::JsonSchema;
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
 };
@@ -263,12 +264,42 @@ impl Upstream {
 pub struct UpstreamGroup {
     name: String,
     upstreams: Vec<Arc<Upstream>>,
-    /// The weight of each upstream, and whether it is a backup.
-    shares: Vec<(u32, bool)>,
+    /// What the configuration says of each upstream.
+    shares: Vec<Share>,
     /// The time in which the share of an upstream grows that has come back.
     slow_start: Option<Duration>,
     balancer: Balancer,
+    queue: Arc<Queue>,
     started: Instant,
+}
+
+/// What an upstream gets of the connections of its group.
+#[derive(Debug, Clone, Copy)]
+pub struct Share {
+    pub weight: u32,
+    pub is_backup: bool,
+    pub connections_max: Option<NonZeroUsize>,
+}
+
+/// What came of the choice of an upstream.
+#[derive(Debug)]
+pub enum Choice {
+    /// A slot of an upstream.
+    Slot(Slot),
+    /// An upstream is usable, and has as many connections as its limit allows.
+    Full,
+    /// There is none.
+    None,
+}
+
+impl Choice {
+    /// The slot, if there is one.
+    pub fn slot(self) -> Option<Slot> {
+        match self {
+            Self::Slot(slot) => Some(slot),
+            Self::Full | Self::None => None,
+        }
+    }
 }
 
 impl UpstreamGroup {
@@ -281,15 +312,31 @@ impl UpstreamGroup {
             let kept = kept.find(|upstream| upstream.address == *address);
             kept.map_or_else(|| Arc::new(Upstream::new(address.clone())), Arc::clone)
         };
+        let share = |one: &UpstreamConfig| Share {
+            weight: one.weight,
+            is_backup: one.is_backup,
+            connections_max: one.connections_max,
+        };
         Self {
             name: config.name.clone(),
             upstreams: upstreams.iter().map(|one| create(&one.address)).collect(),
-            shares: upstreams.iter().map(|one| (one.weight, one.is_backup)).collect(),
+            shares: upstreams.iter().map(share).collect(),
             slow_start: config.slow_start,
             balancer: Balancer::new(config.algorithm, upstreams.len()),
+            queue: previous.map_or_else(Arc::default, |previous| Arc::clone(&previous.queue)),
             // The ends of ejections are times of this clock.
             started: previous.map_or_else(Instant::now, |previous| previous.started),
         }
+    }
+
+    /// The queue of clients for which no upstream has a slot.
+    pub fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
+    /// Whether the client's address determines the upstream.
+    pub fn is_by_client(&self) -> bool {
+        self.balancer.algorithm() == Algorithm::SourceAddress
     }
 
     /// The name.
@@ -302,13 +349,11 @@ impl UpstreamGroup {
         &self.upstreams
     }
 
-    /// The weight of an upstream by its place, and whether it is a backup.
-    pub fn share(&self, index: usize) -> (u32, bool) {
-        let (configured, is_backup) = self.shares[index];
-        match self.upstreams[index].weight.load(Relaxed) {
-            0 => (configured, is_backup),
-            weight => (weight, is_backup),
-        }
+    /// What the upstream at a place gets, with the weight that the operator has set.
+    pub fn share(&self, index: usize) -> Share {
+        let mut share = self.shares[index];
+        share.weight = self.upstreams[index].weight().unwrap_or(share.weight);
+        share
     }
 
     /// Whether an upstream of the group is ejected.
@@ -320,47 +365,66 @@ impl UpstreamGroup {
     /// operator has excluded. Backups come after all others. One that is down or ejected is chosen
     /// only if there is no other: a connection may still succeed where a check has failed. When an
     /// ejection is over, one connection at a time tries the upstream.
-    pub fn choose(&self, client: Option<IpAddr>, tried: &[usize]) -> Option<usize> {
+    ///
+    /// An upstream without a free slot is waited for, and no backup takes its place. By source
+    /// address each client waits for its own upstream.
+    pub fn choose(&self, client: Option<IpAddr>, tried: &[usize]) -> Choice {
         let now_ms = self.now_ms();
         let mut skipped = tried.to_vec();
-        let is_usable = |upstream: &Upstream| {
+        let is_usable = |index: usize| {
+            let upstream = &self.upstreams[index];
             !upstream.is_down() && upstream.health.ejected_until_ms.load(Relaxed) <= now_ms
         };
         for is_backup in [false, true] {
-            let is_candidate = |index: usize| {
-                self.shares[index].1 == is_backup && is_usable(&self.upstreams[index])
-            };
-            while let Some(index) =
-                self.balance(client, &skipped, skipped.is_empty(), &is_candidate)
-            {
-                if self.upstreams[index].health.begin_trial(now_ms) {
-                    return Some(index);
+            let is_candidate =
+                |index: usize| self.shares[index].is_backup == is_backup && is_usable(index);
+            loop {
+                match self.take_slot(client, &skipped, &is_candidate) {
+                    Choice::Slot(slot) => {
+                        if self.upstreams[slot.index()].health.begin_trial(now_ms) {
+                            return Choice::Slot(slot);
+                        }
+                        skipped.push(slot.index());
+                        slot.give_back();
+                    }
+                    Choice::Full => return Choice::Full,
+                    Choice::None => break,
                 }
-                skipped.push(index);
             }
         }
-        self.balance(client, tried, tried.is_empty(), &|_| true)
+        self.take_slot(client, tried, &|_| true)
     }
 
-    fn balance(
+    /// Takes a slot of one of the candidates.
+    fn take_slot(
         &self,
         client: Option<IpAddr>,
         skipped: &[usize],
-        is_first: bool,
         is_candidate: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
+    ) -> Choice {
         let candidate = |index: usize| Candidate {
             index,
             name_hash: self.upstreams[index].name_hash,
-            weight: self.share(index).0 * self.weight_percent(index),
+            weight: self.share(index).weight * self.weight_percent(index),
             open: self.upstreams[index].counters.open.load(Relaxed),
         };
-        let candidates: Vec<_> = (0..self.upstreams.len())
+        let mut candidates: Vec<_> = (0..self.upstreams.len())
             .filter(|index| !skipped.contains(index) && is_candidate(*index))
             .filter(|&index| self.upstreams[index].administration() == Administration::Enabled)
             .map(candidate)
             .collect();
-        self.balancer.choose(&candidates, client, is_first)
+        let none = if candidates.is_empty() { Choice::None } else { Choice::Full };
+        if !self.is_by_client() {
+            candidates.retain(|one| {
+                self.shares[one.index].connections_max.is_none_or(|most| one.open < most.get())
+            });
+        }
+        let Some(index) = self.balancer.choose(&candidates, client, skipped.is_empty()) else {
+            return none;
+        };
+        let connections_max = self.shares[index].connections_max;
+        let slot = Slot::take(&self.upstreams[index], index, connections_max, Some(&self.queue));
+        slot.map_or(Choice::Full, Choice::Slot)
     }
 
     /// What an upstream has of its weight, in percent. By source address it always has all of it:
@@ -431,6 +495,10 @@ fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
 mod tests {
     use super::*;
 
+    fn chosen(group: &UpstreamGroup, tried: &[usize]) -> Option<usize> {
+        group.choose(None, tried).slot().map(|slot| slot.index())
+    }
+
     #[test]
     fn the_share_of_an_upstream_that_is_back_grows() {
         let upstreams = ["10.0.0.1:80", "10.0.0.2:80"].map(|text| text.parse().unwrap());
@@ -440,7 +508,7 @@ mod tests {
             let group = UpstreamGroup::new(&config, None, &[]);
             group.upstreams()[0].set_administration(Administration::Draining);
             group.upstreams()[0].set_administration(Administration::Enabled);
-            (0..110).filter(|_| group.choose(None, &[]) == Some(0)).count()
+            (0..110).filter(|_| chosen(&group, &[]) == Some(0)).count()
         };
         assert_eq!(shares(None), 55);
         // Of an hour nothing has passed: ten to a hundred.
@@ -466,19 +534,19 @@ mod tests {
         let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams), None, &[]);
         let first = &group.upstreams()[0];
         for _ in 0..FAILURES_BEFORE_EJECTION {
-            assert!((0..2).any(|_| group.choose(None, &[]) == Some(0)), "it is not ejected yet");
+            assert!((0..2).any(|_| chosen(&group, &[]) == Some(0)), "it is not ejected yet");
             group.record_failure(first, &io::ErrorKind::ConnectionRefused.into());
         }
-        assert!((0..9).all(|_| group.choose(None, &[]) == Some(1)));
-        assert_eq!(group.choose(None, &[1]), Some(2), "the backup");
-        assert_eq!(group.choose(None, &[1, 2]), Some(0), "there is no other");
-        assert_eq!(group.choose(None, &[0, 1, 2]), None);
+        assert!((0..9).all(|_| chosen(&group, &[]) == Some(1)));
+        assert_eq!(chosen(&group, &[1]), Some(2), "the backup");
+        assert_eq!(chosen(&group, &[1, 2]), Some(0), "there is no other");
+        assert_eq!(chosen(&group, &[0, 1, 2]), None);
         UpstreamGroup::record_success(first);
-        assert!((0..2).any(|_| group.choose(None, &[]) == Some(0)), "it is back");
+        assert!((0..2).any(|_| chosen(&group, &[]) == Some(0)), "it is back");
         for _ in 0..CHECKS_BEFORE_DOWN {
             first.record_check(Err(io::ErrorKind::ConnectionRefused.into()));
         }
-        assert!((0..9).all(|_| group.choose(None, &[]) == Some(1)));
+        assert!((0..9).all(|_| chosen(&group, &[]) == Some(1)));
     }
 
     #[test]
@@ -486,13 +554,43 @@ mod tests {
         let upstreams = ["10.0.0.1:80", "10.0.0.2:80"].map(|text| text.parse().unwrap());
         let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams), None, &[]);
         group.upstreams()[0].set_administration(Administration::Draining);
-        assert!((0..9).all(|_| group.choose(None, &[]) == Some(1)));
-        assert_eq!(group.choose(None, &[1]), None, "also if there is no other");
+        assert!((0..9).all(|_| chosen(&group, &[]) == Some(1)));
+        assert_eq!(chosen(&group, &[1]), None, "also if there is no other");
         group.upstreams()[0].set_administration(Administration::Enabled);
         group.upstreams()[0].set_weight(Some(4));
-        let chosen = (0..10).filter(|_| group.choose(None, &[]) == Some(0)).count();
-        assert_eq!(chosen, 8);
+        let count = (0..10).filter(|_| chosen(&group, &[]) == Some(0)).count();
+        assert_eq!(count, 8);
         group.upstreams()[0].set_weight(None);
-        assert_eq!(group.share(0), (1, false));
+        assert_eq!(group.share(0).weight, 1);
+    }
+
+    #[test]
+    fn an_upstream_without_a_slot_is_waited_for() {
+        let texts = ["10.0.0.1:80 max-connections=1", "10.0.0.2:80 max-connections=2"];
+        let backup = "10.0.0.3:80 backup";
+        let upstreams: Vec<UpstreamConfig> =
+            texts.iter().chain([&backup]).map(|text| text.parse().unwrap()).collect();
+        let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams.clone()), None, &[]);
+        let slots: Vec<_> = (0..3).filter_map(|_| group.choose(None, &[]).slot()).collect();
+        assert_eq!(slots.iter().map(Slot::index).collect::<Vec<_>>(), [0, 1, 1]);
+        assert!(matches!(group.choose(None, &[]), Choice::Full), "no backup takes their place");
+        assert!(matches!(group.choose(None, &[0]), Choice::Full));
+        assert_eq!(chosen(&group, &[0, 1]), Some(2));
+        for upstream in &group.upstreams()[..2] {
+            upstream.set_down(true);
+        }
+        assert_eq!(chosen(&group, &[]), Some(2), "they are down");
+        assert!(matches!(group.choose(None, &[2]), Choice::Full));
+        drop(slots);
+        assert!(chosen(&group, &[2]).is_some());
+        // By its address a client waits for its own upstream.
+        let mut config = GroupConfig::new("a", upstreams);
+        config.algorithm = Algorithm::SourceAddress;
+        let group = UpstreamGroup::new(&config, None, &[]);
+        let client = Some(IpAddr::from([10, 0, 0, 9]));
+        let first = group.choose(client, &[]).slot().unwrap();
+        let slots: Vec<_> = (0..3).filter_map(|_| group.choose(client, &[]).slot()).collect();
+        assert!(slots.iter().all(|slot| slot.index() == first.index()));
+        assert_eq!(slots.len(), first.index());
     }
 }

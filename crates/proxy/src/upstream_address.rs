@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -9,7 +10,7 @@ use std::str::FromStr;
 pub const WEIGHT_MAX: u32 = 1000;
 
 /// An upstream as it is configured. As text: its address, and behind it, each after a space,
-/// `weight=N` and `backup`.
+/// `weight=N`, `max-connections=N` and `backup`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UpstreamConfig {
@@ -17,13 +18,15 @@ pub struct UpstreamConfig {
     pub address: UpstreamAddress,
     /// Its share of the connections, in relation to the weights of the others; 1 to 1000.
     pub weight: u32,
+    /// The number of connections that it has at a time; other clients wait. `None` for no limit.
+    pub connections_max: Option<NonZeroUsize>,
     /// Whether it gets connections only while no other upstream of its group is usable.
     pub is_backup: bool,
 }
 
 impl From<UpstreamAddress> for UpstreamConfig {
     fn from(address: UpstreamAddress) -> Self {
-        Self { address, weight: 1, is_backup: false }
+        Self { address, weight: 1, connections_max: None, is_backup: false }
     }
 }
 
@@ -31,7 +34,8 @@ impl FromStr for UpstreamConfig {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (mut rest, mut weight, mut is_backup) = (text.trim(), None, false);
+        let (mut rest, mut weight, mut connections_max) = (text.trim(), None, None);
+        let mut is_backup = false;
         // A socket's path may have spaces, so that only the known words are taken from the end.
         while let Some((before, word)) = rest.rsplit_once(' ') {
             if word == "backup" {
@@ -41,12 +45,17 @@ impl FromStr for UpstreamConfig {
                 weight = Some(valid.ok_or_else(|| {
                     format!("{text:?}: the weight {number} is not between 1 and {WEIGHT_MAX}")
                 })?);
+            } else if let Some(number) = word.strip_prefix("max-connections=") {
+                connections_max = Some(number.parse().map_err(|_| {
+                    format!("{text:?}: max-connections is not {number}, but 1 or more")
+                })?);
             } else {
                 break;
             }
             rest = before.trim_end();
         }
-        Ok(Self { address: rest.parse()?, weight: weight.unwrap_or(1), is_backup })
+        let weight = weight.unwrap_or(1);
+        Ok(Self { address: rest.parse()?, weight, connections_max, is_backup })
     }
 }
 
@@ -55,6 +64,9 @@ impl fmt::Display for UpstreamConfig {
         self.address.fmt(formatter)?;
         if self.weight != 1 {
             write!(formatter, " weight={}", self.weight)?;
+        }
+        if let Some(number) = self.connections_max {
+            write!(formatter, " max-connections={number}")?;
         }
         if self.is_backup { formatter.write_str(" backup") } else { Ok(()) }
     }
@@ -143,14 +155,16 @@ mod tests {
     }
 
     #[test]
-    fn weights_and_backups_parse_back_and_others_are_refused() {
-        let unix = "unix:/run/a b weight=2 backup";
+    fn weights_limits_and_backups_parse_back_and_others_are_refused() {
+        let unix = "unix:/run/a b weight=2 max-connections=9 backup";
         for text in ["10.0.0.5:80 weight=3", "h:1 backup", "h:1", unix] {
             assert_eq!(text.parse::<UpstreamConfig>().unwrap().to_string(), text);
         }
         let parsed: UpstreamConfig = unix.parse().unwrap();
         assert_eq!(parsed.address.to_string(), "unix:/run/a b");
-        for text in ["h:1 weight=0", "h:1 weight=1001", "h:1 weight=x", "h:1 spare", "backup"] {
+        let limits = ["h:1 max-connections=0", "h:1 max-connections=-1", "h:1 max-connections="];
+        let others = ["h:1 weight=0", "h:1 weight=1001", "h:1 weight=x", "h:1 spare", "backup"];
+        for text in limits.into_iter().chain(others) {
             let error = text.parse::<UpstreamConfig>().unwrap_err();
             assert!(error.contains(text), "{error}");
         }

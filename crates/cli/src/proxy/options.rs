@@ -33,7 +33,7 @@ pub struct Options {
     #[serde(deserialize_with = "deserialize_each_from_text")]
     pub listen: Vec<Address>,
     /// Upstreams to connect clients to, separated by commas: an address and port, a host name and
-    /// port, or unix:PATH; behind it, after spaces, weight=N and backup
+    /// port, or unix:PATH; behind it, after spaces, weight=N, max-connections=N and backup
     #[arg(long, value_name = "ADDRESS,…", value_delimiter = ',')]
     #[serde(deserialize_with = "deserialize_each_from_text")]
     pub to: Vec<UpstreamConfig>,
@@ -83,6 +83,15 @@ pub struct Options {
     /// 3]
     #[arg(long, help_heading = "Upstreams", value_name = "N")]
     pub connect_attempts: Option<u32>,
+    /// Number of clients that may wait while all upstreams have their max-connections; others are
+    /// reset [default: 1024]
+    #[arg(long, help_heading = "Upstreams", value_name = "N")]
+    pub queue_length: Option<usize>,
+    /// Maximum time for which a client waits while all upstreams have their max-connections
+    /// [default: 10s]
+    #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub queue_timeout: Option<Timeout>,
     /// Addresses of this machine to connect to upstreams from, in turn, separated by commas; or
     /// client for each client's own address, which needs CAP_NET_ADMIN and routes that lead back
     /// here [default: the one that the routes choose]
@@ -339,6 +348,8 @@ impl Options {
             resolve_interval: self.resolve_interval.or(other.resolve_interval),
             connect_timeout: self.connect_timeout.or(other.connect_timeout),
             connect_attempts: self.connect_attempts.or(other.connect_attempts),
+            queue_length: self.queue_length.or(other.queue_length),
+            queue_timeout: self.queue_timeout.or(other.queue_timeout),
             source: self.source.or(other.source),
             send_proxy: self.send_proxy.or(other.send_proxy),
             send_proxy_fields: non_empty_or(self.send_proxy_fields, other.send_proxy_fields),
@@ -427,7 +438,9 @@ impl Options {
         limits.connections_per_address_max =
             self.max_connections_per_address.and_then(NonZeroUsize::new);
         limits.connect_attempts_max = self.connect_attempts.unwrap_or(limits.connect_attempts_max);
+        limits.queue_length_max = self.queue_length.unwrap_or(limits.queue_length_max);
         for (limit, option) in [
+            (&mut limits.queue_timeout, self.queue_timeout),
             (&mut limits.greeting_timeout, self.greeting_timeout),
             (&mut limits.connect_timeout, self.connect_timeout),
             (&mut limits.keepalive_time, self.keepalive),

@@ -5,7 +5,8 @@ use super::delivery::has_failed;
 use super::{Connection, Events, State};
 use crate::log::End;
 use crate::loop_state::LoopState;
-use crate::upstream::{Upstream, UpstreamGroup};
+use crate::queue::Slot;
+use crate::upstream::{Choice, Upstream, UpstreamGroup};
 use haul_server::connect::{self, PeerAddress};
 use haul_server::event_loop::{Action, Context, NEVER, Side};
 use haul_server::offload::NoJob;
@@ -13,7 +14,6 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// The addresses of one upstream that are tried before another upstream: an IPv6 and an IPv4 one.
 const ADDRESSES_PER_ROUND: usize = 2;
@@ -29,16 +29,43 @@ pub(super) struct Attempt {
     pub(super) deadline: u32,
 }
 
-/// An upstream as one of whose connections this counts, until it is dropped.
+/// How far the search for an upstream is.
+#[derive(Debug, Default)]
+pub(super) struct Search {
+    /// The upstreams of which all addresses were tried in this round.
+    pub(super) tried: Vec<usize>,
+    /// The second of the clock in which the next round begins.
+    next_round_at_seconds: u32,
+    /// Whether an attempt has failed for lack of a local port.
+    lacks_port: bool,
+    /// The attempts before this round.
+    attempts_before_round: u32,
+}
+
+/// The upstream that is tried or connected.
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) upstream: Arc<Upstream>,
     index: usize,
     addresses: Arc<[PeerAddress]>,
     next_address: usize,
+    slot: Option<Slot>,
+}
+
+/// What is to be tried next.
+enum Next {
+    Address(PeerAddress),
+    /// An upstream that is at its limit.
+    Queue,
+    None,
 }
 
 impl Chosen {
+    pub(super) fn new(slot: Slot) -> Self {
+        let (upstream, index) = (Arc::clone(slot.upstream()), slot.index());
+        Self { addresses: upstream.addresses(), upstream, index, next_address: 0, slot: Some(slot) }
+    }
+
     /// Whether another address of it is tried before another upstream.
     fn has_next(&self) -> bool {
         self.next_address < self.addresses.len().min(ADDRESSES_PER_ROUND)
@@ -51,16 +78,10 @@ impl Chosen {
         Some(address)
     }
 
-    pub(super) fn new(upstream: &Arc<Upstream>, index: usize) -> Self {
-        upstream.counters().open.fetch_add(1, Relaxed);
-        let (upstream, addresses) = (Arc::clone(upstream), upstream.addresses());
-        Self { upstream, index, addresses, next_address: 0 }
-    }
-}
-
-impl Drop for Chosen {
-    fn drop(&mut self) {
-        self.upstream.counters().open.fetch_sub(1, Relaxed);
+    /// The upstream is given up: it was tried, and is named in the log.
+    pub(super) fn free_slot(&mut self) {
+        self.slot = None;
+        self.next_address = self.addresses.len();
     }
 }
 
@@ -78,26 +99,30 @@ impl Connection {
             return Some(self.finish(self.end_without_upstream(), shared));
         }
         let now = context.now_seconds();
-        if now < self.next_round_at_seconds {
+        if now < self.search.next_round_at_seconds {
             let is_gone = self.client_events.is_end_or_urgent
                 && matches!(&self.state, State::Accepted(client) if has_failed(client));
             return Some(if is_gone {
                 self.finish(End::ClientFailed, shared)
             } else {
-                Action::WaitUntil(self.next_round_at_seconds)
+                Action::WaitUntil(self.search.next_round_at_seconds)
             });
         }
-        let Some(address) = self.next_address(&group) else {
-            // If no upstream has an address, there is nothing to wait for.
-            if self.record.connect_attempts == self.attempts_before_round {
-                return Some(self.finish(self.end_without_upstream(), shared));
+        let address = match self.next_address(&group) {
+            Next::Address(address) => address,
+            Next::Queue => return self.enqueue(&group, shared, context),
+            Next::None => {
+                // If no upstream has an address, there is nothing to wait for.
+                if self.record.connect_attempts == self.search.attempts_before_round {
+                    return Some(self.finish(self.end_without_upstream(), shared));
+                }
+                self.search.attempts_before_round = self.record.connect_attempts;
+                // All have failed: a server that is restarted is back in a moment.
+                self.search.tried.clear();
+                self.upstream = None;
+                self.search.next_round_at_seconds = context.deadline(ROUND_INTERVAL_SECONDS);
+                return None;
             }
-            self.attempts_before_round = self.record.connect_attempts;
-            // All have failed: a server that is restarted is back in a moment.
-            self.tried.clear();
-            self.upstream = None;
-            self.next_round_at_seconds = context.deadline(ROUND_INTERVAL_SECONDS);
-            return None;
         };
         self.upstream_events = Events::default();
         match self.start_attempt(&address, shared, context) {
@@ -116,7 +141,7 @@ impl Connection {
             Err(error) if connect::lacks_port(&address, &error) => {
                 // An address of the other family may have one.
                 shared.report_shortage(&error, context);
-                self.lacks_port = true;
+                self.search.lacks_port = true;
             }
             Err(error) => self.record_failure(&error),
         }
@@ -165,21 +190,30 @@ impl Connection {
 
     /// The end of a connection for which every attempt has failed.
     fn end_without_upstream(&self) -> End {
-        if self.lacks_port { End::Shortage } else { End::Unreachable }
+        if self.search.lacks_port { End::Shortage } else { End::Unreachable }
     }
 
     /// The next address to try: of the upstream that is being tried, or of another one.
-    fn next_address(&mut self, group: &UpstreamGroup) -> Option<PeerAddress> {
+    fn next_address(&mut self, group: &UpstreamGroup) -> Next {
         loop {
             if let Some(chosen) = &mut self.upstream {
                 if let Some(address) = chosen.take_next() {
-                    return Some(address);
+                    return Next::Address(address);
                 }
-                self.tried.push(chosen.index);
+                if !self.search.tried.contains(&chosen.index) {
+                    self.search.tried.push(chosen.index);
+                }
+            }
+            // Those that wait already come first.
+            if group.queue().len() > 0 {
+                return Next::Queue;
             }
             let client = self.record.client.map(|client| client.ip());
-            let index = group.choose(client, &self.tried)?;
-            self.upstream = Some(Chosen::new(&group.upstreams()[index], index));
+            match group.choose(client, &self.search.tried) {
+                Choice::Slot(slot) => self.upstream = Some(Chosen::new(slot)),
+                Choice::Full => return Next::Queue,
+                Choice::None => return Next::None,
+            }
         }
     }
 

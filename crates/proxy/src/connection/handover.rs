@@ -1,6 +1,6 @@
 //! A connection leaves for another process, or comes from one ([`crate::handover`]).
 
-use super::{Chosen, Connection, Events, State, reset_on_close};
+use super::{Chosen, Connection, Events, Search, State, reset_on_close};
 use crate::handed::{ConnectionMessage, HandedConnection, HandedDirection};
 use crate::log::Record;
 use crate::loop_state::LoopState;
@@ -40,6 +40,7 @@ impl Connection {
             upstream: self.upstream_name().unwrap_or_default().into(),
             accepted_us: micros(since_1970.unwrap_or_default()),
             age_us: micros(self.accepted_at.elapsed()),
+            queue_us: record.queue_time.map(micros),
             connect_attempts: record.connect_attempts,
             connect_us: record.connect_time.map(micros),
             first_byte_us: record.first_byte_time.map(micros),
@@ -76,7 +77,7 @@ impl Connection {
             forwarder.with_first_bytes_to_a(&to_client).ok()
         });
         let group = shared.group(&message.group);
-        let upstream = shared.known_upstream(group.as_deref(), &message.upstream);
+        let slot = shared.slot_of_established(group.as_deref(), &message.upstream);
         let micros = Duration::from_micros;
         let mut connection = Self {
             state: forwarder
@@ -88,11 +89,8 @@ impl Connection {
             are_tcp: [message.client.is_some(), false],
             group,
             greeting: Vec::new(),
-            upstream: upstream.map(|(upstream, index)| Chosen::new(&upstream, index)),
-            tried: Vec::new(),
-            next_round_at_seconds: 0,
-            attempts_before_round: 0,
-            lacks_port: false,
+            upstream: slot.map(Chosen::new),
+            search: Search::default(),
             header: None,
             header_bytes: message.header_bytes,
             report_before: ForwardReport::default(),
@@ -106,6 +104,7 @@ impl Connection {
                 client: message.client,
                 server_name: message.server_name,
                 unique_id: message.unique_id,
+                queue_time: message.queue_us.map(micros),
                 connect_attempts: message.connect_attempts,
                 connect_time: message.connect_us.map(micros),
                 first_byte_time: message.first_byte_us.map(micros),

@@ -7,7 +7,7 @@ use rustix::net::sockopt::set_socket_linger;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn reset(socket: TcpStream) {
     set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
@@ -26,6 +26,15 @@ fn is_reset(mut socket: &TcpStream) -> bool {
                 return true;
             }
         }
+    }
+}
+
+/// Waits until the peer's host has received all that was sent.
+fn wait_until_acknowledged(socket: &TcpStream) {
+    let deadline = Instant::now() + LIMIT;
+    while haul_sys::sockopt::bytes_to_send(socket).unwrap() > 0 {
+        assert!(Instant::now() < deadline, "the peer does not take what it is sent");
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -96,7 +105,8 @@ fn a_response_before_a_reset_is_delivered() {
     // The client reads nothing yet: most of the response waits in the proxy's socket.
     let responding = thread::spawn(move || {
         server.write_all(&vec![1; LEN]).unwrap();
-        thread::sleep(Duration::from_millis(100));
+        // A reset discards what has not arrived at the proxy's host.
+        wait_until_acknowledged(&server);
         drop(server);
     });
     responding.join().unwrap();
@@ -117,7 +127,10 @@ fn a_complete_response_is_not_reset_by_a_late_byte_of_the_client() {
     let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
     let mut client = proxy.connect();
     let server = accept(&listener);
-    let responding = thread::spawn(move || (&server).write_all(&vec![1; LEN]).unwrap());
+    let responding = thread::spawn(move || {
+        (&server).write_all(&vec![1; LEN]).unwrap();
+        wait_until_acknowledged(&server);
+    });
     responding.join().unwrap();
     thread::sleep(Duration::from_millis(100));
     // The server has closed: its kernel answers this with a reset.
@@ -145,7 +158,7 @@ fn silent_connections_end_at_the_limits() {
         if is_half_closed {
             client.shutdown(Shutdown::Write).unwrap();
         }
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         assert!(is_reset(&client) && (is_half_closed || is_reset(&server)));
         assert!(started.elapsed() >= Duration::from_millis(900));
         assert_eq!(proxy.finish()[0]["end"], "idle");
@@ -161,7 +174,7 @@ fn a_busy_connection_ends_with_its_lifetime() {
     });
     let client = proxy.connect();
     let mut server = accept(&listener);
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     let content = vec![1; 100_000];
     let sender =
         thread::spawn(
@@ -188,10 +201,10 @@ fn a_drain_lets_established_connections_end() {
     proxy.handle.drain();
     let (lab, address) = (&proxy.lab, proxy.address);
     let refused = || lab.receiver.run(|| TcpStream::connect(address)).unwrap().is_err();
-    let deadline = std::time::Instant::now() + LIMIT;
+    let deadline = Instant::now() + LIMIT;
     listener.set_nonblocking(true).unwrap();
     while !refused() {
-        assert!(std::time::Instant::now() < deadline, "the proxy accepts connections");
+        assert!(Instant::now() < deadline, "the proxy accepts connections");
         // The connections that were accepted before the drain end, too.
         std::iter::from_fn(|| listener.accept().ok()).for_each(drop);
     }

@@ -6,6 +6,7 @@ mod control;
 mod ends;
 mod failures;
 mod greeting;
+mod queue;
 mod reload;
 mod routing;
 mod source;

@@ -3,7 +3,7 @@
 use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
 use haul_proxy::{Algorithm, HeaderField, HeaderVersion, TrustedProxies};
 use haul_server::proxy_protocol::{self, FieldType};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::thread;

@@ -1,0 +1,88 @@
+//! A client waits in its group's queue until an upstream has a slot.
+
+use super::connecting::Chosen;
+use super::delivery::has_failed;
+use super::{Connection, Events, State};
+use crate::log::End;
+use crate::loop_state::LoopState;
+use crate::queue::QueueError;
+use crate::upstream::UpstreamGroup;
+use haul_server::event_loop::{Action, Context, Side};
+use haul_server::offload::NoJob;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+impl Connection {
+    /// Puts the client into the queue; `None` once the state has changed.
+    pub(super) fn enqueue(
+        &mut self,
+        group: &UpstreamGroup,
+        shared: &mut LoopState,
+        context: &Context<'_>,
+    ) -> Option<Action<NoJob>> {
+        // The upstream that was tried before is not held meanwhile.
+        if let Some(chosen) = &mut self.upstream {
+            chosen.free_slot();
+        }
+        let client = self.record.client.map(|client| client.ip());
+        let length_max = shared.limits().queue_length_max;
+        let place = group.queue().push(client, &self.search.tried, length_max);
+        let registered = place.and_then(|place| {
+            let registered = context.register(&place, Side::Upstream);
+            registered.map_or_else(|error| Err(QueueError::Failed(error)), |()| Ok(place))
+        });
+        let place = match registered {
+            Ok(place) => place,
+            Err(QueueError::Full) => return Some(self.finish(End::QueueFull, shared)),
+            Err(QueueError::Failed(error)) => {
+                shared.report_shortage(&error, context);
+                return Some(self.finish(End::Shortage, shared));
+            }
+        };
+        let State::Accepted(client) = std::mem::replace(&mut self.state, State::Closed) else {
+            return Some(Action::Close);
+        };
+        let deadline = context.deadline(shared.limits().queue_timeout.as_secs() as u32);
+        self.state = State::Queued { client, place, since: Instant::now(), deadline };
+        None
+    }
+
+    /// Leaves the queue once there is a slot or the time is over; `None` once the state has
+    /// changed.
+    pub(super) fn wait_in_queue(
+        &mut self,
+        shared: &mut LoopState,
+        context: &Context<'_>,
+    ) -> Option<Action<NoJob>> {
+        let State::Queued { client, place, since, deadline } = &self.state else { return None };
+        let (deadline, waited) = (*deadline, since.elapsed());
+        // A client that has ended its stream may still wait for a response.
+        if self.client_events.is_end_or_urgent && has_failed(client) {
+            return Some(self.finish(End::ClientFailed, shared));
+        }
+        let Some(granted) = place.take() else {
+            return Some(if context.now_seconds() >= deadline {
+                self.finish(End::QueueTimeout, shared)
+            } else {
+                Action::WaitUntil(deadline.min(self.lifetime_until))
+            });
+        };
+        if let State::Queued { client, .. } = std::mem::replace(&mut self.state, State::Closed) {
+            self.state = State::Accepted(client);
+        }
+        self.add_queue_time(waited);
+        self.upstream_events = Events::default();
+        if !self.group.as_ref().is_some_and(|group| Arc::ptr_eq(group, &granted.group)) {
+            // These are places in the former group.
+            self.search.tried.clear();
+            self.group = Some(granted.group);
+        }
+        self.upstream = Some(Chosen::new(granted.slot));
+        None
+    }
+
+    /// Records time in the queue. A client may be there again when its upstream has failed.
+    pub(super) fn add_queue_time(&mut self, waited: Duration) {
+        *self.record.queue_time.get_or_insert_default() += waited;
+    }
+}

@@ -1,0 +1,225 @@
+//! The queue of a group: clients that wait because every usable upstream has as many connections as
+//! its limit allows.
+
+use crate::upstream::{Upstream, UpstreamGroup};
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::io;
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A queue, first in, first out. All event loops, and the groups of all reloads, share it.
+#[derive(Debug, Default)]
+pub struct Queue {
+    state: Mutex<State>,
+    /// The length, for readers without the lock. A slot is freed before this is read, and this is
+    /// raised before a client looks for a slot, so that one of the two notices the other.
+    length: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The group that is in force.
+    group: Weak<UpstreamGroup>,
+    entries: VecDeque<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    waiter: Arc<Waiter>,
+    client: Option<IpAddr>,
+    /// The upstreams that were tried already.
+    tried: Vec<usize>,
+}
+
+/// What the queue and a waiting client share.
+#[derive(Debug)]
+struct Waiter {
+    /// An eventfd, which becomes readable once there is a slot.
+    event: OwnedFd,
+    granted: Mutex<Option<Granted>>,
+}
+
+/// A slot that a client has got.
+#[derive(Debug)]
+pub struct Granted {
+    /// The group in force, which may be another than at the beginning.
+    pub group: Arc<UpstreamGroup>,
+    pub slot: Slot,
+}
+
+/// One of the connections that an upstream may have, until it is dropped.
+#[derive(Debug)]
+pub struct Slot {
+    upstream: Arc<Upstream>,
+    /// The upstream's place in its group.
+    index: usize,
+    /// The queue to be served once the slot is free; `None` if the upstream is in no group.
+    queue: Option<Arc<Queue>>,
+}
+
+/// A place in a queue, until it is dropped.
+#[derive(Debug)]
+pub struct QueuePlace {
+    queue: Arc<Queue>,
+    waiter: Arc<Waiter>,
+}
+
+/// Why a client was not queued.
+#[derive(Debug)]
+pub enum QueueError {
+    /// The queue has its maximum length.
+    Full,
+    /// The process lacks a descriptor or memory.
+    Failed(io::Error),
+}
+
+impl Queue {
+    /// Puts a group in force, which may have slots for clients that wait.
+    pub fn set_group(self: &Arc<Self>, group: &Arc<UpstreamGroup>) {
+        let mut state = self.lock();
+        state.group = Arc::downgrade(group);
+        for entry in &mut state.entries {
+            // They are places in the former group.
+            entry.tried.clear();
+        }
+        self.serve_locked(&mut state);
+    }
+
+    /// The number of clients that wait.
+    pub fn len(&self) -> usize {
+        self.length.load(SeqCst)
+    }
+
+    /// Gives the slots that are free to the clients that have waited longest.
+    pub fn serve(self: &Arc<Self>) {
+        if self.len() > 0 {
+            self.serve_locked(&mut self.lock());
+        }
+    }
+
+    /// Puts a client at the end, if it has fewer than `length_max` before it. It may have a slot
+    /// at once.
+    pub fn push(
+        self: &Arc<Self>,
+        client: Option<IpAddr>,
+        tried: &[usize],
+        length_max: usize,
+    ) -> Result<QueuePlace, QueueError> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| QueueError::Failed(errno.into()))?;
+        let waiter = Arc::new(Waiter { event, granted: Mutex::default() });
+        let mut state = self.lock();
+        if state.entries.len() >= length_max {
+            return Err(QueueError::Full);
+        }
+        let entry = Entry { waiter: Arc::clone(&waiter), client, tried: tried.to_vec() };
+        state.entries.push_back(entry);
+        self.length.store(state.entries.len(), SeqCst);
+        self.serve_locked(&mut state);
+        drop(state);
+        Ok(QueuePlace { queue: Arc::clone(self), waiter })
+    }
+
+    fn serve_locked(self: &Arc<Self>, state: &mut State) {
+        let Some(group) = state.group.upgrade() else { return };
+        let mut at = 0;
+        while let Some(entry) = state.entries.get(at) {
+            let Some(slot) = group.choose(entry.client, &entry.tried).slot() else {
+                // By source address each client waits for an upstream of its own.
+                if entry.tried.is_empty() && !group.is_by_client() {
+                    break;
+                }
+                at += 1;
+                continue;
+            };
+            let granted = Granted { group: Arc::clone(&group), slot };
+            if let Some(entry) = state.entries.remove(at) {
+                entry.waiter.grant(granted);
+            }
+        }
+        self.length.store(state.entries.len(), SeqCst);
+    }
+
+    fn remove(&self, waiter: &Arc<Waiter>) {
+        let mut state = self.lock();
+        state.entries.retain(|entry| !Arc::ptr_eq(&entry.waiter, waiter));
+        self.length.store(state.entries.len(), SeqCst);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiter {
+    fn grant(&self, granted: Granted) {
+        *self.granted.lock().unwrap_or_else(PoisonError::into_inner) = Some(granted);
+        // An eventfd takes many of these.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+}
+
+impl QueuePlace {
+    /// The slot, once there is one.
+    pub fn take(&self) -> Option<Granted> {
+        self.waiter.granted.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl AsFd for QueuePlace {
+    /// A descriptor that becomes readable once there is a slot.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.waiter.event.as_fd()
+    }
+}
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        self.queue.remove(&self.waiter);
+        // The slot of a client that is gone is the next one's.
+        drop(self.take());
+    }
+}
+
+impl Slot {
+    /// Takes one of at most `connections_max` slots of an upstream, if one is free.
+    pub fn take(
+        upstream: &Arc<Upstream>,
+        index: usize,
+        connections_max: Option<NonZeroUsize>,
+        queue: Option<&Arc<Queue>>,
+    ) -> Option<Self> {
+        let open = &upstream.counters().open;
+        let has_room = |open| connections_max.is_none_or(|maximum| open < maximum.get());
+        open.fetch_update(SeqCst, SeqCst, |open| has_room(open).then_some(open + 1)).ok()?;
+        Some(Self { upstream: Arc::clone(upstream), index, queue: queue.cloned() })
+    }
+
+    /// Gives the slot back without serving the queue, which is being served.
+    pub fn give_back(mut self) {
+        self.queue = None;
+    }
+
+    /// The upstream.
+    pub fn upstream(&self) -> &Arc<Upstream> {
+        &self.upstream
+    }
+
+    /// The upstream's place in its group.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.upstream.counters().open.fetch_sub(1, SeqCst);
+        if let Some(queue) = &self.queue {
+            queue.serve();
+        }
+    }
+}
