@@ -247,6 +247,10 @@ pub struct Limits {
     /// The rate at which each client is sent data, and each upstream for it, in bytes per second;
     /// `None` for no limit.
     pub rate_bytes_per_second: Option<u64>,
+    /// The rate at which all clients together are sent data, and all upstreams, in bytes per
+    /// second; `None` for no limit. Connections that send less than 64 KiB in a second, and those
+    /// of Unix sockets, are beside it.
+    pub total_rate_bytes_per_second: Option<u64>,
 }
 
 impl Default for Limits {
@@ -268,6 +272,7 @@ impl Default for Limits {
             lifetime: None,
             drain_timeout: Duration::from_secs(30),
             rate_bytes_per_second: None,
+            total_rate_bytes_per_second: None,
         }
     }
 }

@@ -8,12 +8,12 @@ mod queueing;
 use crate::closing::DueClosing;
 use crate::greeting::{Greeting, GreetingReader};
 use crate::header::{self, FieldSources, HeaderVersion};
-use crate::log::{End, Ending, Record, TcpStatistics};
+use crate::log::{End, Ending, LoopTime, Record, TcpStatistics};
 use crate::loop_state::LoopState;
-use crate::queue::QueuePlace;
 use crate::selection::ConnectionSelection;
 use crate::status::{ConnectionStatus, Phase};
-use crate::upstream::UpstreamGroup;
+use crate::total_rate::{Demand, PacedConnection};
+use crate::upstream_group::{QueuePlace, UpstreamGroup};
 use connecting::{Attempt, Chosen, Search};
 use delivery::{Delivered, Delivery};
 use haul::{ForwardReport, Forwarder, Step};
@@ -48,6 +48,8 @@ pub struct Connection {
     /// The upstream that is tried or connected, and where in its addresses.
     upstream: Option<Chosen>,
     search: Search,
+    /// Its share of the rate of all, if there is one.
+    paced: Option<Box<PacedConnection>>,
     /// What the header is made of, until the upstream is sent it.
     header: Option<Box<HeaderParts>>,
     /// The length of the header that the upstream is sent first.
@@ -60,6 +62,8 @@ pub struct Connection {
     record: Record,
     /// When the event loop has turned to it, if its time is measured.
     turn_started: Option<Instant>,
+    /// What has been moved in this turn.
+    turn_bytes: MovedBytes,
     is_logged: bool,
     /// The end that an operator or the upstream's state asks for.
     requested_end: Option<End>,
@@ -102,6 +106,28 @@ enum State {
     Delivering(Box<Delivery>),
     /// The sockets are closed.
     Closed,
+}
+
+/// Bytes that were moved in each way, in both directions.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct MovedBytes {
+    spliced: u64,
+    copied: u64,
+}
+
+impl MovedBytes {
+    fn of(report: &ForwardReport) -> Self {
+        Self {
+            spliced: report.a_to_b.spliced.bytes + report.b_to_a.spliced.bytes,
+            copied: report.a_to_b.copied.bytes + report.b_to_a.copied.bytes,
+        }
+    }
+
+    /// Adds what was moved between two reports.
+    fn add(&mut self, before: Self, after: Self) {
+        self.spliced += after.spliced - before.spliced;
+        self.copied += after.copied - before.copied;
+    }
 }
 
 /// What the events of a socket have reported and no call has found otherwise since.
@@ -174,6 +200,7 @@ impl Connection {
             greeting: Vec::new(),
             upstream: None,
             search: Search::default(),
+            paced: shared.paced_connection(),
             header,
             header_bytes: 0,
             report_before: ForwardReport::default(),
@@ -189,9 +216,10 @@ impl Connection {
                 connect_attempts: 0,
                 connect_time: None,
                 first_byte_time: None,
-                loop_time: Duration::ZERO,
+                loop_time: LoopTime::default(),
             },
             turn_started: None,
+            turn_bytes: MovedBytes::default(),
             is_logged: false,
             requested_end: None,
         }
@@ -212,6 +240,13 @@ impl Connection {
         is_established
             && self.accepted_at < closing.accepted_before
             && upstream.is_some_and(|upstream| Arc::ptr_eq(upstream, &closing.upstream))
+    }
+
+    /// Begins another second of the rate of all.
+    pub fn begin_paced_second(&mut self, demands: &mut [Demand; 2]) {
+        if let (State::Forwarding(forwarder), Some(paced)) = (&self.state, &mut self.paced) {
+            paced.begin_second(sent_bytes(&forwarder.report()), demands);
+        }
     }
 
     /// Asks for the end of the connection, by a reset: [`Connection::drive`] carries it out.
@@ -242,7 +277,9 @@ impl Connection {
                 State::Forwarding(_) => Phase::Forwarding,
                 State::Delivering(_) | State::Closed => Phase::Delivering,
             },
-            loop_us: self.record.loop_time.as_micros() as u64,
+            loop_us: self.record.loop_time.total.as_micros() as u64,
+            splice_us: self.record.loop_time.splicing.as_micros() as u64,
+            copy_us: self.record.loop_time.copying.as_micros() as u64,
             age_ms: self.accepted_at.elapsed().as_micros() as f64 / 1e3,
             to_upstream: (&report.a_to_b).into(),
             to_client: (&report.b_to_a).into(),
@@ -300,7 +337,8 @@ impl Connection {
     /// Adds the time since the turn has started to that of the connection.
     fn end_turn(&mut self) {
         if let Some(started) = self.turn_started.take() {
-            self.record.loop_time += started.elapsed();
+            let MovedBytes { spliced, copied } = std::mem::take(&mut self.turn_bytes);
+            self.record.loop_time.add(started.elapsed(), spliced, copied);
         }
     }
 
@@ -390,7 +428,7 @@ impl Connection {
         self.are_tcp[1] = is_tcp;
         self.record.connect_time = Some(self.accepted_at.elapsed());
         if let Some(chosen) = &self.upstream {
-            UpstreamGroup::record_success(&chosen.upstream);
+            chosen.upstream.record_success();
         }
         let mut first_bytes = self.make_header(&client, shared);
         self.header_bytes = first_bytes.len() as u64;
@@ -433,10 +471,19 @@ impl Connection {
             return Some(self.finish(End::Lifetime, shared));
         }
         let State::Forwarding(forwarder) = &mut self.state else { return None };
-        let before = forwarder.moved_bytes();
+        if let Some(paced) = &mut self.paced {
+            let (client, upstream) = forwarder.sockets();
+            paced.pace([upstream, client], shared.limits().rate_bytes_per_second);
+        }
+        let before = MovedBytes::of(&forwarder.report());
         let (client, upstream) = (&mut self.client_events, &mut self.upstream_events);
         let step = forwarder.step_ready(client.readiness(), upstream.readiness());
-        let has_moved = forwarder.moved_bytes() != before;
+        let after = MovedBytes::of(&forwarder.report());
+        let has_moved = after != before;
+        self.turn_bytes.add(before, after);
+        if let Some(paced) = &mut self.paced {
+            paced.record(sent_bytes(&forwarder.report()));
+        }
         // Of an adopted connection the first bytes may have been another process's.
         let before = &self.report_before.b_to_a;
         let is_first = before.copied.bytes + before.spliced.bytes == 0;
@@ -579,6 +626,11 @@ fn tcp_statistics(
     }
     let (client, upstream) = forwarder.sockets();
     [TcpStatistics::of(client), TcpStatistics::of(upstream)]
+}
+
+/// The bytes that were sent to the upstream, and to the client.
+fn sent_bytes(report: &ForwardReport) -> [u64; 2] {
+    [&report.a_to_b, &report.b_to_a].map(|one| one.spliced.bytes + one.copied.bytes)
 }
 
 /// The address at which a connection was accepted.

@@ -117,6 +117,10 @@ pub struct ConnectionMessage {
     pub first_byte_us: Option<u64>,
     #[serde(default)]
     pub loop_us: u64,
+    #[serde(default)]
+    pub splice_us: u64,
+    #[serde(default)]
+    pub copy_us: u64,
     pub header_bytes: u64,
     pub to_upstream: HandedDirection,
     pub to_client: HandedDirection,

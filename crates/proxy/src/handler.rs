@@ -9,6 +9,7 @@ use crate::loop_state::LoopState;
 use crate::mailbox::{Mailboxes, Request};
 use crate::selection::ConnectionSelection;
 use crate::status::ConnectionStatus;
+use crate::total_rate::Demand;
 use haul_server::clock::Clock;
 use haul_server::event_loop::{Action, Adopted, Context, Handler, LoopSettings, Readiness, Side};
 use haul_server::eviction::Activity;
@@ -39,6 +40,8 @@ pub struct ProxyHandler {
     visits: Vec<Visit>,
     /// Whether connections may be due to be closed.
     checks_closings: bool,
+    /// Whether a second of the rate of all connections is over.
+    begins_paced_second: bool,
 }
 
 /// What a visit of all connections is for.
@@ -50,6 +53,8 @@ enum Visit {
     Close(Vec<DueClosing>),
     /// To hand them over.
     HandOver,
+    /// To divide the rate of all connections anew.
+    Pace([Demand; 2]),
 }
 
 impl ProxyHandler {
@@ -65,6 +70,7 @@ impl ProxyHandler {
             adopted: VecDeque::new(),
             visits: Vec::new(),
             checks_closings: false,
+            begins_paced_second: false,
         }
     }
 }
@@ -154,6 +160,9 @@ impl Handler for ProxyHandler {
                 self.visits.push(Visit::Close(due));
             }
         }
+        if std::mem::take(&mut self.begins_paced_second) {
+            self.visits.push(Visit::Pace(Default::default()));
+        }
         !self.visits.is_empty()
     }
 
@@ -179,6 +188,7 @@ impl Handler for ProxyHandler {
                     }
                 }
                 Visit::HandOver => is_driven = true,
+                Visit::Pace(demands) => connection.begin_paced_second(demands),
             }
         }
         is_driven
@@ -197,6 +207,12 @@ impl Handler for ProxyHandler {
             let _ = match visit {
                 Visit::List(listed, answer) => answer.send(listed).is_ok(),
                 Visit::Kill(_, count, answer) => answer.send(count).is_ok(),
+                Visit::Pace(demands) => {
+                    if let Some(total) = self.state.total_rate() {
+                        total.divide(self.index, demands);
+                    }
+                    true
+                }
                 Visit::Close(_) | Visit::HandOver => true,
             };
         }
@@ -210,6 +226,7 @@ impl Handler for ProxyHandler {
 
     fn every_second(&mut self, now_seconds: u32) {
         self.checks_closings = true;
+        self.begins_paced_second = self.state.total_rate().is_some();
         self.state.serve_queues();
         let dropped = self.state.log.flush();
         if dropped > 0 && self.dropped_lines.allow(now_seconds) {

@@ -37,16 +37,17 @@ mod log;
 mod loop_state;
 mod mailbox;
 mod metrics;
-mod queue;
 mod reload;
 mod routing;
 mod selection;
 mod server;
 mod source;
 mod status;
+mod total_rate;
 mod upkeep;
 mod upstream;
 mod upstream_address;
+mod upstream_group;
 
 pub use balance::Algorithm;
 pub use config::{

@@ -129,6 +129,11 @@ pub struct LogLine<'a> {
     /// Time that the event loop has spent on the connection, in microseconds: CPU time of its
     /// calls, with the interrupts in between, and without the kernel's work outside of them.
     pub loop_us: u64,
+    /// The part of it in which bytes were spliced, in microseconds. What has moved bytes in both
+    /// ways is divided by their number.
+    pub splice_us: u64,
+    /// The part of it in which bytes were copied, in microseconds.
+    pub copy_us: u64,
     /// Time from the accepted client to the end, in milliseconds.
     pub duration_ms: f64,
     /// Bytes from the client to the upstream.
@@ -199,8 +204,30 @@ pub struct Record {
     pub connect_attempts: u32,
     pub connect_time: Option<Duration>,
     pub first_byte_time: Option<Duration>,
-    /// Zero if it is not measured.
-    pub loop_time: Duration,
+    pub loop_time: LoopTime,
+}
+
+/// The time that the event loop has spent on a connection; zero if it is not measured.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoopTime {
+    pub total: Duration,
+    /// Of the turns that have spliced bytes.
+    pub splicing: Duration,
+    /// Of the turns that have copied bytes.
+    pub copying: Duration,
+}
+
+impl LoopTime {
+    /// Adds a turn, which has moved so many bytes in each way.
+    pub fn add(&mut self, time: Duration, spliced_bytes: u64, copied_bytes: u64) {
+        self.total += time;
+        let moved_bytes = spliced_bytes + copied_bytes;
+        if moved_bytes > 0 {
+            let splicing = time.mul_f64(spliced_bytes as f64 / moved_bytes as f64);
+            self.splicing += splicing;
+            self.copying += time.saturating_sub(splicing);
+        }
+    }
 }
 
 /// What a line needs of the end of a connection.
@@ -233,7 +260,9 @@ impl Record {
             connect_attempts: self.connect_attempts,
             connect_ms: self.connect_time.map(ms),
             first_byte_ms: self.first_byte_time.map(ms),
-            loop_us: self.loop_time.as_micros() as u64,
+            loop_us: self.loop_time.total.as_micros() as u64,
+            splice_us: self.loop_time.splicing.as_micros() as u64,
+            copy_us: self.loop_time.copying.as_micros() as u64,
             duration_ms: ms(ending.duration),
             to_upstream: (&ending.report.a_to_b).into(),
             to_client: (&ending.report.b_to_a).into(),
@@ -244,5 +273,22 @@ impl Record {
             // Writing to memory does not fail, and neither do these types.
             let _ = serde_json::to_writer(bytes, &line);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_that_moves_bytes_in_both_ways_is_divided_by_their_number() {
+        let mut time = LoopTime::default();
+        let turn = Duration::from_micros(100);
+        time.add(turn, 0, 0);
+        time.add(turn, 5, 0);
+        time.add(turn, 0, 5);
+        time.add(turn, 1, 3);
+        assert_eq!(time.total, 4 * turn);
+        assert_eq!([time.splicing, time.copying], [125, 175].map(Duration::from_micros));
     }
 }

@@ -6,11 +6,12 @@ use crate::handed::HandedUpstream;
 use crate::header::{HeaderField, HeaderVersion};
 use crate::log::{Ending, Record};
 use crate::metrics::LoopCounters;
-use crate::queue::Slot;
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::source::Sources;
-use crate::upstream::{Upstream, UpstreamGroup};
+use crate::total_rate::{PacedConnection, TotalRate};
+use crate::upstream::Upstream;
 use crate::upstream_address::UpstreamAddress;
+use crate::upstream_group::{Slot, UpstreamGroup};
 use haul::{ForwardPool, ForwardSettings};
 use haul_server::LogLimiter;
 use haul_server::connect::{self, ConnectOptions, PeerAddress};
@@ -48,11 +49,14 @@ pub struct Shared {
     pub next_id: Arc<AtomicU64>,
     /// A random number of this process.
     process_number: u64,
+    /// The rate of all connections together.
+    total_rate: Option<Arc<TotalRate>>,
 }
 
 impl Shared {
-    /// What the event loops of a process share.
-    pub fn new(table: Arc<CurrentTable>) -> Self {
+    /// What so many event loops of a process share.
+    pub fn new(table: Arc<CurrentTable>, limits: &Limits, loops: usize) -> Self {
+        let total_rate = limits.total_rate_bytes_per_second;
         Self {
             table,
             closings: Arc::default(),
@@ -60,6 +64,7 @@ impl Shared {
             next_id: Arc::new(AtomicU64::new(1)),
             // Hash maps are seeded with a number of the kernel's.
             process_number: RandomState::new().hash_one(()),
+            total_rate: total_rate.map(|rate| TotalRate::new(rate, loops)),
         }
     }
 
@@ -177,6 +182,16 @@ impl LoopState {
             let removed = self.shared.removed_upstream(name, self.down_policy)?;
             Slot::take(&removed, usize::MAX, None, None)
         })
+    }
+
+    /// The rate of all connections together, if it is limited.
+    pub fn total_rate(&self) -> Option<&Arc<TotalRate>> {
+        self.shared.total_rate.as_ref()
+    }
+
+    /// The share of another connection of that rate.
+    pub fn paced_connection(&self) -> Option<Box<PacedConnection>> {
+        self.total_rate().map(|total| Box::new(PacedConnection::new(Arc::clone(total))))
     }
 
     /// Serves the queues. A slot that is free serves them at once; what else makes an upstream

@@ -51,7 +51,7 @@ impl Reloader {
         let before = self.table.get();
         let table = Arc::new(RoutingTable::new(&reloaded, Some(&before))?);
         let mut caveats = upkeep::unresolved_caveats(self.resolver.resolve(&table));
-        self.table.replace(Arc::clone(&table));
+        self.table.replace(&table);
         for removed in before.upstreams().filter(|upstream| !table.has(upstream)) {
             self.on_change.closings.apply(self.on_change.down_policy, removed);
         }

@@ -3,7 +3,8 @@
 use crate::config::{AccessRules, Config, Route, RouteCondition, ServerNamePattern};
 use crate::error::Error;
 use crate::greeting::Greeting;
-use crate::upstream::{Upstream, UpstreamGroup};
+use crate::upstream::Upstream;
+use crate::upstream_group::UpstreamGroup;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -37,8 +38,8 @@ impl CurrentTable {
     }
 
     /// Replaces it. Connections that have a route keep it.
-    pub fn replace(&self, table: Arc<RoutingTable>) {
-        *self.table.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&table);
+    pub fn replace(&self, table: &Arc<RoutingTable>) {
+        *self.table.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(table);
         self.generation.fetch_add(1, Ordering::Release);
         table.open_queues();
     }
@@ -261,7 +262,7 @@ mod tests {
         let table = CurrentTable::new(before);
         let generation = table.generation();
         let after = RoutingTable::new(&config, Some(&table.get())).unwrap();
-        table.replace(Arc::new(after));
+        table.replace(&Arc::new(after));
         assert_ne!(table.generation(), generation);
         let table = table.get();
         let group = table.group(0, &Greeting::Other).unwrap();

@@ -167,7 +167,7 @@ impl Server {
         let Opened { service, log_file, control_socket, window_clamp, mut caveats } = opened;
         drop_privileges(&config)?;
         caveats.extend(upkeep::unresolved_caveats(upkeep::resolve(&table.get())));
-        let shared = Shared::new(Arc::clone(&table));
+        let shared = Shared::new(Arc::clone(&table), &config.limits, loops);
         for upstream in taken.iter().flat_map(|taken| &taken.upstreams) {
             shared.apply(upstream, config.check_interval.is_some());
         }

@@ -2,7 +2,8 @@
 
 use crate::log::{DirectionBytes, TcpStatistics};
 use crate::routing::RoutingTable;
-use crate::upstream::{Administration, Share, Upstream};
+use crate::upstream::{Administration, Upstream};
+use crate::upstream_group::Share;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -51,6 +52,12 @@ pub struct ConnectionStatus {
     /// Time that the event loop has spent on the connection, in microseconds ([`crate::LogLine`]).
     #[serde(default)]
     pub loop_us: u64,
+    /// The part of it in which bytes were spliced, in microseconds.
+    #[serde(default)]
+    pub splice_us: u64,
+    /// The part of it in which bytes were copied, in microseconds.
+    #[serde(default)]
+    pub copy_us: u64,
     /// Bytes from the client to the upstream.
     pub to_upstream: DirectionBytes,
     /// Bytes from the upstream to the client.

@@ -66,7 +66,7 @@ fn text(response: &ControlResponse) -> String {
             connections.iter().map(connection_row),
         ),
         ControlResponse::Upstreams(upstreams) | ControlResponse::Changed(upstreams) => table(
-            &["GROUP", "UPSTREAM", "STATE", "WEIGHT", "OPEN", "CONNECTED", "FAILED"],
+            &["GROUP", "UPSTREAM", "STATE", "WEIGHT", "OPEN", "MOST", "CONNECTED", "FAILED"],
             upstreams.iter().map(upstream_row),
         ),
         ControlResponse::Killed(1) => "1 connection closed\n".into(),
@@ -107,6 +107,7 @@ fn upstream_row(upstream: &UpstreamStatus) -> Vec<String> {
         states.join(","),
         upstream.weight.to_string(),
         upstream.open_connections.to_string(),
+        upstream.connections_max.map_or_else(|| "-".into(), |maximum| maximum.to_string()),
         upstream.connected.to_string(),
         upstream.failed.to_string(),
     ]

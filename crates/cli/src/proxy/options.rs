@@ -183,6 +183,11 @@ pub struct Options {
     #[arg(long, help_heading = "Limits", value_name = "SIZE")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub rate_limit: Option<Size>,
+    /// Maximum rate at which all clients together, and all upstreams together, are sent data, in
+    /// bytes per second
+    #[arg(long, help_heading = "Limits", value_name = "SIZE")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub total_rate_limit: Option<Size>,
     /// Log connections to this file, a line of JSON for each; - is standard output
     #[arg(long, help_heading = "Logs and metrics", value_name = "FILE")]
     pub access_log: Option<PathBuf>,
@@ -367,6 +372,7 @@ impl Options {
             lifetime: self.lifetime.or(other.lifetime),
             drain_timeout: self.drain_timeout.or(other.drain_timeout),
             rate_limit: self.rate_limit.or(other.rate_limit),
+            total_rate_limit: self.total_rate_limit.or(other.total_rate_limit),
             access_log: self.access_log.or(other.access_log),
             message_format: self.message_format.or(other.message_format),
             metrics_listen: self.metrics_listen.or(other.metrics_listen),
@@ -383,6 +389,7 @@ impl Options {
     /// Refuses options that contradict each other, or that are missing.
     fn check(&self) -> Result<(), Failure> {
         check_not_zero("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
+        check_not_zero("total-rate-limit", self.total_rate_limit.map(|size| size.0 as usize))?;
         check_not_zero("workers", self.workers)?;
         check_not_zero("max-connections", self.max_connections)?;
         check_not_zero("max-connections-per-address", self.max_connections_per_address)?;
@@ -455,6 +462,7 @@ impl Options {
             limits.half_closed_timeout = Some(time.0);
         }
         limits.rate_bytes_per_second = self.rate_limit.map(|size| size.0);
+        limits.total_rate_bytes_per_second = self.total_rate_limit.map(|size| size.0);
         // The library's name of standard output is an empty path.
         config.access_log =
             self.access_log.map(|path| if path.as_os_str() == "-" { PathBuf::new() } else { path });

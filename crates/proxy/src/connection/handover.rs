@@ -1,8 +1,8 @@
 //! A connection leaves for another process, or comes from one ([`crate::handover`]).
 
-use super::{Chosen, Connection, Events, Search, State, reset_on_close};
+use super::{Chosen, Connection, Events, MovedBytes, Search, State, reset_on_close};
 use crate::handed::{ConnectionMessage, HandedConnection, HandedDirection};
-use crate::log::Record;
+use crate::log::{LoopTime, Record};
 use crate::loop_state::LoopState;
 use haul::{ForwardReport, Forwarder};
 use haul_server::event_loop::{Context, Side};
@@ -44,7 +44,9 @@ impl Connection {
             connect_attempts: record.connect_attempts,
             connect_us: record.connect_time.map(micros),
             first_byte_us: record.first_byte_time.map(micros),
-            loop_us: micros(record.loop_time),
+            loop_us: micros(record.loop_time.total),
+            splice_us: micros(record.loop_time.splicing),
+            copy_us: micros(record.loop_time.copying),
             header_bytes: self.header_bytes,
             to_upstream: HandedDirection::new(&report.a_to_b, &parts.a_to_b),
             to_client: HandedDirection::new(&report.b_to_a, &parts.b_to_a),
@@ -91,6 +93,7 @@ impl Connection {
             greeting: Vec::new(),
             upstream: slot.map(Chosen::new),
             search: Search::default(),
+            paced: shared.paced_connection(),
             header: None,
             header_bytes: message.header_bytes,
             report_before: ForwardReport::default(),
@@ -108,9 +111,14 @@ impl Connection {
                 connect_attempts: message.connect_attempts,
                 connect_time: message.connect_us.map(micros),
                 first_byte_time: message.first_byte_us.map(micros),
-                loop_time: micros(message.loop_us),
+                loop_time: LoopTime {
+                    total: micros(message.loop_us),
+                    splicing: micros(message.splice_us),
+                    copying: micros(message.copy_us),
+                },
             },
             turn_started: None,
+            turn_bytes: MovedBytes::default(),
             is_logged: false,
             requested_end: None,
         };

@@ -7,6 +7,7 @@ mod ends;
 mod failures;
 mod greeting;
 mod queue;
+mod rate;
 mod reload;
 mod routing;
 mod source;

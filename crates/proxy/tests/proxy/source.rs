@@ -3,7 +3,7 @@
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
 use haul_proxy::{GroupConfig, SourceChoice, TrustedProxies};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,26 @@ fn exchange(client: &mut TcpStream, server: &mut TcpStream) {
     server.read_exact(&mut [0; 7]).unwrap();
     server.write_all(b"response").unwrap();
     client.read_exact(&mut [0; 8]).unwrap();
+}
+
+/// A client and its upstream. The proxy closes an earlier connection a moment after its peers, and
+/// resets clients until then.
+fn connect_once_a_port_is_free(proxy: &Proxy, listener: &TcpListener) -> (TcpStream, TcpStream) {
+    listener.set_nonblocking(true).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        assert!(Instant::now() < deadline, "the port is not free again");
+        let Ok(mut client) = proxy.try_connect() else { continue };
+        client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let is_silent =
+            client.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        if is_silent && let Ok((server, _)) = listener.accept() {
+            server.set_nonblocking(false).unwrap();
+            server.set_read_timeout(Some(LIMIT)).unwrap();
+            return (client, server);
+        }
+    }
 }
 
 /// Each source has its own ports, so two sources have twice as many.
@@ -73,22 +93,7 @@ fn sources_take_turns_and_none_is_without_ports_while_another_has_some() {
     let (client, server) = connections.pop().unwrap();
     drop(server);
     drop(client);
-    // The proxy closes its connection a moment later, and resets clients until then. `accept` has
-    // made the listener non-blocking.
-    let deadline = Instant::now() + LIMIT;
-    let (mut client, mut server) = loop {
-        assert!(Instant::now() < deadline, "the port is not free again");
-        let Ok(mut client) = proxy.try_connect() else { continue };
-        client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        let is_silent =
-            client.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
-        client.set_read_timeout(Some(LIMIT)).unwrap();
-        if is_silent && let Ok((server, _)) = listener.accept() {
-            server.set_nonblocking(false).unwrap();
-            server.set_read_timeout(Some(LIMIT)).unwrap();
-            break (client, server);
-        }
-    };
+    let (mut client, mut server) = connect_once_a_port_is_free(&proxy, &listener);
     exchange(&mut client, &mut server);
     drop((client, server, connections));
     let log = proxy.finish();

@@ -1,7 +1,8 @@
 //! The queue of a group: clients that wait because every usable upstream has as many connections as
 //! its limit allows.
 
-use crate::upstream::{Upstream, UpstreamGroup};
+use super::UpstreamGroup;
+use crate::upstream::Upstream;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::io;

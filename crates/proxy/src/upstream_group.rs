@@ -1,0 +1,297 @@
+//! Groups of upstreams, among which clients are balanced.
+
+mod queue;
+
+use crate::balance::{Algorithm, Balancer, Candidate};
+use crate::config::GroupConfig;
+use crate::upstream::{Administration, Upstream};
+use crate::upstream_address::{UpstreamAddress, UpstreamConfig};
+use std::io;
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+pub use queue::{Queue, QueueError, QueuePlace, Slot};
+
+/// A group of upstreams among which clients are balanced, shared by all event loops.
+#[derive(Debug)]
+pub struct UpstreamGroup {
+    name: String,
+    upstreams: Vec<Arc<Upstream>>,
+    /// What the configuration says of each upstream.
+    shares: Vec<Share>,
+    /// The time in which the share of an upstream grows that has come back.
+    slow_start: Option<Duration>,
+    balancer: Balancer,
+    queue: Arc<Queue>,
+    started: Instant,
+}
+
+/// What an upstream gets of the connections of its group.
+#[derive(Debug, Clone, Copy)]
+pub struct Share {
+    pub weight: u32,
+    pub is_backup: bool,
+    pub connections_max: Option<NonZeroUsize>,
+}
+
+/// What came of the choice of an upstream.
+#[derive(Debug)]
+pub enum Choice {
+    /// A slot of an upstream.
+    Slot(Slot),
+    /// An upstream is usable, and has as many connections as its limit allows.
+    Full,
+    /// There is none.
+    None,
+}
+
+impl Choice {
+    /// The slot, if there is one.
+    pub fn slot(self) -> Option<Slot> {
+        match self {
+            Self::Slot(slot) => Some(slot),
+            Self::Full | Self::None => None,
+        }
+    }
+}
+
+impl UpstreamGroup {
+    /// Creates a group. Upstreams that `previous` has keep their state, and so do `retired` ones.
+    pub fn new(config: &GroupConfig, previous: Option<&Self>, retired: &[Arc<Upstream>]) -> Self {
+        let upstreams = &config.upstreams;
+        let kept = previous.map_or(&[][..], Self::upstreams);
+        let create = |address: &UpstreamAddress| {
+            let mut kept = kept.iter().chain(retired);
+            let kept = kept.find(|upstream| upstream.address() == address);
+            kept.map_or_else(|| Arc::new(Upstream::new(address.clone())), Arc::clone)
+        };
+        let share = |one: &UpstreamConfig| Share {
+            weight: one.weight,
+            is_backup: one.is_backup,
+            connections_max: one.connections_max,
+        };
+        Self {
+            name: config.name.clone(),
+            upstreams: upstreams.iter().map(|one| create(&one.address)).collect(),
+            shares: upstreams.iter().map(share).collect(),
+            slow_start: config.slow_start,
+            balancer: Balancer::new(config.algorithm, upstreams.len()),
+            queue: previous.map_or_else(Arc::default, |previous| Arc::clone(&previous.queue)),
+            // The ends of ejections are times of this clock.
+            started: previous.map_or_else(Instant::now, |previous| previous.started),
+        }
+    }
+
+    /// The queue of clients for which no upstream has a slot.
+    pub fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
+    /// Whether the client's address determines the upstream.
+    pub fn is_by_client(&self) -> bool {
+        self.balancer.algorithm() == Algorithm::SourceAddress
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The upstreams, as configured.
+    pub fn upstreams(&self) -> &[Arc<Upstream>] {
+        &self.upstreams
+    }
+
+    /// What the upstream at a place gets, with the weight that the operator has set.
+    pub fn share(&self, index: usize) -> Share {
+        let mut share = self.shares[index];
+        share.weight = self.upstreams[index].weight().unwrap_or(share.weight);
+        share
+    }
+
+    /// Whether an upstream of the group is ejected.
+    pub fn is_ejected(&self, upstream: &Upstream) -> bool {
+        upstream.is_ejected(self.now_ms())
+    }
+
+    /// Chooses the upstream of a client, without those that were tried already, and those that the
+    /// operator has excluded. Backups come after all others. One that is down or ejected is chosen
+    /// only if there is no other: a connection may still succeed where a check has failed. When an
+    /// ejection is over, one connection at a time tries the upstream.
+    ///
+    /// An upstream without a free slot is waited for, and no backup takes its place. By source
+    /// address each client waits for its own upstream.
+    pub fn choose(&self, client: Option<IpAddr>, tried: &[usize]) -> Choice {
+        let now_ms = self.now_ms();
+        let mut skipped = tried.to_vec();
+        let is_usable = |index: usize| {
+            let upstream = &self.upstreams[index];
+            !upstream.is_down() && !upstream.is_ejected(now_ms)
+        };
+        for is_backup in [false, true] {
+            let is_candidate =
+                |index: usize| self.shares[index].is_backup == is_backup && is_usable(index);
+            loop {
+                match self.take_slot(client, &skipped, &is_candidate) {
+                    Choice::Slot(slot) => {
+                        if self.upstreams[slot.index()].begin_trial(now_ms) {
+                            return Choice::Slot(slot);
+                        }
+                        skipped.push(slot.index());
+                        slot.give_back();
+                    }
+                    Choice::Full => return Choice::Full,
+                    Choice::None => break,
+                }
+            }
+        }
+        self.take_slot(client, tried, &|_| true)
+    }
+
+    /// Takes a slot of one of the candidates.
+    fn take_slot(
+        &self,
+        client: Option<IpAddr>,
+        skipped: &[usize],
+        is_candidate: &dyn Fn(usize) -> bool,
+    ) -> Choice {
+        let candidate = |index: usize| Candidate {
+            index,
+            name_hash: self.upstreams[index].name_hash(),
+            weight: self.share(index).weight * self.weight_percent(index),
+            open: self.upstreams[index].counters().open.load(Relaxed),
+        };
+        let mut candidates: Vec<_> = (0..self.upstreams.len())
+            .filter(|index| !skipped.contains(index) && is_candidate(*index))
+            .filter(|&index| self.upstreams[index].administration() == Administration::Enabled)
+            .map(candidate)
+            .collect();
+        let none = if candidates.is_empty() { Choice::None } else { Choice::Full };
+        if !self.is_by_client() {
+            candidates.retain(|one| {
+                self.shares[one.index].connections_max.is_none_or(|most| one.open < most.get())
+            });
+        }
+        let Some(index) = self.balancer.choose(&candidates, client, skipped.is_empty()) else {
+            return none;
+        };
+        let connections_max = self.shares[index].connections_max;
+        let slot = Slot::take(&self.upstreams[index], index, connections_max, Some(&self.queue));
+        slot.map_or(Choice::Full, Choice::Slot)
+    }
+
+    /// What an upstream has of its weight, in percent. By source address it always has all of it:
+    /// otherwise clients would change their upstream while it grows.
+    fn weight_percent(&self, index: usize) -> u32 {
+        match self.balancer.algorithm() {
+            Algorithm::SourceAddress => 100,
+            _ => self.upstreams[index].weight_percent(self.slow_start),
+        }
+    }
+
+    /// Records that no address of an upstream accepted a connection.
+    pub fn record_failure(&self, upstream: &Upstream, error: &io::Error) {
+        upstream.record_failure(self.now_ms(), error);
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream::{CHECKS_BEFORE_DOWN, FAILURES_BEFORE_EJECTION};
+
+    fn chosen(group: &UpstreamGroup, tried: &[usize]) -> Option<usize> {
+        group.choose(None, tried).slot().map(|slot| slot.index())
+    }
+
+    #[test]
+    fn the_share_of_an_upstream_that_is_back_grows() {
+        let upstreams = ["10.0.0.1:80", "10.0.0.2:80"].map(|text| text.parse().unwrap());
+        let shares = |slow_start: Option<Duration>| {
+            let mut config = GroupConfig::new("a", upstreams.clone());
+            config.slow_start = slow_start;
+            let group = UpstreamGroup::new(&config, None, &[]);
+            group.upstreams()[0].set_administration(Administration::Draining);
+            group.upstreams()[0].set_administration(Administration::Enabled);
+            (0..110).filter(|_| chosen(&group, &[]) == Some(0)).count()
+        };
+        assert_eq!(shares(None), 55);
+        // Of an hour nothing has passed: ten to a hundred.
+        assert_eq!(shares(Some(Duration::from_secs(3600))), 10);
+        assert_eq!(shares(Some(Duration::ZERO)), 55);
+    }
+
+    #[test]
+    fn an_upstream_that_refuses_connections_is_chosen_only_if_there_is_no_other() {
+        let upstreams = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80 backup"];
+        let upstreams = upstreams.map(|text| text.parse().unwrap());
+        let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams), None, &[]);
+        let first = &group.upstreams()[0];
+        for _ in 0..FAILURES_BEFORE_EJECTION {
+            assert!((0..2).any(|_| chosen(&group, &[]) == Some(0)), "it is not ejected yet");
+            group.record_failure(first, &io::ErrorKind::ConnectionRefused.into());
+        }
+        assert!((0..9).all(|_| chosen(&group, &[]) == Some(1)));
+        assert_eq!(chosen(&group, &[1]), Some(2), "the backup");
+        assert_eq!(chosen(&group, &[1, 2]), Some(0), "there is no other");
+        assert_eq!(chosen(&group, &[0, 1, 2]), None);
+        first.record_success();
+        assert!((0..2).any(|_| chosen(&group, &[]) == Some(0)), "it is back");
+        for _ in 0..CHECKS_BEFORE_DOWN {
+            first.record_check(Err(io::ErrorKind::ConnectionRefused.into()));
+        }
+        assert!((0..9).all(|_| chosen(&group, &[]) == Some(1)));
+    }
+
+    #[test]
+    fn an_upstream_that_the_operator_excludes_is_chosen_in_no_case() {
+        let upstreams = ["10.0.0.1:80", "10.0.0.2:80"].map(|text| text.parse().unwrap());
+        let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams), None, &[]);
+        group.upstreams()[0].set_administration(Administration::Draining);
+        assert!((0..9).all(|_| chosen(&group, &[]) == Some(1)));
+        assert_eq!(chosen(&group, &[1]), None, "also if there is no other");
+        group.upstreams()[0].set_administration(Administration::Enabled);
+        group.upstreams()[0].set_weight(Some(4));
+        let count = (0..10).filter(|_| chosen(&group, &[]) == Some(0)).count();
+        assert_eq!(count, 8);
+        group.upstreams()[0].set_weight(None);
+        assert_eq!(group.share(0).weight, 1);
+    }
+
+    #[test]
+    fn an_upstream_without_a_slot_is_waited_for() {
+        let texts = ["10.0.0.1:80 max-connections=1", "10.0.0.2:80 max-connections=2"];
+        let backup = "10.0.0.3:80 backup";
+        let upstreams: Vec<UpstreamConfig> =
+            texts.iter().chain([&backup]).map(|text| text.parse().unwrap()).collect();
+        let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams.clone()), None, &[]);
+        let slots: Vec<_> = (0..3).filter_map(|_| group.choose(None, &[]).slot()).collect();
+        assert_eq!(slots.iter().map(Slot::index).collect::<Vec<_>>(), [0, 1, 1]);
+        assert!(matches!(group.choose(None, &[]), Choice::Full), "no backup takes their place");
+        assert!(matches!(group.choose(None, &[0]), Choice::Full));
+        assert_eq!(chosen(&group, &[0, 1]), Some(2));
+        for upstream in &group.upstreams()[..2] {
+            upstream.set_down(true);
+        }
+        assert_eq!(chosen(&group, &[]), Some(2), "they are down");
+        assert!(matches!(group.choose(None, &[2]), Choice::Full));
+        drop(slots);
+        assert!(chosen(&group, &[2]).is_some());
+        // By its address a client waits for its own upstream.
+        let mut config = GroupConfig::new("a", upstreams);
+        config.algorithm = Algorithm::SourceAddress;
+        let group = UpstreamGroup::new(&config, None, &[]);
+        let client = Some(IpAddr::from([10, 0, 0, 9]));
+        let first = group.choose(client, &[]).slot().unwrap();
+        let slots: Vec<_> = (0..3).filter_map(|_| group.choose(client, &[]).slot()).collect();
+        assert!(slots.iter().all(|slot| slot.index() == first.index()));
+        assert_eq!(slots.len(), first.index());
+    }
+}
