@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// The most bytes that are copied at a time.
-const BUFFER_BYTES: usize = 16 << 10;
+/// The most bytes that are copied at a time: a message of 16 KiB with its header, such as a full
+/// record of TLS, in one call and one packet (docs/measurements/forward.md).
+const BUFFER_BYTES: usize = 20 << 10;
 
 /// The default of [`ForwardSettings::held_pipes_max`]: 8 MiB of pipes.
 const HELD_PIPES_MAX: usize = 32;
@@ -80,7 +81,7 @@ pub enum ForwardMethod {
 
 impl Default for ForwardSettings {
     /// Adaptive; pipes of 256 KiB, of which an unprivileged user may have 256, and 32 hold bytes
-    /// between steps; copies of 16 KiB; no timeouts.
+    /// between steps; copies of 20 KiB; no timeouts.
     fn default() -> Self {
         Self {
             method: ForwardMethod::Adaptive,
