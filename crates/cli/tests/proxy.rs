@@ -2,67 +2,29 @@
 
 mod common {
     pub mod command;
+    pub mod proxy_process;
     pub mod schema;
 }
 
 use common::command::{haul, run};
+use common::proxy_process::ProxyProcess;
 use common::schema::assert_valid;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A running proxy, which is killed at the end.
-struct ProxyProcess {
-    process: Child,
-    address: String,
-    messages: BufReader<std::process::ChildStderr>,
-}
-
-impl ProxyProcess {
-    fn start(command: &mut Command) -> Self {
-        let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut messages = BufReader::new(process.stderr.take().unwrap());
-        let mut line = String::new();
-        messages.read_line(&mut line).unwrap();
-        let address = line.split_once("clients at ").and_then(|(_, rest)| rest.split_once(' '));
-        let address = address.unwrap_or_else(|| panic!("{line}")).0.to_owned();
-        Self { process, address, messages }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).unwrap();
-    }
-
-    /// Reads messages until one has this text.
-    fn wait_for(&mut self, text: &str) {
-        let mut line = String::new();
-        while !line.contains(text) {
-            line.clear();
-            assert_ne!(self.messages.read_line(&mut line).unwrap(), 0, "it has ended");
-        }
-    }
-
-    /// Ends it by SIGTERM.
-    fn finish(&mut self) {
-        self.signal(Signal::TERM);
-        let mut rest = String::new();
-        self.messages.read_to_string(&mut rest).unwrap();
-        assert_eq!(self.process.wait().unwrap().code(), Some(0), "{rest}");
-        assert!(rest.ends_with("ended\n"), "{rest}");
-    }
-}
-
-impl Drop for ProxyProcess {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+/// Reads messages of a proxy until one has this text.
+fn wait_for(proxy: &mut ProxyProcess, text: &str) {
+    let mut line = String::new();
+    while !line.contains(text) {
+        line.clear();
+        assert_ne!(proxy.messages.read_line(&mut line).unwrap(), 0, "it has ended");
     }
 }
 
@@ -152,108 +114,6 @@ fn silent_listener(address: SocketAddr) -> (OwnedFd, Vec<OwnedFd>) {
     (listener, (0..8).map(connect).collect())
 }
 
-/// Counts the system calls of a process during a piece of work; `None` without strace, or where it
-/// may not trace the process.
-fn count_calls(process: &Child, meanwhile: impl FnOnce()) -> Option<usize> {
-    let folder = tempfile::tempdir().unwrap();
-    let counts = folder.path().join("counts");
-    let mut strace = Command::new("strace");
-    strace.args(["-f", "-c", "-U", "calls,name", "-o"]).arg(&counts);
-    strace.args(["-p", &process.id().to_string()]).stderr(Stdio::piped());
-    let Ok(mut strace) = strace.spawn() else {
-        eprintln!("SKIPPED: system calls are not counted: no strace (ci/install)");
-        return None;
-    };
-    let mut messages = BufReader::new(strace.stderr.take().unwrap());
-    let mut text = String::new();
-    messages.read_line(&mut text).unwrap();
-    if !text.contains("attached") {
-        eprintln!("SKIPPED: system calls are not counted: {text}");
-        return None;
-    }
-    meanwhile();
-    kill_process(Pid::from_child(&strace), Signal::INT).unwrap();
-    strace.wait().unwrap();
-    // The largest number is the total. There is none if nothing was called.
-    let text = fs::read_to_string(&counts).unwrap();
-    let numbers = text.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok());
-    Some(numbers.max().unwrap_or(0))
-}
-
-/// Waiting, receiving and sending: a small message needs no other call in a loop of one connection.
-#[test]
-fn a_small_message_takes_at_most_three_system_calls() {
-    const MESSAGES: usize = 2000;
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut proxy = start_proxy(&listener);
-    let mut client = TcpStream::connect(&proxy.address).unwrap();
-    let mut server = listener.accept().unwrap().0;
-    let mut exchange = |count: usize| {
-        let mut message = [7; 100];
-        for _ in 0..count {
-            client.write_all(&message).unwrap();
-            server.read_exact(&mut message).unwrap();
-            server.write_all(&message).unwrap();
-            client.read_exact(&mut message).unwrap();
-        }
-    };
-    // The connection is established, and its first messages have passed.
-    exchange(10);
-    let Some(calls) = count_calls(&proxy.process, || exchange(MESSAGES)) else { return };
-    // Both directions, and what the other threads do in the meantime.
-    assert!(calls <= 3 * 2 * MESSAGES + MESSAGES / 20, "{calls}");
-    assert!(calls >= 2 * 2 * MESSAGES, "they were counted: {calls}");
-    drop((client, server));
-    proxy.finish();
-}
-
-/// Starts a proxy with one loop to a listener.
-fn start_proxy(listener: &TcpListener) -> ProxyProcess {
-    let upstream = listener.local_addr().unwrap().to_string();
-    let options = ["proxy", "--listen", "127.0.0.1:0", "--to", &upstream, "--workers", "1"];
-    ProxyProcess::start(&mut haul(&options))
-}
-
-/// Writes until the socket and everything behind it are full.
-fn fill(stream: &TcpStream) {
-    stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-    let bytes = vec![1; 1 << 16];
-    while (&mut &*stream).write(&bytes).is_ok() {}
-}
-
-/// Connections that wait for a peer do not keep the loop busy, whatever has happened to them.
-#[test]
-fn connections_that_wait_take_no_calls() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let proxy = start_proxy(&listener);
-    let connect = || {
-        let client = TcpStream::connect(&proxy.address).unwrap();
-        let mut server = listener.accept().unwrap().0;
-        (&client).write_all(b"x").unwrap();
-        server.read_exact(&mut [0]).unwrap();
-        (client, server)
-    };
-    let [idle, half_closed, stalled, stalled_and_ended, stalled_and_reset] =
-        [(); 5].map(|()| connect());
-    half_closed.0.shutdown(std::net::Shutdown::Write).unwrap();
-    half_closed.1.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    assert_eq!((&half_closed.1).read(&mut [0]).unwrap(), 0);
-    for (client, _) in [&stalled, &stalled_and_ended, &stalled_and_reset] {
-        fill(client);
-    }
-    stalled_and_ended.0.shutdown(std::net::Shutdown::Write).unwrap();
-    // What it has sent is still delivered for a while.
-    let (client, server) = stalled_and_reset;
-    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
-    drop(client);
-    std::thread::sleep(Duration::from_millis(500));
-    let wait = || std::thread::sleep(Duration::from_secs(3));
-    let Some(calls) = count_calls(&proxy.process, wait) else { return };
-    // Each thread may look after something once a second.
-    assert!(calls < 100, "{calls} calls in three seconds");
-    drop((idle, half_closed, stalled, stalled_and_ended, server));
-}
-
 /// The bytes that the first connection to a listener sends, once its peer has ended the stream.
 fn received(listener: &TcpListener) -> String {
     let mut text = String::new();
@@ -284,13 +144,13 @@ fn sighup_puts_the_changed_file_in_force() {
     assert_eq!(received(&old), "one");
     write(format!("to = [\"{}\"]", new.local_addr().unwrap()));
     proxy.signal(Signal::HUP);
-    proxy.wait_for("the configuration was reloaded");
+    wait_for(&mut proxy, "the configuration was reloaded");
     let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
     send("two").unwrap();
     assert_eq!(received(&new), "two");
     write("to = [\"127.0.0.1:0\"]".into());
     proxy.signal(Signal::HUP);
-    proxy.wait_for("the old one is in force");
+    wait_for(&mut proxy, "the old one is in force");
     let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
     send("three").unwrap();
     assert_eq!(received(&new), "three");

@@ -262,6 +262,12 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     ///
     /// An error or a hang-up of a socket counts as readable and writable.
     pub fn step_ready(&mut self, a: Readiness, b: Readiness) -> Result<Step, Error> {
+        self.check_nonblocking()?;
+        self.step_nonblocking(a, b)
+    }
+
+    /// Checks at the beginning that the sockets do not block.
+    fn check_nonblocking(&mut self) -> Result<(), Error> {
         if !self.is_nonblocking {
             for socket in [self.a.as_fd(), self.b.as_fd()] {
                 let flags = rustix::fs::fcntl_getfl(socket)
@@ -276,7 +282,29 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
             self.is_nonblocking = true;
             self.moved_at = Instant::now();
         }
-        self.step_nonblocking(a, b)
+        Ok(())
+    }
+
+    /// Receives small messages, up to 4 KiB each, which the next step sends; true if there is one.
+    ///
+    /// A caller with many forwarders that prepares those that are ready, and then steps them, sends
+    /// their messages close together: peers take several in one interrupt. Larger messages are sent
+    /// at once. The next step must follow soon, with the same readiness.
+    pub fn prepare(&mut self, a: Readiness, b: Readiness) -> bool {
+        if self.check_nonblocking().is_err() {
+            // The step returns the error.
+            return false;
+        }
+        let (socket_a, socket_b, pool) = (self.a.as_fd(), self.b.as_fd(), &self.pool);
+        let has_a = self.a_to_b.prepare(socket_a, socket_b, pool, a);
+        self.b_to_a.prepare(socket_b, socket_a, pool, b) || has_a
+    }
+
+    /// States of each socket whether its peer has ended its stream and not failed (`EPOLLRDHUP`
+    /// without `EPOLLERR`). What is copied then leaves in one packet with the end, if it fits.
+    pub fn set_peer_has_ended(&mut self, a: bool, b: bool) {
+        self.a_to_b.set_end_has_arrived(a);
+        self.b_to_a.set_end_has_arrived(b);
     }
 
     /// The instant at which the idle limit is reached if no byte moves until then; `None` without

@@ -165,6 +165,108 @@ fn a_small_message_takes_two_calls_if_the_readiness_is_known() {
 }
 
 #[test]
+fn a_prepared_message_is_sent_by_the_next_step() {
+    let (mut client, from, to, mut server) = chain();
+    let mut forwarder = Forwarder::new(&from, &to).unwrap();
+    assert!(matches!(forwarder.step().unwrap(), Step::Wait { .. }));
+    let has_arrived = |server: &TcpStream| {
+        server.set_nonblocking(true).unwrap();
+        let has_arrived = server.peek(&mut [0]).is_ok();
+        server.set_nonblocking(false).unwrap();
+        has_arrived
+    };
+    let before = forwarder.report().a_to_b.copied;
+    client.write_all(&[1; 100]).unwrap();
+    assert!(forwarder.prepare(READABLE, NOTHING));
+    assert!(!has_arrived(&server));
+    let step = forwarder.step_ready(READABLE, NOTHING).unwrap();
+    assert_eq!(step, Step::Wait { a: READABLE, b: READABLE });
+    server.read_exact(&mut [0; 100]).unwrap();
+    let after = forwarder.report().a_to_b.copied;
+    assert_eq!((after.calls - before.calls, after.bytes - before.bytes), (2, 100));
+    // What has arrived since then is received, too.
+    client.write_all(&[1; 100]).unwrap();
+    assert!(forwarder.prepare(READABLE, NOTHING));
+    client.write_all(&[1; 200]).unwrap();
+    forwarder.prepare(READABLE, NOTHING);
+    forwarder.step_ready(READABLE, NOTHING).unwrap();
+    server.read_exact(&mut [0; 300]).unwrap();
+    // A larger one does not wait.
+    client.write_all(&[2; 5000]).unwrap();
+    assert!(!forwarder.prepare(READABLE, NOTHING) && has_arrived(&server));
+    forwarder.step_ready(READABLE, NOTHING).unwrap();
+    server.read_exact(&mut [0; 5000]).unwrap();
+    // Nothing has arrived, and then the end.
+    assert!(!forwarder.prepare(READABLE, READABLE));
+    forwarder.step_ready(READABLE, READABLE).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert!(!forwarder.prepare(READABLE, NOTHING));
+    forwarder.step_ready(READABLE, NOTHING).unwrap();
+    assert_eq!(read_all(&server), b"");
+    // What is prepared is not lost when the forwarder is taken apart.
+    server.write_all(&[3; 100]).unwrap();
+    assert!(forwarder.prepare(NOTHING, READABLE));
+    let parts = forwarder.into_parts().unwrap();
+    assert_eq!((parts.a_to_b.len(), parts.b_to_a), (0, vec![3; 100]));
+}
+
+/// The kernel reports a failure only once.
+#[test]
+fn a_failure_while_preparing_is_returned_by_the_next_step() {
+    for resets_sink in [false, true] {
+        let (client, from, to, server) = chain();
+        let mut forwarder = Forwarder::new(&from, &to).unwrap();
+        assert!(matches!(forwarder.step().unwrap(), Step::Wait { .. }));
+        let (resetting, failed) = if resets_sink { (&server, &to) } else { (&client, &from) };
+        (&client).write_all(&[1; 8000]).unwrap();
+        rustix::net::sockopt::set_socket_linger(resetting, Some(Duration::ZERO)).unwrap();
+        let kept = if resets_sink {
+            drop(server);
+            Some(client)
+        } else {
+            drop(client);
+            None
+        };
+        let mut hang_up = [PollFd::new(failed, PollFlags::empty())];
+        assert_eq!(rustix::event::poll(&mut hang_up, None), Ok(1));
+        assert!(!forwarder.prepare(READABLE, READABLE));
+        let error = loop {
+            match forwarder.step_ready(READABLE, READABLE) {
+                Ok(step) => assert!(matches!(step, Step::Wait { .. } | Step::Yield), "{step:?}"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET), "{resets_sink}: {error}");
+        drop(kept);
+    }
+}
+
+/// The last bytes and the end of the stream are one packet.
+#[test]
+fn an_end_that_has_arrived_leaves_with_the_bytes_before_it() {
+    for (is_known, is_prepared) in [(false, false), (true, false), (true, true)] {
+        let (mut client, from, to, server) = chain();
+        let mut forwarder = Forwarder::new(&from, &to).unwrap();
+        assert!(matches!(forwarder.step().unwrap(), Step::Wait { .. }));
+        let packets = || haul_sys::tcp_info::tcp_info(&server).unwrap().segments_in;
+        let before = packets();
+        client.write_all(&[1; 100]).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut end = [PollFd::new(&from, PollFlags::RDHUP)];
+        assert_eq!(rustix::event::poll(&mut end, None), Ok(1));
+        forwarder.set_peer_has_ended(is_known, false);
+        assert_eq!(is_prepared && forwarder.prepare(READABLE, NOTHING), is_prepared);
+        // Without knowing, the first step trusts the short read.
+        for _ in 0..if is_known { 1 } else { 2 } {
+            forwarder.step_ready(READABLE, NOTHING).unwrap();
+        }
+        assert_eq!(read_all(&server), [1; 100]);
+        assert_eq!(packets() - before, if is_known { 1 } else { 2 });
+        drop(client);
+    }
+}
+
+#[test]
 fn two_silent_peers_are_given_up_after_the_idle_limit() {
     let (client, from, to, mut server) = chain();
     let limit = Duration::from_secs(1);

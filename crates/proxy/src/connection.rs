@@ -17,7 +17,7 @@ use crate::upstream_group::{QueuePlace, UpstreamGroup};
 use connecting::{Attempt, Chosen, Search};
 use delivery::{Delivered, Delivery};
 use haul::{ForwardReport, Forwarder, Step};
-use haul_server::event_loop::{Action, Context, NEVER, Readiness, Side};
+use haul_server::event_loop::{Action, Context, NEVER, Readiness, Side, Tail};
 use haul_server::listener::{Accepted, NamedBy};
 use haul_server::offload::NoJob;
 use haul_server::proxy_protocol::FieldType;
@@ -64,6 +64,8 @@ pub struct Connection {
     turn_started: Option<Instant>,
     /// What has been moved in this turn.
     turn_bytes: MovedBytes,
+    /// Whether bytes were moved before the turn.
+    has_prepared: bool,
     is_logged: bool,
     /// The end that an operator or the upstream's state asks for.
     requested_end: Option<End>,
@@ -138,14 +140,13 @@ impl MovedBytes {
 struct Events {
     is_readable: bool,
     is_writable: bool,
-    /// The peer has ended its stream, the connection has failed, or urgent data is in the stream: a
-    /// short read does not mean that the socket is empty.
-    is_end_or_urgent: bool,
+    /// Not [`Tail::None`]: a short read does not mean that the socket is empty.
+    tail: Tail,
 }
 
 impl Events {
-    /// Whatever can be.
-    const ALL: Self = Self { is_readable: true, is_writable: true, is_end_or_urgent: true };
+    /// Whatever can be found out by a call.
+    const ALL: Self = Self { is_readable: true, is_writable: true, tail: Tail::Other };
 
     fn readiness(self) -> haul::Readiness {
         haul::Readiness { read: self.is_readable, write: self.is_writable }
@@ -158,10 +159,12 @@ impl Events {
         if !waits_for.read || !self.is_readable {
             return false;
         }
-        let repeats = self.is_end_or_urgent && has_moved;
+        let repeats = self.tail != Tail::None && has_moved;
         self.is_readable = repeats;
         // A read that has found nothing is past the urgent data, and before any end.
-        self.is_end_or_urgent = repeats;
+        if !repeats {
+            self.tail = Tail::None;
+        }
         repeats
     }
 }
@@ -220,6 +223,7 @@ impl Connection {
             },
             turn_started: None,
             turn_bytes: MovedBytes::default(),
+            has_prepared: false,
             is_logged: false,
             requested_end: None,
         }
@@ -323,7 +327,24 @@ impl Connection {
         };
         events.is_readable |= event.is_readable;
         events.is_writable |= event.is_writable;
-        events.is_end_or_urgent |= event.is_end_or_urgent;
+        if event.tail != Tail::None {
+            events.tail = event.tail;
+        }
+    }
+
+    /// Receives small messages, which [`Connection::drive`] sends; true if there is one.
+    pub fn prepare(&mut self, shared: &LoopState) -> bool {
+        let State::Forwarding(forwarder) = &mut self.state else { return false };
+        self.turn_started = shared.measures_time().then(Instant::now);
+        let (client, upstream) = (self.client_events, self.upstream_events);
+        forwarder.set_peer_has_ended(client.tail == Tail::End, upstream.tail == Tail::End);
+        let before = MovedBytes::of(&forwarder.report());
+        let is_small = forwarder.prepare(client.readiness(), upstream.readiness());
+        let after = MovedBytes::of(&forwarder.report());
+        self.turn_bytes.add(before, after);
+        self.has_prepared |= after != before;
+        self.end_turn();
+        is_small
     }
 
     /// Goes as far as it can without blocking.
@@ -477,9 +498,10 @@ impl Connection {
         }
         let before = MovedBytes::of(&forwarder.report());
         let (client, upstream) = (&mut self.client_events, &mut self.upstream_events);
+        forwarder.set_peer_has_ended(client.tail == Tail::End, upstream.tail == Tail::End);
         let step = forwarder.step_ready(client.readiness(), upstream.readiness());
         let after = MovedBytes::of(&forwarder.report());
-        let has_moved = after != before;
+        let has_moved = after != before || std::mem::take(&mut self.has_prepared);
         self.turn_bytes.add(before, after);
         if let Some(paced) = &mut self.paced {
             paced.record(sent_bytes(&forwarder.report()));

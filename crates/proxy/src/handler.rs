@@ -11,7 +11,9 @@ use crate::selection::ConnectionSelection;
 use crate::status::ConnectionStatus;
 use crate::total_rate::Demand;
 use haul_server::clock::Clock;
-use haul_server::event_loop::{Action, Adopted, Context, Handler, LoopSettings, Readiness, Side};
+use haul_server::event_loop::{
+    Action, Adopted, Context, Handler, LoopSettings, Prepared, Readiness, Side,
+};
 use haul_server::eviction::Activity;
 use haul_server::listener::Accepted;
 use haul_server::network::NetworkLimit;
@@ -99,6 +101,10 @@ impl Handler for ProxyHandler {
 
     fn receive(&mut self, connection: &mut Connection, event: Readiness) {
         connection.on_event(event);
+    }
+
+    fn prepare(&mut self, connection: &mut Connection) -> Prepared<NoJob> {
+        if connection.prepare(&self.state) { Prepared::Small } else { Prepared::Large }
     }
 
     fn drive(&mut self, connection: &mut Connection, context: &Context<'_>) -> Action<NoJob> {

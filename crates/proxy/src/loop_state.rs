@@ -38,6 +38,14 @@ pub fn keep_alive(limits: &Limits) -> KeepAlive {
     }
 }
 
+/// Pipes that are kept between two steps. A step uses at most two.
+const IDLE_PIPES_MAX: usize = 4;
+/// Pipes that hold bytes for peers that do not read: 2 MiB of the 64 MiB that an ordinary user may
+/// have.
+const HELD_PIPES_MAX: usize = 8;
+/// The most pipes of an event loop: it takes one step at a time.
+pub const PIPES_MAX: usize = IDLE_PIPES_MAX + HELD_PIPES_MAX + 2;
+
 /// What all event loops share.
 #[derive(Debug, Clone)]
 pub struct Shared {
@@ -123,10 +131,6 @@ impl LoopState {
         counters: Arc<LoopCounters>,
         log: LogBuffer,
     ) -> Result<Self, haul::Error> {
-        /// A pipe is idle only between two steps, and a step uses at most two.
-        const IDLE_PIPES_MAX: usize = 4;
-        /// Of each event loop: 2 MiB of the 64 MiB that an ordinary user may have.
-        const HELD_PIPES_MAX: usize = 8;
         let (current, closings) = (Arc::clone(&shared.table), Arc::clone(&shared.closings));
         let limits = config.limits;
         let settings = ForwardSettings::default()

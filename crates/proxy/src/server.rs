@@ -5,7 +5,7 @@ use crate::control::Controller;
 use crate::error::Error;
 use crate::handler::{ProxyHandler, loop_settings};
 use crate::handover::{Giver, Parts, Taken, Taker};
-use crate::loop_state::{LoopState, Shared, keep_alive};
+use crate::loop_state::{self, LoopState, Shared, keep_alive};
 use crate::mailbox::Mailboxes;
 use crate::metrics::{LoopCounters, ProxyMetrics};
 use crate::reload::Reloader;
@@ -29,9 +29,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Descriptors of a connection: two sockets, and a pipe for a direction whose sink is full. If both
-/// sinks of many connections are full, the rest is copied.
-const DESCRIPTORS_PER_CONNECTION: usize = 4;
+/// Descriptors of a connection: two sockets. A second attempt beside the first, and the connections
+/// of the log and of checks, are in the reserve.
+const DESCRIPTORS_PER_CONNECTION: usize = 2;
 
 /// A proxy that listens, and forwards once it runs.
 #[derive(Debug)]
@@ -160,7 +160,9 @@ impl Server {
         let loops = runtime::loop_count(config.workers)?;
         let as_given = config.clone();
         let mut config = config.clone();
-        let connections_max = runtime::descriptors_available() / DESCRIPTORS_PER_CONNECTION;
+        let of_pipes = loops * loop_state::PIPES_MAX * 2;
+        let available = runtime::descriptors_available().saturating_sub(of_pipes);
+        let connections_max = available / DESCRIPTORS_PER_CONNECTION;
         config.limits.connections_max = config.limits.connections_max.min(connections_max).max(1);
         let (taker, mut taken) = take_over(&config)?;
         let opened = Opened::open(&config, loops, taken.as_mut())?;

@@ -5,7 +5,7 @@ use crate::handler::FileHandler;
 use crate::jobs::{FileJob, FileReply};
 use haul_server::ConnectionCounters;
 use haul_server::clock::Clock;
-use haul_server::event_loop::{Context, Handler, Prepared, Readiness, Side};
+use haul_server::event_loop::{Context, Handler, Prepared, Readiness, Side, Tail};
 use haul_server::eviction::Activity;
 use haul_server::listener::Accepted;
 use std::io;
@@ -32,7 +32,7 @@ impl Handler for FileHandler {
 
     fn receive(&mut self, connection: &mut Connection, event: Readiness) {
         if event.is_readable {
-            connection.set_readable(event.is_end_or_urgent);
+            connection.set_readable(event.tail != Tail::None);
             connection.receive_early(self);
         }
     }

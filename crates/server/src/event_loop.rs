@@ -19,7 +19,7 @@ mod admission;
 mod handler;
 mod settings;
 
-pub use handler::{Action, Adopted, Context, Handler, NEVER, Prepared, Readiness, Side};
+pub use handler::{Action, Adopted, Context, Handler, NEVER, Prepared, Readiness, Side, Tail};
 pub use settings::LoopSettings;
 
 use crate::clock::Clock;
@@ -253,7 +253,15 @@ impl<H: Handler> EventLoop<H> {
             side: if token & 1 == 0 { Side::Client } else { Side::Upstream },
             is_readable: flags.intersects(EventFlags::IN | end_or_urgent),
             is_writable: flags.intersects(EventFlags::OUT | ends),
-            is_end_or_urgent: flags.intersects(end_or_urgent),
+            tail: if flags.intersects(EventFlags::ERR | EventFlags::PRI) {
+                Tail::Other
+            } else if flags.contains(EventFlags::RDHUP) {
+                Tail::End
+            } else if flags.contains(EventFlags::HUP) {
+                Tail::Other
+            } else {
+                Tail::None
+            },
         };
         handler.receive(connection, readiness);
     }
@@ -443,7 +451,7 @@ impl<H: Handler> EventLoop<H> {
                     side: Side::Client,
                     is_readable: true,
                     is_writable: false,
-                    is_end_or_urgent: false,
+                    tail: Tail::None,
                 };
                 handler.receive(connection, readiness);
                 self.drive(token);

@@ -131,7 +131,7 @@ impl ProxyKind {
                     ("", "")
                 };
                 format!(
-                    "global\n  nbthread 1\n  maxconn 7000\n  {pipes}\n\
+                    "global\n  nbthread 1\n  maxconn 9600\n  maxpipes 190\n  {pipes}\n\
                      defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  \
                      timeout server 1h\n  {splice}\n\
                      listen proxy\n  bind {address} backlog 4096\n  server upstream {upstream}\n"
@@ -141,7 +141,7 @@ impl ProxyKind {
                 "load_module {STREAM_MODULE};\n\
                  daemon off; user root; worker_processes 1; worker_rlimit_nofile 20000;\n\
                  pid '{scratch}/stream.pid'; error_log stderr crit;\n\
-                 events {{ worker_connections 18000; multi_accept on; }}\n\
+                 events {{ worker_connections 19900; multi_accept on; }}\n\
                  stream {{ server {{ listen {address} backlog=4096; proxy_pass {upstream}; }} }}\n",
                 scratch = scratch.display(),
             ),

@@ -17,7 +17,7 @@ const FIRST_PORT: u16 = 8001;
 
 const HUNDRED: Load = Load::Requests { connections: 100, seconds: 1, window: Window::All };
 /// Below what 20,000 descriptors allow, a usual hard limit: two for each connection, and some more.
-const IDLE: Load = Load::Idle { connections: 4000 };
+const IDLE: Load = Load::Idle { connections: 9500 };
 /// Beside clients that do not read.
 const STALLED: Load = Load::BesideStalled { stalled: 2000 };
 const SHORT: Load = Load::Connections { at_a_time: 16, seconds: 1 };
@@ -34,7 +34,7 @@ pub const TRIALS: [Trial; 11] = [
     trial("1KiB", "1KiB", FEW),
     trial("100B-100", "100B", HUNDRED),
     trial("new-connections", "100B", SHORT),
-    trial("idle-4000", "100B", IDLE),
+    trial("idle-9500", "100B", IDLE),
 ];
 
 const fn trial(name: &'static str, file: &'static str, load: Load) -> Trial {

@@ -26,6 +26,8 @@ const SMALL_FILLS_BEFORE_COPYING: u32 = 4;
 const BYTES_BEFORE_HOLDING: u64 = 1 << 20;
 /// The most bytes for a sink that has refused some for which its buffer had room.
 const REFUSED_FILL_BYTES: usize = 64 << 10;
+/// A message of up to this many bytes may wait for others, to be sent together.
+const SMALL_MESSAGE_BYTES: usize = 4 << 10;
 /// Bytes that one direction moves before the other, and other connections, get their turn.
 const TURN_BYTES: usize = 1 << 20;
 
@@ -46,8 +48,10 @@ pub(super) struct Direction {
     held_pipe: Option<HeldPipePermit>,
     /// Copied bytes that the sink has not accepted yet.
     unsent: HiddenBytes,
-    /// Whether a short read means that the source is empty.
-    trusts_short_reads: bool,
+    source: SourceState,
+    /// What [`Direction::prepare`] has found, as long as nothing else can have arrived. Bytes that
+    /// it has received and not sent are in `unsent`.
+    prepared: Option<Result<Received, Error>>,
     /// Consecutive sizes that favor the other method.
     streak: u32,
     stage: Stage,
@@ -95,7 +99,17 @@ pub(super) struct Interest {
     pub has_more: bool,
 }
 
+/// What is known of the source.
+#[derive(Debug, Clone, Copy)]
+struct SourceState {
+    /// Whether a short read means that it is empty.
+    trusts_short_reads: bool,
+    /// Whether the end of the stream has arrived, behind what is to be received.
+    end_has_arrived: bool,
+}
+
 /// What one receive call has found.
+#[derive(Debug, Clone, Copy)]
 struct Received {
     /// 0 at the end of the stream.
     bytes: usize,
@@ -113,7 +127,8 @@ impl Direction {
     /// Creates a direction. `trusts_short_reads`: a short read means that the source is empty.
     pub fn new(method: ForwardMethod, trusts_short_reads: bool) -> Self {
         Self {
-            trusts_short_reads,
+            source: SourceState { trusts_short_reads, end_has_arrived: false },
+            prepared: None,
             method: if method == ForwardMethod::Splice {
                 ActiveMethod::Splice
             } else {
@@ -173,6 +188,18 @@ impl Direction {
         self.unsent.0
     }
 
+    /// Forgets that the source was empty: its bytes are kept, and so are its end and its failure.
+    fn forget_prepared(&mut self) {
+        self.prepared.take_if(|prepared| {
+            matches!(prepared, Ok(Received { bytes: 1.., .. }) | Err(Error::WouldBlock))
+        });
+    }
+
+    /// Sets whether the end of the stream has arrived, behind what is to be received.
+    pub fn set_end_has_arrived(&mut self, end_has_arrived: bool) {
+        self.source.end_has_arrived = end_has_arrived;
+    }
+
     /// Whether the stream that is received has ended.
     pub fn has_ended(&self) -> bool {
         matches!(self.stage, Stage::SourceEnded | Stage::SinkShut)
@@ -181,7 +208,32 @@ impl Direction {
     /// Whether a turn can move anything, with this readiness of the source and the sink.
     pub fn is_ready(&self, source: Readiness, sink: Readiness) -> bool {
         let Interest { read, write, has_more } = self.waits_for;
-        has_more || read && source.read || write && sink.write
+        has_more || read && source.read || write && sink.write || self.prepared.is_some()
+    }
+
+    /// Receives a small message that has arrived, which the next turn sends; true if it has one.
+    /// Larger ones are sent at once.
+    pub fn prepare(
+        &mut self,
+        from: BorrowedFd<'_>,
+        to: BorrowedFd<'_>,
+        pool: &ForwardPool,
+        source: Readiness,
+    ) -> bool {
+        if source.read {
+            // More may have arrived since then.
+            self.forget_prepared();
+        }
+        let waits = (self.waits_for.read || self.waits_for.has_more) && source.read;
+        let is_free = self.unsent.0.is_empty() && self.pipe.is_none() && self.prepared.is_none();
+        if waits && is_free && self.method == ActiveMethod::Copy && self.stage == Stage::Open {
+            let copied = self.copy(from, to, pool, SMALL_MESSAGE_BYTES);
+            let is_small = |one: &Received| (1..=SMALL_MESSAGE_BYTES).contains(&one.bytes);
+            let is_held = copied.as_ref().is_ok_and(is_small);
+            self.prepared = Some(copied);
+            return is_held;
+        }
+        false
     }
 
     /// What the latest turn ended with.
@@ -207,9 +259,13 @@ impl Direction {
         if self.pipe.as_ref().is_some_and(Pipe::is_inherited) {
             return Err(Error::Forked);
         }
+        if let Some(Err(error)) = self.prepared.take_if(|prepared| is_failure(prepared)) {
+            return Err(error);
+        }
         let mut moved = 0;
         let interest = loop {
             if !self.deliver(to)? {
+                self.forget_prepared();
                 break Interest { write: true, ..Interest::default() };
             }
             if self.stage != Stage::Open {
@@ -221,9 +277,10 @@ impl Direction {
             }
             // What the failed side has sent is received, whatever the room: it is lost otherwise.
             let room = if has_failed { Some(usize::MAX) } else { self.room(to, pool) };
-            let received = match room {
-                Some(room) => self.receive(from, to, room, pool),
-                None => match peek(from) {
+            let received = match (self.prepared.take(), room) {
+                (Some(received), _) => received,
+                (None, Some(room)) => self.receive(from, to, room, pool),
+                (None, None) => match peek(from) {
                     Ok(0) => Ok(Received { bytes: 0, is_all: false }),
                     Ok(_) => break Interest { write: true, ..Interest::default() },
                     Err(error) => Err(error),
@@ -234,7 +291,9 @@ impl Direction {
                 Ok(Received { bytes: 0, .. }) => self.stage = Stage::SourceEnded,
                 // Nothing more has arrived: a call to find that out is one too many.
                 Ok(Received { is_all: true, .. })
-                    if self.trusts_short_reads && self.unsent.0.is_empty() =>
+                    if self.source.trusts_short_reads
+                        && self.unsent.0.is_empty()
+                        && !self.source.end_has_arrived =>
                 {
                     break Interest { read: true, ..Interest::default() };
                 }
@@ -293,9 +352,11 @@ impl Direction {
 
     /// Sends the bytes that are held; false if the sink accepts no more.
     fn deliver(&mut self, to: BorrowedFd<'_>) -> Result<bool, Error> {
+        let is_all = matches!(self.prepared, Some(Ok(Received { is_all: true, .. })));
+        let more = self.more(is_all);
         while !self.unsent.0.is_empty() {
             self.report.copied.calls += 1;
-            match send(to, &self.unsent.0) {
+            match send(to, &self.unsent.0, more) {
                 Ok(count) => {
                     self.unsent.0.drain(..count);
                     self.report.copied.bytes += count as u64;
@@ -331,11 +392,13 @@ impl Direction {
         pool: &ForwardPool,
     ) -> Result<Received, Error> {
         match self.method {
-            ActiveMethod::Copy => self.copy(from, to, pool),
+            ActiveMethod::Copy => self.copy(from, to, pool, 0),
             ActiveMethod::Splice => match self.splice(from, room, pool) {
                 // The end of the stream, no data, or an urgent byte, before which splicing stops.
                 // `recv` distinguishes them, and skips the urgent byte.
-                Ok(Received { bytes: 0, .. }) | Err(Error::WouldBlock) => self.copy(from, to, pool),
+                Ok(Received { bytes: 0, .. }) | Err(Error::WouldBlock) => {
+                    self.copy(from, to, pool, 0)
+                }
                 Err(reason) if reason.is_refusal() => {
                     // The refusal of a socket lasts, one for lack of descriptors does not.
                     let is_lasting = reason.refusal() != Some(Refusal::Temporary);
@@ -346,18 +409,20 @@ impl Direction {
                     let reason = reason.to_string();
                     let fallback = Fallback { from: "splice", to: "copy", reason };
                     fallback::record(&mut self.report.fallbacks, fallback);
-                    self.copy(from, to, pool)
+                    self.copy(from, to, pool, 0)
                 }
                 spliced => spliced,
             },
         }
     }
 
+    /// Receives once, and sends what it has received, unless that is at most `held_bytes`.
     fn copy(
         &mut self,
         from: BorrowedFd<'_>,
         to: BorrowedFd<'_>,
         pool: &ForwardPool,
+        held_bytes: usize,
     ) -> Result<Received, Error> {
         let mut pooled = pool.take_buffer()?;
         let buffer = pooled.scratch();
@@ -365,9 +430,12 @@ impl Direction {
         let count = retry_on_intr(|| rustix::net::recv(from, &mut buffer[..], RecvFlags::DONTWAIT))
             .map_err(|errno| failed(Call::Recv)(errno.into()))?
             .1;
-        if count > 0 {
+        if count <= held_bytes {
+            self.unsent.0.extend_from_slice(&buffer[..count]);
+        } else if count > 0 {
             self.report.copied.calls += 1;
-            let (sent, error) = match send(to, &buffer[..count]) {
+            let more = self.more(count < buffer.len());
+            let (sent, error) = match send(to, &buffer[..count], more) {
                 Ok(sent) => (sent, None),
                 Err(Error::WouldBlock) => (0, None),
                 // The kernel reports the reason, such as a reset, only once.
@@ -382,6 +450,12 @@ impl Direction {
         let is_full = count == buffer.len();
         self.consider_switch(is_full, FULL_BUFFERS_BEFORE_SPLICING, ActiveMethod::Splice);
         Ok(Received { bytes: count, is_all: !is_full })
+    }
+
+    /// The flag of a send. The last bytes leave with the end of the stream, which follows in the
+    /// same turn: they are the last if the source had no more and its end has arrived.
+    fn more(&self, is_all: bool) -> SendFlags {
+        if is_all && self.source.end_has_arrived { SendFlags::MORE } else { SendFlags::empty() }
     }
 
     fn splice(
@@ -436,6 +510,11 @@ impl Direction {
     }
 }
 
+/// Whether the kernel has reported a failure, which it does only once.
+fn is_failure(prepared: &Result<Received, Error>) -> bool {
+    matches!(prepared, Err(error) if !matches!(error, Error::WouldBlock))
+}
+
 /// Whether a socket may be writable, or has failed. If not, the kernel reports the event later.
 fn may_be_writable(socket: BorrowedFd<'_>) -> bool {
     let mut sockets = [PollFd::new(&socket, PollFlags::OUT)];
@@ -449,7 +528,8 @@ fn peek(from: BorrowedFd<'_>) -> Result<usize, Error> {
     Ok(peeked.map_err(|errno| failed(Call::Recv)(errno.into()))?.1)
 }
 
-fn send(to: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Error> {
-    retry_on_intr(|| rustix::net::send(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL))
+fn send(to: BorrowedFd<'_>, bytes: &[u8], more: SendFlags) -> Result<usize, Error> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL | more;
+    retry_on_intr(|| rustix::net::send(to, bytes, flags))
         .map_err(|errno| failed(Call::Send)(errno.into()))
 }

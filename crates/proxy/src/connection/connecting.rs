@@ -8,7 +8,7 @@ use crate::loop_state::LoopState;
 use crate::upstream::Upstream;
 use crate::upstream_group::{Choice, Slot, UpstreamGroup};
 use haul_server::connect::{self, PeerAddress};
-use haul_server::event_loop::{Action, Context, NEVER, Side};
+use haul_server::event_loop::{Action, Context, NEVER, Side, Tail};
 use haul_server::offload::NoJob;
 use rustix::io::Errno;
 use std::io;
@@ -100,7 +100,7 @@ impl Connection {
         }
         let now = context.now_seconds();
         if now < self.search.next_round_at_seconds {
-            let is_gone = self.client_events.is_end_or_urgent
+            let is_gone = self.client_events.tail != Tail::None
                 && matches!(&self.state, State::Accepted(client) if has_failed(client));
             return Some(if is_gone {
                 self.finish(End::ClientFailed, shared)
@@ -224,7 +224,7 @@ impl Connection {
         let next_at = (*next_at).min(deadlines.min().unwrap_or(NEVER));
         // A client that has ended its stream may still wait for a response, one that is gone does
         // not.
-        if self.client_events.is_end_or_urgent && has_failed(client) {
+        if self.client_events.tail != Tail::None && has_failed(client) {
             return Some(self.finish(End::ClientFailed, shared));
         }
         if !self.upstream_events.is_writable {

@@ -119,6 +119,7 @@ impl Connection {
             },
             turn_started: None,
             turn_bytes: MovedBytes::default(),
+            has_prepared: false,
             is_logged: false,
             requested_end: None,
         };

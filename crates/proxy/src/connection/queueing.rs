@@ -6,7 +6,7 @@ use super::{Connection, Events, State};
 use crate::log::End;
 use crate::loop_state::LoopState;
 use crate::upstream_group::{QueueError, UpstreamGroup};
-use haul_server::event_loop::{Action, Context, Side};
+use haul_server::event_loop::{Action, Context, Side, Tail};
 use haul_server::offload::NoJob;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ impl Connection {
         let State::Queued { client, place, since, deadline } = &self.state else { return None };
         let (deadline, waited) = (*deadline, since.elapsed());
         // A client that has ended its stream may still wait for a response.
-        if self.client_events.is_end_or_urgent && has_failed(client) {
+        if self.client_events.tail != Tail::None && has_failed(client) {
             return Some(self.finish(End::ClientFailed, shared));
         }
         let Some(granted) = place.take() else {

@@ -197,8 +197,20 @@ pub struct Readiness {
     pub is_readable: bool,
     /// Whether the socket accepts bytes.
     pub is_writable: bool,
-    /// Whether a short read is not the last: the peer has closed its direction or sent urgent data.
-    pub is_end_or_urgent: bool,
+    /// What is behind the bytes that have arrived.
+    pub tail: Tail,
+}
+
+/// What is behind the bytes that have arrived.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Tail {
+    /// Nothing: a short read is the last.
+    #[default]
+    None,
+    /// The end of the stream: the peer has closed its direction.
+    End,
+    /// Urgent data, or the failure of the connection.
+    Other,
 }
 
 /// One of a connection's two sockets.

@@ -1,0 +1,212 @@
+//! The system calls of `haul proxy`: few for each message, and none without cause.
+
+mod common {
+    pub mod proxy_process;
+}
+
+use common::proxy_process::ProxyProcess;
+use rustix::net::{AddressFamily, SocketType};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Counts the system calls of a process during a piece of work; `None` without strace, or where it
+/// may not trace the process.
+fn count_calls(process: &Child, meanwhile: impl FnOnce()) -> Option<usize> {
+    let folder = tempfile::tempdir().unwrap();
+    let counts = folder.path().join("counts");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-c", "-U", "calls,name", "-o"]).arg(&counts);
+    strace.args(["-p", &process.id().to_string()]).stderr(Stdio::piped());
+    let Ok(mut strace) = strace.spawn() else {
+        eprintln!("SKIPPED: system calls are not counted: no strace (ci/install)");
+        return None;
+    };
+    let mut messages = BufReader::new(strace.stderr.take().unwrap());
+    let mut text = String::new();
+    messages.read_line(&mut text).unwrap();
+    if !text.contains("attached") {
+        eprintln!("SKIPPED: system calls are not counted: {text}");
+        return None;
+    }
+    meanwhile();
+    kill_process(Pid::from_child(&strace), Signal::INT).unwrap();
+    strace.wait().unwrap();
+    // The largest number is the total. There is none if nothing was called.
+    let text = fs::read_to_string(&counts).unwrap();
+    let numbers = text.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok());
+    Some(numbers.max().unwrap_or(0))
+}
+
+/// Waiting, receiving and sending: a small message needs no other call in a loop of one connection.
+#[test]
+fn a_small_message_takes_at_most_three_system_calls() {
+    const MESSAGES: usize = 2000;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut proxy = start_proxy(&listener);
+    let mut client = TcpStream::connect(&proxy.address).unwrap();
+    let mut server = listener.accept().unwrap().0;
+    let mut exchange = |count: usize| {
+        let mut message = [7; 100];
+        for _ in 0..count {
+            client.write_all(&message).unwrap();
+            server.read_exact(&mut message).unwrap();
+            server.write_all(&message).unwrap();
+            client.read_exact(&mut message).unwrap();
+        }
+    };
+    // The connection is established, and its first messages have passed.
+    exchange(10);
+    let Some(calls) = count_calls(&proxy.process, || exchange(MESSAGES)) else { return };
+    // Both directions, and what the other threads do in the meantime.
+    assert!(calls <= 3 * 2 * MESSAGES + MESSAGES / 20, "{calls}");
+    assert!(calls >= 2 * 2 * MESSAGES, "they were counted: {calls}");
+    drop((client, server));
+    proxy.finish();
+}
+
+/// Starts a proxy with one loop to a listener.
+fn start_proxy(listener: &TcpListener) -> ProxyProcess {
+    let upstream = listener.local_addr().unwrap().to_string();
+    let options = ["proxy", "--listen", "127.0.0.1:0", "--to", &upstream, "--workers", "1"];
+    ProxyProcess::start(Command::new(env!("CARGO_BIN_EXE_haul")).args(options))
+}
+
+/// Writes until the socket and everything behind it are full.
+fn fill(stream: &TcpStream) {
+    stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let bytes = vec![1; 1 << 16];
+    while (&mut &*stream).write(&bytes).is_ok() {}
+}
+
+/// Connections that wait for a peer do not keep the loop busy, whatever has happened to them.
+#[test]
+fn connections_that_wait_take_no_calls() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxy = start_proxy(&listener);
+    let connect = || {
+        let client = TcpStream::connect(&proxy.address).unwrap();
+        let mut server = listener.accept().unwrap().0;
+        (&client).write_all(b"x").unwrap();
+        server.read_exact(&mut [0]).unwrap();
+        (client, server)
+    };
+    let [idle, half_closed, stalled, stalled_and_ended, stalled_and_reset] =
+        [(); 5].map(|()| connect());
+    half_closed.0.shutdown(std::net::Shutdown::Write).unwrap();
+    half_closed.1.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!((&half_closed.1).read(&mut [0]).unwrap(), 0);
+    for (client, _) in [&stalled, &stalled_and_ended, &stalled_and_reset] {
+        fill(client);
+    }
+    stalled_and_ended.0.shutdown(std::net::Shutdown::Write).unwrap();
+    // What it has sent is still delivered for a while.
+    let (client, server) = stalled_and_reset;
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    std::thread::sleep(Duration::from_millis(500));
+    let wait = || std::thread::sleep(Duration::from_secs(3));
+    let Some(calls) = count_calls(&proxy.process, wait) else { return };
+    // Each thread may look after something once a second.
+    assert!(calls < 100, "{calls} calls in three seconds");
+    drop((idle, half_closed, stalled, stalled_and_ended, server));
+}
+
+/// The kernel reports a slow reader often, each time with little room: each report takes a few
+/// calls, and the bytes are not lost.
+#[test]
+fn a_slow_reader_takes_few_calls_for_each_of_its_own() {
+    const LEN: usize = 2 << 20;
+    const PIECE: usize = 4 << 10;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut proxy = start_proxy(&listener);
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 2 * PIECE).unwrap();
+    rustix::net::connect(&socket, &proxy.address.parse::<SocketAddr>().unwrap()).unwrap();
+    let mut client = TcpStream::from(socket);
+    let server = listener.accept().unwrap().0;
+    let sender = std::thread::spawn(move || (&server).write_all(&vec![7; LEN]).unwrap());
+    let mut reads = 0;
+    let read_all = || {
+        let (mut received, mut piece) = (0, [0; PIECE]);
+        while received < LEN {
+            received += client.read(&mut piece).unwrap();
+            reads += 1;
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    };
+    let Some(calls) = count_calls(&proxy.process, read_all) else { return };
+    sender.join().unwrap();
+    assert!(calls <= 8 * reads, "{calls} calls for {reads} reads");
+    drop(client);
+    proxy.finish();
+}
+
+/// The first number that no descriptor of a process has: with this limit it can open none.
+fn free_descriptor(process: &Child) -> u64 {
+    let open = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
+    let open: Vec<u64> =
+        open.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
+    (0..).find(|number| !open.contains(number)).unwrap()
+}
+
+/// Clients wait in the kernel's queue while there is no descriptor, the loop does not try in vain,
+/// and one line says so.
+#[test]
+fn without_descriptors_clients_wait_and_the_loop_sleeps() {
+    const CLIENTS: usize = 30;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut proxy = start_proxy(&listener);
+    let connect = || {
+        let client = TcpStream::connect(&proxy.address).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        client
+    };
+    let exchange = |mut client: &TcpStream, mut server: &TcpStream| {
+        client.write_all(b"x").unwrap();
+        server.read_exact(&mut [0]).unwrap();
+        server.write_all(b"y").unwrap();
+        client.read_exact(&mut [0]).unwrap();
+    };
+    let first = connect();
+    let first_server = listener.accept().unwrap().0;
+    exchange(&first, &first_server);
+    let pid = Some(Pid::from_child(&proxy.process));
+    let set_limit = |current| {
+        let limit = Rlimit { current: Some(current), maximum: Some(20_000) };
+        prlimit(pid, Resource::Nofile, limit).unwrap()
+    };
+    // None is left, as if other files of the process had taken them.
+    let before = set_limit(free_descriptor(&proxy.process));
+    let clients: Vec<_> = (0..CLIENTS).map(|_| connect()).collect();
+    std::thread::sleep(Duration::from_millis(200));
+    let wait = || std::thread::sleep(Duration::from_secs(3));
+    let calls = count_calls(&proxy.process, wait);
+    assert!(calls.is_none_or(|calls| calls < 200), "{calls:?} calls in three seconds");
+    // The connection that is established goes on.
+    exchange(&first, &first_server);
+    set_limit(before.current.unwrap_or(20_000));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    listener.set_nonblocking(true).unwrap();
+    for client in &clients {
+        let server = loop {
+            match listener.accept() {
+                Ok((server, _)) => break server,
+                Err(error) => assert!(Instant::now() < deadline, "clients still wait: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        server.set_nonblocking(false).unwrap();
+        // They are accepted in the order in which they came.
+        exchange(client, &server);
+    }
+    drop((first, first_server, clients));
+    proxy.signal(Signal::TERM);
+    let mut messages = String::new();
+    proxy.messages.read_to_string(&mut messages).unwrap();
+    let complaints = messages.lines().filter(|line| line.contains("Too many open files"));
+    assert_eq!(complaints.count(), 1, "{messages}");
+}
