@@ -150,7 +150,7 @@ fn free_descriptor(process: &Child) -> u64 {
     let open = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
     let open: Vec<u64> =
         open.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
-    (0..).find(|number| !open.contains(number)).unwrap()
+    (0..=open.len() as u64).find(|number| !open.contains(number)).unwrap()
 }
 
 /// Clients wait in the kernel's queue while there is no descriptor, the loop does not try in vain,
