@@ -295,9 +295,14 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
             // The step returns the error.
             return false;
         }
+        let before = self.progress();
         let (socket_a, socket_b, pool) = (self.a.as_fd(), self.b.as_fd(), &self.pool);
         let has_a = self.a_to_b.prepare(socket_a, socket_b, pool, a);
-        self.b_to_a.prepare(socket_b, socket_a, pool, b) || has_a
+        let has_b = self.b_to_a.prepare(socket_b, socket_a, pool, b);
+        if self.progress() != before && self.has_limits() {
+            self.moved_at = Instant::now();
+        }
+        has_a || has_b
     }
 
     /// States of each socket whether its peer has ended its stream and not failed (`EPOLLRDHUP`
@@ -361,8 +366,10 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     fn step_nonblocking(&mut self, a: Readiness, b: Readiness) -> Result<Step, Error> {
         let (socket_a, socket_b, pool) = (self.a.as_fd(), self.b.as_fd(), &self.pool);
         let before = self.progress();
-        let a_to_b = if self.a_to_b.is_ready(a, b) {
-            self.a_to_b.advance(socket_a, socket_b, pool, false)
+        // The kernel may have reported the failure of one direction's sockets to `prepare`.
+        let has_failed = self.b_to_a.has_prepared_failure();
+        let a_to_b = if has_failed || self.a_to_b.is_ready(a, b) {
+            self.a_to_b.advance(socket_a, socket_b, pool, has_failed)
         } else {
             Ok(self.a_to_b.waits_for())
         };

@@ -210,6 +210,45 @@ fn a_prepared_message_is_sent_by_the_next_step() {
     assert_eq!((parts.a_to_b.len(), parts.b_to_a), (0, vec![3; 100]));
 }
 
+/// The end of a connection that was reset looks like the end of its stream to the other direction.
+#[test]
+fn a_failure_of_one_direction_while_preparing_is_no_end_of_the_other() {
+    let (client, from, to, server) = chain();
+    let mut forwarder = Forwarder::new(&from, &to).unwrap();
+    assert!(matches!(forwarder.step().unwrap(), Step::Wait { .. }));
+    // The client resets the connection, and the server has sent something for it.
+    (&server).write_all(&[2; 8000]).unwrap();
+    let mut arrived = [PollFd::new(&to, PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut arrived, None), Ok(1));
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    let mut hang_up = [PollFd::new(&from, PollFlags::empty())];
+    assert_eq!(rustix::event::poll(&mut hang_up, None), Ok(1));
+    assert!(!forwarder.prepare(NOTHING, READABLE));
+    let error = forwarder.step_ready(READABLE, READABLE).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET), "{error}");
+    let parts = forwarder.into_parts().unwrap();
+    assert!(!parts.a_has_ended, "the stream was cut off");
+    drop(server);
+}
+
+#[test]
+fn a_connection_whose_messages_are_sent_while_preparing_is_not_idle() {
+    let (mut client, from, to, mut server) = chain();
+    let limit = Duration::from_secs(1);
+    let settings = ForwardSettings::default().with_idle_timeout(Some(limit));
+    let mut forwarder = Forwarder::with_pool(&from, &to, pool(settings)).unwrap();
+    assert!(matches!(forwarder.step().unwrap(), Step::Wait { .. }));
+    let started = Instant::now();
+    while started.elapsed() < 2 * limit {
+        client.write_all(&[1; 8000]).unwrap();
+        assert!(!forwarder.prepare(READABLE, NOTHING));
+        forwarder.step_ready(READABLE, NOTHING).unwrap();
+        server.read_exact(&mut [0; 8000]).unwrap();
+        thread::sleep(limit / 10);
+    }
+}
+
 /// The kernel reports a failure only once.
 #[test]
 fn a_failure_while_preparing_is_returned_by_the_next_step() {

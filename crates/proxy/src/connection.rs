@@ -21,6 +21,7 @@ use haul_server::event_loop::{Action, Context, NEVER, Readiness, Side, Tail};
 use haul_server::listener::{Accepted, NamedBy};
 use haul_server::offload::NoJob;
 use haul_server::proxy_protocol::FieldType;
+use haul_sys::tcp_info::tcp_info;
 use rustix::net::sockopt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -249,7 +250,15 @@ impl Connection {
     /// Begins another second of the rate of all.
     pub fn begin_paced_second(&mut self, demands: &mut [Demand; 2]) {
         if let (State::Forwarding(forwarder), Some(paced)) = (&self.state, &mut self.paced) {
-            paced.begin_second(sent_bytes(&forwarder.report()), demands);
+            let (client, upstream) = forwarder.sockets();
+            let sent_bytes = sent_bytes(&forwarder.report());
+            let departed = |socket: &OwnedFd, sent_bytes| {
+                // A Unix socket does not count them.
+                tcp_info(socket).map_or(sent_bytes, |info| info.sent_bytes)
+            };
+            let departed_bytes =
+                [departed(upstream, sent_bytes[0]), departed(client, sent_bytes[1])];
+            paced.begin_second(sent_bytes, departed_bytes, demands);
         }
     }
 
@@ -545,6 +554,10 @@ impl Connection {
         };
         let client_is_gone = is_gone(forwarder.sockets().0);
         let end = if client_is_gone { End::ClientFailed } else { End::UpstreamFailed };
+        if !client_is_gone && let Some(chosen) = &mut self.upstream {
+            // Only the client's connection goes on.
+            chosen.free_slot();
+        }
         let (report, tcp) = (forwarder.report(), tcp_statistics(&forwarder, shared));
         let delivery = forwarder.into_parts().ok().map(|parts| {
             let (socket, unsent, has_ended) = if client_is_gone {

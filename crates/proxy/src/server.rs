@@ -160,9 +160,10 @@ impl Server {
         let loops = runtime::loop_count(config.workers)?;
         let as_given = config.clone();
         let mut config = config.clone();
-        let of_pipes = loops * loop_state::PIPES_MAX * 2;
-        let available = runtime::descriptors_available().saturating_sub(of_pipes);
-        let connections_max = available / DESCRIPTORS_PER_CONNECTION;
+        let available = runtime::descriptors_available();
+        // Without descriptors for pipes, bytes are copied.
+        let of_pipes = (loops * loop_state::PIPES_MAX * 2).min(available / 2);
+        let connections_max = (available - of_pipes) / DESCRIPTORS_PER_CONNECTION;
         config.limits.connections_max = config.limits.connections_max.min(connections_max).max(1);
         let (taker, mut taken) = take_over(&config)?;
         let opened = Opened::open(&config, loops, taken.as_mut())?;

@@ -28,6 +28,10 @@ struct Share {
     active: AtomicUsize,
     /// What each of them may send in a second.
     bytes: AtomicU64,
+    /// What those leave that have no use for all of their share.
+    left: AtomicU64,
+    /// The others among which that is divided.
+    hungry: AtomicU64,
     /// What the connections of each event loop have used.
     demands: Mutex<Vec<Demand>>,
 }
@@ -53,8 +57,13 @@ struct PacedDirection {
     is_active: bool,
     /// The rate that the socket has.
     rate: u64,
-    /// The bytes until the latest second.
+    /// The rate of one that has left some of its share: it may become hungry at any time, and
+    /// together they must not send many times the whole rate.
+    rate_max: Option<u64>,
+    /// The bytes in the socket until the latest second.
     counted_bytes: u64,
+    /// The bytes that had left the socket until then.
+    departed_bytes: u64,
 }
 
 impl TotalRate {
@@ -63,6 +72,8 @@ impl TotalRate {
         let share = || Share {
             active: AtomicUsize::new(0),
             bytes: AtomicU64::new(bytes_per_second),
+            left: AtomicU64::new(bytes_per_second),
+            hungry: AtomicU64::new(0),
             demands: Mutex::new(vec![Demand::default(); loops]),
         };
         Arc::new(Self { bytes_per_second, directions: [share(), share()] })
@@ -72,7 +83,9 @@ impl TotalRate {
     fn activate(&self, direction: usize) {
         let share = &self.directions[direction];
         let active = share.active.fetch_add(1, Relaxed) as u64 + 1;
-        share.bytes.fetch_min(self.equal_share(active), Relaxed);
+        let hungry = share.hungry.fetch_add(1, Relaxed) + 1;
+        let of_left = share.left.load(Relaxed) / hungry;
+        share.bytes.fetch_min(of_left.max(self.equal_share(active)), Relaxed);
     }
 
     fn equal_share(&self, active: u64) -> u64 {
@@ -91,6 +104,8 @@ impl TotalRate {
             let left = self.bytes_per_second.saturating_sub(satisfied_bytes);
             let equal = self.equal_share(share.active.load(Relaxed) as u64);
             let bytes = left.checked_div(hungry).unwrap_or(equal);
+            share.left.store(left, Relaxed);
+            share.hungry.store(hungry, Relaxed);
             share.bytes.store(bytes.max(equal), Relaxed);
         }
     }
@@ -106,9 +121,11 @@ impl PacedConnection {
     /// `rate_max`: the limit of each connection.
     pub fn pace(&mut self, sockets: [&OwnedFd; DIRECTIONS], rate_max: Option<u64>) {
         for (at, socket) in sockets.into_iter().enumerate() {
-            let share = self.total.directions[at].bytes.load(Relaxed);
-            let rate = rate_max.map_or(share, |most| most.min(share));
+            let share = &self.total.directions[at];
+            let equal = self.total.equal_share(share.active.load(Relaxed) as u64);
             let direction = &mut self.directions[at];
+            let own_max = direction.rate_max.map_or(u64::MAX, |most| most.max(equal));
+            let rate = share.bytes.load(Relaxed).min(own_max).min(rate_max.unwrap_or(u64::MAX));
             if direction.rate != rate {
                 direction.rate = rate;
                 // A Unix socket has no rate.
@@ -129,24 +146,31 @@ impl PacedConnection {
     }
 
     /// Begins another second, and adds what was used in the one before to `demands`.
+    /// `departed_bytes`: what has left each socket so far. Bytes enter a large socket in bursts
+    /// that may be seconds apart.
     pub fn begin_second(
         &mut self,
         sent_bytes: [u64; DIRECTIONS],
+        departed_bytes: [u64; DIRECTIONS],
         demands: &mut [Demand; DIRECTIONS],
     ) {
         for (at, direction) in self.directions.iter_mut().enumerate() {
-            let used_bytes = sent_bytes[at].saturating_sub(direction.counted_bytes);
+            let used_bytes = departed_bytes[at].saturating_sub(direction.departed_bytes);
+            direction.departed_bytes = departed_bytes[at];
             direction.counted_bytes = sent_bytes[at];
             if !direction.is_active {
                 continue;
             }
             if used_bytes < ACTIVE_BYTES.min(direction.rate / 2) {
                 direction.is_active = false;
+                direction.rate_max = None;
                 self.total.directions[at].active.fetch_sub(1, Relaxed);
             } else if used_bytes < direction.rate / 4 * 3 {
+                direction.rate_max = Some(2 * used_bytes);
                 // It may grow a little.
                 demands[at].satisfied_bytes += used_bytes + used_bytes / 8;
             } else {
+                direction.rate_max = None;
                 demands[at].hungry += 1;
             }
         }
@@ -197,16 +221,21 @@ mod tests {
         // Two use their shares, and one uses an eighth of a MiB.
         let mut demands = <[Demand; 2]>::default();
         for (connection, used) in connections.iter_mut().zip([4 * MIB, 4 * MIB, MIB / 8]) {
-            connection.begin_second([used, 0], &mut demands);
+            connection.begin_second([used, 0], [used, 0], &mut demands);
         }
         total.divide(0, demands);
         let expected = (12 * MIB - MIB / 8 - MIB / 64) / 2;
         assert_eq!(share(&total), expected);
+        // A new one gets a part of what is left, and takes nothing from the one that needs little.
+        let mut newcomer = PacedConnection::new(Arc::clone(&total));
+        newcomer.record([ACTIVE_BYTES, 0]);
+        assert_eq!(share(&total), (12 * MIB - MIB / 8 - MIB / 64) / 3);
+        drop(newcomer);
         // One ends, and those that are left do nothing any more.
         connections.pop();
         let mut demands = <[Demand; 2]>::default();
         for connection in &mut connections {
-            connection.begin_second([4 * MIB, 0], &mut demands);
+            connection.begin_second([4 * MIB, 0], [4 * MIB, 0], &mut demands);
         }
         total.divide(0, demands);
         assert_eq!(total.directions[0].active.load(Relaxed), 0);

@@ -10,7 +10,7 @@ use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 pub use queue::{Queue, QueueError, QueuePlace, Slot};
@@ -151,6 +151,14 @@ impl UpstreamGroup {
         self.take_slot(client, tried, &|_| true)
     }
 
+    /// Whether there is an upstream beside those that were tried, and those that the operator has
+    /// excluded.
+    pub fn has_other(&self, tried: &[usize]) -> bool {
+        let is_enabled =
+            |index: usize| self.upstreams[index].administration() == Administration::Enabled;
+        (0..self.upstreams.len()).any(|index| !tried.contains(&index) && is_enabled(index))
+    }
+
     /// Takes a slot of one of the candidates.
     fn take_slot(
         &self,
@@ -162,7 +170,7 @@ impl UpstreamGroup {
             index,
             name_hash: self.upstreams[index].name_hash(),
             weight: self.share(index).weight * self.weight_percent(index),
-            open: self.upstreams[index].counters().open.load(Relaxed),
+            open: self.upstreams[index].counters().open.load(SeqCst),
         };
         let mut candidates: Vec<_> = (0..self.upstreams.len())
             .filter(|index| !skipped.contains(index) && is_candidate(*index))

@@ -195,6 +195,11 @@ impl Direction {
         });
     }
 
+    /// Whether the next turn returns a failure that [`Direction::prepare`] was told.
+    pub fn has_prepared_failure(&self) -> bool {
+        self.prepared.as_ref().is_some_and(is_failure)
+    }
+
     /// Sets whether the end of the stream has arrived, behind what is to be received.
     pub fn set_end_has_arrived(&mut self, end_has_arrived: bool) {
         self.source.end_has_arrived = end_has_arrived;
@@ -261,6 +266,10 @@ impl Direction {
         }
         if let Some(Err(error)) = self.prepared.take_if(|prepared| is_failure(prepared)) {
             return Err(error);
+        }
+        if has_failed {
+            // More may have arrived since then, which is received now or never.
+            self.forget_prepared();
         }
         let mut moved = 0;
         let interest = loop {

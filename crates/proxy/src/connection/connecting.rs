@@ -83,6 +83,14 @@ impl Chosen {
         self.slot = None;
         self.next_address = self.addresses.len();
     }
+
+    /// The connection goes on in another process. There it counts for the limit, and here as well:
+    /// else those that wait here would come on top.
+    pub(super) fn keep_slot(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            slot.keep();
+        }
+    }
 }
 
 impl Connection {
@@ -203,6 +211,9 @@ impl Connection {
                 if !self.search.tried.contains(&chosen.index) {
                     self.search.tried.push(chosen.index);
                 }
+            }
+            if !group.has_other(&self.search.tried) {
+                return Next::None;
             }
             // Those that wait already come first.
             if group.queue().len() > 0 {

@@ -28,6 +28,9 @@ impl Connection {
         context.unregister(&parts.a);
         context.unregister(&parts.b);
         self.is_logged = true;
+        if let Some(chosen) = &mut self.upstream {
+            chosen.keep_slot();
+        }
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let since_1970 = self.record.accepted.duration_since(SystemTime::UNIX_EPOCH);
         let record = &self.record;

@@ -15,7 +15,7 @@ impl Connection {
     /// Puts the client into the queue; `None` once the state has changed.
     pub(super) fn enqueue(
         &mut self,
-        group: &UpstreamGroup,
+        group: &Arc<UpstreamGroup>,
         shared: &mut LoopState,
         context: &Context<'_>,
     ) -> Option<Action<NoJob>> {
@@ -25,7 +25,7 @@ impl Connection {
         }
         let client = self.record.client.map(|client| client.ip());
         let length_max = shared.limits().queue_length_max;
-        let place = group.queue().push(client, &self.search.tried, length_max);
+        let place = group.queue().push(client, (group, &self.search.tried), length_max);
         let registered = place.and_then(|place| {
             let registered = context.register(&place, Side::Upstream);
             registered.map_or_else(|error| Err(QueueError::Failed(error)), |()| Ok(place))
@@ -59,7 +59,7 @@ impl Connection {
         if self.client_events.tail != Tail::None && has_failed(client) {
             return Some(self.finish(End::ClientFailed, shared));
         }
-        let Some(granted) = place.take() else {
+        let Some(result) = place.take() else {
             return Some(if context.now_seconds() >= deadline {
                 self.finish(End::QueueTimeout, shared)
             } else {
@@ -71,12 +71,14 @@ impl Connection {
         }
         self.add_queue_time(waited);
         self.upstream_events = Events::default();
-        if !self.group.as_ref().is_some_and(|group| Arc::ptr_eq(group, &granted.group)) {
+        if !self.group.as_ref().is_some_and(|group| Arc::ptr_eq(group, &result.group)) {
             // These are places in the former group.
             self.search.tried.clear();
-            self.group = Some(granted.group);
+            self.group = Some(result.group);
         }
-        self.upstream = Some(Chosen::new(granted.slot));
+        if let Some(slot) = result.slot {
+            self.upstream = Some(Chosen::new(slot));
+        }
         None
     }
 

@@ -1,7 +1,7 @@
 //! The queue of a group: clients that wait because every usable upstream has as many connections as
 //! its limit allows.
 
-use super::UpstreamGroup;
+use super::{Choice, UpstreamGroup};
 use crate::upstream::Upstream;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
@@ -39,17 +39,18 @@ struct Entry {
 /// What the queue and a waiting client share.
 #[derive(Debug)]
 struct Waiter {
-    /// An eventfd, which becomes readable once there is a slot.
+    /// An eventfd, which becomes readable once there is a result.
     event: OwnedFd,
-    granted: Mutex<Option<Granted>>,
+    result: Mutex<Option<QueueResult>>,
 }
 
-/// A slot that a client has got.
+/// What waiting has come to.
 #[derive(Debug)]
-pub struct Granted {
+pub struct QueueResult {
     /// The group in force, which may be another than at the beginning.
     pub group: Arc<UpstreamGroup>,
-    pub slot: Slot,
+    /// `None` if there is no upstream to wait for any more.
+    pub slot: Option<Slot>,
 }
 
 /// One of the connections that an upstream may have, until it is dropped.
@@ -60,6 +61,7 @@ pub struct Slot {
     index: usize,
     /// The queue to be served once the slot is free; `None` if the upstream is in no group.
     queue: Option<Arc<Queue>>,
+    is_kept: bool,
 }
 
 /// A place in a queue, until it is dropped.
@@ -102,44 +104,57 @@ impl Queue {
         }
     }
 
-    /// Puts a client at the end, if it has fewer than `length_max` before it. It may have a slot
-    /// at once.
+    /// Puts a client at the end, unless it has to wait and `length_max` do so already. It may have
+    /// a slot at once. `tried`: the upstreams of `group` that were tried already.
     pub fn push(
         self: &Arc<Self>,
         client: Option<IpAddr>,
-        tried: &[usize],
+        (group, tried): (&Arc<UpstreamGroup>, &[usize]),
         length_max: usize,
     ) -> Result<QueuePlace, QueueError> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| QueueError::Failed(errno.into()))?;
-        let waiter = Arc::new(Waiter { event, granted: Mutex::default() });
+        let waiter = Arc::new(Waiter { event, result: Mutex::default() });
         let mut state = self.lock();
-        if state.entries.len() >= length_max {
-            return Err(QueueError::Full);
-        }
-        let entry = Entry { waiter: Arc::clone(&waiter), client, tried: tried.to_vec() };
-        state.entries.push_back(entry);
+        let is_current = std::ptr::eq(state.group.as_ptr(), Arc::as_ptr(group));
+        // They are places in the group.
+        let tried = if is_current { tried.to_vec() } else { Vec::new() };
+        state.entries.push_back(Entry { waiter: Arc::clone(&waiter), client, tried });
         self.length.store(state.entries.len(), SeqCst);
         self.serve_locked(&mut state);
+        let waits = state.entries.back().is_some_and(|entry| Arc::ptr_eq(&entry.waiter, &waiter));
+        if waits && state.entries.len() > length_max {
+            state.entries.pop_back();
+            self.length.store(state.entries.len(), SeqCst);
+            return Err(QueueError::Full);
+        }
         drop(state);
         Ok(QueuePlace { queue: Arc::clone(self), waiter })
     }
 
     fn serve_locked(self: &Arc<Self>, state: &mut State) {
         let Some(group) = state.group.upgrade() else { return };
-        let mut at = 0;
+        let (mut at, mut is_full) = (0, false);
         while let Some(entry) = state.entries.get(at) {
-            let Some(slot) = group.choose(entry.client, &entry.tried).slot() else {
-                // By source address each client waits for an upstream of its own.
-                if entry.tried.is_empty() && !group.is_by_client() {
-                    break;
-                }
+            // By source address each client waits for an upstream of its own. Otherwise those
+            // that have tried none are in the same position.
+            let is_like_others = entry.tried.is_empty() && !group.is_by_client();
+            if is_full && is_like_others {
                 at += 1;
                 continue;
+            }
+            let slot = match group.choose(entry.client, &entry.tried) {
+                Choice::Slot(slot) => Some(slot),
+                Choice::None => None,
+                Choice::Full => {
+                    is_full |= is_like_others;
+                    at += 1;
+                    continue;
+                }
             };
-            let granted = Granted { group: Arc::clone(&group), slot };
+            let result = QueueResult { group: Arc::clone(&group), slot };
             if let Some(entry) = state.entries.remove(at) {
-                entry.waiter.grant(granted);
+                entry.waiter.end(result);
             }
         }
         self.length.store(state.entries.len(), SeqCst);
@@ -157,22 +172,22 @@ impl Queue {
 }
 
 impl Waiter {
-    fn grant(&self, granted: Granted) {
-        *self.granted.lock().unwrap_or_else(PoisonError::into_inner) = Some(granted);
+    fn end(&self, result: QueueResult) {
+        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
         // An eventfd takes many of these.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 }
 
 impl QueuePlace {
-    /// The slot, once there is one.
-    pub fn take(&self) -> Option<Granted> {
-        self.waiter.granted.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// The result, once there is one.
+    pub fn take(&self) -> Option<QueueResult> {
+        self.waiter.result.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl AsFd for QueuePlace {
-    /// A descriptor that becomes readable once there is a slot.
+    /// A descriptor that becomes readable once there is a result.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.waiter.event.as_fd()
     }
@@ -197,12 +212,17 @@ impl Slot {
         let open = &upstream.counters().open;
         let has_room = |open| connections_max.is_none_or(|maximum| open < maximum.get());
         open.fetch_update(SeqCst, SeqCst, |open| has_room(open).then_some(open + 1)).ok()?;
-        Some(Self { upstream: Arc::clone(upstream), index, queue: queue.cloned() })
+        Some(Self { upstream: Arc::clone(upstream), index, queue: queue.cloned(), is_kept: false })
     }
 
     /// Gives the slot back without serving the queue, which is being served.
     pub fn give_back(mut self) {
         self.queue = None;
+    }
+
+    /// Keeps the slot taken for good: the connection goes on in another process.
+    pub fn keep(mut self) {
+        self.is_kept = true;
     }
 
     /// The upstream.
@@ -218,6 +238,9 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
         self.upstream.counters().open.fetch_sub(1, SeqCst);
         if let Some(queue) = &self.queue {
             queue.serve();

@@ -22,8 +22,6 @@ fn limited(listener: &TcpListener, connections_max: usize) -> UpstreamConfig {
 fn client(proxy: &Proxy, name: u8) -> TcpStream {
     let mut client = proxy.connect();
     client.write_all(&[name]).unwrap();
-    // The proxy accepts it before the next one.
-    thread::sleep(Duration::from_millis(50));
     client
 }
 
@@ -45,7 +43,8 @@ fn has_none(listener: &TcpListener) -> bool {
 fn clients_wait_for_a_slot_in_the_order_in_which_they_came() {
     let lab = lab();
     let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [limited(&listener, 2)], |config| config.workers = Some(2));
+    // One loop accepts them in this order.
+    let proxy = Proxy::start(lab, [limited(&listener, 2)], |_| {});
     let mut clients: Vec<_> = (0..5).map(|name| Some(client(&proxy, name))).collect();
     let mut servers = vec![next(&listener), next(&listener)];
     servers.sort_by_key(|(_, name)| *name);
@@ -81,11 +80,11 @@ fn a_client_that_has_waited_too_long_or_finds_the_queue_full_is_reset() {
     });
     let first = client(&proxy, 0);
     let server = next(&listener);
+    let started = Instant::now();
     let mut waiting = client(&proxy, 1);
     assert!(proxy.turns_away());
-    let started = Instant::now();
     assert!(waiting.read(&mut [0]).is_err());
-    assert!(started.elapsed() >= Duration::from_millis(800), "{:?}", started.elapsed());
+    assert!(started.elapsed() >= Duration::from_secs(1), "{:?}", started.elapsed());
     // The queue has a place again.
     let last = client(&proxy, 2);
     drop((first, server));
@@ -95,6 +94,35 @@ fn a_client_that_has_waited_too_long_or_finds_the_queue_full_is_reset() {
     let mut ends: Vec<_> = log.iter().map(|line| line["end"].as_str().unwrap()).collect();
     ends.sort_unstable();
     assert_eq!(ends, ["complete", "complete", "queue-full", "queue-timeout"]);
+}
+
+/// What cannot be waited for is not: the client's upstream has refused it, and the others are
+/// excluded.
+#[test]
+fn a_client_that_no_upstream_is_left_for_does_not_wait_in_the_queue() {
+    let lab = lab();
+    let (listener, gone) = (listen(&lab), listen(&lab));
+    let upstreams = [limited(&listener, 1), limited(&gone, 1)];
+    drop(gone);
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let proxy = Proxy::start(lab, upstreams, |config| {
+        config.control = Some(control.clone());
+        config.limits.queue_timeout = LIMIT;
+    });
+    let first = client(&proxy, 0);
+    let server = next(&listener);
+    let mut waiting: Vec<_> = (1..4).map(|name| client(&proxy, name)).collect();
+    assert!(has_none(&listener));
+    let name = listener.local_addr().unwrap();
+    haul_proxy::control::send_command(&control, &format!("drain {name}")).unwrap();
+    for client in &mut waiting {
+        assert!(client.read(&mut [0]).is_err());
+    }
+    drop((first, server));
+    let log = proxy.finish();
+    let ends: Vec<_> = log.iter().map(|line| line["end"].as_str().unwrap()).collect();
+    assert_eq!(ends.iter().filter(|end| **end == "unreachable").count(), 3, "{log:?}");
 }
 
 #[test]
@@ -132,6 +160,7 @@ fn no_upstream_ever_has_more_connections_than_its_limit() {
     });
     let most = [const { AtomicUsize::new(0) }; 2];
     let (served, barrier) = (AtomicUsize::new(0), Barrier::new(CLIENTS / 10));
+    let deadline = Instant::now() + LIMIT;
     thread::scope(|scope| {
         for (listener, most) in listeners.iter().zip(&most) {
             let served = &served;
@@ -139,7 +168,7 @@ fn no_upstream_ever_has_more_connections_than_its_limit() {
             scope.spawn(move || {
                 listener.set_nonblocking(true).unwrap();
                 thread::scope(|scope| {
-                    while served.load(SeqCst) < CLIENTS {
+                    while served.load(SeqCst) < CLIENTS && Instant::now() < deadline {
                         let Ok((mut server, _)) = listener.accept() else {
                             thread::sleep(Duration::from_millis(1));
                             continue;
