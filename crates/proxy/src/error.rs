@@ -35,7 +35,7 @@ pub enum Error {
     #[error("the clients at {0} have no upstream: add a group or a route to the listener")]
     NoRoute(haul_server::Address),
     /// A reload would change the addresses to listen on.
-    #[error("the addresses to listen on cannot be changed by a reload: restart")]
+    #[error("the addresses to listen on cannot be changed by a reload: use --upgrade")]
     ListenersChanged,
     /// A reload names an upstream at a port that the process has given up.
     #[error(

@@ -55,7 +55,11 @@ impl FromStr for UpstreamConfig {
             rest = before.trim_end();
         }
         let weight = weight.unwrap_or(1);
-        Ok(Self { address: rest.parse()?, weight, connections_max, is_backup })
+        let address = rest.parse().map_err(|error| {
+            let hint = "; behind it, weight=N, max-connections=N and backup are possible";
+            if rest.contains(' ') { format!("{error}{hint}") } else { error }
+        })?;
+        Ok(Self { address, weight, connections_max, is_backup })
     }
 }
 

@@ -12,8 +12,11 @@ use crate::peers::trial::{
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Port of the first proxy, on its host, and of the first server, on the other.
+/// Port of the first proxy.
 const FIRST_PORT: u16 = 8001;
+/// Port of the first server. With the ports of the proxies, `haul proxy` would clamp the windows of
+/// the servers, too, which on another machine it cannot.
+const FIRST_SERVER_PORT: u16 = 9001;
 
 const HUNDRED: Load = Load::Requests { connections: 100, seconds: 1, window: Window::All };
 /// Below what 20,000 descriptors allow, a usual hard limit: two for each connection, and some more.
@@ -67,7 +70,8 @@ pub fn run(plan: &ProxyPlan) -> Result<(), String> {
     for (index, (kind, options)) in usual.chain(variants).enumerate() {
         let port = FIRST_PORT + index as u16;
         let scratch = comparison.scratch.path();
-        let upstream = SocketAddr::new(lab.receiver.address(), port);
+        let server_port = FIRST_SERVER_PORT + index as u16;
+        let upstream = SocketAddr::new(lab.receiver.address(), server_port);
         let setup = Setup {
             root: &comparison.root,
             scratch,

@@ -25,7 +25,7 @@ fn bulk_data_is_spliced_in_both_directions() {
     splice_bulk_data(lab(), 64 << 20);
 }
 
-/// Each packet is a segment of 1448 bytes, so that a pipe of 256 KiB is full at 92 KiB.
+/// Each packet is a segment of 1448 bytes, so that a pipe of 256 KiB is full at 91 KiB.
 #[test]
 fn bulk_data_of_single_segments_is_spliced() {
     let lab = Lab::open(&Settings::default().with_mtu(1500)).unwrap();
