@@ -3,6 +3,8 @@
 use haul::{BufferPool, LoanLimits, LoanOutcome, PooledBuffer, SendSettings, Sender};
 use haul_lab::{Lab, LabError};
 use haul_lab_sys::seccomp;
+use haul_sys::sockopt::bytes_to_read;
+use haul_sys::tcp_info::tcp_info;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::set_socket_linger;
 use std::fs;
@@ -10,7 +12,7 @@ use std::io::Read;
 use std::net::{TcpStream, UdpSocket};
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn in_lab() -> Option<(Lab, TcpStream, TcpStream)> {
     let lab = match Lab::veth(&haul_lab::Settings::default()) {
@@ -201,6 +203,7 @@ fn a_failed_datagram_leaves_no_completion_in_the_error_queue() {
 fn a_reset_ends_a_wait_for_room_while_the_device_holds_the_pages() {
     const LOAN_BYTES: usize = 300_000;
     let Some((lab, from, mut to)) = in_lab() else { return };
+    let socket = from.try_clone().unwrap();
     // The first 256 KiB pass at once. After them a packet of 64 KiB takes 5 s.
     lab.set_rate(Some(100_000)).unwrap();
     let limits = LoanLimits::default().with_loans_max(1);
@@ -213,7 +216,17 @@ fn a_reset_ends_a_wait_for_room_while_the_device_holds_the_pages() {
     sender.lend(vec![2; LOAN_BYTES]).unwrap();
     let reset = thread::spawn(move || {
         to.read_exact(&mut vec![0; 200_000]).unwrap();
-        thread::sleep(Duration::from_millis(300));
+        // What TCP still has is freed by a reset, and what the device has is not: the device has
+        // something once more was sent than arrives.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let arrived = || 200_000 + bytes_to_read(&to).unwrap();
+        let mut before = 0;
+        while before != arrived() || tcp_info(&socket).unwrap().sent_bytes <= arrived() {
+            before = arrived();
+            assert!(Instant::now() < deadline, "the device holds nothing");
+            thread::sleep(Duration::from_millis(300));
+        }
+        drop(socket);
         set_socket_linger(&to, Some(Duration::ZERO)).unwrap();
         drop(to);
     });
