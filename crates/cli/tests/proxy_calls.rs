@@ -153,8 +153,8 @@ fn free_descriptor(process: &Child) -> u64 {
     (0..=open.len() as u64).find(|number| !open.contains(number)).unwrap()
 }
 
-/// Clients wait in the kernel's queue while there is no descriptor, the loop does not try in vain,
-/// and one line says so.
+/// Clients wait in the kernel's queue while there is no descriptor. The loop does not try in vain,
+/// and logs the error once.
 #[test]
 fn without_descriptors_clients_wait_and_the_loop_sleeps() {
     const CLIENTS: usize = 30;

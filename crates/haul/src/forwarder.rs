@@ -350,11 +350,6 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         (&self.a, &self.b)
     }
 
-    /// The bytes that were forwarded so far, in both directions together.
-    pub fn moved_bytes(&self) -> u64 {
-        self.progress().0
-    }
-
     /// Reports the activity so far.
     pub fn report(&self) -> ForwardReport {
         ForwardReport {

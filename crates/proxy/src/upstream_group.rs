@@ -48,16 +48,6 @@ pub enum Choice {
     None,
 }
 
-impl Choice {
-    /// The slot, if there is one.
-    pub fn slot(self) -> Option<Slot> {
-        match self {
-            Self::Slot(slot) => Some(slot),
-            Self::Full | Self::None => None,
-        }
-    }
-}
-
 impl UpstreamGroup {
     /// Creates a group. Upstreams that `previous` has keep their state, and so do `retired` ones.
     pub fn new(config: &GroupConfig, previous: Option<&Self>, retired: &[Arc<Upstream>]) -> Self {
@@ -154,9 +144,15 @@ impl UpstreamGroup {
     /// Whether there is an upstream beside those that were tried, and those that the operator has
     /// excluded.
     pub fn has_other(&self, tried: &[usize]) -> bool {
+        self.enabled_beside(tried).next().is_some()
+    }
+
+    /// The places of the upstreams that the operator has not excluded, without those that are
+    /// skipped.
+    fn enabled_beside<'a>(&'a self, skipped: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
         let is_enabled =
-            |index: usize| self.upstreams[index].administration() == Administration::Enabled;
-        (0..self.upstreams.len()).any(|index| !tried.contains(&index) && is_enabled(index))
+            |index: &usize| self.upstreams[*index].administration() == Administration::Enabled;
+        (0..self.upstreams.len()).filter(|index| !skipped.contains(index)).filter(is_enabled)
     }
 
     /// Takes a slot of one of the candidates.
@@ -172,11 +168,8 @@ impl UpstreamGroup {
             weight: self.share(index).weight * self.weight_percent(index),
             open: self.upstreams[index].counters().open.load(SeqCst),
         };
-        let mut candidates: Vec<_> = (0..self.upstreams.len())
-            .filter(|index| !skipped.contains(index) && is_candidate(*index))
-            .filter(|&index| self.upstreams[index].administration() == Administration::Enabled)
-            .map(candidate)
-            .collect();
+        let indices = self.enabled_beside(skipped).filter(|&index| is_candidate(index));
+        let mut candidates: Vec<_> = indices.map(candidate).collect();
         let none = if candidates.is_empty() { Choice::None } else { Choice::Full };
         if !self.is_by_client() {
             candidates.retain(|one| {
@@ -215,8 +208,15 @@ mod tests {
     use super::*;
     use crate::upstream::{CHECKS_BEFORE_DOWN, FAILURES_BEFORE_EJECTION};
 
+    fn slot(choice: Choice) -> Option<Slot> {
+        match choice {
+            Choice::Slot(slot) => Some(slot),
+            Choice::Full | Choice::None => None,
+        }
+    }
+
     fn chosen(group: &UpstreamGroup, tried: &[usize]) -> Option<usize> {
-        group.choose(None, tried).slot().map(|slot| slot.index())
+        slot(group.choose(None, tried)).map(|slot| slot.index())
     }
 
     #[test]
@@ -280,7 +280,7 @@ mod tests {
         let upstreams: Vec<UpstreamConfig> =
             texts.iter().chain([&backup]).map(|text| text.parse().unwrap()).collect();
         let group = UpstreamGroup::new(&GroupConfig::new("a", upstreams.clone()), None, &[]);
-        let slots: Vec<_> = (0..3).filter_map(|_| group.choose(None, &[]).slot()).collect();
+        let slots: Vec<_> = (0..3).filter_map(|_| slot(group.choose(None, &[]))).collect();
         assert_eq!(slots.iter().map(Slot::index).collect::<Vec<_>>(), [0, 1, 1]);
         assert!(matches!(group.choose(None, &[]), Choice::Full), "no backup takes their place");
         assert!(matches!(group.choose(None, &[0]), Choice::Full));
@@ -297,8 +297,8 @@ mod tests {
         config.algorithm = Algorithm::SourceAddress;
         let group = UpstreamGroup::new(&config, None, &[]);
         let client = Some(IpAddr::from([10, 0, 0, 9]));
-        let first = group.choose(client, &[]).slot().unwrap();
-        let slots: Vec<_> = (0..3).filter_map(|_| group.choose(client, &[]).slot()).collect();
+        let first = slot(group.choose(client, &[])).unwrap();
+        let slots: Vec<_> = (0..3).filter_map(|_| slot(group.choose(client, &[]))).collect();
         assert!(slots.iter().all(|slot| slot.index() == first.index()));
         assert_eq!(slots.len(), first.index());
     }

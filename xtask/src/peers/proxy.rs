@@ -1,7 +1,7 @@
 //! `cargo xtask peers proxy`: compares the cost of layer-4 proxies with that of haul.
 //!
-//! Each proxy forwards to an nginx of its own, which runs beside the clients on the other host. It
-//! is of its own because `haul proxy` clamps the congestion window of connections by their port.
+//! Each proxy forwards to an nginx of its own, which runs beside the clients on the other host. No
+//! proxy has its port: `haul proxy` clamps the congestion window of connections by their port.
 
 use crate::peers::LabArguments;
 use crate::peers::proxies::{ProxyKind, ProxySetup};
@@ -14,8 +14,8 @@ use std::path::PathBuf;
 
 /// Port of the first proxy.
 const FIRST_PORT: u16 = 8001;
-/// Port of the first server. With the ports of the proxies, `haul proxy` would clamp the windows of
-/// the servers, too, which on another machine it cannot.
+/// Port of the first server. At the port of a proxy its window would be clamped, too, which on
+/// another machine it is not.
 const FIRST_SERVER_PORT: u16 = 9001;
 
 const HUNDRED: Load = Load::Requests { connections: 100, seconds: 1, window: Window::All };
