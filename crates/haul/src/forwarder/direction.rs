@@ -402,12 +402,10 @@ impl Direction {
     ) -> Result<Received, Error> {
         match self.method {
             ActiveMethod::Copy => self.copy(from, to, pool, 0),
-            ActiveMethod::Splice => match self.splice(from, room, pool) {
-                // The end of the stream, no data, or an urgent byte, before which splicing stops.
-                // `recv` distinguishes them, and skips the urgent byte.
-                Ok(Received { bytes: 0, .. }) | Err(Error::WouldBlock) => {
-                    self.copy(from, to, pool, 0)
-                }
+            ActiveMethod::Splice => match self.splice_what_is_there(from, room, pool) {
+                // The end of the stream, or an urgent byte, before which splicing stops. `recv`
+                // distinguishes them, and skips the urgent byte.
+                Ok(Received { bytes: 0, .. }) => self.copy(from, to, pool, 0),
                 Err(reason) if reason.is_refusal() => {
                     // The refusal of a socket lasts, one for lack of descriptors does not.
                     let is_lasting = reason.refusal() != Some(Refusal::Temporary);
@@ -465,6 +463,31 @@ impl Direction {
     /// same turn: they are the last if the source had no more and its end has arrived.
     fn more(&self, is_all: bool) -> SendFlags {
         if is_all && self.source.end_has_arrived { SendFlags::MORE } else { SendFlags::empty() }
+    }
+
+    /// Like [`Direction::splice`], but fails with [`Error::WouldBlock`] only if nothing has arrived,
+    /// not even an urgent byte or the end of the stream.
+    ///
+    /// Bytes may arrive after a splice that has found none. `recv` would copy them.
+    fn splice_what_is_there(
+        &mut self,
+        from: BorrowedFd<'_>,
+        room: usize,
+        pool: &ForwardPool,
+    ) -> Result<Received, Error> {
+        match self.splice(from, room, pool) {
+            Err(Error::WouldBlock) => {}
+            spliced => return spliced,
+        }
+        let nothing = Received { bytes: 0, is_all: false };
+        self.report.spliced.calls += 1;
+        if peek(from)? == 0 {
+            return Ok(nothing);
+        }
+        match self.splice(from, room, pool) {
+            Err(Error::WouldBlock) => Ok(nothing),
+            spliced => spliced,
+        }
     }
 
     fn splice(
