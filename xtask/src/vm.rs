@@ -87,6 +87,7 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("haul", "receiving", ""),
     ("haul", "forwarding", ""),
     ("haul-sys", "haul_sys", "ktls::"),
+    ("haul-proxy", "proxy", "over_a_long_path"),
     ("haul-server", "client", ""),
     ("haul-serve", "serve", "tls::"),
     ("haul-cli", "bad_input", ""),

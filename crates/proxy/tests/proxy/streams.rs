@@ -5,6 +5,7 @@ use haul_lab::{Lab, Settings};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use std::{fs, thread};
@@ -33,6 +34,39 @@ fn bulk_data_of_single_segments_is_spliced() {
     splice_bulk_data(lab, 16 << 20);
 }
 
+/// As on a network with a round trip of 20 ms.
+#[test]
+fn over_a_long_path_bulk_data_is_spliced_and_small_messages_are_copied() {
+    for has_segmentation in [true, false] {
+        let mtu = if has_segmentation { 9000 } else { 1500 };
+        let far_lab = || {
+            let lab = Lab::open(&Settings::default().with_mtu(mtu)).unwrap();
+            lab.set_segmentation_both(has_segmentation).unwrap();
+            delay(&lab, "10ms").then_some(lab)
+        };
+        let Some(lab) = far_lab() else { return };
+        // The first bytes arrive in small pieces, which are copied.
+        splice_bulk_data(lab, 64 << 20);
+        let Some(lab) = far_lab() else { return };
+        copy_small_messages(lab, 20);
+    }
+}
+
+/// Delays all packets of both hosts; false where the kernel cannot (`sch_netem`).
+fn delay(lab: &Lab, time: &str) -> bool {
+    [&lab.sender, &lab.receiver].into_iter().all(|host| {
+        let mut tc = Command::new("tc");
+        tc.args(["qdisc", "replace", "dev", host.device(), "root", "netem", "delay", time]);
+        // More than the default of 1000 packets are under way.
+        tc.args(["limit", "100000"]);
+        let output = host.run(|| tc.output()).unwrap().unwrap();
+        if !output.status.success() {
+            eprintln!("SKIPPED: no long path: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        output.status.success()
+    })
+}
+
 /// Sends so many bytes in both directions at a time, which are spliced but for one percent.
 fn splice_bulk_data(lab: Lab, len: usize) {
     let listener = listen(&lab);
@@ -58,12 +92,15 @@ fn splice_bulk_data(lab: Lab, len: usize) {
 
 #[test]
 fn small_messages_are_copied_and_arrive_one_by_one() {
-    let lab = lab();
+    copy_small_messages(lab(), 1000);
+}
+
+fn copy_small_messages(lab: Lab, count: u32) {
     let listener = listen(&lab);
     let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
     let mut client = proxy.connect();
     let mut server = accept(&listener);
-    for number in 0..1000u32 {
+    for number in 0..count {
         let mut received = [0; 100];
         client.write_all(&[number as u8; 100]).unwrap();
         server.read_exact(&mut received).unwrap();
@@ -74,8 +111,8 @@ fn small_messages_are_copied_and_arrive_one_by_one() {
     }
     drop((client, server));
     let log = proxy.finish();
-    assert_eq!(log[0]["to_upstream"]["copied_bytes"], 100_000, "{log:?}");
-    assert_eq!(log[0]["to_client"]["copied_bytes"], 100_000, "{log:?}");
+    assert_eq!(log[0]["to_upstream"]["copied_bytes"], 100 * count, "{log:?}");
+    assert_eq!(log[0]["to_client"]["copied_bytes"], 100 * count, "{log:?}");
 }
 
 /// The response of a server that waits for the end of the request is not lost.
