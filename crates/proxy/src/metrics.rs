@@ -1,13 +1,13 @@
 //! The counters of a proxy, and their page for Prometheus.
 
 use crate::log::End;
-use crate::routing::{CurrentTable, RoutingTable};
-use crate::upstream::{Upstream, UpstreamCounters};
+use crate::routing::CurrentTable;
+use crate::status::{self, UpstreamStatus};
+use crate::upstream::Administration;
 use haul::{DirectionReport, ForwardReport};
 use haul_server::metrics::{Collect, Exposition};
 use haul_server::{ConnectionCounters, Counter};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// The counters of one event loop.
 #[derive(Debug, Default)]
@@ -73,29 +73,51 @@ impl ProxyMetrics {
     }
 }
 
-/// A metric of the upstreams: its name, kind and help, and the value of each.
-fn write_upstreams(
-    text: &mut Exposition,
-    table: &RoutingTable,
-    (name, kind, help): (&str, &str, &str),
-    of: impl Fn(&UpstreamCounters) -> u64,
-) {
-    text.family(name, kind, help);
-    for (label, upstream) in labelled(table) {
-        text.sample(name, &label, of(upstream.counters()));
-    }
-}
+/// A metric of each upstream: its name, kind and help, and its value, if the upstream has one.
+type UpstreamMetric =
+    (&'static str, &'static str, &'static str, fn(&UpstreamStatus) -> Option<u64>);
 
-/// The upstreams, each with its labels.
-fn labelled(table: &RoutingTable) -> impl Iterator<Item = (String, &Upstream)> {
-    table.groups().iter().flat_map(|group| {
-        let label = |upstream: &Upstream| {
-            let (group, upstream) = (escape(group.name()), escape(upstream.name()));
-            format!("group=\"{group}\",upstream=\"{upstream}\"")
-        };
-        group.upstreams().iter().map(move |upstream| (label(upstream), upstream.as_ref()))
-    })
-}
+const UPSTREAM_METRICS: [UpstreamMetric; 8] = [
+    ("haul_proxy_upstream_connections", "gauge", "Connections to each upstream.", |one| {
+        Some(one.open_connections as u64)
+    }),
+    (
+        "haul_proxy_upstream_connections_max",
+        "gauge",
+        "Most connections at a time, of each upstream with a limit.",
+        |one| one.connections_max.map(|max| max as u64),
+    ),
+    ("haul_proxy_upstream_connected_total", "counter", "Connections established.", |one| {
+        Some(one.connected)
+    }),
+    ("haul_proxy_upstream_failed_total", "counter", "Connections not established.", |one| {
+        Some(one.failed)
+    }),
+    (
+        "haul_proxy_upstream_up",
+        "gauge",
+        "Whether the active check has found the upstream up.",
+        |one| Some(one.is_up.into()),
+    ),
+    (
+        "haul_proxy_upstream_ejected",
+        "gauge",
+        "Whether the upstream is ejected, because it could not be connected to.",
+        |one| Some(one.is_ejected.into()),
+    ),
+    (
+        "haul_proxy_upstream_enabled",
+        "gauge",
+        "Whether the upstream is neither draining nor disabled.",
+        |one| Some((one.administration == Administration::Enabled).into()),
+    ),
+    (
+        "haul_proxy_upstream_weight",
+        "gauge",
+        "Share of the connections, in relation to the others'.",
+        |one| Some(one.weight.into()),
+    ),
+];
 
 /// Escapes the value of a label. A path may have any character.
 fn escape(value: &str) -> String {
@@ -122,34 +144,21 @@ impl Collect for ProxyMetrics {
         self.direction(text, "to-upstream", |counters| &counters.to_upstream);
         self.direction(text, "to-client", |counters| &counters.to_client);
         let table = self.table.get();
-        write_upstreams(
-            text,
-            &table,
-            ("haul_proxy_upstream_connections", "gauge", "Connections to each upstream."),
-            |counters| counters.open.load(Relaxed) as u64,
-        );
-        write_upstreams(
-            text,
-            &table,
-            ("haul_proxy_upstream_connected_total", "counter", "Connections established."),
-            |counters| counters.connected.load(Relaxed),
-        );
-        write_upstreams(
-            text,
-            &table,
-            ("haul_proxy_upstream_failed_total", "counter", "Connections not established."),
-            |counters| counters.failed.load(Relaxed),
-        );
+        let upstreams = status::upstreams(&table, |_, _| true);
+        for (name, kind, help, value_of) in UPSTREAM_METRICS {
+            text.family(name, kind, help);
+            for upstream in &upstreams {
+                let (group, address) = (escape(&upstream.group), escape(&upstream.upstream));
+                if let Some(value) = value_of(upstream) {
+                    text.sample(name, &format!("group=\"{group}\",upstream=\"{address}\""), value);
+                }
+            }
+        }
         let name = "haul_proxy_queued_connections";
         text.family(name, "gauge", "Clients that wait for an upstream below its limit.");
         for group in table.groups() {
             let label = format!("group=\"{}\"", escape(group.name()));
             text.sample(name, &label, group.queue().len() as u64);
-        }
-        let name = "haul_proxy_upstream_up";
-        text.family(name, "gauge", "Whether the active check has found the upstream up.");
-        for (label, upstream) in labelled(&table) {
-            text.sample(name, &label, u64::from(!upstream.is_down()));
         }
     }
 }

@@ -5,6 +5,7 @@ use haul_proxy::{Algorithm, HeaderField, HeaderVersion, TrustedProxies};
 use haul_server::proxy_protocol::{self, FieldType};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::num::NonZeroUsize;
 use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -419,6 +420,44 @@ fn connections_are_spread_evenly_over_the_loops() {
         drop((waiting, pairs));
         wait_until_closed(&proxy, metrics);
     }
+    proxy.finish();
+}
+
+#[test]
+fn metrics_tell_the_state_of_each_upstream() {
+    let lab = lab();
+    let (listener, closed) = (listen(&lab), listen(&lab));
+    let metrics = SocketAddr::new(lab.sender.address(), 9000);
+    let mut limited = upstream(&listener);
+    (limited.weight, limited.connections_max) = (3, NonZeroUsize::new(20));
+    let refusing = upstream(&closed);
+    let names = [&limited, &refusing].map(|upstream| upstream.address.to_string());
+    drop(closed);
+    let proxy = Proxy::start(lab, [limited, refusing], |config| config.metrics = Some(metrics));
+    // Every fourth client is connected to the other one first, which is ejected after the third.
+    let pairs: Vec<_> = (0..12).map(|_| (proxy.connect(), accept(&listener))).collect();
+    let page = scrape(&proxy, metrics);
+    let value = |metric: &str, upstream: usize| {
+        let start = format!(
+            "haul_proxy_upstream_{metric}{{group=\"servers\",upstream=\"{}\"}} ",
+            names[upstream]
+        );
+        let value = page.lines().find_map(|line| line.strip_prefix(&start));
+        value.map(|value| value.parse::<u64>().unwrap())
+    };
+    for (metric, expected) in [
+        ("connections", [Some(12), Some(0)]),
+        ("connections_max", [Some(20), None]),
+        ("connected_total", [Some(12), Some(0)]),
+        ("failed_total", [Some(0), Some(3)]),
+        ("up", [Some(1), Some(1)]),
+        ("ejected", [Some(0), Some(1)]),
+        ("enabled", [Some(1), Some(1)]),
+        ("weight", [Some(3), Some(1)]),
+    ] {
+        assert_eq!([value(metric, 0), value(metric, 1)], expected, "{metric}: {page}");
+    }
+    drop(pairs);
     proxy.finish();
 }
 
