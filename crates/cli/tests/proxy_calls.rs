@@ -13,32 +13,37 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Counts the system calls of a process during a piece of work; `None` without strace, or where it
-/// may not trace the process.
+/// Counts the system calls of a process during a piece of work; `None` if they cannot be traced.
 fn count_calls(process: &Child, meanwhile: impl FnOnce()) -> Option<usize> {
+    let text = trace_calls(process, &["-c", "-U", "calls,name"], meanwhile)?;
+    // The largest number is the total. There is none if nothing was called.
+    let numbers = text.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok());
+    Some(numbers.max().unwrap_or(0))
+}
+
+/// What strace has written of a process during a piece of work; `None` without strace, or where it
+/// may not trace the process.
+fn trace_calls(process: &Child, options: &[&str], meanwhile: impl FnOnce()) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
-    let counts = folder.path().join("counts");
+    let output = folder.path().join("output");
     let mut strace = Command::new("strace");
-    strace.args(["-f", "-c", "-U", "calls,name", "-o"]).arg(&counts);
+    strace.arg("-f").args(options).arg("-o").arg(&output);
     strace.args(["-p", &process.id().to_string()]).stderr(Stdio::piped());
     let Ok(mut strace) = strace.spawn() else {
-        eprintln!("SKIPPED: system calls are not counted: no strace (ci/install)");
+        eprintln!("SKIPPED: system calls are not traced: no strace (ci/install)");
         return None;
     };
     let mut messages = BufReader::new(strace.stderr.take().unwrap());
     let mut text = String::new();
     messages.read_line(&mut text).unwrap();
     if !text.contains("attached") {
-        eprintln!("SKIPPED: system calls are not counted: {text}");
+        eprintln!("SKIPPED: system calls are not traced: {text}");
         return None;
     }
     meanwhile();
     kill_process(Pid::from_child(&strace), Signal::INT).unwrap();
     strace.wait().unwrap();
-    // The largest number is the total. There is none if nothing was called.
-    let text = fs::read_to_string(&counts).unwrap();
-    let numbers = text.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok());
-    Some(numbers.max().unwrap_or(0))
+    Some(fs::read_to_string(&output).unwrap())
 }
 
 /// Waiting, receiving and sending: a small message needs no other call in a loop of one connection.
@@ -46,7 +51,7 @@ fn count_calls(process: &Child, meanwhile: impl FnOnce()) -> Option<usize> {
 fn a_small_message_takes_at_most_three_system_calls() {
     const MESSAGES: usize = 2000;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut proxy = start_proxy(&listener);
+    let mut proxy = start_proxy(&listener, &[]);
     let mut client = TcpStream::connect(&proxy.address).unwrap();
     let mut server = listener.accept().unwrap().0;
     let mut exchange = |count: usize| {
@@ -69,10 +74,41 @@ fn a_small_message_takes_at_most_three_system_calls() {
 }
 
 /// Starts a proxy with one loop to a listener.
-fn start_proxy(listener: &TcpListener) -> ProxyProcess {
+fn start_proxy(listener: &TcpListener, options: &[&str]) -> ProxyProcess {
     let upstream = listener.local_addr().unwrap().to_string();
-    let options = ["proxy", "--listen", "127.0.0.1:0", "--to", &upstream, "--workers", "1"];
-    ProxyProcess::start(Command::new(env!("CARGO_BIN_EXE_haul")).args(options))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
+    command.args(["proxy", "--listen", "127.0.0.1:0", "--to", &upstream, "--workers", "1"]);
+    ProxyProcess::start(command.args(options))
+}
+
+/// Connections from the eighth on to an upstream on the same machine have small receive buffers,
+/// and all that last a second or two have keep-alive.
+#[test]
+fn many_connections_to_a_near_upstream_have_small_buffers() {
+    for (options, expected) in [(&[][..], 3), (&["--window-clamp=false"], 0)] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut proxy = start_proxy(&listener, options);
+        let connect = || {
+            let client = TcpStream::connect(&proxy.address).unwrap();
+            (client, listener.accept().unwrap().0)
+        };
+        // The upstream's round trip is known once a connection has ended.
+        let (client, mut server) = connect();
+        drop(client);
+        assert_eq!(server.read(&mut [0]).unwrap(), 0);
+        drop(server);
+        let mut connections = Vec::new();
+        let trace = trace_calls(&proxy.process, &["-e", "trace=setsockopt"], || {
+            connections.extend((0..10).map(|_| connect()));
+            std::thread::sleep(Duration::from_millis(3500));
+        });
+        let Some(trace) = trace else { return };
+        let count = |name| trace.lines().filter(|line| line.contains(name)).count();
+        assert_eq!((count("SO_RCVBUF, [131072]"), count("SO_RCVBUF")), (expected, expected));
+        assert_eq!(count("SO_KEEPALIVE, [1]"), 10, "{trace}");
+        drop(connections);
+        proxy.finish();
+    }
 }
 
 /// Writes until the socket and everything behind it are full.
@@ -86,7 +122,7 @@ fn fill(stream: &TcpStream) {
 #[test]
 fn connections_that_wait_take_no_calls() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let proxy = start_proxy(&listener);
+    let proxy = start_proxy(&listener, &[]);
     let connect = || {
         let client = TcpStream::connect(&proxy.address).unwrap();
         let mut server = listener.accept().unwrap().0;
@@ -122,7 +158,7 @@ fn a_slow_reader_takes_few_calls_for_each_of_its_own() {
     const LEN: usize = 2 << 20;
     const PIECE: usize = 4 << 10;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut proxy = start_proxy(&listener);
+    let mut proxy = start_proxy(&listener, &[]);
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 2 * PIECE).unwrap();
     rustix::net::connect(&socket, &proxy.address.parse::<SocketAddr>().unwrap()).unwrap();
@@ -159,7 +195,7 @@ fn free_descriptor(process: &Child) -> u64 {
 fn without_descriptors_clients_wait_and_the_loop_sleeps() {
     const CLIENTS: usize = 30;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut proxy = start_proxy(&listener);
+    let mut proxy = start_proxy(&listener, &[]);
     let connect = || {
         let client = TcpStream::connect(&proxy.address).unwrap();
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -387,10 +387,11 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         }
         if !has_moved {
             // A socket that is only sent to reports its failure only here.
-            for (sink, to_sink, from_sink) in
-                [(socket_b, a_to_b, b_to_a), (socket_a, b_to_a, a_to_b)]
+            for (sink, ready, to_sink, from_sink) in
+                [(socket_b, b, a_to_b, b_to_a), (socket_a, a, b_to_a, a_to_b)]
             {
-                if !to_sink.is_done() && from_sink.is_done() {
+                let may_have_failed = ready.read && ready.write;
+                if may_have_failed && !to_sink.is_done() && from_sink.is_done() {
                     check_failure(sink)?;
                 }
             }

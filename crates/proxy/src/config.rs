@@ -37,8 +37,9 @@ pub struct Config {
     pub source: SourceChoice,
     /// The congestion control of both connections; `None` for the host's default.
     pub congestion: Option<String>,
-    /// Whether the congestion window of near peers is clamped, which saves interrupts
-    /// ([`haul_server::window_clamp`]); `None`: where the process has the capabilities.
+    /// Whether the windows of near peers are clamped, which saves interrupts: the congestion window
+    /// ([`haul_server::window_clamp`]), and the receive window of connections to an upstream within
+    /// 200 µs that has eight or more. `None`: the former where the process has the capabilities.
     pub window_clamp: Option<bool>,
     /// The limits.
     pub limits: Limits,

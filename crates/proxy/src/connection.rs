@@ -10,6 +10,7 @@ use crate::greeting::{Greeting, GreetingReader};
 use crate::header::{self, FieldSources, HeaderVersion};
 use crate::log::{End, Ending, LoopTime, Record, TcpStatistics};
 use crate::loop_state::LoopState;
+use crate::nearness::Nearness;
 use crate::selection::ConnectionSelection;
 use crate::status::{ConnectionStatus, Phase};
 use crate::total_rate::{Demand, PacedConnection};
@@ -31,6 +32,8 @@ use std::time::{Duration, Instant, SystemTime};
 /// The time that a side has to accept what the other side has sent before it has failed, in
 /// seconds.
 const DELIVERY_SECONDS: u32 = 30;
+/// Every so many connections the upstream's round trip is asked for when one ends.
+const CONNECTIONS_PER_SAMPLE: u64 = 16;
 
 /// A client and its upstream.
 #[derive(Debug)]
@@ -60,6 +63,9 @@ pub struct Connection {
     accepted_at: Instant,
     /// The second of the clock in which its lifetime is over.
     lifetime_until: u32,
+    /// The second of the clock in which the upstream's socket gets its options; [`NEVER`] if it has
+    /// them. The client's socket has inherited them.
+    options_at: u32,
     record: Record,
     /// When the event loop has turned to it, if its time is measured.
     turn_started: Option<Instant>,
@@ -210,6 +216,7 @@ impl Connection {
             report_before: ForwardReport::default(),
             accepted_at: now,
             lifetime_until: shared.lifetime_until(Duration::ZERO, context),
+            options_at: NEVER,
             record: Record {
                 id: shared.next_id(),
                 accepted: record_time,
@@ -381,7 +388,7 @@ impl Connection {
                 State::Greeting { .. } => self.receive_greeting(shared),
                 State::Accepted(_) => self.connect(shared, context),
                 State::Queued { .. } => self.wait_in_queue(shared, context),
-                State::Connecting { .. } => self.finish_connecting(shared),
+                State::Connecting { .. } => self.finish_connecting(shared, context),
                 State::Forwarding(_) => self.forward(shared, context),
                 State::Delivering(_) => Some(self.deliver(context)),
                 State::Closed => Some(Action::Close),
@@ -449,6 +456,7 @@ impl Connection {
         &mut self,
         attempt: Attempt,
         shared: &mut LoopState,
+        context: &Context<'_>,
     ) -> Option<Action<NoJob>> {
         let State::Connecting { client, .. } = std::mem::replace(&mut self.state, State::Closed)
         else {
@@ -464,8 +472,8 @@ impl Connection {
         self.header_bytes = first_bytes.len() as u64;
         // Its memory is not kept with the connection.
         first_bytes.extend(std::mem::take(&mut self.greeting));
-        // The client's socket has inherited them.
-        shared.set_options(&upstream);
+        // Those of keep-alive, which a connection of a moment does not need.
+        self.options_at = context.deadline(0);
         let forwarder = Forwarder::with_connected(client, upstream, self.are_tcp, shared.pool())
             .with_first_bytes_to_b(&first_bytes);
         match forwarder {
@@ -501,6 +509,10 @@ impl Connection {
             return Some(self.finish(End::Lifetime, shared));
         }
         let State::Forwarding(forwarder) = &mut self.state else { return None };
+        if context.now_seconds() >= self.options_at {
+            shared.set_options(forwarder.sockets().1);
+            self.options_at = NEVER;
+        }
         if let Some(paced) = &mut self.paced {
             let (client, upstream) = forwarder.sockets();
             paced.pace([upstream, client], shared.limits().rate_bytes_per_second);
@@ -534,7 +546,7 @@ impl Connection {
                     .deadline()
                     .map(|deadline| deadline.saturating_duration_since(Instant::now()));
                 let idle_until = left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32));
-                Action::WaitUntil(idle_until.min(self.lifetime_until))
+                Action::WaitUntil(idle_until.min(self.lifetime_until).min(self.options_at))
             }
             Ok(Step::Yield) => Action::Yield,
             Ok(Step::Done) => self.finish(End::Complete, shared),
@@ -558,7 +570,7 @@ impl Connection {
             // Only the client's connection goes on.
             chosen.free_slot();
         }
-        let (report, tcp) = (forwarder.report(), tcp_statistics(&forwarder, shared));
+        let (report, tcp) = (forwarder.report(), self.tcp_statistics(&forwarder, shared));
         let delivery = forwarder.into_parts().ok().map(|parts| {
             let (socket, unsent, has_ended) = if client_is_gone {
                 (parts.b, parts.a_to_b, parts.a_has_ended)
@@ -593,7 +605,9 @@ impl Connection {
     fn finish(&mut self, end: End, shared: &mut LoopState) -> Action<NoJob> {
         let state = std::mem::replace(&mut self.state, State::Closed);
         let (report, tcp) = match &state {
-            State::Forwarding(forwarder) => (forwarder.report(), tcp_statistics(forwarder, shared)),
+            State::Forwarding(forwarder) => {
+                (forwarder.report(), self.tcp_statistics(forwarder, shared))
+            }
             _ => <(ForwardReport, _)>::default(),
         };
         if end != End::Complete {
@@ -618,6 +632,33 @@ impl Connection {
         drop(state);
         self.log(end, &report, tcp, shared);
         Action::Close
+    }
+
+    /// What the kernel has measured of both connections, for the log. Some of them also tell
+    /// whether the upstream is near.
+    fn tcp_statistics(
+        &self,
+        forwarder: &Forwarder<OwnedFd, OwnedFd>,
+        shared: &LoopState,
+    ) -> [Option<TcpStatistics>; 2] {
+        let nearness = self.upstream.as_ref().map(|chosen| chosen.upstream.nearness());
+        let is_sample = |one: &Nearness| {
+            one.is_unknown() || self.record.id.is_multiple_of(CONNECTIONS_PER_SAMPLE)
+        };
+        let nearness = nearness.filter(|one| is_sample(one));
+        let is_logged = shared.log.is_on();
+        if !is_logged && nearness.is_none() {
+            return [None; 2];
+        }
+        let (client, upstream) = forwarder.sockets();
+        let upstream_info = tcp_info(upstream).ok();
+        if let (Some(nearness), Some(info)) = (nearness, &upstream_info) {
+            nearness.record(info);
+        }
+        if !is_logged {
+            return [None; 2];
+        }
+        [TcpStatistics::of(client), upstream_info.as_ref().map(TcpStatistics::from)]
     }
 
     /// Logs the connection, once.
@@ -649,18 +690,6 @@ impl Connection {
     pub fn close(mut self, shared: &mut LoopState) {
         self.finish(End::CutOff, shared);
     }
-}
-
-/// What the kernel has measured of both connections, for the log.
-fn tcp_statistics(
-    forwarder: &Forwarder<OwnedFd, OwnedFd>,
-    shared: &LoopState,
-) -> [Option<TcpStatistics>; 2] {
-    if !shared.log.is_on() {
-        return [None; 2];
-    }
-    let (client, upstream) = forwarder.sockets();
-    [TcpStatistics::of(client), TcpStatistics::of(upstream)]
 }
 
 /// The bytes that were sent to the upstream, and to the client.

@@ -37,6 +37,7 @@ mod log;
 mod loop_state;
 mod mailbox;
 mod metrics;
+mod nearness;
 mod reload;
 mod routing;
 mod selection;

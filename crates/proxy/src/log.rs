@@ -2,7 +2,7 @@
 
 use haul::ForwardReport;
 use haul_server::log_writer::LogBuffer;
-use haul_sys::tcp_info::tcp_info;
+use haul_sys::tcp_info::{TcpInfo, tcp_info};
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -162,9 +162,13 @@ pub struct TcpStatistics {
 impl TcpStatistics {
     /// The statistics of a socket; `None` for a Unix socket.
     pub fn of(socket: impl AsFd) -> Option<Self> {
-        let info = tcp_info(socket).ok()?;
-        let retransmitted_segments = info.retransmitted_segments;
-        Some(Self { rtt_us: info.rtt_us, retransmitted_segments })
+        tcp_info(socket).ok().as_ref().map(Self::from)
+    }
+}
+
+impl From<&TcpInfo> for TcpStatistics {
+    fn from(info: &TcpInfo) -> Self {
+        Self { rtt_us: info.rtt_us, retransmitted_segments: info.retransmitted_segments }
     }
 }
 

@@ -114,6 +114,8 @@ pub struct LoopState {
     header_fields: Vec<HeaderField>,
     measures_time: bool,
     congestion: Option<String>,
+    /// Whether the windows of near peers are clamped.
+    clamps_windows: bool,
     sources: Sources,
     down_policy: DownPolicy,
     pub counters: Arc<LoopCounters>,
@@ -149,6 +151,7 @@ impl LoopState {
             header_fields: config.send_fields.clone(),
             measures_time: config.access_log.is_some() || config.control.is_some(),
             congestion: config.congestion.clone(),
+            clamps_windows: config.window_clamp != Some(false),
             sources: Sources::new(&config.source),
             down_policy: config.down_policy,
             counters,
@@ -252,16 +255,24 @@ impl LoopState {
         format!("{:016x}-{id}", self.shared.process_number)
     }
 
-    /// Starts a connection to an upstream for a client.
+    /// The receive buffer of a connection to an upstream; `None` for the kernel's choice.
+    pub fn receive_buffer_bytes(&self, upstream: &Upstream) -> Option<usize> {
+        let open = upstream.counters().open.load(Relaxed);
+        upstream.nearness().receive_buffer_bytes(open).filter(|_| self.clamps_windows)
+    }
+
+    /// Starts a connection to an address of an upstream for a client.
     pub fn start_connection(
         &self,
         address: &PeerAddress,
         client: Option<SocketAddr>,
+        receive_buffer_bytes: Option<usize>,
     ) -> io::Result<OwnedFd> {
+        let congestion = self.congestion.as_deref();
         let mut started = Err(io::ErrorKind::AddrNotAvailable.into());
         for source in self.sources.for_upstream(address, client) {
-            let congestion = self.congestion.as_deref();
-            started = connect::start(address, ConnectOptions { congestion, source });
+            let options = ConnectOptions { congestion, source, receive_buffer_bytes };
+            started = connect::start(address, options);
             // Another source has other ports.
             if started.as_ref().err().is_none_or(|error| !connect::lacks_port(address, error)) {
                 break;

@@ -1,6 +1,7 @@
 //! Upstreams: the servers that clients are connected to, and what is known of each of them.
 
 use crate::balance::name_hash;
+use crate::nearness::Nearness;
 use crate::upstream_address::UpstreamAddress;
 use haul_server::connect::PeerAddress;
 use haul_server::resolve::Resolve;
@@ -37,6 +38,7 @@ pub struct Upstream {
     /// The addresses that its name stands for, in the order in which they are tried.
     resolved: Mutex<Arc<[PeerAddress]>>,
     health: Health,
+    nearness: Nearness,
     /// An [`Administration`].
     administration: AtomicU8,
     /// The weight that the operator has set, in place of the configured one; 0 for none.
@@ -156,6 +158,7 @@ impl Upstream {
             address,
             resolved: Mutex::new(resolved),
             health: Health::default(),
+            nearness: Nearness::default(),
             administration: AtomicU8::new(Administration::Enabled as u8),
             weight: AtomicU32::new(0),
             counters: UpstreamCounters::default(),
@@ -200,6 +203,11 @@ impl Upstream {
     /// The hash of the name, for balancing.
     pub fn name_hash(&self) -> u64 {
         self.name_hash
+    }
+
+    /// Whether it is near.
+    pub fn nearness(&self) -> &Nearness {
+        &self.nearness
     }
 
     /// The counters.

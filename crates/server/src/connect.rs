@@ -37,6 +37,9 @@ pub struct ConnectOptions<'o> {
     pub congestion: Option<&'o str>,
     /// The local address; `None` for the one that the host's routes choose.
     pub source: Option<Source>,
+    /// The receive buffer, of which the kernel makes twice as much; `None` for one that grows as
+    /// needed. It is set after the handshake has begun, so that it does not limit the window scale.
+    pub receive_buffer_bytes: Option<usize>,
 }
 
 /// Starts to connect a non-blocking socket. An error is a refusal that is known at once:
@@ -58,7 +61,12 @@ pub fn start(address: &PeerAddress, options: ConnectOptions<'_>) -> io::Result<O
             if let Some(source) = options.source {
                 bind(&socket, source)?;
             }
-            rustix::net::connect(&socket, address)
+            let connected = rustix::net::connect(&socket, address);
+            if let Some(bytes) = options.receive_buffer_bytes {
+                // A connection with another buffer works as well.
+                let _ = sockopt::set_socket_recv_buffer_size(&socket, bytes);
+            }
+            connected
         }
         PeerAddress::Unix(path) => rustix::net::connect(&socket, &SocketAddrUnix::new(path)?),
     };

@@ -19,6 +19,7 @@ mod offset {
     pub const TOTAL_RETRANS: usize = 100;
     pub const MAX_PACING_RATE: usize = 112;
     pub const SEGS_IN: usize = 140;
+    pub const MIN_RTT: usize = 148;
     pub const RWND_LIMITED: usize = 176;
     pub const BYTES_SENT: usize = 200;
     pub const SND_WND: usize = 228;
@@ -42,6 +43,8 @@ pub struct TcpInfo {
     pub segment_bytes: u32,
     /// Smoothed round-trip time, in microseconds.
     pub rtt_us: u32,
+    /// Shortest round-trip time, in microseconds; `u32::MAX` if none was measured (Linux 4.6).
+    pub rtt_us_min: u32,
     /// Congestion window up to which it grows exponentially (slow start), in segments;
     /// [`INFINITE_SSTHRESH`] before the first loss.
     pub slow_start_threshold_segments: u32,
@@ -77,6 +80,7 @@ impl TcpInfo {
             is_established: field(offset::STATE, 1) == u64::from(TCP_ESTABLISHED),
             segment_bytes: field_u32(offset::SND_MSS),
             rtt_us: field_u32(offset::RTT),
+            rtt_us_min: field_u32(offset::MIN_RTT),
             slow_start_threshold_segments: field_u32(offset::SND_SSTHRESH),
             retransmitted_segments: field_u32(offset::TOTAL_RETRANS),
             peer_window_bytes: field_u32(offset::SND_WND),

@@ -465,8 +465,8 @@ impl Direction {
         if is_all && self.source.end_has_arrived { SendFlags::MORE } else { SendFlags::empty() }
     }
 
-    /// Like [`Direction::splice`], but fails with [`Error::WouldBlock`] only if nothing has arrived,
-    /// not even an urgent byte or the end of the stream.
+    /// Like [`Direction::splice`], but fails with [`Error::WouldBlock`] only if nothing has
+    /// arrived, not even an urgent byte or the end of the stream.
     ///
     /// Bytes may arrive after a splice that has found none. `recv` would copy them.
     fn splice_what_is_there(

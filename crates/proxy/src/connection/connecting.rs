@@ -163,7 +163,9 @@ impl Connection {
         context: &Context<'_>,
     ) -> io::Result<Attempt> {
         self.record.connect_attempts += 1;
-        let socket = shared.start_connection(address, self.record.client)?;
+        let upstream = self.upstream.as_ref().map(|chosen| &*chosen.upstream);
+        let buffer_bytes = upstream.and_then(|upstream| shared.receive_buffer_bytes(upstream));
+        let socket = shared.start_connection(address, self.record.client, buffer_bytes)?;
         context.register(&socket, Side::Upstream)?;
         let deadline = context.deadline(shared.limits().connect_timeout.as_secs() as u32);
         Ok(Attempt { socket, is_tcp: matches!(address, PeerAddress::Tcp(_)), deadline })
@@ -229,7 +231,11 @@ impl Connection {
     }
 
     /// Finds out how the connection to the upstream fares; `None` once the state has changed.
-    pub(super) fn finish_connecting(&mut self, shared: &mut LoopState) -> Option<Action<NoJob>> {
+    pub(super) fn finish_connecting(
+        &mut self,
+        shared: &mut LoopState,
+        context: &Context<'_>,
+    ) -> Option<Action<NoJob>> {
         let State::Connecting { client, attempts, next_at } = &mut self.state else { return None };
         let deadlines = attempts.iter().map(|attempt| attempt.deadline);
         let next_at = (*next_at).min(deadlines.min().unwrap_or(NEVER));
@@ -241,13 +247,18 @@ impl Connection {
         if !self.upstream_events.is_writable {
             return Some(Action::WaitUntil(next_at));
         }
-        // The events of both sockets are in one place: each is asked.
+        // A socket that is writable without a failure is connected.
+        let is_only_one = self.record.connect_attempts == 1;
+        let is_connected = is_only_one && self.upstream_events.tail == Tail::None;
+        // The events of two sockets are in one place: each is asked.
         let mut failure = None;
         for index in (0..attempts.len()).rev() {
-            match connect::finish(&attempts[index].socket) {
+            let result =
+                if is_connected { Ok(()) } else { connect::finish(&attempts[index].socket) };
+            match result {
                 Ok(()) => {
                     let attempt = attempts.swap_remove(index);
-                    return self.begin_forwarding(attempt, shared);
+                    return self.begin_forwarding(attempt, shared, context);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
