@@ -267,10 +267,6 @@ fn bad_options_are_one_line_each() {
         (&["proxy", "--listen", "0", "--to", "h:1", "--workers", "0"], "must be at least 1"),
         (&["proxy", "--listen", "0", "--to", "h:1 weight=0"], "weight 0 is not between"),
         (&["proxy", "--listen", "0", "--to", "h:1,h:1"], "has the upstream h:1 twice"),
-        (
-            &["proxy", "--listen", "0", "--to", "h:1", "--queue-length", "9"],
-            "write max-connections=N behind",
-        ),
         (&["proxy", "--config", "/nonexistent"], "/nonexistent: No such file"),
     ] {
         let (output, transcript) = run(&mut haul(arguments));

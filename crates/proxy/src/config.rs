@@ -39,7 +39,8 @@ pub struct Config {
     pub congestion: Option<String>,
     /// Whether the windows of near peers are clamped, which saves interrupts: the congestion window
     /// ([`haul_server::window_clamp`]), and the receive window of connections to an upstream within
-    /// 200 µs that has eight or more. `None`: the former where the process has the capabilities.
+    /// 200 µs that has eight or more. `None`: both, the former where the process has the
+    /// capabilities.
     pub window_clamp: Option<bool>,
     /// The limits.
     pub limits: Limits,

@@ -10,7 +10,6 @@ use crate::greeting::{Greeting, GreetingReader};
 use crate::header::{self, FieldSources, HeaderVersion};
 use crate::log::{End, Ending, LoopTime, Record, TcpStatistics};
 use crate::loop_state::LoopState;
-use crate::nearness::Nearness;
 use crate::selection::ConnectionSelection;
 use crate::status::{ConnectionStatus, Phase};
 use crate::total_rate::{Demand, PacedConnection};
@@ -32,8 +31,6 @@ use std::time::{Duration, Instant, SystemTime};
 /// The time that a side has to accept what the other side has sent before it has failed, in
 /// seconds.
 const DELIVERY_SECONDS: u32 = 30;
-/// Every so many connections the upstream's round trip is asked for when one ends.
-const CONNECTIONS_PER_SAMPLE: u64 = 16;
 
 /// A client and its upstream.
 #[derive(Debug)]
@@ -63,9 +60,6 @@ pub struct Connection {
     accepted_at: Instant,
     /// The second of the clock in which its lifetime is over.
     lifetime_until: u32,
-    /// The second of the clock in which the upstream's socket gets its options; [`NEVER`] if it has
-    /// them. The client's socket has inherited them.
-    options_at: u32,
     record: Record,
     /// When the event loop has turned to it, if its time is measured.
     turn_started: Option<Instant>,
@@ -168,7 +162,7 @@ impl Events {
         }
         let repeats = self.tail != Tail::None && has_moved;
         self.is_readable = repeats;
-        // A read that has found nothing is past the urgent data, and before any end.
+        // A read that has found nothing is before any end. Urgent data is an event of its own.
         if !repeats {
             self.tail = Tail::None;
         }
@@ -216,7 +210,6 @@ impl Connection {
             report_before: ForwardReport::default(),
             accepted_at: now,
             lifetime_until: shared.lifetime_until(Duration::ZERO, context),
-            options_at: NEVER,
             record: Record {
                 id: shared.next_id(),
                 accepted: record_time,
@@ -388,7 +381,7 @@ impl Connection {
                 State::Greeting { .. } => self.receive_greeting(shared),
                 State::Accepted(_) => self.connect(shared, context),
                 State::Queued { .. } => self.wait_in_queue(shared, context),
-                State::Connecting { .. } => self.finish_connecting(shared, context),
+                State::Connecting { .. } => self.finish_connecting(shared),
                 State::Forwarding(_) => self.forward(shared, context),
                 State::Delivering(_) => Some(self.deliver(context)),
                 State::Closed => Some(Action::Close),
@@ -456,7 +449,6 @@ impl Connection {
         &mut self,
         attempt: Attempt,
         shared: &mut LoopState,
-        context: &Context<'_>,
     ) -> Option<Action<NoJob>> {
         let State::Connecting { client, .. } = std::mem::replace(&mut self.state, State::Closed)
         else {
@@ -472,8 +464,8 @@ impl Connection {
         self.header_bytes = first_bytes.len() as u64;
         // Its memory is not kept with the connection.
         first_bytes.extend(std::mem::take(&mut self.greeting));
-        // Those of keep-alive, which a connection of a moment does not need.
-        self.options_at = context.deadline(0);
+        // The client's socket has inherited them.
+        shared.set_options(&upstream);
         let forwarder = Forwarder::with_connected(client, upstream, self.are_tcp, shared.pool())
             .with_first_bytes_to_b(&first_bytes);
         match forwarder {
@@ -509,10 +501,6 @@ impl Connection {
             return Some(self.finish(End::Lifetime, shared));
         }
         let State::Forwarding(forwarder) = &mut self.state else { return None };
-        if context.now_seconds() >= self.options_at {
-            shared.set_options(forwarder.sockets().1);
-            self.options_at = NEVER;
-        }
         if let Some(paced) = &mut self.paced {
             let (client, upstream) = forwarder.sockets();
             paced.pace([upstream, client], shared.limits().rate_bytes_per_second);
@@ -546,7 +534,7 @@ impl Connection {
                     .deadline()
                     .map(|deadline| deadline.saturating_duration_since(Instant::now()));
                 let idle_until = left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32));
-                Action::WaitUntil(idle_until.min(self.lifetime_until).min(self.options_at))
+                Action::WaitUntil(idle_until.min(self.lifetime_until))
             }
             Ok(Step::Yield) => Action::Yield,
             Ok(Step::Done) => self.finish(End::Complete, shared),
@@ -642,10 +630,7 @@ impl Connection {
         shared: &LoopState,
     ) -> [Option<TcpStatistics>; 2] {
         let nearness = self.upstream.as_ref().map(|chosen| chosen.upstream.nearness());
-        let is_sample = |one: &Nearness| {
-            one.is_unknown() || self.record.id.is_multiple_of(CONNECTIONS_PER_SAMPLE)
-        };
-        let nearness = nearness.filter(|one| is_sample(one));
+        let nearness = nearness.filter(|one| one.takes_sample());
         let is_logged = shared.log.is_on();
         if !is_logged && nearness.is_none() {
             return [None; 2];

@@ -131,7 +131,11 @@ impl Handler for ProxyHandler {
     }
 
     fn expire(&mut self, connection: &mut Connection, context: &Context<'_>) -> Action<NoJob> {
-        connection.expire(&mut self.state, context)
+        let action = connection.expire(&mut self.state, context);
+        // A deadline may also be the time to look after the connection.
+        let is_closed = matches!(action, Action::Close);
+        self.counters().timed_out.add(u64::from(is_closed));
+        action
     }
 
     fn close(&mut self, connection: Connection) {

@@ -232,7 +232,13 @@ impl Upstream {
 
     /// Takes the addresses that its name stands for now. Established connections stay.
     pub fn set_addresses(&self, addresses: Vec<SocketAddr>) {
-        *self.lock() = alternating(addresses).into_iter().map(PeerAddress::Tcp).collect();
+        let addresses: Arc<[PeerAddress]> =
+            alternating(addresses).into_iter().map(PeerAddress::Tcp).collect();
+        let mut resolved = self.lock();
+        if addresses.iter().any(|address| !resolved.contains(address)) {
+            self.nearness.reset();
+        }
+        *resolved = addresses;
     }
 
     /// Whether the active check has found it down.

@@ -70,6 +70,8 @@ impl Handler for FileHandler {
     }
 
     fn expire(&mut self, connection: &mut Connection, _: &Context<'_>) -> ConnectionAction {
+        let is_idle = self.activity(connection) == Activity::Idle;
+        self.counters().timed_out.add(u64::from(!is_idle));
         connection.expire(self)
     }
 

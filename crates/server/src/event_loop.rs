@@ -587,8 +587,6 @@ impl<H: Handler> EventLoop<H> {
             expired.map(|(index, entry)| token(index, entry.generation)).collect();
         for token in expired {
             let Some(entry) = self.connections.get_mut(index(token)) else { continue };
-            let is_idle = self.handler.activity(&entry.connection) == Activity::Idle;
-            self.handler.counters().timed_out.add(u64::from(!is_idle));
             let context = context(&self.epoll, &self.clock, self.is_draining, token);
             let action = self.handler.expire(&mut entry.connection, &context);
             self.apply(token, action);

@@ -11,8 +11,8 @@ use crate::proxy::routes::{
 };
 use clap::{Args, ValueEnum};
 use haul_proxy::{
-    Address, Config, DownPolicy, ForwardMethod, GroupConfig, HeaderField, HeaderVersion, IpRange,
-    SourceChoice, TrustedProxies, UpstreamConfig,
+    Address, Config, DownPolicy, ForwardMethod, HeaderField, HeaderVersion, IpRange, SourceChoice,
+    TrustedProxies, UpstreamConfig,
 };
 use haul_units::Size;
 use serde::Deserialize;
@@ -240,7 +240,7 @@ pub struct Options {
     pub congestion: Option<String>,
     /// Clamp the congestion window of peers within a millisecond (needs CAP_BPF and CAP_NET_ADMIN)
     /// and the receive window of upstreams within 200 µs that have eight connections or more, which
-    /// saves interrupts [default: true where permitted]
+    /// saves interrupts [default: true, the former where permitted]
     #[arg(
         long,
         help_heading = "Forwarding",
@@ -251,17 +251,6 @@ pub struct Options {
         hide_possible_values = true,
     )]
     pub window_clamp: Option<bool>,
-}
-
-/// Checks that clients can wait in a queue: for an upstream that has a limit.
-fn check_queues(groups: &[GroupConfig]) -> Result<(), Failure> {
-    let mut upstreams = groups.iter().flat_map(|group| &group.upstreams);
-    if upstreams.any(|upstream| upstream.connections_max.is_some()) {
-        return Ok(());
-    }
-    let problem = "queue-length and queue-timeout are for upstreams with a limit: write \
-                   max-connections=N behind the address of one";
-    Err(Failure::bad_input(problem))
 }
 
 /// A version of the PROXY protocol.
@@ -431,9 +420,6 @@ impl Options {
         let mut config = Config::new(groups(self.to, self.balance, self.group));
         for group in &mut config.groups {
             group.slow_start = self.slow_start.map(|time| time.0);
-        }
-        if self.queue_length.is_some() || self.queue_timeout.is_some() {
-            check_queues(&config.groups)?;
         }
         config.listeners = listeners(self.listen, has_default, self.route, self.listener)?;
         config.send_header = self.send_proxy.map(|version| match version {

@@ -465,10 +465,11 @@ impl Direction {
         if is_all && self.source.end_has_arrived { SendFlags::MORE } else { SendFlags::empty() }
     }
 
-    /// Like [`Direction::splice`], but fails with [`Error::WouldBlock`] only if nothing has
-    /// arrived, not even an urgent byte or the end of the stream.
+    /// Like [`Direction::splice`]. No bytes are the end of the stream, or an urgent byte with
+    /// others behind it.
     ///
-    /// Bytes may arrive after a splice that has found none. `recv` would copy them.
+    /// Bytes may arrive after a splice that has found none. `recv` would copy them. An urgent byte
+    /// that is the last one stays in the socket until more arrives.
     fn splice_what_is_there(
         &mut self,
         from: BorrowedFd<'_>,

@@ -231,11 +231,7 @@ impl Connection {
     }
 
     /// Finds out how the connection to the upstream fares; `None` once the state has changed.
-    pub(super) fn finish_connecting(
-        &mut self,
-        shared: &mut LoopState,
-        context: &Context<'_>,
-    ) -> Option<Action<NoJob>> {
+    pub(super) fn finish_connecting(&mut self, shared: &mut LoopState) -> Option<Action<NoJob>> {
         let State::Connecting { client, attempts, next_at } = &mut self.state else { return None };
         let deadlines = attempts.iter().map(|attempt| attempt.deadline);
         let next_at = (*next_at).min(deadlines.min().unwrap_or(NEVER));
@@ -258,7 +254,7 @@ impl Connection {
             match result {
                 Ok(()) => {
                     let attempt = attempts.swap_remove(index);
-                    return self.begin_forwarding(attempt, shared, context);
+                    return self.begin_forwarding(attempt, shared);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {

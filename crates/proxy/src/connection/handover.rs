@@ -5,7 +5,7 @@ use crate::handed::{ConnectionMessage, HandedConnection, HandedDirection};
 use crate::log::{LoopTime, Record};
 use crate::loop_state::LoopState;
 use haul::{ForwardReport, Forwarder};
-use haul_server::event_loop::{Context, NEVER, Side};
+use haul_server::event_loop::{Context, Side};
 use std::time::{Duration, Instant, SystemTime};
 
 impl Connection {
@@ -104,7 +104,6 @@ impl Connection {
                 .checked_sub(micros(message.age_us))
                 .unwrap_or_else(Instant::now),
             lifetime_until: shared.lifetime_until(micros(message.age_us), context),
-            options_at: NEVER,
             record: Record {
                 id: message.id,
                 accepted: SystemTime::UNIX_EPOCH + micros(message.accepted_us),

@@ -90,6 +90,7 @@ pub trait Handler {
         context: &Context<'_>,
     ) -> Action<Self::Job> {
         let _ = (connection, context);
+        self.counters().timed_out.add(1);
         Action::Close
     }
 
