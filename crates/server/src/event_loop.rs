@@ -238,9 +238,11 @@ impl<H: Handler> EventLoop<H> {
         let is_empty =
             self.connections.is_empty() && self.unnamed.is_empty() && self.waiting.is_empty();
         let is_forced = self.control.is_cut_off() || Instant::now() >= until;
+        let placement = self.settings.placement.as_ref();
+        // The handler gives up what it has for connections: after that, no other loop may pass one.
         (is_empty || is_forced)
+            && placement.is_none_or(|placement| placement.end(self.index))
             && self.handler.may_end(is_forced)
-            && self.settings.placement.as_ref().is_none_or(|placement| placement.end(self.index))
     }
 
     fn receive(&mut self, event: &Event) {
