@@ -23,9 +23,10 @@ pub enum ParseQuantityError {
     Rate(String),
     /// Not a time within these limits.
     #[error(
-        "{text:?} is not a time from {} to {}: write 30s, 500ms or 2m",
+        "{text:?} is not a time from {} to {}: write {}",
         short(*min),
-        short(*max)
+        short(*max),
+        examples(*min, *max)
     )]
     Time {
         /// The text.
@@ -122,6 +123,19 @@ pub fn parse_time(
     })
 }
 
+/// Times within these limits, as examples.
+fn examples(min: Duration, max: Duration) -> String {
+    let times = [("500ms", 500), ("30s", 30_000), ("2m", 120_000)];
+    let is_valid = |ms: u64| (min..=max).contains(&Duration::from_millis(ms));
+    let texts: Vec<_> =
+        times.into_iter().filter(|&(_, ms)| is_valid(ms)).map(|one| one.0).collect();
+    match texts.split_last() {
+        None => short(max),
+        Some((last, [])) => (*last).into(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+    }
+}
+
 /// A time in its largest exact unit.
 fn short(time: Duration) -> String {
     match (time.as_secs(), time.subsec_millis()) {
@@ -164,11 +178,12 @@ mod tests {
         assert_eq!(parse("1m 30s"), Ok(Duration::from_secs(90)));
         for bad in ["", "30", "-1s", "0s", "2h", "1y"] {
             let error = parse(bad).unwrap_err().to_string();
-            assert!(
-                error.ends_with("is not a time from 1s to 1h: write 30s, 500ms or 2m"),
-                "{error}"
-            );
+            assert!(error.ends_with("is not a time from 1s to 1h: write 30s or 2m"), "{error}");
         }
+        let short = parse_time("1", Duration::ZERO..=Duration::from_secs(60)).unwrap_err();
+        assert!(short.to_string().ends_with("write 500ms or 30s"), "{short}");
+        let long = parse_time("1", Duration::from_secs(600)..=Duration::from_secs(7200));
+        assert!(long.unwrap_err().to_string().ends_with("from 600s to 2h: write 2h"));
     }
 
     proptest! {
