@@ -36,19 +36,28 @@ impl FromStr for UpstreamConfig {
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut rest, mut weight, mut connections_max) = (text.trim(), None, None);
         let mut is_backup = false;
+        let again = |word: &str| format!("{text:?} has {word} more than once");
         // A socket's path may have spaces, so that only the known words are taken from the end.
         while let Some((before, word)) = rest.rsplit_once(' ') {
             if word == "backup" {
-                is_backup = true;
+                if std::mem::replace(&mut is_backup, true) {
+                    return Err(again(word));
+                }
             } else if let Some(number) = word.strip_prefix("weight=") {
                 let valid = number.parse().ok().filter(|number| (1..=WEIGHT_MAX).contains(number));
-                weight = Some(valid.ok_or_else(|| {
+                let valid = valid.ok_or_else(|| {
                     format!("{text:?}: the weight {number} is not between 1 and {WEIGHT_MAX}")
-                })?);
+                })?;
+                if weight.replace(valid).is_some() {
+                    return Err(again("weight"));
+                }
             } else if let Some(number) = word.strip_prefix("max-connections=") {
-                connections_max = Some(number.parse().map_err(|_| {
+                let valid = number.parse().map_err(|_| {
                     format!("{text:?}: max-connections is not {number}, but 1 or more")
-                })?);
+                })?;
+                if connections_max.replace(valid).is_some() {
+                    return Err(again("max-connections"));
+                }
             } else {
                 break;
             }
@@ -167,6 +176,11 @@ mod tests {
         let parsed: UpstreamConfig = unix.parse().unwrap();
         assert_eq!(parsed.address.to_string(), "unix:/run/a b");
         let limits = ["h:1 max-connections=0", "h:1 max-connections=-1", "h:1 max-connections="];
+        let repeated = ["h:1 weight=2 weight=3", "h:1 backup backup weight=1"];
+        for text in repeated {
+            let error = text.parse::<UpstreamConfig>().unwrap_err();
+            assert!(error.ends_with("more than once"), "{error}");
+        }
         let others = ["h:1 weight=0", "h:1 weight=1001", "h:1 weight=x", "h:1 spare", "backup"];
         for text in limits.into_iter().chain(others) {
             let error = text.parse::<UpstreamConfig>().unwrap_err();
